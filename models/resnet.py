@@ -1,7 +1,7 @@
 """ResNet-50/101/152 with bottleneck blocks.
 
 He et al., "Deep Residual Learning" (CVPR 2016), in the "v1.5" form in which the 3x3 convolution of a block carries the
-stride (Gross and Wilber, 2016). The last norm of each block starts at zero (Goyal et al., 2017).
+stride (Gross and Wilber, 2016). Convolutions and the first pool are padded as by TensorFlow's "SAME". The last norm of each block starts at zero (Goyal et al., 2017).
 """
 
 from dataclasses import dataclass
@@ -49,11 +49,11 @@ class Bottleneck(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """(batch, h, w, any) -> (batch, h / stride, w / stride, 4 * filters)."""
-        conv = partial(nn.Conv, use_bias=False, padding="SAME", dtype=self.config.dtype)
+        conv = partial(nn.Conv, use_bias=False, dtype=self.config.dtype)
         norm = partial(batch_norm, self.config, train)
         wide, strides = self.filters * EXPANSION, (self.stride, self.stride)
         y = nn.relu(norm("norm_reduce")(conv(self.filters, (1, 1), name="reduce")(x)))
-        y = conv(self.filters, (3, 3), strides, padding=((1, 1), (1, 1)), name="spatial")(y)
+        y = conv(self.filters, (3, 3), strides, name="spatial")(y)
         y = nn.relu(norm("norm_spatial")(y))
         y = norm("norm_expand", scale_init=nn.initializers.zeros)(conv(wide, (1, 1), name="expand")(y))
         if x.shape != y.shape:
@@ -76,10 +76,9 @@ class ResNet(nn.Module):
         """(batch, h, w, 3) -> logits (batch, classes), float32. In training, apply with `mutable=["batch_stats"]`."""
         config = self.config
         x = image.astype(config.dtype)
-        pad = ((3, 3), (3, 3))
-        x = nn.Conv(config.filters, (7, 7), (2, 2), pad, use_bias=False, dtype=config.dtype, name="stem")(x)
+        x = nn.Conv(config.filters, (7, 7), (2, 2), use_bias=False, dtype=config.dtype, name="stem")(x)
         x = nn.relu(batch_norm(config, train, "norm_stem")(x))
-        x = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))  # pyright: ignore[reportArgumentType]
+        x = nn.max_pool(x, (3, 3), (2, 2), "SAME")
         for stage, blocks in enumerate(config.blocks):
             for block in range(blocks):
                 stride = 2 if stage and not block else 1

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from models.resnet import ResNet, ResNetConfig
+from models.transformer import Decoder, DecoderConfig
 from models.unet import UNet
 from models.unet2d import UNet2D, UNet2DConfig
 from models.unet3d import UNet3D, UNet3DConfig
@@ -136,6 +137,38 @@ def resnet_step(
         }
 
     return _build(model, "image", loss, sample, optimizer or optax.sgd(0.1, momentum=0.9), concrete, seed)
+
+
+def decoder_step(
+    layers: int | None = None,
+    width: int | None = None,
+    batch: int = 8,
+    tokens: int = 1024,
+    config: DecoderConfig | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    *,
+    concrete: bool = False,
+    seed: int = 0,
+) -> Built:
+    """Next-token prediction over sequences of `tokens`; `layers` and `width`, where given, override the config's.
+
+    batch: "tokens" and "targets", both (batch, tokens) int32, the second being the first moved on by one. Default
+    optimizer: AdamW, learning rate 3e-4. Raises ValueError for more tokens than the config's context.
+    """
+    config = config or DecoderConfig()
+    config = replace(config, layers=layers or config.layers, width=width or config.width)
+    model = Decoder(config)
+
+    def loss(params: Any, batch_stats: Any, batch: Batch) -> tuple[jax.Array, Any]:
+        logits = model.apply({"params": params}, batch["tokens"])
+        assert isinstance(logits, jax.Array)
+        return cross_entropy(logits, batch["targets"]), batch_stats
+
+    def sample(key: jax.Array) -> Batch:
+        text = jax.random.randint(key, (batch, tokens + 1), 0, config.vocab)
+        return {"tokens": text[:, :-1], "targets": text[:, 1:]}
+
+    return _build(model, "tokens", loss, sample, optimizer or optax.adamw(3e-4), concrete, seed)
 
 
 def _segmentation_step(
