@@ -1,0 +1,39 @@
+"""Every error that memplan raises on purpose."""
+
+from __future__ import annotations
+
+
+class MemplanError(Exception):
+    """Base class: what happened, likely why, and what to try."""
+
+
+class InfeasibleBudgetError(MemplanError):
+    """No plan fits the budget.
+
+    Attributes:
+      floor_bytes: working set of the largest single operation, arguments and outputs included, in bytes.
+      smallest_bytes: the smallest device peak reached while planning, in bytes; a budget that works.
+      operation: the operation that sets the floor, with its `file:line`.
+    """
+
+    def __init__(self, message: str, *, floor_bytes: int, smallest_bytes: int, operation: str):
+        super().__init__(message)
+        self.floor_bytes = floor_bytes
+        self.smallest_bytes = smallest_bytes
+        self.operation = operation
+
+
+class PlanMismatchError(MemplanError):
+    """A saved plan does not belong to this program, or its file is damaged."""
+
+
+class UnsupportedProgramError(MemplanError):
+    """The step holds something that cannot be planned; names the primitive and its line."""
+
+
+class BudgetError(MemplanError, ValueError):
+    """A budget or a host budget that is not a size."""
+
+
+class UnknownDeviceError(MemplanError, ValueError):
+    """A device name that no specification answers to."""

@@ -1,0 +1,70 @@
+"""The order in which operations first run: the program's own, with loose ends run as soon as they can.
+
+A *loose end* is an operation that no main computation waits for: a weight gradient, an optimizer update, a running
+statistic, a metric. Running it early ends the lifetimes of what it reads; nothing is paid for it.
+"""
+
+from __future__ import annotations
+
+from memplan.planning.graph import Graph
+
+
+def early_loose_ends(graph: Graph) -> tuple[int, ...]:
+    """Op ids in an order that respects dependencies, and keeps an argument's readers before the update that reuses it."""
+    waits = _waits(graph)
+    loose = _loose_ends(graph)
+    waiting = [len(before) for before in waits]
+    followers: list[list[int]] = [[] for _ in graph.ops]
+    for op, before in enumerate(waits):
+        for earlier in before:
+            followers[earlier].append(op)
+    order: list[int] = []
+    done = [False] * len(graph.ops)
+    ready_loose: list[int] = [op for op in range(len(graph.ops)) if loose[op] and not waiting[op]]
+
+    def run(op: int) -> None:
+        order.append(op)
+        done[op] = True
+        for follower in followers[op]:
+            waiting[follower] -= 1
+            if not waiting[follower] and loose[follower]:
+                ready_loose.append(follower)
+
+    for op in range(len(graph.ops)):
+        while ready_loose:
+            run(ready_loose.pop(ready_loose.index(min(ready_loose))))
+        if not done[op] and not loose[op]:
+            run(op)
+    while ready_loose:
+        run(ready_loose.pop(ready_loose.index(min(ready_loose))))
+    return tuple(order)
+
+
+def _waits(graph: Graph) -> list[set[int]]:
+    """Ops that must run before each op: producers, readers of a buffer about to be overwritten, effects in order."""
+    waits: list[set[int]] = [set() for _ in graph.ops]
+    effects: int | None = None
+    for index, op in enumerate(graph.ops):
+        waits[index].update(made for value in op.inputs if (made := graph.producer[value]) is not None)
+        if not op.recomputable:
+            if effects is not None:
+                waits[index].add(effects)
+            effects = index
+    for output, argument in graph.reused.items():
+        update = graph.producer[output]
+        if update is not None:
+            # a reader that itself depends on the update cannot go first; program order tells
+            waits[update].update(reader for reader in graph.readers[argument] if reader < update)
+    return waits
+
+
+def _loose_ends(graph: Graph) -> list[bool]:
+    """True where no kernel of the main computation follows."""
+    loose = [False] * len(graph.ops)
+    blocked = [False] * len(graph.ops)  # some descendant is a kernel
+    for index in reversed(range(len(graph.ops))):
+        op = graph.ops[index]
+        after = [reader for value in op.outputs for reader in graph.readers[value]]
+        blocked[index] = any(blocked[reader] or graph.ops[reader].fusion == "kernel" for reader in after)
+        loose[index] = not blocked[index] and op.recomputable
+    return loose

@@ -1,0 +1,126 @@
+"""A plan: what runs, moves and dies, in order. Saved as JSON, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from memplan.errors import PlanMismatchError
+from memplan.planning.graph import Graph
+
+FORMAT = 1
+
+
+class Kind(StrEnum):
+    """What an action does.
+
+    COMPUTE runs operation `target` (a second time: it is recomputed).
+    OFFLOAD starts the copy of value `target` to host memory; its FREE waits for the copy.
+    PREFETCH starts the copy of value `target` back to the device.
+    FREE ends the device copy of value `target`; RELEASE ends its host copy.
+    FENCE ends a segment; what comes later does not start before what came earlier is done. It has no target.
+    """
+
+    COMPUTE = "compute"
+    OFFLOAD = "offload"
+    PREFETCH = "prefetch"
+    FREE = "free"
+    RELEASE = "release"
+    FENCE = "fence"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One step of a plan; `target` is an op id (COMPUTE) or a value id."""
+
+    kind: Kind
+    target: int = -1
+
+
+FENCE = Action(Kind.FENCE)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An ordered list of actions for the graph with this fingerprint.
+
+    Attributes:
+      actions: in order.
+      fingerprint: of the graph.
+      planner: who made it.
+      device: name of the device it was made for.
+    """
+
+    actions: tuple[Action, ...]
+    fingerprint: str
+    planner: str
+    device: str = ""
+
+    def segments(self) -> Iterator[tuple[Action, ...]]:
+        """Runs of actions between two fences."""
+        return segments(self.actions)
+
+    def check(self, graph: Graph) -> None:
+        """Raise PlanMismatchError if the plan was made for another program."""
+        if self.fingerprint != graph.fingerprint:
+            raise PlanMismatchError(
+                f"the plan was made for program {self.fingerprint[:12]}, this step is {graph.fingerprint[:12]}: another "
+                "function, other shapes or dtypes, or another jax version. Plan again, or call with the original shapes."
+            )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write JSON to `path`; the file appears whole or not at all."""
+        target = Path(path)
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump(self._document(), file, separators=(",", ":"))
+            os.replace(temporary, target)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Read a saved plan; raises PlanMismatchError for a file that is not one, FileNotFoundError for no file."""
+        try:
+            document = json.loads(Path(path).read_text())
+            if document["format"] != FORMAT:
+                raise ValueError(f"format {document['format']}, this memplan reads {FORMAT}")
+            actions = tuple(Action(Kind(kind), int(target)) for kind, target in document["actions"])
+            if len(actions) != document["length"]:
+                raise ValueError("actions are missing")
+            return cls(actions, str(document["fingerprint"]), str(document["planner"]), str(document["device"]))
+        except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+            raise PlanMismatchError(
+                f"{path} is not a whole memplan plan ({type(error).__name__}: {error}). It may be truncated or written by "
+                "another program; save the plan again."
+            ) from error
+
+    def _document(self) -> dict[str, object]:
+        return {
+            "format": FORMAT,
+            "fingerprint": self.fingerprint,
+            "planner": self.planner,
+            "device": self.device,
+            "length": len(self.actions),
+            "actions": [[action.kind.value, action.target] for action in self.actions],
+        }
+
+
+def segments(actions: Iterable[Action]) -> Iterator[tuple[Action, ...]]:
+    """Runs of actions between two fences; a trailing run without a fence counts, an empty one does not."""
+    run: list[Action] = []
+    for action in actions:
+        if action.kind is Kind.FENCE:
+            yield tuple(run)
+            run = []
+        else:
+            run.append(action)
+    if run:
+        yield tuple(run)

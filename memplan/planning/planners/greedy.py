@@ -1,0 +1,243 @@
+"""Evict until it fits: repeatedly take the gap between two uses whose bytes at the overfull moments cost least.
+
+Belady's choice (the next use far away) weighed by what bringing the value back costs: recomputation on the compute
+stream, or copies on the link, which are cheap while the link has time to spare. A value is recomputed from what is on the
+device anyway; what is not is recomputed with it, or kept longer where that is cheaper. After every round the whole plan is
+unfolded and simulated again, so what an eviction does to the moments of recomputation is seen by the next round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from memplan.planning import cost
+from memplan.planning.order import early_loose_ends
+from memplan.planning.plan import Plan
+from memplan.planning.planners.protocol import Problem, Proposal
+from memplan.planning.simulate import Simulator, Timeline
+from memplan.planning.unfold import Decisions, Demand, Layout, Mode, cut, unfold
+
+_ROUNDS = 60
+_LEAST_SHARE = 2e-4  # gaps of values smaller than this share of the budget are left alone
+_FENCE_SHARE = 1e-3  # kernels that touch less than this share of the budget get no fence
+_CHAIN = 64  # longest chain of values recomputed for one
+
+
+@dataclass(frozen=True)
+class Move:
+    """An eviction to be made: decisions to add, what it costs, what it frees and what it holds longer."""
+
+    keys: tuple[tuple[int, int], ...]
+    mode: Mode
+    seconds: float
+    frees: tuple[int, int, int]  # [first, end) segments, bytes
+    holds: tuple[tuple[int, int, int], ...] = ()
+
+
+class GreedyPlanner:
+    """See the module's text."""
+
+    name = "greedy"
+
+    def propose(self, problem: Problem) -> Proposal:
+        layout = cut(problem.graph, early_loose_ends(problem.graph), int(problem.budget_bytes * _FENCE_SHARE))
+        search = _Search(problem, layout)
+        best = search.descend()
+        return best
+
+
+@dataclass
+class _Search:
+    problem: Problem
+    layout: Layout
+    decisions: dict[tuple[int, int], Mode] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.simulator = Simulator(self.problem.graph, self.problem.device, self.problem.slack)
+        self.op_seconds = [
+            cost.op_seconds(self.problem.graph, op, self.problem.device) for op in self.problem.graph.ops
+        ]
+        self.least = max(1, int(self.problem.budget_bytes * _LEAST_SHARE))
+
+    def descend(self) -> Proposal:
+        """Rounds of evictions until the simulated peak is within the budget or nothing helps."""
+        best = self.propose(self.decisions)
+        stuck = 0
+        for _ in range(_ROUNDS):
+            plan, timeline, over = self.overage(self.decisions)
+            if timeline.peak_nbytes < best.timeline.peak_nbytes:
+                best, stuck = self.proposal(plan, timeline), 0
+            else:
+                stuck += 1
+            if not over.any() or stuck > 4 or not self.evict(over):
+                break
+        return best
+
+    def propose(self, decisions: Decisions) -> Proposal:
+        plan, timeline, _ = self.overage(decisions)
+        return self.proposal(plan, timeline)
+
+    def proposal(self, plan: Plan, timeline: Timeline) -> Proposal:
+        fits = (
+            timeline.peak_nbytes <= self.problem.budget_bytes
+            and timeline.host_peak_nbytes <= self.problem.host_budget_bytes
+        )
+        return Proposal(plan, timeline, fits)
+
+    def overage(self, decisions: Decisions) -> tuple[Plan, Timeline, np.ndarray]:
+        """The plan, its timeline, and per segment of the layout the bytes above the budget."""
+        actions, origins = unfold(self.layout, decisions)
+        problem = self.problem
+        plan = Plan(actions, problem.graph.fingerprint, GreedyPlanner.name, problem.device.name)
+        timeline = self.simulator.run(plan)
+        over = np.zeros(len(self.layout.segments))
+        for origin, moment in zip(origins, timeline.moments, strict=True):
+            over[origin] = max(over[origin], moment.device_nbytes - problem.budget_bytes)
+        self.host_left = problem.host_budget_bytes - timeline.host_peak_nbytes
+        self.step_s = timeline.step_s
+        return plan, timeline, over
+
+    def evict(self, over: np.ndarray) -> bool:
+        """Add evictions until, by the sum of live bytes alone, nothing is over; False if none was found."""
+        moves = list(self.moves(over))
+        taken: set[tuple[int, int]] = set()
+        left = over.copy()
+        while moves and left.any():
+            scored = [(self.gain(move, left), move) for move in moves]
+            scored = [(gain / (move.seconds + 1e-7), gain, move) for gain, move in scored if gain > 0]
+            if not scored:
+                break
+            _, _, move = max(scored, key=lambda row: row[0])
+            self.apply(move, left)
+            taken.update(move.keys)
+            moves = [other for _, _, other in scored if not taken.intersection(other.keys)]
+        return bool(taken)
+
+    def gain(self, move: Move, over: np.ndarray) -> float:
+        """Byte-segments that the move takes off the overfull ones."""
+        first, end, nbytes = move.frees
+        gained = float(np.minimum(over[first:end], nbytes).sum())
+        for first, end, nbytes in move.holds:
+            gained -= nbytes * float((over[first:end] > 0).sum())
+        return gained
+
+    def apply(self, move: Move, over: np.ndarray) -> None:
+        self.decisions.update(dict.fromkeys(move.keys, move.mode))
+        first, end, nbytes = move.frees
+        over[first:end] = np.maximum(over[first:end] - nbytes, 0)
+        for first, end, nbytes in move.holds:
+            over[first:end] += np.where(over[first:end] > 0, nbytes, 0)
+
+    def moves(self, over: np.ndarray) -> Iterator[Move]:
+        """Every way to end the life of a value early that touches an overfull segment."""
+        demand = Demand.of(self.layout, self.decisions)
+        self.events = demand.events(self.layout)
+        self.alive = _alive(self.events, self.decisions)
+        self.link_s = self.link_seconds(demand)
+        crowded = np.concatenate([[0], np.cumsum(over > 0)])
+        for value, sequence in self.events.items():
+            nbytes = self.simulator.size(value)
+            if nbytes < self.least:
+                continue
+            for (before, _), (number, is_use) in zip(sequence, sequence[1:], strict=False):
+                if not is_use or crowded[number] == crowded[before + 1]:
+                    continue
+                yield from self.gap_moves(value, before, number, nbytes)
+
+    def gap_moves(self, value: int, before: int, number: int, nbytes: int) -> Iterator[Move]:
+        mode = self.decisions.get((value, number))
+        key = ((value, number),)
+        if mode is None:
+            yield from self.drop_moves(value, before, number, nbytes)
+            if nbytes <= self.host_left:
+                price = self.offload_seconds(nbytes)
+                if number - before > 4:
+                    yield Move(key, Mode.OFFLOAD, price, (before + 2, number - 1, nbytes))
+                yield Move(key, Mode.OFFLOAD_NOW, price + 2 * self.copy_s(nbytes), (before + 1, number, nbytes))
+        elif mode is Mode.OFFLOAD:
+            yield Move(key, Mode.OFFLOAD_NOW, 2 * self.copy_s(nbytes), (number - 1, number, nbytes))
+            yield Move(key, Mode.OFFLOAD_NOW, 2 * self.copy_s(nbytes), (before + 1, before + 2, nbytes))
+
+    def drop_moves(self, value: int, before: int, number: int, nbytes: int) -> Iterator[Move]:
+        for extend_kernels in (False, True):
+            chain = self.chain(value, number, extend_kernels)
+            if chain is not None:
+                keys, seconds, holds = chain
+                yield Move(keys, Mode.DROP, seconds, (before + 1, number, nbytes), holds)
+                if not holds and not extend_kernels:
+                    return
+
+    def chain(
+        self, value: int, number: int, extend_kernels: bool
+    ) -> tuple[tuple[tuple[int, int], ...], float, tuple[tuple[int, int, int], ...]] | None:
+        """What dropping a value before `number` drags along: (decisions, seconds, bytes held longer)."""
+        graph = self.problem.graph
+        keys: dict[tuple[int, int], None] = {}
+        holds: dict[int, tuple[int, int, int]] = {}
+        seconds = 0.0
+        waiting = [value]
+        while waiting:
+            current = waiting.pop()
+            made = graph.producer[current]
+            assert made is not None
+            op = graph.ops[made]
+            if not op.recomputable or len(keys) >= _CHAIN:
+                return None
+            if (current, number) in keys:
+                continue
+            keys[current, number] = None
+            seconds += self.op_seconds[made]
+            for source in self.layout.carriers[made]:
+                if (source, number) in keys or source in holds or self.is_alive(source, number):
+                    continue
+                size = self.simulator.size(source)
+                last = self.last_event(source, number)
+                small = size * 16 <= self.simulator.size(value) or size < self.least
+                source_op = graph.ops[graph.producer[source] or 0]
+                if small or (extend_kernels and source_op.fusion == "kernel") or not source_op.recomputable:
+                    if size >= self.least:
+                        holds[source] = (last + 1, number, size)
+                else:
+                    waiting.append(source)
+        return tuple(keys), seconds, tuple(holds.values())
+
+    def is_alive(self, value: int, number: int) -> bool:
+        """On the device at segment `number` in any case: read there, or kept across it."""
+        return any(first <= number <= last for first, last in self.alive.get(value, ()))
+
+    def last_event(self, value: int, number: int) -> int:
+        return max((event for event, _ in self.events[value] if event < number), default=self.layout.home[value])
+
+    def copy_s(self, nbytes: int) -> float:
+        return cost.copy_seconds(nbytes, self.problem.device)
+
+    def link_seconds(self, demand: Demand) -> float:
+        """Seconds that the busier direction of the link is already used."""
+        moved = [key for key, mode in self.decisions.items() if mode is not Mode.DROP]
+        back = sum(self.copy_s(self.simulator.size(value)) for value, _ in moved)
+        return back
+
+    def offload_seconds(self, nbytes: int) -> float:
+        """Price of a transfer out and back: little while the link is idle, its whole time once it is the bottleneck."""
+        copy_s = self.copy_s(nbytes)
+        spare = self.step_s - self.link_s
+        return 0.05 * copy_s + max(0.0, copy_s - max(0.0, spare) * 0.5)
+
+
+def _alive(
+    events: dict[int, list[tuple[int, bool]]], decisions: Decisions
+) -> dict[int, list[tuple[int, int]]]:
+    """Closed spans of segments in which each value is on the device."""
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for value, sequence in events.items():
+        own: list[tuple[int, int]] = []
+        for number, is_use in sequence:
+            if own and is_use and (value, number) not in decisions:
+                own[-1] = (own[-1][0], number)
+            else:
+                own.append((number, number))
+        spans[value] = own
+    return spans

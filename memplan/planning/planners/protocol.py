@@ -1,0 +1,46 @@
+"""What a planner is asked and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from memplan.planning.devices import Device
+from memplan.planning.graph import Graph
+from memplan.planning.plan import Plan
+from memplan.planning.simulate import Timeline
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A graph to be planned.
+
+    Attributes:
+      budget_bytes: device bytes that the simulated peak may reach.
+      host_budget_bytes: host bytes for offloaded values; 0 forbids offloading.
+      slack: bytes the compiler was seen to need beyond the model, by operation (see `Simulator`).
+    """
+
+    graph: Graph
+    device: Device
+    budget_bytes: int
+    host_budget_bytes: int
+    slack: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A planner's best plan. `fits` says whether its own prediction is within the budget."""
+
+    plan: Plan
+    timeline: Timeline
+    fits: bool
+
+
+class Planner(Protocol):
+    """Anything that answers a problem with a legal plan, within the budget if it can."""
+
+    name: str
+
+    def propose(self, problem: Problem) -> Proposal: ...

@@ -1,0 +1,298 @@
+"""Decisions -> actions: what to do about a value before each of its later uses becomes an ordered plan.
+
+A decision belongs to a value and the segment that uses it next: keep it until then (the default), move it to the host
+and back, or drop it and compute it again there. Views are not decided about: they are made again wherever they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+
+from memplan.planning.graph import Graph
+from memplan.planning.plan import FENCE, Action, Kind
+
+
+class Mode(Enum):
+    """What happens to a value between a use and the next one; absent from the decisions: it is kept."""
+
+    DROP = "recompute"
+    OFFLOAD = "offload"  # copies overlap with a neighbouring segment
+    OFFLOAD_NOW = "offload, waiting for the copies"
+
+
+Decisions = Mapping[tuple[int, int], Mode]  # (value, segment that uses it) -> mode
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The program cut into segments, before any decision.
+
+    Attributes:
+      graph: the program.
+      segments: op ids per segment, views left out, in running order.
+      fence_nbytes: a kernel that touches less than this needs no segment of its own.
+    """
+
+    graph: Graph
+    segments: tuple[tuple[int, ...], ...]
+    fence_nbytes: int
+
+    @cached_property
+    def home(self) -> dict[int, int]:
+        """Segment that first makes each value."""
+        return {
+            value: number
+            for number, ops in enumerate(self.segments)
+            for op in ops
+            for value in self.graph.ops[op].outputs
+        }
+
+    @cached_property
+    def carriers(self) -> tuple[tuple[int, ...], ...]:
+        """Values with a buffer of their own that each op reads, looking through views; inputs are left out."""
+        roots: dict[int, tuple[int, ...]] = {value: () for value in self.graph.inputs}
+        found: list[tuple[int, ...]] = []
+        for op in self.graph.ops:
+            behind = tuple(dict.fromkeys(root for value in op.inputs for root in roots[value]))
+            found.append(behind)
+            roots.update((value, behind if op.fusion == "view" else (value,)) for value in op.outputs)
+        return tuple(found)
+
+    @cached_property
+    def reads(self) -> tuple[frozenset[int], ...]:
+        """Values each segment takes from earlier ones."""
+        return tuple(
+            frozenset(value for op in ops for value in self.carriers[op] if self.home[value] < number)
+            for number, ops in enumerate(self.segments)
+        )
+
+    @cached_property
+    def returned(self) -> frozenset[int]:
+        """Values that the outputs are, or are views of."""
+        behind = set()
+        for value in self.graph.outputs:
+            made = self.graph.producer[value]
+            if made is not None:
+                op = self.graph.ops[made]
+                behind.update(self.carriers[made] if op.fusion == "view" else (value,))
+        return frozenset(behind)
+
+    def is_heavy(self, op: int) -> bool:
+        """A kernel that gets a segment of its own."""
+        known = self.graph.ops[op]
+        if known.fusion != "kernel":
+            return False
+        touched = sum(map(self.graph.nbytes, known.outputs)) + sum(map(self.graph.nbytes, known.inputs))
+        return touched + known.workspace_nbytes >= self.fence_nbytes
+
+
+def cut(graph: Graph, order: Sequence[int], fence_nbytes: int) -> Layout:
+    """Cut an order into segments: a heavy kernel and the lighter work behind it."""
+    probe = Layout(graph, (), fence_nbytes)
+    segments: list[list[int]] = [[]]
+    for op in order:
+        if graph.ops[op].fusion == "view":
+            continue
+        if probe.is_heavy(op) and any(probe.is_heavy(other) for other in segments[-1]):
+            segments.append([])
+        segments[-1].append(op)
+    return Layout(graph, tuple(map(tuple, segments)), fence_nbytes)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Who needs what from before, once decisions are made.
+
+    Attributes:
+      uses: value -> segments that take it from before (kept or brought back), ascending.
+      again: segment -> ops computed again there.
+    """
+
+    uses: dict[int, list[int]]
+    again: tuple[frozenset[int], ...]
+
+    @classmethod
+    def of(cls, layout: Layout, decisions: Decisions) -> Demand:
+        uses: dict[int, list[int]] = {}
+        again: list[frozenset[int]] = [frozenset()] * len(layout.segments)
+        for number in reversed(range(len(layout.segments))):
+            ops: set[int] = set()
+            seen: set[int] = set()
+            waiting = list(layout.reads[number])
+            while waiting:
+                value = waiting.pop()
+                if value in seen:
+                    continue
+                seen.add(value)
+                if decisions.get((value, number)) is Mode.DROP:
+                    op = layout.graph.producer[value]
+                    assert op is not None
+                    ops.add(op)
+                    waiting.extend(layout.carriers[op])
+                else:
+                    uses.setdefault(value, []).append(number)
+            again[number] = frozenset(ops)
+        for segments in uses.values():
+            segments.reverse()
+        return cls(uses, tuple(again))
+
+    def events(self, layout: Layout) -> dict[int, list[tuple[int, bool]]]:
+        """value -> (segment, is it a use of an earlier copy?) in order, the first computation included."""
+        found = {value: [(home, False)] for value, home in layout.home.items()}
+        for number, ops in enumerate(self.again):
+            for op in ops:
+                for value in layout.graph.ops[op].outputs:
+                    found[value].append((number, False))
+        for value, segments in self.uses.items():
+            found[value].extend((number, True) for number in segments)
+        for sequence in found.values():
+            sequence.sort()
+        return found
+
+
+def unfold(layout: Layout, decisions: Decisions) -> tuple[tuple[Action, ...], tuple[int, ...]]:
+    """The actions of a plan, and for each of its segments the segment of `layout` that it serves."""
+    return _Unfolding(layout, decisions, Demand.of(layout, decisions)).run()
+
+
+@dataclass
+class _Unfolding:
+    layout: Layout
+    decisions: Decisions
+    demand: Demand
+    segments: list[list[Action]] = field(default_factory=list)
+    origins: list[int] = field(default_factory=list)
+    on_device: set[int] = field(default_factory=set)
+    on_host: set[int] = field(default_factory=set)
+    made_in: dict[int, int] = field(default_factory=dict)  # device value -> emitted segment of its last event
+    late: list[tuple[int, int]] = field(default_factory=list)  # (value, emitted segment before whose end it may not go)
+    viewed: set[int] = field(default_factory=set)  # view ops made in the current segment
+
+    def run(self) -> tuple[tuple[Action, ...], tuple[int, ...]]:
+        self.following = self.demand.events(self.layout)
+        self.fetched_last = {
+            value: max(number for number in numbers if self.moves(value, number))
+            for value, numbers in self.demand.uses.items()
+            if any(self.moves(value, number) for number in numbers)
+        }
+        for number, ops in enumerate(self.layout.segments):
+            self.begin(number)
+            for op in self.sequence(number, ops):
+                if self.layout.is_heavy(op) and self.has_heavy():
+                    self.begin(number)
+                self.compute(op, number)
+            self.end(number)
+        self.close_views()
+        for value in self.layout.graph.outputs:
+            self.view(value)
+        for value, _ in self.late:
+            self.segments[-1].append(Action(Kind.FREE, value))
+        actions: list[Action] = []
+        for position, segment in enumerate(self.segments):
+            actions.extend([FENCE, *segment] if position else segment)
+        return tuple(actions), tuple(self.origins)
+
+    def moves(self, value: int, number: int) -> bool:
+        return self.decisions.get((value, number)) in (Mode.OFFLOAD, Mode.OFFLOAD_NOW)
+
+    def begin(self, number: int) -> None:
+        """Start a new segment of the plan."""
+        self.close_views()
+        ripe = [value for value, after in self.late if after < len(self.segments)]
+        self.late = [(value, after) for value, after in self.late if after >= len(self.segments)]
+        if self.segments:
+            self.segments[-1].extend(Action(Kind.FREE, value) for value in ripe)
+        self.segments.append([])
+        self.origins.append(number)
+
+    def has_heavy(self) -> bool:
+        return any(a.kind is Kind.COMPUTE and self.layout.is_heavy(a.target) for a in self.segments[-1])
+
+    def sequence(self, number: int, ops: Sequence[int]) -> list[int]:
+        """The segment's ops, each preceded by what must be computed again for it, as late as possible."""
+        again = set(self.demand.again[number])
+        result: list[int] = []
+
+        def require(op: int) -> None:
+            for value in self.layout.carriers[op]:
+                made = self.layout.graph.producer[value]
+                if made in again:
+                    again.discard(made)
+                    require(made)
+                    result.append(made)
+
+        for op in ops:
+            require(op)
+            result.append(op)
+        self.last_read = {value: op for op in result for value in self.layout.carriers[op]}
+        return result
+
+    def compute(self, op: int, number: int) -> None:
+        graph = self.layout.graph
+        for value in self.layout.carriers[op]:
+            if value not in self.on_device:
+                self.prefetch(value, number)
+        for value in graph.ops[op].inputs:
+            self.view(value)
+        self.segments[-1].append(Action(Kind.COMPUTE, op))
+        here = len(self.segments) - 1
+        for value in graph.ops[op].outputs:
+            self.on_device.add(value)
+            self.made_in[value] = here
+            if value in self.fetched_last and value not in self.on_host:
+                self.segments[-1].append(Action(Kind.OFFLOAD, value))
+                self.on_host.add(value)
+            if value not in self.last_read:
+                self.leave(value, number)
+        for value in self.layout.carriers[op]:
+            if self.last_read[value] == op:
+                self.leave(value, number)
+
+    def prefetch(self, value: int, number: int) -> None:
+        now = self.decisions[value, number] is Mode.OFFLOAD_NOW
+        early = len(self.segments) - (1 if now else 2)
+        self.segments[max(early, self.made_in[value] + 1)].insert(0, Action(Kind.PREFETCH, value))
+        self.on_device.add(value)
+
+    def leave(self, value: int, number: int) -> None:
+        """The segment is done with a value: free it unless it is kept for later."""
+        self.made_in[value] = len(self.segments) - 1 if value in self.made_in else 0
+        later = next((event for event in self.following[value] if event[0] > number), None)
+        kept = later is not None and later[1] and not self.moves(value, later[0])
+        if value in self.layout.returned or kept:
+            return
+        self.on_device.discard(value)
+        here = len(self.segments) - 1
+        waits = later is not None and later[1] and self.decisions[value, later[0]] is Mode.OFFLOAD
+        if waits and self.is_new(value, here):
+            self.late.append((value, here + 1))
+        else:
+            self.segments[-1].append(Action(Kind.FREE, value))
+
+    def is_new(self, value: int, here: int) -> bool:
+        """Was its copy to the host started in the current segment?"""
+        return Action(Kind.OFFLOAD, value) in self.segments[here]
+
+    def end(self, number: int) -> None:
+        for value in [value for value in self.on_host if self.fetched_last[value] == number]:
+            self.segments[-1].append(Action(Kind.RELEASE, value))
+            self.on_host.discard(value)
+
+    def view(self, value: int) -> None:
+        """Make a view (and the views behind it) in the current segment."""
+        graph = self.layout.graph
+        op = graph.producer[value]
+        if op is None or graph.ops[op].fusion != "view" or op in self.viewed:
+            return
+        for source in graph.ops[op].inputs:
+            self.view(source)
+        self.viewed.add(op)
+        self.segments[-1].append(Action(Kind.COMPUTE, op))
+
+    def close_views(self) -> None:
+        for op in sorted(self.viewed):
+            self.segments[-1].extend(Action(Kind.FREE, value) for value in self.layout.graph.ops[op].outputs)
+        self.viewed.clear()

@@ -1,0 +1,136 @@
+"""The only door to jax._src and jax.extend. Each switch names the release that needs it.
+
+jax 0.10.2 (the last for Python 3.11) and jax 0.11 both work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+from jax._src import core as _core
+from jax._src import source_info_util as _source
+from jax._src.interpreters import partial_eval as _pe
+from jax._src.lax.lax import optimization_barrier_p
+
+ClosedJaxpr = jex.ClosedJaxpr
+JaxprEqn = jex.JaxprEqn
+Literal = jex.Literal
+Var = jex.Var
+DropVar = _core.DropVar  # jex.DropVar is missing from 0.10.2's type stubs
+primitives = jex.primitives
+BARRIER = optimization_barrier_p
+
+def consts_of(closed: ClosedJaxpr) -> list[tuple[Var, Any]]:
+    """Constant variables with their values.
+
+    0.11: `ClosedJaxpr is Jaxpr`, constants lead `all_invars`; 0.10 keeps them in `jaxpr.constvars`.
+    """
+    return list(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+
+
+def is_tracing() -> bool:
+    """True inside another jit, scan, grad or vmap."""
+    return not _core.trace_state_clean()
+
+
+def transform_of(values: Sequence[Any]) -> str | None:
+    """Name of a differentiating or batching trace among the values ('grad', 'vmap'), else None."""
+    for value in values:
+        if isinstance(value, _core.Tracer):
+            name = type(value).__name__
+            if "JVP" in name or "Linearize" in name:
+                return "grad"
+            if "Batch" in name:
+                return "vmap"
+    return None
+
+
+def source_of(eqn: JaxprEqn) -> str:
+    """`file:line` of the user's code that made this equation, or '' where jax did."""
+    frame = _source.user_frame(eqn.source_info.traceback)
+    return f"{frame.file_name}:{frame.start_line}" if frame else ""
+
+
+def scope_of(eqn: JaxprEqn) -> str:
+    """The name stack, for example `transpose(jvp(UNet))/level0/conv`."""
+    return str(eqn.source_info.name_stack)
+
+
+@contextlib.contextmanager
+def as_written(eqn: JaxprEqn, scope: str = "") -> Iterator[None]:
+    """Bind in the equation's own source, name stack and context; `scope` goes in front."""
+    stack = _source.current_name_stack()
+    if scope:
+        stack = stack.extend(scope)
+    stack = stack + eqn.source_info.name_stack
+    with _source.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
+        yield
+
+
+def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    """Apply the equation's primitive to operands; always a list of results."""
+    out = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def call_body(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """The body of an equation that merely calls it, so that it can be inlined; None for any other equation.
+
+    A nested jit with shardings of its own, and anything with several bodies, is not merely a call.
+    """
+    name = eqn.primitive.name
+    if name == "jit" or name == "pjit":
+        specified = [*eqn.params["in_shardings"], *eqn.params["out_shardings"]]
+        if any(isinstance(sharding, jax.sharding.Sharding) for sharding in specified):
+            return None
+        return eqn.params["jaxpr"]
+    if name in ("custom_jvp_call", "custom_vjp_call", "closed_call", "core_call"):
+        return _closed(eqn.params.get("call_jaxpr"))
+    if name in ("remat2", "checkpoint", "remat"):
+        return _closed(eqn.params["jaxpr"])
+    return None
+
+
+def needs_barrier(eqn: JaxprEqn) -> bool:
+    """True for a differentiated `jax.checkpoint`, which jax lowers behind a barrier against CSE."""
+    return bool(eqn.params.get("differentiated")) and bool(eqn.params.get("prevent_cse"))
+
+
+def _closed(jaxpr: Any) -> ClosedJaxpr | None:
+    if jaxpr is None or isinstance(jaxpr, jex.ClosedJaxpr):
+        return jaxpr
+    return _core.ClosedJaxpr(jaxpr, ())  # 0.10: remat2 holds an open Jaxpr
+
+
+def sub_jaxprs(eqn: JaxprEqn) -> list[Any]:
+    """Every jaxpr in the equation's parameters (loop bodies, branches)."""
+    return list(_core.jaxprs_in_params(eqn.params))
+
+
+def drop_dead(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Remove equations that nothing observable depends on; inputs stay as they are."""
+    jaxpr, _ = _pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    return _core.ClosedJaxpr(jaxpr, closed.consts)
+
+
+def nbytes_of(aval: Any) -> int:
+    """Bytes of a dense array of this type; typed keys count their words, tokens and references nothing."""
+    if not hasattr(aval, "shape") or not hasattr(aval, "dtype"):
+        return 0
+    dtype = aval.dtype
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        physical = _core.physical_aval(aval)
+        return int(physical.size) * physical.dtype.itemsize
+    if dtype == jax.dtypes.float0:
+        return 0
+    count = 1
+    for extent in aval.shape:
+        count *= extent
+    if dtype.name in ("int4", "uint4", "int2", "uint2", "float4_e2m1fn"):
+        bits = 2 if dtype.name.endswith("2") else 4
+        return (count * bits + 7) // 8
+    return count * dtype.itemsize

@@ -1,0 +1,55 @@
+"""The text that describes an absent GPU to XLA (`gpu_device_info`), from a device's specification."""
+
+from __future__ import annotations
+
+from memplan.errors import UnknownDeviceError
+from memplan.planning.devices import Device
+
+_MOST_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536}  # per core; 2048 elsewhere
+
+
+def target_config(device: Device) -> str:
+    """Protocol-buffer text for `topologies.get_topology_desc(..., target_config=...)`.
+
+    Raises:
+      UnknownDeviceError: the device is not a GPU.
+    """
+    if device.target is None:
+        raise UnknownDeviceError(f"{device.name} is not a GPU: there is nothing to compile for. `memplan devices` lists GPUs.")
+    chip = device.target
+    major, minor = chip.compute_capability
+    feature = "feature_extension: ACCELERATED_FEATURES" if major >= 9 else ""
+    facts = {
+        "threads_per_block_limit": 1024,
+        "threads_per_warp": 32,
+        "threads_per_core_limit": _MOST_THREADS.get((major, minor), 2048),
+        "shared_memory_per_block": 48 * 1024,
+        "shared_memory_per_core": chip.shared_memory_per_core,
+        "shared_memory_per_block_optin": chip.shared_memory_per_block_optin,
+        "core_count": chip.core_count,
+        "fpus_per_core": chip.fpus_per_core,
+        "registers_per_core_limit": 65536,
+        "registers_per_block_limit": 65536,
+        "block_dim_limit_x": 2**31 - 1,
+        "block_dim_limit_y": 2**16 - 1,
+        "block_dim_limit_z": 2**16 - 1,
+        "thread_dim_limit_x": 1024,
+        "thread_dim_limit_y": 1024,
+        "thread_dim_limit_z": 64,
+        "memory_bandwidth": int(device.memory_bandwidth),
+        "l2_cache_size": chip.l2_cache_bytes,
+        "clock_rate_ghz": chip.clock_ghz,
+        "device_memory_size": device.memory_bytes,
+        "device_address_bits": 64,
+    }
+    lines = "\n".join(f"  {name}: {value}" for name, value in facts.items())
+    return f"""gpu_device_info {{
+{lines}
+  cuda_compute_capability {{ major: {major} minor: {minor} {feature} }}
+  device_vendor: "NVIDIA Corporation" platform_version: "Compute Capability {major}.{minor}"
+  name: "{device.name}" runtime_version: "12.8.0" dnn_version: "9.10.0"
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+device_description_str: "{device.name}"
+"""

@@ -1,0 +1,105 @@
+"""Program + Plan -> flat jaxpr: the same function in the planned order. Obeys; never chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from memplan.planning.graph import Graph
+from memplan.planning.plan import Action, Kind, Plan
+from memplan.program import compat
+from memplan.program.fence import fence
+from memplan.program.trace import Program, _struct
+
+HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
+
+
+def rewrite(program: Program, graph: Graph, plan: Plan) -> compat.ClosedJaxpr:
+    """The planned program as a closed jaxpr with the inputs and outputs of `program.jaxpr`.
+
+    Raises:
+      PlanMismatchError: the plan belongs to another program.
+    """
+    plan.check(graph)
+    avals = [var.aval for var in program.jaxpr.jaxpr.invars]
+    return jax.make_jaxpr(lambda *inputs: _Rewriter(program, graph, plan).run(inputs))(*map(_struct, avals))
+
+
+class _Rewriter:
+    """One walk over the actions: environments of device and host values, read and written."""
+
+    def __init__(self, program: Program, graph: Graph, plan: Plan):
+        self.eqns = program.jaxpr.jaxpr.eqns
+        self.outvars = program.jaxpr.jaxpr.outvars
+        self.consts = [value for _, value in compat.consts_of(program.jaxpr)]
+        self.graph = graph
+        self.segments = list(plan.segments())
+        self.device: dict[int, Any] = {}
+        self.host: dict[int, Any] = {}
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        self.device.update(zip(self.graph.inputs, [*inputs, *self.consts], strict=True))
+        for number, segment in enumerate(self.segments):
+            made: set[int] = set()
+            for action in segment:
+                made.update(self.act(action, f"memplan.{number}"))
+            if number + 1 < len(self.segments):
+                self.end_segment(made, segment, self.segments[number + 1])
+        returned = iter(self.graph.outputs)
+        return [atom.val if isinstance(atom, compat.Literal) else self.device[next(returned)] for atom in self.outvars]
+
+    def act(self, action: Action, scope: str) -> list[int]:
+        """Carry out one action; returns the values it made on the device."""
+        value = action.target
+        match action.kind:
+            case Kind.COMPUTE:
+                return self.compute(value, scope)
+            case Kind.OFFLOAD:
+                self.host[value] = jax.device_put(self.device[value], HOST)
+            case Kind.PREFETCH:
+                self.device[value] = jax.device_put(self.host[value], DEVICE)
+                return [value]
+            case Kind.FREE:
+                self.device.pop(value, None)
+            case Kind.RELEASE:
+                self.host.pop(value, None)
+        return []
+
+    def compute(self, op: int, scope: str) -> list[int]:
+        eqn = self.eqns[op]
+        known = iter(self.graph.ops[op].inputs)
+        operands = [atom.val if isinstance(atom, compat.Literal) else self.device[next(known)] for atom in eqn.invars]
+        with compat.as_written(eqn, f"{scope}.{op}"):
+            results = compat.bind(eqn, operands)
+        outputs = self.graph.ops[op].outputs
+        fresh = [value for value in outputs if value not in self.device]  # a copy that is still alive stays
+        for value, result in zip(outputs, results, strict=True):
+            self.device.setdefault(value, result)
+        return fresh
+
+    def end_segment(self, made: set[int], segment: Sequence[Action], following: Sequence[Action]) -> None:
+        """Fence the values made here or read next, the copies that must be done, and those about to come back."""
+        on_device = [value for value in sorted(made | reads(following, self.graph)) if value in self.device]
+        ended = {action.target for action in segment if action.kind is Kind.FREE}
+        coming = {action.target for action in following if action.kind is Kind.PREFETCH}
+        on_host = [value for value in sorted(ended | coming) if value in self.host]
+        held = fence([self.device[value] for value in on_device] + [self.host[value] for value in on_host])
+        self.device.update(zip(on_device, held[: len(on_device)], strict=True))
+        self.host.update(zip(on_host, held[len(on_device) :], strict=True))
+
+
+def reads(segment: Sequence[Action], graph: Graph) -> set[int]:
+    """Values that a segment takes from before it."""
+    made: set[int] = set()
+    read: set[int] = set()
+    for action in segment:
+        if action.kind is Kind.COMPUTE:
+            read.update(value for value in graph.ops[action.target].inputs if value not in made)
+            made.update(graph.ops[action.target].outputs)
+        elif action.kind is Kind.OFFLOAD and action.target not in made:
+            read.add(action.target)
+        elif action.kind is Kind.PREFETCH:
+            made.add(action.target)
+    return read

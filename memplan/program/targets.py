@@ -1,0 +1,157 @@
+"""Where and for what a program is compiled: the local backend, or a described GPU that is not here."""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from memplan.errors import UnknownDeviceError
+from memplan.planning.devices import Device
+from memplan.program import hlo
+from memplan.program.gpu_target import target_config
+
+_DESCRIBED_OPTIONS = {"xla_gpu_autotune_level": 0}  # there is nothing to time on
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the compiler allocated, in bytes.
+
+    `device_bytes` is temporaries + arguments + outputs - aliased; `peak_memory_in_bytes` of jax is not used, since it
+    leaves out temporaries on CPU and counts host bytes on GPU.
+    """
+
+    device_bytes: int
+    host_bytes: int
+    temp_bytes: int
+    argument_bytes: int
+    output_bytes: int
+    alias_bytes: int
+
+
+@dataclass(frozen=True)
+class Executable:
+    """A compiled program with the compiler's own account of its memory.
+
+    Attributes:
+      compiled: `jax.stages.Compiled`.
+      memory: see `Memory`.
+      schedule: instructions in order with their buffers; None where the backend tells nothing.
+    """
+
+    compiled: Any
+    memory: Memory
+    schedule: hlo.Schedule | None
+
+    @functools.cached_property
+    def text(self) -> str:
+        return self.compiled.as_text()
+
+
+@dataclass(frozen=True)
+class Target:
+    """A device to compile for.
+
+    Attributes:
+      device: its specification.
+      described: True for a GPU that is not here.
+    """
+
+    device: Device
+    described: bool
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.device.target is not None
+
+    def compile(
+        self,
+        step: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: Mapping[str, Any],
+        compiler_options: Mapping[str, Any] | None = None,
+    ) -> Executable:
+        """Compile `jax.jit(step, **options)` for this device; arguments as `jax.jit` takes them."""
+        flags = {**(options.get("compiler_options") or {}), **(compiler_options or {})}
+        options = {name: value for name, value in options.items() if name != "compiler_options"}
+        if self.described:
+            flags = {**_DESCRIBED_OPTIONS, **flags}
+            sharding = described_sharding(self.device)
+            args, kwargs = jax.tree.map(functools.partial(_place, sharding), (args, kwargs))
+        lowered = jax.jit(step, **options).lower(*args, **kwargs)
+        if not self.is_gpu:
+            return _account(lowered.compile(compiler_options=flags or None), None)
+        with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
+            dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+            compiled = lowered.compile(compiler_options={**flags, **dump})
+            return _account(compiled, Path(folder))
+
+
+@functools.lru_cache(maxsize=16)
+def described_sharding(device: Device) -> NamedSharding:
+    """A single-device sharding on a described GPU.
+
+    Raises:
+      UnknownDeviceError: the compiler for GPUs is not installed.
+    """
+    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+    try:
+        topology = topologies.get_topology_desc(
+            topology_name=device.name, platform="cuda", topology="1x1x1", target_config=target_config(device)
+        )
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        raise UnknownDeviceError(
+            f"XLA cannot compile for {device.name} here ({error}). Planning for a GPU that is absent needs its compiler: "
+            "pip install 'memplan[gpu-aot]'."
+        ) from error
+    return NamedSharding(Mesh(np.array(topology.devices), ("device",)), PartitionSpec())
+
+
+def _place(sharding: NamedSharding, leaf: Any) -> Any:
+    """Arrays and shapes become shapes on the described device; static values stay as they are."""
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        if isinstance(leaf, (bool, int, float, complex)):
+            aval = jax.core.get_aval(leaf)
+            return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=True, sharding=sharding)
+        return leaf
+    return jax.ShapeDtypeStruct(
+        leaf.shape, leaf.dtype, sharding=sharding, weak_type=getattr(leaf, "weak_type", False)
+    )
+
+
+def _account(compiled: Any, dump: Path | None) -> Executable:
+    stats = compiled.memory_analysis()
+    memory = Memory(
+        device_bytes=stats.temp_size_in_bytes
+        + stats.argument_size_in_bytes
+        + stats.output_size_in_bytes
+        - stats.alias_size_in_bytes,
+        host_bytes=stats.host_temp_size_in_bytes,
+        temp_bytes=stats.temp_size_in_bytes,
+        argument_bytes=stats.argument_size_in_bytes,
+        output_bytes=stats.output_size_in_bytes,
+        alias_bytes=stats.alias_size_in_bytes,
+    )
+    schedule = None
+    if dump is not None:
+        live, assignment = _dumped(dump, "-live-range.txt"), _dumped(dump, "-buffer-assignment.txt")
+        if live and assignment:
+            schedule = hlo.read_schedule(compiled.as_text(), live, assignment)
+    return Executable(compiled, memory, schedule)
+
+
+def _dumped(folder: Path, ending: str) -> str:
+    """The largest dump with this ending: constants and kernels may be modules of their own."""
+    files = sorted(folder.glob(f"*{ending}"), key=lambda path: path.stat().st_size)
+    return files[-1].read_text() if files else ""

@@ -1,0 +1,129 @@
+"""step + arguments -> Program: one flat jaxpr, calls inlined, dead equations gone."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from memplan.program import compat
+
+
+@dataclass(frozen=True)
+class Program:
+    """A step, flattened.
+
+    Attributes:
+      jaxpr: the flat closed jaxpr; its inputs are the leaves of the dynamic arguments, in order.
+      step: the user's function.
+      options: the `jax.jit` options it was given.
+      donated: one flag per input.
+      names: one readable path per input, for example `state.params['w']`.
+      input_shardings: one sharding (or None) per input, as the arguments carry them.
+      traced: jax's own trace of the step, for the unmodified program.
+      out_tree: structure of the outputs.
+    """
+
+    jaxpr: compat.ClosedJaxpr
+    step: Callable[..., Any]
+    options: Mapping[str, Any]
+    donated: tuple[bool, ...]
+    names: tuple[str, ...]
+    input_shardings: tuple[Any, ...]
+    traced: Any
+    out_tree: Any
+
+    @property
+    def name(self) -> str:
+        return getattr(self.step, "__name__", "step")
+
+
+def trace(step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]) -> Program:
+    """Trace `step` as `jax.jit(step, **options)` would and flatten what comes out.
+
+    Args:
+      args, kwargs: arrays or `jax.ShapeDtypeStruct`s; static ones as they are.
+      options: keyword arguments of `jax.jit`.
+    """
+    traced = jax.jit(step, **options).trace(*args, **kwargs)
+    leaves = jax.tree_util.tree_flatten_with_path(traced.args_info)[0]
+    return Program(
+        jaxpr=flatten(traced.jaxpr),
+        step=step,
+        options=dict(options),
+        donated=tuple(leaf.donated for _, leaf in leaves),
+        names=tuple(_argument_name(step, path) for path, _ in leaves),
+        input_shardings=tuple(_shardings(traced)),
+        traced=traced,
+        out_tree=traced.out_tree,
+    )
+
+
+def flatten(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
+    """Inline every call and drop what nothing depends on.
+
+    A differentiated `jax.checkpoint` becomes a barrier over its inputs and its equations, which is what jax lowers it to.
+    """
+    avals = [var.aval for var in closed.jaxpr.invars]
+    flat = jax.make_jaxpr(functools.partial(_inline, closed))(*[_struct(aval) for aval in avals])
+    return compat.drop_dead(flat)
+
+
+def as_step(program: Program, jaxpr: compat.ClosedJaxpr) -> Callable[..., Any]:
+    """A function with the step's own signature that evaluates `jaxpr`; to be jitted with the step's own options."""
+    evaluate = jax.extend.core.jaxpr_as_fun(jaxpr)
+
+    @functools.wraps(program.step)
+    def planned(*args: Any, **kwargs: Any) -> Any:
+        leaves = jax.tree_util.tree_leaves((args, kwargs))
+        dynamic = [leaf for leaf in leaves if isinstance(leaf, jax.core.Tracer)]  # static arguments are not traced
+        return jax.tree_util.tree_unflatten(program.out_tree, evaluate(*dynamic))
+
+    return planned
+
+
+def _inline(closed: compat.ClosedJaxpr, *operands: Any) -> list[Any]:
+    env: dict[compat.Var, Any] = dict(compat.consts_of(closed))
+    env.update(zip(closed.jaxpr.invars, operands, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, compat.Literal) else env[atom]
+
+    for eqn in closed.jaxpr.eqns:
+        values = [read(atom) for atom in eqn.invars]
+        body = compat.call_body(eqn)
+        with compat.as_written(eqn):
+            if body is None:
+                results = compat.bind(eqn, values)
+            else:
+                if compat.needs_barrier(eqn) and values:
+                    values = jax.lax.optimization_barrier(values)
+                results = _inline(body, *values)
+        env.update(zip(eqn.outvars, results, strict=True))
+    return [read(atom) for atom in closed.jaxpr.outvars]
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+def _shardings(traced: Any) -> list[Any]:
+    return [getattr(aval, "sharding", None) for aval in jax.tree_util.tree_leaves(traced.in_avals)]
+
+
+def _argument_name(step: Callable[..., Any], path: Sequence[Any]) -> str:
+    """`state.params['w']` for the path ((args, kwargs) -> position -> ...)."""
+    import inspect
+
+    where, rest = path[0].idx, path[1:]
+    if where == 1:
+        return jax.tree_util.keystr(rest)
+    try:
+        names = list(inspect.signature(step).parameters)
+        head = names[rest[0].idx]
+    except (TypeError, ValueError, IndexError):
+        head = f"args[{rest[0].idx}]"
+    return head + jax.tree_util.keystr(rest[1:])
