@@ -1,0 +1,87 @@
+"""Whole NIfTI-1 files, or an error that names the file.
+
+nibabel reads lazily and stops at the last voxel it needs, so it never sees the checksum at the end of a gzip file, and
+a damaged scan can pass for a sound one. Here a file is inflated to its end before anything is parsed.
+"""
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+
+import numpy as np
+from nibabel.arrayproxy import ArrayProxy
+from nibabel.filebasedimages import ImageFileError
+from nibabel.nifti1 import Nifti1Image
+from nibabel.spatialimages import HeaderDataError
+from nibabel.wrapstruct import WrapStructError
+
+_UNREADABLE = (ImageFileError, HeaderDataError, WrapStructError, ValueError, OverflowError, OSError, EOFError)
+"""What nibabel raises on bytes that are not a NIfTI-1 file."""
+
+
+class DatasetError(ValueError):
+    """A data set that cannot be read as it claims to be: the file, what is wrong with it, what to try."""
+
+    def __init__(self, path: Path, problem: str, advice: str) -> None:
+        super().__init__(path, problem, advice)
+        self.path = path
+
+    def __str__(self) -> str:
+        path, problem, advice = self.args
+        return f"{path}: {problem}. {advice}"
+
+
+def read_voxels(path: Path) -> np.ndarray:
+    """All voxels of `path` (.nii or .nii.gz), in the file's shape and integer or float type, header scaling applied.
+
+    Raises DatasetError where the file is absent, damaged, incomplete or does not hold plain numbers.
+    """
+    content = _inflate(path)
+    try:
+        stored = Nifti1Image.from_bytes(content).dataobj
+        assert isinstance(stored, ArrayProxy)
+        _check_header(path, stored, len(content))
+        return np.asarray(stored)
+    except DatasetError:
+        raise
+    except _UNREADABLE as error:
+        raise DatasetError(
+            path, f"not a readable NIfTI-1 file ({_reason(error)})", "Fetch it again, or convert it to NIfTI-1."
+        ) from error
+
+
+def _inflate(path: Path) -> bytes:
+    """The file's bytes, decompressed where its name ends in .gz, checksum and length verified."""
+    try:
+        content = path.read_bytes()
+        return gzip.decompress(content) if path.suffix == ".gz" else content
+    except FileNotFoundError as error:
+        raise DatasetError(path, "the file is missing", "Unpack the data set again.") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise DatasetError(
+            path, f"truncated or corrupt ({_reason(error)})", "Fetch or unpack the file again; no voxel of it was used."
+        ) from error
+
+
+def _check_header(path: Path, stored: ArrayProxy, nbytes: int) -> None:
+    """Refuse what the header promises and the `nbytes` bytes of the file cannot keep."""
+    shape, dtype = tuple(int(extent) for extent in stored.shape), stored.dtype
+    if not shape or min(shape) < 1:
+        raise DatasetError(path, f"the header declares the dimensions {shape}", "Write the file again from its source.")
+    if dtype.kind not in "iuf":
+        raise DatasetError(
+            path, f"voxels have type {dtype}", "Images and labels are integers or floats; convert the file."
+        )
+    needed = stored.offset + math.prod(shape) * dtype.itemsize
+    if nbytes < needed:
+        raise DatasetError(
+            path,
+            f"truncated: the header promises {needed} bytes for dimensions {shape}, the file holds {nbytes}",
+            "Fetch or unpack the file again; no voxel of it was used.",
+        )
+
+
+def _reason(error: BaseException) -> str:
+    """The library's own words, on one line and without a full stop."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
