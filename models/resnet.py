@@ -1,7 +1,8 @@
 """ResNet-50/101/152 with bottleneck blocks.
 
 He et al., "Deep Residual Learning" (CVPR 2016), in the "v1.5" form in which the 3x3 convolution of a block carries the
-stride (Gross and Wilber, 2016). Convolutions and the first pool are padded as by TensorFlow's "SAME". The last norm of each block starts at zero (Goyal et al., 2017).
+stride (Gross and Wilber, 2016). Convolutions and the first pool are padded as by TensorFlow's "SAME". The last norm of
+each block starts at zero (Goyal et al., 2017).
 """
 
 from dataclasses import dataclass
@@ -21,8 +22,9 @@ EXPANSION = 4
 
 @dataclass(frozen=True)
 class ResNetConfig:
-    """Architecture of a ResNet: stage `i` works with `filters * 2**i` channels inside its blocks and 4 times that between.
+    """Architecture of a ResNet.
 
+    Stage `i` works with `filters * 2**i` channels inside its blocks and 4 times that between them.
     `dtype` is that of activations; parameters and running statistics are float32.
     """
 

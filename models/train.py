@@ -86,8 +86,8 @@ def unet3d_step(
 ) -> Built:
     """Segmentation of volumes of `size` voxels (one side of a cube, or three) by cross-entropy plus soft Dice.
 
-    batch: "image" (batch, d, h, w, in_channels) float32, "label" (batch, d, h, w) int32. Default optimizer: SGD, learning
-    rate 1e-2, momentum 0.9. Raises ValueError where a side cannot be halved `levels - 1` times.
+    batch: "image" (batch, d, h, w, in_channels) float32, "label" (batch, d, h, w) int32. Default optimizer: SGD,
+    learning rate 1e-2, momentum 0.9. Raises ValueError where a side cannot be halved `levels - 1` times.
     """
     return _segmentation_step(UNet3D(config or UNet3DConfig()), size, batch, optimizer, concrete, seed)
 
@@ -216,5 +216,10 @@ def _build(
         params, batch_stats = variables["params"], variables.get("batch_stats", {})
         return TrainState(jnp.zeros((), jnp.int32), params, batch_stats, optimizer.init(params)), batch
 
-    make = jax.jit(arguments) if concrete else lambda key: jax.eval_shape(arguments, key)
-    return make_step(loss, optimizer), make(jax.random.key(seed))
+    key, step = jax.random.key(seed), make_step(loss, optimizer)
+    return step, _compile_quickly(arguments)(key) if concrete else jax.eval_shape(arguments, key)
+
+
+def _compile_quickly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Jit for a function that runs once: random draws take the optimizing compiler far longer than they take to run."""
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})

@@ -112,7 +112,10 @@ class Decoder(nn.Module):
 
 
 def stack_layers(params: dict[str, Any]) -> dict[str, Any]:
-    """Parameters of an unrolled decoder -> those of the scanned one: "layer_0", ... become "layers", on a leading axis."""
+    """Parameters of an unrolled decoder -> those of the scanned one: "layer_0", ... become "layers", on a new axis.
+
+    Takes and returns the collection "params"; the logits stay the same, up to rounding.
+    """
     layers = [params[f"layer_{index}"] for index in range(sum(name.startswith("layer_") for name in params))]
     rest = {name: value for name, value in params.items() if not name.startswith("layer_")}
     return rest | {"layers": jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}

@@ -37,7 +37,7 @@ class UNetConfig:
     dtype: Any = jnp.float32
 
     def check_size(self, size: Sequence[int]) -> None:
-        """Raise ValueError unless every spatial extent in `size` (pixels or voxels) can be halved `levels - 1` times."""
+        """Raise ValueError unless every side in `size` (pixels or voxels) can be halved `levels - 1` times."""
         factor = 2 ** (self.levels - 1)
         if any(extent < factor or extent % factor for extent in size):
             raise ValueError(
