@@ -94,7 +94,7 @@ class Simulator:
     graph: Graph
     device: Device
     slack: Mapping[int, int] = field(default_factory=dict)
-    _known: dict[tuple[Action, ...], Segment] = field(default_factory=dict)
+    _known: dict[tuple[tuple[Action, ...], frozenset[int]], Segment] = field(default_factory=dict)
 
     @property
     def base_nbytes(self) -> int:
@@ -111,8 +111,11 @@ class Simulator:
         moments: list[Moment] = []
         copies: list[Copy] = []
         on_host: set[int] = set()
+        copying: set[int] = set()  # copies to the host that nothing has waited for yet
         for actions in plan.segments():
-            cost = self.segment(actions)
+            freed = {action.target for action in actions if action.kind is Kind.FREE}
+            cost = self.segment(actions, frozenset(copying & freed))
+            copying = (copying - freed) | {a.target for a in actions if a.kind is Kind.OFFLOAD and a.target not in freed}
             start = now
             for action in actions:  # copies that this segment starts or needs
                 value = action.target
@@ -144,10 +147,11 @@ class Simulator:
             now = finish
         return Timeline(tuple(moments), tuple(copies))
 
-    def segment(self, actions: tuple[Action, ...]) -> Segment:
-        known = self._known.get(actions)
+    def segment(self, actions: tuple[Action, ...], copied: frozenset[int] = frozenset()) -> Segment:
+        """Cost of a segment; the copies of `copied` to the host end with it, and so do the values on the device."""
+        known = self._known.get((actions, copied))
         if known is None:
-            known = self._known[actions] = _SegmentModel(self, actions).cost()
+            known = self._known[actions, copied] = _SegmentModel(self, actions, copied).cost()
         return known
 
     def size(self, value: int) -> int:
@@ -185,8 +189,9 @@ class _Kernel:
 class _SegmentModel:
     """Which kernels a segment becomes, which buffers they need, and when."""
 
-    def __init__(self, simulator: Simulator, actions: tuple[Action, ...]):
+    def __init__(self, simulator: Simulator, actions: tuple[Action, ...], copied: frozenset[int]):
         self.simulator = simulator
+        self.copied = copied
         self.graph = simulator.graph
         self.actions = actions
         self.ops = [action.target for action in actions if action.kind is Kind.COMPUTE]
@@ -207,14 +212,14 @@ class _SegmentModel:
         at = self.ops[-1] if self.ops else -1
         for number, kernel in enumerate(kernels):
             made = sum(map(self.simulator.size, kernel.makes))
-            ends = [value for value in kernel.reads if last[value] == number and value in self.freed]
+            ends = [v for v in kernel.reads if last[v] == number and v in self.freed and v not in self.copied]
             unread = [value for value in kernel.makes if value in self.freed and value not in last]
             here = live + made - self.in_place(kernel, ends) + kernel.scratch_nbytes
             here += self.simulator.slack.get(kernel.op, 0)
             if here >= peak:
                 peak, at = here, kernel.op
             live += made - sum(map(self.simulator.size, [*ends, *unread]))
-        passing = self.freed - set(last) - self.made
+        passing = (self.freed - set(last) - self.made) | self.copied
         live -= sum(map(self.simulator.size, passing))
         return Segment(peak, live, sum(kernel.seconds for kernel in kernels), at)
 

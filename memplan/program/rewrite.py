@@ -10,11 +10,8 @@ import jax
 from memplan.planning.graph import Graph
 from memplan.planning.plan import Action, Kind, Plan
 from memplan.program import compat
-from memplan.program.fence import fence
+from memplan.program.fence import Copies, fence, fragile_zeros
 from memplan.program.trace import Program, _struct
-
-HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
-
 
 def rewrite(program: Program, graph: Graph, plan: Plan) -> compat.ClosedJaxpr:
     """The planned program as a closed jaxpr with the inputs and outputs of `program.jaxpr`.
@@ -38,9 +35,14 @@ class _Rewriter:
         self.segments = list(plan.segments())
         self.device: dict[int, Any] = {}
         self.host: dict[int, Any] = {}
+        self.copies = Copies.for_program(self.eqns)
+        self.fragile = fragile_zeros(self.eqns)
+        self.zeros: dict[Any, Any] = {}  # dtype -> a scalar zero that went through the last fence
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         self.device.update(zip(self.graph.inputs, [*inputs, *self.consts], strict=True))
+        dtypes = sorted({dtype for _, dtype in self.fragile}, key=str)
+        self.zeros.update(zip(dtypes, fence([jax.numpy.zeros((), dtype) for dtype in dtypes]), strict=True))
         for number, segment in enumerate(self.segments):
             made: set[int] = set()
             for action in segment:
@@ -57,9 +59,9 @@ class _Rewriter:
             case Kind.COMPUTE:
                 return self.compute(value, scope)
             case Kind.OFFLOAD:
-                self.host[value] = jax.device_put(self.device[value], HOST)
+                self.host[value] = self.copies.to_host(self.device[value])
             case Kind.PREFETCH:
-                self.device[value] = jax.device_put(self.host[value], DEVICE)
+                self.device[value] = self.copies.to_device(self.host[value])
                 return [value]
             case Kind.FREE:
                 self.device.pop(value, None)
@@ -70,7 +72,10 @@ class _Rewriter:
     def compute(self, op: int, scope: str) -> list[int]:
         eqn = self.eqns[op]
         known = iter(self.graph.ops[op].inputs)
-        operands = [atom.val if isinstance(atom, compat.Literal) else self.device[next(known)] for atom in eqn.invars]
+        operands = [
+            self.literal(atom, eqn) if isinstance(atom, compat.Literal) else self.device[next(known)]
+            for atom in eqn.invars
+        ]
         with compat.as_written(eqn, f"{scope}.{op}"):
             results = compat.bind(eqn, operands)
         outputs = self.graph.ops[op].outputs
@@ -79,15 +84,23 @@ class _Rewriter:
             self.device.setdefault(value, result)
         return fresh
 
+    def literal(self, atom: compat.Literal, eqn: compat.JaxprEqn) -> Any:
+        """The literal, or a zero of this segment's own where the compiler would share its broadcast across segments."""
+        dtype, shape = atom.aval.dtype, getattr(eqn.outvars[0].aval, "shape", None)
+        fragile = (shape, dtype) in self.fragile and atom.aval.shape == () and atom.val == 0
+        return self.zeros[dtype] if fragile else atom.val
+
     def end_segment(self, made: set[int], segment: Sequence[Action], following: Sequence[Action]) -> None:
         """Fence the values made here or read next, the copies that must be done, and those about to come back."""
         on_device = [value for value in sorted(made | reads(following, self.graph)) if value in self.device]
         ended = {action.target for action in segment if action.kind is Kind.FREE}
         coming = {action.target for action in following if action.kind is Kind.PREFETCH}
         on_host = [value for value in sorted(ended | coming) if value in self.host]
-        held = fence([self.device[value] for value in on_device] + [self.host[value] for value in on_host])
-        self.device.update(zip(on_device, held[: len(on_device)], strict=True))
-        self.host.update(zip(on_host, held[len(on_device) :], strict=True))
+        values = [self.device[value] for value in on_device] + [self.host[value] for value in on_host]
+        held = iter(fence([*values, *self.zeros.values()]))
+        self.device.update({value: next(held) for value in on_device})
+        self.host.update({value: next(held) for value in on_host})
+        self.zeros.update({dtype: next(held) for dtype in self.zeros})
 
 
 def reads(segment: Sequence[Action], graph: Graph) -> set[int]:

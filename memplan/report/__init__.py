@@ -1,0 +1,1 @@
+"""Telling: what was planned and measured, as data, text and pages. Computes nothing and knows nothing of memplan."""

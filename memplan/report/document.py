@@ -1,0 +1,116 @@
+"""Frozen dataclasses to strict JSON and back, and files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import numbers
+import os
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+Row = TypeVar("Row")
+Pairs = tuple[tuple[str, str], ...]
+"""A mapping that can be hashed: ((key, value), ...); a JSON object in a document."""
+
+
+def to_json(record: Any, schema: str) -> str:
+    """The dataclass as an indented JSON object whose first entry is `"schema": schema`.
+
+    Raises:
+      ValueError: a number is infinite or not a number; names the field.
+    """
+    return json.dumps({"schema": schema, **_plain(record, "")}, indent=2, allow_nan=False)
+
+
+def from_json(record: type[Row], text: str, schema: str) -> Row:
+    """The dataclass that `to_json` wrote. Entries that it does not know are passed over.
+
+    Raises:
+      ValueError: not JSON, another schema, or an entry is missing or of another type; names the entry.
+    """
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"This is not JSON ({error}). The file may be truncated; write it again.") from error
+    found = document.get("schema") if isinstance(document, dict) else None
+    if found != schema:
+        raise ValueError(f"This document has schema {found!r}, expected {schema!r}. Write it again with this memplan.")
+    return _build(record, document, "")
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Write UTF-8 text; an existing file is replaced in one step, a pipe or terminal is written to.
+
+    Raises:
+      OSError: the folder is missing or may not be written to; nothing is left behind.
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        target.write_text(text, encoding="utf-8")
+        return
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+
+
+def _plain(value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(value):
+        hints = typing.get_type_hints(type(value))
+        entries = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {
+            name: dict(entry) if hints[name] == Pairs else _plain(entry, f"{where}.{name}".lstrip("."))
+            for name, entry in entries.items()
+        }
+    if isinstance(value, (tuple, list)):
+        return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{where} is {value}, which JSON cannot hold. Use None for a figure that is not known.")
+    if isinstance(value, numbers.Integral) and not isinstance(value, (bool, int)):
+        return int(value)  # numpy's
+    return value
+
+
+def _build(record: type[Row], document: Mapping[str, Any], where: str) -> Row:
+    hints = typing.get_type_hints(record)
+    entries: dict[str, Any] = {}
+    for field in dataclasses.fields(record):  # pyright: ignore[reportArgumentType]
+        name = f"{where}.{field.name}".lstrip(".")
+        if field.name in document:
+            entries[field.name] = _read(hints[field.name], document[field.name], name)
+        elif field.default is dataclasses.MISSING:
+            raise ValueError(f"The document has no entry {name!r}. It was cut or edited; write it again.")
+    return record(**entries)
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:
+    """`value` as the annotation `kind` says: a dataclass, `tuple[X, ...]`, `Pairs`, a union with None, or a scalar."""
+    if kind == Pairs and isinstance(value, dict):
+        return tuple((str(key), str(entry)) for key, entry in value.items())
+    if typing.get_origin(kind) is tuple and isinstance(value, list):
+        item = typing.get_args(kind)[0]
+        return tuple(_read(item, entry, f"{where}[{index}]") for index, entry in enumerate(value))
+    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        return _build(typing.cast(type, kind), value, where)
+    if typing.get_origin(kind) is typing.Literal and value in typing.get_args(kind):
+        return value
+    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if type(value) in options or (value is None and types.NoneType in options):
+        return value
+    if type(value) is int and float in options:
+        return float(value)
+    raise ValueError(f"Entry {where!r} of the document is {value!r}, which is not {_spelled(kind)}.")
+
+
+def _spelled(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind)

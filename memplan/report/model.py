@@ -1,0 +1,229 @@
+"""What a planned step is reported as: figures that others found, with units in their names.
+
+Its JSON is an object with the fields below under their own names, led by `"schema": "memplan.report/1"`: tuples are
+arrays, `versions` is an object, what is not known is null, and NaN or infinity never occur. Fields may be added under
+the same schema; none is removed, renamed or changed in meaning.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.console import Console, ConsoleOptions, RenderResult
+
+from memplan.report import document, html, text
+from memplan.report.sheet import Sheet, flops, largest, seconds, shape, short_source, size
+
+SCHEMA = "memplan.report/1"
+
+Choice = Literal["keep", "offload", "recompute"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What happens to one value between its making and its last use.
+
+    Attributes:
+      name: as in the graph.
+      shape, dtype: of the array.
+      nbytes: bytes on the device.
+      source: `file:line` of the user's code that makes it, or ''.
+      decision: it stays on the device, moves to the host and back, or is computed again.
+      seconds: predicted time of its copies (both ways) or of its recomputation; 0 where it is kept.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    source: str
+    decision: Choice
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LiveValue:
+    """A buffer that is on the device when its memory peaks.
+
+    Attributes:
+      name: of the value, or of the compiler's buffer where no value is known.
+      nbytes: bytes on the device.
+      shape: as the compiler or jax prints it, for example `f32[64,112,112,64]`.
+      source: `file:line`, or ''.
+      decision: of that value; '' where none was taken, as for arguments.
+    """
+
+    name: str
+    nbytes: int
+    shape: str
+    source: str
+    decision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan that was compiled, chosen or not.
+
+    Attributes:
+      name: planner and variant.
+      compiled_peak_bytes: device bytes; None where compilation failed.
+      host_bytes: host bytes by the compiler; None where it does not tell.
+      step_s: predicted or measured seconds of one step; None where unknown.
+      verdict: chosen, or why not.
+    """
+
+    name: str
+    compiled_peak_bytes: int | None
+    host_bytes: int | None
+    step_s: float | None
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """Prediction, compilation and observation of one step under one budget.
+
+    Attributes:
+      device: what was planned for.
+      runs_on: where the step really runs.
+      status: `fits`, `untouched` (the unmodified step fits), or why neither.
+      planner: who made the plan.
+      budget_bytes, host_budget_bytes: what the plan may use on the device and on the host.
+      baseline_peak_bytes: device bytes of the unmodified step, same target; None where it was not compiled.
+      predicted_peak_bytes: device bytes by the simulator.
+      compiled_peak_bytes: device bytes by the compiler: temporaries + arguments + outputs - aliased.
+      observed_peak_bytes: device bytes while it ran; None until then and where the backend does not tell.
+      host_peak_bytes: host bytes at their peak.
+      offloaded_bytes: bytes copied to the host in one step; as many come back.
+      recomputed_flops: floating-point operations done a second time in one step.
+      baseline_step_s, predicted_step_s: predicted seconds of one step, unmodified and planned.
+      floor_bytes: working set of the largest single operation, below which no schedule goes.
+      lower_bound_s: seconds that no plan within this budget can beat.
+      attempts: how many plans were compiled.
+      decisions: one row per kept, offloaded or recomputed value.
+      live_at_peak: what the device holds at the compiled peak, largest first.
+      candidates: every plan that was compiled.
+      versions: (name, version) of python, jax, jaxlib and whatever else changes the figures.
+    """
+
+    device: str
+    runs_on: str
+    status: str
+    planner: str
+    budget_bytes: int
+    host_budget_bytes: int
+    baseline_peak_bytes: int | None
+    predicted_peak_bytes: int
+    compiled_peak_bytes: int | None
+    observed_peak_bytes: int | None
+    host_peak_bytes: int
+    offloaded_bytes: int
+    recomputed_flops: float
+    baseline_step_s: float | None
+    predicted_step_s: float | None
+    floor_bytes: int | None
+    lower_bound_s: float | None
+    attempts: int = 1
+    decisions: tuple[Decision, ...] = ()
+    live_at_peak: tuple[LiveValue, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    versions: document.Pairs = ()
+
+    def __str__(self) -> str:
+        """Plain text tables, 120 columns."""
+        return text.plain(sheets(self, rows=12))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The same tables for `rich.print`, as wide as the terminal."""
+        yield from map(text.table, sheets(self, rows=12))
+
+    def _repr_html_(self) -> str:
+        return html.body(sheets(self, rows=50))
+
+    def to_json(self) -> str:
+        """Strict JSON, see the module's docstring; raises ValueError, naming the field, for NaN or infinity."""
+        return document.to_json(self, SCHEMA)
+
+    @classmethod
+    def from_json(cls, written: str) -> Report:
+        """The report that `to_json` wrote; raises ValueError, naming what is wrong, for anything else."""
+        return document.from_json(cls, written, SCHEMA)
+
+    def save_json(self, path: str | os.PathLike[str]) -> None:
+        """Write `to_json()`; the file appears whole or not at all (OSError)."""
+        document.write_whole(path, self.to_json() + "\n")
+
+    def save_html(self, path: str | os.PathLike[str]) -> None:
+        """Write one self-contained page; the file appears whole or not at all (OSError)."""
+        document.write_whole(path, html.page(f"memplan: {self.device}", sheets(self, rows=500)))
+
+
+def sheets(report: Report, rows: int) -> tuple[Sheet, ...]:
+    """Summary, candidates, what stands at the peak, decisions; at most `rows` of each of the last two."""
+    return tuple(
+        sheet
+        for sheet in (_summary(report), _candidates(report), _live(report, rows), _decisions(report, rows))
+        if sheet.rows
+    )
+
+
+def _summary(report: Report) -> Sheet:
+    elsewhere = f", runs on {report.runs_on}" if report.runs_on != report.device else ""
+    observed = "not observed" if report.observed_peak_bytes is None else size(report.observed_peak_bytes)
+    plans = "1 plan" if report.attempts == 1 else f"{report.attempts} plans"
+    rows = (
+        ("status", report.status),
+        ("planned for", f"{report.device}{elsewhere}"),
+        ("planner", f"{report.planner}, {plans} compiled"),
+        ("device budget", size(report.budget_bytes)),
+        (
+            "device peak",
+            f"{size(report.compiled_peak_bytes)} compiled, {size(report.predicted_peak_bytes)} predicted, {observed}",
+        ),
+        ("  unmodified step", size(report.baseline_peak_bytes)),
+        ("  floor of any order", size(report.floor_bytes)),
+        ("host peak", f"{size(report.host_peak_bytes)} of {size(report.host_budget_bytes)}"),
+        ("offloaded in a step", size(report.offloaded_bytes)),
+        ("recomputed in a step", flops(report.recomputed_flops)),
+        ("step, predicted", seconds(report.predicted_step_s)),
+        ("  unmodified step", seconds(report.baseline_step_s)),
+        ("  lower bound", seconds(report.lower_bound_s)),
+        ("versions", ", ".join(f"{name} {version}" for name, version in report.versions)),
+    )
+    return Sheet("memplan", ("", ""), rows)
+
+
+def _candidates(report: Report) -> Sheet:
+    rows = tuple(
+        (one.name, size(one.compiled_peak_bytes), size(one.host_bytes), seconds(one.step_s), one.verdict)
+        for one in report.candidates
+    )
+    return Sheet("Compiled plans", ("plan", ">device peak", ">host", ">step", "verdict"), rows)
+
+
+def _live(report: Report, limit: int) -> Sheet:
+    shown = sorted(report.live_at_peak, key=lambda value: -value.nbytes)[:limit]
+    rows = tuple(
+        (size(value.nbytes), value.decision, value.shape, short_source(value.source), value.name) for value in shown
+    )
+    title = largest("On the device at the peak", len(rows), len(report.live_at_peak))
+    return Sheet(title, (">bytes", "decision", "shape", "source", "value"), rows)
+
+
+def _decisions(report: Report, limit: int) -> Sheet:
+    shown = sorted(report.decisions, key=lambda decision: -decision.nbytes)[:limit]
+    rows = tuple(
+        (
+            size(one.nbytes),
+            one.decision,
+            seconds(one.seconds),
+            shape(one.shape, one.dtype),
+            short_source(one.source),
+            one.name,
+        )
+        for one in shown
+    )
+    title = largest("Decisions", len(rows), len(report.decisions))
+    return Sheet(title, (">bytes", "decision", ">costs", "shape", "source", "value"), rows)

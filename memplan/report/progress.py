@@ -1,0 +1,60 @@
+"""What is being done, on standard error, once it takes longer than two seconds."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+PATIENCE_S = 2.0
+
+
+class Stages:
+    """Context manager and callback `(stage, fraction)`: a bar in a terminal, one line for each stage elsewhere.
+
+    `fraction` is in [0, 1], or None where it is not known. A terminal shows nothing of it afterwards.
+    """
+
+    def __init__(self, console: Console, patience_s: float = PATIENCE_S):
+        self._console = console
+        self._patience_s = patience_s
+        self._started = time.monotonic()
+        self._told = ""
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            redirect_stdout=False,
+        )
+        self._task = self._bar.add_task("starting", total=None)
+
+    def __enter__(self) -> Stages:
+        self._started = time.monotonic()
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __call__(self, stage: str, fraction: float | None = None) -> None:
+        if self._console.is_terminal:
+            self._draw(stage, fraction)
+        elif stage != self._told and time.monotonic() - self._started >= self._patience_s:
+            self._console.print(Text(f"memplan: {stage}"), soft_wrap=True)
+            self._told = stage
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._bar.stop()
+
+    def _draw(self, stage: str, fraction: float | None) -> None:
+        if fraction is None:
+            self._bar.update(self._task, description=stage, total=None)
+        else:
+            self._bar.update(self._task, description=stage, total=1.0, completed=fraction)
