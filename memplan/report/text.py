@@ -27,9 +27,8 @@ def table(sheet: Sheet) -> Table:
         show_header=any(name for name, _ in headings),
         pad_edge=False,
     )
-    for index, (name, right) in enumerate(headings):
-        last = index == len(headings) - 1  # the only one that wraps where the terminal is narrow
-        drawn.add_column(Text(name), justify="right" if right else "left", no_wrap=not last, overflow="fold")
+    for name, right in headings:
+        drawn.add_column(Text(name), justify="right" if right else "left", no_wrap=right, overflow="fold")
     for index, row in enumerate(sheet.rows):
         drawn.add_row(*(Text(cell) for cell in row), style=_STYLES[sheet.tone(index)])
     return drawn
