@@ -15,12 +15,14 @@ PATIENCE_S = 2.0
 class Stages:
     """Context manager and callback `(stage, fraction)`: a bar in a terminal, one line for each stage elsewhere.
 
-    `fraction` is in [0, 1], or None where it is not known. A terminal shows nothing of it afterwards.
+    `fraction` is in [0, 1], or None where it is not known. A terminal shows nothing of the bar afterwards.
+    `lines` asks for lines in a terminal too, where something else prints while the stages run.
     """
 
-    def __init__(self, console: Console, patience_s: float = PATIENCE_S):
+    def __init__(self, console: Console, patience_s: float = PATIENCE_S, *, lines: bool = False):
         self._console = console
         self._patience_s = patience_s
+        self._live = console.is_terminal and not lines
         self._started = time.monotonic()
         self._told = ""
         self._bar = Progress(
@@ -36,12 +38,12 @@ class Stages:
 
     def __enter__(self) -> Stages:
         self._started = time.monotonic()
-        if self._console.is_terminal:
+        if self._live:
             self._bar.start()
         return self
 
     def __call__(self, stage: str, fraction: float | None = None) -> None:
-        if self._console.is_terminal:
+        if self._live:
             self._draw(stage, fraction)
         elif stage != self._told and time.monotonic() - self._started >= self._patience_s:
             self._console.print(Text(f"memplan: {stage}"), soft_wrap=True)
@@ -50,7 +52,7 @@ class Stages:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._console.is_terminal:
+        if self._live:
             self._bar.stop()
 
     def _draw(self, stage: str, fraction: float | None) -> None:

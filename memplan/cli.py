@@ -1,0 +1,311 @@
+"""The command `memplan`: plan a step, compare ways to run it, list devices, show the demo.
+
+Results go to standard output, progress and errors to standard error. Exit codes: 0 the step fits, 1 the step itself
+or memplan failed, 2 usage, 3 infeasible.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json as json_format
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import typer
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from memplan import api, factory
+from memplan.errors import InfeasibleBudgetError, MemplanError
+from memplan.planning import devices as hardware
+from memplan.report import document, text
+from memplan.report.progress import Stages
+from memplan.report.sheet import Sheet, size
+
+FAILED, USAGE, INFEASIBLE = 1, 2, 3
+STDOUT = Path("-")
+
+app = typer.Typer(
+    help="jax.jit with a device-memory budget.",
+    epilog="Exit codes: 0 fits, 1 the step or memplan failed, 2 usage, 3 infeasible.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+FactoryArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODULE:FACTORY",
+        help="A function that returns (step, args); with literal arguments: 'models.train:unet3d_step(size=64)'.",
+    ),
+]
+Budget = Annotated[str | None, typer.Option(help="Device memory: bytes, '16GiB', '80%'. Default: what the device has.")]
+HostBudget = Annotated[str | None, typer.Option(help="Host memory for offloaded values, written likewise.")]
+DeviceName = Annotated[str | None, typer.Option("--device", help="Plan for this device (see `memplan devices`).")]
+Planner = Annotated[str | None, typer.Option(help="Who makes the plan.")]
+Verify = Annotated[str, typer.Option(help="compile, numbers (also runs both steps and compares), or none.")]
+Donate = Annotated[
+    str | None,
+    typer.Option(
+        metavar="0,1|none",
+        help="Arguments whose buffers the step may overwrite. Default: the first of several, as in step(state, batch).",
+    ),
+]
+Json = Annotated[Path | None, typer.Option("--json", help="Write JSON to this file; '-' for standard output alone.")]
+Html = Annotated[Path | None, typer.Option("--html", help="Write one self-contained page to this file.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+class Tellable(Protocol):
+    """What a command ends with: `memplan.report`'s dataclasses."""
+
+    def to_json(self) -> str: ...
+
+    def save_json(self, path: str | os.PathLike[str]) -> None: ...
+
+    def save_html(self, path: str | os.PathLike[str]) -> None: ...
+
+
+@app.command()
+def inspect(
+    step: FactoryArgument,
+    budget: Budget = None,
+    host_budget: HostBudget = None,
+    device: DeviceName = None,
+    planner: Planner = None,
+    verify: Verify = "compile",
+    donate: Donate = None,
+    json: Json = None,
+    html: Html = None,
+    debug: Debug = False,
+) -> None:
+    """Plan one step, compile it and report what it takes; runs nothing unless --verify numbers."""
+    with _errors_told(debug):
+        _check_writable(json, html)
+        options = {"budget": budget, "host_budget": host_budget, "device": device, "planner": planner}
+        with _working() as stage:
+            function, args = _load(step, stage)
+            if not hasattr(function, "plan"):
+                options["verify"] = _verify(verify)
+                function = api.jit(function, **options, donate_argnums=_donated(donate, args))
+            elif donate is not None or verify != "compile" or any(options.values()):
+                raise typer.BadParameter(
+                    "the factory returns a step that memplan.jit already made, with options of its own. Leave out "
+                    "--budget, --host-budget, --device, --planner, --verify and --donate, or return the plain step."
+                )
+            report = function.plan(*args).report
+        _tell(report, json, html)
+
+
+@app.command()
+def compare(
+    step: FactoryArgument,
+    budget: Budget = None,
+    host_budget: HostBudget = None,
+    device: DeviceName = None,
+    donate: Donate = None,
+    json: Json = None,
+    html: Html = None,
+    debug: Debug = False,
+) -> None:
+    """Compile one step in several ways, memplan's among them, and say which fit. Exit code 3 where none does."""
+    with _errors_told(debug):
+        _check_writable(json, html)
+        with _working() as stage:
+            function, args = _load(step, stage)
+            if hasattr(function, "plan"):
+                raise typer.BadParameter("comparing needs the plain step: return it without memplan.jit around it.")
+            donated = _donated(donate, args)
+            limits = {"budget": budget, "host_budget": host_budget, "device": device}
+            comparison = api.compare(function, args, **limits, donate_argnums=donated)
+        _tell(comparison, json, html)
+        if not comparison.any_fits:
+            raise typer.Exit(INFEASIBLE)
+
+
+@app.command()
+def devices(json: Json = None, debug: Debug = False) -> None:
+    """List the devices that can be planned for, and the host links they can be put behind."""
+    with _errors_told(debug):
+        _check_writable(json)
+        if json is not None:
+            written = json_format.dumps({"schema": "memplan.devices/1", "devices": _specifications()}, indent=2) + "\n"
+            _save(json, lambda path: document.write_whole(path, written), written)
+        if json != STDOUT:
+            _print(text.table(_devices_sheet()), text.plain([_devices_sheet()]))
+            _print_line(f"Behind another host link: v100@pcie4x16. Links: {', '.join(hardware.LINKS)}.")
+
+
+@app.command()
+def demo(
+    size: Annotated[int | None, typer.Option(min=1, help="Voxels along each side of a volume.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
+    budget: Budget = None,
+    data: Annotated[Path | None, typer.Option(help="A data set in the Medical Segmentation Decathlon layout.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for what the demo writes.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Train a 3D U-Net on small phantoms, or on your own volumes, within a budget."""
+    with _errors_told(debug):
+        options = {"size": size, "steps": steps, "budget": budget, "data": data, "out": out}
+        main = factory.demo()
+        with _working(results=True):
+            code = main(**{name: value for name, value in options.items() if value is not None})
+        raise typer.Exit(code or 0)
+
+
+@app.callback(invoke_without_command=True)
+def options(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    if version:
+        _print_line(importlib.metadata.version("memplan"))
+        raise typer.Exit
+
+
+def main() -> None:
+    """The console script."""
+    app(prog_name="memplan")
+
+
+@contextlib.contextmanager
+def _errors_told(debug: bool) -> Iterator[None]:
+    """One message on standard error and the exit code that goes with the error."""
+    try:
+        yield
+    except (typer.Exit, typer.Abort, typer.BadParameter):
+        raise
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        message, code = _explained(error)
+        Console(stderr=True, highlight=False).print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+        raise typer.Exit(code) from None
+
+
+def _explained(error: Exception) -> tuple[str, int]:
+    if isinstance(error, InfeasibleBudgetError):
+        return str(error), INFEASIBLE
+    if isinstance(error, MemplanError):
+        return str(error), USAGE
+    return f"{type(error).__name__}: {error}\nRun again with --debug for the traceback.", FAILED
+
+
+@contextlib.contextmanager
+def _working(*, results: bool = False) -> Iterator[Stages]:
+    """Progress on standard error. Unless it prints results, what the user's code prints goes there too."""
+    with contextlib.ExitStack() as stack:
+        stage = stack.enter_context(Stages(Console(stderr=True), lines=results))
+        stack.enter_context(api.progress(stage))
+        if not results:
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        yield stage
+
+
+def _load(step: str, stage: Stages) -> tuple[Any, tuple[Any, ...]]:
+    reference = factory.parse(step)
+    stage(f"loading {reference}")
+    return factory.load(reference)
+
+
+def _verify(verify: str) -> str | None:
+    if verify not in ("compile", "numbers", "none"):
+        raise typer.BadParameter(f"{verify!r} is none of compile, numbers, none.", param_hint="--verify")
+    return None if verify == "none" else verify
+
+
+def _donated(donate: str | None, args: tuple[Any, ...]) -> tuple[int, ...]:
+    """Positions to donate. By default the first of several: the training state, which a step replaces."""
+    if donate is None:
+        return (0,) if len(args) > 1 else ()
+    if donate == "none":
+        return ()
+    positions = donate.split(",")
+    if not all(position.strip().isdecimal() and int(position) < len(args) for position in positions):
+        raise typer.BadParameter(
+            f"{donate!r} are not positions among {len(args)} arguments. Write 0, 0,1 or none.", param_hint="--donate"
+        )
+    return tuple(int(position) for position in positions)
+
+
+def _check_writable(*paths: Path | None) -> None:
+    """Refuse before minutes of work what could not be written after it."""
+    for path in paths:
+        if path is None or path == STDOUT:
+            continue
+        folder = path.parent
+        if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+            reason = "it is a folder" if path.is_dir() else f"{folder} is not a folder that may be written to"
+            raise typer.BadParameter(f"{path} cannot be written: {reason}.")
+    if None not in paths and len(set(paths)) < len(paths):
+        raise typer.BadParameter(f"{paths[0]} cannot hold both --json and --html.")
+
+
+def _tell(result: Tellable, json: Path | None, html: Path | None) -> None:
+    if json is not None:
+        _save(json, result.save_json, f"{result.to_json()}\n")
+    if html is not None:
+        _save(html, result.save_html, None)
+    if json != STDOUT:
+        _print(result, str(result))
+
+
+def _save(path: Path, write: Callable[[Path], None], written: str | None) -> None:
+    if path == STDOUT and written is not None:
+        sys.stdout.write(written)
+        return
+    try:
+        write(path)
+    except OSError as error:
+        raise typer.BadParameter(f"{path} cannot be written: {error.strerror or error}.") from error
+    Console(stderr=True).print(Text(f"memplan: wrote {path}"), soft_wrap=True)
+
+
+def _print(rich: RenderableType | Tellable, plain: str) -> None:
+    """As wide as a terminal is; as wide as it needs to be in a file or a pipe."""
+    console = Console()
+    if console.is_terminal:
+        console.print(rich)
+    else:
+        _print_line(plain)
+
+
+def _print_line(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+
+
+def _specifications() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": device.name,
+            "description": device.description,
+            "memory_bytes": device.memory_bytes,
+            "memory_bandwidth_bytes_per_s": device.memory_bandwidth,
+            "flops": dict(device.flops),
+            "link": device.link.name,
+            "link_bandwidth_bytes_per_s": device.link.bandwidth,
+            "sources": list(device.sources),
+        }
+        for device in hardware.DEVICES.values()
+    ]
+
+
+def _devices_sheet() -> Sheet:
+    rows = tuple(
+        (
+            device.name,
+            size(device.memory_bytes),
+            f"{device.memory_bandwidth / 1e9:,.0f} GB/s",
+            f"{device.flops['float32'] / 1e12:,.1f}",
+            f"{device.flops['bfloat16'] / 1e12:,.1f}",
+            f"{device.link.name}, {device.link.bandwidth / 1e9:,.0f} GB/s",
+            device.description,
+        )
+        for device in hardware.DEVICES.values()
+    )
+    columns = ("name", ">memory", ">bandwidth", ">float32 TFLOP/s", ">bfloat16 TFLOP/s", "host link", "product")
+    return Sheet("", columns, rows)

@@ -1,0 +1,145 @@
+"""`MODULE:FACTORY(size=64)` on the command line: the user's step, and the demo, found by name at run time."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from memplan.errors import MemplanError
+
+DEMO = "experiments.segmentation.demo"
+
+_FORM = "Write MODULE:FACTORY, or MODULE:FACTORY(size=64, batch=2) with literal keyword arguments."
+
+
+class FactoryError(MemplanError):
+    """The reference is malformed, does not import, or does not give `(step, args)`."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Where a step comes from: `module:name(**arguments)`."""
+
+    module: str
+    name: str
+    arguments: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.name}"
+
+
+def parse(text: str) -> Reference:
+    """Read a reference. Arguments are Python literals; nothing is evaluated.
+
+    Raises:
+      FactoryError: not of that form; says where.
+    """
+    module, colon, call = text.partition(":")
+    if not colon or not all(part.isidentifier() for part in module.split(".")):
+        raise FactoryError(f"{text!r} names no factory. {_FORM}")
+    try:
+        node = ast.parse(call.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise FactoryError(f"{call!r} in {text!r} is not a call: {error.msg}. {_FORM}") from error
+    keywords = []
+    if isinstance(node, ast.Call):
+        if node.args:
+            raise FactoryError(f"{text!r} passes an argument without its name. {_FORM}")
+        node, keywords = node.func, node.keywords
+    if not isinstance(node, ast.Name):
+        raise FactoryError(f"{call!r} in {text!r} is not the name of a factory. {_FORM}")
+    return Reference(module, node.id, dict(_literal(keyword, text) for keyword in keywords))
+
+
+def load(reference: Reference) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Import the module, with the current directory importable, call the factory and return `(step, args)`.
+
+    Raises:
+      FactoryError: no such module or factory, an error of its own, or another result than `(step, args)`.
+    """
+    factory = getattr(_module(reference), reference.name, None)
+    if not callable(factory):
+        raise FactoryError(_no_factory(reference, factory))
+    try:
+        made = factory(**reference.arguments)
+    except (Exception, SystemExit) as error:
+        raise FactoryError(f"The factory {reference} failed with {type(error).__name__}: {error}") from error
+    return _checked(made, reference)
+
+
+def demo() -> Callable[..., int | None]:
+    """The demo's `main`. It belongs to the repository, not to the installed package.
+
+    Raises:
+      FactoryError: not inside a checkout, or a package that it needs is missing.
+    """
+    _look_here_first()
+    try:
+        return importlib.import_module(DEMO).main
+    except ModuleNotFoundError as error:
+        if error.name and f"{DEMO}.".startswith(f"{error.name}."):
+            raise FactoryError(
+                f"The demo is not here: it is {DEMO.replace('.', '/')}.py of memplan's repository, which an installed "
+                "memplan does not carry. Run `memplan demo` in the top folder of a checkout."
+            ) from error
+        raise FactoryError(f"The demo needs {error.name}: pip install '.[demo]' in the checkout.") from error
+
+
+def _module(reference: Reference) -> ModuleType:
+    _look_here_first()
+    try:
+        return importlib.import_module(reference.module)
+    except ModuleNotFoundError as error:
+        if error.name and f"{reference.module}.".startswith(f"{error.name}."):
+            raise FactoryError(
+                f"There is no module {error.name!r}, neither installed nor in {Path.cwd()}. Check the spelling, or run "
+                "memplan where the module lies."
+            ) from error
+        raise FactoryError(f"The module {reference.module!r} imports {error.name!r}, which is missing.") from error
+    except (Exception, SystemExit) as error:
+        raise FactoryError(f"Importing {reference.module!r} failed with {type(error).__name__}: {error}") from error
+
+
+def _look_here_first() -> None:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
+def _literal(keyword: ast.keyword, text: str) -> tuple[str, Any]:
+    if keyword.arg is None:
+        raise FactoryError(f"{text!r} unpacks a mapping. {_FORM}")
+    try:
+        return keyword.arg, ast.literal_eval(keyword.value)
+    except ValueError as error:
+        raise FactoryError(
+            f"{keyword.arg}={ast.unparse(keyword.value)} in {text!r} is not a literal. {_FORM}"
+        ) from error
+
+
+def _no_factory(reference: Reference, found: object) -> str:
+    if found is not None:
+        return f"{reference} is a {type(found).__name__}, not a function that returns (step, args)."
+    public = [name for name, entry in vars(sys.modules[reference.module]).items() if callable(entry)]
+    close = difflib.get_close_matches(reference.name, public, n=3)
+    hint = f" Did you mean {' or '.join(close)}?" if close else ""
+    return f"The module {reference.module!r} has no {reference.name!r}.{hint}"
+
+
+def _checked(made: Any, reference: Reference) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    wanted = "It must return (step, args): the function to plan and the tuple of its arguments, such as (state, batch)."
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise FactoryError(f"{reference} returned a {type(made).__name__}. {wanted}")
+    step, args = made
+    if not callable(step):
+        raise FactoryError(f"{reference} returned a {type(step).__name__} as its step. {wanted}")
+    if not isinstance(args, (tuple, list)):
+        raise FactoryError(f"{reference} returned a {type(args).__name__} as its args. {wanted}")
+    return step, tuple(args)

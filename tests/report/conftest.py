@@ -1,0 +1,48 @@
+"""A report with a row of every kind, some of them hostile."""
+
+from __future__ import annotations
+
+import pytest
+
+from memplan.report.model import Candidate, Decision, LiveValue, Report
+
+MIB = 2**20
+
+
+@pytest.fixture
+def report() -> Report:
+    return Report(
+        device="v100",
+        runs_on="cpu",
+        status="fits",
+        planner="greedy",
+        budget_bytes=2048 * MIB,
+        host_budget_bytes=64 * 1024 * MIB,
+        baseline_peak_bytes=5881 * MIB,
+        predicted_peak_bytes=1700 * MIB,
+        compiled_peak_bytes=1800 * MIB,
+        observed_peak_bytes=None,
+        host_peak_bytes=1372 * MIB,
+        offloaded_bytes=1372 * MIB,
+        recomputed_flops=1.5e12,
+        baseline_step_s=0.21,
+        predicted_step_s=0.25,
+        floor_bytes=900 * MIB,
+        lower_bound_s=None,
+        attempts=3,
+        decisions=tuple(
+            Decision(
+                f"conv:{index}", (64, 112, 112, index), "float32", index * MIB, f"/a/b/net.py:{index}", choice, 1e-3
+            )
+            for index, choice in enumerate(("keep", "offload", "recompute") * 10)
+        ),
+        live_at_peak=(
+            LiveValue("state.params['w']", 3 * MIB, "f32[3,3]", "train.py:7", ""),
+            LiveValue("<script>alert(1)</script>", 5 * MIB, "f32[9]", "", "keep"),
+        ),
+        candidates=(
+            Candidate("greedy", 1800 * MIB, 1372 * MIB, 0.25, "chosen"),
+            Candidate("xla", None, None, None, "gave up"),
+        ),
+        versions=(("jax", "0.10.2"), ("python", "3.11.7")),
+    )

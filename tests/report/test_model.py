@@ -1,0 +1,187 @@
+"""Reports as text, JSON and pages: whole, strict, and never fooled by a name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from memplan.report.model import SCHEMA, Report
+
+
+class Tags(HTMLParser):
+    """Every tag of a page, with its attributes, and whether all are closed."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_json_brings_every_field_back(report: Report) -> None:
+    assert Report.from_json(report.to_json()) == report
+
+
+def test_json_has_the_documented_form(report: Report) -> None:
+    document = json.loads(report.to_json())
+    assert next(iter(document)) == "schema"
+    assert document["schema"] == SCHEMA
+    assert set(document) == {"schema", *(field.name for field in dataclasses.fields(Report))}
+    assert document["versions"] == {"jax": "0.10.2", "python": "3.11.7"}
+    assert document["decisions"][1] == {
+        "name": "conv:1",
+        "shape": [64, 112, 112, 1],
+        "dtype": "float32",
+        "nbytes": 2**20,
+        "source": "/a/b/net.py:1",
+        "decision": "offload",
+        "seconds": 1e-3,
+    }
+    assert document["observed_peak_bytes"] is None
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_json_refuses_what_it_cannot_hold(report: Report, value: float) -> None:
+    broken = dataclasses.replace(report, decisions=(dataclasses.replace(report.decisions[0], seconds=value),))
+    with pytest.raises(ValueError, match=r"decisions\[0\]\.seconds"):
+        broken.to_json()
+
+
+def test_json_takes_numpy_numbers(report: Report) -> None:
+    counted = dataclasses.replace(report, budget_bytes=np.int64(5), recomputed_flops=np.float64(2.5))
+    read = Report.from_json(counted.to_json())
+    assert (read.budget_bytes, read.recomputed_flops) == (5, 2.5)
+
+
+def _edited(report: Report, **entries: Any) -> str:
+    return json.dumps({**json.loads(report.to_json()), **entries})
+
+
+def test_json_of_a_later_writer_is_read(report: Report) -> None:
+    assert Report.from_json(_edited(report, invented_later=1)) == report
+
+
+@pytest.mark.parametrize(
+    ("entries", "named"),
+    [
+        ({"schema": "memplan.report/0"}, "memplan.report/0"),
+        ({"budget_bytes": "much"}, "budget_bytes"),
+        ({"budget_bytes": None}, "budget_bytes"),
+        ({"attempts": True}, "attempts"),
+        ({"decisions": [{}]}, r"decisions\[0\].name"),
+        ({"live_at_peak": {}}, "live_at_peak"),
+    ],
+)
+def test_json_of_another_kind_is_refused(report: Report, entries: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        Report.from_json(_edited(report, **entries))
+
+
+def test_json_of_another_decision_is_refused(report: Report) -> None:
+    with pytest.raises(ValueError, match=r"decisions\[1\].decision"):
+        Report.from_json(report.to_json().replace('"offload"', '"sell"'))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3"])
+def test_what_is_no_report_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"JSON|schema"):
+        Report.from_json(text)
+
+
+def test_text_tells_the_figures_and_the_largest_rows(report: Report) -> None:
+    text = str(report)
+    assert "1.76 GiB compiled, 1.66 GiB predicted, not observed" in text
+    assert "runs on cpu" in text
+    assert "1.50 TFLOP" in text
+    assert "(the largest 12 of 30)" in text
+    assert "../b/net.py:29" in text
+    assert "conv:17" not in text
+    assert "lower bound          not known" in text
+
+
+def test_text_is_plain_and_takes_names_literally(report: Report) -> None:
+    text = str(report)
+    assert "\x1b" not in text
+    assert "state.params['w']" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_empty_parts_are_left_out(report: Report) -> None:
+    text = str(dataclasses.replace(report, decisions=(), live_at_peak=(), candidates=()))
+    assert "Decisions" not in text
+    assert "On the device" not in text
+
+
+def test_rich_draws_the_report(report: Report) -> None:
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file:
+        console.print(report)
+    assert "recomputed in a step" in console.export_text()
+
+
+def test_page_is_whole_escaped_and_alone(report: Report, tmp_path: Path) -> None:
+    report.save_html(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    parsed = Tags(page)
+    names = {tag for tag, _ in parsed.tags}
+    assert not parsed.open
+    assert "&lt;script&gt;" in page
+    assert not names & {"script", "link", "img", "iframe"}
+    assert not any(name in ("src", "href") or name.startswith("on") for _, attrs in parsed.tags for name in attrs)
+    assert not re.search(r"https?://|@import|url\(", page)
+    assert page.count("conv:") == 30
+
+
+def test_notebooks_get_the_escaped_tables(report: Report) -> None:
+    body = report._repr_html_()
+    assert "&lt;script&gt;" in body
+    assert "<html" not in body
+
+
+def test_saved_json_replaces_an_older_file_in_place(report: Report, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("older")
+    report.save_json(path)
+    assert Report.from_json(path.read_text(encoding="utf-8")) == report
+    assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_saved_file_follows_a_link(report: Report, tmp_path: Path) -> None:
+    (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
+    report.save_json(tmp_path / "link.json")
+    assert (tmp_path / "link.json").is_symlink()
+    assert (tmp_path / "real.json").is_file()
+
+
+def test_nothing_is_left_where_writing_fails(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, target: Path) -> None:
+        raise OSError("disk full")
+
+    path = tmp_path / "report.json"
+    path.write_text("older")
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="disk full"):
+        report.save_json(path)
+    assert path.read_text() == "older"
+    assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_a_missing_folder_is_an_os_error(report: Report, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        report.save_html(tmp_path / "nowhere" / "report.html")

@@ -1,0 +1,36 @@
+"""Stages: silent while quick, one line each where nobody watches, a bar that vanishes where somebody does."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from memplan.report.progress import Stages
+
+
+def run(patience_s: float, *, terminal: bool = False, lines: bool = False) -> str:
+    out = io.StringIO()
+    with Stages(Console(file=out, force_terminal=terminal, width=80), patience_s, lines=lines) as stage:
+        stage("planning [a]", None)
+        stage("compiling", 0.25)
+        stage("compiling", 0.5)
+    return out.getvalue()
+
+
+def test_quick_work_leaves_no_trace() -> None:
+    assert run(patience_s=60) == ""
+
+
+def test_slow_work_names_each_stage_once() -> None:
+    assert run(patience_s=0) == "memplan: planning [a]\nmemplan: compiling\n"
+
+
+def test_a_terminal_gets_a_bar() -> None:
+    drawn = run(patience_s=60, terminal=True)
+    assert "compiling" in drawn
+    assert "memplan: compiling" not in drawn
+
+
+def test_lines_can_be_asked_for_in_a_terminal() -> None:
+    assert run(patience_s=0, terminal=True, lines=True).count("memplan: ") == 2
