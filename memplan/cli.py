@@ -134,12 +134,7 @@ def devices(json: Json = None, debug: Debug = False) -> None:
     """List the devices that can be planned for, and the host links they can be put behind."""
     with _errors_told(debug):
         _check_writable(json)
-        if json is not None:
-            written = json_format.dumps({"schema": "memplan.devices/1", "devices": _specifications()}, indent=2) + "\n"
-            _save(json, lambda path: document.write_whole(path, written), written)
-        if json != STDOUT:
-            _print(text.table(_devices_sheet()), text.plain([_devices_sheet()]))
-            _print_line(f"Behind another host link: v100@pcie4x16. Links: {', '.join(hardware.LINKS)}.")
+        _tell(_Devices(), json, None)
 
 
 @app.command()
@@ -232,32 +227,33 @@ def _donated(donate: str | None, args: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(int(position) for position in positions)
 
 
-def _check_writable(*paths: Path | None) -> None:
+def _check_writable(json: Path | None, html: Path | None = None) -> None:
     """Refuse before minutes of work what could not be written after it."""
-    for path in paths:
+    if html == STDOUT:
+        raise typer.BadParameter("only JSON can go to standard output: name a file for the page.", param_hint="--html")
+    if json is not None and json == html:
+        raise typer.BadParameter(f"{json} cannot hold both --json and --html.")
+    for path in (json, html):
         if path is None or path == STDOUT:
             continue
         folder = path.parent
         if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
             reason = "it is a folder" if path.is_dir() else f"{folder} is not a folder that may be written to"
             raise typer.BadParameter(f"{path} cannot be written: {reason}.")
-    if None not in paths and len(set(paths)) < len(paths):
-        raise typer.BadParameter(f"{paths[0]} cannot hold both --json and --html.")
 
 
 def _tell(result: Tellable, json: Path | None, html: Path | None) -> None:
-    if json is not None:
-        _save(json, result.save_json, f"{result.to_json()}\n")
+    if json == STDOUT:
+        _print_line(result.to_json())
+    elif json is not None:
+        _save(json, result.save_json)
     if html is not None:
-        _save(html, result.save_html, None)
+        _save(html, result.save_html)
     if json != STDOUT:
         _print(result, str(result))
 
 
-def _save(path: Path, write: Callable[[Path], None], written: str | None) -> None:
-    if path == STDOUT and written is not None:
-        sys.stdout.write(written)
-        return
+def _save(path: Path, write: Callable[[Path], None]) -> None:
     try:
         write(path)
     except OSError as error:
@@ -278,34 +274,3 @@ def _print_line(line: str) -> None:
     sys.stdout.write(f"{line}\n")
 
 
-def _specifications() -> list[dict[str, Any]]:
-    return [
-        {
-            "name": device.name,
-            "description": device.description,
-            "memory_bytes": device.memory_bytes,
-            "memory_bandwidth_bytes_per_s": device.memory_bandwidth,
-            "flops": dict(device.flops),
-            "link": device.link.name,
-            "link_bandwidth_bytes_per_s": device.link.bandwidth,
-            "sources": list(device.sources),
-        }
-        for device in hardware.DEVICES.values()
-    ]
-
-
-def _devices_sheet() -> Sheet:
-    rows = tuple(
-        (
-            device.name,
-            size(device.memory_bytes),
-            f"{device.memory_bandwidth / 1e9:,.0f} GB/s",
-            f"{device.flops['float32'] / 1e12:,.1f}",
-            f"{device.flops['bfloat16'] / 1e12:,.1f}",
-            f"{device.link.name}, {device.link.bandwidth / 1e9:,.0f} GB/s",
-            device.description,
-        )
-        for device in hardware.DEVICES.values()
-    )
-    columns = ("name", ">memory", ">bandwidth", ">float32 TFLOP/s", ">bfloat16 TFLOP/s", "host link", "product")
-    return Sheet("", columns, rows)

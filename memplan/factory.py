@@ -135,8 +135,10 @@ def _no_factory(reference: Reference, found: object) -> str:
 
 def _checked(made: Any, reference: Reference) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     wanted = "It must return (step, args): the function to plan and the tuple of its arguments, such as (state, batch)."
-    if not isinstance(made, tuple) or len(made) != 2:
+    if not isinstance(made, tuple):
         raise FactoryError(f"{reference} returned a {type(made).__name__}. {wanted}")
+    if len(made) != 2:
+        raise FactoryError(f"{reference} returned a tuple of {len(made)}. {wanted}")
     step, args = made
     if not callable(step):
         raise FactoryError(f"{reference} returned a {type(step).__name__} as its step. {wanted}")

@@ -68,6 +68,11 @@ class Timeline:
         return max(ends, default=0.0)
 
     @property
+    def compute_s(self) -> float:
+        """Seconds of computation, stalls left out."""
+        return sum(moment.end_s - moment.start_s - moment.stall_s for moment in self.moments)
+
+    @property
     def peak_op(self) -> int:
         """Operation that runs at the device peak."""
         return max(self.moments, key=lambda moment: moment.device_nbytes).op if self.moments else -1

@@ -12,7 +12,7 @@ from enum import Enum
 from functools import cached_property
 
 from memplan.planning.graph import Graph
-from memplan.planning.plan import FENCE, Action, Kind
+from memplan.planning.plan import FENCE, Action, Kind, Plan
 
 
 class Mode(Enum):
@@ -100,6 +100,12 @@ def cut(graph: Graph, order: Sequence[int], fence_nbytes: int) -> Layout:
             segments.append([])
         segments[-1].append(op)
     return Layout(graph, tuple(map(tuple, segments)), fence_nbytes)
+
+
+def keep_everything(layout: Layout, device: str) -> Plan:
+    """The plan that cuts the program into segments and changes nothing else."""
+    actions, _ = unfold(layout, {})
+    return Plan(actions, layout.graph.fingerprint, "keep", device)
 
 
 @dataclass(frozen=True)

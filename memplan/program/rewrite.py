@@ -11,7 +11,7 @@ from memplan.planning.graph import Graph
 from memplan.planning.plan import Action, Kind, Plan
 from memplan.program import compat
 from memplan.program.fence import Copies, fence, fragile_zeros
-from memplan.program.trace import Program, _struct
+from memplan.program.trace import Program, as_struct
 
 def rewrite(program: Program, graph: Graph, plan: Plan) -> compat.ClosedJaxpr:
     """The planned program as a closed jaxpr with the inputs and outputs of `program.jaxpr`.
@@ -21,7 +21,7 @@ def rewrite(program: Program, graph: Graph, plan: Plan) -> compat.ClosedJaxpr:
     """
     plan.check(graph)
     avals = [var.aval for var in program.jaxpr.jaxpr.invars]
-    return jax.make_jaxpr(lambda *inputs: _Rewriter(program, graph, plan).run(inputs))(*map(_struct, avals))
+    return jax.make_jaxpr(lambda *inputs: _Rewriter(program, graph, plan).run(inputs))(*map(as_struct, avals))
 
 
 class _Rewriter:

@@ -43,6 +43,13 @@ def fusion_of(eqn: compat.JaxprEqn) -> Fusion:
     return "elementwise" if name in _ELEMENTWISE else "kernel"
 
 
+def is_plain(eqn: compat.JaxprEqn) -> bool:
+    """True for an equation that its printed form describes in full: two that print alike compile alike."""
+    if eqn.effects or compat.sub_jaxprs(eqn):
+        return False
+    return fusion_of(eqn) != "kernel" or eqn.primitive.name in _FLOPS
+
+
 def flops_of(eqn: compat.JaxprEqn) -> float:
     """Floating-point operations of one execution; loops count their trips, unknown trips count once."""
     rule = _FLOPS.get(eqn.primitive.name)

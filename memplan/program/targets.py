@@ -6,7 +6,7 @@ import functools
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +155,17 @@ def _dumped(folder: Path, ending: str) -> str:
     """The largest dump with this ending: constants and kernels may be modules of their own."""
     files = sorted(folder.glob(f"*{ending}"), key=lambda path: path.stat().st_size)
     return files[-1].read_text() if files else ""
+
+
+def xla_rematerialization(target: Target, limit_bytes: int, resident_bytes: int) -> tuple[Target, dict[str, Any]]:
+    """A target and compiler options under which XLA's own rematerialization holds device bytes to `limit_bytes`.
+
+    XLA:GPU's limit is (80 % of device memory - arguments and outputs) x `xla_gpu_memory_limit_slop_factor` / 100. A
+    described device gets just the memory that makes this the limit; a real one only whole percents of its own.
+    """
+    if target.described:
+        device = replace(target.device, memory_bytes=int(limit_bytes / 0.8) + 1)
+        return replace(target, device=device), {"xla_gpu_memory_limit_slop_factor": 100}
+    whole = 0.8 * target.device.memory_bytes - resident_bytes
+    percent = int(100 * (limit_bytes - resident_bytes) / whole) if whole > 0 else 100
+    return target, {"xla_gpu_memory_limit_slop_factor": max(1, percent)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +69,7 @@ def flatten(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
     A differentiated `jax.checkpoint` becomes a barrier over its inputs and its equations, which is what jax lowers it to.
     """
     avals = [var.aval for var in closed.jaxpr.invars]
-    flat = jax.make_jaxpr(functools.partial(_inline, closed))(*[_struct(aval) for aval in avals])
+    flat = jax.make_jaxpr(functools.partial(_inline, closed))(*[as_struct(aval) for aval in avals])
     return compat.drop_dead(flat)
 
 
@@ -83,6 +84,34 @@ def as_step(program: Program, jaxpr: compat.ClosedJaxpr) -> Callable[..., Any]:
         return jax.tree_util.tree_unflatten(program.out_tree, evaluate(*dynamic))
 
     return planned
+
+
+def dynamic_part(
+    step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments without the static ones, as `jax.stages.Compiled` takes them."""
+    positions, names = _static(step, options)
+    if not positions and not names:
+        return tuple(args), dict(kwargs)
+    where = {position % len(args) if position < 0 else position for position in positions} if args else set()
+    return (
+        tuple(arg for position, arg in enumerate(args) if position not in where),
+        {name: value for name, value in kwargs.items() if name not in names},
+    )
+
+
+def _static(step: Callable[..., Any], options: Mapping[str, Any]) -> tuple[set[int], set[str]]:
+    """Static positions and names; like jax, each is inferred from the other where the signature tells."""
+    positions, names = options.get("static_argnums"), options.get("static_argnames")
+    positions = {positions} if isinstance(positions, int) else set(positions or ())
+    names = {names} if isinstance(names, str) else set(names or ())
+    try:
+        known = list(inspect.signature(step).parameters)
+    except (TypeError, ValueError):
+        return positions, names
+    positions |= {known.index(name) for name in names if name in known}
+    names |= {known[position] for position in positions if -len(known) <= position < len(known)}
+    return positions, names
 
 
 def _inline(closed: compat.ClosedJaxpr, *operands: Any) -> list[Any]:
@@ -106,7 +135,8 @@ def _inline(closed: compat.ClosedJaxpr, *operands: Any) -> list[Any]:
     return [read(atom) for atom in closed.jaxpr.outvars]
 
 
-def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+def as_struct(aval: Any) -> jax.ShapeDtypeStruct:
+    """A shape to trace with, weak type included."""
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 
@@ -116,8 +146,6 @@ def _shardings(traced: Any) -> list[Any]:
 
 def _argument_name(step: Callable[..., Any], path: Sequence[Any]) -> str:
     """`state.params['w']` for the path ((args, kwargs) -> position -> ...)."""
-    import inspect
-
     where, rest = path[0].idx, path[1:]
     if where == 1:
         return jax.tree_util.keystr(rest)

@@ -15,26 +15,34 @@ import numpy as np
 
 from memplan.planning import cost
 from memplan.planning.order import early_loose_ends
-from memplan.planning.plan import Plan
-from memplan.planning.planners.protocol import Problem, Proposal
+from memplan.planning.plan import Kind, Plan
+from memplan.planning.planners.protocol import Problem, Proposal, fence_nbytes
 from memplan.planning.simulate import Simulator, Timeline
 from memplan.planning.unfold import Decisions, Demand, Layout, Mode, cut, unfold
 
 _ROUNDS = 60
 _LEAST_SHARE = 2e-4  # gaps of values smaller than this share of the budget are left alone
-_FENCE_SHARE = 1e-3  # kernels that touch less than this share of the budget get no fence
 _CHAIN = 64  # longest chain of values recomputed for one
+
+
+Span = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Move:
-    """An eviction to be made: decisions to add, what it costs, what it frees and what it holds longer."""
+    """An eviction to be made: decisions to add, what it costs, what it frees and what it holds longer.
+
+    Attributes:
+      seconds: on the compute stream; copy_s: on the link, each way.
+      frees, holds: (first segment, end segment, bytes), half-open.
+    """
 
     keys: tuple[tuple[int, int], ...]
     mode: Mode
     seconds: float
-    frees: tuple[int, int, int]  # [first, end) segments, bytes
-    holds: tuple[tuple[int, int, int], ...] = ()
+    frees: tuple[Span, ...]
+    holds: tuple[Span, ...] = ()
+    copy_s: float = 0.0
 
 
 class GreedyPlanner:
@@ -43,7 +51,7 @@ class GreedyPlanner:
     name = "greedy"
 
     def propose(self, problem: Problem) -> Proposal:
-        layout = cut(problem.graph, early_loose_ends(problem.graph), int(problem.budget_bytes * _FENCE_SHARE))
+        layout = cut(problem.graph, early_loose_ends(problem.graph), fence_nbytes(problem.budget_bytes))
         search = _Search(problem, layout)
         best = search.descend()
         return best
@@ -97,7 +105,8 @@ class _Search:
         for origin, moment in zip(origins, timeline.moments, strict=True):
             over[origin] = max(over[origin], moment.device_nbytes - problem.budget_bytes)
         self.host_left = problem.host_budget_bytes - timeline.host_peak_nbytes
-        self.step_s = timeline.step_s
+        self.compute_s = timeline.compute_s
+        self.link_s = sum(copy.end_s - copy.start_s for copy in timeline.copies if copy.direction is Kind.PREFETCH)
         return plan, timeline, over
 
     def evict(self, over: np.ndarray) -> bool:
@@ -106,28 +115,40 @@ class _Search:
         taken: set[tuple[int, int]] = set()
         left = over.copy()
         while moves and left.any():
-            scored = [(self.gain(move, left), move) for move in moves]
-            scored = [(gain / (move.seconds + 1e-7), gain, move) for gain, move in scored if gain > 0]
+            scored = [(self.gain(move, left) / (self.price(move) + 1e-7), move) for move in moves]
+            scored = [(score, move) for score, move in scored if score > 0]
             if not scored:
                 break
-            _, _, move = max(scored, key=lambda row: row[0])
+            _, move = max(scored, key=lambda row: row[0])
             self.apply(move, left)
             taken.update(move.keys)
-            moves = [other for _, _, other in scored if not taken.intersection(other.keys)]
+            moves = [other for _, other in scored if not taken.intersection(other.keys)]
         return bool(taken)
+
+    def price(self, move: Move) -> float:
+        """Seconds that a move adds to the step: its computations, and its copies once the link has no time left.
+
+        A direction of the link is useful during about half of the step: values leave in one half and return in the other.
+        """
+        if not move.copy_s:
+            return move.seconds
+        late = max(0.0, self.link_s + move.copy_s - 0.5 * self.compute_s)
+        return move.seconds + 0.05 * move.copy_s + min(move.copy_s, late)
 
     def gain(self, move: Move, over: np.ndarray) -> float:
         """Byte-segments that the move takes off the overfull ones."""
-        first, end, nbytes = move.frees
-        gained = float(np.minimum(over[first:end], nbytes).sum())
+        gained = 0.0
+        for first, end, nbytes in move.frees:
+            gained += float(np.minimum(over[first:end], nbytes).sum())
         for first, end, nbytes in move.holds:
             gained -= nbytes * float((over[first:end] > 0).sum())
         return gained
 
     def apply(self, move: Move, over: np.ndarray) -> None:
         self.decisions.update(dict.fromkeys(move.keys, move.mode))
-        first, end, nbytes = move.frees
-        over[first:end] = np.maximum(over[first:end] - nbytes, 0)
+        self.link_s += move.copy_s
+        for first, end, nbytes in move.frees:
+            over[first:end] = np.maximum(over[first:end] - nbytes, 0)
         for first, end, nbytes in move.holds:
             over[first:end] += np.where(over[first:end] > 0, nbytes, 0)
 
@@ -136,8 +157,8 @@ class _Search:
         demand = Demand.of(self.layout, self.decisions)
         self.events = demand.events(self.layout)
         self.alive = _alive(self.events, self.decisions)
-        self.link_s = self.link_seconds(demand)
         crowded = np.concatenate([[0], np.cumsum(over > 0)])
+        together: dict[frozenset[int], list[Move]] = {}  # drops that need the same values held longer
         for value, sequence in self.events.items():
             nbytes = self.simulator.size(value)
             if nbytes < self.least:
@@ -145,38 +166,47 @@ class _Search:
             for (before, _), (number, is_use) in zip(sequence, sequence[1:], strict=False):
                 if not is_use or crowded[number] == crowded[before + 1]:
                     continue
-                yield from self.gap_moves(value, before, number, nbytes)
+                gap = (before + 1, number, nbytes)
+                mode = self.decisions.get((value, number))
+                if mode is None:
+                    yield from self.drop_moves(value, gap, together)
+                yield from self.offload_moves(value, gap, mode)
+        yield from (_united(moves) for moves in together.values() if len(moves) > 1)
 
-    def gap_moves(self, value: int, before: int, number: int, nbytes: int) -> Iterator[Move]:
-        mode = self.decisions.get((value, number))
-        key = ((value, number),)
-        if mode is None:
-            yield from self.drop_moves(value, before, number, nbytes)
-            if nbytes <= self.host_left:
-                price = self.offload_seconds(nbytes)
-                if number - before > 4:
-                    yield Move(key, Mode.OFFLOAD, price, (before + 2, number - 1, nbytes))
-                yield Move(key, Mode.OFFLOAD_NOW, price + 2 * self.copy_s(nbytes), (before + 1, number, nbytes))
+    def drop_moves(self, value: int, gap: Span, together: dict[frozenset[int], list[Move]]) -> Iterator[Move]:
+        for keep_kernels in (False, True):
+            chain = self.chain(value, gap[1], keep_kernels)
+            if chain is None:
+                continue
+            keys, seconds, holds = chain
+            move = Move(keys, Mode.DROP, seconds, (gap,), tuple(holds.values()))
+            yield move
+            if keep_kernels and holds:
+                together.setdefault(frozenset(holds), []).append(move)
+            if not holds and not keep_kernels:
+                return
+
+    def offload_moves(self, value: int, gap: Span, mode: Mode | None) -> Iterator[Move]:
+        first, number, nbytes = gap
+        key, copy_s = ((value, number),), cost.copy_seconds(nbytes, self.problem.device)
+        if mode is None and nbytes <= self.host_left:
+            if number - first > 3:
+                yield Move(key, Mode.OFFLOAD, 0.0, ((first + 1, number - 1, nbytes),), copy_s=copy_s)
+            yield Move(key, Mode.OFFLOAD_NOW, 2 * copy_s, (gap,), copy_s=copy_s)
         elif mode is Mode.OFFLOAD:
-            yield Move(key, Mode.OFFLOAD_NOW, 2 * self.copy_s(nbytes), (number - 1, number, nbytes))
-            yield Move(key, Mode.OFFLOAD_NOW, 2 * self.copy_s(nbytes), (before + 1, before + 2, nbytes))
-
-    def drop_moves(self, value: int, before: int, number: int, nbytes: int) -> Iterator[Move]:
-        for extend_kernels in (False, True):
-            chain = self.chain(value, number, extend_kernels)
-            if chain is not None:
-                keys, seconds, holds = chain
-                yield Move(keys, Mode.DROP, seconds, (before + 1, number, nbytes), holds)
-                if not holds and not extend_kernels:
-                    return
+            ends = ((first, first + 1, nbytes), (number - 1, number, nbytes))
+            yield Move(key, Mode.OFFLOAD_NOW, 2 * copy_s, ends)
 
     def chain(
-        self, value: int, number: int, extend_kernels: bool
-    ) -> tuple[tuple[tuple[int, int], ...], float, tuple[tuple[int, int, int], ...]] | None:
-        """What dropping a value before `number` drags along: (decisions, seconds, bytes held longer)."""
+        self, value: int, number: int, keep_kernels: bool
+    ) -> tuple[tuple[tuple[int, int], ...], float, dict[int, Span]] | None:
+        """What dropping a value before `number` drags along: (decisions, seconds, values held longer).
+
+        With `keep_kernels` no kernel runs again: what a kernel made is held instead.
+        """
         graph = self.problem.graph
         keys: dict[tuple[int, int], None] = {}
-        holds: dict[int, tuple[int, int, int]] = {}
+        holds: dict[int, Span] = {}
         seconds = 0.0
         waiting = [value]
         while waiting:
@@ -197,12 +227,12 @@ class _Search:
                 last = self.last_event(source, number)
                 small = size * 16 <= self.simulator.size(value) or size < self.least
                 source_op = graph.ops[graph.producer[source] or 0]
-                if small or (extend_kernels and source_op.fusion == "kernel") or not source_op.recomputable:
+                if small or (keep_kernels and source_op.fusion == "kernel") or not source_op.recomputable:
                     if size >= self.least:
                         holds[source] = (last + 1, number, size)
                 else:
                     waiting.append(source)
-        return tuple(keys), seconds, tuple(holds.values())
+        return tuple(keys), seconds, holds
 
     def is_alive(self, value: int, number: int) -> bool:
         """On the device at segment `number` in any case: read there, or kept across it."""
@@ -211,20 +241,16 @@ class _Search:
     def last_event(self, value: int, number: int) -> int:
         return max((event for event, _ in self.events[value] if event < number), default=self.layout.home[value])
 
-    def copy_s(self, nbytes: int) -> float:
-        return cost.copy_seconds(nbytes, self.problem.device)
 
-    def link_seconds(self, demand: Demand) -> float:
-        """Seconds that the busier direction of the link is already used."""
-        moved = [key for key, mode in self.decisions.items() if mode is not Mode.DROP]
-        back = sum(self.copy_s(self.simulator.size(value)) for value, _ in moved)
-        return back
-
-    def offload_seconds(self, nbytes: int) -> float:
-        """Price of a transfer out and back: little while the link is idle, its whole time once it is the bottleneck."""
-        copy_s = self.copy_s(nbytes)
-        spare = self.step_s - self.link_s
-        return 0.05 * copy_s + max(0.0, copy_s - max(0.0, spare) * 0.5)
+def _united(moves: list[Move]) -> Move:
+    """Drops that hold the same values, made together: the values are held once, for the longest."""
+    keys = tuple(dict.fromkeys(key for move in moves for key in move.keys))
+    holds: dict[tuple[int, int], Span] = {}
+    for first, end, nbytes in (span for move in moves for span in move.holds):
+        known = holds.get((first, nbytes))
+        holds[first, nbytes] = (first, max(end, known[1] if known else 0), nbytes)
+    frees = tuple(span for move in moves for span in move.frees)
+    return Move(keys, Mode.DROP, sum(move.seconds for move in moves), frees, tuple(holds.values()))
 
 
 def _alive(

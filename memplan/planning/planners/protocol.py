@@ -38,6 +38,11 @@ class Proposal:
     fits: bool
 
 
+def fence_nbytes(budget_bytes: int) -> int:
+    """Kernels that touch less than a thousandth of the budget get no fence of their own."""
+    return max(1, budget_bytes // 1000)
+
+
 class Planner(Protocol):
     """Anything that answers a problem with a legal plan, within the budget if it can."""
 

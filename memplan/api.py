@@ -1,0 +1,217 @@
+"""`memplan.jit` and its stages: whoever knows `jax.jit` knows them."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from memplan import pipeline
+from memplan.errors import MemplanError, UnsupportedProgramError
+from memplan.pipeline import Request, Result
+from memplan.planning.budget import Size, parse_bytes
+from memplan.planning.plan import Plan
+from memplan.program import compat
+from memplan.program.local import observed_peak_bytes
+from memplan.program.trace import dynamic_part
+from memplan.report.model import Report
+from memplan.running import Runner, numbers_gate, runner
+
+__all__ = ["Compiled", "PlannedJit", "Planned", "jit", "parse_bytes", "progress"]
+
+_OPTIONS = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "in_shardings", "out_shardings",
+            "keep_unused", "compiler_options")  # fmt: skip
+_VERIFY = ("compile", "numbers", None)
+
+_notify: contextvars.ContextVar[pipeline.Notify] = contextvars.ContextVar("notify", default=lambda stage, share: None)
+
+
+@contextlib.contextmanager
+def progress(callback: pipeline.Notify) -> Iterator[None]:
+    """Send the stages of planning to `callback(stage, fraction or None)` inside the block."""
+    token = _notify.set(callback)
+    try:
+        yield
+    finally:
+        _notify.reset(token)
+
+
+def jit(
+    step: Callable[..., Any] | None = None,
+    *,
+    budget: Size = None,
+    host_budget: Size = None,
+    device: str | None = None,
+    planner: str | None = None,
+    plan: Plan | None = None,
+    verify: str | None = "compile",
+    **options: Any,
+) -> Any:
+    """`jax.jit` with a device-memory budget.
+
+    Args:
+      step: the function; left out where this is used as a decorator with arguments.
+      budget: device bytes: an int, `"16GiB"`, `"80%"` of the device's memory, or None for all of it.
+      host_budget: host bytes for offloaded values, likewise; a share or None refers to the host's memory (for a described
+        GPU: twice its own). Not used where the device is the CPU.
+      device: what to plan for, by name (`memplan devices`); None is the local backend. A step planned for another device
+        still runs on the local backend, in the planned order.
+      planner: by name; None is the default one.
+      plan: a saved plan to follow instead of planning.
+      verify: `"compile"` lets the compiler measure the plan; `"numbers"` also compares the outputs with the unmodified
+        step's; None believes the planner.
+      **options: `static_argnums`, `static_argnames`, `donate_argnums`, `donate_argnames`, `in_shardings`,
+        `out_shardings`, `keep_unused` and `compiler_options`, as in `jax.jit`.
+
+    Returns:
+      A callable like `jax.jit`'s, with `plan(*args, **kwargs)`.
+
+    Raises:
+      BudgetError, UnknownDeviceError: at once, where the request makes no sense.
+      InfeasibleBudgetError: when called or planned, where no plan fits.
+    """
+    if step is None:
+        return functools.partial(
+            jit, budget=budget, host_budget=host_budget, device=device, planner=planner, plan=plan, verify=verify, **options
+        )
+    unknown = sorted(set(options) - set(_OPTIONS))
+    if unknown:
+        raise TypeError(f"memplan.jit has no argument {', '.join(unknown)}; jax.jit's {', '.join(_OPTIONS)} are passed on.")
+    if verify not in _VERIFY:
+        raise MemplanError(f"verify is {verify!r}; it is one of {', '.join(map(repr, _VERIFY))}.")
+    for size, what in ((budget, "budget"), (host_budget, "host budget")):
+        parse_bytes(size, 1, what)
+    if device is not None:
+        pipeline.target_of(device)
+    given = {name: value for name, value in options.items() if value is not None}
+    return PlannedJit(step, Request(budget, host_budget, device, planner, plan, verify), given)
+
+
+class PlannedJit:
+    """What `memplan.jit` returns: plans once per shapes, then runs."""
+
+    def __init__(self, step: Callable[..., Any], request: Request, options: Mapping[str, Any]):
+        functools.update_wrapper(self, step)
+        self._step = step
+        self._request = request
+        self._options = options
+        self._known: dict[Any, Compiled] = {}
+        self._last: Compiled | None = None
+
+    def plan(self, *args: Any, **kwargs: Any) -> Planned:
+        """Plan for these arguments (arrays or `jax.ShapeDtypeStruct`s); runs nothing."""
+        result = pipeline.run(self._step, args, kwargs, self._options, self._request, _notify.get())
+        planned = Planned(result, args, kwargs)
+        if self._request.verify == "numbers":
+            gate = numbers_gate(result, args, kwargs)
+            if not gate.passes:
+                raise MemplanError(f"the planned step does not compute what the step computes ({gate}). Please report it.")
+        return planned
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if compat.is_tracing():
+            return self._inline(args, kwargs)
+        if self._last is not None and not self._has_static:
+            try:
+                return self._last(*args, **kwargs)
+            except TypeError:  # other shapes than last time, or a mistake of the caller: the signature tells
+                if self._known.get(self._signature(args, kwargs)) is self._last:
+                    raise
+        key = self._signature(args, kwargs)
+        if key not in self._known:
+            self._known[key] = self.plan(*args, **kwargs).compile()
+        self._last = self._known[key]
+        dynamic, named = dynamic_part(self._step, args, kwargs, self._options)
+        return self._last(*dynamic, **named)
+
+    @property
+    def _has_static(self) -> bool:
+        return bool(self._options.get("static_argnums") or self._options.get("static_argnames"))
+
+    def _signature(self, args: Any, kwargs: Any) -> Any:
+        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+        return tree, tuple(map(_type_of, leaves))
+
+    def _inline(self, args: Any, kwargs: Any) -> Any:
+        """Inside another trace: the planned equations become part of it."""
+        leaves = jax.tree_util.tree_leaves((args, kwargs))
+        transform = compat.transform_of(leaves)
+        if transform is not None:
+            raise UnsupportedProgramError(
+                f"a step planned by memplan.jit cannot be transformed by {transform}: its order would be lost. Decorate the "
+                f"outermost step instead, the one that calls {transform} itself."
+            )
+        shapes = jax.tree.map(_as_shape, (args, kwargs))
+        planned = self.plan(*shapes[0], **shapes[1])
+        return planned.inlined(*args, **kwargs)
+
+
+class Planned:
+    """A step planned for its arguments' shapes, like `jax.stages.Lowered`."""
+
+    def __init__(self, result: Result, args: Any, kwargs: Any):
+        self._result = result
+        self._runner: Runner | None = None
+
+    @property
+    def report(self) -> Report:
+        """What was planned, predicted and compiled; after a run also what was observed."""
+        peak = observed_peak_bytes() if self._runner is not None and self._runner.ran else None
+        return replace(self._result.report, observed_peak_bytes=peak)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan, to be saved; None where the step runs unmodified."""
+        return self._result.chosen.plan
+
+    @property
+    def jaxpr(self) -> Any:
+        """The closed jaxpr that is compiled for the device: the step's very own where it was left alone."""
+        return pipeline.planned_jaxpr(self._result)
+
+    def compile(self) -> Compiled:
+        """Make it run on the local backend."""
+        if self._runner is None:
+            self._runner = runner(self._result)
+        return Compiled(self, self._runner)
+
+    def inlined(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate the planned equations on traced values."""
+        dynamic = dynamic_part(self._result.program.step, args, kwargs, self._result.program.options)
+        flat = jax.extend.core.jaxpr_as_fun(self.jaxpr)(*jax.tree_util.tree_leaves(dynamic))
+        return jax.tree_util.tree_unflatten(self._result.program.out_tree, flat)
+
+    def __repr__(self) -> str:
+        return f"<memplan.Planned {self._result.program.name}: {self._result.report.status}>"
+
+
+class Compiled:
+    """A planned step that runs, like `jax.stages.Compiled`: call it with the dynamic arguments."""
+
+    def __init__(self, planned: Planned, run: Runner):
+        self._planned = planned
+        self._run = run
+
+    @property
+    def report(self) -> Report:
+        return self._planned.report
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(*args, **kwargs)
+
+
+def _type_of(leaf: Any) -> Any:
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)
+    return (type(leaf),) if isinstance(leaf, (bool, int, float, complex)) else leaf
+
+
+def _as_shape(leaf: Any) -> Any:
+    if isinstance(leaf, jax.core.Tracer):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
+    return leaf

@@ -1,0 +1,323 @@
+"""The one place that knows the order: trace, compile, and only then plan, rewrite, compile again, learn, repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from memplan import summary
+from memplan.errors import InfeasibleBudgetError
+from memplan.planning import devices
+from memplan.planning.budget import Size, parse_bytes, show_bytes
+from memplan.planning.floor import Floor, floor
+from memplan.planning.graph import Graph
+from memplan.planning.plan import Plan
+from memplan.planning.planners.protocol import Planner, Problem, Proposal
+from memplan.planning.planners.registry import planner_named
+from memplan.planning.simulate import Simulator
+from memplan.program import compat
+from memplan.program.executor import Stages, compile_stages
+from memplan.program.extract import extract
+from memplan.program.local import host_memory_bytes, local_device
+from memplan.program.rewrite import rewrite
+from memplan.program.targets import Executable, Target, xla_rematerialization
+from memplan.program.trace import Program, as_step, trace
+from memplan.program.traffic import traffic
+from memplan.report.model import Report
+from memplan.verify.memory import excess
+from memplan.verify.plan import judge
+from memplan.verify.program import check_types
+
+Notify = Callable[[str, float | None], None]
+
+_ATTEMPTS = 6  # plans compiled before giving up
+_XLA_ATTEMPTS = 3  # limits given to XLA's own rematerialization
+_HOPEFUL = 1.1  # a plan predicted to miss by less than this is compiled all the same
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for; see `memplan.jit`."""
+
+    budget: Size = None
+    host_budget: Size = None
+    device: str | None = None
+    planner: str | None = None
+    plan: Plan | None = None
+    verify: str | None = "compile"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to run the step that the compiler has measured.
+
+    Attributes:
+      name: `plain`, `xla` or a planner's name.
+      device_bytes, host_bytes: by the compiler.
+      step_s: seconds of a step by the roofline.
+      predicted_bytes: device bytes predicted before it was compiled.
+      executable: where one program holds it; None where it is compiled segment by segment.
+    """
+
+    name: str
+    device_bytes: int
+    host_bytes: int
+    step_s: float | None
+    predicted_bytes: int
+    plan: Plan | None = None
+    executable: Executable | None = None
+    stages: Stages | None = None
+    compiler_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A step planned: the report, and what is needed to run it."""
+
+    program: Program
+    graph: Graph | None
+    target: Target
+    chosen: Candidate
+    report: Report
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+
+def run(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+    request: Request,
+    notify: Notify,
+) -> Result:
+    """Plan a step.
+
+    Raises:
+      BudgetError, UnknownDeviceError: the request makes no sense.
+      InfeasibleBudgetError: nothing that the compiler measured fits.
+      PlanMismatchError: `request.plan` is for another program.
+    """
+    target = target_of(request.device)
+    budget = parse_bytes(request.budget, target.device.memory_bytes)
+    host_budget = host_budget_of(request, target)
+    planner = planner_named(request.planner)
+    notify("tracing", None)
+    program = trace(step, args, kwargs, options)
+    notify("compiling the unmodified step", None)
+    plain = compile_plain(program, target, args, kwargs)
+    if plain.device_bytes <= budget and request.plan is None:
+        report = summary.untouched(target, budget, host_budget, plain)
+        return Result(program, None, target, plain, report, *shapes_of(args, kwargs))
+    search = Search(program, extract(program), target, args, kwargs, budget, host_budget, planner, notify, plain)
+    chosen = search.follow(request.plan) if request.plan is not None else search.best(request.verify)
+    report = summary.planned(search.graph, target, budget, host_budget, chosen, plain, search.tried)
+    return Result(program, search.graph, target, chosen, report, *shapes_of(args, kwargs))
+
+
+def planned_jaxpr(result: Result) -> compat.ClosedJaxpr:
+    """The jaxpr in the planned order; the step's very own where nothing was planned."""
+    if result.chosen.plan is None or result.graph is None:
+        return result.program.traced.jaxpr
+    return rewrite(result.program, result.graph, result.chosen.plan)
+
+
+def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The arguments without their arrays, so that a plan does not keep a whole training state alive."""
+
+    def shape(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        return jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, weak_type=leaf.weak_type, sharding=leaf.sharding if leaf.committed else None
+        )
+
+    return jax.tree.map(shape, (tuple(args), dict(kwargs)))
+
+
+def target_of(device: str | None) -> Target:
+    """The local backend for None, else the described GPU with this name."""
+    if device is None:
+        return Target(local_device(), described=False)
+    return Target(devices.named(device), described=True)
+
+
+def host_budget_of(request: Request, target: Target) -> int:
+    """Bytes for offloaded values: as asked, else what this machine has, or twice a described GPU's own memory."""
+    if not target.is_gpu:
+        return 0  # host memory and device memory are the same
+    whole = 2 * target.device.memory_bytes if target.described else host_memory_bytes() * 8 // 10
+    return parse_bytes(request.host_budget, whole, "host budget")
+
+
+def compile_plain(
+    program: Program,
+    target: Target,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    compiler_options: Mapping[str, Any] | None = None,
+    name: str = "plain",
+) -> Candidate:
+    """The unmodified step, by the compiler."""
+    compiled = target.compile(program.step, args, kwargs, program.options, compiler_options)
+    memory = compiled.memory
+    step_s = traffic(compiled.text, target.device).step_s if target.is_gpu else None
+    return Candidate(
+        name, memory.device_bytes, memory.host_bytes, step_s, memory.device_bytes, executable=compiled,
+        compiler_options=dict(compiler_options or {}),
+    )  # fmt: skip
+
+
+@dataclass
+class Search:
+    """Candidates, compiled one after the other; what the compiler says of one goes into the next."""
+
+    program: Program
+    graph: Graph
+    target: Target
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    budget: int
+    host_budget: int
+    planner: Planner
+    notify: Notify
+    plain: Candidate
+    tried: list[Candidate] = field(default_factory=list)
+
+    def best(self, verify: str | None) -> Candidate:
+        """The fastest candidate that the compiler measured inside the budget."""
+        lowest = floor(self.graph)
+        if verify is None:
+            return self.unverified(lowest)
+        if self.budget >= lowest.nbytes:
+            self.tried.extend(self.planned())
+            self.tried.extend(self.rematerialized())
+        fitting = [candidate for candidate in self.tried if self.fits(candidate)]
+        if not fitting:
+            raise self.infeasible(lowest)
+        return min(fitting, key=lambda candidate: (candidate.step_s or 0.0, candidate.device_bytes))
+
+    def follow(self, plan: Plan) -> Candidate:
+        """A plan that the user brings."""
+        plan.check(self.graph)
+        predicted = Simulator(self.graph, self.target.device).run(plan).peak_nbytes
+        candidate = self.compile(plan, predicted)
+        self.tried.append(candidate)
+        if not self.fits(candidate):
+            raise self.infeasible(floor(self.graph))
+        return candidate
+
+    def fits(self, candidate: Candidate) -> bool:
+        return candidate.device_bytes <= self.budget and candidate.host_bytes <= self.host_budget
+
+    def problem(self, budget: int, slack: Mapping[int, int]) -> Problem:
+        return Problem(self.graph, self.target.device, budget, self.host_budget, slack)
+
+    def planned(self) -> Iterator[Candidate]:
+        """Plan, compile, learn where the compiler needs more than predicted, plan again."""
+        slack: dict[int, int] = {}
+        inner = self.budget
+        for attempt in range(_ATTEMPTS):
+            self.notify(f"planning, attempt {attempt + 1}", attempt / _ATTEMPTS)
+            proposal = self.planner.propose(self.problem(inner, slack))
+            if not proposal.fits and proposal.timeline.peak_nbytes > _HOPEFUL * self.budget:
+                return
+            candidate = self.compile(proposal.plan, proposal.timeline.peak_nbytes)
+            yield candidate
+            if self.fits(candidate):
+                return
+            inner = self.learn(proposal, candidate, slack, inner)
+
+    def learn(self, proposal: Proposal, candidate: Candidate, slack: dict[int, int], inner: int) -> int:
+        """Take the compiler's own bytes per segment as constraints; what they do not explain narrows the budget."""
+        moments = proposal.timeline.moments
+        measured = self.measured(candidate)
+        found = excess([m.device_nbytes for m in moments], [m.op for m in moments], measured)
+        for op, nbytes in found.items():
+            slack[op] = slack.get(op, 0) + nbytes
+        unexplained = candidate.device_bytes - max(measured.values(), default=0)
+        return min(inner, self.budget - unexplained)
+
+    def measured(self, candidate: Candidate) -> dict[int, int]:
+        """Device bytes by segment of the plan, as far as the compiler tells."""
+        if candidate.stages is not None:
+            return dict(enumerate(candidate.stages.peak_by_segment))
+        assert candidate.executable is not None
+        schedule, memory = candidate.executable.schedule, candidate.executable.memory
+        if schedule is None:
+            return {}
+        base = memory.device_bytes - memory.temp_bytes
+        return {segment: base + nbytes for segment, nbytes in schedule.segment_peaks().items()}
+
+    def compile(self, plan: Plan, predicted: int) -> Candidate:
+        """Judge a plan, rewrite, compile for the target."""
+        judge(plan, self.graph)
+        self.notify("compiling the planned step", None)
+        timeline = Simulator(self.graph, self.target.device).run(plan)
+        if not self.target.is_gpu:
+            flags = dict(self.program.options.get("compiler_options") or {}) or None
+            stages = compile_stages(self.program, self.graph, plan, flags)
+            return Candidate(plan.planner, stages.peak_nbytes, 0, timeline.step_s, predicted, plan, stages=stages)
+        compiled = self.target.compile(
+            as_step(self.program, self.rewritten(plan)), self.args, self.kwargs, self.program.options
+        )
+        memory = compiled.memory
+        step_s = traffic(compiled.text, self.target.device).step_s
+        return Candidate(plan.planner, memory.device_bytes, memory.host_bytes, step_s, predicted, plan, compiled)
+
+    def rewritten(self, plan: Plan) -> compat.ClosedJaxpr:
+        jaxpr = rewrite(self.program, self.graph, plan)
+        check_types(self.program.jaxpr, jaxpr)
+        return jaxpr
+
+    def rematerialized(self) -> Iterator[Candidate]:
+        """The unmodified step with XLA's own rematerialization, its limit set to the budget and then below it."""
+        if not self.target.is_gpu:
+            return
+        limit = self.budget
+        for _ in range(_XLA_ATTEMPTS):
+            self.notify("compiling with XLA's own rematerialization", None)
+            memory = self.plain.executable.memory if self.plain.executable else None
+            resident = memory.device_bytes - memory.temp_bytes if memory else 0
+            target, flags = xla_rematerialization(self.target, limit, resident)
+            candidate = compile_plain(self.program, target, self.args, self.kwargs, flags, "xla")
+            yield candidate
+            if self.fits(candidate) or candidate.device_bytes > 1.25 * self.budget:
+                return
+            limit -= int(1.2 * (candidate.device_bytes - self.budget))
+
+    def unverified(self, lowest: Floor) -> Candidate:
+        """The planner's word alone (`verify=None`)."""
+        proposal = self.planner.propose(self.problem(self.budget, {}))
+        if not proposal.fits:
+            raise self.infeasible(lowest)
+        timeline = proposal.timeline
+        return Candidate(
+            proposal.plan.planner, timeline.peak_nbytes, timeline.host_peak_nbytes, timeline.step_s,
+            timeline.peak_nbytes, proposal.plan,
+        )  # fmt: skip
+
+    def infeasible(self, lowest: Floor) -> InfeasibleBudgetError:
+        """Says the floor, what sets it, and the smallest budget that a compiled program was seen to keep."""
+        held = [c.device_bytes for c in (self.plain, *self.tried) if c.host_bytes <= self.host_budget]
+        proposal = self.planner.propose(self.problem(max(self.budget, lowest.nbytes), {}))
+        if proposal.timeline.peak_nbytes < min(held) and proposal.timeline.host_peak_nbytes <= self.host_budget:
+            held.append(self.compile(proposal.plan, proposal.timeline.peak_nbytes).device_bytes)
+        smallest = min(held)
+        where = self.graph.ops[lowest.op].where if lowest.op >= 0 else "no operation"
+        below = (
+            "below the floor: it" if self.budget < lowest.nbytes else "above the floor, yet no plan that was compiled"
+        )
+        tail = f" is less than {where} alone needs" if self.budget < lowest.nbytes else " keeps it"
+        return InfeasibleBudgetError(
+            f"a device budget of {show_bytes(self.budget)} is {below}{tail}. The floor is {show_bytes(lowest.nbytes)}, set by "
+            f"{where}; the smallest budget found to work on {self.target.device.name} is {smallest} bytes "
+            f"({show_bytes(smallest)}). Try that budget, a smaller batch or image, a narrower dtype, or a larger host budget "
+            f"(now {show_bytes(self.host_budget)}).",
+            floor_bytes=lowest.nbytes,
+            smallest_bytes=smallest,
+            operation=where,
+        )

@@ -1,0 +1,200 @@
+"""Runs a plan where the compiler keeps no order: every segment is compiled apart and run in turn, freeing in between.
+
+XLA:CPU drops barriers and schedules from data dependencies alone. Between two executables nothing can be reordered, so the
+plan's order and its lifetimes hold exactly. Host memory and device memory are the same there: an offloaded value stays
+where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from memplan.planning.graph import Graph
+from memplan.planning.plan import Action, Kind, Plan
+from memplan.program import compat, rules
+from memplan.program.trace import Program, as_struct
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One compiled segment: value ids in, value ids out, and what lives on the device meanwhile.
+
+    Attributes:
+      reads: those whose buffers the segment may overwrite come first.
+      drops: values that end with it.
+      temp_nbytes: temporaries and outputs that are not written over inputs, by the compiler.
+    """
+
+    run: Callable[..., Sequence[Any]]
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    drops: tuple[int, ...]
+    temp_nbytes: int
+
+
+@dataclass(frozen=True)
+class Stages:
+    """A plan compiled segment by segment.
+
+    Attributes:
+      peak_nbytes: largest device bytes over all segments, the compiler's account of each on top of what is alive.
+      peak_by_segment: the same per segment.
+    """
+
+    graph: Graph
+    stages: tuple[Stage, ...]
+    consts: tuple[Any, ...]
+    literals: tuple[Any, ...]
+    peak_by_segment: tuple[int, ...]
+
+    @property
+    def peak_nbytes(self) -> int:
+        return max(self.peak_by_segment, default=self.graph.resident_nbytes)
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """Run on the flat inputs of the program; donated ones are consumed."""
+        values = dict(zip(self.graph.inputs, [*inputs, *self.consts], strict=True))
+        del inputs
+        for stage in self.stages:
+            made = stage.run(*[values[value] for value in stage.reads])
+            values.update(zip(stage.makes, made, strict=True))
+            for value in stage.drops:
+                values.pop(value, None)
+        returned = iter(self.graph.outputs)
+        return [values[next(returned)] if literal is None else literal for literal in self.literals]
+
+
+def compile_stages(
+    program: Program, graph: Graph, plan: Plan, compiler_options: dict[str, Any] | None = None
+) -> Stages:
+    """Compile every segment of a plan for the local backend."""
+    plan.check(graph)
+    segments = list(plan.segments())
+    builder = _Builder(program, graph, segments, compiler_options)
+    stages, peaks = builder.build()
+    literals = tuple(
+        jax.numpy.asarray(atom.val, atom.aval.dtype) if isinstance(atom, compat.Literal) else None
+        for atom in program.jaxpr.jaxpr.outvars
+    )
+    consts = tuple(value for _, value in compat.consts_of(program.jaxpr))
+    return Stages(graph, tuple(stages), consts, literals, tuple(peaks))
+
+
+class _Builder:
+    """Walks the segments; equal segments share one executable."""
+
+    def __init__(self, program: Program, graph: Graph, segments: list[tuple[Action, ...]], options: Any):
+        self.eqns = program.jaxpr.jaxpr.eqns
+        self.avals = self.types(program)
+        self.graph = graph
+        self.segments = segments
+        self.options = options
+        self.known: dict[Any, Any] = {}
+
+    def types(self, program: Program) -> list[Any]:
+        invars = [*program.jaxpr.jaxpr.invars, *(var for var, _ in compat.consts_of(program.jaxpr))]
+        return [v.aval for v in invars] + [v.aval for eqn in self.eqns for v in eqn.outvars]
+
+    def build(self) -> tuple[list[Stage], list[int]]:
+        alive = frozenset(self.graph.inputs)
+        stages, peaks = [], []
+        for segment, after in zip(self.segments, self.alive_after(), strict=True):
+            stage = self.stage(segment, alive, after)
+            stages.append(stage)
+            peaks.append(sum(map(self.graph.nbytes, alive)) + stage.temp_nbytes)
+            alive = after
+        return stages, peaks
+
+    def alive_after(self) -> list[frozenset[int]]:
+        """Values that have a copy somewhere after each segment; a donated argument ends with its last reader."""
+        device, host = set(self.graph.inputs), set[int]()
+        last_read = self.last_reads()
+        found = []
+        for number, segment in enumerate(self.segments):
+            for action in segment:
+                match action.kind:
+                    case Kind.COMPUTE:
+                        device.update(self.graph.ops[action.target].outputs)
+                    case Kind.OFFLOAD:
+                        host.add(action.target)
+                    case Kind.PREFETCH:
+                        device.add(action.target)
+                    case Kind.RELEASE:
+                        host.discard(action.target)
+                    case Kind.FREE:
+                        device.discard(action.target)
+            device.difference_update(last_read.get(number, ()))
+            found.append(frozenset(device | host))
+        return found
+
+    def last_reads(self) -> dict[int, list[int]]:
+        """Segment -> donated arguments that nothing reads later."""
+        donated = {v for v in self.graph.inputs if self.graph.values[v].donated and v not in self.graph.returned}
+        last = dict.fromkeys(donated, 0)
+        for number, segment in enumerate(self.segments):
+            for op in _ops(segment):
+                last.update((value, number) for value in self.graph.ops[op].inputs if value in donated)
+        ending: dict[int, list[int]] = {}
+        for value, number in last.items():
+            ending.setdefault(number, []).append(value)
+        return ending
+
+    def stage(self, segment: Sequence[Action], alive: frozenset[int], after: frozenset[int]) -> Stage:
+        ops = _ops(segment)
+        computed = dict.fromkeys(value for op in ops for value in self.graph.ops[op].outputs)
+        made: set[int] = set()
+        reads: dict[int, None] = {}
+        for op in ops:
+            reads.update((value, None) for value in self.graph.ops[op].inputs if value not in made)
+            made.update(self.graph.ops[op].outputs)
+        makes = tuple(value for value in computed if value in after and value not in alive)
+        drops = tuple(sorted(alive - after))
+        if not makes and not any(self.eqns[op].effects for op in ops):
+            return Stage(lambda *_: (), (), (), drops, 0)
+        given = [value for value in reads if value in drops]
+        order = (*given, *(value for value in reads if value not in drops))
+        jaxpr = jax.make_jaxpr(lambda *values: self.evaluate(ops, order, makes, values))(
+            *[as_struct(self.avals[value]) for value in order]
+        )
+        matched = _matched([self.avals[value] for value in given], [self.avals[value] for value in makes])
+        compiled = self.compiled(jaxpr, ops, matched)
+        stats = compiled.memory_analysis()
+        temp = stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
+        return Stage(compiled, order, makes, drops, temp)
+
+    def compiled(self, jaxpr: compat.ClosedJaxpr, ops: list[int], donated: tuple[int, ...]) -> Any:
+        plain = all(rules.is_plain(self.eqns[op]) for op in ops)
+        key = (str(jaxpr), donated) if plain else (tuple(ops), donated, len(self.known))
+        if key not in self.known:
+            flat = jax.jit(jax.extend.core.jaxpr_as_fun(jaxpr), donate_argnums=donated, keep_unused=True)
+            avals = [as_struct(var.aval) for var in jaxpr.jaxpr.invars]
+            self.known[key] = flat.lower(*avals).compile(compiler_options=self.options)
+        return self.known[key]
+
+    def evaluate(self, ops: list[int], reads: Sequence[int], makes: Sequence[int], operands: Any) -> list[Any]:
+        values = dict(zip(reads, operands, strict=True))
+        for op in ops:
+            eqn, known = self.eqns[op], iter(self.graph.ops[op].inputs)
+            inputs = [a.val if isinstance(a, compat.Literal) else values[next(known)] for a in eqn.invars]
+            with compat.as_written(eqn):
+                values.update(zip(self.graph.ops[op].outputs, compat.bind(eqn, inputs), strict=True))
+        return [values[value] for value in makes]
+
+
+def _matched(given: list[Any], made: list[Any]) -> tuple[int, ...]:
+    """Positions of inputs whose buffer some output of the same type can take over."""
+    free = [(aval.shape, aval.dtype) for aval in made]
+    positions = []
+    for position, aval in enumerate(given):
+        if (aval.shape, aval.dtype) in free:
+            free.remove((aval.shape, aval.dtype))
+            positions.append(position)
+    return tuple(positions)
+
+
+def _ops(segment: Sequence[Action]) -> list[int]:
+    return [action.target for action in segment if action.kind is Kind.COMPUTE]

@@ -1,0 +1,108 @@
+"""A planned step on the local backend: one program where the compiler keeps the order, segments where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from memplan.errors import MemplanError
+from memplan.pipeline import Result, planned_jaxpr
+from memplan.planning.graph import Graph
+from memplan.planning.order import early_loose_ends
+from memplan.planning.plan import Plan
+from memplan.planning.planners.protocol import fence_nbytes
+from memplan.planning.unfold import cut, keep_everything
+from memplan.program.executor import Stages, compile_stages
+from memplan.program.rewrite import rewrite
+from memplan.program.trace import Program, as_step, dynamic_part
+from memplan.verify.program import Gate, compare
+
+
+class Runner:
+    """Calls the step with its dynamic arguments."""
+
+    def __init__(self, program: Program, call: Any, stages: Stages | None):
+        self._program = program
+        self._call = call
+        self._stages = stages
+        self._in_tree = program.traced.in_tree
+        self.ran = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.ran = True
+        if self._stages is None:
+            return self._call(*args, **kwargs)
+        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+        del args, kwargs
+        self._check(leaves, tree)
+        arrays = [_as_array(leaf, info._aval) for leaf, info in zip(leaves, self._infos, strict=True)]
+        del leaves
+        return jax.tree_util.tree_unflatten(self._program.out_tree, self._stages(arrays))
+
+    @property
+    def _infos(self) -> list[Any]:
+        return jax.tree_util.tree_leaves(self._program.traced.args_info)
+
+    def _check(self, leaves: Sequence[Any], tree: Any) -> None:
+        """Like jax's own executables: TypeError for other structures or types than it was compiled for."""
+        if tree != self._in_tree:
+            raise TypeError(f"the step was planned for arguments of structure {self._in_tree}, not {tree}.")
+        for leaf, info, name in zip(leaves, self._infos, self._program.names, strict=True):
+            found = jax.typeof(leaf)
+            if (found.shape, found.dtype) != (info.shape, info.dtype):
+                raise TypeError(f"the step was planned for {name}: {info.dtype}{info.shape}, not {found.str_short()}.")
+
+
+def runner(result: Result) -> Runner:
+    """Make a planned step run here, whatever device it was planned for."""
+    program, chosen = result.program, result.chosen
+    if chosen.plan is not None and jax.default_backend() == "cpu":
+        assert result.graph is not None
+        return Runner(program, None, chosen.stages or compile_stages(program, result.graph, chosen.plan))
+    if not result.target.described and chosen.executable is not None:
+        return Runner(program, chosen.executable.compiled, None)
+    step = program.step if chosen.plan is None else as_step(program, planned_jaxpr(result))
+    options = {name: value for name, value in program.options.items() if name != "compiler_options"}
+    flags = {**(program.options.get("compiler_options") or {})}
+    lowered = jax.jit(step, **options).lower(*result.args, **result.kwargs)
+    return Runner(program, lowered.compile(compiler_options=flags or None), None)
+
+
+def segmented_plan(graph: Graph, budget_bytes: int, device: str) -> Plan:
+    """The step cut into segments as under this budget, nothing recomputed or moved: what recompilation alone changes."""
+    return keep_everything(cut(graph, early_loose_ends(graph), fence_nbytes(budget_bytes)), device)
+
+
+def numbers_gate(result: Result, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Gate:
+    """Run the unmodified, the segmented and the planned step on the same inputs and compare.
+
+    Raises:
+      MemplanError: the arguments are shapes, not arrays.
+    """
+    program = result.program
+    dynamic = dynamic_part(program.step, args, kwargs, program.options)
+    leaves = jax.tree_util.tree_leaves(dynamic)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+        raise MemplanError('verify="numbers" runs the step: pass arrays to plan(), not jax.ShapeDtypeStructs.')
+    if result.chosen.plan is None or result.graph is None:
+        return Gate(())
+    plain = jax.jit(jax.extend.core.jaxpr_as_fun(program.jaxpr))
+    plans = (segmented_plan(result.graph, result.report.budget_bytes, result.report.device), result.chosen.plan)
+    return compare(plain(*leaves), *(run_flat(program, result.graph, plan, leaves) for plan in plans))
+
+
+def run_flat(program: Program, graph: Graph, plan: Plan, leaves: Sequence[Any]) -> list[Any]:
+    """Outputs of a plan on copies of flat inputs, on the local backend."""
+    copies = [_as_array(leaf, var.aval, copy=True) for leaf, var in zip(leaves, program.jaxpr.jaxpr.invars, strict=True)]
+    if jax.default_backend() == "cpu":
+        return compile_stages(program, graph, plan)(copies)
+    return jax.jit(jax.extend.core.jaxpr_as_fun(rewrite(program, graph, plan)))(*copies)
+
+
+def _as_array(leaf: Any, aval: Any, copy: bool = False) -> Any:
+    if isinstance(leaf, jax.Array):
+        return leaf.copy() if copy else leaf
+    return jax.numpy.asarray(np.asarray(leaf), aval.dtype)

@@ -1,0 +1,158 @@
+"""What was found -> Report. Counts and names; decides nothing."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import jax
+import jaxlib
+
+from memplan.planning import cost
+from memplan.planning.devices import Device
+from memplan.planning.floor import floor
+from memplan.planning.graph import Graph
+from memplan.planning.plan import Kind, Plan
+from memplan.program.targets import Target
+from memplan.report.model import Candidate as Row
+from memplan.report.model import Choice, Decision, LiveValue, Report
+from memplan.verify.memory import standing_at_peak
+from memplan.verify.plan import judge
+
+if TYPE_CHECKING:
+    from memplan.pipeline import Candidate
+
+
+def untouched(target: Target, budget: int, host_budget: int, plain: Candidate) -> Report:
+    """The report of a step that fits as it is."""
+    return Report(
+        device=target.device.name,
+        runs_on=runs_on(),
+        status="fits",
+        planner="none",
+        budget_bytes=budget,
+        host_budget_bytes=host_budget,
+        baseline_peak_bytes=plain.device_bytes,
+        predicted_peak_bytes=plain.predicted_bytes,
+        compiled_peak_bytes=plain.device_bytes,
+        observed_peak_bytes=None,
+        host_peak_bytes=plain.host_bytes,
+        offloaded_bytes=0,
+        recomputed_flops=0.0,
+        baseline_step_s=plain.step_s,
+        predicted_step_s=plain.step_s,
+        floor_bytes=None,
+        lower_bound_s=None,
+        candidates=(Row("plain", plain.device_bytes, plain.host_bytes, plain.step_s, "chosen: it fits as it is"),),
+        versions=versions(),
+    )
+
+
+def planned(
+    graph: Graph,
+    target: Target,
+    budget: int,
+    host_budget: int,
+    chosen: Candidate,
+    plain: Candidate,
+    tried: Sequence[Candidate],
+) -> Report:
+    """The report of a step that had to be changed."""
+    account = judge(chosen.plan, graph) if chosen.plan is not None else None
+    compiled = chosen.executable is not None or chosen.stages is not None
+    host = chosen.host_bytes if target.is_gpu or account is None else account.host_peak_nbytes
+    return Report(
+        device=target.device.name,
+        runs_on=runs_on(),
+        status="fits" if compiled else "predicted to fit",
+        planner=chosen.name,
+        budget_bytes=budget,
+        host_budget_bytes=host_budget,
+        baseline_peak_bytes=plain.device_bytes,
+        predicted_peak_bytes=chosen.predicted_bytes,
+        compiled_peak_bytes=chosen.device_bytes if compiled else None,
+        observed_peak_bytes=None,
+        host_peak_bytes=host,
+        offloaded_bytes=account.offloaded_nbytes if account else 0,
+        recomputed_flops=recomputed_flops(graph, account.recomputed if account else {}),
+        baseline_step_s=plain.step_s,
+        predicted_step_s=chosen.step_s,
+        floor_bytes=floor(graph).nbytes,
+        lower_bound_s=lower_bound_s(graph, target.device),
+        attempts=len(tried),
+        decisions=decisions(chosen.plan, graph, target.device) if chosen.plan is not None else (),
+        live_at_peak=live_at_peak(chosen, graph),
+        candidates=tuple(rows([plain, *tried], chosen, budget, host_budget)),
+        versions=versions(),
+    )
+
+
+def rows(candidates: Iterable[Candidate], chosen: Candidate, budget: int, host_budget: int) -> Iterable[Row]:
+    for one in candidates:
+        if one is chosen:
+            verdict = "chosen: the fastest that fits"
+        elif one.device_bytes > budget:
+            verdict = "over the device budget"
+        elif one.host_bytes > host_budget:
+            verdict = "over the host budget"
+        else:
+            verdict = "fits, but slower"
+        yield Row(one.name, one.device_bytes, one.host_bytes, one.step_s, verdict)
+
+
+def decisions(plan: Plan, graph: Graph, device: Device) -> tuple[Decision, ...]:
+    """What happens to every value that outlives the segment it is made in, largest first."""
+    runs = Counter(a.target for a in plan.actions if a.kind is Kind.COMPUTE)
+    moved = Counter(a.target for a in plan.actions if a.kind in (Kind.OFFLOAD, Kind.PREFETCH))
+    crossing = _crossing(plan, graph)
+    found = []
+    for value in sorted(crossing | set(moved), key=lambda value: -graph.nbytes(value)):
+        made = graph.producer[value]
+        if made is None or graph.ops[made].fusion == "view":
+            continue
+        op, extra = graph.ops[made], runs[made] - 1
+        choice: Choice = "offload" if moved[value] else "recompute" if extra else "keep"
+        seconds = moved[value] * cost.copy_seconds(graph.nbytes(value), device) if moved[value] else 0.0
+        seconds += extra * cost.op_seconds(graph, op, device)
+        known = graph.values[value]
+        found.append(Decision(known.name, known.shape, known.dtype, known.nbytes, op.source, choice, seconds))
+    return tuple(found)
+
+
+def _crossing(plan: Plan, graph: Graph) -> set[int]:
+    """Values that some segment makes and does not free."""
+    crossing: set[int] = set()
+    for segment in plan.segments():
+        made = {v for a in segment if a.kind is Kind.COMPUTE for v in graph.ops[a.target].outputs}
+        crossing |= made - {a.target for a in segment if a.kind is Kind.FREE}
+    return {value for value in crossing if graph.nbytes(value)}
+
+
+def live_at_peak(chosen: Candidate, graph: Graph) -> tuple[LiveValue, ...]:
+    if chosen.executable is None:
+        return ()
+    found = []
+    for row in standing_at_peak(chosen.executable, graph):
+        known = graph.values[row.value] if row.value >= 0 else None
+        shape = f"{known.dtype}[{','.join(map(str, known.shape))}]" if known else ""
+        found.append(LiveValue(row.name, row.nbytes, shape, row.source, ""))
+    return tuple(found)
+
+
+def recomputed_flops(graph: Graph, extra: dict[int, int]) -> float:
+    return sum(runs * graph.ops[op].flops for op, runs in extra.items())
+
+
+def lower_bound_s(graph: Graph, device: Device) -> float:
+    """Every matrix product and convolution runs at least once, at the device's peak rate."""
+    return sum(op.flops / device.rate(op.flops_dtype) for op in graph.ops if op.flops_dtype)
+
+
+def runs_on() -> str:
+    return jax.devices()[0].device_kind
+
+
+def versions() -> tuple[tuple[str, str], ...]:
+    return (("python", platform.python_version()), ("jax", jax.__version__), ("jaxlib", jaxlib.__version__))

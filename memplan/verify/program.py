@@ -1,0 +1,105 @@
+"""Same types, same numbers: the gate between the unmodified and the planned step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from memplan.errors import MemplanError
+from memplan.program import compat
+
+
+class WrongProgramError(MemplanError):
+    """The planned step does not compute what the step computes."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One output: relative error of the segmented and of the planned step against the unmodified one, and what is allowed."""
+
+    recompilation: float
+    planned: float
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What the numbers gate measured, per output.
+
+    Errors are differences over the largest magnitude of the output; for integers and booleans, the share of elements that
+    differ. The tolerance is what cutting the step into segments causes by itself, nothing recomputed or moved: four times
+    the larger of this output's own error and the median output's, and one rounding. An output that is rounding noise (the
+    gradient of a bias that a softmax cancels) so gets its own, wide tolerance and widens no other.
+    """
+
+    leaves: tuple[Leaf, ...]
+
+    @property
+    def passes(self) -> bool:
+        return all(leaf.planned <= leaf.tolerance for leaf in self.leaves)
+
+    @property
+    def worst(self) -> int:
+        """Index of the output that is furthest beyond, or nearest to, its tolerance."""
+        return max(range(len(self.leaves)), key=lambda i: self.leaves[i].planned / (self.leaves[i].tolerance or 1e-300))
+
+    def __str__(self) -> str:
+        if not self.leaves:
+            return "no outputs"
+        leaf = self.leaves[self.worst]
+        verdict = "same numbers" if self.passes else "other numbers"
+        return f"{verdict}: output {self.worst} is off by {leaf.planned:.1e}, recompilation alone by {leaf.recompilation:.1e}"
+
+
+def check_types(original: compat.ClosedJaxpr, planned: compat.ClosedJaxpr) -> None:
+    """Raise WrongProgramError unless inputs and outputs have the same shapes and dtypes."""
+    for what, before, after in (
+        ("input", original.jaxpr.invars, planned.jaxpr.invars),
+        ("output", original.jaxpr.outvars, planned.jaxpr.outvars),
+    ):
+        shapes = [[(var.aval.shape, str(var.aval.dtype)) for var in side] for side in (before, after)]
+        if shapes[0] != shapes[1]:
+            raise WrongProgramError(f"the planned step has other {what} types than the step: {shapes[0]} became {shapes[1]}.")
+
+
+def compare(plain: Sequence[Any], segmented: Sequence[Any], planned: Sequence[Any]) -> Gate:
+    """Gate on the outputs of the three programs, run on the same inputs."""
+    rows = []
+    for triple in zip(plain, segmented, planned, strict=True):
+        reference, cut, new = (_as_numbers(leaf) for leaf in triple)
+        rounding = float(jax.numpy.finfo(reference.dtype).eps) if jax.numpy.issubdtype(reference.dtype, np.inexact) else 0.0
+        rows.append((relative_error(reference, cut), relative_error(reference, new), rounding))
+    finite = [cut for cut, _, rounding in rows if rounding and np.isfinite(cut)]
+    usual = float(np.median(finite)) if finite else 0.0
+    return Gate(
+        tuple(
+            Leaf(cut, new, 4 * max(cut, usual if rounding else 0.0) + rounding) for cut, new, rounding in rows
+        )
+    )
+
+
+def relative_error(reference: np.ndarray, other: np.ndarray) -> float:
+    """Largest difference over the largest magnitude (share of differing elements for integers); NaN and infinity must stand in the same places."""
+    if reference.shape != other.shape or reference.dtype != other.dtype:
+        return float("inf")
+    if not jax.numpy.issubdtype(reference.dtype, np.inexact):
+        return float(np.mean(reference != other)) if reference.size else 0.0
+    a, b = (leaf.astype(np.complex128 if np.iscomplexobj(leaf) else np.float64) for leaf in (reference, other))
+    finite = np.isfinite(a)
+    if not np.array_equal(finite, np.isfinite(b)) or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return float("inf")
+    if not finite.any():
+        return 0.0
+    scale = float(np.abs(a[finite]).max())
+    difference = float(np.abs(a[finite] - b[finite]).max())
+    return difference / scale if scale else difference
+
+
+def _as_numbers(leaf: Any) -> np.ndarray:
+    if jax.dtypes.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    return np.asarray(leaf)
