@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import json as json_format
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.text import Text
 
 from memplan import api, factory
 from memplan.errors import InfeasibleBudgetError, MemplanError
 from memplan.planning import devices as hardware
-from memplan.report import document, text
+from memplan.report.catalogue import Catalogue, Entry
 from memplan.report.progress import Stages
-from memplan.report.sheet import Sheet, size
+from memplan.report.told import Told
 
 FAILED, USAGE, INFEASIBLE = 1, 2, 3
 STDOUT = Path("-")
@@ -62,16 +61,6 @@ Html = Annotated[Path | None, typer.Option("--html", help="Write one self-contai
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
-class Tellable(Protocol):
-    """What a command ends with: `memplan.report`'s dataclasses."""
-
-    def to_json(self) -> str: ...
-
-    def save_json(self, path: str | os.PathLike[str]) -> None: ...
-
-    def save_html(self, path: str | os.PathLike[str]) -> None: ...
-
-
 @app.command()
 def inspect(
     step: FactoryArgument,
@@ -88,7 +77,7 @@ def inspect(
     """Plan one step, compile it and report what it takes; runs nothing unless --verify numbers."""
     with _errors_told(debug):
         _check_writable(json, html)
-        options = {"budget": budget, "host_budget": host_budget, "device": device, "planner": planner}
+        options: dict[str, Any] = {"budget": budget, "host_budget": host_budget, "device": device, "planner": planner}
         with _working() as stage:
             function, args = _load(step, stage)
             if not hasattr(function, "plan"):
@@ -130,11 +119,11 @@ def compare(
 
 
 @app.command()
-def devices(json: Json = None, debug: Debug = False) -> None:
+def devices(json: Json = None, html: Html = None, debug: Debug = False) -> None:
     """List the devices that can be planned for, and the host links they can be put behind."""
     with _errors_told(debug):
-        _check_writable(json)
-        _tell(_Devices(), json, None)
+        _check_writable(json, html)
+        _tell(_catalogue(), json, html)
 
 
 @app.command()
@@ -158,7 +147,10 @@ def demo(
 @app.callback(invoke_without_command=True)
 def options(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
     if version:
-        _print_line(importlib.metadata.version("memplan"))
+        try:
+            _print_line(importlib.metadata.version("memplan"))
+        except importlib.metadata.PackageNotFoundError:
+            _print_line("not installed, run from its source")
         raise typer.Exit
 
 
@@ -242,7 +234,8 @@ def _check_writable(json: Path | None, html: Path | None = None) -> None:
             raise typer.BadParameter(f"{path} cannot be written: {reason}.")
 
 
-def _tell(result: Tellable, json: Path | None, html: Path | None) -> None:
+def _tell(result: Told, json: Path | None, html: Path | None) -> None:
+    """Write what was asked for, and the tables unless standard output is for JSON alone."""
     if json == STDOUT:
         _print_line(result.to_json())
     elif json is not None:
@@ -250,7 +243,11 @@ def _tell(result: Tellable, json: Path | None, html: Path | None) -> None:
     if html is not None:
         _save(html, result.save_html)
     if json != STDOUT:
-        _print(result, str(result))
+        console = Console()
+        if console.is_terminal:
+            console.print(result)
+        else:  # a file or a pipe has no width of its own
+            _print_line(str(result))
 
 
 def _save(path: Path, write: Callable[[Path], None]) -> None:
@@ -261,16 +258,23 @@ def _save(path: Path, write: Callable[[Path], None]) -> None:
     Console(stderr=True).print(Text(f"memplan: wrote {path}"), soft_wrap=True)
 
 
-def _print(rich: RenderableType | Tellable, plain: str) -> None:
-    """As wide as a terminal is; as wide as it needs to be in a file or a pipe."""
-    console = Console()
-    if console.is_terminal:
-        console.print(rich)
-    else:
-        _print_line(plain)
-
-
 def _print_line(line: str) -> None:
     sys.stdout.write(f"{line}\n")
 
 
+def _catalogue() -> Catalogue:
+    listed = [
+        Entry(
+            name=device.name,
+            description=device.description,
+            memory_bytes=device.memory_bytes,
+            memory_bandwidth=device.memory_bandwidth,
+            float32_flops=device.flops["float32"],
+            bfloat16_flops=device.flops["bfloat16"],
+            link=device.link.name,
+            link_bandwidth=device.link.bandwidth,
+            sources=device.sources,
+        )
+        for device in hardware.DEVICES.values()
+    ]
+    return Catalogue(tuple(listed), tuple(hardware.LINKS))

@@ -5,15 +5,12 @@ Its JSON is an object with the fields below, led by `"schema": "memplan.comparis
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
+from typing import ClassVar
 
-from rich.console import Console, ConsoleOptions, RenderResult
-
-from memplan.report import document, html, text
+from memplan.report.document import Pairs
 from memplan.report.sheet import UNKNOWN, Sheet, seconds, size
-
-SCHEMA = "memplan.comparison/1"
+from memplan.report.told import Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +35,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Told):
     """Several ways to run one step.
 
     Attributes:
@@ -48,54 +45,31 @@ class Comparison:
       versions: (name, version) of whatever changes the figures.
     """
 
+    SCHEMA: ClassVar[str] = "memplan.comparison/1"
+
     rows: tuple[Row, ...]
     device: str = ""
     budget_bytes: int | None = None
     host_budget_bytes: int | None = None
-    versions: document.Pairs = ()
+    versions: Pairs = ()
 
     @property
     def any_fits(self) -> bool:
         return any(row.fits for row in self.rows)
 
-    def __str__(self) -> str:
-        """A plain text table, 120 columns."""
-        return text.plain([sheet(self)])
+    @property
+    def title(self) -> str:
+        return "memplan compare"
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The same table for `rich.print`, as wide as the terminal."""
-        yield text.table(sheet(self))
-
-    def _repr_html_(self) -> str:
-        return html.body([sheet(self)])
-
-    def to_json(self) -> str:
-        """Strict JSON, see the module's docstring; raises ValueError, naming the field, for NaN or infinity."""
-        return document.to_json(self, SCHEMA)
-
-    @classmethod
-    def from_json(cls, written: str) -> Comparison:
-        """The comparison that `to_json` wrote; raises ValueError, naming what is wrong, for anything else."""
-        return document.from_json(cls, written, SCHEMA)
-
-    def save_json(self, path: str | os.PathLike[str]) -> None:
-        """Write `to_json()`; the file appears whole or not at all (OSError)."""
-        document.write_whole(path, self.to_json() + "\n")
-
-    def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Write one self-contained page; the file appears whole or not at all (OSError)."""
-        document.write_whole(path, html.page("memplan compare", [sheet(self)]))
-
-
-def sheet(comparison: Comparison) -> Sheet:
-    """One row for each way, green where it fits and red where it does not."""
-    budget = f" in {size(comparison.budget_bytes)}" if comparison.budget_bytes is not None else ""
-    place = f" on {comparison.device}" if comparison.device else ""
-    told = {True: "yes", False: "no", None: UNKNOWN}
-    tones = {True: "good", False: "bad", None: ""}
-    rows = tuple(
-        (row.name, size(row.device_bytes), size(row.host_bytes), seconds(row.step_s), told[row.fits], row.note)
-        for row in comparison.rows
-    )
-    columns = ("way", ">device", ">host", ">step", "fits", "note")
-    return Sheet(f"One step{place}{budget}", columns, rows, tuple(tones[row.fits] for row in comparison.rows))
+    def sheets(self, rows: int) -> tuple[Sheet, ...]:
+        """One row for each way, whatever `rows` says: green where it fits and red where it does not."""
+        budget = f" in {size(self.budget_bytes)}" if self.budget_bytes is not None else ""
+        place = f" on {self.device}" if self.device else ""
+        told = {True: "yes", False: "no", None: UNKNOWN}
+        tones = {True: "good", False: "bad", None: ""}
+        ways = tuple(
+            (row.name, size(row.device_bytes), size(row.host_bytes), seconds(row.step_s), told[row.fits], row.note)
+            for row in self.rows
+        )
+        columns = ("way", ">device", ">host", ">step", "fits", "note")
+        return (Sheet(f"One step{place}{budget}", columns, ways, tuple(tones[row.fits] for row in self.rows)),)

@@ -7,16 +7,12 @@ the same schema; none is removed, renamed or changed in meaning.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from rich.console import Console, ConsoleOptions, RenderResult
-
-from memplan.report import document, html, text
+from memplan.report.document import Pairs
 from memplan.report.sheet import Sheet, flops, largest, seconds, shape, short_source, size
-
-SCHEMA = "memplan.report/1"
+from memplan.report.told import Told
 
 Choice = Literal["keep", "offload", "recompute"]
 
@@ -82,7 +78,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Told):
     """Prediction, compilation and observation of one step under one budget.
 
     Attributes:
@@ -108,6 +104,8 @@ class Report:
       versions: (name, version) of python, jax, jaxlib and whatever else changes the figures.
     """
 
+    SCHEMA: ClassVar[str] = "memplan.report/1"
+
     device: str
     runs_on: str
     status: str
@@ -129,44 +127,16 @@ class Report:
     decisions: tuple[Decision, ...] = ()
     live_at_peak: tuple[LiveValue, ...] = ()
     candidates: tuple[Candidate, ...] = ()
-    versions: document.Pairs = ()
+    versions: Pairs = ()
 
-    def __str__(self) -> str:
-        """Plain text tables, 120 columns."""
-        return text.plain(sheets(self, rows=12))
+    @property
+    def title(self) -> str:
+        return f"memplan: {self.device}"
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The same tables for `rich.print`, as wide as the terminal."""
-        yield from map(text.table, sheets(self, rows=12))
-
-    def _repr_html_(self) -> str:
-        return html.body(sheets(self, rows=50))
-
-    def to_json(self) -> str:
-        """Strict JSON, see the module's docstring; raises ValueError, naming the field, for NaN or infinity."""
-        return document.to_json(self, SCHEMA)
-
-    @classmethod
-    def from_json(cls, written: str) -> Report:
-        """The report that `to_json` wrote; raises ValueError, naming what is wrong, for anything else."""
-        return document.from_json(cls, written, SCHEMA)
-
-    def save_json(self, path: str | os.PathLike[str]) -> None:
-        """Write `to_json()`; the file appears whole or not at all (OSError)."""
-        document.write_whole(path, self.to_json() + "\n")
-
-    def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Write one self-contained page; the file appears whole or not at all (OSError)."""
-        document.write_whole(path, html.page(f"memplan: {self.device}", sheets(self, rows=500)))
-
-
-def sheets(report: Report, rows: int) -> tuple[Sheet, ...]:
-    """Summary, candidates, what stands at the peak, decisions; at most `rows` of each of the last two."""
-    return tuple(
-        sheet
-        for sheet in (_summary(report), _candidates(report), _live(report, rows), _decisions(report, rows))
-        if sheet.rows
-    )
+    def sheets(self, rows: int) -> tuple[Sheet, ...]:
+        """Summary, candidates, what stands at the peak, decisions; at most `rows` of each of the last two."""
+        parts = (_summary(self), _candidates(self), _live(self, rows), _decisions(self, rows))
+        return tuple(sheet for sheet in parts if sheet.rows)
 
 
 def _summary(report: Report) -> Sheet:
