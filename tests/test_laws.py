@@ -65,7 +65,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     ),
     "memplan.factory": ("memplan.errors",),
     "memplan.cli": ("memplan.api", "memplan.report", "memplan.parallel", "memplan.errors", "memplan.factory", *TYPES),
-    "memplan": ("memplan.api", "memplan.parallel", "memplan.errors", *TYPES),
+    "memplan": ("memplan.api", "memplan.parallel", "memplan.report", "memplan.errors", *TYPES),
 }
 OPEN_ROOMS = {"memplan"}  # only the package itself, not whatever stands in it
 
