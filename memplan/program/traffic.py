@@ -1,10 +1,10 @@
 """Scheduled optimized HLO -> bytes moved and seconds of one step: a roofline per kernel, three streams.
 
-The same account for every executable, whoever decided what it recomputes and offloads. Bytes follow XLA's own
-`HloCostAnalysis`: a kernel reads its operands and writes its results once, of a sliced operand only the slice.
+The same account for every executable, whoever decided what it recomputes and offloads. A kernel reads its operands
+and writes its results once; of a sliced operand it reads the slice, of a buffer updated in place it writes the update.
 
-Known inefficiencies: kernels never wait for their launch, caches are ignored, and a loop is one block, whose body is
-replayed with idle streams and taken times its trip count.
+Left out: launches, caches, elementwise arithmetic, the conditions of loops. A loop is one block: its body is replayed
+with idle streams and taken times its trip count.
 """
 
 from __future__ import annotations
