@@ -1,15 +1,17 @@
 """memplan: train what does not fit. `memplan.jit` is `jax.jit` with a device-memory budget."""
 
-from memplan.api import jit
-from memplan.errors import (
-    InfeasibleBudgetError,
-    MemplanError,
-    PlanMismatchError,
-    UnsupportedProgramError,
-)
-from memplan.planning import devices
-from memplan.planning.plan import Plan
-from memplan.report.model import Report
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memplan.api import jit
+    from memplan.errors import InfeasibleBudgetError, MemplanError, PlanMismatchError, UnsupportedProgramError
+    from memplan.planning import devices
+    from memplan.planning.plan import Plan
+    from memplan.report.model import Report
 
 __all__ = [
     "InfeasibleBudgetError",
@@ -21,3 +23,27 @@ __all__ = [
     "devices",
     "jit",
 ]
+
+_HOMES = {
+    "InfeasibleBudgetError": "memplan.errors",
+    "MemplanError": "memplan.errors",
+    "Plan": "memplan.planning.plan",
+    "PlanMismatchError": "memplan.errors",
+    "Report": "memplan.report.model",
+    "UnsupportedProgramError": "memplan.errors",
+    "devices": "memplan.planning.devices",
+    "jit": "memplan.api",
+}
+
+# Without a driver jax's CUDA plugin refuses to load, loudly, unless it is told to leave the check out; it is wanted for
+# its compiler. Read by jax when its backends start.
+if not os.path.exists("/proc/driver/nvidia/version"):
+    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are loaded when they are asked for: the planning half works, and tests, without jax."""
+    if name in _HOMES:
+        home = importlib.import_module(_HOMES[name])
+        return home if name == "devices" else getattr(home, name)
+    raise AttributeError(f"module 'memplan' has no attribute {name!r}")

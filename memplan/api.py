@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from memplan import pipeline
-from memplan.errors import MemplanError, UnsupportedProgramError
+from memplan.errors import MemplanError, UnsupportedProgramError, WrongProgramError
 from memplan.pipeline import Request, Result
 from memplan.planning.budget import Size, parse_bytes
 from memplan.planning.plan import Plan
@@ -22,7 +22,7 @@ from memplan.program.trace import dynamic_part
 from memplan.report.model import Report
 from memplan.running import Runner, numbers_gate, runner
 
-__all__ = ["Compiled", "PlannedJit", "Planned", "jit", "parse_bytes", "progress"]
+__all__ = ["Compiled", "Planned", "PlannedJit", "jit", "parse_bytes", "progress"]
 
 _OPTIONS = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "in_shardings", "out_shardings",
             "keep_unused", "compiler_options")  # fmt: skip
@@ -77,11 +77,20 @@ def jit(
     """
     if step is None:
         return functools.partial(
-            jit, budget=budget, host_budget=host_budget, device=device, planner=planner, plan=plan, verify=verify, **options
+            jit,
+            budget=budget,
+            host_budget=host_budget,
+            device=device,
+            planner=planner,
+            plan=plan,
+            verify=verify,
+            **options,
         )
     unknown = sorted(set(options) - set(_OPTIONS))
     if unknown:
-        raise TypeError(f"memplan.jit has no argument {', '.join(unknown)}; jax.jit's {', '.join(_OPTIONS)} are passed on.")
+        raise TypeError(
+            f"memplan.jit has no argument {', '.join(unknown)}; jax.jit's {', '.join(_OPTIONS)} are passed on."
+        )
     if verify not in _VERIFY:
         raise MemplanError(f"verify is {verify!r}; it is one of {', '.join(map(repr, _VERIFY))}.")
     for size, what in ((budget, "budget"), (host_budget, "host budget")):
@@ -110,7 +119,9 @@ class PlannedJit:
         if self._request.verify == "numbers":
             gate = numbers_gate(result, args, kwargs)
             if not gate.passes:
-                raise MemplanError(f"the planned step does not compute what the step computes ({gate}). Please report it.")
+                raise WrongProgramError(
+                    f"the planned step does not compute what the step computes ({gate}). Please report it."
+                )
         return planned
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -183,7 +194,7 @@ class Planned:
     def inlined(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate the planned equations on traced values."""
         dynamic = dynamic_part(self._result.program.step, args, kwargs, self._result.program.options)
-        flat = jax.extend.core.jaxpr_as_fun(self.jaxpr)(*jax.tree_util.tree_leaves(dynamic))
+        flat = compat.jaxpr_as_fun(self.jaxpr)(*jax.tree_util.tree_leaves(dynamic))
         return jax.tree_util.tree_unflatten(self._result.program.out_tree, flat)
 
     def __repr__(self) -> str:

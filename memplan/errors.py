@@ -31,6 +31,10 @@ class UnsupportedProgramError(MemplanError):
     """The step holds something that cannot be planned; names the primitive and its line."""
 
 
+class WrongProgramError(MemplanError):
+    """The planned step does not compute what the step computes."""
+
+
 class BudgetError(MemplanError, ValueError):
     """A budget or a host budget that is not a size."""
 

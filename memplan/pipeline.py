@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from memplan import summary
+from memplan.candidates import Candidate
 from memplan.errors import InfeasibleBudgetError
 from memplan.planning import devices
 from memplan.planning.budget import Size, parse_bytes, show_bytes
@@ -19,11 +20,11 @@ from memplan.planning.planners.protocol import Planner, Problem, Proposal
 from memplan.planning.planners.registry import planner_named
 from memplan.planning.simulate import Simulator
 from memplan.program import compat
-from memplan.program.executor import Stages, compile_stages
+from memplan.program.executor import compile_stages
 from memplan.program.extract import extract
 from memplan.program.local import host_memory_bytes, local_device
 from memplan.program.rewrite import rewrite
-from memplan.program.targets import Executable, Target, xla_rematerialization
+from memplan.program.targets import Target, xla_rematerialization
 from memplan.program.trace import Program, as_step, trace
 from memplan.program.traffic import traffic
 from memplan.report.model import Report
@@ -48,29 +49,6 @@ class Request:
     planner: str | None = None
     plan: Plan | None = None
     verify: str | None = "compile"
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A way to run the step that the compiler has measured.
-
-    Attributes:
-      name: `plain`, `xla` or a planner's name.
-      device_bytes, host_bytes: by the compiler.
-      step_s: seconds of a step by the roofline.
-      predicted_bytes: device bytes predicted before it was compiled.
-      executable: where one program holds it; None where it is compiled segment by segment.
-    """
-
-    name: str
-    device_bytes: int
-    host_bytes: int
-    step_s: float | None
-    predicted_bytes: int
-    plan: Plan | None = None
-    executable: Executable | None = None
-    stages: Stages | None = None
-    compiler_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

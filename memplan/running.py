@@ -15,6 +15,7 @@ from memplan.planning.order import early_loose_ends
 from memplan.planning.plan import Plan
 from memplan.planning.planners.protocol import fence_nbytes
 from memplan.planning.unfold import cut, keep_everything
+from memplan.program import compat
 from memplan.program.executor import Stages, compile_stages
 from memplan.program.rewrite import rewrite
 from memplan.program.trace import Program, as_step, dynamic_part
@@ -89,17 +90,19 @@ def numbers_gate(result: Result, args: Sequence[Any], kwargs: Mapping[str, Any])
         raise MemplanError('verify="numbers" runs the step: pass arrays to plan(), not jax.ShapeDtypeStructs.')
     if result.chosen.plan is None or result.graph is None:
         return Gate(())
-    plain = jax.jit(jax.extend.core.jaxpr_as_fun(program.jaxpr))
+    plain = jax.jit(compat.jaxpr_as_fun(program.jaxpr))
     plans = (segmented_plan(result.graph, result.report.budget_bytes, result.report.device), result.chosen.plan)
     return compare(plain(*leaves), *(run_flat(program, result.graph, plan, leaves) for plan in plans))
 
 
 def run_flat(program: Program, graph: Graph, plan: Plan, leaves: Sequence[Any]) -> list[Any]:
     """Outputs of a plan on copies of flat inputs, on the local backend."""
-    copies = [_as_array(leaf, var.aval, copy=True) for leaf, var in zip(leaves, program.jaxpr.jaxpr.invars, strict=True)]
+    copies = [
+        _as_array(leaf, var.aval, copy=True) for leaf, var in zip(leaves, program.jaxpr.jaxpr.invars, strict=True)
+    ]
     if jax.default_backend() == "cpu":
         return compile_stages(program, graph, plan)(copies)
-    return jax.jit(jax.extend.core.jaxpr_as_fun(rewrite(program, graph, plan)))(*copies)
+    return jax.jit(compat.jaxpr_as_fun(rewrite(program, graph, plan)))(*copies)
 
 
 def _as_array(leaf: Any, aval: Any, copy: bool = False) -> Any:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import jax
 import jaxlib
 
+from memplan.candidates import Candidate
 from memplan.planning import cost
 from memplan.planning.devices import Device
 from memplan.planning.floor import floor
@@ -20,9 +20,6 @@ from memplan.report.model import Candidate as Row
 from memplan.report.model import Choice, Decision, LiveValue, Report
 from memplan.verify.memory import standing_at_peak
 from memplan.verify.plan import judge
-
-if TYPE_CHECKING:
-    from memplan.pipeline import Candidate
 
 
 def untouched(target: Target, budget: int, host_budget: int, plain: Candidate) -> Report:

@@ -120,7 +120,9 @@ class Simulator:
         for actions in plan.segments():
             freed = {action.target for action in actions if action.kind is Kind.FREE}
             cost = self.segment(actions, frozenset(copying & freed))
-            copying = (copying - freed) | {a.target for a in actions if a.kind is Kind.OFFLOAD and a.target not in freed}
+            copying = (copying - freed) | {
+                a.target for a in actions if a.kind is Kind.OFFLOAD and a.target not in freed
+            }
             start = now
             for action in actions:  # copies that this segment starts or needs
                 value = action.target

@@ -53,7 +53,7 @@ class Layout:
     @cached_property
     def carriers(self) -> tuple[tuple[int, ...], ...]:
         """Values with a buffer of their own that each op reads, looking through views; inputs are left out."""
-        roots: dict[int, tuple[int, ...]] = {value: () for value in self.graph.inputs}
+        roots: dict[int, tuple[int, ...]] = dict.fromkeys(self.graph.inputs, ())
         found: list[tuple[int, ...]] = []
         for op in self.graph.ops:
             behind = tuple(dict.fromkeys(root for value in op.inputs for root in roots[value]))

@@ -21,8 +21,9 @@ JaxprEqn = jex.JaxprEqn
 Literal = jex.Literal
 Var = jex.Var
 DropVar = _core.DropVar  # jex.DropVar is missing from 0.10.2's type stubs
-primitives = jex.primitives
+jaxpr_as_fun = jex.jaxpr_as_fun
 BARRIER = optimization_barrier_p
+
 
 def consts_of(closed: ClosedJaxpr) -> list[tuple[Var, Any]]:
     """Constant variables with their values.

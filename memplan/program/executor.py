@@ -170,7 +170,7 @@ class _Builder:
         plain = all(rules.is_plain(self.eqns[op]) for op in ops)
         key = (str(jaxpr), donated) if plain else (tuple(ops), donated, len(self.known))
         if key not in self.known:
-            flat = jax.jit(jax.extend.core.jaxpr_as_fun(jaxpr), donate_argnums=donated, keep_unused=True)
+            flat = jax.jit(compat.jaxpr_as_fun(jaxpr), donate_argnums=donated, keep_unused=True)
             avals = [as_struct(var.aval) for var in jaxpr.jaxpr.invars]
             self.known[key] = flat.lower(*avals).compile(compiler_options=self.options)
         return self.known[key]

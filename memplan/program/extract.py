@@ -39,7 +39,9 @@ def extract(program: Program) -> Graph:
         outputs = []
         for var in eqn.outvars:
             unread = isinstance(var, compat.DropVar) and fusion != "kernel"
-            outputs.append(add(var, f"{eqn.primitive.name}:{len(values)}", "intermediate", nbytes=0 if unread else None))
+            outputs.append(
+                add(var, f"{eqn.primitive.name}:{len(values)}", "intermediate", nbytes=0 if unread else None)
+            )
         ops.append(_op(eqn, tuple(ids[atom] for atom in eqn.invars if _is_var(atom)), tuple(outputs)))
     returned = tuple(ids[atom] for atom in jaxpr.outvars if _is_var(atom))
     return Graph(tuple(values), tuple(ops), inputs, returned, _fingerprint(values, ops, returned))

@@ -15,7 +15,9 @@ def target_config(device: Device) -> str:
       UnknownDeviceError: the device is not a GPU.
     """
     if device.target is None:
-        raise UnknownDeviceError(f"{device.name} is not a GPU: there is nothing to compile for. `memplan devices` lists GPUs.")
+        raise UnknownDeviceError(
+            f"{device.name} is not a GPU: there is nothing to compile for. `memplan devices` lists GPUs."
+        )
     chip = device.target
     major, minor = chip.compute_capability
     feature = "feature_extension: ACCELERATED_FEATURES" if major >= 9 else ""

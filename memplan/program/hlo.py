@@ -9,7 +9,9 @@ from functools import cached_property
 
 HOST_SPACE = 5  # XLA's number for pinned host memory
 
-_VALUE = re.compile(r"^ value: <\d+ (?P<name>[^ {]+)(?P<index>\{[\d,]*\})? @(?P<space>\d+)> \(size=(?P<size>\d+),offset=(?P<offset>\d+)\): (?P<shape>.*)$")
+_VALUE = re.compile(
+    r"^ value: <\d+ (?P<name>[^ {]+)(?P<index>\{[\d,]*\})? @(?P<space>\d+)> \(size=(?P<size>\d+),offset=(?P<offset>\d+)\): (?P<shape>.*)$"
+)
 _RANGE = re.compile(r"^    (?P<name>[^ {]+)(?P<index>\{[\d,]*\}):(?P<start>\d+)-(?P<end>\d+)$")
 _STEP = re.compile(r"^    (?P<position>\d+):(?P<name>\S+)$")
 _NAMED = re.compile(r"^\s*(?:ROOT )?%(?P<name>[\w.\-]+) = .*op_name=\"(?P<path>[^\"]*)\"", re.MULTILINE)

@@ -13,6 +13,7 @@ from memplan.program import compat
 from memplan.program.fence import Copies, fence, fragile_zeros
 from memplan.program.trace import Program, as_struct
 
+
 def rewrite(program: Program, graph: Graph, plan: Plan) -> compat.ClosedJaxpr:
     """The planned program as a closed jaxpr with the inputs and outputs of `program.jaxpr`.
 

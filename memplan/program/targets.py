@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -105,7 +104,6 @@ def described_sharding(device: Device) -> NamedSharding:
     Raises:
       UnknownDeviceError: the compiler for GPUs is not installed.
     """
-    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     try:
         topology = topologies.get_topology_desc(
             topology_name=device.name, platform="cuda", topology="1x1x1", target_config=target_config(device)
@@ -125,9 +123,7 @@ def _place(sharding: NamedSharding, leaf: Any) -> Any:
             aval = jax.core.get_aval(leaf)
             return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=True, sharding=sharding)
         return leaf
-    return jax.ShapeDtypeStruct(
-        leaf.shape, leaf.dtype, sharding=sharding, weak_type=getattr(leaf, "weak_type", False)
-    )
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=getattr(leaf, "weak_type", False))
 
 
 def _account(compiled: Any, dump: Path | None) -> Executable:

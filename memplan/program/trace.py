@@ -42,7 +42,9 @@ class Program:
         return getattr(self.step, "__name__", "step")
 
 
-def trace(step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]) -> Program:
+def trace(
+    step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
+) -> Program:
     """Trace `step` as `jax.jit(step, **options)` would and flatten what comes out.
 
     Args:
@@ -75,7 +77,7 @@ def flatten(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
 
 def as_step(program: Program, jaxpr: compat.ClosedJaxpr) -> Callable[..., Any]:
     """A function with the step's own signature that evaluates `jaxpr`; to be jitted with the step's own options."""
-    evaluate = jax.extend.core.jaxpr_as_fun(jaxpr)
+    evaluate = compat.jaxpr_as_fun(jaxpr)
 
     @functools.wraps(program.step)
     def planned(*args: Any, **kwargs: Any) -> Any:

@@ -46,9 +46,7 @@ def standing_at_peak(executable: Executable, graph: Graph, most: int = 30) -> tu
     schedule = executable.schedule
     if schedule is None:
         return ()
-    arguments = [
-        Standing(graph.values[value].name, graph.nbytes(value), "argument", value) for value in graph.inputs
-    ]
+    arguments = [Standing(graph.values[value].name, graph.nbytes(value), "argument", value) for value in graph.inputs]
     buffers = []
     for buffer in schedule.alive(schedule.peak_step):
         mark = schedule.mark(buffer.name)

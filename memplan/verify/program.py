@@ -9,12 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from memplan.errors import MemplanError
+from memplan.errors import WrongProgramError
 from memplan.program import compat
-
-
-class WrongProgramError(MemplanError):
-    """The planned step does not compute what the step computes."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +59,9 @@ def check_types(original: compat.ClosedJaxpr, planned: compat.ClosedJaxpr) -> No
     ):
         shapes = [[(var.aval.shape, str(var.aval.dtype)) for var in side] for side in (before, after)]
         if shapes[0] != shapes[1]:
-            raise WrongProgramError(f"the planned step has other {what} types than the step: {shapes[0]} became {shapes[1]}.")
+            raise WrongProgramError(
+                f"the planned step has other {what} types than the step: {shapes[0]} became {shapes[1]}."
+            )
 
 
 def compare(plain: Sequence[Any], segmented: Sequence[Any], planned: Sequence[Any]) -> Gate:
@@ -71,14 +69,14 @@ def compare(plain: Sequence[Any], segmented: Sequence[Any], planned: Sequence[An
     rows = []
     for triple in zip(plain, segmented, planned, strict=True):
         reference, cut, new = (_as_numbers(leaf) for leaf in triple)
-        rounding = float(jax.numpy.finfo(reference.dtype).eps) if jax.numpy.issubdtype(reference.dtype, np.inexact) else 0.0
+        rounding = (
+            float(jax.numpy.finfo(reference.dtype).eps) if jax.numpy.issubdtype(reference.dtype, np.inexact) else 0.0
+        )
         rows.append((relative_error(reference, cut), relative_error(reference, new), rounding))
     finite = [cut for cut, _, rounding in rows if rounding and np.isfinite(cut)]
     usual = float(np.median(finite)) if finite else 0.0
     return Gate(
-        tuple(
-            Leaf(cut, new, 4 * max(cut, usual if rounding else 0.0) + rounding) for cut, new, rounding in rows
-        )
+        tuple(Leaf(cut, new, 4 * max(cut, usual if rounding else 0.0) + rounding) for cut, new, rounding in rows)
     )
 
 

@@ -253,9 +253,7 @@ def _united(moves: list[Move]) -> Move:
     return Move(keys, Mode.DROP, sum(move.seconds for move in moves), frees, tuple(holds.values()))
 
 
-def _alive(
-    events: dict[int, list[tuple[int, bool]]], decisions: Decisions
-) -> dict[int, list[tuple[int, int]]]:
+def _alive(events: dict[int, list[tuple[int, bool]]], decisions: Decisions) -> dict[int, list[tuple[int, int]]]:
     """Closed spans of segments in which each value is on the device."""
     spans: dict[int, list[tuple[int, int]]] = {}
     for value, sequence in events.items():

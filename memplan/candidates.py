@@ -1,0 +1,34 @@
+"""A way to run the step that was measured, chosen or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from memplan.planning.plan import Plan
+from memplan.program.executor import Stages
+from memplan.program.targets import Executable
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to run the step that the compiler has measured.
+
+    Attributes:
+      name: `plain`, `xla` or a planner's name.
+      device_bytes, host_bytes: by the compiler.
+      step_s: seconds of a step by the roofline.
+      predicted_bytes: device bytes predicted before it was compiled.
+      executable: where one program holds it; None where it is compiled segment by segment.
+    """
+
+    name: str
+    device_bytes: int
+    host_bytes: int
+    step_s: float | None
+    predicted_bytes: int
+    plan: Plan | None = None
+    executable: Executable | None = None
+    stages: Stages | None = None
+    compiler_options: Mapping[str, Any] = field(default_factory=dict)
