@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
 
-from memplan import pipeline
+from memplan import comparing, pipeline
 from memplan.errors import MemplanError, UnsupportedProgramError, WrongProgramError
 from memplan.pipeline import Request, Result
 from memplan.planning.budget import Size, parse_bytes
@@ -19,6 +19,7 @@ from memplan.planning.plan import Plan
 from memplan.program import compat
 from memplan.program.local import observed_peak_bytes
 from memplan.program.trace import dynamic_part
+from memplan.report.comparison import Comparison
 from memplan.report.model import Report
 from memplan.running import Runner, numbers_gate, runner
 
@@ -99,6 +100,25 @@ def jit(
         pipeline.target_of(device)
     given = {name: value for name, value in options.items() if value is not None}
     return PlannedJit(step, Request(budget, host_budget, device, planner, plan, verify), given)
+
+
+def compare(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    budget: Size = None,
+    host_budget: Size = None,
+    device: str | None = None,
+    donate_argnums: int | Sequence[int] = (),
+) -> Comparison:
+    """Compile a step plain, under `jax.checkpoint` policies, with XLA's own rematerialization and host offload, and planned.
+
+    Args:
+      step: a plain function; args: arrays or `jax.ShapeDtypeStruct`s. Nothing is run.
+      budget, host_budget, device, donate_argnums: as for `jit`.
+    """
+    options = {"donate_argnums": donate_argnums}
+    return comparing.compare(step, args, options, Request(budget, host_budget, device), _notify.get())
 
 
 class PlannedJit:

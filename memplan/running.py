@@ -73,7 +73,7 @@ def runner(result: Result) -> Runner:
 
 
 def segmented_plan(graph: Graph, budget_bytes: int, device: str) -> Plan:
-    """The step cut into segments as under this budget, nothing recomputed or moved: what recompilation alone changes."""
+    """The step cut as under this budget, nothing recomputed or moved: what recompilation alone changes."""
     return keep_everything(cut(graph, early_loose_ends(graph), fence_nbytes(budget_bytes)), device)
 
 

@@ -1,8 +1,8 @@
 """Runs a plan where the compiler keeps no order: every segment is compiled apart and run in turn, freeing in between.
 
-XLA:CPU drops barriers and schedules from data dependencies alone. Between two executables nothing can be reordered, so the
-plan's order and its lifetimes hold exactly. Host memory and device memory are the same there: an offloaded value stays
-where it is.
+XLA:CPU drops barriers and schedules from data dependencies alone. Between two executables nothing can be reordered, so
+the plan's order and its lifetimes hold exactly. Host memory and device memory are the same there: an offloaded value
+stays where it is.
 """
 
 from __future__ import annotations

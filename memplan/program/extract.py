@@ -34,7 +34,7 @@ def extract(program: Program) -> Graph:
     inputs = tuple(range(len(values)))
 
     ops = []
-    for index, eqn in enumerate(jaxpr.eqns):
+    for eqn in jaxpr.eqns:
         fusion = rules.fusion_of(eqn)
         outputs = []
         for var in eqn.outvars:

@@ -16,8 +16,8 @@ _FILLED_WITH_ZEROS = {"select_and_scatter_add", "scatter", "scatter_add"}
 def fence(values: Sequence[Any]) -> list[Any]:
     """Every result depends on every value: readers of a result run after all the values are there.
 
-    XLA:GPU keeps the barrier until its latency-hiding scheduler is done, so it orders execution. XLA:CPU drops it; there
-    the segments are compiled apart (`program/executor.py`).
+    XLA:GPU keeps the barrier until its latency-hiding scheduler is done, so it orders execution. XLA:CPU drops it;
+    there the segments are compiled apart (`program/executor.py`).
     """
     return list(jax.lax.optimization_barrier(tuple(values))) if values else []
 
@@ -25,10 +25,10 @@ def fence(values: Sequence[Any]) -> list[Any]:
 def fragile_zeros(eqns: Sequence[compat.JaxprEqn]) -> frozenset[tuple[tuple[int, ...], Any]]:
     """Types (shape, dtype) of which XLA needs a whole buffer of zeros somewhere.
 
-    Zeros of that type in any segment are the same instruction to it: it fills the buffer at the first and holds it until
-    the last, across every fence. Where the zero comes through the fence, each segment has its own.
+    Zeros of that type in any segment are the same instruction to it: it fills the buffer at the first and holds it
+    until the last, across every fence. Where the zero comes through the fence, each segment has its own.
     """
-    outputs = [var.aval for eqn in eqns if eqn.primitive.name in _FILLED_WITH_ZEROS for var in eqn.outvars]
+    outputs = [compat.aval_of(var) for eqn in eqns if eqn.primitive.name in _FILLED_WITH_ZEROS for var in eqn.outvars]
     return frozenset((aval.shape, aval.dtype) for aval in outputs)
 
 
@@ -49,7 +49,7 @@ class Copies:
     def for_program(cls, eqns: Sequence[compat.JaxprEqn]) -> Copies:
         ranks = set()
         for eqn in eqns:
-            if eqn.primitive.name == "conv_general_dilated" and str(eqn.outvars[0].aval.dtype) == "float32":
+            if eqn.primitive.name == "conv_general_dilated" and compat.dtype_of(eqn.outvars[0]) == "float32":
                 spec = eqn.params["dimension_numbers"].out_spec
                 if spec[0] == 0 and spec[1] == len(spec) - 1:
                     ranks.add(len(spec))

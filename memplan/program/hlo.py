@@ -10,7 +10,8 @@ from functools import cached_property
 HOST_SPACE = 5  # XLA's number for pinned host memory
 
 _VALUE = re.compile(
-    r"^ value: <\d+ (?P<name>[^ {]+)(?P<index>\{[\d,]*\})? @(?P<space>\d+)> \(size=(?P<size>\d+),offset=(?P<offset>\d+)\): (?P<shape>.*)$"
+    r"^ value: <\d+ (?P<name>[^ {]+)(?P<index>\{[\d,]*\})? @(?P<space>\d+)> "
+    r"\(size=(?P<size>\d+),offset=(?P<offset>\d+)\): (?P<shape>.*)$"
 )
 _RANGE = re.compile(r"^    (?P<name>[^ {]+)(?P<index>\{[\d,]*\}):(?P<start>\d+)-(?P<end>\d+)$")
 _STEP = re.compile(r"^    (?P<position>\d+):(?P<name>\S+)$")
@@ -83,7 +84,7 @@ class Schedule:
 
     @cached_property
     def segment_of_step(self) -> tuple[int, ...]:
-        """Segment of the plan that each step belongs to; fences keep them in order, so unmarked steps follow the last."""
+        """Segment of the plan that each step belongs to; fences keep them in order: unmarked steps follow the last."""
         found, current = [], 0
         for name in self.steps:
             mark = self.marks.get(name)

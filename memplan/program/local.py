@@ -28,7 +28,8 @@ def closest_name(kind: str) -> str:
     found = [name for name in devices.names() if name.replace("-", "") in plain]
     if not found:
         raise devices.UnknownDeviceError(
-            f"this machine's {kind!r} has no specification here. Pass device= with the nearest of: {', '.join(devices.names())}."
+            f"this machine's {kind!r} has no specification here. Pass device= with the nearest of: "
+            f"{', '.join(devices.names())}."
         )
     return max(found, key=len)
 

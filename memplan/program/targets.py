@@ -110,8 +110,8 @@ def described_sharding(device: Device) -> NamedSharding:
         )
     except (RuntimeError, NotImplementedError, ValueError) as error:
         raise UnknownDeviceError(
-            f"XLA cannot compile for {device.name} here ({error}). Planning for a GPU that is absent needs its compiler: "
-            "pip install 'memplan[gpu-aot]'."
+            f"XLA cannot compile for {device.name} here ({error}). Planning for a GPU that is absent needs its "
+            "compiler: pip install 'memplan[gpu-aot]'."
         ) from error
     return NamedSharding(Mesh(np.array(topology.devices), ("device",)), PartitionSpec())
 

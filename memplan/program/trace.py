@@ -68,7 +68,7 @@ def trace(
 def flatten(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
     """Inline every call and drop what nothing depends on.
 
-    A differentiated `jax.checkpoint` becomes a barrier over its inputs and its equations, which is what jax lowers it to.
+    A differentiated `jax.checkpoint` becomes a barrier over its inputs and its equations: what jax lowers it to.
     """
     avals = [var.aval for var in closed.jaxpr.invars]
     flat = jax.make_jaxpr(functools.partial(_inline, closed))(*[as_struct(aval) for aval in avals])

@@ -15,7 +15,7 @@ from memplan.program import compat
 
 @dataclass(frozen=True)
 class Leaf:
-    """One output: relative error of the segmented and of the planned step against the unmodified one, and what is allowed."""
+    """One output: relative error of the segmented and of the planned step against the unmodified one; what is allowed."""
 
     recompilation: float
     planned: float
@@ -26,10 +26,10 @@ class Leaf:
 class Gate:
     """What the numbers gate measured, per output.
 
-    Errors are differences over the largest magnitude of the output; for integers and booleans, the share of elements that
-    differ. The tolerance is what cutting the step into segments causes by itself, nothing recomputed or moved: four times
-    the larger of this output's own error and the median output's, and one rounding. An output that is rounding noise (the
-    gradient of a bias that a softmax cancels) so gets its own, wide tolerance and widens no other.
+    Errors are differences over the largest magnitude of the output; for integers and booleans, the share of elements
+    that differ. The tolerance is what cutting the step into segments causes by itself, nothing recomputed or moved: four
+    times the larger of this output's own error and the median output's, and one rounding. An output that is rounding
+    noise (the gradient of a bias that a softmax cancels) so gets its own, wide tolerance and widens no other.
     """
 
     leaves: tuple[Leaf, ...]
@@ -48,7 +48,8 @@ class Gate:
             return "no outputs"
         leaf = self.leaves[self.worst]
         verdict = "same numbers" if self.passes else "other numbers"
-        return f"{verdict}: output {self.worst} is off by {leaf.planned:.1e}, recompilation alone by {leaf.recompilation:.1e}"
+        errors = f"is off by {leaf.planned:.1e}, recompilation alone by {leaf.recompilation:.1e}"
+        return f"{verdict}: output {self.worst} {errors}"
 
 
 def check_types(original: compat.ClosedJaxpr, planned: compat.ClosedJaxpr) -> None:
@@ -81,7 +82,10 @@ def compare(plain: Sequence[Any], segmented: Sequence[Any], planned: Sequence[An
 
 
 def relative_error(reference: np.ndarray, other: np.ndarray) -> float:
-    """Largest difference over the largest magnitude (share of differing elements for integers); NaN and infinity must stand in the same places."""
+    """Largest difference over the largest magnitude; for integers, the share of elements that differ.
+
+    NaN and infinity must stand in the same places: else the error is infinite.
+    """
     if reference.shape != other.shape or reference.dtype != other.dtype:
         return float("inf")
     if not jax.numpy.issubdtype(reference.dtype, np.inexact):
