@@ -11,14 +11,17 @@ import numpy as np
 from memplan.errors import MemplanError
 from memplan.pipeline import Result, planned_jaxpr
 from memplan.planning.graph import Graph
+from memplan.planning.budget import parse_bytes
 from memplan.planning.order import early_loose_ends
 from memplan.planning.plan import Plan
 from memplan.planning.planners.protocol import fence_nbytes
 from memplan.planning.unfold import cut, keep_everything
 from memplan.program import compat
 from memplan.program.executor import Stages, compile_stages
+from memplan.program.extract import extract
+from memplan.program.local import local_device
 from memplan.program.rewrite import rewrite
-from memplan.program.trace import Program, as_step, dynamic_part
+from memplan.program.trace import Program, as_step, dynamic_part, trace
 from memplan.verify.program import Gate, compare
 
 
@@ -109,3 +112,11 @@ def _as_array(leaf: Any, aval: Any, copy: bool = False) -> Any:
     if isinstance(leaf, jax.Array):
         return leaf.copy() if copy else leaf
     return jax.numpy.asarray(np.asarray(leaf), aval.dtype)
+
+
+def segmented(step: Any, args: Sequence[Any], budget: Any, **options: Any) -> Runner:
+    """The step cut into segments as a plan for this budget would cut it, and otherwise unchanged, on the local backend."""
+    program = trace(step, args, {}, options)
+    graph = extract(program)
+    plan = segmented_plan(graph, parse_bytes(budget, local_device().memory_bytes), "local")
+    return Runner(program, None, compile_stages(program, graph, plan))

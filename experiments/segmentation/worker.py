@@ -1,0 +1,108 @@
+"""One training run in a process of its own, so that its resident set is its own: prints a JSON object per line.
+
+    python -m experiments.segmentation.worker ROOT --way planned --size 144 --steps 6 --filters 8 --share 0.45
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import memplan
+from experiments.segmentation.decathlon import Dataset, load_case, open_dataset
+from experiments.segmentation.training import batch_of, factory
+from memplan.running import segmented
+from models.unet3d import UNet3DConfig
+
+WAYS = ("plain", "segmented", "planned")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("root", type=Path, help="data set in the Decathlon layout")
+    parser.add_argument("--way", choices=WAYS, required=True)
+    parser.add_argument("--size", type=int, required=True, help="voxels along each side")
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--filters", type=int, required=True, help="filters of the first level")
+    parser.add_argument("--budget", required=True, help="as memplan.jit takes it")
+    parser.add_argument("--report", type=Path, help="where the planned run writes its report, as JSON")
+    options = parser.parse_args()
+    dataset = open_dataset(options.root)
+    config = UNet3DConfig(filters=options.filters, in_channels=len(dataset.modalities), classes=len(dataset.labels))
+    step, (state, batch) = factory(options.size, config)
+    run = build(options.way, step, (state, batch), options.budget, options.report)
+    state = initial(options.size, config)
+    tell(prepared_rss=resident_bytes())
+    with highest_resident() as highest:
+        for number, batch in zip(range(options.steps), batches(dataset, options.size), strict=False):
+            start = time.perf_counter()
+            state, metrics = run(state, batch)
+            loss = float(metrics["loss"])
+            tell(step=number + 1, loss=loss, seconds=time.perf_counter() - start)
+    tell(peak_rss=highest(), process_peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def build(way: str, step: Any, shapes: Any, budget: str, report: Path | None) -> Callable[..., Any]:
+    """The step in one of three ways: as it is, only cut into segments, or planned."""
+    if way == "plain":
+        return jax.jit(step, donate_argnums=0).lower(*shapes).compile()
+    if way == "segmented":
+        return segmented(step, shapes, budget, donate_argnums=0)
+    planned = memplan.jit(step, budget=budget, donate_argnums=0).plan(*shapes)
+    if report is not None:
+        planned.report.save_json(report)
+    return planned.compile()
+
+
+def initial(size: int, config: UNet3DConfig) -> Any:
+    """The same seeded initial state for every way; the random volume that comes with it is dropped."""
+    _, (state, _) = factory(min(size, 32), config, concrete=True)
+    return state
+
+
+def batches(dataset: Dataset, size: int) -> Iterator[Any]:
+    """Whole volumes, one at a time, round and round."""
+    loaded = [batch_of(load_case(dataset, case, size)) for case in dataset.cases]
+    return (jax.tree.map(jnp.asarray, batch) for batch in itertools.cycle(loaded))
+
+
+class highest_resident:
+    """Samples the resident set while the block runs; calling what it yields gives the largest, in bytes."""
+
+    def __enter__(self) -> Callable[[], int]:
+        self.largest, self.done = resident_bytes(), threading.Event()
+        self.thread = threading.Thread(target=self.sample, daemon=True)
+        self.thread.start()
+        return lambda: self.largest
+
+    def sample(self) -> None:
+        while not self.done.wait(0.002):
+            self.largest = max(self.largest, resident_bytes())
+
+    def __exit__(self, *_: Any) -> None:
+        self.done.set()
+        self.thread.join()
+
+
+def resident_bytes() -> int:
+    """Resident set of this process, by the kernel."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def tell(**facts: Any) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+if __name__ == "__main__":
+    main()
