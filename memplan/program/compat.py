@@ -6,6 +6,7 @@ jax 0.10.2 (the last for Python 3.11) and jax 0.11 both work.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -32,6 +33,14 @@ def consts_of(closed: ClosedJaxpr) -> list[tuple[Var, Any]]:
     0.11: `ClosedJaxpr is Jaxpr`, constants lead `all_invars`; 0.10 keeps them in `jaxpr.constvars`.
     """
     return list(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+
+
+def input_names(closed: ClosedJaxpr) -> tuple[str, ...]:
+    """One readable path per input, as jax names them: `state.params['w']`."""
+    names = closed.jaxpr.debug_info.arg_names or ()
+    if len(names) != len(closed.jaxpr.invars):  # jax does not promise them
+        names = [None] * len(closed.jaxpr.invars)
+    return tuple(name or f"args[{number}]" for number, name in enumerate(names))
 
 
 def is_tracing() -> bool:
@@ -108,6 +117,11 @@ def _closed(jaxpr: Any) -> ClosedJaxpr | None:
     return _core.ClosedJaxpr(jaxpr, ())  # 0.10: remat2 holds an open Jaxpr
 
 
+def aval_of(atom: Any) -> Any:
+    """The type of a variable or literal; jax's stubs give its base class, which knows neither shape nor dtype."""
+    return atom.aval
+
+
 def sub_jaxprs(eqn: JaxprEqn) -> list[Any]:
     """Every jaxpr in the equation's parameters (loop bodies, branches)."""
     return list(_core.jaxprs_in_params(eqn.params))
@@ -124,18 +138,11 @@ def nbytes_of(aval: Any) -> int:
     if not hasattr(aval, "shape") or not hasattr(aval, "dtype"):
         return 0
     dtype = aval.dtype
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
-        physical = _core.physical_aval(aval)
-        return int(physical.size) * physical.dtype.itemsize
+    if jax.numpy.issubdtype(dtype, jax.dtypes.extended):
+        return nbytes_of(_core.physical_aval(aval))
     if dtype == jax.dtypes.float0:
         return 0
-    count = 1
-    for extent in aval.shape:
-        count *= extent
-    if dtype.name in ("int4", "uint4", "int2", "uint2", "float4_e2m1fn"):
-        bits = 2 if dtype.name.endswith("2") else 4
-        return (count * bits + 7) // 8
-    return count * dtype.itemsize
+    return (math.prod(aval.shape) * jax.dtypes.itemsize_bits(dtype) + 7) // 8
 
 
 @contextlib.contextmanager

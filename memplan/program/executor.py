@@ -77,7 +77,7 @@ def compile_stages(
     builder = _Builder(program, graph, segments, compiler_options)
     stages, peaks = builder.build()
     literals = tuple(
-        jax.numpy.asarray(atom.val, atom.aval.dtype) if isinstance(atom, compat.Literal) else None
+        jax.numpy.asarray(atom.val, compat.aval_of(atom).dtype) if isinstance(atom, compat.Literal) else None
         for atom in program.jaxpr.jaxpr.outvars
     )
     consts = tuple(value for _, value in compat.consts_of(program.jaxpr))

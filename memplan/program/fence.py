@@ -49,7 +49,7 @@ class Copies:
     def for_program(cls, eqns: Sequence[compat.JaxprEqn]) -> Copies:
         ranks = set()
         for eqn in eqns:
-            if eqn.primitive.name == "conv_general_dilated" and compat.dtype_of(eqn.outvars[0]) == "float32":
+            if eqn.primitive.name == "conv_general_dilated" and str(compat.aval_of(eqn.outvars[0]).dtype) == "float32":
                 spec = eqn.params["dimension_numbers"].out_spec
                 if spec[0] == 0 and spec[1] == len(spec) - 1:
                     ranks.add(len(spec))

@@ -87,9 +87,10 @@ class _Rewriter:
 
     def literal(self, atom: compat.Literal, eqn: compat.JaxprEqn) -> Any:
         """The literal, or a zero of this segment's own where the compiler would share its broadcast across segments."""
-        dtype, shape = atom.aval.dtype, getattr(eqn.outvars[0].aval, "shape", None)
-        fragile = (shape, dtype) in self.fragile and atom.aval.shape == () and atom.val == 0
-        return self.zeros[dtype] if fragile else atom.val
+        aval = compat.aval_of(atom)
+        made = [getattr(var.aval, "shape", None) for var in eqn.outvars[:1]]
+        fragile = aval.shape == () and any((shape, aval.dtype) in self.fragile for shape in made) and atom.val == 0
+        return self.zeros[aval.dtype] if fragile else atom.val
 
     def end_segment(self, made: set[int], segment: Sequence[Action], following: Sequence[Action]) -> None:
         """Fence the values made here or read next, the copies that must be done, and those about to come back."""

@@ -70,7 +70,7 @@ def flops_of_jaxpr(jaxpr: Any) -> float:
 def matrix_dtype(eqn: compat.JaxprEqn) -> str:
     """Operand type of the matrix work in the equation, or '' where there is none."""
     if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
-        return str(eqn.invars[0].aval.dtype)
+        return str(compat.aval_of(eqn.invars[0]).dtype)
     for body in compat.sub_jaxprs(eqn):
         for inner in body.eqns:
             found = matrix_dtype(inner)
@@ -136,13 +136,13 @@ def _largest(atoms: Any) -> int:
 
 def _dot_flops(eqn: compat.JaxprEqn) -> float:
     (contracting, _), _ = eqn.params["dimension_numbers"]
-    lhs = eqn.invars[0].aval.shape
+    lhs = compat.aval_of(eqn.invars[0]).shape
     return 2.0 * _size(eqn.outvars[0].aval) * math.prod(lhs[axis] for axis in contracting)
 
 
 def _conv_flops(eqn: compat.JaxprEqn) -> float:
     """Multiplications by the zeros of a dilated input are not counted: cuDNN skips them."""
-    kernel = eqn.invars[1].aval
+    kernel = compat.aval_of(eqn.invars[1])
     features = kernel.shape[eqn.params["dimension_numbers"].rhs_spec[0]]
     dilation = math.prod(eqn.params["lhs_dilation"])
     groups = eqn.params["batch_group_count"]

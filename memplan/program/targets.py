@@ -120,7 +120,7 @@ def _place(sharding: NamedSharding, leaf: Any) -> Any:
     """Arrays and shapes become shapes on the described device; static values stay as they are."""
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         if isinstance(leaf, (bool, int, float, complex)):
-            aval = jax.core.get_aval(leaf)
+            aval = jax.typeof(leaf)
             return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=True, sharding=sharding)
         return leaf
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=getattr(leaf, "weak_type", False))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 from memplan.program import compat
 
@@ -52,13 +53,13 @@ def trace(
       options: keyword arguments of `jax.jit`.
     """
     traced = jax.jit(step, **options).trace(*args, **kwargs)
-    leaves = jax.tree_util.tree_flatten_with_path(traced.args_info)[0]
+    leaves = jax.tree_util.tree_leaves(traced.args_info)
     return Program(
         jaxpr=flatten(traced.jaxpr),
         step=step,
         options=dict(options),
-        donated=tuple(leaf.donated for _, leaf in leaves),
-        names=tuple(_argument_name(step, path) for path, _ in leaves),
+        donated=tuple(leaf.donated for leaf in leaves),
+        names=compat.input_names(traced.jaxpr),
         input_shardings=tuple(_shardings(traced)),
         traced=traced,
         out_tree=traced.out_tree,
@@ -82,7 +83,7 @@ def as_step(program: Program, jaxpr: compat.ClosedJaxpr) -> Callable[..., Any]:
     @functools.wraps(program.step)
     def planned(*args: Any, **kwargs: Any) -> Any:
         leaves = jax.tree_util.tree_leaves((args, kwargs))
-        dynamic = [leaf for leaf in leaves if isinstance(leaf, jax.core.Tracer)]  # static arguments are not traced
+        dynamic = [leaf for leaf in leaves if isinstance(leaf, Tracer)]  # static arguments are not traced
         return jax.tree_util.tree_unflatten(program.out_tree, evaluate(*dynamic))
 
     return planned
@@ -103,16 +104,19 @@ def dynamic_part(
 
 
 def _static(step: Callable[..., Any], options: Mapping[str, Any]) -> tuple[set[int], set[str]]:
-    """Static positions and names; like jax, each is inferred from the other where the signature tells."""
-    positions, names = options.get("static_argnums"), options.get("static_argnames")
-    positions = {positions} if isinstance(positions, int) else set(positions or ())
-    names = {names} if isinstance(names, str) else set(names or ())
+    """Static positions and names; like jax, where one is not given it is inferred from the other by the signature."""
+    numbers, words = options.get("static_argnums"), options.get("static_argnames")
+    positions: set[int] = {numbers} if isinstance(numbers, int) else set(numbers or ())
+    names: set[str] = {words} if isinstance(words, str) else set(words or ())
     try:
-        known = list(inspect.signature(step).parameters)
+        parameters = inspect.signature(step).parameters.values()
     except (TypeError, ValueError):
         return positions, names
-    positions |= {known.index(name) for name in names if name in known}
-    names |= {known[position] for position in positions if -len(known) <= position < len(known)}
+    ordinary = {p.name: i for i, p in enumerate(parameters) if p.kind is p.POSITIONAL_OR_KEYWORD}
+    if numbers is None:
+        positions = {ordinary[name] for name in names if name in ordinary}
+    elif words is None:
+        names = {name for name, position in ordinary.items() if position in positions}
     return positions, names
 
 
@@ -144,16 +148,3 @@ def as_struct(aval: Any) -> jax.ShapeDtypeStruct:
 
 def _shardings(traced: Any) -> list[Any]:
     return [getattr(aval, "sharding", None) for aval in jax.tree_util.tree_leaves(traced.in_avals)]
-
-
-def _argument_name(step: Callable[..., Any], path: Sequence[Any]) -> str:
-    """`state.params['w']` for the path ((args, kwargs) -> position -> ...)."""
-    where, rest = path[0].idx, path[1:]
-    if where == 1:
-        return jax.tree_util.keystr(rest)
-    try:
-        names = list(inspect.signature(step).parameters)
-        head = names[rest[0].idx]
-    except (TypeError, ValueError, IndexError):
-        head = f"args[{rest[0].idx}]"
-    return head + jax.tree_util.keystr(rest[1:])

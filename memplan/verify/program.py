@@ -102,6 +102,6 @@ def relative_error(reference: np.ndarray, other: np.ndarray) -> float:
 
 
 def _as_numbers(leaf: Any) -> np.ndarray:
-    if jax.dtypes.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key):
+    if jax.numpy.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     return np.asarray(leaf)
