@@ -1,7 +1,8 @@
 """Decisions -> actions: what to do about a value before each of its later uses becomes an ordered plan.
 
 A decision belongs to a value and the segment that uses it next: keep it until then (the default), move it to the host
-and back, or drop it and compute it again there. Views are not decided about: they are made again wherever they are read.
+and back, or drop it and compute it again there. Views are not decided about: they are made again wherever they are
+read. Returned values stay, whatever is decided.
 """
 
 from __future__ import annotations
@@ -126,6 +127,7 @@ class Demand:
         again: list[frozenset[int]] = [frozenset()] * len(layout.segments)
         for number in reversed(range(len(layout.segments))):
             ops: set[int] = set()
+            taken: list[int] = []
             seen: set[int] = set()
             waiting = list(layout.reads[number])
             while waiting:
@@ -139,6 +141,9 @@ class Demand:
                     ops.add(op)
                     waiting.extend(layout.carriers[op])
                 else:
+                    taken.append(value)
+            for value in taken:
+                if layout.graph.producer[value] not in ops:  # else it is made again as a sibling of what was dropped
                     uses.setdefault(value, []).append(number)
             again[number] = frozenset(ops)
         for segments in uses.values():
@@ -191,9 +196,9 @@ class _Unfolding:
                     self.begin(number)
                 self.compute(op, number)
             self.end(number)
-        self.close_views()
         for value in self.layout.graph.outputs:
             self.view(value)
+        self.close_views(keep=self.layout.graph.returned)
         for value, _ in self.late:
             self.segments[-1].append(Action(Kind.FREE, value))
         actions: list[Action] = []
@@ -202,7 +207,8 @@ class _Unfolding:
         return tuple(actions), tuple(self.origins)
 
     def moves(self, value: int, number: int) -> bool:
-        return self.decisions.get((value, number)) in (Mode.OFFLOAD, Mode.OFFLOAD_NOW)
+        mode = self.decisions.get((value, number))
+        return mode in (Mode.OFFLOAD, Mode.OFFLOAD_NOW) and value not in self.layout.returned
 
     def begin(self, number: int) -> None:
         """Start a new segment of the plan."""
@@ -220,19 +226,19 @@ class _Unfolding:
     def sequence(self, number: int, ops: Sequence[int]) -> list[int]:
         """The segment's ops, each preceded by what must be computed again for it, as late as possible."""
         again = set(self.demand.again[number])
+        carriers, producer = self.layout.carriers, self.layout.graph.producer
         result: list[int] = []
-
-        def require(op: int) -> None:
-            for value in self.layout.carriers[op]:
-                made = self.layout.graph.producer[value]
-                if made in again:
-                    again.discard(made)
-                    require(made)
-                    result.append(made)
-
         for op in ops:
-            require(op)
-            result.append(op)
+            waiting = [(op, iter(carriers[op]))]  # depth first; chains are longer than Python's stack
+            while waiting:
+                current, values = waiting[-1]
+                made = next((made for value in values if (made := producer[value]) in again), None)
+                if made is None:
+                    waiting.pop()
+                    result.append(current)
+                else:
+                    again.discard(made)
+                    waiting.append((made, iter(carriers[made])))
         self.last_read = {value: op for op in result for value in self.layout.carriers[op]}
         return result
 
@@ -248,7 +254,7 @@ class _Unfolding:
         for value in graph.ops[op].outputs:
             self.on_device.add(value)
             self.made_in[value] = here
-            if value in self.fetched_last and value not in self.on_host:
+            if self.fetched_last.get(value, -1) > number and value not in self.on_host:
                 self.segments[-1].append(Action(Kind.OFFLOAD, value))
                 self.on_host.add(value)
             if value not in self.last_read:
@@ -273,8 +279,9 @@ class _Unfolding:
         self.on_device.discard(value)
         here = len(self.segments) - 1
         waits = later is not None and later[1] and self.decisions[value, later[0]] is Mode.OFFLOAD
-        if waits and self.is_new(value, here):
+        if waits and later[0] > number + 1 and self.is_new(value, here):
             self.late.append((value, here + 1))
+            self.made_in[value] = here + 1  # it comes back after it has left
         else:
             self.segments[-1].append(Action(Kind.FREE, value))
 
@@ -298,7 +305,8 @@ class _Unfolding:
         self.viewed.add(op)
         self.segments[-1].append(Action(Kind.COMPUTE, op))
 
-    def close_views(self) -> None:
+    def close_views(self, keep: frozenset[int] = frozenset()) -> None:
         for op in sorted(self.viewed):
-            self.segments[-1].extend(Action(Kind.FREE, value) for value in self.layout.graph.ops[op].outputs)
+            ends = (value for value in self.layout.graph.ops[op].outputs if value not in keep)
+            self.segments[-1].extend(Action(Kind.FREE, value) for value in ends)
         self.viewed.clear()

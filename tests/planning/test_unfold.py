@@ -1,0 +1,197 @@
+"""Any decisions about any graph become a legal plan that computes everything, wastes nothing and leaves nothing behind."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+
+from memplan.planning.graph import Graph
+from memplan.planning.plan import Action, Kind, Plan
+from memplan.planning.unfold import Decisions, Demand, Layout, Mode, cut, keep_everything, unfold
+from memplan.verify.plan import Account, judge
+from tests.planning.graphs import (
+    DRAWS,
+    Builder,
+    chain,
+    diamond,
+    layout_of,
+    random_decisions,
+    random_graph,
+    training_chain,
+)
+
+C, F, O, P, R = Kind.COMPUTE, Kind.FREE, Kind.OFFLOAD, Kind.PREFETCH, Kind.RELEASE
+
+
+def accepted(graph: Graph, actions: tuple[Action, ...]) -> Account:
+    return judge(Plan(actions, graph.fingerprint, "test"), graph)
+
+
+def case(draw: random.Random) -> tuple[Graph, Layout, Decisions]:
+    graph = random_graph(draw)
+    layout = layout_of(graph, draw.choice([1, 1, 15, 1000]))
+    return graph, layout, random_decisions(draw, layout)
+
+
+def kinds(actions: tuple[Action, ...]) -> Counter[Kind]:
+    return Counter(action.kind for action in actions)
+
+
+def runs(actions: tuple[Action, ...]) -> Counter[int]:
+    return Counter(action.target for action in actions if action.kind is C)
+
+
+@settings(max_examples=600, deadline=None)
+@given(DRAWS)
+def test_any_decisions_make_a_legal_plan(draw: random.Random) -> None:
+    graph, layout, decisions = case(draw)
+    actions, origins = unfold(layout, decisions)
+    accepted(graph, actions)
+    assert list(origins) == sorted(origins) and set(origins) == set(range(len(layout.segments)))
+    assert len(list(Plan(actions, "", "").segments())) == len(origins) or not actions
+
+
+@settings(max_examples=300, deadline=None)
+@given(DRAWS)
+def test_everything_runs_and_effects_run_once_in_order(draw: random.Random) -> None:
+    graph, layout, decisions = case(draw)
+    actions, _ = unfold(layout, decisions)
+    counted = runs(actions)
+    for number, op in enumerate(graph.ops):
+        if op.fusion != "view":
+            assert counted[number] == 1 or (counted[number] > 1 and op.recomputable)
+    effects = [a.target for a in actions if a.kind is C and not graph.ops[a.target].recomputable]
+    assert effects == [number for number, op in enumerate(graph.ops) if not op.recomputable]
+
+
+@settings(max_examples=300, deadline=None)
+@given(DRAWS)
+def test_views_are_made_only_where_they_are_read(draw: random.Random) -> None:
+    graph, layout, decisions = case(draw)
+    segments = list(Plan(unfold(layout, decisions)[0], "", "").segments())
+    for position, segment in enumerate(segments):
+        made = [a.target for a in segment if a.kind is C]
+        assert len(made) == len(set(made)), "an operation runs twice in one segment"
+        read = {value for op in made for value in graph.ops[op].inputs}
+        read |= graph.returned if position == len(segments) - 1 else set()
+        assert all(read.intersection(graph.ops[op].outputs) for op in made if graph.ops[op].fusion == "view")
+
+
+@settings(max_examples=600, deadline=None)
+@given(DRAWS)
+def test_nothing_is_left_behind_and_nothing_moves_in_vain(draw: random.Random) -> None:
+    graph, layout, decisions = case(draw)
+    actions, _ = unfold(layout, decisions)
+    device, host, moved = set(graph.inputs), set[int](), Counter[int]()
+    for action in actions:
+        value = action.target
+        if action.kind is C:
+            fresh = set(graph.ops[value].outputs) - layout.returned
+            assert not fresh & device, "made while it is still there"
+            device.update(graph.ops[value].outputs)
+        elif action.kind is P:
+            assert value not in device, "fetched while it is still there"
+            device.add(value)
+            moved[value] += 1
+        elif action.kind is F:
+            device.remove(value)
+        elif action.kind is O:
+            host.add(value)
+            moved[value] = 0
+        elif action.kind is R:
+            host.remove(value)
+            assert moved[value], "copied to the host and never fetched"
+    assert not host
+    views = {value for op in graph.ops if op.fusion == "view" for value in op.outputs}
+    assert device - views == set(graph.inputs) | (layout.returned - views)
+
+
+@settings(max_examples=200, deadline=None)
+@given(DRAWS)
+def test_without_decisions_nothing_is_repeated_or_moved(draw: random.Random) -> None:
+    graph = random_graph(draw)
+    layout = layout_of(graph)
+    plan = keep_everything(layout, "v100")
+    assert plan.device == "v100" and plan.fingerprint == graph.fingerprint
+    assert not set(kinds(plan.actions)) & {O, P, R}
+    assert all(n == 1 for op, n in runs(plan.actions).items() if graph.ops[op].fusion != "view")
+    judge(plan, graph)
+
+
+def test_every_heavy_kernel_gets_a_segment_and_light_work_joins_it() -> None:
+    b = Builder()
+    first = b.op([b.argument(100)], 100)
+    light = b.op([first], 1, "elementwise")
+    second = b.op([first, light], 100)
+    tiny = b.op([light], 1)
+    graph = b.build(second, tiny)
+    assert cut(graph, range(4), 50).segments == ((0, 1), (2, 3))
+    assert cut(graph, range(4), 1).segments == ((0, 1), (2,), (3,))
+    assert cut(graph, range(4), 10_000).segments == ((0, 1, 2, 3),)
+
+
+def test_a_dropped_value_is_made_again_in_the_segment_that_reads_it() -> None:
+    graph = training_chain([10, 10])  # values: 0 argument, 1 and 2 forward, 3 loss, 4 and 5 backward
+    layout = layout_of(graph)
+    actions, origins = unfold(layout, {(1, 3): Mode.DROP})
+    assert origins == (0, 1, 2, 3, 3, 4)  # the second forward operation and the backward one are both heavy
+    assert runs(actions)[0] == 2
+    assert accepted(graph, actions).recomputed == {0: 1}
+
+
+def test_an_offloaded_value_leaves_behind_its_last_reader_and_returns_a_segment_early() -> None:
+    graph = training_chain([10] * 5)
+    layout = layout_of(graph)
+    user = layout.home[10]  # the backward operation that reads value 1
+    assert 1 in layout.reads[user]
+    segments = list(Plan(unfold(layout, {(1, user): Mode.OFFLOAD})[0], "", "").segments())
+    where = {a.kind: n for n, actions in enumerate(segments) for a in actions if a.target == 1 and a.kind is not C}
+    assert where == {O: 0, F: user, P: user - 1, R: user}
+    assert [n for n, actions in enumerate(segments) if Action(F, 1) in actions] == [1, user]
+
+
+def test_offloading_across_no_segment_still_leaves_and_returns_in_order() -> None:
+    graph = chain(3)
+    for mode in (Mode.OFFLOAD, Mode.OFFLOAD_NOW):
+        actions, _ = unfold(layout_of(graph), {(1, 1): mode})
+        assert [a.kind for a in actions if a.target == 1 and a.kind is not C] == [O, F, P, F, R]
+
+
+def test_siblings_of_a_dropped_value_are_made_again_with_it() -> None:
+    b = Builder()
+    left, right = b.ops_of([b.argument(10)], [10, 10])
+    middle = b.op([left, right], 10)
+    last = b.op([middle, left, right], 10)
+    layout = layout_of(b.build(last))
+    assert layout.reads[2] == {left, right, middle}
+    demand = Demand.of(layout, {(left, 2): Mode.DROP})
+    assert demand.again[2] == {0} and demand.uses[left] == demand.uses[right] == [1]
+    actions, _ = unfold(layout, {(left, 2): Mode.DROP})
+    accepted(layout.graph, actions)
+    assert runs(actions)[0] == 2
+
+
+def test_a_chain_longer_than_the_stack_is_dropped_whole() -> None:
+    graph = training_chain([1] * 1500)
+    layout = layout_of(graph)
+    last = len(layout.segments) - 1
+    decisions = {(value, last - 2): Mode.DROP for value in range(1, 1499)}
+    actions, _ = unfold(layout, decisions)
+    accepted(graph, actions)
+
+
+@pytest.mark.parametrize("graph", [Builder().build(), chain(0), chain(3, fusion="view")], ids=["empty", "id", "views"])
+def test_steps_without_operations(graph: Graph) -> None:
+    layout = layout_of(graph)
+    accepted(graph, unfold(layout, {})[0])
+
+
+def test_diamond_in_full() -> None:
+    actions, origins = unfold(layout_of(diamond()), {})
+    assert [(a.kind, a.target) for a in actions if a.kind is not Kind.FENCE] == [
+        (C, 0), (C, 1), (C, 2), (F, 1), (C, 3), (F, 2), (F, 3),
+    ]  # fmt: skip
+    assert origins == (0, 1, 2, 3)
