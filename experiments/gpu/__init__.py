@@ -1,0 +1,1 @@
+"""What a real GPU says of plans: numbers, memory, time, overlap."""
