@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -69,8 +70,9 @@ class Plan:
         """Raise PlanMismatchError if the plan was made for another program."""
         if self.fingerprint != graph.fingerprint:
             raise PlanMismatchError(
-                f"the plan was made for program {self.fingerprint[:12]}, this step is {graph.fingerprint[:12]}: another "
-                "function, other shapes or dtypes, or another jax version. Plan again, or call with the original shapes."
+                f"the plan was made for program {self.fingerprint[:12]}, this step is {graph.fingerprint[:12]}: "
+                "another function, other shapes or dtypes, or another jax version. Plan again, or call with the "
+                "original shapes."
             )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -92,14 +94,14 @@ class Plan:
             document = json.loads(Path(path).read_text())
             if document["format"] != FORMAT:
                 raise ValueError(f"format {document['format']}, this memplan reads {FORMAT}")
-            actions = tuple(Action(Kind(kind), int(target)) for kind, target in document["actions"])
+            actions = tuple(Action(Kind(kind), operator.index(target)) for kind, target in document["actions"])
             if len(actions) != document["length"]:
                 raise ValueError("actions are missing")
             return cls(actions, str(document["fingerprint"]), str(document["planner"]), str(document["device"]))
-        except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:  # ValueError: not JSON, not even text
             raise PlanMismatchError(
-                f"{path} is not a whole memplan plan ({type(error).__name__}: {error}). It may be truncated or written by "
-                "another program; save the plan again."
+                f"{path} is not a whole memplan plan ({type(error).__name__}: {error}). It may be truncated or written "
+                "by another program; save the plan again."
             ) from error
 
     def _document(self) -> dict[str, object]:
