@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from memplan.errors import BudgetError
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
           "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
-_SIZE = re.compile(r"^\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>[a-zA-Z]*|%)\s*$")
+_SIZE = re.compile(r"^\s*(?P<number>\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})\s*(?P<unit>[a-zA-Z]*|%)\s*$")
 
 Size = int | str | None
 
@@ -31,7 +32,7 @@ def parse_bytes(size: Size, whole: int, what: str = "budget") -> int:
     match = _SIZE.match(size)
     if match is None:
         raise BudgetError(f"{size!r} is not a {what}. Please {help_text}.")
-    number, unit = float(match["number"]), match["unit"].lower()
+    number, unit = Fraction(match["number"].rstrip(".")), match["unit"].lower()
     if unit == "%":
         if number > 100:
             raise BudgetError(f"the {what} of {size} is more than there is. Please {help_text}.")
