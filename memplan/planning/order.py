@@ -10,7 +10,7 @@ from memplan.planning.graph import Graph
 
 
 def early_loose_ends(graph: Graph) -> tuple[int, ...]:
-    """Op ids in an order that respects dependencies, and keeps an argument's readers before the update that reuses it."""
+    """Op ids in an order that respects dependencies; an argument's readers stay before the update that reuses it."""
     waits = _waits(graph)
     loose = _loose_ends(graph)
     waiting = [len(before) for before in waits]
@@ -54,8 +54,20 @@ def _waits(graph: Graph) -> list[set[int]]:
         update = graph.producer[output]
         if update is not None:
             # a reader that itself depends on the update cannot go first; program order tells
-            waits[update].update(reader for reader in graph.readers[argument] if reader < update)
+            waits[update].update(reader for reader in _buffer_readers(graph, argument) if reader < update)
     return waits
+
+
+def _buffer_readers(graph: Graph, value: int) -> set[int]:
+    """Ops that read a value's buffer, directly or through views."""
+    found: set[int] = set()
+    waiting = [value]
+    while waiting:
+        for reader in graph.readers[waiting.pop()]:
+            if reader not in found and graph.ops[reader].fusion == "view":
+                waiting.extend(graph.ops[reader].outputs)
+            found.add(reader)
+    return found
 
 
 def _loose_ends(graph: Graph) -> list[bool]:

@@ -112,12 +112,13 @@ def training_stack(depth: int, nbytes: int = 100, weight: int = 10) -> Graph:
         turned = b.op([w], weight, "view", name="turned")
         gradient = b.op([gradient, turned], nbytes, name="input_gradient", flops=nbytes, flops_dtype="float32")
         updated.append(b.op([w, slope], weight, "elementwise", name="update"))
-    return b.build(*updated)
+    return b.build(*reversed(updated))  # in the order of the weights, so that each takes its own buffer
 
 
 def random_graph(draw: random.Random, most: int = 14, kernels_only: bool = False, effects: bool = True) -> Graph:
     """A straight-line program of everything that occurs: donated and unread inputs, views of views, broadcasts,
-    reductions, operations with two outputs or none that is read, effects, outputs that are inputs, views or repeated."""
+    reductions, operations with two outputs or none that is read, effects, outputs that are inputs, views or repeated.
+    """
     b = Builder()
     for _ in range(draw.randint(1, 3)):
         b.argument(draw.randint(1, 20), donated=draw.random() < 0.4)
