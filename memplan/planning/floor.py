@@ -13,7 +13,7 @@ class Floor:
 
     Attributes:
       nbytes: inputs and outputs of the step, and what the operation reads, makes and needs while it runs.
-      op: its op id, -1 in a graph without operations.
+      op: its op id, -1 in a graph without kernels.
     """
 
     nbytes: int
@@ -24,10 +24,11 @@ def floor(graph: Graph) -> Floor:
     """Only kernels count: elementwise work and reductions can melt into others."""
     own = [v for v in graph.returned if v not in graph.reused and graph.values[v].role == "intermediate"]
     base = graph.resident_nbytes + sum(map(graph.nbytes, own))
+    there = _behind_outputs(graph)
 
     def counted(value: int) -> int:
         made = graph.producer[value]
-        if made is None or value in graph.returned:
+        if made is None or value in there:
             return 0
         return 0 if graph.ops[made].fusion == "view" else graph.nbytes(value)
 
@@ -38,3 +39,16 @@ def floor(graph: Graph) -> Floor:
             if needs > largest or at < 0:
                 largest, at = needs, index
     return Floor(base + largest, at)
+
+
+def _behind_outputs(graph: Graph) -> set[int]:
+    """The outputs, and what they are views of: it may live in the output's buffer, which is counted already."""
+    found: set[int] = set()
+    waiting = list(graph.outputs)
+    while waiting:
+        value = waiting.pop()
+        made = graph.producer[value]
+        if value not in found and made is not None and graph.ops[made].fusion == "view":
+            waiting.extend(graph.ops[made].inputs)
+        found.add(value)
+    return found
