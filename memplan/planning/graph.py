@@ -42,8 +42,9 @@ class Op:
       inputs, outputs: value ids (indices into `Graph.values`); an input may occur more than once.
       flops: floating-point operations, multiply and add counted separately.
       flops_dtype: operand type whose matrix rate applies; '' for work outside the matrix units.
-      fusion: how the compiler treats it. `view` costs nothing and needs no buffer of its own when its reader is fused;
-        `elementwise` melts into its readers; `reduction` melts its producers into itself; `kernel` reads and writes memory.
+      fusion: how the compiler treats it. `view` costs nothing and needs no buffer of its own when its reader is
+        fused; `elementwise` melts into its readers; `reduction` melts its producers into itself; `kernel` reads and
+        writes memory.
       workspace_nbytes: device bytes needed while it runs, besides inputs and outputs (loop bodies, collectives).
       traffic_nbytes: device bytes moved besides inputs and outputs (what a loop reads and writes over and over).
       recomputable: may it run a second time with the same result and no other trace?

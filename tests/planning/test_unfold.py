@@ -1,4 +1,4 @@
-"""Any decisions about any graph become a legal plan that computes everything, wastes nothing and leaves nothing behind."""
+"""Any decisions about any graph become a legal plan: everything runs, nothing moves in vain, nothing is left behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.planning.graphs import (
     training_chain,
 )
 
-C, F, O, P, R = Kind.COMPUTE, Kind.FREE, Kind.OFFLOAD, Kind.PREFETCH, Kind.RELEASE
+C, F, OUT, IN, R = Kind.COMPUTE, Kind.FREE, Kind.OFFLOAD, Kind.PREFETCH, Kind.RELEASE
 
 
 def accepted(graph: Graph, actions: tuple[Action, ...]) -> Account:
@@ -92,13 +92,13 @@ def test_nothing_is_left_behind_and_nothing_moves_in_vain(draw: random.Random) -
             fresh = set(graph.ops[value].outputs) - layout.returned
             assert not fresh & device, "made while it is still there"
             device.update(graph.ops[value].outputs)
-        elif action.kind is P:
+        elif action.kind is IN:
             assert value not in device, "fetched while it is still there"
             device.add(value)
             moved[value] += 1
         elif action.kind is F:
             device.remove(value)
-        elif action.kind is O:
+        elif action.kind is OUT:
             host.add(value)
             moved[value] = 0
         elif action.kind is R:
@@ -116,7 +116,7 @@ def test_without_decisions_nothing_is_repeated_or_moved(draw: random.Random) -> 
     layout = layout_of(graph)
     plan = keep_everything(layout, "v100")
     assert plan.device == "v100" and plan.fingerprint == graph.fingerprint
-    assert not set(kinds(plan.actions)) & {O, P, R}
+    assert not set(kinds(plan.actions)) & {OUT, IN, R}
     assert all(n == 1 for op, n in runs(plan.actions).items() if graph.ops[op].fusion != "view")
     judge(plan, graph)
 
@@ -149,7 +149,7 @@ def test_an_offloaded_value_leaves_behind_its_last_reader_and_returns_a_segment_
     assert 1 in layout.reads[user]
     segments = list(Plan(unfold(layout, {(1, user): Mode.OFFLOAD})[0], "", "").segments())
     where = {a.kind: n for n, actions in enumerate(segments) for a in actions if a.target == 1 and a.kind is not C}
-    assert where == {O: 0, F: user, P: user - 1, R: user}
+    assert where == {OUT: 0, F: user, IN: user - 1, R: user}
     assert [n for n, actions in enumerate(segments) if Action(F, 1) in actions] == [1, user]
 
 
@@ -157,7 +157,7 @@ def test_offloading_across_no_segment_still_leaves_and_returns_in_order() -> Non
     graph = chain(3)
     for mode in (Mode.OFFLOAD, Mode.OFFLOAD_NOW):
         actions, _ = unfold(layout_of(graph), {(1, 1): mode})
-        assert [a.kind for a in actions if a.target == 1 and a.kind is not C] == [O, F, P, F, R]
+        assert [a.kind for a in actions if a.target == 1 and a.kind is not C] == [OUT, F, IN, F, R]
 
 
 def test_siblings_of_a_dropped_value_are_made_again_with_it() -> None:
