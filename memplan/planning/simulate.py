@@ -1,7 +1,8 @@
 """Replay a plan: live device bytes, live host bytes, and three streams (compute, copies out, copies in) over time.
 
-The model of the compiler, per segment: views cost nothing; elementwise work melts into whoever reads it and gets a buffer
-only when a kernel reads it or it outlives the segment; a reduction melts its producers into itself. Every fence holds.
+The model of the compiler, per segment: views cost nothing; elementwise work melts into whoever reads it and gets a
+buffer only when a kernel reads it or it outlives the segment; a reduction melts its producers into itself. Every fence
+holds.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Moment:
     Attributes:
       device_nbytes: largest device bytes inside it, arguments and outputs included.
       after_nbytes: device bytes when it has ended.
-      host_nbytes: host bytes when it has ended.
+      host_nbytes: largest host bytes inside it.
       start_s, end_s: on the compute stream.
       stall_s: seconds it waits for copies.
       op: the operation at its peak, -1 if it computes nothing.
@@ -105,7 +106,7 @@ class Simulator:
     def base_nbytes(self) -> int:
         """Bytes that are there from beginning to end: inputs, and outputs with a buffer of their own."""
         graph = self.graph
-        own = [value for value in graph.returned if value not in graph.reused and value not in set(graph.inputs)]
+        own = graph.returned.difference(graph.reused, graph.inputs)
         return graph.resident_nbytes + sum(map(graph.nbytes, own))
 
     def run(self, plan: Plan) -> Timeline:
@@ -115,9 +116,8 @@ class Simulator:
         leaves: dict[int, float] = {}
         moments: list[Moment] = []
         copies: list[Copy] = []
-        on_host: set[int] = set()
         copying: set[int] = set()  # copies to the host that nothing has waited for yet
-        for actions in plan.segments():
+        for actions in tuple(plan.segments()) or ((),):  # a step without operations is one empty segment
             freed = {action.target for action in actions if action.kind is Kind.FREE}
             cost = self.segment(actions, frozenset(copying & freed))
             copying = (copying - freed) | {
@@ -134,6 +134,7 @@ class Simulator:
             needed = [arrives.pop(value) for value in _read(actions, self.graph, arrives)]
             begin = max([start, *needed])
             end = begin + cost.compute_s
+            host_peak = host
             for action in actions:
                 value = action.target
                 if action.kind is Kind.OFFLOAD:
@@ -142,15 +143,14 @@ class Simulator:
                     leaves[value] = out_free
                     copies.append(Copy(value, Kind.OFFLOAD, leaving, out_free))
                     host += self.graph.nbytes(value)
-                    on_host.add(value)
+                    host_peak = max(host_peak, host)
                 elif action.kind is Kind.RELEASE:
                     host -= self.graph.nbytes(value)
-                    on_host.discard(value)
             waited = [leaves[a.target] for a in actions if a.kind is Kind.FREE and a.target in leaves]
             finish = max([end, *waited])
             peak = live + cost.peak_nbytes
             live += cost.change_nbytes
-            moments.append(Moment(peak, live, host, start, finish, finish - start - cost.compute_s, cost.op))
+            moments.append(Moment(peak, live, host_peak, start, finish, finish - start - cost.compute_s, cost.op))
             now = finish
         return Timeline(tuple(moments), tuple(copies))
 
@@ -184,7 +184,7 @@ def _read(actions: tuple[Action, ...], graph: Graph, among: Mapping[int, float])
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    """Work that runs at once: what it reads, what it makes (values), scratch bytes, seconds, and the op it stands for."""
+    """Work that runs at once: values it reads and makes, scratch bytes, seconds, and the op it stands for."""
 
     reads: frozenset[int]
     makes: tuple[int, ...]

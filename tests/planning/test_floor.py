@@ -55,7 +55,7 @@ def test_broadcasts_that_a_kernel_reads_need_no_buffer() -> None:
     assert floor(b.build(b.op([wide], 3))).nbytes == 1 + 3 + 2
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(DRAWS)
 def test_no_simulated_plan_goes_below_the_floor(draw: random.Random) -> None:
     graph = random_graph(draw)

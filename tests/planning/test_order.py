@@ -26,7 +26,7 @@ def buffer_readers(graph: Graph, value: int) -> set[int]:
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(DRAWS)
 def test_order_is_legal(draw: random.Random) -> None:
     graph = random_graph(draw)

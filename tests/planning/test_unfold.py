@@ -44,7 +44,7 @@ def runs(actions: tuple[Action, ...]) -> Counter[int]:
     return Counter(action.target for action in actions if action.kind is C)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(DRAWS)
 def test_any_decisions_make_a_legal_plan(draw: random.Random) -> None:
     graph, layout, decisions = case(draw)
@@ -54,7 +54,7 @@ def test_any_decisions_make_a_legal_plan(draw: random.Random) -> None:
     assert len(list(Plan(actions, "", "").segments())) == len(origins) or not actions
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(DRAWS)
 def test_everything_runs_and_effects_run_once_in_order(draw: random.Random) -> None:
     graph, layout, decisions = case(draw)
@@ -67,7 +67,7 @@ def test_everything_runs_and_effects_run_once_in_order(draw: random.Random) -> N
     assert effects == [number for number, op in enumerate(graph.ops) if not op.recomputable]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(DRAWS)
 def test_views_are_made_only_where_they_are_read(draw: random.Random) -> None:
     graph, layout, decisions = case(draw)
@@ -80,7 +80,7 @@ def test_views_are_made_only_where_they_are_read(draw: random.Random) -> None:
         assert all(read.intersection(graph.ops[op].outputs) for op in made if graph.ops[op].fusion == "view")
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(DRAWS)
 def test_nothing_is_left_behind_and_nothing_moves_in_vain(draw: random.Random) -> None:
     graph, layout, decisions = case(draw)
@@ -109,7 +109,7 @@ def test_nothing_is_left_behind_and_nothing_moves_in_vain(draw: random.Random) -
     assert device - views == set(graph.inputs) | (layout.returned - views)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(DRAWS)
 def test_without_decisions_nothing_is_repeated_or_moved(draw: random.Random) -> None:
     graph = random_graph(draw)

@@ -1,0 +1,259 @@
+"""What the simulator says, added up by hand: a byte of memory or link takes a second, and so does a FLOP."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+
+from memplan.planning.graph import Graph
+from memplan.planning.plan import FENCE, Action, Kind, Plan
+from memplan.planning.simulate import Simulator, Timeline
+from memplan.planning.unfold import Mode, keep_everything, unfold
+from memplan.verify.plan import judge
+from tests.planning.graphs import (
+    DRAWS,
+    UNIT,
+    Builder,
+    chain,
+    diamond,
+    layout_of,
+    random_decisions,
+    random_graph,
+    training_chain,
+)  # fmt: skip
+
+
+def run(graph: Graph, *actions: tuple[Kind, int] | Action) -> Timeline:
+    return Simulator(graph, UNIT).run(Plan(tuple(a if isinstance(a, Action) else Action(*a) for a in actions), "", ""))
+
+
+def compute(*ops: int) -> list[tuple[Kind, int]]:
+    return [(Kind.COMPUTE, op) for op in ops]
+
+
+def free(*values: int) -> list[tuple[Kind, int]]:
+    return [(Kind.FREE, value) for value in values]
+
+
+def peaks(timeline: Timeline) -> list[int]:
+    return [moment.device_nbytes for moment in timeline.moments]
+
+
+def test_a_kept_chain() -> None:
+    graph = chain(3, nbytes=10)
+    timeline = Simulator(graph, UNIT).run(keep_everything(layout_of(graph), ""))
+    # argument and output are there from the beginning; between them two values, one segment at a time
+    assert peaks(timeline) == [30, 40, 30]
+    assert [moment.after_nbytes for moment in timeline.moments] == [30, 30, 20]
+    assert [(m.start_s, m.end_s) for m in timeline.moments] == [(0, 20), (20, 40), (40, 60)]
+    assert timeline.step_s == timeline.compute_s == 60
+    assert [m.op for m in timeline.moments] == [0, 1, 2] and timeline.peak_op == 1
+
+
+def test_an_output_may_take_a_donated_buffer() -> None:
+    b = Builder()
+    x = b.argument(10, donated=True)
+    assert peaks(run(b.build(b.op([x], 10)), *compute(0))) == [10]
+
+
+def test_a_returned_argument_is_counted_once() -> None:
+    b = Builder()
+    x = b.argument(10)
+    b.op([x], 3)
+    assert peaks(run(b.build(x, x), *compute(0), *free(1))) == [13]
+
+
+def test_a_step_without_operations_still_holds_its_arguments() -> None:
+    timeline = run(chain(0, nbytes=7))
+    assert (timeline.peak_nbytes, timeline.step_s, timeline.peak_op) == (7, 0, -1)
+
+
+def test_workspace_is_there_while_the_kernel_runs() -> None:
+    b = Builder()
+    made = b.op([b.argument(1)], 10, workspace_nbytes=100)
+    timeline = run(b.build(b.op([made], 2)), *compute(0), FENCE, *compute(1), *free(made))
+    assert peaks(timeline) == [1 + 2 + 10 + 100, 1 + 2 + 10]
+    assert timeline.moments[0].after_nbytes == 13
+
+
+def test_slack_is_added_where_its_operation_runs() -> None:
+    graph = chain(2, nbytes=10)
+    plan = keep_everything(layout_of(graph), "")
+    assert peaks(Simulator(graph, UNIT, slack={1: 5}).run(plan)) == [30, 35]
+
+
+def test_elementwise_work_melts_into_its_reader() -> None:
+    b = Builder()
+    x = b.argument(10)
+    first = b.op([x], 10, "elementwise", flops=1.0)
+    total = b.op([b.op([first], 10, "elementwise", flops=2.0)], 1, "reduction", flops=3.0)
+    timeline = run(b.build(total), *compute(0, 1, 2), *free(1, 2))
+    assert peaks(timeline) == [11]
+    assert timeline.step_s == 11  # reads the argument, writes the sum
+
+
+def test_melted_arithmetic_counts_where_it_outlasts_memory() -> None:
+    b = Builder()
+    first = b.op([b.argument(1)], 10, "elementwise", flops=500.0)
+    assert run(b.build(b.op([first], 1, "reduction")), *compute(0, 1), *free(1)).step_s == 500
+
+
+def test_elementwise_work_that_a_kernel_reads_has_a_buffer() -> None:
+    b = Builder()
+    first = b.op([b.argument(10)], 20, "elementwise")
+    assert peaks(run(b.build(b.op([first], 1)), *compute(0, 1), *free(first))) == [31]
+
+
+def test_a_single_elementwise_result_takes_over_a_buffer_that_ends() -> None:
+    b = Builder()
+    made = b.op([b.argument(1)], 10)
+    relu = b.op([made], 10, "elementwise")
+    graph = b.build(b.op([relu], 1))
+    ends = run(graph, *compute(0), FENCE, *compute(1), *free(made), FENCE, *compute(2), *free(relu))
+    assert peaks(ends) == [12, 12, 12]
+    stays = run(graph, *compute(0), FENCE, *compute(1), FENCE, *compute(2), *free(relu, made))
+    assert peaks(stays) == [12, 22, 22]
+
+
+def test_results_that_outlive_the_segment_leave_in_one_fusion_at_its_end() -> None:
+    b = Builder()
+    made = b.op([b.argument(1)], 10)
+    left, right = b.op([made], 10, "elementwise"), b.op([made], 10, "elementwise")
+    last = b.op([left, right], 1)
+    graph = b.build(last)
+    timeline = run(graph, *compute(0, 1, 2), *free(made), FENCE, *compute(3), *free(left, right))
+    assert peaks(timeline) == [2 + 10 + 20, 2 + 20]
+    # the kernel reads 1 and writes 10; one fusion reads 10 and writes 20; the last reads 20 and writes 1
+    assert [m.end_s for m in timeline.moments] == [11 + 30, 41 + 21]
+
+
+def test_views_cost_nothing_unless_they_grow_and_a_kernel_reads_them() -> None:
+    b = Builder()
+    made = b.op([b.argument(1)], 10)
+    same, grown = b.op([made], 10, "view"), b.op([made], 70, "view")
+    graph = b.build(b.op([same], 1), b.op([grown], 1))
+    actions = [*compute(0), FENCE, *compute(1, 3), *free(same), FENCE, *compute(2, 4), *free(grown, made)]
+    assert peaks(run(graph, *actions)) == [13, 13, 83]
+
+
+def test_an_offload_overlaps_and_its_free_waits() -> None:
+    graph = training_chain([10, 10])  # 0 argument, 1 and 2 forward, 3 loss, 4 and 5 backward
+    timeline = run(
+        graph, *compute(0), (Kind.OFFLOAD, 1), FENCE, *compute(1), *free(1), FENCE,
+        *compute(2), *free(2), FENCE, (Kind.PREFETCH, 1), *compute(3), *free(3, 1), (Kind.RELEASE, 1), FENCE,
+        *compute(4), *free(4),
+    )  # fmt: skip
+    out, back = timeline.copies
+    assert (out.value, out.direction, out.start_s, out.end_s) == (1, Kind.OFFLOAD, 20, 30)  # behind its kernel
+    assert (back.direction, back.start_s, back.end_s) == (Kind.PREFETCH, 60, 70)
+    # the fourth segment reads value 1 at once: it waits for the whole copy, then reads 20 and writes 10
+    assert [m.stall_s for m in timeline.moments] == [0, 0, 0, 10, 0]
+    assert [m.end_s - m.start_s for m in timeline.moments] == [20, 20, 20, 40, 30]
+    assert timeline.compute_s == timeline.step_s - 10
+    assert [m.host_nbytes for m in timeline.moments] == [10, 10, 10, 10, 0]
+    assert timeline.host_peak_nbytes == 10
+    assert peaks(timeline) == [30, 40, 40, 50, 30]
+    # value 1 leaves with the second segment, although its reader is done before
+    assert [m.after_nbytes for m in timeline.moments] == [30, 30, 30, 30, 20]
+
+
+def test_a_free_that_comes_before_its_copy_is_done_stalls_the_segment() -> None:
+    b = Builder()
+    made = b.op([b.argument(1)], 50)
+    graph = b.build(b.op([made], 1))
+    timeline = run(
+        graph, *compute(0), (Kind.OFFLOAD, made), *free(made), FENCE,
+        (Kind.PREFETCH, made), *compute(1), *free(made),
+    )  # fmt: skip
+    assert [m.stall_s for m in timeline.moments] == [50, 50]
+    assert timeline.step_s == 51 + 50 + 50 + 51
+
+
+def test_copies_in_one_direction_queue() -> None:
+    b = Builder()
+    x = b.argument(1)
+    left, right = b.op([x], 10), b.op([x], 10)
+    timeline = run(b.build(x), *compute(0, 1), (Kind.OFFLOAD, left), (Kind.OFFLOAD, right))
+    assert [(c.start_s, c.end_s) for c in timeline.copies] == [(22, 32), (32, 42)]
+    assert timeline.step_s == 42
+
+
+def test_host_bytes_are_the_most_inside_a_segment() -> None:
+    b = Builder()
+    x = b.argument(1)
+    left, right = b.op([x], 10), b.op([x], 10)
+    timeline = run(b.build(x), *compute(0, 1), (Kind.OFFLOAD, left), FENCE, (Kind.OFFLOAD, right), (Kind.RELEASE, left))
+    assert [m.host_nbytes for m in timeline.moments] == [10, 20]
+
+
+def plan_of(draw: random.Random, graph: Graph, modes: tuple[Mode, ...] = tuple(Mode)) -> Plan:
+    layout = layout_of(graph, draw.choice([1, 15, 1000]))
+    return Plan(unfold(layout, random_decisions(draw, layout, modes))[0], graph.fingerprint, "test")
+
+
+@settings(max_examples=60, deadline=None)
+@given(DRAWS)
+def test_segments_seen_before_cost_the_same(draw: random.Random) -> None:
+    graph = random_graph(draw)
+    used = Simulator(graph, UNIT)
+    for _ in range(3):
+        plan = plan_of(draw, graph)
+        assert used.run(plan) == Simulator(graph, UNIT).run(plan) == used.run(plan)
+
+
+@settings(max_examples=150, deadline=None)
+@given(DRAWS)
+def test_bytes_are_conserved(draw: random.Random) -> None:
+    """At the end stand the arguments, the outputs, and what outputs are views of."""
+    graph = random_graph(draw)
+    layout, simulator = layout_of(graph, draw.choice([1, 15, 1000])), Simulator(graph, UNIT)
+    decisions = {
+        (value, number): mode
+        for (value, number), mode in random_decisions(draw, layout).items()
+        if value not in layout.returned
+        and not layout.returned.intersection(graph.ops[graph.producer[value] or 0].outputs)
+    }
+    timeline = simulator.run(Plan(unfold(layout, decisions)[0], "", ""))
+    assert timeline.moments[-1].after_nbytes == simulator.base_nbytes + sum(map(simulator.size, layout.returned))
+
+
+@settings(max_examples=150, deadline=None)
+@given(DRAWS)
+def test_times_and_host_bytes_hold_together(draw: random.Random) -> None:
+    graph = random_graph(draw)
+    plan = plan_of(draw, graph)
+    timeline = Simulator(graph, UNIT).run(plan)
+    assert timeline.host_peak_nbytes == judge(plan, graph).host_peak_nbytes
+    assert all(before.end_s == after.start_s for before, after in pairwise(timeline.moments))
+    assert all(m.stall_s >= -1e-9 and m.end_s >= m.start_s + m.stall_s for m in timeline.moments)
+    assert timeline.step_s >= timeline.compute_s - 1e-9
+    for direction in (Kind.OFFLOAD, Kind.PREFETCH):
+        copies = [copy for copy in timeline.copies if copy.direction is direction]
+        assert all(a.end_s <= b.start_s for a, b in pairwise(copies))
+        assert all(c.end_s - c.start_s == pytest.approx(graph.nbytes(c.value)) for c in copies)
+    arrived = {c.value: c.end_s for c in timeline.copies if c.direction is Kind.OFFLOAD}
+    assert all(c.start_s >= arrived[c.value] for c in timeline.copies if c.direction is Kind.PREFETCH)
+
+
+@settings(max_examples=150, deadline=None)
+@given(DRAWS)
+def test_kernels_alone_need_what_the_judge_counts_and_outputs_from_the_beginning(draw: random.Random) -> None:
+    """Nothing melts here and nothing waits for a copy: both add the same bytes, the judge without the outputs' head
+    start and with a buffer for every output, donated or not."""
+    graph = random_graph(draw, kernels_only=True)
+    plan = plan_of(draw, graph, (Mode.DROP,))
+    simulated = Simulator(graph, UNIT)
+    early = simulated.base_nbytes - graph.resident_nbytes
+    counted = judge(plan, graph).peak_nbytes
+    assert simulated.run(plan).peak_nbytes <= counted + early
+    undonated = replace(graph, values=tuple(replace(value, donated=False) for value in graph.values))
+    assert counted <= Simulator(undonated, UNIT).run(plan).peak_nbytes
+
+
+def test_diamond_holds_both_sides() -> None:
+    graph = diamond(nbytes=10)
+    assert peaks(Simulator(graph, UNIT).run(keep_everything(layout_of(graph), ""))) == [30, 40, 50, 40]
