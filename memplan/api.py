@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 from memplan import comparing, pipeline
 from memplan.errors import MemplanError, UnsupportedProgramError, WrongProgramError
-from memplan.pipeline import Request, Result
+from memplan.pipeline import Request, Result, planner_named
 from memplan.planning.budget import Size, parse_bytes
 from memplan.planning.plan import Plan
 from memplan.program import compat
 from memplan.program.local import observed_peak_bytes
-from memplan.program.trace import dynamic_part
+from memplan.program.trace import dynamic_part, static_part
 from memplan.report.comparison import Comparison
 from memplan.report.model import Report
 from memplan.running import Runner, numbers_gate, runner
@@ -58,10 +60,10 @@ def jit(
     Args:
       step: the function; left out where this is used as a decorator with arguments.
       budget: device bytes: an int, `"16GiB"`, `"80%"` of the device's memory, or None for all of it.
-      host_budget: host bytes for offloaded values, likewise; a share or None refers to the host's memory (for a described
-        GPU: twice its own). Not used where the device is the CPU.
-      device: what to plan for, by name (`memplan devices`); None is the local backend. A step planned for another device
-        still runs on the local backend, in the planned order.
+      host_budget: host bytes for offloaded values, likewise; a share or None refers to the host's memory (for a
+        described GPU: twice its own). Not used where the device is the CPU.
+      device: what to plan for, by name (`memplan devices`); None is the local backend. A step planned for another
+        device still runs on the local backend, in the planned order.
       planner: by name; None is the default one.
       plan: a saved plan to follow instead of planning.
       verify: `"compile"` lets the compiler measure the plan; `"numbers"` also compares the outputs with the unmodified
@@ -98,6 +100,7 @@ def jit(
         parse_bytes(size, 1, what)
     if device is not None:
         pipeline.target_of(device)
+    planner_named(planner)
     given = {name: value for name, value in options.items() if value is not None}
     return PlannedJit(step, Request(budget, host_budget, device, planner, plan, verify), given)
 
@@ -111,7 +114,7 @@ def compare(
     device: str | None = None,
     donate_argnums: int | Sequence[int] = (),
 ) -> Comparison:
-    """Compile a step plain, under `jax.checkpoint` policies, with XLA's own rematerialization and host offload, and planned.
+    """Compile a step plain, under `jax.checkpoint` policies, with XLA's rematerialization and offload, and planned.
 
     Args:
       step: a plain function; args: arrays or `jax.ShapeDtypeStruct`s. Nothing is run.
@@ -130,7 +133,10 @@ class PlannedJit:
         self._request = request
         self._options = options
         self._known: dict[Any, Compiled] = {}
-        self._last: Compiled | None = None
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """A decorated method takes its instance as the first argument, as with `jax.jit`."""
+        return self if instance is None else types.MethodType(self, instance)
 
     def plan(self, *args: Any, **kwargs: Any) -> Planned:
         """Plan for these arguments (arrays or `jax.ShapeDtypeStruct`s); runs nothing."""
@@ -147,36 +153,19 @@ class PlannedJit:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if compat.is_tracing():
             return self._inline(args, kwargs)
-        if self._last is not None and not self._has_static:
-            try:
-                return self._last(*args, **kwargs)
-            except TypeError:  # other shapes than last time, or a mistake of the caller: the signature tells
-                if self._known.get(self._signature(args, kwargs)) is self._last:
-                    raise
-        key = self._signature(args, kwargs)
+        dynamic, named = dynamic_part(self._step, args, kwargs, self._options)
+        leaves, tree = jax.tree_util.tree_flatten((dynamic, named))
+        key = tree, tuple(map(_type_of, leaves)), static_part(self._step, args, kwargs, self._options)
         if key not in self._known:
             self._known[key] = self.plan(*args, **kwargs).compile()
-        self._last = self._known[key]
-        dynamic, named = dynamic_part(self._step, args, kwargs, self._options)
-        return self._last(*dynamic, **named)
-
-    @property
-    def _has_static(self) -> bool:
-        return bool(self._options.get("static_argnums") or self._options.get("static_argnames"))
-
-    def _signature(self, args: Any, kwargs: Any) -> Any:
-        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
-        return tree, tuple(map(_type_of, leaves))
+        return self._known[key](*dynamic, **named)
 
     def _inline(self, args: Any, kwargs: Any) -> Any:
         """Inside another trace: the planned equations become part of it."""
         leaves = jax.tree_util.tree_leaves((args, kwargs))
         transform = compat.transform_of(leaves)
         if transform is not None:
-            raise UnsupportedProgramError(
-                f"a step planned by memplan.jit cannot be transformed by {transform}: its order would be lost. Decorate the "
-                f"outermost step instead, the one that calls {transform} itself."
-            )
+            raise _transformed(transform)
         shapes = jax.tree.map(_as_shape, (args, kwargs))
         planned = self.plan(*shapes[0], **shapes[1])
         return planned.inlined(*args, **kwargs)
@@ -214,7 +203,8 @@ class Planned:
     def inlined(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate the planned equations on traced values."""
         dynamic = dynamic_part(self._result.program.step, args, kwargs, self._result.program.options)
-        flat = compat.jaxpr_as_fun(self.jaxpr)(*jax.tree_util.tree_leaves(dynamic))
+        evaluate = compat.jaxpr_as_fun(self.jaxpr)
+        flat = (evaluate if self.plan is None else _undifferentiable(evaluate))(*jax.tree_util.tree_leaves(dynamic))
         return jax.tree_util.tree_unflatten(self._result.program.out_tree, flat)
 
     def __repr__(self) -> str:
@@ -236,13 +226,34 @@ class Compiled:
         return self._run(*args, **kwargs)
 
 
+def _transformed(transform: str) -> UnsupportedProgramError:
+    return UnsupportedProgramError(
+        f"a step planned by memplan.jit cannot be transformed by {transform}: its order would be lost. Decorate the "
+        f"outermost step instead, the one that calls {transform} itself."
+    )
+
+
+def _undifferentiable(evaluate: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function; an error where a gradient is taken of the trace that it was inlined into.
+
+    The planned equations are flat: the step's own derivative rules are no longer in them.
+    """
+    guarded = jax.custom_jvp(evaluate)
+
+    def refuse(primals: Any, tangents: Any) -> Any:
+        raise _transformed("grad")
+
+    guarded.defjvp(refuse)
+    return guarded
+
+
 def _type_of(leaf: Any) -> Any:
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)
+        return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False), compat.placement_of(leaf)
     return (type(leaf),) if isinstance(leaf, (bool, int, float, complex)) else leaf
 
 
 def _as_shape(leaf: Any) -> Any:
-    if isinstance(leaf, jax.core.Tracer):
+    if isinstance(leaf, Tracer):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
     return leaf

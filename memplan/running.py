@@ -6,18 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from memplan.errors import MemplanError
 from memplan.pipeline import Result, planned_jaxpr
-from memplan.planning.graph import Graph
 from memplan.planning.budget import parse_bytes
+from memplan.planning.graph import Graph
 from memplan.planning.order import early_loose_ends
 from memplan.planning.plan import Plan
 from memplan.planning.planners.protocol import fence_nbytes
 from memplan.planning.unfold import cut, keep_everything
 from memplan.program import compat
-from memplan.program.executor import Stages, compile_stages
+from memplan.program.executor import Stages, as_array, compile_stages
 from memplan.program.extract import extract
 from memplan.program.local import local_device
 from memplan.program.rewrite import rewrite
@@ -42,22 +41,22 @@ class Runner:
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
         del args, kwargs
         self._check(leaves, tree)
-        arrays = [_as_array(leaf, info._aval) for leaf, info in zip(leaves, self._infos, strict=True)]
+        arrays = [as_array(leaf, aval) for leaf, aval in zip(leaves, self._avals, strict=True)]
         del leaves
         return jax.tree_util.tree_unflatten(self._program.out_tree, self._stages(arrays))
 
     @property
-    def _infos(self) -> list[Any]:
-        return jax.tree_util.tree_leaves(self._program.traced.args_info)
+    def _avals(self) -> list[Any]:
+        return [compat.aval_of(var) for var in self._program.jaxpr.jaxpr.invars]
 
     def _check(self, leaves: Sequence[Any], tree: Any) -> None:
         """Like jax's own executables: TypeError for other structures or types than it was compiled for."""
         if tree != self._in_tree:
             raise TypeError(f"the step was planned for arguments of structure {self._in_tree}, not {tree}.")
-        for leaf, info, name in zip(leaves, self._infos, self._program.names, strict=True):
-            found = jax.typeof(leaf)
-            if (found.shape, found.dtype) != (info.shape, info.dtype):
-                raise TypeError(f"the step was planned for {name}: {info.dtype}{info.shape}, not {found.str_short()}.")
+        for leaf, aval, name in zip(leaves, self._avals, self._program.names, strict=True):
+            found: Any = jax.typeof(leaf)
+            if (found.shape, found.dtype) != (aval.shape, aval.dtype):
+                raise TypeError(f"the step was planned for {name}: {aval.str_short()}, not {found.str_short()}.")
 
 
 def runner(result: Result) -> Runner:
@@ -65,7 +64,8 @@ def runner(result: Result) -> Runner:
     program, chosen = result.program, result.chosen
     if chosen.plan is not None and jax.default_backend() == "cpu":
         assert result.graph is not None
-        return Runner(program, None, chosen.stages or compile_stages(program, result.graph, chosen.plan))
+        flags = dict(program.options.get("compiler_options") or {}) or None
+        return Runner(program, None, chosen.stages or compile_stages(program, result.graph, chosen.plan, flags))
     if not result.target.described and chosen.executable is not None:
         return Runner(program, chosen.executable.compiled, None)
     step = program.step if chosen.plan is None else as_step(program, planned_jaxpr(result))
@@ -100,22 +100,15 @@ def numbers_gate(result: Result, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 def run_flat(program: Program, graph: Graph, plan: Plan, leaves: Sequence[Any]) -> list[Any]:
     """Outputs of a plan on copies of flat inputs, on the local backend."""
-    copies = [
-        _as_array(leaf, var.aval, copy=True) for leaf, var in zip(leaves, program.jaxpr.jaxpr.invars, strict=True)
-    ]
+    arrays = [as_array(leaf, var.aval) for leaf, var in zip(leaves, program.jaxpr.jaxpr.invars, strict=True)]
+    copies = [array.copy() for array in arrays]
     if jax.default_backend() == "cpu":
         return compile_stages(program, graph, plan)(copies)
     return jax.jit(compat.jaxpr_as_fun(rewrite(program, graph, plan)))(*copies)
 
 
-def _as_array(leaf: Any, aval: Any, copy: bool = False) -> Any:
-    if isinstance(leaf, jax.Array):
-        return leaf.copy() if copy else leaf
-    return jax.numpy.asarray(np.asarray(leaf), aval.dtype)
-
-
 def segmented(step: Any, args: Sequence[Any], budget: Any, **options: Any) -> Runner:
-    """The step cut into segments as a plan for this budget would cut it, and otherwise unchanged, on the local backend."""
+    """The step cut into segments as for this budget, and otherwise unchanged, on the local backend."""
     program = trace(step, args, {}, options)
     graph = extract(program)
     plan = segmented_plan(graph, parse_bytes(budget, local_device().memory_bytes), "local")

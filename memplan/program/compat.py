@@ -6,6 +6,7 @@ jax 0.10.2 (the last for Python 3.11) and jax 0.11 both work.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from jax._src import core as _core
 from jax._src import source_info_util as _source
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.lax.lax import optimization_barrier_p
+from jax._src.state import discharge as _discharge
+from jax._src.state.types import AbstractRef
 
 ClosedJaxpr = jex.ClosedJaxpr
 JaxprEqn = jex.JaxprEqn
@@ -48,6 +51,20 @@ def is_tracing() -> bool:
     return not _core.trace_state_clean()
 
 
+def placement_of(array: Any) -> Any:
+    """The sharding that an array or a shape is committed to; None where it is free, or where jax puts it anyway."""
+    sharding = getattr(array, "sharding", None)
+    if sharding is None or (isinstance(array, jax.Array) and not array.committed) or _is_usual(sharding):
+        return None
+    return sharding
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_usual(sharding: Any) -> bool:
+    usual = jax.local_devices()[0]
+    return sharding.device_set == {usual} and sharding.memory_kind in (None, usual.default_memory().kind)
+
+
 def transform_of(values: Sequence[Any]) -> str | None:
     """Name of a differentiating or batching trace among the values ('grad', 'vmap'), else None."""
     for value in values:
@@ -72,13 +89,17 @@ def scope_of(eqn: JaxprEqn) -> str:
 
 
 @contextlib.contextmanager
-def as_written(eqn: JaxprEqn, scope: str = "") -> Iterator[None]:
-    """Bind in the equation's own source, name stack and context; `scope` goes in front."""
+def as_written(eqn: JaxprEqn, scope: str = "", caller: JaxprEqn | None = None) -> Iterator[None]:
+    """Bind in the equation's own source, name stack and context; `scope` goes in front.
+
+    Where jax made the equation for a function of its own, its source is the line that called that function.
+    """
     stack = _source.current_name_stack()
     if scope:
         stack = stack.extend(scope)
     stack = stack + eqn.source_info.name_stack
-    with _source.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
+    told = eqn if caller is None or source_of(eqn) else caller
+    with _source.user_context(told.source_info.traceback, name_stack=stack), eqn.ctx.manager:
         yield
 
 
@@ -125,6 +146,17 @@ def aval_of(atom: Any) -> Any:
 def sub_jaxprs(eqn: JaxprEqn) -> list[Any]:
     """Every jaxpr in the equation's parameters (loop bodies, branches)."""
     return list(_core.jaxprs_in_params(eqn.params))
+
+
+def without_references(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Mutable references made inside (`jax.new_ref`) become values that are made anew at every write."""
+    refs = [var for eqn in closed.jaxpr.eqns for var in eqn.outvars if is_reference(var)]
+    return _discharge.discharge_state(closed) if refs else closed
+
+
+def is_reference(atom: Any) -> bool:
+    """True for a mutable array."""
+    return isinstance(atom.aval, AbstractRef)
 
 
 def drop_dead(closed: ClosedJaxpr) -> ClosedJaxpr:

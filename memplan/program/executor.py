@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
 from memplan.planning.graph import Graph
 from memplan.planning.plan import Action, Kind, Plan
@@ -63,7 +64,9 @@ class Stages:
             made = stage.run(*[values[value] for value in stage.reads])
             values.update(zip(stage.makes, made, strict=True))
             for value in stage.drops:
-                values.pop(value, None)
+                dropped = values.pop(value, None)
+                if dropped is not None and self.graph.values[value].donated and not dropped.is_deleted():
+                    dropped.delete()  # the caller still holds it
         returned = iter(self.graph.outputs)
         return [values[next(returned)] if literal is None else literal for literal in self.literals]
 
@@ -77,7 +80,7 @@ def compile_stages(
     builder = _Builder(program, graph, segments, compiler_options)
     stages, peaks = builder.build()
     literals = tuple(
-        jax.numpy.asarray(atom.val, compat.aval_of(atom).dtype) if isinstance(atom, compat.Literal) else None
+        as_array(atom.val, atom.aval) if isinstance(atom, compat.Literal) else None
         for atom in program.jaxpr.jaxpr.outvars
     )
     consts = tuple(value for _, value in compat.consts_of(program.jaxpr))
@@ -183,6 +186,15 @@ class _Builder:
             with compat.as_written(eqn):
                 values.update(zip(self.graph.ops[op].outputs, compat.bind(eqn, inputs), strict=True))
         return [values[value] for value in makes]
+
+
+def as_array(value: Any, aval: Any) -> jax.Array:
+    """A value as an array of this type, weakly typed where the type is."""
+    if isinstance(value, jax.Array):
+        return value
+    array = np.asarray(value, aval.dtype)
+    weak = jax.numpy.asarray(array.item()) if aval.weak_type and not array.ndim else None
+    return weak if weak is not None and weak.dtype == aval.dtype else jax.numpy.asarray(array)
 
 
 def _matched(given: list[Any], made: list[Any]) -> tuple[int, ...]:

@@ -102,7 +102,9 @@ def why_not_recomputable(eqn: compat.JaxprEqn) -> str:
     """The reason why an equation may run only once, or ''."""
     if eqn.effects:
         return f"it has effects ({', '.join(sorted(str(effect) for effect in eqn.effects))})"
-    return _ONCE.get(eqn.primitive.name, "")
+    reason = _ONCE.get(eqn.primitive.name, "")
+    inside = (why_not_recomputable(inner) for body in compat.sub_jaxprs(eqn) for inner in body.eqns)
+    return reason or next((f"inside it: {why}" for why in inside if why), "")
 
 
 def live_peak(jaxpr: Any) -> int:
@@ -145,8 +147,7 @@ def _conv_flops(eqn: compat.JaxprEqn) -> float:
     kernel = compat.aval_of(eqn.invars[1])
     features = kernel.shape[eqn.params["dimension_numbers"].rhs_spec[0]]
     dilation = math.prod(eqn.params["lhs_dilation"])
-    groups = eqn.params["batch_group_count"]
-    return 2.0 * _size(eqn.outvars[0].aval) * _size(kernel) / features / dilation / groups
+    return 2.0 * _size(eqn.outvars[0].aval) * _size(kernel) / features / dilation
 
 
 def _scan_flops(eqn: compat.JaxprEqn) -> float:
@@ -176,6 +177,7 @@ _FLOPS: dict[str, Callable[[compat.JaxprEqn], float]] = {
 _WORKSPACE: dict[str, Callable[[compat.JaxprEqn], int]] = {}
 
 _ONCE = {
+    "pure_callback": "it calls Python",
     "infeed": "it reads from outside the program",
     "outfeed": "it writes outside the program",
     "rng_uniform": "it draws from hidden state",

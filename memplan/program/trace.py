@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from jax.core import Tracer
 
+from memplan.errors import UnsupportedProgramError
 from memplan.program import compat
 
 
@@ -19,7 +20,6 @@ class Program:
     """A step, flattened.
 
     Attributes:
-      jaxpr: the flat closed jaxpr; its inputs are the leaves of the dynamic arguments, in order.
       step: the user's function.
       options: the `jax.jit` options it was given.
       donated: one flag per input.
@@ -29,7 +29,6 @@ class Program:
       out_tree: structure of the outputs.
     """
 
-    jaxpr: compat.ClosedJaxpr
     step: Callable[..., Any]
     options: Mapping[str, Any]
     donated: tuple[bool, ...]
@@ -37,6 +36,15 @@ class Program:
     input_shardings: tuple[Any, ...]
     traced: Any
     out_tree: Any
+
+    @functools.cached_property
+    def jaxpr(self) -> compat.ClosedJaxpr:
+        """The flat closed jaxpr; its inputs are the leaves of the dynamic arguments, in order. Made when first needed.
+
+        Raises:
+          UnsupportedProgramError: see `flatten`.
+        """
+        return flatten(self.traced.jaxpr)
 
     @property
     def name(self) -> str:
@@ -55,7 +63,6 @@ def trace(
     traced = jax.jit(step, **options).trace(*args, **kwargs)
     leaves = jax.tree_util.tree_leaves(traced.args_info)
     return Program(
-        jaxpr=flatten(traced.jaxpr),
         step=step,
         options=dict(options),
         donated=tuple(leaf.donated for leaf in leaves),
@@ -70,10 +77,25 @@ def flatten(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
     """Inline every call and drop what nothing depends on.
 
     A differentiated `jax.checkpoint` becomes a barrier over its inputs and its equations: what jax lowers it to.
+
+    Raises:
+      UnsupportedProgramError: a mutable array comes in from outside; what is done to it could not be done again.
     """
+    for var, name in zip(closed.jaxpr.invars, compat.input_names(closed), strict=True):
+        if compat.is_reference(var):
+            raise _outside_reference(f"the argument {name}")
+    if any(compat.is_reference(var) for var, _ in compat.consts_of(closed)):
+        raise _outside_reference("a constant of the step")
     avals = [var.aval for var in closed.jaxpr.invars]
     flat = jax.make_jaxpr(functools.partial(_inline, closed))(*[as_struct(aval) for aval in avals])
-    return compat.drop_dead(flat)
+    return compat.drop_dead(compat.without_references(flat))
+
+
+def _outside_reference(what: str) -> UnsupportedProgramError:
+    return UnsupportedProgramError(
+        f"{what} is a mutable array (jax.Ref): operations on it can be neither moved nor repeated. Pass its value and "
+        "return the new one, or make the reference inside the step with jax.new_ref."
+    )
 
 
 def as_step(program: Program, jaxpr: compat.ClosedJaxpr) -> Callable[..., Any]:
@@ -93,20 +115,34 @@ def dynamic_part(
     step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments without the static ones, as `jax.stages.Compiled` takes them."""
-    positions, names = _static(step, options)
-    if not positions and not names:
-        return tuple(args), dict(kwargs)
-    where = {position % len(args) if position < 0 else position for position in positions} if args else set()
+    positions, names = _static(step, len(args), options)
     return (
-        tuple(arg for position, arg in enumerate(args) if position not in where),
+        tuple(arg for position, arg in enumerate(args) if position not in positions),
         {name: value for name, value in kwargs.items() if name not in names},
     )
 
 
-def _static(step: Callable[..., Any], options: Mapping[str, Any]) -> tuple[set[int], set[str]]:
-    """Static positions and names; like jax, where one is not given it is inferred from the other by the signature."""
+def static_part(
+    step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[tuple[int | str, Any], ...]:
+    """The static arguments, each with its position or name: another value is another program."""
+    positions, names = _static(step, len(args), options)
+    return (
+        *((position, args[position]) for position in sorted(positions) if position < len(args)),
+        *((name, kwargs[name]) for name in sorted(names) if name in kwargs),
+    )
+
+
+def _static(step: Callable[..., Any], count: int, options: Mapping[str, Any]) -> tuple[set[int], set[str]]:
+    """Static positions among `count` arguments, and names.
+
+    Like in jax, where one is not given it is inferred from the other by the signature.
+    """
     numbers, words = options.get("static_argnums"), options.get("static_argnames")
+    if numbers is None and words is None:
+        return set(), set()
     positions: set[int] = {numbers} if isinstance(numbers, int) else set(numbers or ())
+    positions = {position + count if position < 0 else position for position in positions}
     names: set[str] = {words} if isinstance(words, str) else set(words or ())
     try:
         parameters = inspect.signature(step).parameters.values()
@@ -120,7 +156,7 @@ def _static(step: Callable[..., Any], options: Mapping[str, Any]) -> tuple[set[i
     return positions, names
 
 
-def _inline(closed: compat.ClosedJaxpr, *operands: Any) -> list[Any]:
+def _inline(closed: compat.ClosedJaxpr, *operands: Any, caller: compat.JaxprEqn | None = None) -> list[Any]:
     env: dict[compat.Var, Any] = dict(compat.consts_of(closed))
     env.update(zip(closed.jaxpr.invars, operands, strict=True))
 
@@ -130,13 +166,13 @@ def _inline(closed: compat.ClosedJaxpr, *operands: Any) -> list[Any]:
     for eqn in closed.jaxpr.eqns:
         values = [read(atom) for atom in eqn.invars]
         body = compat.call_body(eqn)
-        with compat.as_written(eqn):
+        with compat.as_written(eqn, caller=caller):
             if body is None:
                 results = compat.bind(eqn, values)
             else:
                 if compat.needs_barrier(eqn) and values:
                     values = jax.lax.optimization_barrier(values)
-                results = _inline(body, *values)
+                results = _inline(body, *values, caller=eqn if compat.source_of(eqn) else caller)
         env.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in closed.jaxpr.outvars]
 

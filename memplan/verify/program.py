@@ -15,7 +15,7 @@ from memplan.program import compat
 
 @dataclass(frozen=True)
 class Leaf:
-    """One output: relative error of the segmented and of the planned step against the unmodified one; what is allowed."""
+    """One output: relative errors of the segmented and the planned step against the unmodified one; what is allowed."""
 
     recompilation: float
     planned: float
@@ -27,9 +27,9 @@ class Gate:
     """What the numbers gate measured, per output.
 
     Errors are differences over the largest magnitude of the output; for integers and booleans, the share of elements
-    that differ. The tolerance is what cutting the step into segments causes by itself, nothing recomputed or moved: four
-    times the larger of this output's own error and the median output's, and one rounding. An output that is rounding
-    noise (the gradient of a bias that a softmax cancels) so gets its own, wide tolerance and widens no other.
+    that differ. The tolerance is what cutting the step into segments causes by itself, nothing recomputed or moved:
+    four times the larger of this output's own error and the median output's, and one rounding. An output that is
+    rounding noise (the gradient of a bias that a softmax cancels) so gets its own, wide tolerance and widens no other.
     """
 
     leaves: tuple[Leaf, ...]
