@@ -240,7 +240,11 @@ class Search:
             stages = compile_stages(self.program, self.graph, plan, flags)
             return Candidate(plan.planner, stages.peak_nbytes, 0, timeline.step_s, predicted, plan, stages=stages)
         compiled = self.target.compile(
-            as_step(self.program, self.rewritten(plan)), self.args, self.kwargs, self.program.options
+            as_step(self.program, self.rewritten(plan)),
+            self.args,
+            self.kwargs,
+            self.program.options,
+            with_schedule=True,
         )
         memory = compiled.memory
         step_s = traffic(compiled.text, self.target.device).step_s
@@ -286,15 +290,15 @@ class Search:
             held.append(self.compile(proposal.plan, proposal.timeline.peak_nbytes).device_bytes)
         smallest = min(held)
         where = self.graph.ops[lowest.op].where if lowest.op >= 0 else "no operation"
-        below = (
-            "below the floor: it" if self.budget < lowest.nbytes else "above the floor, yet no plan that was compiled"
-        )
-        tail = f" is less than {where} alone needs" if self.budget < lowest.nbytes else " keeps it"
+        if self.budget < lowest.nbytes:
+            what = f"less than {where} alone needs"
+        else:
+            what = "above the floor, yet no plan that was compiled keeps it"
         return InfeasibleBudgetError(
-            f"a device budget of {show_bytes(self.budget)} is {below}{tail}. The floor is {show_bytes(lowest.nbytes)}, set by "
+            f"a device budget of {show_bytes(self.budget)} is {what}. The floor is {show_bytes(lowest.nbytes)}, set by "
             f"{where}; the smallest budget found to work on {self.target.device.name} is {smallest} bytes "
-            f"({show_bytes(smallest)}). Try that budget, a smaller batch or image, a narrower dtype, or a larger host budget "
-            f"(now {show_bytes(self.host_budget)}).",
+            f"({show_bytes(smallest)}). Try that budget, a smaller batch or image, a narrower dtype, or a larger host "
+            f"budget (now {show_bytes(self.host_budget)}).",
             floor_bytes=lowest.nbytes,
             smallest_bytes=smallest,
             operation=where,

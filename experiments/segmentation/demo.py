@@ -47,7 +47,7 @@ def main(
       out: folder for the phantoms and for `demo.json` and `report.json`.
     """
     if size % 8:
-        raise MemplanError(f"the U-Net halves its input three times: size {size} is not a multiple of 8. Try {size // 8 * 8}.")
+        raise MemplanError(f"the U-Net halves its input three times: {size} is no multiple of 8. Try {size // 8 * 8}.")
     out.mkdir(parents=True, exist_ok=True)
     root = data or out / f"phantoms-{size}"
     dataset = open_dataset(data) if data else write_phantoms(root, cases=CASES, size=size)
@@ -96,9 +96,7 @@ def run(way: str, root: Path, size: int, steps: int, limit: int, report: Path, b
     return result
 
 
-def summary(
-    results: dict[str, dict[str, Any]], plain_bytes: int, limit: int, size: int, steps: int
-) -> dict[str, Any]:
+def summary(results: dict[str, dict[str, Any]], plain_bytes: int, limit: int, size: int, steps: int) -> dict[str, Any]:
     """What the demo found; losses agree if the planned ones differ by no more than four times what cutting alone does."""
     plain, cut, planned = (results[way]["losses"] for way in WAYS)
     recompilation = max(abs(a - b) / abs(a) for a, b in zip(plain, cut, strict=True))
@@ -132,7 +130,9 @@ def show(found: dict[str, Any], console: Console, out: Path) -> None:
     console.print(table)
     need, limit = show_bytes(found["plain_bytes"]), show_bytes(found["budget_bytes"])
     verdict = "the same" if found["same_losses"] else "NOT the same"
-    console.print(f"The plain step needs {need}; the budget was {limit}. Resident set: {found['resident_share']:.0%} of plain.")
+    console.print(
+        f"The plain step needs {need}; the budget was {limit}. Resident set: {found['resident_share']:.0%} of plain."
+    )
     console.print(
         f"Losses are {verdict}: off by {found['planned_error']:.1e}, tolerance {found['tolerance']:.1e} "
         f"(cutting alone: {found['recompilation_error']:.1e}). Written: {out / 'demo.json'}, {out / 'report.json'}"

@@ -1,6 +1,6 @@
 """One training run in a process of its own, so that its resident set is its own: prints a JSON object per line.
 
-    python -m experiments.segmentation.worker ROOT --way planned --size 144 --steps 6 --filters 8 --share 0.45
+python -m experiments.segmentation.worker ROOT --way planned --size 144 --steps 6 --filters 8 --share 0.45
 """
 
 from __future__ import annotations

@@ -80,8 +80,12 @@ class Target:
         kwargs: Mapping[str, Any],
         options: Mapping[str, Any],
         compiler_options: Mapping[str, Any] | None = None,
+        with_schedule: bool = False,
     ) -> Executable:
-        """Compile `jax.jit(step, **options)` for this device; arguments as `jax.jit` takes them."""
+        """Compile `jax.jit(step, **options)` for this device; arguments as `jax.jit` takes them.
+
+        `with_schedule` asks a GPU's compiler for its schedule and buffers as well, which it writes to files.
+        """
         flags = {**(options.get("compiler_options") or {}), **(compiler_options or {})}
         options = {name: value for name, value in options.items() if name != "compiler_options"}
         if self.described:
@@ -89,7 +93,7 @@ class Target:
             sharding = described_sharding(self.device)
             args, kwargs = jax.tree.map(functools.partial(_place, sharding), (args, kwargs))
         lowered = jax.jit(step, **options).lower(*args, **kwargs)
-        if not self.is_gpu:
+        if not (self.is_gpu and with_schedule):
             return _account(lowered.compile(compiler_options=flags or None), None)
         with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
             dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
