@@ -98,9 +98,7 @@ def measure(case: Case) -> dict[str, Any]:
     chosen = None
     try:
         chosen = search.best("compile")
-        report = summary.planned(
-            known.graph, known.target, budget, host_budget, chosen, known.plain, search.tried
-        )
+        report = summary.planned(known.graph, known.target, budget, host_budget, chosen, known.plain, search.tried)
         found = {
             "status": report.status,
             "planner": report.planner,
@@ -176,7 +174,9 @@ def modelled(search: Search, one: Candidate) -> dict[str, Any]:
 def environment() -> dict[str, str]:
     """Versions, the machine, and the commit of memplan."""
     found = {name: version(name) for name in VERSIONED}
-    cpu = next((line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "")
+    cpu = next(
+        (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), ""
+    )
     return {
         "python": platform.python_version(), **found, "cpu": f"{os.cpu_count()} cores {cpu}".strip(),
         "memplan": _git("log", "-1", "--format=%h", "--", "memplan", "models"),
