@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def main(
     Args:
       size: voxels along each side of a volume, a multiple of 8.
       steps: training steps of each run.
-      budget: device bytes for the planned run as `memplan.jit` takes them; a percentage is of the plain step's own need.
+      budget: device bytes of the planned run, as `memplan.jit` takes them; a share is of the plain step's own need.
       data: a data set in the Decathlon layout; phantoms are written to `out` where it is left out.
       out: folder for the phantoms and for `demo.json` and `report.json`.
     """
@@ -77,11 +78,15 @@ def needed_bytes(size: int, config: UNet3DConfig) -> int:
 def run(way: str, root: Path, size: int, steps: int, limit: int, report: Path, bars: Progress) -> dict[str, Any]:
     """One training process; its lines of JSON drive the bar."""
     bar = bars.add_task(f"{way} step", total=steps)
-    command = [sys.executable, "-m", "experiments.segmentation.worker", str(root), "--way", way, "--size", str(size),
-               "--steps", str(steps), "--filters", str(FILTERS), "--budget", str(limit), "--report", str(report)]  # fmt: skip
+    options = {"way": way, "size": size, "steps": steps, "filters": FILTERS, "budget": limit, "report": report}
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    command = [sys.executable, "-m", "experiments.segmentation.worker", str(root), *words]
     result: dict[str, Any] = {"losses": [], "seconds": []}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stderr is not None
+    with (
+        tempfile.TemporaryFile("w+") as complaints,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, text=True) as process,
+    ):
+        assert process.stdout is not None
         for line in process.stdout:
             facts = json.loads(line)
             if "loss" in facts:
@@ -90,14 +95,16 @@ def run(way: str, root: Path, size: int, steps: int, limit: int, report: Path, b
                 bars.advance(bar)
             else:
                 result.update(facts)
-        errors = process.stderr.read()
+        process.wait()
+        complaints.seek(0)
+        errors = complaints.read()
     if process.returncode:
         raise DemoFailedError(f"the {way} run ended with code {process.returncode}:\n{errors[-2000:]}")
     return result
 
 
-def summary(results: dict[str, dict[str, Any]], plain_bytes: int, limit: int, size: int, steps: int) -> dict[str, Any]:
-    """What the demo found; losses agree if the planned ones differ by no more than four times what cutting alone does."""
+def summary(results: dict[str, Any], plain_bytes: int, limit: int, size: int, steps: int) -> dict[str, Any]:
+    """What the demo found; losses agree if the planned ones are off by at most four times what cutting alone causes."""
     plain, cut, planned = (results[way]["losses"] for way in WAYS)
     recompilation = max(abs(a - b) / abs(a) for a, b in zip(plain, cut, strict=True))
     difference = max(abs(a - b) / abs(a) for a, b in zip(plain, planned, strict=True))

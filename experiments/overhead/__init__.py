@@ -1,0 +1,1 @@
+"""What memplan costs where it has nothing to do, and where it has."""

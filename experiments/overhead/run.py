@@ -1,0 +1,112 @@
+"""First call and later calls of `memplan.jit` beside `jax.jit`, and the seconds that planning takes without XLA.
+
+    python -m experiments.overhead.run --out experiments/overhead/results/NAME.json
+
+Both sides run in one process, in turn, on the same arguments; ratios are of medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import memplan
+from memplan.planning import devices
+from memplan.planning.planners.protocol import Problem
+from memplan.planning.planners.registry import planner_named
+from memplan.program.extract import extract
+from memplan.program.rewrite import rewrite
+from memplan.program.trace import trace
+from memplan.report.document import write_whole
+from memplan.verify.plan import judge
+from models.resnet import ResNetConfig
+from models.train import resnet_step
+
+FIRST_CALLS, LATER_CALLS = 5, 300
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    found = {
+        "hardware": f"{platform.machine()}, {os.cpu_count()} cores",
+        "versions": {"python": platform.python_version(), "jax": jax.__version__},
+        "first_call": first_calls(),
+        "later_calls": later_calls(),
+        "planning": [planning(share) for share in (0.75, 0.5, 0.3)],
+    }
+    write_whole(options.out, json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+def small_step() -> Any:
+    """A real training step, compiled in seconds: ResNet-26 on 64^2 images."""
+    return resnet_step(64, 4, config=ResNetConfig(depth=26, filters=16, classes=10), concrete=True)
+
+
+def first_calls() -> dict[str, float]:
+    """Seconds of the first call (trace, compile, run) of either, caches cleared before each."""
+    step, args = small_step()
+    plain = [first_call(lambda f: jax.jit(f), step, args) for _ in range(FIRST_CALLS)]
+    ours = [first_call(lambda f: memplan.jit(f), step, args) for _ in range(FIRST_CALLS)]
+    pair = statistics.median(plain), statistics.median(ours)
+    return {"jax_s": pair[0], "memplan_s": pair[1], "ratio": pair[1] / pair[0]}
+
+
+def first_call(wrap: Callable[..., Any], step: Callable[..., Any], args: Any) -> float:
+    jax.clear_caches()
+    wrapped = wrap(lambda state, batch: step(state, batch))
+    start = time.perf_counter()
+    jax.block_until_ready(wrapped(*args))
+    return time.perf_counter() - start
+
+
+def later_calls() -> dict[str, float]:
+    """Seconds to dispatch one call once compiled, on a step that does nearly nothing with many arguments."""
+    state = {f"w{i}": jax.numpy.ones(4) for i in range(200)}
+
+    def step(state: Any) -> Any:
+        return {name: value + 1 for name, value in state.items()}
+
+    ways = {"jax_s": jax.jit(step), "memplan_s": memplan.jit(step)}
+    for way in ways.values():
+        jax.block_until_ready(way(state))
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(LATER_CALLS):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            jax.block_until_ready(way(state))
+            seconds[name].append(time.perf_counter() - start)
+    medians = {name: statistics.median(many) for name, many in seconds.items()}
+    return {**medians, "ratio": medians["memplan_s"] / medians["jax_s"]}
+
+
+def planning(share: float) -> dict[str, float]:
+    """Seconds from the traced ResNet-50 (224^2, batch 64) to the rewritten jaxpr, the compiler left out."""
+    step, args = resnet_step()
+    start = time.perf_counter()
+    program = trace(step, args, {}, {"donate_argnums": 0})
+    traced = time.perf_counter()
+    graph = extract(program)
+    problem = Problem(graph, devices.named("v100"), int(share * 5857 * 2**20), 32 * 2**30)
+    proposal = planner_named(None).propose(problem)
+    judge(proposal.plan, graph)
+    planned = time.perf_counter()
+    rewrite(program, graph, proposal.plan)
+    end = time.perf_counter()
+    return {"share": share, "trace_s": traced - start, "plan_s": planned - traced, "rewrite_s": end - planned,
+            "total_s": end - start}  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
