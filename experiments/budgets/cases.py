@@ -1,4 +1,4 @@
-"""The cases: a training step, the GPU it is planned for, and a budget as a share of the unmodified step's compiled peak."""
+"""The cases: a training step, the GPU it is planned for, and a budget as a share of its unmodified compiled peak."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Case:
 def mlp_step(
     layers: int = 24, width: int = 2048, batch: int = 16384, *, concrete: bool = False, seed: int = 0
 ) -> Built:
-    """Regression by `layers` equal dense layers with ReLU and biases; SGD with momentum. batch: (batch, width) twice."""
+    """Regression by `layers` equal dense layers with ReLU; SGD with momentum. Batch: two (batch, width)."""
     optimizer = optax.sgd(1e-2, momentum=0.9)
 
     def loss(params: Any, batch_stats: Any, batch: Any) -> tuple[jax.Array, Any]:
@@ -98,7 +98,7 @@ def _resnet(name: str, batch: int, depth: int = 50) -> Program:
 
 def _decoder(name: str, batch: int, tokens: int, **config: Any) -> Program:
     scan = config.get("scan", False)
-    small = DecoderConfig(layers=4, width=32, heads=4, vocab=128, context=64, scan=scan, dtype=config["dtype"])
+    small = DecoderConfig(layers=3, width=32, heads=4, vocab=128, context=64, scan=scan, dtype=config["dtype"])
     return Program(
         name,
         partial(decoder_step, batch=batch, tokens=tokens, config=DecoderConfig(**config)),

@@ -2,9 +2,9 @@
 
     python -m experiments.budgets.run [--only NAME ...] [--out FOLDER] [--force]
 
-One JSON per case, written whole or not at all; cases that have one are skipped. `NAME` is a case or the beginning of one.
-What `memplan.jit(step, budget=..., device=..., donate_argnums=0).plan(*args)` does is done here by the same
-`pipeline.Search`, so that every compiled candidate can be looked at and the unmodified step is compiled once per device.
+One JSON per case, written whole or not at all; cases that have one are skipped. `NAME` is a case or the beginning of
+one. What `memplan.jit(step, budget=..., device=..., donate_argnums=0).plan(*args)` does is done here by the same
+`pipeline.Search`, so that every compiled candidate can be looked at and the unmodified step is compiled only once.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def attempts(search: Search, chosen: Candidate | None) -> list[dict[str, Any]]:
 
 
 def modelled(search: Search, one: Candidate) -> dict[str, Any]:
-    """What the simulator says of a plan without the compiler's feedback, and of the segment where the compiler peaks."""
+    """What the simulator says of a plan without feedback, and of the segment where the compiler peaks."""
     assert one.plan is not None
     assert one.executable is not None
     timeline = Simulator(search.graph, search.target.device).run(one.plan)
@@ -229,8 +229,8 @@ def main() -> None:
         own = [row for row in found["attempts"] if "model_bytes" in row]
         errors = ", ".join(f"{row['predicted_bytes'] / row['compiled_bytes'] - 1:+.1%}" for row in own)
         print(
-            f"{case.name}: {found['status']} by {found['planner']}, {len(found['attempts'])} attempts, errors {errors}, "
-            f"{found['wall_s']:.0f} s",
+            f"{case.name}: {found['status']} by {found['planner']}, {len(found['attempts'])} attempts, "
+            f"errors {errors}, {found['wall_s']:.0f} s",
             flush=True,
         )
 

@@ -33,15 +33,10 @@ def test_reduced_step_keeps_the_state(name: str):
     assert metrics["loss"].shape == ()
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", ["mlp_24", "unet3d_96_transpose"])
 def test_arguments_at_full_size_are_shapes(name: str):
     _, args = PROGRAMS[name].make()
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args))
-
-
-def test_full_size_traces():
-    step, args = PROGRAMS["unet3d_144"].make()
-    assert jax.eval_shape(step, *args)[1]["loss"].shape == ()
 
 
 def test_readme_is_what_the_results_say():
