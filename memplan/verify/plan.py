@@ -46,6 +46,8 @@ def judge(plan: Plan, graph: Graph) -> Account:
     peak, hosted, host_peak, offloaded = live, 0, 0, 0
     for number, action in enumerate(plan.actions):
         target = action.target
+        known = {Kind.COMPUTE: len(graph.ops), Kind.FENCE: 0}.get(action.kind, len(graph.values))
+        _require(0 <= target < known or action.kind is Kind.FENCE, f"{action.kind} of unknown {target}", number)
         match action.kind:
             case Kind.COMPUTE:
                 op = graph.ops[target]
