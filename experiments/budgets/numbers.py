@@ -132,7 +132,7 @@ def main() -> None:
         write(args.out, {"environment": environment(), "cases": found["cases"]})
         last, verdict = one["steps"][-1], "passes" if one["passes"] else "FAILS"
         print(
-            f"{case.name}: {verdict} at {one['percent']} %, {one['recomputed_ops']} again, XX
+            f"{case.name}: {verdict} at {one['percent']} %, {one['recomputed_ops']} again, {one['offloaded_bytes']} B "
             f"moved; after {STEPS} steps {last['planned']:.1e} of {last['tolerance']:.1e}; {one['wall_s']:.0f} s",
             flush=True,
         )
