@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -155,24 +155,22 @@ def layout_of(graph: Graph, fence_nbytes: int = 1) -> Layout:
     return cut(graph, early_loose_ends(graph), fence_nbytes)
 
 
-def every_drop(layout: Layout, most: int = 8) -> list[Decisions]:
-    """All ways to keep or drop, before each later segment, whatever a segment can be handed from before."""
-    keys = [
-        (value, number)
-        for number in range(len(layout.segments))
-        for value, home in layout.home.items()
-        if home < number and any(layout.home.get(v, -1) >= number for v in _reached(layout, value))
-    ]
-    assert len(keys) <= most, f"{len(keys)} choices are too many to try them all"
-    return [
-        {key: Mode.DROP for key, drop in zip(keys, chosen, strict=True) if drop}
-        for chosen in product([False, True], repeat=len(keys))
-    ]
+def every_drop(layout: Layout) -> Iterator[Decisions]:
+    """All ways to keep or drop, before each later segment, what that segment can be handed from before."""
+    keys = [(value, number) for value, home in layout.home.items() for number in range(home + 1, len(layout.segments))]
+    for chosen in product([False, True], repeat=len(keys)):
+        yield {key: Mode.DROP for key, drop in zip(keys, chosen, strict=True) if drop}
 
 
-def _reached(layout: Layout, value: int) -> list[int]:
-    """What the readers of a value make."""
-    return [made for op in layout.graph.readers[value] for made in layout.graph.ops[op].outputs]
+def every_recomputation(layout: Layout) -> Iterator[Decisions]:
+    """All ways to run a `training_chain` in which each backward segment starts again from some earlier forward value."""
+    saved = [op.outputs[0] for op in layout.graph.ops if op.name == "forward"][:-1]
+    chains = []
+    for last, value in enumerate(saved):
+        user = layout.home[layout.graph.ops[layout.graph.readers[value][-1]].outputs[0]]
+        chains.append([[(v, user) for v in saved[first : last + 1]] for first in range(last + 2)])
+    for chosen in product(*chains):
+        yield dict.fromkeys((key for keys in chosen for key in keys), Mode.DROP)
 
 
 DRAWS = st.randoms(use_true_random=False)

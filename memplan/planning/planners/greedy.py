@@ -1,15 +1,20 @@
 """Evict until it fits: repeatedly take the gap between two uses whose bytes at the overfull moments cost least.
 
 Belady's choice (the next use far away) weighed by what bringing the value back costs: recomputation on the compute
-stream, or copies on the link, which are cheap while the link has time to spare. A value is recomputed from what is on the
-device anyway; what is not is recomputed with it, or kept longer where that is cheaper. After every round the whole plan is
-unfolded and simulated again, so what an eviction does to the moments of recomputation is seen by the next round.
+stream, or copies on the link, which are cheap while the link has time to spare. A value is recomputed from what is on
+the device anyway; what is not is recomputed with it, or kept longer where that is cheaper. Evictions of one round do
+not rely on values that the same round evicts, but wait for the next: in a chain every other value goes, then every
+other one of the rest.
+After every round the whole plan is unfolded and simulated again, so what an eviction does to the moments of
+recomputation is seen by the next round.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -22,9 +27,11 @@ from memplan.planning.unfold import Decisions, Demand, Layout, Mode, cut, unfold
 
 _ROUNDS = 60
 _LEAST_SHARE = 2e-4  # gaps of values smaller than this share of the budget are left alone
+_PATIENCE = 0.9  # a move this much worse than one that has to wait for the next round waits too
 _CHAIN = 64  # longest chain of values recomputed for one
 
 
+Key = tuple[int, int]  # a value and the segment that uses it
 Span = tuple[int, int, int]
 
 
@@ -35,14 +42,18 @@ class Move:
     Attributes:
       seconds: on the compute stream; copy_s: on the link, each way.
       frees, holds: (first segment, end segment, bytes), half-open.
+      relies: values taken to be on the device because they are kept for a later use: not to be evicted before it.
+      host_nbytes: host memory that it takes.
     """
 
-    keys: tuple[tuple[int, int], ...]
+    keys: tuple[Key, ...]
     mode: Mode
     seconds: float
     frees: tuple[Span, ...]
     holds: tuple[Span, ...] = ()
     copy_s: float = 0.0
+    relies: frozenset[Key] = frozenset()
+    host_nbytes: int = 0
 
 
 class GreedyPlanner:
@@ -61,7 +72,7 @@ class GreedyPlanner:
 class _Search:
     problem: Problem
     layout: Layout
-    decisions: dict[tuple[int, int], Mode] = field(default_factory=dict)
+    decisions: dict[Key, Mode] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.simulator = Simulator(self.problem.graph, self.problem.device, self.problem.slack)
@@ -110,25 +121,43 @@ class _Search:
         return plan, timeline, over
 
     def evict(self, over: np.ndarray) -> bool:
-        """Add evictions until, by the sum of live bytes alone, nothing is over; False if none was found."""
+        """Add evictions until, by the sum of live bytes alone, nothing is over; False if none was found.
+
+        Best first. Others' scores fall as a move is made, so a move is scored again only when it comes to the top.
+        """
         moves = list(self.moves(over))
-        taken: set[tuple[int, int]] = set()
         left = over.copy()
-        while moves and left.any():
-            scored = [(self.gain(move, left) / (self.price(move) + 1e-7), move) for move in moves]
-            scored = [(score, move) for score, move in scored if score > 0]
-            if not scored:
+        waiting = [(-score, number) for number, move in enumerate(moves) if (score := self.score(move, left)) > 0]
+        heapq.heapify(waiting)
+        taken: set[Key] = set()
+        relied: set[Key] = set()
+        worth_waiting = 0.0  # for the next round, which may make the moves that had to wait
+        while waiting and left.any():
+            _, number = heapq.heappop(waiting)
+            move, score = moves[number], self.score(moves[number], left)
+            if score <= 0 or not taken.isdisjoint(move.keys) or move.host_nbytes > self.host_left:
+                continue
+            if not taken.isdisjoint(move.relies) or not relied.isdisjoint(move.keys):
+                worth_waiting = max(worth_waiting, _PATIENCE * score)
+                continue
+            if waiting and -score > waiting[0][0]:
+                heapq.heappush(waiting, (-score, number))
+                continue
+            if score < worth_waiting:
                 break
-            _, move = max(scored, key=lambda row: row[0])
             self.apply(move, left)
             taken.update(move.keys)
-            moves = [other for _, other in scored if not taken.intersection(other.keys)]
+            relied.update(move.relies)
         return bool(taken)
+
+    def score(self, move: Move, over: np.ndarray) -> float:
+        return self.gain(move, over) / (self.price(move) + 1e-7)
 
     def price(self, move: Move) -> float:
         """Seconds that a move adds to the step: its computations, and its copies once the link has no time left.
 
-        A direction of the link is useful during about half of the step: values leave in one half and return in the other.
+        A direction of the link is useful during about half of the step: values leave in one half and return in the
+        other.
         """
         if not move.copy_s:
             return move.seconds
@@ -147,6 +176,7 @@ class _Search:
     def apply(self, move: Move, over: np.ndarray) -> None:
         self.decisions.update(dict.fromkeys(move.keys, move.mode))
         self.link_s += move.copy_s
+        self.host_left -= move.host_nbytes
         for first, end, nbytes in move.frees:
             over[first:end] = np.maximum(over[first:end] - nbytes, 0)
         for first, end, nbytes in move.holds:
@@ -161,9 +191,9 @@ class _Search:
         together: dict[frozenset[int], list[Move]] = {}  # drops that need the same values held longer
         for value, sequence in self.events.items():
             nbytes = self.simulator.size(value)
-            if nbytes < self.least:
+            if nbytes < self.least or value in self.layout.returned:
                 continue
-            for (before, _), (number, is_use) in zip(sequence, sequence[1:], strict=False):
+            for (before, _), (number, is_use) in pairwise(sequence):
                 if not is_use or crowded[number] == crowded[before + 1]:
                     continue
                 gap = (before + 1, number, nbytes)
@@ -178,8 +208,8 @@ class _Search:
             chain = self.chain(value, gap[1], keep_kernels)
             if chain is None:
                 continue
-            keys, seconds, holds = chain
-            move = Move(keys, Mode.DROP, seconds, (gap,), tuple(holds.values()))
+            keys, seconds, holds, relies = chain
+            move = Move(keys, Mode.DROP, seconds, (gap,), tuple(holds.values()), relies=relies)
             yield move
             if keep_kernels and holds:
                 together.setdefault(frozenset(holds), []).append(move)
@@ -191,22 +221,25 @@ class _Search:
         key, copy_s = ((value, number),), cost.copy_seconds(nbytes, self.problem.device)
         if mode is None and nbytes <= self.host_left:
             if number - first > 3:
-                yield Move(key, Mode.OFFLOAD, 0.0, ((first + 1, number - 1, nbytes),), copy_s=copy_s)
-            yield Move(key, Mode.OFFLOAD_NOW, 2 * copy_s, (gap,), copy_s=copy_s)
+                yield Move(
+                    key, Mode.OFFLOAD, 0.0, ((first + 1, number - 1, nbytes),), copy_s=copy_s, host_nbytes=nbytes
+                )
+            yield Move(key, Mode.OFFLOAD_NOW, 2 * copy_s, (gap,), copy_s=copy_s, host_nbytes=nbytes)
         elif mode is Mode.OFFLOAD:
             ends = ((first, first + 1, nbytes), (number - 1, number, nbytes))
             yield Move(key, Mode.OFFLOAD_NOW, 2 * copy_s, ends)
 
     def chain(
         self, value: int, number: int, keep_kernels: bool
-    ) -> tuple[tuple[tuple[int, int], ...], float, dict[int, Span]] | None:
-        """What dropping a value before `number` drags along: (decisions, seconds, values held longer).
+    ) -> tuple[tuple[Key, ...], float, dict[int, Span], frozenset[Key]] | None:
+        """What dropping a value before `number` drags along: (decisions, seconds, values held longer, relied upon).
 
         With `keep_kernels` no kernel runs again: what a kernel made is held instead.
         """
         graph = self.problem.graph
-        keys: dict[tuple[int, int], None] = {}
+        keys: dict[Key, None] = {}
         holds: dict[int, Span] = {}
+        relies: set[Key] = set()
         seconds = 0.0
         waiting = [value]
         while waiting:
@@ -221,7 +254,10 @@ class _Search:
             keys[current, number] = None
             seconds += self.op_seconds[made]
             for source in self.layout.carriers[made]:
-                if (source, number) in keys or source in holds or self.is_alive(source, number):
+                if (source, number) in keys or source in holds or source in self.layout.returned:
+                    continue
+                if self.is_alive(source, number):
+                    relies.add((source, self.next_event(source, number)))
                     continue
                 size = self.simulator.size(source)
                 last = self.last_event(source, number)
@@ -232,7 +268,8 @@ class _Search:
                         holds[source] = (last + 1, number, size)
                 else:
                     waiting.append(source)
-        return tuple(keys), seconds, holds
+        relies -= {(source, number) for source, _ in relies}  # used there in any case: remade if it is evicted
+        return tuple(keys), seconds, holds, frozenset(relies)
 
     def is_alive(self, value: int, number: int) -> bool:
         """On the device at segment `number` in any case: read there, or kept across it."""
@@ -240,6 +277,10 @@ class _Search:
 
     def last_event(self, value: int, number: int) -> int:
         return max((event for event, _ in self.events[value] if event < number), default=self.layout.home[value])
+
+    def next_event(self, value: int, number: int) -> int:
+        """The event at `number`, or the first behind it."""
+        return min(event for event, _ in self.events[value] if event >= number)
 
 
 def _united(moves: list[Move]) -> Move:
@@ -250,7 +291,8 @@ def _united(moves: list[Move]) -> Move:
         known = holds.get((first, nbytes))
         holds[first, nbytes] = (first, max(end, known[1] if known else 0), nbytes)
     frees = tuple(span for move in moves for span in move.frees)
-    return Move(keys, Mode.DROP, sum(move.seconds for move in moves), frees, tuple(holds.values()))
+    relies = frozenset(key for move in moves for key in move.relies)
+    return Move(keys, Mode.DROP, sum(move.seconds for move in moves), frees, tuple(holds.values()), relies=relies)
 
 
 def _alive(events: dict[int, list[tuple[int, bool]]], decisions: Decisions) -> dict[int, list[tuple[int, int]]]:
