@@ -32,6 +32,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "memplan.verify",
         "memplan.errors",
         "memplan.program.compat",
+        "memplan.program.hlo",
         "memplan.program.targets",
         "memplan.program.trace",
         *TYPES,

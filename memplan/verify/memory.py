@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from memplan.planning.graph import Graph
+from memplan.program.hlo import Schedule
 from memplan.program.targets import Executable
 
 
@@ -54,11 +55,20 @@ def standing_at_peak(executable: Executable, graph: Graph, most: int = 30) -> tu
             path = schedule.paths.get(buffer.name.partition("{")[0], "")
             buffers.append(Standing(path or buffer.name, buffer.nbytes, "", -1))
             continue
-        op = graph.ops[mark[1]]
-        value = _closest(graph, op.outputs, buffer.nbytes)
+        value = _value_of(graph, schedule, mark, buffer.nbytes)
+        op = graph.ops[graph.producer[value] or 0]
         buffers.append(Standing(graph.values[value].name, buffer.nbytes, op.source or op.scope, value))
     return tuple(sorted([*arguments, *buffers], key=lambda row: -row.nbytes)[:most])
 
 
-def _closest(graph: Graph, outputs: tuple[int, ...], nbytes: int) -> int:
-    return min(outputs, key=lambda value: abs(graph.nbytes(value) - nbytes))
+def _value_of(graph: Graph, schedule: Schedule, mark: tuple[int, int], nbytes: int) -> int:
+    """The value in a buffer: of the operation it is marked with, or of one fused with that, where the bytes agree.
+
+    A fusion of several results carries the mark of one of them.
+    """
+    segment, marked = mark
+    own = graph.ops[marked].outputs
+    fused = sorted({op for number, op in schedule.marks.values() if number == segment}, key=lambda op: abs(op - marked))
+    others = (value for op in fused for value in graph.ops[op].outputs)
+    exact = next((value for value in (*own, *others) if graph.nbytes(value) == nbytes), None)
+    return min(own, key=lambda value: abs(graph.nbytes(value) - nbytes)) if exact is None else exact

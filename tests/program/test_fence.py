@@ -1,0 +1,85 @@
+"""What holds the order: fences, zeros of a segment's own, copies in the device's layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from memplan.program.extract import extract
+from memplan.program.fence import Copies, fence, fragile_zeros
+from memplan.program.rewrite import rewrite
+from memplan.program.trace import trace
+from tests.program.steps import by_hand
+
+
+def pooled(x: jax.Array) -> jax.Array:
+    """The gradient of max pooling scatters into a whole buffer of zeros."""
+    return jax.grad(lambda x: jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (2,), (2,), "VALID").sum())(x)
+
+
+def convolved(layout: tuple[str, str, str], dtype: Any = jnp.float32) -> Any:
+    shape = {"N": 1, "C": 2, "H": 4, "W": 4}
+
+    def step(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=layout)
+
+    x = jnp.ones([shape[axis] for axis in layout[0]], dtype)
+    w = jnp.ones([{"H": 3, "W": 3, "I": 2, "O": 2}[axis] for axis in layout[1]], dtype)
+    return trace(step, (x, w), {}, {})
+
+
+def test_every_result_of_a_fence_waits_for_every_value() -> None:
+    values = (jnp.ones(2), jnp.arange(3), jax.random.key(0), np.True_)
+    jaxpr = jax.make_jaxpr(lambda *values: fence(values))(*values).jaxpr
+    (barrier,) = jaxpr.eqns
+    assert list(barrier.invars) == list(jaxpr.invars)
+    assert list(barrier.outvars) == list(jaxpr.outvars)
+
+
+def test_nothing_to_hold_is_no_fence() -> None:
+    assert fence([]) == []
+
+
+def test_zeros_that_a_scatter_needs_are_fragile() -> None:
+    program = trace(pooled, (jnp.arange(8.0),), {}, {})
+    assert fragile_zeros(program.jaxpr.jaxpr.eqns) == {((8,), jnp.dtype("float32"))}
+    assert not fragile_zeros(trace(jnp.sin, (jnp.ones(8),), {}, {}).jaxpr.jaxpr.eqns)
+
+
+def test_a_fragile_zero_comes_through_the_fence() -> None:
+    def step(x: jax.Array) -> Any:
+        return pooled(x), jnp.maximum(x, 0.0)
+
+    program = trace(step, (jnp.arange(8.0),), {}, {})
+    graph = extract(program)
+    words = [word for op in range(len(graph.ops)) for word in (f"compute {op}", "|")]
+    planned = rewrite(program, graph, by_hand(graph, *words))
+    (maximum,) = [eqn for eqn in planned.jaxpr.eqns if eqn.primitive.name == "max"]
+    made = next(eqn for eqn in planned.jaxpr.eqns if maximum.invars[1] in eqn.outvars)
+    assert made.primitive.name == "optimization_barrier"
+
+
+def test_channels_last_values_are_copied_with_channels_second() -> None:
+    copies = Copies.for_program(convolved(("NHWC", "HWIO", "NHWC")).jaxpr.jaxpr.eqns)
+    assert copies.channels_last == {4}
+    jaxpr = jax.make_jaxpr(copies.to_host)(jnp.ones((1, 4, 5, 2))).jaxpr
+    assert jaxpr.outvars[0].aval.shape == (1, 2, 4, 5)  # type: ignore[attr-defined]
+    there_and_back = jax.make_jaxpr(lambda x: copies.to_device(copies.to_host(x)))(jnp.ones((1, 4, 5, 2))).jaxpr
+    assert there_and_back.outvars[0].aval.shape == (1, 4, 5, 2)  # type: ignore[attr-defined]
+
+
+def test_other_values_are_copied_as_they_are() -> None:
+    for program in (convolved(("NCHW", "OIHW", "NCHW")), convolved(("NHWC", "HWIO", "NHWC"), jnp.bfloat16)):
+        assert not Copies.for_program(program.jaxpr.jaxpr.eqns).channels_last
+    copies = Copies(frozenset({4}))
+    assert jax.make_jaxpr(copies.to_host)(jnp.ones((3, 4))).jaxpr.outvars[0].aval.shape == (3, 4)  # type: ignore[attr-defined]
+
+
+def test_copies_carry_every_dtype() -> None:
+    copies = Copies(frozenset())
+    for value in (jnp.ones(3, jnp.bfloat16), jnp.arange(3, dtype=jnp.uint8), jnp.array([True]), jax.random.key(0)):
+        back = jax.jit(lambda x: copies.to_device(copies.to_host(x)))(value)
+        assert back.dtype == value.dtype
