@@ -278,8 +278,8 @@ class _Unfolding:
             return
         self.on_device.discard(value)
         here = len(self.segments) - 1
-        waits = later is not None and later[1] and self.decisions[value, later[0]] is Mode.OFFLOAD
-        if waits and later[0] > number + 1 and self.is_new(value, here):
+        returns = later[0] if later is not None and later[1] else 0
+        if returns > number + 1 and self.decisions[value, returns] is Mode.OFFLOAD and self.is_new(value, here):
             self.late.append((value, here + 1))
             self.made_in[value] = here + 1  # it comes back after it has left
         else:

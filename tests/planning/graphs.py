@@ -163,7 +163,7 @@ def every_drop(layout: Layout) -> Iterator[Decisions]:
 
 
 def every_recomputation(layout: Layout) -> Iterator[Decisions]:
-    """All ways to run a `training_chain` in which each backward segment starts again from some earlier forward value."""
+    """All ways to run a `training_chain` where each backward segment starts again from some earlier forward value."""
     saved = [op.outputs[0] for op in layout.graph.ops if op.name == "forward"][:-1]
     chains = []
     for last, value in enumerate(saved):
