@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -57,15 +57,22 @@ class Move:
 
 
 class GreedyPlanner:
-    """See the module's text."""
+    """See the module's text. Plans with and without the host, since a slow link can cost more than it frees."""
 
     name = "greedy"
 
     def propose(self, problem: Problem) -> Proposal:
         layout = cut(problem.graph, early_loose_ends(problem.graph), fence_nbytes(problem.budget_bytes))
-        search = _Search(problem, layout)
-        best = search.descend()
-        return best
+        alone = _Search(replace(problem, host_budget_bytes=0), layout).descend()
+        if not problem.host_budget_bytes:
+            return alone
+        return min(alone, _Search(problem, layout).descend(), key=_rank)
+
+
+def _rank(proposal: Proposal) -> tuple[bool, float, int]:
+    """What fits comes first, the faster the better; what does not, by its peak."""
+    timeline = proposal.timeline
+    return not proposal.fits, timeline.step_s if proposal.fits else 0.0, timeline.peak_nbytes
 
 
 @dataclass
