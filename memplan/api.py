@@ -124,15 +124,50 @@ def compare(
     return comparing.compare(step, args, options, Request(budget, host_budget, device), _notify.get())
 
 
+class _NewTypesError(Exception):
+    """jax traces a step for types that nobody has planned for."""
+
+
+class _TraceGate:
+    """Lets jax trace a step only while it is planned.
+
+    jax runs the Python of a function when it traces it and never again for the same types. So a step that was left alone
+    can be called through `jax.jit`, at its own speed, and new types still come back here to be planned first.
+    """
+
+    def __init__(self) -> None:
+        self._open = False
+
+    def around(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(step)
+        def gated(*args: Any, **kwargs: Any) -> Any:
+            if not self._open:
+                raise _NewTypesError
+            return step(*args, **kwargs)
+
+        return gated
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        self._open = True
+        try:
+            yield
+        finally:
+            self._open = False
+
+
 class PlannedJit:
     """What `memplan.jit` returns: plans once per shapes, then runs."""
 
     def __init__(self, step: Callable[..., Any], request: Request, options: Mapping[str, Any]):
         functools.update_wrapper(self, step)
-        self._step = step
+        self._gate = _TraceGate()
+        self._step = self._gate.around(step)
         self._request = request
         self._options = options
         self._known: dict[Any, Compiled] = {}
+        self._direct: Callable[..., Any] | None = None  # jax.jit itself, while every plan has left the step alone
+        self._touched = False
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """A decorated method takes its instance as the first argument, as with `jax.jit`."""
@@ -140,8 +175,11 @@ class PlannedJit:
 
     def plan(self, *args: Any, **kwargs: Any) -> Planned:
         """Plan for these arguments (arrays or `jax.ShapeDtypeStruct`s); runs nothing."""
-        result = pipeline.run(self._step, args, kwargs, self._options, self._request, _notify.get())
+        with self._gate.opened():
+            result = pipeline.run(self._step, args, kwargs, self._options, self._request, _notify.get())
         planned = Planned(result, args, kwargs)
+        if not result.untouched:
+            self._direct, self._touched = None, True
         if self._request.verify == "numbers":
             gate = numbers_gate(result, args, kwargs)
             if not gate.passes:
@@ -153,11 +191,17 @@ class PlannedJit:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if compat.is_tracing():
             return self._inline(args, kwargs)
+        if self._direct is not None:
+            try:
+                return self._direct(*args, **kwargs)
+            except _NewTypesError:
+                pass  # nobody has planned for these types yet
         dynamic, named = dynamic_part(self._step, args, kwargs, self._options)
         leaves, tree = jax.tree_util.tree_flatten((dynamic, named))
         key = tree, tuple(map(_type_of, leaves)), static_part(self._step, args, kwargs, self._options)
         if key not in self._known:
             self._known[key] = self.plan(*args, **kwargs).compile()
+            self._direct = None if self._touched else jax.jit(self._step, **self._options)
         return self._known[key](*dynamic, **named)
 
     def _inline(self, args: Any, kwargs: Any) -> Any:

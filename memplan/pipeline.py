@@ -63,6 +63,11 @@ class Result:
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
 
+    @property
+    def untouched(self) -> bool:
+        """The step runs as it is, without options of memplan's."""
+        return self.chosen.name == "plain"
+
 
 def run(
     step: Callable[..., Any],
