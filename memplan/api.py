@@ -131,8 +131,8 @@ class _NewTypesError(Exception):
 class _TraceGate:
     """Lets jax trace a step only while it is planned.
 
-    jax runs the Python of a function when it traces it and never again for the same types. So a step that was left alone
-    can be called through `jax.jit`, at its own speed, and new types still come back here to be planned first.
+    jax runs the Python of a function when it traces it and never again for the same types. So a step that was left
+    alone can be called through `jax.jit`, at its own speed, and new types still come back here to be planned first.
     """
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ class DemoFailedError(MemplanError):
 
 
 def main(
-    size: int = 144, steps: int = 6, budget: str = "45%", data: Path | None = None, out: Path = Path("memplan-demo")
+    size: int = 144, steps: int = 4, budget: str = "42%", data: Path | None = None, out: Path = Path("memplan-demo")
 ) -> int:
     """Run the demo; returns 0 if the plan fits, the losses agree and the resident set is smaller, else 1.
 

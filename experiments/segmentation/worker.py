@@ -44,9 +44,12 @@ def main() -> None:
     state = initial(options.size, config)
     tell(prepared_rss=resident_bytes())
     with highest_resident() as highest:
-        for number, batch in zip(range(options.steps), batches(dataset, options.size), strict=False):
+        volumes = batches(dataset, options.size)
+        for number in range(options.steps):
+            batch = next(volumes)
             start = time.perf_counter()
             state, metrics = run(state, batch)
+            del batch  # before the next one is read
             loss = float(metrics["loss"])
             tell(step=number + 1, loss=loss, seconds=time.perf_counter() - start)
     tell(peak_rss=highest(), process_peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
@@ -71,9 +74,9 @@ def initial(size: int, config: UNet3DConfig) -> Any:
 
 
 def batches(dataset: Dataset, size: int) -> Iterator[Any]:
-    """Whole volumes, one at a time, round and round."""
-    loaded = [batch_of(load_case(dataset, case, size)) for case in dataset.cases]
-    return (jax.tree.map(jnp.asarray, batch) for batch in itertools.cycle(loaded))
+    """Whole volumes, round and round, one in memory at a time."""
+    for case in itertools.cycle(dataset.cases):
+        yield jax.tree.map(jnp.asarray, batch_of(load_case(dataset, case, size)))
 
 
 class highest_resident:
