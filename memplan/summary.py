@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import platform
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import jax
-import jaxlib
 
 from memplan.candidates import Candidate
 from memplan.planning import cost
@@ -152,4 +152,8 @@ def runs_on() -> str:
 
 
 def versions() -> tuple[tuple[str, str], ...]:
-    return (("python", platform.python_version()), ("jax", jax.__version__), ("jaxlib", jaxlib.__version__))
+    return (
+        ("python", platform.python_version()),
+        ("jax", jax.__version__),
+        ("jaxlib", importlib.metadata.version("jaxlib")),
+    )

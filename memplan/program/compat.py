@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,6 @@ from jax._src import api as _api
 from jax._src import core as _core
 from jax._src import source_info_util as _source
 from jax._src.interpreters import partial_eval as _pe
-from jax._src.lax.lax import optimization_barrier_p
 from jax._src.state import discharge as _discharge
 from jax._src.state.types import AbstractRef
 
@@ -27,7 +27,8 @@ Literal = jex.Literal
 Var = jex.Var
 DropVar = _core.DropVar  # jex.DropVar is missing from 0.10.2's type stubs
 jaxpr_as_fun = jex.jaxpr_as_fun
-BARRIER = optimization_barrier_p
+
+_INSTALLED = re.compile(r"[\\/](site|dist)-packages[\\/]")
 
 
 def consts_of(closed: ClosedJaxpr) -> list[tuple[Var, Any]]:
@@ -78,8 +79,13 @@ def transform_of(values: Sequence[Any]) -> str | None:
 
 
 def source_of(eqn: JaxprEqn) -> str:
-    """`file:line` of the user's code that made this equation, or '' where jax did."""
-    frame = _source.user_frame(eqn.source_info.traceback)
+    """`file:line` of the user's code that made this equation, or '' where jax did.
+
+    A library between jax and the user (flax, optax) is passed over, unless nothing else called it.
+    """
+    frames = list(_source.user_frames(eqn.source_info.traceback))
+    own = [frame for frame in frames if not _INSTALLED.search(frame.file_name)]
+    frame = next(iter(own or frames), None)
     return f"{frame.file_name}:{frame.start_line}" if frame else ""
 
 
