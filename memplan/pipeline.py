@@ -115,7 +115,10 @@ def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]
         if not isinstance(leaf, jax.Array):
             return leaf
         return jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, weak_type=leaf.weak_type, sharding=leaf.sharding if leaf.committed else None
+            leaf.shape,
+            leaf.dtype,
+            weak_type=getattr(leaf, "weak_type", False),
+            sharding=leaf.sharding if leaf.committed else None,
         )
 
     return jax.tree.map(shape, (tuple(args), dict(kwargs)))
@@ -180,7 +183,10 @@ class Search:
             self.tried.extend(self.rematerialized())
         fitting = [candidate for candidate in self.tried if self.fits(candidate)]
         if not fitting:
-            raise self.infeasible(lowest)
+            resort = self.last_resort(lowest)
+            if not self.fits(resort):
+                raise self.infeasible(lowest, resort.device_bytes)
+            return resort
         return min(fitting, key=lambda candidate: (candidate.step_s or 0.0, candidate.device_bytes))
 
     def follow(self, plan: Plan) -> Candidate:
@@ -190,7 +196,7 @@ class Search:
         candidate = self.compile(plan, predicted)
         self.tried.append(candidate)
         if not self.fits(candidate):
-            raise self.infeasible(floor(self.graph))
+            raise self.infeasible(floor(self.graph), candidate.device_bytes)
         return candidate
 
     def fits(self, candidate: Candidate) -> bool:
@@ -280,20 +286,30 @@ class Search:
         """The planner's word alone (`verify=None`)."""
         proposal = self.planner.propose(self.problem(self.budget, {}))
         if not proposal.fits:
-            raise self.infeasible(lowest)
+            proposal = self.planner.propose(self.problem(lowest.nbytes, {}))  # see `last_resort`
         timeline = proposal.timeline
+        if timeline.peak_nbytes > self.budget or timeline.host_peak_nbytes > self.host_budget:
+            raise self.infeasible(lowest, timeline.peak_nbytes)
         return Candidate(
             proposal.plan.planner, timeline.peak_nbytes, timeline.host_peak_nbytes, timeline.step_s,
             timeline.peak_nbytes, proposal.plan,
         )  # fmt: skip
 
-    def infeasible(self, lowest: Floor) -> InfeasibleBudgetError:
-        """Says the floor, what sets it, and the smallest budget that a compiled program was seen to keep."""
-        held = [c.device_bytes for c in (self.plain, *self.tried) if c.host_bytes <= self.host_budget]
-        proposal = self.planner.propose(self.problem(max(self.budget, lowest.nbytes), {}))
-        if proposal.timeline.peak_nbytes < min(held) and proposal.timeline.host_peak_nbytes <= self.host_budget:
-            held.append(self.compile(proposal.plan, proposal.timeline.peak_nbytes).device_bytes)
-        smallest = min(held)
+    def last_resort(self, lowest: Floor) -> Candidate:
+        """The plan for the floor itself, or the unmodified step where that takes less.
+
+        It is the same whatever the budget is: so a budget that an error promises to work is kept when it is tried.
+        """
+        proposal = self.planner.propose(self.problem(lowest.nbytes, {}))
+        if proposal.timeline.peak_nbytes >= self.plain.device_bytes:
+            return self.plain
+        candidate = self.compile(proposal.plan, proposal.timeline.peak_nbytes)
+        self.tried.append(candidate)
+        small = candidate.device_bytes < self.plain.device_bytes and candidate.host_bytes <= self.host_budget
+        return candidate if small else self.plain
+
+    def infeasible(self, lowest: Floor, smallest: int) -> InfeasibleBudgetError:
+        """Says the floor, what sets it, and a budget that works."""
         where = self.graph.ops[lowest.op].where if lowest.op >= 0 else "no operation"
         if self.budget < lowest.nbytes:
             what = f"less than {where} alone needs"
@@ -304,7 +320,7 @@ class Search:
             f"{where}; the smallest budget found to work on {self.target.device.name} is {smallest} bytes "
             f"({show_bytes(smallest)}). Try that budget, a smaller batch or image, a narrower dtype, or a larger host "
             f"budget (now {show_bytes(self.host_budget)}).",
-            floor_bytes=lowest.nbytes,
+            floor_bytes=min(lowest.nbytes, smallest),
             smallest_bytes=smallest,
             operation=where,
         )
