@@ -174,7 +174,38 @@ _FLOPS: dict[str, Callable[[compat.JaxprEqn], float]] = {
     "select_and_gather_add": _window_flops,
 }
 
-_WORKSPACE: dict[str, Callable[[compat.JaxprEqn], int]] = {}
+
+def _winners(eqn: compat.JaxprEqn) -> int:
+    """XLA:GPU first finds each window's winner: its value, in at least 32 bits, and one s32 index per axis.
+
+    They stand beside the operand, then beside the result; whichever of these two is not there gives its bytes.
+    """
+    source, operand = (compat.aval_of(atom) for atom in eqn.invars)
+    winners = _size(source) * (max(4, source.dtype.itemsize) + 4 * len(source.shape))
+    return max(0, winners - compat.nbytes_of(operand))
+
+
+def _padded_input(eqn: compat.JaxprEqn) -> int:
+    """cuDNN pads both ends of an axis alike: XLA:GPU copies an input whose padding is not, with the difference added.
+
+    The copy stands beside the input, then beside the result.
+    """
+    lhs = compat.aval_of(eqn.invars[0])
+    extra = [abs(high - low) for low, high in eqn.params["padding"]]
+    if not any(extra) or max(eqn.params["lhs_dilation"]) > 1:
+        return 0
+    spatial = eqn.params["dimension_numbers"].lhs_spec[2:]
+    shape = list(lhs.shape)
+    for axis, more in zip(spatial, extra, strict=True):
+        shape[axis] += more
+    copy = math.prod(shape) * lhs.dtype.itemsize
+    return max(0, copy - min(compat.nbytes_of(lhs), compat.nbytes_of(compat.aval_of(eqn.outvars[0]))))
+
+
+_WORKSPACE: dict[str, Callable[[compat.JaxprEqn], int]] = {
+    "select_and_scatter_add": _winners,
+    "conv_general_dilated": _padded_input,
+}
 
 _ONCE = {
     "pure_callback": "it calls Python",
