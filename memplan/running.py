@@ -14,7 +14,7 @@ from memplan.planning.graph import Graph
 from memplan.planning.order import early_loose_ends
 from memplan.planning.plan import Plan
 from memplan.planning.planners.protocol import fence_nbytes
-from memplan.planning.unfold import cut, keep_everything
+from memplan.planning.unfold import chop, cut, keep_everything
 from memplan.program import compat
 from memplan.program.executor import Stages, as_array, compile_stages
 from memplan.program.extract import extract
@@ -22,6 +22,8 @@ from memplan.program.local import local_device
 from memplan.program.rewrite import rewrite
 from memplan.program.trace import Program, as_step, dynamic_part, trace
 from memplan.verify.program import Gate, compare
+
+_CHOPS = (5, 12)  # operations per segment
 
 
 class Runner:
@@ -76,8 +78,14 @@ def runner(result: Result) -> Runner:
 
 
 def segmented_plan(graph: Graph, budget_bytes: int, device: str) -> Plan:
-    """The step cut as under this budget, nothing recomputed or moved: what recompilation alone changes."""
+    """The step cut into segments as under this budget, nothing recomputed or moved: what recompilation alone does."""
     return keep_everything(cut(graph, early_loose_ends(graph), fence_nbytes(budget_bytes)), device)
+
+
+def chopped_plans(graph: Graph, device: str) -> tuple[Plan, ...]:
+    """The step cut in other ways, likewise unchanged: how much depends on where the cuts fall."""
+    order = early_loose_ends(graph)
+    return tuple(keep_everything(chop(graph, order, length), device) for length in _CHOPS)
 
 
 def numbers_gate(result: Result, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Gate:
@@ -94,7 +102,9 @@ def numbers_gate(result: Result, args: Sequence[Any], kwargs: Mapping[str, Any])
     if result.chosen.plan is None or result.graph is None:
         return Gate(())
     plain = jax.jit(compat.jaxpr_as_fun(program.jaxpr))
-    plans = (segmented_plan(result.graph, result.report.budget_bytes, result.report.device), result.chosen.plan)
+    device = result.report.device
+    segmented = segmented_plan(result.graph, result.report.budget_bytes, device)
+    plans = (segmented, result.chosen.plan, *chopped_plans(result.graph, device))
     return compare(plain(*leaves), *(run_flat(program, result.graph, plan, leaves) for plan in plans))
 
 

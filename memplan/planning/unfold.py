@@ -7,6 +7,7 @@ read. Returned values stay, whatever is decided.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -101,6 +102,13 @@ def cut(graph: Graph, order: Sequence[int], fence_nbytes: int) -> Layout:
             segments.append([])
         segments[-1].append(op)
     return Layout(graph, tuple(map(tuple, segments)), fence_nbytes)
+
+
+def chop(graph: Graph, order: Sequence[int], length: int) -> Layout:
+    """Cut an order into segments of `length` operations, wherever that falls."""
+    ops = [op for op in order if graph.ops[op].fusion != "view"]
+    segments = tuple(tuple(ops[first : first + length]) for first in range(0, len(ops), length))
+    return Layout(graph, segments or ((),), sys.maxsize)
 
 
 def keep_everything(layout: Layout, device: str) -> Plan:

@@ -65,15 +65,21 @@ def check_types(original: compat.ClosedJaxpr, planned: compat.ClosedJaxpr) -> No
             )
 
 
-def compare(plain: Sequence[Any], segmented: Sequence[Any], planned: Sequence[Any]) -> Gate:
-    """Gate on the outputs of the three programs, run on the same inputs."""
+def compare(plain: Sequence[Any], segmented: Sequence[Any], planned: Sequence[Any], *cuts: Sequence[Any]) -> Gate:
+    """Gate on the outputs of the programs, run on the same inputs.
+
+    Args:
+      plain: of the unmodified step; planned: of the planned one.
+      segmented, cuts: of the step cut into segments and not otherwise changed, in one or several ways. One cut may by
+        chance round as the whole does; a plan, with segments of its own, need not.
+    """
     rows = []
-    for triple in zip(plain, segmented, planned, strict=True):
-        reference, cut, new = (_as_numbers(leaf) for leaf in triple)
-        rounding = (
-            float(jax.numpy.finfo(reference.dtype).eps) if jax.numpy.issubdtype(reference.dtype, np.inexact) else 0.0
-        )
-        rows.append((relative_error(reference, cut), relative_error(reference, new), rounding))
+    for number, (leaf, planned_leaf) in enumerate(zip(plain, planned, strict=True)):
+        reference, new = _as_numbers(leaf), _as_numbers(planned_leaf)
+        cut = max(relative_error(reference, _as_numbers(other[number])) for other in (segmented, *cuts))
+        inexact = jax.numpy.issubdtype(reference.dtype, np.inexact)
+        rounding = float(jax.numpy.finfo(reference.dtype).eps) if inexact else 0.0
+        rows.append((cut, relative_error(reference, new), rounding))
     finite = [cut for cut, _, rounding in rows if rounding and np.isfinite(cut)]
     usual = float(np.median(finite)) if finite else 0.0
     return Gate(
