@@ -31,7 +31,7 @@ from memplan.verify.plan import judge
 from models.resnet import ResNetConfig
 from models.train import resnet_step
 
-FIRST_CALLS, LATER_CALLS = 5, 300
+FIRST_CALLS, LATER_CALLS = 3, 300
 
 
 def main() -> None:
