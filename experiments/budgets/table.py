@@ -45,6 +45,7 @@ def tables(cases: Sequence[Row], numbers: Row | None) -> str:
     parts = [
         "### Budgets: the required cases", budgets([case for case in cases if case["required"]]),
         "### Budgets: the others", budgets([case for case in cases if not case["required"]]),
+        f"Not measured yet: {missing(cases)}.",
         "### Honesty of memplan's own plans", honesty(cases),
         "### Where the model misses the compiler by more than 5 %", misses(cases),
     ]  # fmt: skip
@@ -74,6 +75,12 @@ def _budget(case: Row) -> list[str]:
     ]  # fmt: skip
 
 
+def missing(cases: Iterable[Row]) -> str:
+    """Cases without a result."""
+    found = {case["case"] for case in cases}
+    return ", ".join(name for name in CASES if name not in found) or "none"
+
+
 def honesty(cases: Iterable[Row]) -> str:
     """Errors of the prediction against the compiler, over memplan's own compiled plans."""
     cases = list(cases)
@@ -88,9 +95,10 @@ def honesty(cases: Iterable[Row]) -> str:
         ("every attempt", [one for case in cases for one in own(case)]),
     ):
         device = [relative(one["predicted_bytes"], one["compiled_bytes"]) for one in plans]
-        host = [relative(one["host_predicted_bytes"], one["host_bytes"]) for one in plans]
-        rows.append([label, str(len(plans)), *statistics(device), *statistics(host)])
-    head = ("memplan's plans", "count", "device median", "device worst", "host median", "host worst")
+        moving = [one for one in plans if one["host_predicted_bytes"] or one["host_bytes"]]  # 0 for 0 proves nothing
+        host = [relative(one["host_predicted_bytes"], one["host_bytes"]) for one in moving]
+        rows.append([label, str(len(plans)), *statistics(device), str(len(moving)), *statistics(host)])
+    head = ("memplan's plans", "count", "device median", "device worst", "that move", "host median", "host worst")
     return grid(head, rows)
 
 
