@@ -57,9 +57,8 @@ def small_step() -> Any:
 def first_calls() -> dict[str, float]:
     """Seconds of the first call (trace, compile, run) of either, caches cleared before each."""
     step, args = small_step()
-    plain = [first_call(lambda f: jax.jit(f), step, args) for _ in range(FIRST_CALLS)]
-    ours = [first_call(lambda f: memplan.jit(f), step, args) for _ in range(FIRST_CALLS)]
-    pair = statistics.median(plain), statistics.median(ours)
+    rounds = [(first_call(jax.jit, step, args), first_call(memplan.jit, step, args)) for _ in range(FIRST_CALLS)]
+    pair = tuple(map(statistics.median, zip(*rounds, strict=True)))
     return {"jax_s": pair[0], "memplan_s": pair[1], "ratio": pair[1] / pair[0]}
 
 
