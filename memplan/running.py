@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,7 +48,7 @@ class Runner:
         del leaves
         return jax.tree_util.tree_unflatten(self._program.out_tree, self._stages(arrays))
 
-    @property
+    @functools.cached_property
     def _avals(self) -> list[Any]:
         return [compat.aval_of(var) for var in self._program.jaxpr.jaxpr.invars]
 
