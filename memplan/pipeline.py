@@ -270,11 +270,11 @@ class Search:
         """The unmodified step with XLA's own rematerialization, its limit set to the budget and then below it."""
         if not self.target.is_gpu:
             return
+        memory = self.plain.executable.memory if self.plain.executable else None
+        resident = memory.device_bytes - memory.temp_bytes if memory else 0
         limit = self.budget
         for _ in range(_XLA_ATTEMPTS):
             self.notify("compiling with XLA's own rematerialization", None)
-            memory = self.plain.executable.memory if self.plain.executable else None
-            resident = memory.device_bytes - memory.temp_bytes if memory else 0
             target, flags = xla_rematerialization(self.target, limit, resident)
             candidate = compile_plain(self.program, target, self.args, self.kwargs, flags, "xla")
             yield candidate

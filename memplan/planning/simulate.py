@@ -23,7 +23,8 @@ class Moment:
     Attributes:
       device_nbytes: largest device bytes inside it, arguments and outputs included.
       after_nbytes: device bytes when it has ended.
-      host_nbytes: largest host bytes inside it.
+      host_nbytes: largest host bytes inside it. XLA starts a copy to the host next to where the copy on the device
+        ends, whatever a plan says, and takes host memory from there on.
       start_s, end_s: on the compute stream.
       stall_s: seconds it waits for copies.
       op: the operation at its peak, -1 if it computes nothing.
@@ -117,6 +118,7 @@ class Simulator:
         moments: list[Moment] = []
         copies: list[Copy] = []
         copying: set[int] = set()  # copies to the host that nothing has waited for yet
+        to_come: set[int] = set()  # values copied to the host that take no host memory yet
         for actions in tuple(plan.segments()) or ((),):  # a step without operations is one empty segment
             freed = {action.target for action in actions if action.kind is Kind.FREE}
             cost = self.segment(actions, frozenset(copying & freed))
@@ -142,9 +144,12 @@ class Simulator:
                     out_free = leaving + copy_seconds(self.graph.nbytes(value), self.device)
                     leaves[value] = out_free
                     copies.append(Copy(value, Kind.OFFLOAD, leaving, out_free))
+                    to_come.add(value)
+                elif value in to_come and action.kind is not Kind.COMPUTE:
+                    to_come.discard(value)
                     host += self.graph.nbytes(value)
                     host_peak = max(host_peak, host)
-                elif action.kind is Kind.RELEASE:
+                if action.kind is Kind.RELEASE:
                     host -= self.graph.nbytes(value)
             waited = [leaves[a.target] for a in actions if a.kind is Kind.FREE and a.target in leaves]
             finish = max([end, *waited])

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Sharding
 
 from memplan.planning.graph import Graph
 from memplan.planning.plan import Action, Kind, Plan
@@ -92,15 +93,17 @@ class _Builder:
 
     def __init__(self, program: Program, graph: Graph, segments: list[tuple[Action, ...]], options: Any):
         self.eqns = program.jaxpr.jaxpr.eqns
-        self.avals = self.types(program)
+        self.avals, self.shardings = self.types(program)
         self.graph = graph
         self.segments = segments
         self.options = options
         self.known: dict[Any, Any] = {}
 
-    def types(self, program: Program) -> list[Any]:
-        invars = [*program.jaxpr.jaxpr.invars, *(var for var, _ in compat.consts_of(program.jaxpr))]
-        return [v.aval for v in invars] + [v.aval for eqn in self.eqns for v in eqn.outvars]
+    def types(self, program: Program) -> tuple[list[Any], list[Sharding | None]]:
+        """Type and sharding of every value."""
+        variables = [*program.jaxpr.jaxpr.invars, *(var for var, _ in compat.consts_of(program.jaxpr))]
+        variables += [var for eqn in self.eqns for var in eqn.outvars]
+        return [var.aval for var in variables], [program.placements.get(var) for var in variables]
 
     def build(self) -> tuple[list[Stage], list[int]]:
         alive = frozenset(self.graph.inputs)
@@ -163,17 +166,24 @@ class _Builder:
         jaxpr = jax.make_jaxpr(lambda *values: self.evaluate(ops, order, makes, values))(
             *[as_struct(self.avals[value]) for value in order]
         )
-        matched = _matched([self.avals[value] for value in given], [self.avals[value] for value in makes])
-        compiled = self.compiled(jaxpr, ops, matched)
+        matched = _matched([self.type_of(value) for value in given], [self.type_of(value) for value in makes])
+        placed = tuple(tuple(self.shardings[value] for value in values) for values in (order, makes))
+        compiled = self.compiled(jaxpr, ops, matched, placed)
         stats = compiled.memory_analysis()
         temp = stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
         return Stage(compiled, order, makes, drops, temp)
 
-    def compiled(self, jaxpr: compat.ClosedJaxpr, ops: list[int], donated: tuple[int, ...]) -> Any:
+    def type_of(self, value: int) -> tuple[Any, ...]:
+        """What two values must share for one to take the other's buffer."""
+        return self.avals[value].shape, self.avals[value].dtype, self.shardings[value]
+
+    def compiled(self, jaxpr: compat.ClosedJaxpr, ops: list[int], donated: tuple[int, ...], placed: Any) -> Any:
         plain = all(rules.is_plain(self.eqns[op]) for op in ops)
-        key = (str(jaxpr), donated) if plain else (tuple(ops), donated, len(self.known))
+        key = (str(jaxpr), donated, placed) if plain else (tuple(ops), donated, len(self.known))
         if key not in self.known:
-            flat = jax.jit(compat.jaxpr_as_fun(jaxpr), donate_argnums=donated, keep_unused=True)
+            reads, makes = map(list, placed)
+            shardings = {"in_shardings": reads, "out_shardings": makes} if any([*reads, *makes]) else {}
+            flat = jax.jit(compat.jaxpr_as_fun(jaxpr), donate_argnums=donated, keep_unused=True, **shardings)
             avals = [as_struct(var.aval) for var in jaxpr.jaxpr.invars]
             self.known[key] = flat.lower(*avals).compile(compiler_options=self.options)
         return self.known[key]
@@ -199,11 +209,11 @@ def as_array(value: Any, aval: Any) -> jax.Array:
 
 def _matched(given: list[Any], made: list[Any]) -> tuple[int, ...]:
     """Positions of inputs whose buffer some output of the same type can take over."""
-    free = [(aval.shape, aval.dtype) for aval in made]
+    free = list(made)
     positions = []
-    for position, aval in enumerate(given):
-        if (aval.shape, aval.dtype) in free:
-            free.remove((aval.shape, aval.dtype))
+    for position, known in enumerate(given):
+        if known in free:
+            free.remove(known)
             positions.append(position)
     return tuple(positions)
 

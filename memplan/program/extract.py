@@ -8,6 +8,7 @@ from typing import Any
 
 from memplan.planning.graph import Graph, Op, Role, Value
 from memplan.program import compat, rules
+from memplan.program.placement import share
 from memplan.program.trace import Program
 
 
@@ -17,18 +18,18 @@ def extract(program: Program) -> Graph:
     values: list[Value] = []
     ids: dict[Any, int] = {}
 
+    shares = {var: share(var.aval, sharding) for var, sharding in program.placements.items()}
+
     def add(var: Any, name: str, role: Role, donated: bool = False, nbytes: int | None = None) -> int:
         aval = var.aval
-        known = compat.nbytes_of(aval) if nbytes is None else nbytes
+        known = int(shares.get(var, 1.0) * compat.nbytes_of(aval)) if nbytes is None else nbytes
         shape, dtype = tuple(getattr(aval, "shape", ())), str(getattr(aval, "dtype", aval))
         values.append(Value(name, known, shape, dtype, role, donated))
         ids[var] = len(values) - 1
         return ids[var]
 
-    for var, name, donated, sharding in zip(
-        jaxpr.invars, program.names, program.donated, program.input_shardings, strict=True
-    ):
-        add(var, name, "argument", donated, _shard_nbytes(var.aval, sharding))
+    for var, name, donated in zip(jaxpr.invars, program.names, program.donated, strict=True):
+        add(var, name, "argument", donated)
     for number, (var, _) in enumerate(compat.consts_of(program.jaxpr)):
         add(var, f"constant:{number}", "constant")
     inputs = tuple(range(len(values)))
@@ -42,22 +43,25 @@ def extract(program: Program) -> Graph:
             outputs.append(
                 add(var, f"{eqn.primitive.name}:{len(values)}", "intermediate", nbytes=0 if unread else None)
             )
-        ops.append(_op(eqn, tuple(ids[atom] for atom in eqn.invars if _is_var(atom)), tuple(outputs)))
+        inputs_read = tuple(ids[atom] for atom in eqn.invars if _is_var(atom))
+        part = min((shares.get(atom, 1.0) for atom in (*eqn.invars, *eqn.outvars) if _is_var(atom)), default=1.0)
+        ops.append(_op(eqn, inputs_read, tuple(outputs), part))
     returned = tuple(ids[atom] for atom in jaxpr.outvars if _is_var(atom))
     return Graph(tuple(values), tuple(ops), inputs, returned, _fingerprint(values, ops, returned))
 
 
-def _op(eqn: compat.JaxprEqn, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Op:
+def _op(eqn: compat.JaxprEqn, inputs: tuple[int, ...], outputs: tuple[int, ...], part: float) -> Op:
+    """The operation as one device runs it, which has `part` of its most divided operand or result."""
     why_not = rules.why_not_recomputable(eqn)
     return Op(
         name=eqn.primitive.name,
         inputs=inputs,
         outputs=outputs,
-        flops=rules.flops_of(eqn),
+        flops=part * rules.flops_of(eqn),
         flops_dtype=rules.matrix_dtype(eqn),
         fusion=rules.fusion_of(eqn),
-        workspace_nbytes=rules.workspace_of(eqn),
-        traffic_nbytes=rules.traffic_of(eqn),
+        workspace_nbytes=int(part * rules.workspace_of(eqn)),
+        traffic_nbytes=int(part * rules.traffic_of(eqn)),
         recomputable=not why_not,
         why_not=why_not,
         source=_short(compat.source_of(eqn)),
@@ -67,22 +71,6 @@ def _op(eqn: compat.JaxprEqn, inputs: tuple[int, ...], outputs: tuple[int, ...])
 
 def _is_var(atom: Any) -> bool:
     return not isinstance(atom, compat.Literal)
-
-
-def _shard_nbytes(aval: Any, sharding: Any) -> int:
-    """Bytes of one device's part of an argument."""
-    whole = compat.nbytes_of(aval)
-    if sharding is None or not getattr(aval, "shape", ()):
-        return whole
-    part = sharding.shard_shape(aval.shape)
-    return whole * _product(part) // max(1, _product(aval.shape))
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    result = 1
-    for extent in shape:
-        result *= extent
-    return result
 
 
 def _short(source: str) -> str:

@@ -36,11 +36,12 @@ def fragile_zeros(eqns: Sequence[compat.JaxprEqn]) -> frozenset[tuple[tuple[int,
 class Copies:
     """Copies between device and host memory, in the layout that the device holds.
 
-    A host copy has its dimensions in logical order. XLA:GPU keeps the activations of float32 convolutions with channels
-    second whatever the program says, and would transpose such a value into a second device buffer before it copies.
+    A host copy has its dimensions in logical order. XLA:GPU keeps the activations of convolutions with channels second
+    whatever the program says, those over images of 16 bits excepted, and would transpose such a value into a second
+    device buffer before it copies.
 
     Attributes:
-      channels_last: ranks whose values the program's float32 convolutions have with channels last.
+      channels_last: ranks whose values the program's convolutions have with channels last, and XLA has not.
     """
 
     channels_last: frozenset[int]
@@ -49,9 +50,10 @@ class Copies:
     def for_program(cls, eqns: Sequence[compat.JaxprEqn]) -> Copies:
         ranks = set()
         for eqn in eqns:
-            if eqn.primitive.name == "conv_general_dilated" and str(compat.aval_of(eqn.outvars[0]).dtype) == "float32":
-                spec = eqn.params["dimension_numbers"].out_spec
-                if spec[0] == 0 and spec[1] == len(spec) - 1:
+            if eqn.primitive.name == "conv_general_dilated":
+                spec, dtype = eqn.params["dimension_numbers"].out_spec, compat.aval_of(eqn.outvars[0]).dtype
+                narrow_image = dtype.itemsize == 2 and len(spec) == 4
+                if spec[0] == 0 and spec[1] == len(spec) - 1 and not narrow_image:
                     ranks.add(len(spec))
         return cls(frozenset(ranks))
 

@@ -10,9 +10,11 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
+from jax.sharding import Sharding
 
 from memplan.errors import UnsupportedProgramError
 from memplan.program import compat
+from memplan.program.placement import placements, places_of_its_own, spans_devices
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Program:
       options: the `jax.jit` options it was given.
       donated: one flag per input.
       names: one readable path per input, for example `state.params['w']`.
-      input_shardings: one sharding (or None) per input, as the arguments carry them.
+      spread: arguments or `jax.jit` options name several devices.
       traced: jax's own trace of the step, for the unmodified program.
       out_tree: structure of the outputs.
     """
@@ -33,7 +35,7 @@ class Program:
     options: Mapping[str, Any]
     donated: tuple[bool, ...]
     names: tuple[str, ...]
-    input_shardings: tuple[Any, ...]
+    spread: bool
     traced: Any
     out_tree: Any
 
@@ -45,6 +47,12 @@ class Program:
           UnsupportedProgramError: see `flatten`.
         """
         return flatten(self.traced.jaxpr)
+
+    @functools.cached_property
+    def placements(self) -> Mapping[compat.Var, Sharding]:
+        """The sharding of every variable of `jaxpr`; empty where one device holds all."""
+        several = self.spread or places_of_its_own(self.jaxpr.jaxpr.eqns)
+        return placements(self.traced, self.jaxpr) if several else {}
 
     @property
     def name(self) -> str:
@@ -67,7 +75,7 @@ def trace(
         options=dict(options),
         donated=tuple(leaf.donated for leaf in leaves),
         names=compat.input_names(traced.jaxpr),
-        input_shardings=tuple(_shardings(traced)),
+        spread=spans_devices((args, kwargs, options.get("in_shardings"), options.get("out_shardings"))),
         traced=traced,
         out_tree=traced.out_tree,
     )
@@ -180,7 +188,3 @@ def _inline(closed: compat.ClosedJaxpr, *operands: Any, caller: compat.JaxprEqn 
 def as_struct(aval: Any) -> jax.ShapeDtypeStruct:
     """A shape to trace with, weak type included."""
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
-
-
-def _shardings(traced: Any) -> list[Any]:
-    return [getattr(aval, "sharding", None) for aval in jax.tree_util.tree_leaves(traced.in_avals)]

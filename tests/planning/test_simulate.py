@@ -154,7 +154,7 @@ def test_an_offload_overlaps_and_its_free_waits() -> None:
     assert [m.stall_s for m in timeline.moments] == [0, 0, 0, 10, 0]
     assert [m.end_s - m.start_s for m in timeline.moments] == [20, 20, 20, 40, 30]
     assert timeline.compute_s == timeline.step_s - 10
-    assert [m.host_nbytes for m in timeline.moments] == [10, 10, 10, 10, 0]
+    assert [m.host_nbytes for m in timeline.moments] == [0, 10, 10, 10, 0]  # from where value 1 leaves the device
     assert timeline.host_peak_nbytes == 10
     assert peaks(timeline) == [30, 40, 40, 50, 30]
     # value 1 leaves with the second segment, although its reader is done before
@@ -186,8 +186,19 @@ def test_host_bytes_are_the_most_inside_a_segment() -> None:
     b = Builder()
     x = b.argument(1)
     left, right = b.op([x], 10), b.op([x], 10)
-    timeline = run(b.build(x), *compute(0, 1), (Kind.OFFLOAD, left), FENCE, (Kind.OFFLOAD, right), (Kind.RELEASE, left))
-    assert [m.host_nbytes for m in timeline.moments] == [10, 20]
+    timeline = run(
+        b.build(x), *compute(0, 1), (Kind.OFFLOAD, left), *free(left), FENCE, (Kind.OFFLOAD, right), *free(right),
+        (Kind.RELEASE, left), FENCE, (Kind.RELEASE, right),
+    )  # fmt: skip
+    assert [m.host_nbytes for m in timeline.moments] == [10, 20, 10]
+
+
+def test_a_host_copy_that_nothing_waits_for_takes_no_host_memory_before_it_is_used() -> None:
+    b = Builder()
+    made = b.op([b.argument(1)], 10)
+    graph = b.build(b.op([made], 1))
+    timeline = run(graph, *compute(0), (Kind.OFFLOAD, made), FENCE, *compute(1), FENCE, (Kind.RELEASE, made))
+    assert [m.host_nbytes for m in timeline.moments] == [0, 0, 10]
 
 
 def plan_of(draw: random.Random, graph: Graph, modes: tuple[Mode, ...] = tuple(Mode)) -> Plan:
@@ -227,7 +238,7 @@ def test_times_and_host_bytes_hold_together(draw: random.Random) -> None:
     graph = random_graph(draw)
     plan = plan_of(draw, graph)
     timeline = Simulator(graph, UNIT).run(plan)
-    assert timeline.host_peak_nbytes == judge(plan, graph).host_peak_nbytes
+    assert timeline.host_peak_nbytes <= judge(plan, graph).host_peak_nbytes  # whose copies take memory at once
     assert all(before.end_s == after.start_s for before, after in pairwise(timeline.moments))
     assert all(m.stall_s >= -1e-9 and m.end_s >= m.start_s + m.stall_s for m in timeline.moments)
     assert timeline.step_s >= timeline.compute_s - 1e-9

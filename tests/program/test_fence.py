@@ -21,13 +21,13 @@ def pooled(x: jax.Array) -> jax.Array:
 
 
 def convolved(layout: tuple[str, str, str], dtype: Any = jnp.float32) -> Any:
-    shape = {"N": 1, "C": 2, "H": 4, "W": 4}
+    shape = {"N": 1, "C": 2, "D": 4, "H": 4, "W": 4}
 
     def step(x: jax.Array, w: jax.Array) -> jax.Array:
-        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=layout)
+        return jax.lax.conv_general_dilated(x, w, (1,) * (x.ndim - 2), "SAME", dimension_numbers=layout)
 
     x = jnp.ones([shape[axis] for axis in layout[0]], dtype)
-    w = jnp.ones([{"H": 3, "W": 3, "I": 2, "O": 2}[axis] for axis in layout[1]], dtype)
+    w = jnp.ones([{"D": 3, "H": 3, "W": 3, "I": 2, "O": 2}[axis] for axis in layout[1]], dtype)
     return trace(step, (x, w), {}, {})
 
 
@@ -76,6 +76,12 @@ def test_other_values_are_copied_as_they_are() -> None:
         assert not Copies.for_program(program.jaxpr.jaxpr.eqns).channels_last
     copies = Copies(frozenset({4}))
     assert jax.make_jaxpr(copies.to_host)(jnp.ones((3, 4))).jaxpr.outvars[0].aval.shape == (3, 4)  # type: ignore[attr-defined]
+
+
+def test_volumes_are_copied_with_channels_second_whatever_their_width() -> None:
+    for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
+        program = convolved(("NDHWC", "DHWIO", "NDHWC"), dtype)
+        assert Copies.for_program(program.jaxpr.jaxpr.eqns).channels_last == {5}
 
 
 def test_copies_carry_every_dtype() -> None:
