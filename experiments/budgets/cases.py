@@ -40,7 +40,7 @@ class Case:
     Attributes:
       device: name of the GPU (`memplan devices`).
       percent: the budget, of the unmodified step's compiled peak on that device.
-      required: one of the cases that the issue names.
+      required: one of the twelve that the figures in README.md stand on.
     """
 
     program: Program
@@ -134,7 +134,7 @@ REQUIRED = tuple(
     )
     for percent in shares
 )
-"""The cases that the issue names."""
+"""The cases that README.md quotes."""
 
 OTHERS = tuple(
     Case(program, device, percent)

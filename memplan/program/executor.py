@@ -182,7 +182,7 @@ class _Builder:
         key = (str(jaxpr), donated, placed) if plain else (tuple(ops), donated, len(self.known))
         if key not in self.known:
             reads, makes = map(list, placed)
-            shardings = {"in_shardings": reads, "out_shardings": makes} if any([*reads, *makes]) else {}
+            shardings: dict[str, Any] = {"in_shardings": reads, "out_shardings": makes} if any([*reads, *makes]) else {}
             flat = jax.jit(compat.jaxpr_as_fun(jaxpr), donate_argnums=donated, keep_unused=True, **shardings)
             avals = [as_struct(var.aval) for var in jaxpr.jaxpr.invars]
             self.known[key] = flat.lower(*avals).compile(compiler_options=self.options)
