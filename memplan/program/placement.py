@@ -58,7 +58,7 @@ def share(aval: Any, sharding: Sharding | None) -> float:
 
 
 def _is_wide(sharding: Any) -> bool:
-    return isinstance(sharding, Sharding) and len(sharding.device_set) > 1
+    return isinstance(sharding, Sharding) and sharding.num_devices > 1
 
 
 def _is_weak(var: compat.Var) -> bool:
