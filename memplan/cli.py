@@ -1,4 +1,4 @@
-"""The command `memplan`: plan a step, compare ways to run it, list devices, show the demo.
+"""The command `memplan`: plan a step, compare ways to run it, list and measure devices, show the demo.
 
 Results go to standard output, progress and errors to standard error. Exit codes: 0 the step fits, 1 the step itself
 or memplan failed, 2 usage, 3 infeasible.
@@ -19,9 +19,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from memplan import api, factory
+from memplan import api, calibrating, factory
 from memplan.errors import InfeasibleBudgetError, MemplanError
 from memplan.planning import devices as hardware
+from memplan.planning import spec
 from memplan.report.catalogue import Catalogue, Entry
 from memplan.report.progress import Stages
 from memplan.report.told import Told
@@ -46,7 +47,10 @@ FactoryArgument = Annotated[
 ]
 Budget = Annotated[str | None, typer.Option(help="Device memory: bytes, '16GiB', '80%'. Default: what the device has.")]
 HostBudget = Annotated[str | None, typer.Option(help="Host memory for offloaded values, written likewise.")]
-DeviceName = Annotated[str | None, typer.Option("--device", help="Plan for this device (see `memplan devices`).")]
+DeviceName = Annotated[
+    str | None,
+    typer.Option("--device", help="Plan for this device: a name (see `memplan devices`) or a measured PATH.json."),
+]
 Planner = Annotated[str | None, typer.Option(help="Who makes the plan.")]
 Verify = Annotated[str, typer.Option(help="compile, numbers (also runs both steps and compares), or none.")]
 Donate = Annotated[
@@ -124,6 +128,26 @@ def devices(json: Json = None, html: Html = None, debug: Debug = False) -> None:
     with _errors_told(debug):
         _check_writable(json, html)
         _tell(_catalogue(), json, html)
+
+
+@app.command()
+def calibrate(
+    out: Annotated[
+        Path | None, typer.Option(help="Write the device here; --device PATH.json then plans with these rates.")
+    ] = None,
+    json: Json = None,
+    debug: Debug = False,
+) -> None:
+    """Measure this machine's device and the way to its host: half a minute, best on a machine that is idle."""
+    with _errors_told(debug):
+        _check_writable(json, out)
+        if out is not None and not spec.is_path(str(out)):
+            raise typer.BadParameter(f"{out} would not be known as a file: let it end in .json.", param_hint="--out")
+        with _working() as stage:
+            found = calibrating.calibrate(stage)
+        if out is not None:
+            _save(out, found.save)
+        _tell(calibrating.told(found), json, None)
 
 
 @app.command()

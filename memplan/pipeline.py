@@ -11,7 +11,7 @@ import jax
 from memplan import summary
 from memplan.candidates import Candidate
 from memplan.errors import InfeasibleBudgetError
-from memplan.planning import devices
+from memplan.planning import devices, spec
 from memplan.planning.budget import Size, parse_bytes, show_bytes
 from memplan.planning.floor import Floor, floor
 from memplan.planning.graph import Graph
@@ -22,7 +22,7 @@ from memplan.planning.simulate import Simulator
 from memplan.program import compat
 from memplan.program.executor import compile_stages
 from memplan.program.extract import extract
-from memplan.program.local import host_memory_bytes, local_device
+from memplan.program.local import host_memory_bytes, is_here, local_device
 from memplan.program.rewrite import rewrite
 from memplan.program.targets import Target, xla_rematerialization
 from memplan.program.trace import Program, as_step, trace
@@ -125,10 +125,14 @@ def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]
 
 
 def target_of(device: str | None) -> Target:
-    """The local backend for None, else the described GPU with this name."""
+    """The local backend for None, else the described GPU with this name, or the device in this specification file."""
     if device is None:
         return Target(local_device(), described=False)
-    return Target(devices.named(device), described=True)
+    if not spec.is_path(device):
+        return Target(devices.named(device), described=True)
+    found = spec.load(device)
+    here = is_here(found.device, found.conditions.platform, found.conditions.device_kind)
+    return Target(found.device, described=not here)
 
 
 def host_budget_of(request: Request, target: Target) -> int:

@@ -70,7 +70,8 @@ class Device:
     """A device and the link to its host.
 
     Attributes:
-      name: what `named` answers to, for example `v100` or `v100@power9-nvlink2`.
+      name: what `named` answers to, for example `v100` or `v100@power9-nvlink2`; a measured one has its base's name
+        with `-measured` behind it, and is known by its file alone (`memplan.planning.spec`).
       description: the exact product.
       memory_bytes: what the card has.
       memory_bandwidth: peak bytes/s of the device's own memory.
@@ -354,7 +355,8 @@ def _unknown(kind: str, part: str, whole: str, known: Mapping[str, object]) -> U
     inside = "" if part == whole.strip().lower() else f" (in {whole!r})"
     return UnknownDeviceError(
         f"Unknown {kind} {part!r}{inside}.{hint} Known: {', '.join(known)}. "
-        "A device is written as 'v100', or as 'v100@pcie4x16' to put it behind another host link."
+        "A device is written as 'v100', as 'v100@pcie4x16' to put it behind another host link, or as the path of a "
+        "specification that `memplan calibrate --out` wrote, which ends in .json."
     )
 
 

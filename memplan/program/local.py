@@ -34,6 +34,28 @@ def closest_name(kind: str) -> str:
     return max(found, key=len)
 
 
+def is_here(device: Device, platform: str, kind: str) -> bool:
+    """True where a measured device is the one that jax runs on: it is planned for as that one, else as an absent GPU.
+
+    A CPU stands for any CPU: its rates are taken as they are.
+
+    Raises:
+      UnknownDeviceError: a CPU where jax runs on another backend, or a GPU of which too little is known to compile for.
+    """
+    first = jax.devices()[0]
+    if platform == "cpu" and first.platform != "cpu":
+        raise devices.UnknownDeviceError(
+            f"{device.name} is a measured CPU, and jax runs on {first.device_kind!r} here. Set JAX_PLATFORMS=cpu, or "
+            "calibrate this device."
+        )
+    if platform != "cpu" and device.target is None:
+        raise devices.UnknownDeviceError(
+            f"{device.name} was measured on {kind!r}, which has no specification by name, so that XLA cannot be told "
+            f"what to compile for. Plan for the nearest of: {', '.join(devices.names())}."
+        )
+    return first.platform == platform and (platform == "cpu" or first.device_kind == kind)
+
+
 def host_memory_bytes() -> int:
     """Physical memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
