@@ -1,0 +1,208 @@
+"""Evict until it fits, on stages: the first plan of every search, found in one sweep after another.
+
+Take the gap between two needs whose bytes at the crowded stages cost the least extra time to free. What the repetition
+is computed from is there anyway, or held longer, or computed again with it: whichever is cheaper. After every sweep the
+plan is replayed. At the end every repetition that the budget does not need is taken back, dearest first.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from memplan.planning.stages import Pair, Replay, Stages, replay
+
+_SWEEPS = 200
+_LONGEST_CHAIN = 40
+_STRICT = 0.7  # a move whose worth fell this far below its first estimate waits for the next sweep
+
+
+@dataclass(frozen=True)
+class _Move:
+    """Repetitions made together, their time, and the stages whose bytes they free or take: (first, end, bytes)."""
+
+    pairs: tuple[Pair, ...]
+    ticks: int
+    frees: tuple[int, int, int]
+    holds: tuple[tuple[int, int, int], ...]
+    relies: frozenset[int]
+
+
+def evict(stages: Stages, start: Collection[Pair] = (), seconds: float = 60.0) -> frozenset[Pair] | None:
+    """Repetitions with which the stages fit the budget, None if the sweeps end before."""
+    until = time.monotonic() + seconds
+    if stages.floor[0] > stages.budget_bytes:
+        return None
+    again = set(start)
+    stuck, least = 0, float("inf")
+    for sweep in range(_SWEEPS):
+        played = replay(stages, again)
+        over = _over(stages, played)
+        if not over.any():
+            return frozenset(again)
+        total = float(over.sum())
+        stuck = 0 if total < 0.999 * least else stuck + 1
+        least = min(least, total)
+        if stuck > 12 or time.monotonic() > until:
+            return None
+        if not _Sweep(stages, again, played, over, sweep + stuck).run():
+            return None
+    return None
+
+
+def prune(stages: Stages, again: Collection[Pair], seconds: float = 10.0) -> frozenset[Pair]:
+    """Take back what the budget does not need: one repetition at a time, dearest first, then what nobody uses."""
+    until = time.monotonic() + seconds
+    kept = set(again)
+    for pair in sorted(kept, key=lambda pair: (-(stages.ticks[pair[0]] or 0), pair)):
+        if time.monotonic() > until:
+            break
+        kept.discard(pair)
+        if replay(stages, kept).peak_nbytes > stages.budget_bytes:
+            kept.add(pair)
+    return frozenset(kept)
+
+
+def _over(stages: Stages, played: Replay) -> np.ndarray:
+    """Per stage, the bytes above the budget at its worst step."""
+    over = np.zeros(stages.count)
+    for (stage, _), nbytes in zip(played.steps, played.step_nbytes, strict=True):
+        over[stage] = max(over[stage], nbytes - stages.budget_bytes)
+    return over
+
+
+@dataclass
+class _Sweep:
+    stages: Stages
+    again: set[Pair]
+    played: Replay
+    over: np.ndarray
+    number: int
+    taken: set[int] = field(default_factory=set)
+    relied: set[int] = field(default_factory=set)
+
+    def run(self) -> bool:
+        """Make moves, best first, until nothing is crowded by the sum alone; False if there was none."""
+        self.crowded = np.concatenate([[0], np.cumsum(self.over > 0)])
+        self.needs = self._needs()
+        moves = list(self._moves())
+        if not moves:
+            return False
+        left = self.over.copy()
+        queue = [(-score, index) for index, move in enumerate(moves) if (score := self._score(move, left)) > 0]
+        heapq.heapify(queue)
+        made, waiting = False, 0.0
+        while queue and left.any():
+            _, index = heapq.heappop(queue)
+            move = moves[index]
+            score = self._score(move, left)
+            if score <= 0:
+                continue
+            items = {item for item, _ in move.pairs}
+            if self.taken & (items | move.relies) or self.relied & items:
+                waiting = max(waiting, score)
+                continue
+            if queue and score < -queue[0][0]:
+                heapq.heappush(queue, (-score, index))
+                continue
+            if made and score < _STRICT * waiting:
+                break
+            self._apply(move, left)
+            made = True
+        return made
+
+    def _apply(self, move: _Move, left: np.ndarray) -> None:
+        self.again.update(move.pairs)
+        self.taken.update(item for item, _ in move.pairs)
+        self.relied.update(move.relies)
+        first, end, nbytes = move.frees
+        left[first:end] = np.maximum(left[first:end] - nbytes, 0)
+        for first, end, nbytes in move.holds:
+            left[first:end] += np.where(left[first:end] > 0, nbytes, 0)
+
+    def _score(self, move: _Move, left: np.ndarray) -> float:
+        first, end, nbytes = move.frees
+        gained = float(np.minimum(left[first:end], nbytes).sum())
+        for first, end, nbytes in move.holds:
+            gained -= nbytes * float((left[first:end] > 0).sum())
+        return gained / (move.ticks + 1)
+
+    def _needs(self) -> list[set[int]]:
+        """Stages in which each item is needed by the stage itself or by a repetition."""
+        needs = [set(stages) for stages in self.stages.uses]
+        for item, stage in self.again:
+            for source in self.stages.inputs[item]:
+                needs[source].add(stage)
+        return needs
+
+    def _moves(self) -> Iterator[_Move]:
+        stages = self.stages
+        for item, spans in enumerate(self.played.spans):
+            if stages.ticks[item] is None or not stages.nbytes[item]:
+                continue
+            for first, last in spans:
+                if self.crowded[last] == self.crowded[first + 1 if first < last else last]:
+                    continue
+                events = [first, *sorted(need for need in self.needs[item] if first < need <= last)]
+                for before, event in zip(events, events[1:], strict=False):
+                    low = before + 1
+                    if before == first and first != stages.home[item] and first not in stages.uses[item]:
+                        low = before  # made again here for another repetition only
+                    if self.crowded[event] > self.crowded[low]:
+                        yield from self._repetitions(item, low, event)
+
+    def _repetitions(self, item: int, low: int, event: int) -> Iterator[_Move]:
+        """Ways to compute an item again at an event: absent inputs computed again, held, or the cheaper of both."""
+        seen = set()
+        for way in ("again", "hold", "cheaper"):
+            move = self._chain(item, low, event, way)
+            if move is not None and (move.pairs, move.holds) not in seen:
+                seen.add((move.pairs, move.holds))
+                yield move
+
+    def _chain(self, item: int, low: int, event: int, way: str) -> _Move | None:
+        stages, pairs, ticks = self.stages, dict[int, None](), 0
+        holds: list[tuple[int, int, int]] = []
+        relies: set[int] = set()
+        waiting = [item]
+        while waiting:
+            current = waiting.pop()
+            if current in pairs:
+                continue
+            cost = stages.ticks[current]
+            if cost is None or len(pairs) >= _LONGEST_CHAIN:
+                return None
+            pairs[current] = None
+            ticks += cost
+            for source in stages.inputs[current]:
+                if source in pairs or source in relies:
+                    continue
+                earlier = self._last_span(source, event)
+                if earlier is None or earlier[1] >= event:
+                    relies.add(source)
+                    continue
+                held = (earlier[1] + 1, event, stages.nbytes[source])
+                can = stages.ticks[source] is not None
+                burden = stages.nbytes[source] * float(self.crowded[event] - self.crowded[earlier[1] + 1])
+                relief = stages.nbytes[item] * float(self.crowded[event] - self.crowded[low])
+                hold = way == "hold" or not can or (way == "cheaper" and burden <= 0.3 * relief)
+                if hold:
+                    relies.add(source)
+                    holds.append(held)
+                else:
+                    waiting.append(source)
+        own = tuple((other, event) for other in pairs)
+        frees = (low, event, stages.nbytes[item])
+        return _Move(own, ticks, frees, tuple(holds), frozenset(relies - set(pairs)))
+
+    def _last_span(self, item: int, event: int) -> tuple[int, int] | None:
+        """The copy that stands before an event, or the last one before it."""
+        found = None
+        for span in self.played.spans[item]:
+            if span[0] < event:
+                found = span
+        return found
