@@ -140,9 +140,12 @@ def calibrate(
 ) -> None:
     """Measure this machine's device and the way to its host: half a minute, best on a machine that is idle."""
     with _errors_told(debug):
-        _check_writable(json, out)
         if out is not None and not spec.is_path(str(out)):
             raise typer.BadParameter(f"{out} would not be known as a file: let it end in .json.", param_hint="--out")
+        if out is not None and out == json:
+            raise typer.BadParameter(f"{out} cannot hold both --out and --json.")
+        _check_writable(json)
+        _check_writable(out)
         with _working() as stage:
             found = calibrating.calibrate(stage)
         if out is not None:

@@ -1,0 +1,1 @@
+"""Do measured rates predict the time of a step better than assumed ones?"""
