@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from ortools.sat.python import cp_model
 
-from memplan.planning.stages import Pair, Replay, Stages, replay
+from memplan.planning.stages import Pair, Replay, Stages, extra_ticks, replay
 
 Literal = cp_model.IntVar | bool
 
@@ -83,7 +83,7 @@ class Model:
             self._add_item(item)
         self._add_memory()
         self.extra = sum((stages.ticks[item] or 0) * var for (item, _), var in self.free.items())
-        self.fixed_ticks = sum(stages.ticks[item] or 0 for item, _ in self.fixed)
+        self.fixed_ticks = extra_ticks(stages, self.fixed)
         self.solver_model.minimize(self.extra)
         self.watched: set[Pair] = set()
         self._hint(hint)
@@ -132,7 +132,7 @@ class Model:
             played = replay(self.stages, again)
             broken = played.over(self.stages.budget_bytes)
             if not broken:
-                extra = sum(self.stages.ticks[item] or 0 for item, _ in again)
+                extra = extra_ticks(self.stages, again)
                 return Choice(again, extra, bound + self.fixed_ticks, status == cp_model.OPTIMAL)
             fresh = [(item, stage) for stage, item in broken if item >= 0 and (item, stage) not in self.watched]
             if not fresh or time.monotonic() > until:
@@ -317,5 +317,3 @@ class _Rest:
 
     def around(self, stage: int) -> set[int]:
         return set(self.item[(self.first <= stage) & (stage <= self.last)].tolist())
-
-

@@ -11,8 +11,9 @@ Bytes at a repetition: the item, what it is computed from, and whatever the stag
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 Pair = tuple[int, int]  # an item and the stage that brings it back
 
@@ -103,10 +104,30 @@ class Stages:
                     last[item] = max(last[item], last[dependent])
         return tuple(last)
 
+    def refined(self, runs: int) -> Stages:
+        """The same problem with `runs - 1` empty stages before each: repetitions in any order that takes that many runs.
 
-def of_nodes(
-    nbytes: Sequence[int], ticks: Sequence[int], inputs: Sequence[Iterable[int]], budget_bytes: int
-) -> Stages:
+        Stage `t` becomes `t * runs + runs - 1`.
+        """
+        if runs == 1:
+            return self
+
+        def later(stage: int) -> int:
+            return stage * runs + runs - 1
+
+        def spread(numbers: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(number for last in numbers for number in (*(0,) * (runs - 1), last))
+
+        return replace(
+            self,
+            home=tuple(map(later, self.home)),
+            uses=tuple(tuple(map(later, stages)) for stages in self.uses),
+            working_nbytes=spread(self.working_nbytes),
+            own_ticks=spread(self.own_ticks),
+        )
+
+
+def of_nodes(nbytes: Sequence[int], ticks: Sequence[int], inputs: Sequence[Iterable[int]], budget_bytes: int) -> Stages:
     """Every node a stage of its own, in the given order; any of them may be computed again."""
     uses: list[list[int]] = [[] for _ in nbytes]
     for node, sources in enumerate(inputs):
@@ -189,6 +210,29 @@ def replay(stages: Stages, again: Iterable[Pair]) -> Replay:
     return Replay(tuple(steps), tuple(nbytes), tuple(map(tuple, spans)))
 
 
-def total_ticks(stages: Stages, again: Iterable[Pair]) -> int:
-    """Time of everything computed, repetitions included."""
-    return sum(stages.own_ticks) + sum(stages.ticks[item] or 0 for item, _ in again)
+def extra_ticks(stages: Stages, again: Iterable[Pair]) -> int:
+    """Time of the repetitions."""
+    return sum(stages.ticks[item] or 0 for item, _ in again)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a planner found.
+
+    Attributes:
+      again: the repetitions, None where no plan was found.
+      runs: how often a stage may go through the items it repeats; `again` counts stages of `Stages.refined(runs)`.
+      extra_ticks: their time.
+      bound_ticks: every plan takes at least this much extra time.
+      status: `optimal` is proven among plans that go through the items of a stage `runs` times, `infeasible` likewise;
+        `unknown`: no plan was found and no proof either.
+      stage, stage_nbytes: where infeasible by one stage alone: which, and the least bytes there; else -1, 0.
+    """
+
+    again: frozenset[Pair] | None
+    extra_ticks: int
+    bound_ticks: int
+    status: Literal["optimal", "feasible", "infeasible", "unknown"]
+    runs: int = 1
+    stage: int = -1
+    stage_nbytes: int = 0

@@ -1,0 +1,1 @@
+"""Planners measured on published and generated graphs."""

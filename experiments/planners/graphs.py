@@ -1,0 +1,112 @@
+"""Graphs for planners: node-link JSON as published, and random layered ones.
+
+The random graphs follow the description of Gagrani et al., Neural Topological Ordering for Computation Graphs, 2022:
+layers of random width, edges mostly to the next layers and seldom far, sizes and durations drawn at random.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class NodeGraph:
+    """A computation graph in a given order.
+
+    Attributes:
+      names: node ids as the file has them, in the order of first computation.
+      nbytes, ticks: output bytes and duration, by position in that order.
+      inputs: positions that each node reads.
+    """
+
+    names: tuple[int, ...]
+    nbytes: tuple[int, ...]
+    ticks: tuple[int, ...]
+    inputs: tuple[tuple[int, ...], ...]
+
+
+def read(path: Path) -> NodeGraph:
+    """A node-link file of either schema; raises ValueError if its order is not one of computation."""
+    document = json.loads(path.read_text())
+    layered = "out_cost" in document["nodes"][0]
+    name, size, duration = ("name", "out_cost", "duration") if layered else ("id", "cost_ram", "cost_cpu")
+    source, target = ("0", "1") if layered else ("source", "target")
+    nodes = {node[name]: node for node in document["nodes"]}
+    given = document["graph"].get("order") or []
+    order = [*given, *sorted(set(nodes) - set(given))]
+    place = {node: position for position, node in enumerate(order)}
+    inputs: list[set[int]] = [set() for _ in order]
+    for link in document["links"]:
+        inputs[place[link[target]]].add(place[link[source]])
+    if len(place) != len(nodes) or any(position <= max(found, default=-1) for position, found in enumerate(inputs)):
+        raise ValueError(f"{path}: the given order does not respect the links")
+    return NodeGraph(
+        names=tuple(order),
+        nbytes=tuple(int(nodes[node][size]) for node in order),
+        ticks=tuple(int(nodes[node][duration]) for node in order),
+        inputs=tuple(tuple(sorted(found)) for found in inputs),
+    )
+
+
+def random_layered(count: int, seed: int = 0) -> dict[str, object]:
+    """A random layered graph in the node-link schema with `out_cost` and `duration`, ids in a random depth-first order.
+
+    The mean width grows like the square root of the count, a node reads one to four nodes, three quarters of the edges
+    stay between neighbouring layers, and one in seven leaps over many.
+    """
+    draw = random.Random(seed)
+    width = max(2, round(math.sqrt(count) / 2))
+    layers: list[list[int]] = [[0]]
+    made = 1
+    while made < count - 1:
+        size = min(count - 1 - made, max(1, round(draw.gauss(width, 0.3 * width))))
+        layers.append(list(range(made, made + size)))
+        made += size
+    layers.append([count - 1])
+    links: set[tuple[int, int]] = set()
+    for depth, layer in enumerate(layers[1:], 1):
+        for node in layer:
+            for _ in range(draw.choice((1, 2, 2, 3, 4))):
+                back = 1 if draw.random() < 0.75 else draw.randint(1, 4)
+                back = draw.randint(1, depth) if draw.random() < 0.14 else back
+                links.add((draw.choice(layers[max(0, depth - back)]), node))
+    read_by = {source for source, _ in links}
+    for depth, layer in enumerate(layers[:-1]):
+        for node in layer:
+            if node not in read_by:
+                links.add((node, draw.choice(layers[depth + 1])))
+    order = _depth_first(count, links, draw)
+    names = {node: position for position, node in enumerate(order)}
+    return {
+        "directed": True,
+        "multigraph": False,
+        "graph": {"name": f"layered_{count}_{seed}", "order": list(range(count))},
+        "nodes": [
+            {"name": name, "out_cost": 10 * draw.randint(1, 500), "param_cost": 0, "duration": draw.randint(1, 1000)}
+            for name in range(count)
+        ],
+        "links": [{"0": names[source], "1": names[target]} for source, target in sorted(links)],
+    }
+
+
+def _depth_first(count: int, links: set[tuple[int, int]], draw: random.Random) -> list[int]:
+    """An order of computation that follows what has just been made."""
+    after: list[list[int]] = [[] for _ in range(count)]
+    missing = [0] * count
+    for source, target in sorted(links):
+        after[source].append(target)
+        missing[target] += 1
+    ready = [node for node in range(count) if not missing[node]]
+    order = []
+    while ready:
+        node = ready.pop(-1 if draw.random() < 0.8 else draw.randrange(len(ready)))
+        order.append(node)
+        for target in after[node]:
+            missing[target] -= 1
+            if not missing[target]:
+                ready.append(target)
+    return order
