@@ -1,16 +1,19 @@
 """Graphs for planners: node-link JSON as published, and random layered ones.
 
 The random graphs follow the description of Gagrani et al., Neural Topological Ordering for Computation Graphs, 2022:
-layers of random width, edges mostly to the next layers and seldom far, sizes and durations drawn at random.
+layers of random width, edges mostly to the next layer and seldom far, sizes and durations drawn at random.
 """
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
 import random
 from dataclasses import dataclass
 from pathlib import Path
+
+_LATENESS = 4.0  # layers
 
 
 @dataclass(frozen=True)
@@ -53,33 +56,34 @@ def read(path: Path) -> NodeGraph:
 
 
 def random_layered(count: int, seed: int = 0) -> dict[str, object]:
-    """A random layered graph in the node-link schema with `out_cost` and `duration`, ids in a random depth-first order.
+    """A random layered graph in the node-link schema with `out_cost` and `duration`; the order is random too.
 
-    The mean width grows like the square root of the count, a node reads one to four nodes, three quarters of the edges
-    stay between neighbouring layers, and one in seven leaps over many.
+    Parameters as in the published graphs' names: an edge between neighbouring layers with probability 0.2, and 0.14 leaps
+    over several layers for every two nodes; every node reads and is read. Layers are 0.75 sqrt(count) wide on average, at
+    most 30.
     """
     draw = random.Random(seed)
-    width = max(2, round(math.sqrt(count) / 2))
+    width = min(30.0, max(2.0, 0.75 * math.sqrt(count)))
     layers: list[list[int]] = [[0]]
     made = 1
     while made < count - 1:
-        size = min(count - 1 - made, max(1, round(draw.gauss(width, 0.3 * width))))
+        size = min(count - 1 - made, draw.randint(2, round(2 * width) - 2))
         layers.append(list(range(made, made + size)))
         made += size
     layers.append([count - 1])
     links: set[tuple[int, int]] = set()
     for depth, layer in enumerate(layers[1:], 1):
         for node in layer:
-            for _ in range(draw.choice((1, 2, 2, 3, 4))):
-                back = 1 if draw.random() < 0.75 else draw.randint(1, 4)
-                back = draw.randint(1, depth) if draw.random() < 0.14 else back
-                links.add((draw.choice(layers[max(0, depth - back)]), node))
+            links.update((source, node) for source in layers[depth - 1] if draw.random() < 0.2)
+            links.add((draw.choice(layers[depth - 1]), node))
+            if depth > 2 and draw.random() < 0.5:
+                links.add((draw.choice(layers[draw.randint(max(0, depth - 15), depth - 2)]), node))
     read_by = {source for source, _ in links}
     for depth, layer in enumerate(layers[:-1]):
         for node in layer:
             if node not in read_by:
                 links.add((node, draw.choice(layers[depth + 1])))
-    order = _depth_first(count, links, draw)
+    order = _ready_order(layers, links, draw)
     names = {node: position for position, node in enumerate(order)}
     return {
         "directed": True,
@@ -93,20 +97,21 @@ def random_layered(count: int, seed: int = 0) -> dict[str, object]:
     }
 
 
-def _depth_first(count: int, links: set[tuple[int, int]], draw: random.Random) -> list[int]:
-    """An order of computation that follows what has just been made."""
-    after: list[list[int]] = [[] for _ in range(count)]
-    missing = [0] * count
+def _ready_order(layers: list[list[int]], links: set[tuple[int, int]], draw: random.Random) -> list[int]:
+    """An order of computation: layer by layer, but a node may wait for a few layers."""
+    wish = {node: depth + _LATENESS * draw.random() for depth, layer in enumerate(layers) for node in layer}
+    after: list[list[int]] = [[] for _ in wish]
+    missing = [0] * len(wish)
     for source, target in sorted(links):
         after[source].append(target)
         missing[target] += 1
-    ready = [node for node in range(count) if not missing[node]]
+    ready = [(wish[node], node) for node in sorted(wish) if not missing[node]]
     order = []
     while ready:
-        node = ready.pop(-1 if draw.random() < 0.8 else draw.randrange(len(ready)))
+        _, node = heapq.heappop(ready)
         order.append(node)
         for target in after[node]:
             missing[target] -= 1
             if not missing[target]:
-                ready.append(target)
+                heapq.heappush(ready, (wish[target], target))
     return order

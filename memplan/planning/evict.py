@@ -8,17 +8,22 @@ plan is replayed. At the end every repetition that the budget does not need is t
 from __future__ import annotations
 
 import heapq
+import random
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
 from memplan.planning.stages import Pair, Replay, Stages, replay
 
-_SWEEPS = 200
+_PATIENCE = 4  # sweeps that do not help before something is taken back
+_MOST_SHAKES = 60
+_SHORT_CHAIN = 6  # items repeated for one, at first; more when sweeps stop helping
 _LONGEST_CHAIN = 40
 _STRICT = 0.7  # a move whose worth fell this far below its first estimate waits for the next sweep
+_Gap = tuple[int, int, int]  # an item, the first stage without it, the one that needs it again
 
 
 @dataclass(frozen=True)
@@ -37,21 +42,31 @@ def evict(stages: Stages, start: Collection[Pair] = (), seconds: float = 60.0) -
     until = time.monotonic() + seconds
     if stages.floor[0] > stages.budget_bytes:
         return None
-    again = set(start)
-    stuck, least = 0, float("inf")
-    for sweep in range(_SWEEPS):
+    again, draw = set(start), random.Random(0)
+    best, least, stuck, shaken = set(again), float("inf"), 0, 0
+    while time.monotonic() < until and shaken < _MOST_SHAKES:
         played = replay(stages, again)
         over = _over(stages, played)
-        if not over.any():
-            return frozenset(again)
         total = float(over.sum())
-        stuck = 0 if total < 0.999 * least else stuck + 1
-        least = min(least, total)
-        if stuck > 12 or time.monotonic() > until:
-            return None
-        if not _Sweep(stages, again, played, over, sweep + stuck).run():
-            return None
+        if not total:
+            return frozenset(again)
+        stuck = 0 if total < least else stuck + 1
+        if total < 1.001 * least:
+            best, least = set(again), min(total, least)
+        if stuck > _PATIENCE:
+            again, stuck, shaken = set(best), 0, shaken + 1
+            _shake(again, draw.choice(np.flatnonzero(over).tolist()), draw)
+            continue
+        longest = min(_LONGEST_CHAIN, _SHORT_CHAIN * 2**stuck)
+        if not _Sweep(stages, again, played, over, longest, draw, 0.7 if shaken else 0.0).run():
+            stuck += 1
     return None
+
+
+def _shake(again: set[Pair], stage: int, draw: random.Random) -> None:
+    """Take back some of the repetitions near a stage that stays crowded."""
+    near = sorted((item, there) for item, there in again if abs(there - stage) <= 12)
+    again.difference_update(pair for pair in near if draw.random() < (0.7 if pair[1] == stage else 0.3))
 
 
 def prune(stages: Stages, again: Collection[Pair], seconds: float = 10.0) -> frozenset[Pair]:
@@ -81,7 +96,9 @@ class _Sweep:
     again: set[Pair]
     played: Replay
     over: np.ndarray
-    number: int
+    longest: int
+    random: random.Random
+    noise: float
     taken: set[int] = field(default_factory=set)
     relied: set[int] = field(default_factory=set)
 
@@ -89,28 +106,38 @@ class _Sweep:
         """Make moves, best first, until nothing is crowded by the sum alone; False if there was none."""
         self.crowded = np.concatenate([[0], np.cumsum(self.over > 0)])
         self.needs = self._needs()
-        moves = list(self._moves())
-        if not moves:
-            return False
         left = self.over.copy()
-        queue = [(-score, index) for index, move in enumerate(moves) if (score := self._score(move, left)) > 0]
+        waits = np.zeros(
+            self.stages.count
+        )  # per stage: worth of the best move there that has to wait for the next sweep
+        queue: list[tuple[float, int, _Move | _Gap]] = [
+            (-promise, n, gap) for n, (promise, gap) in enumerate(self._gaps())
+        ]
         heapq.heapify(queue)
-        made, waiting = False, 0.0
+        number, made = len(queue), False
         while queue and left.any():
-            _, index = heapq.heappop(queue)
-            move = moves[index]
+            promise, _, move = heapq.heappop(queue)
+            if not isinstance(move, _Move):
+                for way in self._repetitions(*move):
+                    number += 1
+                    score = self._score(way, left) * self.random.uniform(1 - self.noise, 1)
+                    if score > 0:
+                        heapq.heappush(queue, (max(promise, -score), number, way))
+                continue
             score = self._score(move, left)
             if score <= 0:
                 continue
+            first, end, _ = move.frees
             items = {item for item, _ in move.pairs}
             if self.taken & (items | move.relies) or self.relied & items:
-                waiting = max(waiting, score)
+                waits[first:end] = np.maximum(waits[first:end], score)
                 continue
-            if queue and score < -queue[0][0]:
-                heapq.heappush(queue, (-score, index))
+            if not self.noise and queue and score < -queue[0][0]:
+                number += 1
+                heapq.heappush(queue, (-score, number, move))
                 continue
-            if made and score < _STRICT * waiting:
-                break
+            if made and score < _STRICT * waits[first:end].max():
+                continue
             self._apply(move, left)
             made = True
         return made
@@ -139,21 +166,23 @@ class _Sweep:
                 needs[source].add(stage)
         return needs
 
-    def _moves(self) -> Iterator[_Move]:
+    def _gaps(self) -> Iterator[tuple[float, _Gap]]:
+        """Gaps that touch crowded stages, and what ending them could be worth at most."""
         stages = self.stages
         for item, spans in enumerate(self.played.spans):
-            if stages.ticks[item] is None or not stages.nbytes[item]:
+            ticks, nbytes = stages.ticks[item], stages.nbytes[item]
+            if ticks is None or not nbytes:
                 continue
             for first, last in spans:
-                if self.crowded[last] == self.crowded[first + 1 if first < last else last]:
+                if self.crowded[last] == self.crowded[first]:
                     continue
+                own = first == stages.home[item] or first in stages.uses[item]
                 events = [first, *sorted(need for need in self.needs[item] if first < need <= last)]
-                for before, event in zip(events, events[1:], strict=False):
-                    low = before + 1
-                    if before == first and first != stages.home[item] and first not in stages.uses[item]:
-                        low = before  # made again here for another repetition only
-                    if self.crowded[event] > self.crowded[low]:
-                        yield from self._repetitions(item, low, event)
+                for before, event in pairwise(events):
+                    low = before if before == first and not own else before + 1  # made again for a repetition only
+                    relief = float(self.crowded[event] - self.crowded[low])
+                    if relief:
+                        yield relief * nbytes / (ticks + 1), (item, low, event)
 
     def _repetitions(self, item: int, low: int, event: int) -> Iterator[_Move]:
         """Ways to compute an item again at an event: absent inputs computed again, held, or the cheaper of both."""
@@ -174,7 +203,7 @@ class _Sweep:
             if current in pairs:
                 continue
             cost = stages.ticks[current]
-            if cost is None or len(pairs) >= _LONGEST_CHAIN:
+            if cost is None or len(pairs) >= self.longest:
                 return None
             pairs[current] = None
             ticks += cost
