@@ -94,7 +94,8 @@ def test_plans_use_the_rates(tmp_path: Path) -> None:
         rates = {"matrix": 1e9 / slowness, "elementwise": 1e9 / slowness, "memory": 1e9 / slowness}
         path = saved(by_hand(local_device(), "cpu", "cpu", **rates), tmp_path)
         report = memplan.jit(train, device=path, budget=6 * 2**20, donate_argnums=0).plan(*ARGS).report
-        assert (report.device, report.status, report.planner) == ("cpu-measured", "fits", "greedy")
+        assert (report.device, report.status) == ("cpu-measured", "fits")
+        assert report.planner in ("greedy", "milp")
         seconds.append((report.predicted_step_s, report.lower_bound_s))
     (fast, least), (slow, most) = seconds
     assert slow == pytest.approx(10 * fast) and most == pytest.approx(10 * least)

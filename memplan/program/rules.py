@@ -12,8 +12,9 @@ from typing import Any
 from memplan.planning.graph import Fusion
 from memplan.program import compat
 
+# A reversal is no view, but XLA's pattern for the gradient of a convolution needs it beside the convolution.
 _VIEWS = {"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "iota", "bitcast_convert_type", "stop_gradient",
-          "copy", "random_wrap", "random_unwrap", "name", "empty", "create_token"}  # fmt: skip
+          "rev", "copy", "random_wrap", "random_unwrap", "name", "empty", "create_token"}  # fmt: skip
 
 _REDUCTIONS = {"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor",
                "reduce", "argmax", "argmin"}  # fmt: skip
@@ -24,7 +25,7 @@ _ELEMENTWISE = {
     "dynamic_update_slice", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "gather", "ge", "gt",
     "imag", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "log2", "logistic", "lt", "max", "min", "mul",
     "ne", "neg", "nextafter", "not", "one_minus_square", "or", "pad", "population_count", "pow", "random_bits",
-    "random_fold_in", "random_seed", "random_split", "real", "reduce_precision", "rem", "rev", "round", "rsqrt",
+    "random_fold_in", "random_seed", "random_split", "real", "reduce_precision", "rem", "round", "rsqrt",
     "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "slice", "split",
     "sqrt", "square", "sub", "tan", "tanh", "threefry2x32", "transpose", "xor",
 }  # fmt: skip

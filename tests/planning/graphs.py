@@ -11,9 +11,13 @@ from typing import Any
 from hypothesis import strategies as st
 
 from memplan.planning.devices import Device, HostLink
+from memplan.planning.floor import floor
 from memplan.planning.graph import Graph, Op, Value
 from memplan.planning.order import early_loose_ends
+from memplan.planning.planners.protocol import Proposal
+from memplan.planning.simulate import Simulator
 from memplan.planning.unfold import Decisions, Layout, Mode, cut
+from memplan.verify.plan import judge
 
 # One FLOP, one byte of memory and one byte of link take one second each: every figure can be added up by hand.
 UNIT = Device(
@@ -175,3 +179,12 @@ def every_recomputation(layout: Layout) -> Iterator[Decisions]:
 
 DRAWS = st.randoms(use_true_random=False)
 GRAPHS = DRAWS.map(random_graph)
+
+
+def check(graph: Graph, proposal: Proposal, budget: int, host: int) -> None:
+    """What holds of every proposal of a planner."""
+    account = judge(proposal.plan, graph)
+    assert proposal.timeline == Simulator(graph, UNIT).run(proposal.plan)
+    assert proposal.timeline.host_peak_nbytes <= account.host_peak_nbytes <= host
+    assert proposal.fits == (proposal.timeline.peak_nbytes <= budget)
+    assert proposal.timeline.peak_nbytes >= floor(graph).nbytes

@@ -25,7 +25,7 @@ def found() -> dict[str, Any]:
 )
 def test_a_step_over_several_devices(found: dict[str, Any], way: str) -> None:
     one = found[way]
-    assert one["planner"] == "greedy"
+    assert one["planner"] in ("greedy", "milp")
     assert one["baseline"]  # bytes of one device
     assert one["within"] <= 1
     assert 0.9 <= one["predicted"] <= 1.1

@@ -38,6 +38,16 @@ class Proposal:
     fits: bool
 
 
+def rank(proposal: Proposal) -> tuple[bool, float, int]:
+    """For `min`: what fits comes first, the faster the better; what does not, by its peak.
+
+    Copies count in full, since XLA does not run them beside computation by itself.
+    """
+    timeline = proposal.timeline
+    seconds = timeline.compute_s + sum(copy.end_s - copy.start_s for copy in timeline.copies)
+    return not proposal.fits, seconds if proposal.fits else 0.0, timeline.peak_nbytes
+
+
 def fence_nbytes(budget_bytes: int) -> int:
     """Kernels that touch less than a thousandth of the budget get no fence of their own."""
     return max(1, budget_bytes // 1000)
@@ -46,6 +56,7 @@ def fence_nbytes(budget_bytes: int) -> int:
 class Planner(Protocol):
     """Anything that answers a problem with a legal plan, within the budget if it can."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def propose(self, problem: Problem) -> Proposal: ...

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from memplan.errors import MemplanError
+from memplan.planning.planners.best import BestPlanner
 from memplan.planning.planners.greedy import GreedyPlanner
+from memplan.planning.planners.milp import MilpPlanner
 from memplan.planning.planners.protocol import Planner
 
-PLANNERS: dict[str, Planner] = {planner.name: planner for planner in (GreedyPlanner(),)}
-DEFAULT = GreedyPlanner.name
+_GREEDY, _MILP = GreedyPlanner(), MilpPlanner()
+_BEST = BestPlanner((_GREEDY, _MILP))
+
+PLANNERS: dict[str, Planner] = {planner.name: planner for planner in (_BEST, _GREEDY, _MILP)}
+DEFAULT = _BEST.name
 
 
 def planner_named(name: str | None) -> Planner:
