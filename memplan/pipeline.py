@@ -36,6 +36,7 @@ Notify = Callable[[str, float | None], None]
 
 _ATTEMPTS = 6  # plans compiled before giving up
 _XLA_ATTEMPTS = 3  # limits given to XLA's own rematerialization
+_SPARE = 0.01  # of the budget, left to the compiler at first: half of all plans need that much more than predicted
 _HOPEFUL = 1.1  # a plan predicted to miss by less than this is compiled all the same
 
 
@@ -212,7 +213,7 @@ class Search:
     def planned(self) -> Iterator[Candidate]:
         """Plan, compile, learn where the compiler needs more than predicted, plan again."""
         slack: dict[int, int] = {}
-        inner = self.budget
+        inner = self.budget - int(_SPARE * self.budget)
         for attempt in range(_ATTEMPTS):
             self.notify(f"planning, attempt {attempt + 1}", attempt / _ATTEMPTS)
             proposal = self.planner.propose(self.problem(inner, slack))

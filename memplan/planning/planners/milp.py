@@ -46,7 +46,7 @@ class MilpPlanner:
       seconds: when to stop looking for something better.
     """
 
-    seconds: float = 30.0
+    seconds: float = 12.0
     name: str = "milp"
 
     def propose(self, problem: Problem) -> Proposal:
