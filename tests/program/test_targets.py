@@ -17,12 +17,13 @@ from memplan.errors import UnknownDeviceError
 from memplan.planning import devices
 from memplan.planning.order import early_loose_ends
 from memplan.planning.plan import Plan
-from memplan.planning.unfold import Mode, cut, unfold
+from memplan.planning.unfold import Mode, cut, keep_everything, unfold
 from memplan.program import targets
 from memplan.program.extract import extract
 from memplan.program.local import closest_name, local_device
+from memplan.program.rewrite import rewrite
 from memplan.program.targets import Target, described_sharding, xla_rematerialization
-from memplan.program.trace import trace
+from memplan.program.trace import as_step, trace
 
 LAYERS, WIDTH, BATCH = 12, 512, 8192
 needs_compiler = pytest.mark.skipif(
@@ -156,3 +157,31 @@ def test_the_dump_of_the_program_is_the_largest(tmp_path: Any) -> None:
     (tmp_path / "b-live-range.txt").write_text("the program itself")
     assert targets._dumped(tmp_path, "-live-range.txt") == "the program itself"
     assert targets._dumped(tmp_path, "-buffer-assignment.txt") == ""
+
+
+@needs_compiler
+@pytest.mark.gpu_aot
+def test_gradients_of_convolutions_are_still_known_as_such_between_fences() -> None:
+    """XLA calls the library's own kernel only where the reversal of the filter stands beside the convolution."""
+
+    def step(filters: list[Any], x: Any) -> Any:
+        def loss(filters: list[Any]) -> Any:
+            hidden = x
+            for kernel in filters:
+                dims = ("NHWC", "HWIO", "NHWC")
+                hidden = jnp.sin(jax.lax.conv_general_dilated(hidden, kernel, (2, 2), "SAME", dimension_numbers=dims))
+            return (hidden**2).mean()
+
+        return jax.grad(loss)(filters)
+
+    args = (
+        [jax.ShapeDtypeStruct((3, 3, 32, 32), jnp.float32)] * 3,
+        jax.ShapeDtypeStruct((8, 128, 128, 32), jnp.float32),
+    )
+    program = trace(step, args, {}, {})
+    graph = extract(program)
+    target = Target(devices.named("v100"), described=True)
+    fenced = rewrite(program, graph, keep_everything(cut(graph, early_loose_ends(graph), 1), "v100"))
+    texts = (target.compile(one, args, {}, {}).text for one in (step, as_step(program, fenced)))
+    plain, planned = (text.count("$convBackwardInput") for text in texts)
+    assert plain == planned == 2
