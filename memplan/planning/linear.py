@@ -1,14 +1,12 @@
-"""A mixed-integer linear program, written row by row and solved by HiGHS (through SciPy)."""
+"""A mixed-integer linear program, written row by row and solved by HiGHS."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
+import highspy
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_matrix
 
 
 @dataclass(frozen=True)
@@ -66,20 +64,38 @@ class LinearProgram:
         """Where `variable` is 1, one of `others` is."""
         self.at_least(0, [(variable, -1), *((other, 1) for other in others)])
 
-    def solve(self, seconds: float, gap: float) -> Solution:
-        """The best solution within `gap` (a share) of the least, or the best after `seconds`."""
+    def solve(self, seconds: float, gap: float, start: np.ndarray | None = None) -> Solution:
+        """The best solution within `gap` (a share) of the least, or the best after `seconds`.
+
+        `start` holds values of all variables, of which those of the choices are tried first.
+        """
         if not self.costs:
             return Solution(np.zeros(0), 0.0)
-        shape = len(self._bounds), len(self.costs)
-        rows = csr_matrix((self._factors, (self._rows, self._columns)), shape=shape)
-        above: Any = np.array(self.above)  # SciPy's stubs know single numbers only
-        below: Any = np.array(self._bounds)
-        found = milp(
-            np.array(self.costs),
-            integrality=np.array(self.whole, dtype=int),
-            bounds=Bounds(0, above),
-            constraints=LinearConstraint(rows, below, np.inf),
-            options={"time_limit": seconds, "mip_rel_gap": gap},
-        )
-        bound = found.mip_dual_bound
-        return Solution(found.x, 0.0 if bound is None else float(bound))
+        solver = highspy.Highs()
+        for option, value in (("output_flag", False), ("time_limit", seconds), ("mip_rel_gap", gap), ("threads", 1)):
+            solver.setOptionValue(option, value)
+        solver.passModel(self._model())
+        if start is not None:
+            choices = np.flatnonzero(self.whole)
+            solver.setSolution(len(choices), choices, np.round(start[choices]).astype(np.float64))
+        solver.run()
+        info = solver.getInfo()
+        found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+        values = np.array(solver.getSolution().col_value) if found else None
+        return Solution(values, info.mip_dual_bound)
+
+    def _model(self) -> highspy.HighsLp:
+        model = highspy.HighsLp()
+        model.num_col_, model.num_row_ = len(self.costs), len(self._bounds)
+        model.col_cost_ = np.array(self.costs)
+        model.col_lower_, model.col_upper_ = np.zeros(len(self.costs)), np.array(self.above)
+        model.row_lower_ = np.array(self._bounds, dtype=float)
+        model.row_upper_ = np.full(len(self._bounds), highspy.kHighsInf)
+        kinds = {True: highspy.HighsVarType.kInteger, False: highspy.HighsVarType.kContinuous}
+        model.integrality_ = [kinds[whole] for whole in self.whole]
+        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        model.a_matrix_.num_col_, model.a_matrix_.num_row_ = model.num_col_, model.num_row_
+        model.a_matrix_.start_ = np.searchsorted(self._rows, np.arange(len(self._bounds) + 1))
+        model.a_matrix_.index_ = np.array(self._columns)
+        model.a_matrix_.value_ = np.array(self._factors, dtype=float)
+        return model

@@ -19,6 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+import numpy as np
+
 from memplan.planning import cost
 from memplan.planning.descent import Descent
 from memplan.planning.linear import LinearProgram
@@ -80,6 +82,7 @@ class _Model:
     problem: Problem
     reach: Reach
     _sources: dict[int, frozenset[int]] = field(default_factory=dict)
+    _last: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         self.layout: Layout = self.reach.layout
@@ -163,7 +166,12 @@ class _Model:
         return known
 
     def solve(self, fixed: Sequence[int], seconds: float, gap: float) -> Decisions | None:
-        return _Writing(self, fixed).solve(seconds, gap)
+        """From the last solution, whose variables are the same: only the bytes that are left to choices differ."""
+        writing = _Writing(self, fixed)
+        writing.write()
+        solution = writing.program.solve(seconds, gap, self._last)
+        self._last = solution.values
+        return None if solution.values is None else writing.decisions(solution.values)
 
 
 @dataclass
@@ -186,7 +194,7 @@ class _Writing:
         self.melting: dict[Key, list[int]] = defaultdict(list)  # of these, those that melt into their readers
         self.bytes: list[list[tuple[int, float]]] = [[] for _ in self.layout.segments]
 
-    def solve(self, seconds: float, gap: float) -> Decisions | None:
+    def write(self) -> None:
         for value in self.reach.times:
             self.choices(value)
         for value in self.reach.times:
@@ -195,10 +203,9 @@ class _Writing:
             self.hold(value)
             self.read(value)
         self.limits()
-        solution = self.program.solve(seconds, gap)
-        if solution.values is None:
-            return None
-        taken = solution.values > 0.5
+
+    def decisions(self, values: np.ndarray) -> Decisions:
+        taken = values > 0.5
         decisions = {key: Mode.DROP for key, variable in self.again.items() if taken[variable]}
         moved = {key: Mode.OFFLOAD_NOW for key, variable in self.moved.items() if taken[variable]}
         return {**moved, **decisions}
