@@ -58,8 +58,8 @@ def read(path: Path) -> NodeGraph:
 def random_layered(count: int, seed: int = 0) -> dict[str, object]:
     """A random layered graph in the node-link schema with `out_cost` and `duration`; the order is random too.
 
-    Parameters as in the published graphs' names: an edge between neighbouring layers with probability 0.2, and 0.14 leaps
-    over several layers for every two nodes; every node reads and is read. Layers are 0.75 sqrt(count) wide on average, at
+    Parameters fitted to the published graphs: an edge between neighbouring layers with probability 0.2, a leap over
+    several layers for every second node; every node reads and is read. Layers are 0.75 sqrt(count) wide on average, at
     most 30.
     """
     draw = random.Random(seed)
@@ -90,7 +90,12 @@ def random_layered(count: int, seed: int = 0) -> dict[str, object]:
         "multigraph": False,
         "graph": {"name": f"layered_{count}_{seed}", "order": list(range(count))},
         "nodes": [
-            {"name": name, "out_cost": 10 * draw.randint(1, 500), "param_cost": 0, "duration": draw.randint(1, 1000)}
+            {
+                "name": name,
+                "out_cost": 10 + 10 * int(500 * draw.random() ** 1.6),
+                "param_cost": 0,
+                "duration": draw.randint(1, 1000),
+            }
             for name in range(count)
         ],
         "links": [{"0": names[source], "1": names[target]} for source, target in sorted(links)],

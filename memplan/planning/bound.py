@@ -33,7 +33,7 @@ class Bound:
 
 
 def lower_bound(stages: Stages, seconds: float = 5.0, workers: int = 2) -> Bound:
-    """The bound, or the proof that no plan fits. Moving to the host costs no computation: with a host, only the proof."""
+    """The bound, or the proof that no plan fits. With a host, only the proof: moving costs no computation."""
     needed = np.array(stages.least_nbytes, dtype=np.int64)
     gaps: list[tuple[int, int, int]] = []  # first stage, end, item
     for item, uses in enumerate(stages.uses):

@@ -19,7 +19,7 @@ import numpy as np
 from memplan.planning.stages import Pair, Replay, Stages, replay
 
 _PATIENCE = 4  # sweeps that do not help before something is taken back
-_MOST_SHAKES = 60
+_MOST_SHAKES = 200
 _SHORT_CHAIN = 6  # items repeated for one, at first; more when sweeps stop helping
 _LONGEST_CHAIN = 40
 _STRICT = 0.7  # a move whose worth fell this far below its first estimate waits for the next sweep
@@ -37,11 +37,9 @@ class _Move:
     relies: frozenset[int]
 
 
-def evict(stages: Stages, start: Collection[Pair] = (), seconds: float = 60.0) -> frozenset[Pair] | None:
-    """Repetitions with which the stages fit the budget, None if the sweeps end before."""
+def evict(stages: Stages, start: Collection[Pair] = (), seconds: float = 60.0) -> frozenset[Pair]:
+    """Repetitions with which the stages fit the budget, or nearly so if the sweeps end before."""
     until = time.monotonic() + seconds
-    if stages.floor[0] > stages.budget_bytes:
-        return None
     again, draw = set(start), random.Random(0)
     best, least, stuck, shaken = set(again), float("inf"), 0, 0
     while time.monotonic() < until and shaken < _MOST_SHAKES:
@@ -53,14 +51,14 @@ def evict(stages: Stages, start: Collection[Pair] = (), seconds: float = 60.0) -
         stuck = 0 if total < least else stuck + 1
         if total < 1.001 * least:
             best, least = set(again), min(total, least)
-        if stuck > _PATIENCE:
+        if stuck > (1 if shaken else _PATIENCE):
             again, stuck, shaken = set(best), 0, shaken + 1
             _shake(again, draw.choice(np.flatnonzero(over).tolist()), draw)
             continue
-        longest = min(_LONGEST_CHAIN, _SHORT_CHAIN * 2**stuck)
+        longest = min(_LONGEST_CHAIN, _SHORT_CHAIN * 2 ** (1 if shaken else stuck))
         if not _Sweep(stages, again, played, over, longest, draw, 0.7 if shaken else 0.0).run():
             stuck += 1
-    return None
+    return frozenset(best)
 
 
 def _shake(again: set[Pair], stage: int, draw: random.Random) -> None:
@@ -118,7 +116,13 @@ class _Sweep:
         while queue and left.any():
             promise, _, move = heapq.heappop(queue)
             if not isinstance(move, _Move):
-                for way in self._repetitions(*move):
+                hoped = self._hope(move, left)
+                if hoped <= 0 or (made and hoped < _STRICT * waits[move[1] : move[2]].max(initial=0)):
+                    continue
+                if queue and hoped < -queue[0][0]:
+                    heapq.heappush(queue, (-hoped, number := number + 1, move))
+                    continue
+                for way in self._repetitions(move):
                     number += 1
                     score = self._score(way, left) * self.random.uniform(1 - self.noise, 1)
                     if score > 0:
@@ -158,6 +162,12 @@ class _Sweep:
             gained -= nbytes * float((left[first:end] > 0).sum())
         return gained / (move.ticks + 1)
 
+    def _hope(self, gap: _Gap, left: np.ndarray) -> float:
+        """What ending a gap could be worth at most."""
+        item, low, event = gap
+        nbytes = self.stages.nbytes[item]
+        return float(np.minimum(left[low:event], nbytes).sum()) / ((self.stages.ticks[item] or 0) + 1)
+
     def _needs(self) -> list[set[int]]:
         """Stages in which each item is needed by the stage itself or by a repetition."""
         needs = [set(stages) for stages in self.stages.uses]
@@ -184,20 +194,22 @@ class _Sweep:
                     if relief:
                         yield relief * nbytes / (ticks + 1), (item, low, event)
 
-    def _repetitions(self, item: int, low: int, event: int) -> Iterator[_Move]:
+    def _repetitions(self, gap: _Gap) -> Iterator[_Move]:
         """Ways to compute an item again at an event: absent inputs computed again, held, or the cheaper of both."""
         seen = set()
         for way in ("again", "hold", "cheaper"):
-            move = self._chain(item, low, event, way)
+            move = self._chain(gap, way)
             if move is not None and (move.pairs, move.holds) not in seen:
                 seen.add((move.pairs, move.holds))
                 yield move
 
-    def _chain(self, item: int, low: int, event: int, way: str) -> _Move | None:
+    def _chain(self, gap: _Gap, way: str) -> _Move | None:
+        item, low, event = gap
         stages, pairs, ticks = self.stages, dict[int, None](), 0
         holds: list[tuple[int, int, int]] = []
         relies: set[int] = set()
         waiting = [item]
+        relief = stages.nbytes[item] * int(self.crowded[event] - self.crowded[low])
         while waiting:
             current = waiting.pop()
             if current in pairs:
@@ -210,28 +222,26 @@ class _Sweep:
             for source in stages.inputs[current]:
                 if source in pairs or source in relies:
                     continue
-                earlier = self._last_span(source, event)
-                if earlier is None or earlier[1] >= event:
+                end = self._end_before(source, event)
+                if end >= event:
                     relies.add(source)
                     continue
-                held = (earlier[1] + 1, event, stages.nbytes[source])
-                can = stages.ticks[source] is not None
-                burden = stages.nbytes[source] * float(self.crowded[event] - self.crowded[earlier[1] + 1])
-                relief = stages.nbytes[item] * float(self.crowded[event] - self.crowded[low])
-                hold = way == "hold" or not can or (way == "cheaper" and burden <= 0.3 * relief)
-                if hold:
+                burden = stages.nbytes[source] * int(self.crowded[event] - self.crowded[end + 1])
+                if way == "hold" or stages.ticks[source] is None or (way == "cheaper" and burden <= 0.3 * relief):
                     relies.add(source)
-                    holds.append(held)
+                    holds.append((end + 1, event, stages.nbytes[source]))
                 else:
                     waiting.append(source)
         own = tuple((other, event) for other in pairs)
         frees = (low, event, stages.nbytes[item])
         return _Move(own, ticks, frees, tuple(holds), frozenset(relies - set(pairs)))
 
-    def _last_span(self, item: int, event: int) -> tuple[int, int] | None:
-        """The copy that stands before an event, or the last one before it."""
-        found = None
-        for span in self.played.spans[item]:
-            if span[0] < event:
-                found = span
-        return found
+    def _end_before(self, item: int, event: int) -> int:
+        """Last stage of the copy that stands before an event, or of the last one before it."""
+        spans = self.played.spans[item]
+        end = spans[0][1]
+        for first, last in spans[1:]:
+            if first >= event:
+                break
+            end = last
+        return end

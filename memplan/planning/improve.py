@@ -34,6 +34,7 @@ class Search:
       again: the best plan so far.
       bound_ticks: stop when the plan is this good.
       share_s: time for one neighbourhood.
+      patience: rounds without gain before it gives up.
     """
 
     stages: Stages
@@ -42,6 +43,7 @@ class Search:
     seed: int = 0
     workers: int = 2
     share_s: float = 3.0
+    patience: int = 10**9
     told: Told | None = None
     size: float = field(default=_FIRST_SIZE)
     rounds: int = 0
@@ -50,10 +52,18 @@ class Search:
         """Improve until the time is over or nothing is left to gain."""
         self.random = random.Random(self.seed)
         begun = time.monotonic()
+        until = begun + seconds
         self.cost = extra_ticks(self.stages, self.again)
+        self.most_ticks = sum(self.stages.own_ticks)
         self._look()
-        while self.cost > self.bound_ticks and (left := seconds - (time.monotonic() - begun)) > 0.1:
-            if self._round(min(self.share_s, left)) and self.told:
+        self.stale = 0
+        while self.stale < self.patience and (self.excess or self.cost > self.bound_ticks):
+            left = until - time.monotonic()
+            if left < 0.1:
+                break
+            better = self._round(min(self.share_s, left))
+            self.stale = 0 if better else self.stale + 1
+            if better and self.told:
                 self.told(time.monotonic() - begun, self.cost)
         return self.again
 
@@ -63,8 +73,11 @@ class Search:
         played: Replay = replay(stages, self.again)
         self.spans = played.spans
         near = np.zeros(stages.count, dtype=bool)
+        self.excess: dict[int, int] = {}
         for (stage, _), nbytes in zip(played.steps, played.step_nbytes, strict=True):
             near[stage] |= nbytes > _NEARLY_FULL * stages.budget_bytes
+            if nbytes > stages.budget_bytes:
+                self.excess[stage] = max(self.excess.get(stage, 0), nbytes - stages.budget_bytes)
         for (stage, _), nbytes in zip(*_kept(stages), strict=True):
             near[stage] |= nbytes > stages.budget_bytes
         self.near = np.concatenate([[0], np.cumsum(near)])
@@ -82,8 +95,9 @@ class Search:
         if not own:
             return False
         started = time.monotonic()
-        model = Model(self.stages, free, self.again - free, own)
-        model.at_most(self.cost)
+        model = Model(self.stages, free, self.again - free, own, self.excess)
+        if not self.excess:
+            model.at_most(self.cost)
         model.watch(own)
         effort = Effort(seconds, self.workers, self.random.randrange(1 << 20))
         choice = model.solve(effort)
@@ -92,9 +106,9 @@ class Search:
             self.size = min(_MOST_SIZE, self.size * 1.2)
         elif not choice.proven:
             self.size = max(_LEAST_SIZE, self.size * 0.8)
-        if choice.again is None or choice.extra_ticks > self.cost:
+        if choice.again is None or (choice.extra_ticks > self.cost and not self.excess):
             return False
-        better = choice.extra_ticks < self.cost
+        better = choice.extra_ticks < self.cost or bool(self.excess)
         if choice.again != self.again:
             self.again, self.cost = choice.again, choice.extra_ticks
             self._look()
@@ -108,6 +122,8 @@ class Search:
         return self._across(centre)
 
     def _centre(self) -> int:
+        if self.excess:
+            return self.random.choice(sorted(self.excess))
         if self.hot and self.random.random() < 0.5:
             return self.random.choice(self.hot)
         return self.random.choice(sorted(self.again))[1]
@@ -141,10 +157,9 @@ class Search:
             index = bisect_left(needs, centre)
             for need in needs[index : index + 3]:
                 self._add(free, item, need, 0)
-        # what the plan repeats across the centre and around it belongs to the question
-        owned = [pair for pair in self.again if abs(pair[1] - centre) <= self.stages.count]
-        self.random.shuffle(owned)
-        free.update(owned[: max(8, int(self.size / 10))])
+        # what the plan repeats behind the centre holds its inputs across it
+        owned = sorted((pair for pair in self.again if pair[1] >= centre), key=lambda pair: pair[1])
+        free.update(owned[: max(8, int(self.size / 6))])
         return free
 
     def _end(self, item: int) -> int:
@@ -157,7 +172,12 @@ class Search:
         """A repetition, and those it may be computed from."""
         stages = self.stages
         ticks, home = stages.ticks[item], stages.home[item]
-        if ticks is None or ticks > self.cost or stage <= home or (item, stage) in free:
+        if (
+            ticks is None
+            or ticks > max(self.cost, self.most_ticks if self.excess else 0)
+            or stage <= home
+            or (item, stage) in free
+        ):
             return
         if not depth:
             needs = self.needs[item]
@@ -168,9 +188,8 @@ class Search:
         free.add((item, stage))
         if depth < _DEPTH and self.random.random() < 0.8:
             for source in stages.inputs[item]:
-                if not any(first <= stage <= last for first, last in self.spans[source]):
-                    self._add(free, source, stage, depth + 1)
-                elif self.random.random() < 0.2:
+                absent = not any(first <= stage <= last for first, last in self.spans[source])
+                if absent or self.random.random() < 0.2:
                     self._add(free, source, stage, depth + 1)
 
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -60,13 +61,25 @@ def every_pair(stages: Stages, most_ticks: int | None = None) -> set[Pair]:
 
 
 class Model:
-    """Repetitions among `free` are chosen, those of `fixed` are there, no others are."""
+    """Repetitions among `free` are chosen, those of `fixed` are there, no others are.
 
-    def __init__(self, stages: Stages, free: Collection[Pair], fixed: Iterable[Pair] = (), hint: Collection[Pair] = ()):
+    Stages of `excess` may exceed the budget by that much; every byte of it counts more than any time.
+    """
+
+    def __init__(
+        self,
+        stages: Stages,
+        free: Collection[Pair],
+        fixed: Iterable[Pair] = (),
+        hint: Collection[Pair] = (),
+        excess: Mapping[int, int] | None = None,
+    ):
         self.stages = stages
         self.fixed = frozenset(fixed)
         self.solver_model = cp_model.CpModel()
         self.possible = True
+        self.allowed = dict(excess or {})
+        self.excess = {stage: self.solver_model.new_int_var(0, most, "") for stage, most in self.allowed.items()}
         self.again: dict[Pair, Literal] = dict.fromkeys(self.fixed, True)
         for item, stage in sorted(free):
             self.again[item, stage] = self.solver_model.new_bool_var("")
@@ -84,7 +97,8 @@ class Model:
         self._add_memory()
         self.extra = sum((stages.ticks[item] or 0) * var for (item, _), var in self.free.items())
         self.fixed_ticks = extra_ticks(stages, self.fixed)
-        self.solver_model.minimize(self.extra)
+        dear = 1 + sum(stages.ticks[item] or 0 for item, _ in self.free) if self.excess else 0
+        self.solver_model.minimize(self.extra + dear * sum(self.excess.values()))
         self.watched: set[Pair] = set()
         self._hint(hint)
 
@@ -124,13 +138,17 @@ class Model:
             status = solver.solve(self.solver_model)
             if status == cp_model.INFEASIBLE:
                 break
-            bound = max(bound, int(np.ceil(solver.best_objective_bound - 1e-6)))
+            bound = bound if self.excess else max(bound, int(np.ceil(solver.best_objective_bound - 1e-6)))
             if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
                 return Choice(None, 0, bound + self.fixed_ticks, False)
             chosen = frozenset(pair for pair, var in self.free.items() if solver.boolean_value(var))
             again = self.fixed | chosen
             played = replay(self.stages, again)
-            broken = played.over(self.stages.budget_bytes)
+            broken = [
+                step
+                for step, nbytes in zip(played.steps, played.step_nbytes, strict=True)
+                if nbytes > self.stages.budget_bytes + self.allowed.get(step[0], 0)
+            ]
             if not broken:
                 extra = extra_ticks(self.stages, again)
                 return Choice(again, extra, bound + self.fixed_ticks, status == cp_model.OPTIMAL)
@@ -166,7 +184,7 @@ class Model:
                 self._clause([_no(need), kept, repeated])
             before = [kept, repeated] if number else []
 
-    def _clause(self, literals: list[Literal]) -> None:
+    def _clause(self, literals: Sequence[cp_model.LiteralT]) -> None:
         if any(literal is True for literal in literals):
             return
         open_ones = [literal for literal in literals if literal is not False]
@@ -194,18 +212,22 @@ class Model:
                 elif kept is not False and first < event:
                     gaps.append((first, event, nbytes, kept))
         room = stages.budget_bytes - base
-        if (room < 0).any():
+        most = room.copy()
+        for stage, nbytes in self.allowed.items():
+            most[stage] += nbytes
+        if (most < 0).any():
             self.possible = False
         change = np.zeros(stages.count + 1)
         for first, end, nbytes, _ in gaps:
             change[first] += nbytes
             change[end] -= nbytes
         crowded = np.cumsum(change)[:-1] > room
-        edges = np.unique([edge for first, end, *_ in gaps for edge in (first, end)] or [0])
+        apart = [edge for stage in self.excess for edge in (stage, stage + 1)]
+        edges = np.unique([*apart, *(edge for first, end, *_ in gaps for edge in (first, end))])
         gaps.sort(key=lambda gap: gap[0])
         live: dict[int, tuple[int, int, cp_model.IntVar]] = {}
         coming = 0
-        for low, high in zip(edges, edges[1:], strict=False):
+        for low, high in pairwise(edges.tolist()):
             while coming < len(gaps) and gaps[coming][0] <= low:
                 first, end, nbytes, kept = gaps[coming]
                 live[coming] = (end, nbytes, kept)
@@ -215,7 +237,8 @@ class Model:
                 least = int(room[low:high].min())
                 variables = [kept for _, _, kept in live.values()]
                 self.solver_model.add(
-                    cp_model.LinearExpr.weighted_sum(variables, [nbytes for _, nbytes, _ in live.values()]) <= least
+                    cp_model.LinearExpr.weighted_sum(variables, [nbytes for _, nbytes, _ in live.values()])
+                    <= least + self.excess.get(low, 0)
                 )
 
     def _into(self, item: int, stage: int) -> Literal:
@@ -253,11 +276,11 @@ class Model:
         total = cp_model.LinearExpr.weighted_sum([live for _, live in terms], [nbytes for nbytes, _ in terms])
         repeated = self.again[item, stage]
         if isinstance(repeated, bool):
-            self.solver_model.add(total <= room)
-        elif room < 0:
+            self.solver_model.add(total <= room + self.excess.get(stage, 0))
+        elif room < 0 and stage not in self.excess:
             self.solver_model.add(repeated == 0)
         else:
-            self.solver_model.add(total <= room).only_enforce_if(repeated)
+            self.solver_model.add(total <= room + self.excess.get(stage, 0)).only_enforce_if(repeated)
 
     def _live(self, needs: list[Literal], absent: Literal) -> Literal:
         if absent is True or not needs:
@@ -266,7 +289,7 @@ class Model:
             return True
         if absent is False and len(needs) == 1:
             return needs[0]
-        live = self.solver_model.new_bool_var("")
+        live: Literal = self.solver_model.new_bool_var("")
         for need in needs:
             self._clause([live, _no(need), absent])
         return live
@@ -278,7 +301,7 @@ class Model:
         }
 
 
-def _no(literal: Literal) -> Literal:
+def _no(literal: Literal) -> cp_model.LiteralT:
     return (not literal) if isinstance(literal, bool) else ~literal
 
 

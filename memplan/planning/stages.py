@@ -105,7 +105,7 @@ class Stages:
         return tuple(last)
 
     def refined(self, runs: int) -> Stages:
-        """The same problem with `runs - 1` empty stages before each: repetitions in any order that takes that many runs.
+        """The same problem with `runs - 1` empty stages before each: any order of repetitions that takes so many runs.
 
         Stage `t` becomes `t * runs + runs - 1`.
         """
@@ -213,6 +213,11 @@ def replay(stages: Stages, again: Iterable[Pair]) -> Replay:
 def extra_ticks(stages: Stages, again: Iterable[Pair]) -> int:
     """Time of the repetitions."""
     return sum(stages.ticks[item] or 0 for item, _ in again)
+
+
+def fits(stages: Stages, again: Iterable[Pair]) -> bool:
+    """Do these repetitions keep every step within the budget?"""
+    return replay(stages, again).peak_nbytes <= stages.budget_bytes
 
 
 @dataclass(frozen=True)

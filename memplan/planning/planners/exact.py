@@ -8,10 +8,10 @@ from memplan.planning.bound import lower_bound
 from memplan.planning.evict import evict, prune
 from memplan.planning.improve import Search
 from memplan.planning.model import Effort, Model, every_pair
-from memplan.planning.stages import Answer, Pair, Stages, extra_ticks
+from memplan.planning.stages import Answer, Pair, Stages, extra_ticks, fits
 
 _SEARCH_SHARE = 0.1  # of the time, before the proof
-_MOST_SEARCH_S = 4.0
+_MOST_SEARCH_S, _PATIENCE = 4.0, 20
 
 
 def solve(stages: Stages, seconds: float, runs: int = 1, workers: int = 2, seed: int = 0) -> Answer:
@@ -43,7 +43,9 @@ def solve(stages: Stages, seconds: float, runs: int = 1, workers: int = 2, seed:
 
 
 def _quick(stages: Stages, bound_ticks: int, seconds: float, workers: int, seed: int) -> frozenset[Pair] | None:
-    first = evict(stages, seconds=seconds)
-    if first is None:
-        return None
-    return Search(stages, prune(stages, first, seconds), bound_ticks, seed, workers).run(seconds)
+    """A plan that fits, if one is found quickly."""
+    again = evict(stages, seconds=0.5 * seconds)
+    if fits(stages, again):
+        again = prune(stages, again, seconds)
+    again = Search(stages, again, bound_ticks, seed, workers, patience=_PATIENCE).run(seconds)
+    return again if fits(stages, again) else None
