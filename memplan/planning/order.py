@@ -1,10 +1,14 @@
 """The order in which operations first run: the program's own, with loose ends run as soon as they can.
 
 A *loose end* is an operation that no main computation waits for: a weight gradient, an optimizer update, a running
-statistic, a metric. Running it early ends the lifetimes of what it reads; nothing is paid for it.
+statistic, a metric. Running it early ends the lifetimes of what it reads; nothing is paid for it. Where it reads nothing
+but arguments (the decay of an optimizer's moments) no lifetime would end and one would begin: such an *idle* operation
+runs right before what needs it.
 """
 
 from __future__ import annotations
+
+import heapq
 
 from memplan.planning.graph import Graph
 
@@ -13,30 +17,38 @@ def early_loose_ends(graph: Graph) -> tuple[int, ...]:
     """Op ids in an order that respects dependencies; an argument's readers stay before the update that reuses it."""
     waits = _waits(graph)
     loose = _loose_ends(graph)
-    waiting = [len(before) for before in waits]
+    idle = _idle(waits, loose)
+    waiting = [sum(not idle[earlier] for earlier in before) for before in waits]
     followers: list[list[int]] = [[] for _ in graph.ops]
     for op, before in enumerate(waits):
         for earlier in before:
             followers[earlier].append(op)
     order: list[int] = []
     done = [False] * len(graph.ops)
-    ready_loose: list[int] = [op for op in range(len(graph.ops)) if loose[op] and not waiting[op]]
+    ready: list[int] = [op for op in range(len(graph.ops)) if loose[op] and not idle[op] and not waiting[op]]
+    heapq.heapify(ready)
 
     def run(op: int) -> None:
+        for earlier in sorted(waits[op]):
+            if idle[earlier] and not done[earlier]:
+                run(earlier)
         order.append(op)
         done[op] = True
-        for follower in followers[op]:
+        for follower in followers[op] if not idle[op] else ():
             waiting[follower] -= 1
-            if not waiting[follower] and loose[follower]:
-                ready_loose.append(follower)
+            if not waiting[follower] and loose[follower] and not idle[follower]:
+                heapq.heappush(ready, follower)
 
     for op in range(len(graph.ops)):
-        while ready_loose:
-            run(ready_loose.pop(ready_loose.index(min(ready_loose))))
+        while ready:
+            run(heapq.heappop(ready))
         if not done[op] and not loose[op]:
             run(op)
-    while ready_loose:
-        run(ready_loose.pop(ready_loose.index(min(ready_loose))))
+    while ready:
+        run(heapq.heappop(ready))
+    for op in range(len(graph.ops)):  # idle ones that only outputs need
+        if not done[op]:
+            run(op)
     return tuple(order)
 
 
@@ -80,3 +92,11 @@ def _loose_ends(graph: Graph) -> list[bool]:
         blocked[index] = any(blocked[reader] or graph.ops[reader].fusion == "kernel" for reader in after)
         loose[index] = not blocked[index] and op.recomputable
     return loose
+
+
+def _idle(waits: list[set[int]], loose: list[bool]) -> list[bool]:
+    """True for loose ends that wait for nothing, or for other such operations only."""
+    idle = [False] * len(waits)
+    for op, before in enumerate(waits):
+        idle[op] = loose[op] and all(idle[earlier] for earlier in before)
+    return idle

@@ -77,6 +77,16 @@ def test_updates_run_where_their_gradients_are_ready() -> None:
     assert backward[:later].count("weight_gradient") == 1
 
 
+def test_what_reads_only_arguments_runs_right_before_it_is_needed() -> None:
+    b = Builder()
+    moment, x = b.argument(1), b.argument(1)
+    decayed = b.op([moment], 1, "elementwise")
+    slope = b.op([b.op([x], 1)], 1)
+    unused = b.op([moment, x], 1, "elementwise")
+    update = b.op([decayed, slope], 1, "elementwise")
+    assert early_loose_ends(b.build(update, unused)) == (1, 2, 0, 4, 3)
+
+
 def test_effects_are_never_loose() -> None:
     b = Builder()
     x = b.argument(1)
