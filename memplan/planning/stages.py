@@ -34,6 +34,7 @@ class Stages:
       host_budget_bytes: what moved items may take on the host; 0 forbids moving.
       copy_ticks: per item, the time to copy it, one way; empty where nothing moves.
       tick_s: seconds per tick.
+      late: items are computed again only in stages that need them at once.
     """
 
     nbytes: tuple[int, ...]
@@ -47,6 +48,7 @@ class Stages:
     host_budget_bytes: int = 0
     copy_ticks: tuple[int, ...] = ()
     tick_s: float = 1.0
+    late: bool = False
 
     @property
     def count(self) -> int:
@@ -168,17 +170,27 @@ class Replay:
         return [step for step, nbytes in zip(self.steps, self.step_nbytes, strict=True) if nbytes > budget_bytes]
 
 
-def replay(stages: Stages, again: Iterable[Pair]) -> Replay:
-    """Run the stages with these repetitions. A copy stays until the last need before the next copy is made."""
+def replay(stages: Stages, again: Iterable[Pair], moved: Iterable[Pair] = ()) -> Replay:
+    """Run the stages with these repetitions. A copy stays until the last need before the next copy is made.
+
+    What is moved comes back from the host when its stage begins.
+    """
     due: list[list[int]] = [[] for _ in range(stages.count)]
-    for item, stage in again:
-        due[stage].append(item)
+    back: list[list[int]] = [[] for _ in range(stages.count)]
+    for found, pairs in ((due, again), (back, moved)):
+        for item, stage in pairs:
+            found[stage].append(item)
     steps: list[Pair] = []
     made_at: list[int] = []  # per copy: step, item, last step that needs it
     made_of: list[int] = []
     ends_at: list[int] = []
     current = [-1] * len(stages.nbytes)
     for stage in range(stages.count):
+        for item in back[stage]:
+            current[item] = len(made_at)
+            made_at.append(len(steps))
+            made_of.append(item)
+            ends_at.append(len(steps))
         for item in sorted(due[stage]):
             here = len(steps)
             for source in stages.inputs[item]:
@@ -231,6 +243,7 @@ class Answer:
       bound_ticks: every plan takes at least this much extra time.
       status: `optimal` is proven among plans that go through the items of a stage `runs` times, `infeasible` likewise;
         `unknown`: no plan was found and no proof either.
+      moved: what is brought back from the host, and where; its time counts as extra.
       stage, stage_nbytes: where infeasible by one stage alone: which, and the least bytes there; else -1, 0.
     """
 
@@ -241,3 +254,4 @@ class Answer:
     runs: int = 1
     stage: int = -1
     stage_nbytes: int = 0
+    moved: frozenset[Pair] = frozenset()

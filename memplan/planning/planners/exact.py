@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 
 from memplan.planning.bound import lower_bound
 from memplan.planning.evict import evict, prune
 from memplan.planning.improve import Search
-from memplan.planning.model import Effort, Model, every_pair
-from memplan.planning.stages import Answer, Pair, Stages, extra_ticks, fits
+from memplan.planning.model import Effort, Model, every_pair, late_pairs
+from memplan.planning.order import early_loose_ends
+from memplan.planning.planners.protocol import Problem, Proposal, fence_nbytes
+from memplan.planning.stages import Answer, Pair, Stages, extra_ticks, fits, replay
+from memplan.planning.staging import Staging
+from memplan.planning.unfold import cut
 
 _SEARCH_SHARE = 0.1  # of the time, before the proof
+_ROUNDS, _LONGEST_CHAIN, _LEAST_MOVED = 4, 8, 0.002
 _MOST_SEARCH_S, _PATIENCE = 4.0, 20
 
 
@@ -49,3 +57,61 @@ def _quick(stages: Stages, bound_ticks: int, seconds: float, workers: int, seed:
         again = prune(stages, again, seconds)
     again = Search(stages, again, bound_ticks, seed, workers, patience=_PATIENCE).run(seconds)
     return again if fits(stages, again) else None
+
+
+def solve_step(stages: Stages, seconds: float, beside: bool = False, workers: int = 2) -> Answer:
+    """Keep, compute again or move, in one model. Chains of repetitions are limited in length, moves to crowded gaps.
+
+    With `beside`, copies run beside the computation; without, they count in full.
+    """
+    until = time.monotonic() + seconds
+    bound = lower_bound(stages, _SEARCH_SHARE * seconds, workers)
+    if bound.extra_ticks is None:
+        return Answer(None, 0, 0, "infeasible", 1, bound.stage, bound.stage_nbytes)
+    quick = _quick(stages, bound.extra_ticks, min(_MOST_SEARCH_S, 0.3 * seconds), workers, 0)
+    moves = _moves(stages)
+    pairs = late_pairs(stages, _LONGEST_CHAIN) | (quick or set())
+    model = Model(stages, pairs, (), quick or (), moves=moves, beside=beside)
+    choice = model.solve(Effort(until - time.monotonic(), workers))
+    least = max(bound.extra_ticks, choice.bound_ticks)
+    if choice.again is None:
+        extra = 0 if quick is None else extra_ticks(stages, quick)
+        return Answer(quick, extra, least, "unknown" if quick is None else "feasible")
+    status = "optimal" if choice.proven else "feasible"
+    return Answer(choice.again, choice.extra_ticks, least, status, moved=choice.moved)
+
+
+def _moves(stages: Stages) -> set[Pair]:
+    """Uses behind a gap that crosses a stage where keeping everything exceeds the budget, of items that matter."""
+    if not stages.host_budget_bytes:
+        return set()
+    over = [False] * stages.count
+    played = replay(stages, ())
+    for (stage, _), nbytes in zip(played.steps, played.step_nbytes, strict=True):
+        over[stage] |= nbytes > stages.budget_bytes
+    return {
+        (item, use)
+        for item, uses in enumerate(stages.uses)
+        if stages.nbytes[item] >= _LEAST_MOVED * stages.budget_bytes
+        for before, use in pairwise((stages.home[item], *uses))
+        if use - before > 2 and any(over[before + 2 : use - 1])
+    }
+
+
+@dataclass(frozen=True)
+class ExactPlanner:
+    """Of a step: recomputation and moves in one model, solved and simulated in turns.
+
+    Attributes:
+      seconds: for all rounds.
+      beside: do copies run beside the computation? XLA does not do that by itself.
+    """
+
+    seconds: float = 60.0
+    beside: bool = False
+    name: str = "exact"
+
+    def propose(self, problem: Problem) -> Proposal:
+        layout = cut(problem.graph, early_loose_ends(problem.graph), fence_nbytes(problem.budget_bytes))
+        staging = Staging(problem, layout, self.name)
+        return staging.search(partial(solve_step, beside=self.beside), self.seconds, _ROUNDS)
