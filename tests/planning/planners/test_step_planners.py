@@ -1,4 +1,4 @@
-"""The same planners on steps: legal plans that fit, as good as eviction's, with copies that cost nothing when beside."""
+"""The same planners on steps: legal plans that fit, as good as eviction's; copies beside computation cost nothing."""
 
 from __future__ import annotations
 
