@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from experiments.planners.graphs import NodeGraph, read
 from memplan.planning.model import every_pair
@@ -16,7 +16,7 @@ PlannerName = Literal["auto", "exact", "scaled"]
 _PROVABLE_PAIRS = 8000  # possible repetitions up to which a proof is worth trying
 
 
-def plan(path: Path, ratio: float, seconds: float, planner: PlannerName = "auto", runs: int = 1) -> dict[str, object]:
+def plan(path: Path, ratio: float, seconds: float, planner: PlannerName = "auto", runs: int = 1) -> dict[str, Any]:
     """Plan the graph of a file within `ratio` of its peak; `seconds` counts from reading the file."""
     begun = time.monotonic()
     graph = read(path)
@@ -25,7 +25,7 @@ def plan(path: Path, ratio: float, seconds: float, planner: PlannerName = "auto"
     stages = replace(stages, budget_bytes=int(ratio * base))
     answer = _solve(stages, seconds - (time.monotonic() - begun), planner, runs)
     duration = sum(graph.ticks)
-    result: dict[str, object] = {
+    result: dict[str, Any] = {
         "graph": path.stem,
         "ratio": ratio,
         "budget": stages.budget_bytes,
@@ -48,7 +48,7 @@ def _solve(stages: Stages, seconds: float, planner: PlannerName, runs: int) -> A
     return scaled.solve(stages, seconds)
 
 
-def _run(graph: NodeGraph, stages: Stages, answer: Answer) -> dict[str, object]:
+def _run(graph: NodeGraph, stages: Stages, answer: Answer) -> dict[str, Any]:
     assert answer.again is not None
     played = replay(stages.refined(answer.runs), answer.again)
     own = {stage * answer.runs + answer.runs - 1: name for stage, name in enumerate(graph.names)}

@@ -15,6 +15,7 @@ import tempfile
 import time
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from experiments.planners.graphs import random_layered
 from experiments.planners.run import plan
@@ -42,7 +43,7 @@ CASES: tuple[tuple[str, float, float, str], ...] = (
 )
 
 
-def run(folder: Path, name: str, ratio: float, seconds: float) -> dict[str, object]:
+def run(folder: Path, name: str, ratio: float, seconds: float) -> dict[str, Any]:
     """Plan one case, have it judged, and say on what it ran."""
     with tempfile.TemporaryDirectory() as temporary:
         path = folder / f"{name}.json"
