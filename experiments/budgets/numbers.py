@@ -5,8 +5,9 @@
 The plan is made for the case's own GPU. Its budget is the case's share of what the reduced step needs in segments with
 nothing recomputed or moved: of the unmodified step's compiled peak, most of which is floor at such sizes, these shares
 cannot be reached. A small step leaves less time for every byte that is copied, so the link gets 50 times the bandwidth
-and no latency. A plan that changes anything is required. Where the share has no plan that fits, the nearest that has one
-is taken, else the plan that misses it: its numbers count all the same. Each program (unmodified, cut into segments in three ways, planned) is fed its own state.
+and no latency. A plan that changes anything is required. Where the share has no plan that fits, the nearest that has
+one is taken, else the plan that misses it: its numbers count all the same. Each program (unmodified, cut into segments
+in three ways, planned) is fed its own state.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The order in which operations first run: the program's own, with loose ends run as soon as they can.
 
 A *loose end* is an operation that no main computation waits for: a weight gradient, an optimizer update, a running
-statistic, a metric. Running it early ends the lifetimes of what it reads; nothing is paid for it. Where it reads nothing
-but arguments (the decay of an optimizer's moments) no lifetime would end and one would begin: such an *idle* operation
-runs right before what needs it.
+statistic, a metric. Running it early ends the lifetimes of what it reads; nothing is paid for it. Where it reads only
+arguments (the decay of an optimizer's moments) no lifetime would end and one would begin: such an *idle* operation runs
+right before what needs it.
 """
 
 from __future__ import annotations
