@@ -94,11 +94,7 @@ class Descent:
         return self.proposal(plan, timeline)
 
     def proposal(self, plan: Plan, timeline: Timeline) -> Proposal:
-        fits = (
-            timeline.peak_nbytes <= self.problem.budget_bytes
-            and timeline.host_peak_nbytes <= self.problem.host_budget_bytes
-        )
-        return Proposal(plan, timeline, fits)
+        return Proposal(plan, timeline, self.problem.is_kept_by(timeline))
 
     def overage(self, decisions: Decisions) -> tuple[Plan, Timeline, np.ndarray]:
         """The plan, its timeline, and per segment of the layout the bytes above the budget."""

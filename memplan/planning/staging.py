@@ -63,8 +63,7 @@ class Staging:
         for origin, moment in zip(origins, timeline.moments, strict=True):
             peaks[origin] = max(peaks[origin], moment.device_nbytes)
             seconds[origin] += moment.end_s - moment.start_s - moment.stall_s
-        within = timeline.peak_nbytes <= problem.budget_bytes
-        fits = within and timeline.host_peak_nbytes <= problem.host_budget_bytes
+        fits = problem.is_kept_by(timeline)
         return Proposal(plan, timeline, fits), peaks, seconds
 
     def stages(self, seconds: list[float]) -> Stages:

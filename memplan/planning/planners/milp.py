@@ -114,8 +114,7 @@ class _Model:
         peaks = [0] * len(self.layout.segments)
         for origin, moment in zip(origins, timeline.moments, strict=True):
             peaks[origin] = max(peaks[origin], moment.device_nbytes)
-        fits = timeline.peak_nbytes <= problem.budget_bytes and timeline.host_peak_nbytes <= problem.host_budget_bytes
-        return _Replay(decisions, Proposal(plan, timeline, fits), tuple(peaks))
+        return _Replay(decisions, Proposal(plan, timeline, problem.is_kept_by(timeline)), tuple(peaks))
 
     def fixed_nbytes(self, replay: _Replay) -> list[int]:
         """Per segment: its peak less the sum of what is held by choice; below 0 where not all is there at once."""

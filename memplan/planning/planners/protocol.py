@@ -28,6 +28,11 @@ class Problem:
     host_budget_bytes: int
     slack: Mapping[int, int] = field(default_factory=dict)
 
+    def is_kept_by(self, timeline: Timeline) -> bool:
+        """Are both budgets kept?"""
+        device, host = timeline.peak_nbytes, timeline.host_peak_nbytes
+        return device <= self.budget_bytes and host <= self.host_budget_bytes
+
 
 @dataclass(frozen=True)
 class Proposal:

@@ -1,16 +1,7 @@
-"""highspy from 1.13 on and ortools each bring their own libhighs.so.1, and a process can load only one of the two."""
+"""Tests that use OR-tools: collected in a process of their own only."""
 
 from __future__ import annotations
 
-import os
-from importlib.metadata import PackageNotFoundError, version
+from tests.apart import IGNORED
 
-
-def _clash() -> bool:
-    try:
-        return tuple(map(int, version("highspy").split(".")[:2])) >= (1, 13)
-    except PackageNotFoundError:
-        return False
-
-
-collect_ignore_glob = ["test_*.py"] if _clash() and "MEMPLAN_APART" not in os.environ else []
+collect_ignore_glob = IGNORED
