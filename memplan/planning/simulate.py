@@ -274,8 +274,20 @@ class _SegmentModel:
         return _Kernel(reads, makes, op.workspace_nbytes, seconds, number)
 
     def in_place(self, kernel: _Kernel, ends: list[int]) -> int:
-        """Bytes of a single elementwise result that takes over the buffer of an input that ends here."""
-        if self.graph.ops[kernel.op].fusion != "elementwise" or len(kernel.makes) != 1:
+        """Bytes of elementwise results that take over the buffer of an input that ends here.
+
+        An input of as many bytes, from which no other result of the same fusion is computed: XLA lets a fusion write
+        over it (`FusionCanShareBufferHint` of XLA:GPU).
+        """
+        if self.graph.ops[kernel.op].fusion != "elementwise":
             return 0
-        made = self.simulator.size(kernel.makes[0])
-        return made if any(self.simulator.size(value) == made for value in ends) else 0
+        taken = 0
+        for made in kernel.makes:
+            others = [value for value in kernel.makes if value != made]
+            size = self.simulator.size(made)
+            if size and any(self.simulator.size(v) == size and not self.is_behind(v, others) for v in ends):
+                taken += size
+        return taken
+
+    def is_behind(self, value: int, made: list[int]) -> bool:
+        return any(value in self.sources.get(one, ()) for one in made)

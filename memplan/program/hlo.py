@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 HOST_SPACE = 5  # XLA's number for pinned host memory
@@ -26,8 +26,10 @@ class Buffer:
     Attributes:
       name: HLO instruction, with the tuple index where it has one.
       nbytes: bytes.
-      start, end: first and last position in the schedule at which it is needed.
+      start, end: first and last position in the schedule at which it is needed. It is not where another one, written
+        over it, starts.
       temporary: False for arguments and outputs.
+      offset: bytes from the beginning of its allocation.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Buffer:
     end: int
     temporary: bool
     on_host: bool
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ def read_schedule(hlo: str, live_ranges: str, assignment: str) -> Schedule:
         for line in live_ranges.splitlines()
         if (match := _RANGE.match(line))
     }
-    return Schedule(steps, tuple(_buffers(assignment, ranges)), marks, paths)
+    return Schedule(steps, tuple(_written_over(list(_buffers(assignment, ranges)))), marks, paths)
 
 
 def _buffers(assignment: str, ranges: dict[str, tuple[int, int]]) -> Iterator[Buffer]:
@@ -127,4 +130,13 @@ def _buffers(assignment: str, ranges: dict[str, tuple[int, int]]) -> Iterator[Bu
         name = match["name"] + (match["index"] or "{}")
         if name in ranges:
             start, end = ranges[name]
-            yield Buffer(name, int(match["size"]), start, end, temporary, int(match["space"]) == HOST_SPACE)
+            on_host = int(match["space"]) == HOST_SPACE
+            yield Buffer(name, int(match["size"]), start, end, temporary, on_host, int(match["offset"]))
+
+
+def _written_over(buffers: list[Buffer]) -> Iterator[Buffer]:
+    """A kernel may write over what it reads: XLA then gives both one place, and both ranges hold the same step."""
+    starts = {(b.offset, b.start) for b in buffers if b.temporary and not b.on_host}
+    for buffer in buffers:
+        shared = buffer.temporary and buffer.start < buffer.end and (buffer.offset, buffer.end) in starts
+        yield replace(buffer, end=buffer.end - 1) if shared else buffer

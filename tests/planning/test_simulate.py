@@ -131,6 +131,24 @@ def test_results_that_outlive_the_segment_leave_in_one_fusion_at_its_end() -> No
     assert [m.end_s for m in timeline.moments] == [11 + 30, 41 + 21]
 
 
+def test_a_result_of_several_takes_over_a_buffer_that_no_other_result_is_computed_from() -> None:
+    b = Builder()
+    logits, other = b.op([b.argument(1)], 10), b.op([b.argument(1)], 3)
+    first, second = b.op([logits], 10, "elementwise"), b.op([other], 3, "elementwise")
+    shared = b.op([logits, other], 2, "elementwise")
+    graph = b.build(b.op([first, second, shared], 1))
+    ends = free(logits, other)
+
+    def peak(*ops: int) -> int:
+        """Of a fusion of these results, behind the two kernels that make what they are computed from."""
+        left = [graph.ops[op].outputs[0] for op in {2, 3, 4} - set(ops)]
+        return peaks(run(graph, *compute(0, 1), FENCE, *compute(2, 3, 4), *free(*left), *ends))[1]
+
+    assert peak(2, 3) == 3 + 13  # both take over
+    assert peak(2, 3, 4) == 3 + 13 + 15  # every input is behind two results
+    assert peak(3, 4) == 3 + 13 + 5
+
+
 def test_views_cost_nothing_unless_they_grow_and_a_kernel_reads_them() -> None:
     b = Builder()
     made = b.op([b.argument(1)], 10)

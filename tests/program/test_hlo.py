@@ -99,12 +99,20 @@ def test_steps_in_order() -> None:
 
 def test_buffers_with_their_spans_and_places() -> None:
     found = {buffer.name: buffer for buffer in schedule().buffers}
-    assert found["wrapped_sine{}"] == Buffer("wrapped_sine{}", 16384, 4, 8, True, False)
-    assert found["custom-call.5{1}"] == Buffer("custom-call.5{1}", 4194304, 2, 2, True, False)
+    assert found["wrapped_sine{}"] == Buffer("wrapped_sine{}", 16384, 4, 8, True, False, 4228096)
+    assert found["custom-call.5{1}"] == Buffer("custom-call.5{1}", 4194304, 2, 2, True, False, 1024)
     assert found["copy-start.2{0}"] == Buffer("copy-start.2{0}", 16384, 5, 8, True, True)
     assert not found["x.1{}"].temporary
     assert not found["input_reduce_fusion{}"].temporary
     assert "reduce_sum.5.0{}" not in found  # it lives inside a kernel
+
+
+def test_a_buffer_that_is_written_over_ends_before() -> None:
+    over = ASSIGNMENT.replace("size=16384,offset=4228096", "size=16384,offset=4195328")
+    buffers = read_schedule(HLO, LIVE_RANGES, over).buffers
+    spans = {buffer.name: (buffer.start, buffer.end) for buffer in buffers if buffer.nbytes == 16384}
+    assert spans["custom-call.5{0}"] == (2, 3)  # the sine is written over it at step 4
+    assert spans["wrapped_sine{}"] == (4, 8)
 
 
 def test_marks_of_the_rewriter() -> None:
