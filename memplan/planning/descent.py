@@ -76,17 +76,21 @@ class Descent:
         self.least = max(1, int(self.problem.budget_bytes * _LEAST_SHARE))
 
     def descend(self) -> Proposal:
-        """Rounds of evictions until the simulated peak is within the budget or nothing helps."""
-        best = self.propose(self.decisions)
+        """Rounds of evictions until the simulated peak is within the budget or nothing helps.
+
+        Afterwards `decisions` are those of the plan that is proposed.
+        """
+        best, chosen = self.propose(self.decisions), dict(self.decisions)
         stuck = 0
         for _ in range(_ROUNDS):
             plan, timeline, over = self.overage(self.decisions)
             if timeline.peak_nbytes < best.timeline.peak_nbytes:
-                best, stuck = self.proposal(plan, timeline), 0
+                best, chosen, stuck = self.proposal(plan, timeline), dict(self.decisions), 0
             else:
                 stuck += 1
             if not over.any() or stuck > 4 or not self.evict(over):
                 break
+        self.decisions = chosen
         return best
 
     def propose(self, decisions: Decisions) -> Proposal:

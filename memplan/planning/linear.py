@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import highspy
@@ -15,10 +15,12 @@ class Solution:
 
     Attributes:
       values: one per variable; None where it found nothing in time.
+      cost: of these values.
       bound: no solution costs less.
     """
 
     values: np.ndarray | None
+    cost: float
     bound: float
 
 
@@ -52,37 +54,27 @@ class LinearProgram:
         self.above.append(above)
         return len(self.costs) - 1
 
-    def at_least(self, bound: float, terms: Iterable[tuple[int, float]]) -> None:
-        """sum(variable * factor) >= bound."""
+    def at_least(self, bound: float, terms: Iterable[tuple[int, float]]) -> int:
+        """sum(variable * factor) >= bound; returns the number of the row."""
+        row = len(self._bounds)
         for variable, factor in terms:
-            self._rows.append(len(self._bounds))
+            self._rows.append(row)
             self._columns.append(variable)
             self._factors.append(factor)
         self._bounds.append(bound)
+        return row
 
     def implies(self, variable: int, others: Iterable[int]) -> None:
         """Where `variable` is 1, one of `others` is."""
         self.at_least(0, [(variable, -1), *((other, 1) for other in others)])
 
-    def solve(self, seconds: float, gap: float, start: np.ndarray | None = None) -> Solution:
-        """The best solution within `gap` (a share) of the least, or the best after `seconds`.
+    def ready(self) -> Solver:
+        """The program as it is now, for the solver."""
+        return Solver(self._model())
 
-        `start` holds values of all variables, of which those of the choices are tried first.
-        """
-        if not self.costs:
-            return Solution(np.zeros(0), 0.0)
-        solver = highspy.Highs()
-        for option, value in (("output_flag", False), ("time_limit", seconds), ("mip_rel_gap", gap), ("threads", 1)):
-            solver.setOptionValue(option, value)
-        solver.passModel(self._model())
-        if start is not None:
-            choices = np.flatnonzero(self.whole)
-            solver.setSolution(len(choices), choices, np.round(start[choices]).astype(np.float64))
-        solver.run()
-        info = solver.getInfo()
-        found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-        values = np.array(solver.getSolution().col_value) if found else None
-        return Solution(values, info.mip_dual_bound)
+    def solve(self, seconds: float, gap: float) -> Solution:
+        """See `Solver.solve`."""
+        return self.ready().solve(seconds, gap)
 
     def _model(self) -> highspy.HighsLp:
         model = highspy.HighsLp()
@@ -99,3 +91,44 @@ class LinearProgram:
         model.a_matrix_.index_ = np.array(self._columns)
         model.a_matrix_.value_ = np.array(self._factors, dtype=float)
         return model
+
+
+class Solver:
+    """A program written once, to be solved again and again under other bounds."""
+
+    def __init__(self, model: highspy.HighsLp):
+        self._model = model
+        self._choices = np.flatnonzero(np.array(model.integrality_) == highspy.HighsVarType.kInteger)
+        self._above = np.array(model.col_upper_)
+        self._bounds = np.array(model.row_lower_)
+
+    def require(self, rows: Sequence[int], bounds: Sequence[float]) -> None:
+        """Other lower bounds for some rows."""
+        self._bounds[list(rows)] = bounds
+
+    def solve(
+        self, seconds: float, gap: float, start: np.ndarray | None = None, free: np.ndarray | None = None
+    ) -> Solution:
+        """The best solution within `gap` (a share) of the least, or the best after `seconds`.
+
+        `start` holds values of all variables, of which those of the choices are tried first. Choices that are not
+        `free` (one flag per variable) keep their value of `start`.
+        """
+        if not len(self._above):
+            return Solution(np.zeros(0), 0.0, 0.0)
+        below, above = np.zeros(len(self._above)), self._above.copy()
+        solver = highspy.Highs()
+        for option, value in (("output_flag", False), ("time_limit", seconds), ("mip_rel_gap", gap), ("threads", 1)):
+            solver.setOptionValue(option, value)
+        if start is not None and free is not None:
+            fixed = self._choices[~free[self._choices]]
+            below[fixed] = above[fixed] = np.round(start[fixed])
+        self._model.col_lower_, self._model.col_upper_, self._model.row_lower_ = below, above, self._bounds
+        solver.passModel(self._model)
+        if start is not None:
+            solver.setSolution(len(self._choices), self._choices, np.round(start[self._choices]).astype(np.float64))
+        solver.run()
+        info = solver.getInfo()
+        found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+        values = np.array(solver.getSolution().col_value) if found else None
+        return Solution(values, info.objective_function_value, info.mip_dual_bound)

@@ -23,12 +23,14 @@ class Reach:
     Attributes:
       least_nbytes: smaller values are kept whatever happens, and left out here.
       kernels, operations: how many of a chain may be kernels, and how long it may be.
+      also: values that may be computed again in a segment however deep in a chain they are, as a known plan does.
     """
 
     layout: Layout
     least_nbytes: int
     kernels: int
     operations: int
+    also: frozenset[tuple[int, int]] = frozenset()
 
     def is_decided(self, value: int) -> bool:
         """Is this a value to be decided about?"""
@@ -58,7 +60,7 @@ class Reach:
         while waiting:
             value = waiting.popleft()
             kernels, operations = self._behind(value, found[value])
-            if not self._is_allowed(value, (kernels, operations)):
+            if not self._is_allowed(value, segment, (kernels, operations)):
                 continue
             for source in self.sources(value):
                 known = found.get(source, (kernels, operations))
@@ -70,7 +72,7 @@ class Reach:
 
     def may_drop(self, value: int, segment: int) -> bool:
         """May it be computed again in this segment, which wants it?"""
-        return self._is_allowed(value, self._behind(value, self.wanted[segment][value]))
+        return self._is_allowed(value, segment, self._behind(value, self.wanted[segment][value]))
 
     @cached_property
     def times(self) -> dict[int, tuple[int, ...]]:
@@ -93,5 +95,7 @@ class Reach:
     def _behind(self, value: int, depth: Depth) -> Depth:
         return depth[0] + (self.op_of(value).fusion == "kernel"), depth[1] + 1
 
-    def _is_allowed(self, value: int, depth: Depth) -> bool:
+    def _is_allowed(self, value: int, segment: int, depth: Depth) -> bool:
+        if (value, segment) in self.also:
+            return True
         return self.op_of(value).recomputable and depth[0] <= self.kernels and depth[1] <= self.operations

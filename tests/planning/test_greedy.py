@@ -192,7 +192,7 @@ def test_a_long_forward_chain_needs_no_decisions() -> None:
 
 
 def test_planners_go_by_name() -> None:
-    assert planner_named(None) is planner_named(DEFAULT) is PLANNERS["best"]
+    assert planner_named(None) is planner_named(DEFAULT) is PLANNERS["milp"]
     assert all(name == planner.name for name, planner in PLANNERS.items())
-    with pytest.raises(MemplanError, match=r"no planner 'magic'. Choose one of: best, greedy"):
+    with pytest.raises(MemplanError, match=r"no planner 'magic'. Choose one of: greedy, milp"):
         planner_named("magic")

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from memplan.planning.graph import Graph
 from memplan.planning.plan import Plan
-from memplan.planning.planners.best import BestPlanner
 from memplan.planning.planners.greedy import GreedyPlanner
 from memplan.planning.planners.milp import MilpPlanner
 from memplan.planning.planners.protocol import Problem, Proposal, rank
@@ -59,12 +58,10 @@ def test_what_is_cheap_to_make_again_goes_first() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(DRAWS)
-def test_the_best_of_several_is_never_worse_than_one(draw: random.Random) -> None:
+def test_it_is_never_worse_than_the_plan_it_starts_from(draw: random.Random) -> None:
     graph = random_graph(draw, most=20)
     problem = Problem(graph, UNIT, draw.randint(20, 150), draw.choice([0, PLENTY]))
-    alone = [planner.propose(problem) for planner in (GreedyPlanner(), MilpPlanner())]
-    best = BestPlanner((GreedyPlanner(), MilpPlanner())).propose(problem)
-    assert rank(best) == min(map(rank, alone))
+    assert rank(MilpPlanner().propose(problem)) <= rank(GreedyPlanner().propose(problem))
 
 
 def test_without_time_the_answer_is_still_legal() -> None:

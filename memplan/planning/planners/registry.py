@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from memplan.errors import MemplanError
-from memplan.planning.planners.best import BestPlanner
 from memplan.planning.planners.greedy import GreedyPlanner
 from memplan.planning.planners.milp import MilpPlanner
 from memplan.planning.planners.protocol import Planner
 
 _GREEDY, _MILP = GreedyPlanner(), MilpPlanner()
-_BEST = BestPlanner((_GREEDY, _MILP))
 
-PLANNERS: dict[str, Planner] = {planner.name: planner for planner in (_BEST, _GREEDY, _MILP)}
-DEFAULT = _BEST.name
+PLANNERS: dict[str, Planner] = {planner.name: planner for planner in (_GREEDY, _MILP)}
+DEFAULT = _MILP.name
 
 
 def planner_named(name: str | None) -> Planner:

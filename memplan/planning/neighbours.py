@@ -1,0 +1,165 @@
+"""Better plans near a known one: free the choices about some values, hold the others, solve, ask the simulator.
+
+Large-neighbourhood search (Shaw 1998) in the program of `planning/choices.py`. Neighbourhoods are stretches of the
+program, or the same values of all its repeated blocks; they grow while they are solved at once and shrink when time
+runs out on them. Where everything is free from the start, the program is solved as a whole.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from memplan.planning.choices import Choices
+from memplan.planning.plan import Plan
+from memplan.planning.planners.protocol import Problem, Proposal, rank
+from memplan.planning.reach import Reach
+from memplan.planning.simulate import Simulator
+from memplan.planning.unfold import Decisions, Demand, Layout, unfold
+
+_LEAST_SHARE = 2e-4  # values smaller than this share of the budget are kept
+_DEPTHS = ((1, 8), (2, 12))  # kernels and operations of a chain of recomputations
+_SIZE, _SHARE = 1500, 1 / 6  # choices of the first neighbourhood, at least, and as a share of all
+_GROWS, _SHRINKS = 1.25, 0.7  # as solving goes
+_SECONDS, _QUICK = 1.5, 0.3  # for one neighbourhood at most; what leaves room for a larger one
+_PATIENCE = 12  # neighbourhoods without a better plan
+_GAP = 0.002  # of a solution
+
+
+@dataclass(frozen=True)
+class Known:
+    """Decisions, what the simulator says of them, and the peak of every segment of the layout."""
+
+    decisions: Decisions
+    proposal: Proposal
+    peaks: tuple[int, ...]
+
+
+@dataclass
+class Search:
+    """Improves plans of one problem.
+
+    Attributes:
+      name: of the planner, for its plans.
+      until: of the monotonic clock.
+    """
+
+    problem: Problem
+    layout: Layout
+    name: str
+    until: float
+    random: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def __post_init__(self) -> None:
+        self.simulator = Simulator(self.problem.graph, self.problem.device, self.problem.slack)
+
+    def replay(self, decisions: Decisions) -> Known:
+        problem = self.problem
+        actions, origins = unfold(self.layout, decisions)
+        plan = Plan(actions, problem.graph.fingerprint, self.name, problem.device.name)
+        timeline = self.simulator.run(plan)
+        peaks = [0] * len(self.layout.segments)
+        for origin, moment in zip(origins, timeline.moments, strict=True):
+            peaks[origin] = max(peaks[origin], moment.device_nbytes)
+        return Known(decisions, Proposal(plan, timeline, problem.is_kept_by(timeline)), tuple(peaks))
+
+    def improve(self, decisions: Decisions) -> Known:
+        """The best plan found, never worse than the given one."""
+        best = self.replay(decisions)
+        for kernels, operations in _DEPTHS:
+            if time.monotonic() < self.until:
+                best = _Round(self, best, kernels, operations).run()
+        return best
+
+
+class _Round:
+    """A search with chains of one depth."""
+
+    def __init__(self, search: Search, best: Known, kernels: int, operations: int):
+        self.search, self.best, self.problem = search, best, search.problem
+        layout = search.layout
+        again = Demand.of(layout, best.decisions).again
+        made = ((op, segment) for segment, ops in enumerate(again) for op in ops)
+        also = frozenset((value, segment) for op, segment in made for value in layout.graph.ops[op].outputs)
+        least = max(1, int(self.problem.budget_bytes * _LEAST_SHARE))
+        reach = Reach(layout, least, kernels, operations, also)
+        self.choices = Choices(self.problem, reach, search.simulator)
+        self.variables = self.choices.variables()
+        self.values = sorted(self.variables, key=lambda value: layout.home[value])
+        self.count = sum(map(len, self.variables.values()))
+        self.alike: dict[object, list[int]] = defaultdict(list)  # values that repeated blocks make in the same place
+        for value in self.values:
+            self.alike[self.role(value)].append(value)
+        self.seen: dict[int, int] = {}  # the largest rest of segments that were found to be over the budget
+
+    def role(self, value: int) -> tuple[object, ...]:
+        op, known = self.choices.reach.op_of(value), self.choices.graph.values[value]
+        return op.name, op.source, known.shape, known.dtype
+
+    def run(self) -> Known:
+        size, stuck = max(_SIZE, _SHARE * self.count), 0
+        start = self.accept(self.best)
+        latest = self.best.decisions
+        while stuck < _PATIENCE and (left := self.search.until - time.monotonic()) > 0:
+            whole = size >= self.count
+            began = time.monotonic()
+            free = None if whole else self.neighbourhood(int(size))
+            solution = self.choices.solver.solve(min(left, _SECONDS), _GAP, start, free)
+            spent = time.monotonic() - began
+            size *= _SHRINKS if spent > 0.9 * _SECONDS else _GROWS if spent < _QUICK else 1.0
+            stuck += 1
+            if solution.values is None:
+                continue
+            decisions = self.choices.decisions(solution.values)
+            if whole and decisions == latest and spent < 0.9 * _SECONDS:
+                break  # nothing was learned since it was found
+            if decisions in (latest, self.best.decisions):
+                continue
+            latest = decisions
+            found = self.search.replay(decisions)
+            if rank(found.proposal) < rank(self.best.proposal):
+                start, stuck = self.accept(found), 0
+            else:
+                self.learn(found)
+        return self.best
+
+    def accept(self, found: Known) -> np.ndarray:
+        self.best = found
+        self.learn(found)
+        return self.choices.values(found.decisions)
+
+    def learn(self, found: Known) -> None:
+        """Segments over the budget have more than was thought beside the choices; the best plan stays possible."""
+        budget = self.problem.budget_bytes
+        for segment, rest in enumerate(self.choices.rests(found.decisions, found.peaks)):
+            if found.peaks[segment] > budget:
+                self.seen[segment] = max(self.seen.get(segment, rest), rest)
+        own = self.choices.rests(self.best.decisions, self.best.peaks)
+        rests = [
+            min(max(rest, self.seen.get(segment, rest)), max(rest, rest + budget - peak))
+            for segment, (rest, peak) in enumerate(zip(own, self.best.peaks, strict=True))
+        ]
+        self.choices.keep_to(rests)
+
+    def neighbourhood(self, size: int) -> np.ndarray:
+        """A flag per variable: is it free?"""
+        free = np.zeros(len(self.choices.program.costs), dtype=bool)
+        parts, alike = self.search.random.choice((1, 2, 3)), self.search.random.random() < 0.5
+        left = size
+        while left > 0:
+            first = self.search.random.randrange(len(self.values))
+            part = left if parts == 1 else size // parts
+            for value in self.values[first:]:
+                for twin in self.alike[self.role(value)] if alike else (value,):
+                    variables = self.variables[twin]
+                    if variables and not free[variables[0]]:
+                        free[variables] = True
+                        left -= len(variables)
+                        part -= len(variables)
+                if min(left, part) <= 0:
+                    break
+        return free
