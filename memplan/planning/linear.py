@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import highspy
 import numpy as np
@@ -98,13 +99,18 @@ class Solver:
 
     def __init__(self, model: highspy.HighsLp):
         self._model = model
-        self._choices = np.flatnonzero(np.array(model.integrality_) == highspy.HighsVarType.kInteger)
+        self._kinds = list(model.integrality_)
+        self._choices = np.flatnonzero(np.array(self._kinds) == highspy.HighsVarType.kInteger)
         self._above = np.array(model.col_upper_)
         self._bounds = np.array(model.row_lower_)
 
     def require(self, rows: Sequence[int], bounds: Sequence[float]) -> None:
         """Other lower bounds for some rows."""
         self._bounds[list(rows)] = bounds
+
+    def relax(self) -> Solution:
+        """The least where choices may be shares: no solution costs less."""
+        return self._run({"solver": "simplex"}, np.zeros(len(self._above)), self._above, None, whole=False)
 
     def solve(
         self, seconds: float, gap: float, start: np.ndarray | None = None, free: np.ndarray | None = None
@@ -114,16 +120,22 @@ class Solver:
         `start` holds values of all variables, of which those of the choices are tried first. Choices that are not
         `free` (one flag per variable) keep their value of `start`.
         """
-        if not len(self._above):
-            return Solution(np.zeros(0), 0.0, 0.0)
         below, above = np.zeros(len(self._above)), self._above.copy()
-        solver = highspy.Highs()
-        for option, value in (("output_flag", False), ("time_limit", seconds), ("mip_rel_gap", gap), ("threads", 1)):
-            solver.setOptionValue(option, value)
         if start is not None and free is not None:
             fixed = self._choices[~free[self._choices]]
             below[fixed] = above[fixed] = np.round(start[fixed])
+        return self._run({"time_limit": seconds, "mip_rel_gap": gap}, below, above, start, whole=True)
+
+    def _run(
+        self, options: dict[str, Any], below: np.ndarray, above: np.ndarray, start: np.ndarray | None, whole: bool
+    ) -> Solution:
+        if not len(above):
+            return Solution(np.zeros(0), 0.0, 0.0)
+        solver = highspy.Highs()
+        for option, value in {"output_flag": False, "threads": 1, **options}.items():
+            solver.setOptionValue(option, value)
         self._model.col_lower_, self._model.col_upper_, self._model.row_lower_ = below, above, self._bounds
+        self._model.integrality_ = self._kinds if whole else []
         solver.passModel(self._model)
         if start is not None:
             solver.setSolution(len(self._choices), self._choices, np.round(start[self._choices]).astype(np.float64))
@@ -131,4 +143,6 @@ class Solver:
         info = solver.getInfo()
         found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
         values = np.array(solver.getSolution().col_value) if found else None
-        return Solution(values, info.objective_function_value, info.mip_dual_bound)
+        return Solution(
+            values, info.objective_function_value, info.mip_dual_bound if whole else info.objective_function_value
+        )

@@ -10,84 +10,44 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from memplan.planning.choices import Choices
-from memplan.planning.plan import Plan
-from memplan.planning.planners.protocol import Problem, Proposal, rank
+from memplan.planning.choices import UNITS, Choices
+from memplan.planning.planners.protocol import rank
 from memplan.planning.reach import Reach
-from memplan.planning.simulate import Simulator
-from memplan.planning.unfold import Decisions, Demand, Layout, unfold
+from memplan.planning.trial import Trial, Trials
+from memplan.planning.unfold import Demand
 
-_LEAST_SHARE = 2e-4  # values smaller than this share of the budget are kept
 _DEPTHS = ((1, 8), (2, 12))  # kernels and operations of a chain of recomputations
 _SIZE, _SHARE = 1500, 1 / 6  # choices of the first neighbourhood, at least, and as a share of all
 _GROWS, _SHRINKS = 1.25, 0.7  # as solving goes
 _SECONDS, _QUICK = 1.5, 0.3  # for one neighbourhood at most; what leaves room for a larger one
 _PATIENCE = 12  # neighbourhoods without a better plan
 _GAP = 0.002  # of a solution
+_NEAR = 0.002 * UNITS  # above the relaxation, where it is not worth looking on
 
 
-@dataclass(frozen=True)
-class Known:
-    """Decisions, what the simulator says of them, and the peak of every segment of the layout."""
-
-    decisions: Decisions
-    proposal: Proposal
-    peaks: tuple[int, ...]
-
-
-@dataclass
-class Search:
-    """Improves plans of one problem.
-
-    Attributes:
-      name: of the planner, for its plans.
-      until: of the monotonic clock.
-    """
-
-    problem: Problem
-    layout: Layout
-    name: str
-    until: float
-    random: random.Random = field(default_factory=lambda: random.Random(0))
-
-    def __post_init__(self) -> None:
-        self.simulator = Simulator(self.problem.graph, self.problem.device, self.problem.slack)
-
-    def replay(self, decisions: Decisions) -> Known:
-        problem = self.problem
-        actions, origins = unfold(self.layout, decisions)
-        plan = Plan(actions, problem.graph.fingerprint, self.name, problem.device.name)
-        timeline = self.simulator.run(plan)
-        peaks = [0] * len(self.layout.segments)
-        for origin, moment in zip(origins, timeline.moments, strict=True):
-            peaks[origin] = max(peaks[origin], moment.device_nbytes)
-        return Known(decisions, Proposal(plan, timeline, problem.is_kept_by(timeline)), tuple(peaks))
-
-    def improve(self, decisions: Decisions) -> Known:
-        """The best plan found, never worse than the given one."""
-        best = self.replay(decisions)
-        for kernels, operations in _DEPTHS:
-            if time.monotonic() < self.until:
-                best = _Round(self, best, kernels, operations).run()
-        return best
+def improve(trials: Trials, best: Trial, until: float, seed: int = 0) -> Trial:
+    """The best plan found before `until` (of the monotonic clock), never worse than the given one."""
+    draw = random.Random(seed)
+    for kernels, operations in _DEPTHS:
+        if time.monotonic() < until:
+            best = _Search(trials, best, kernels, operations, draw).run(until)
+    return best
 
 
-class _Round:
-    """A search with chains of one depth."""
+class _Search:
+    """With chains of recomputations of one depth, and those of the plan it starts from."""
 
-    def __init__(self, search: Search, best: Known, kernels: int, operations: int):
-        self.search, self.best, self.problem = search, best, search.problem
-        layout = search.layout
+    def __init__(self, trials: Trials, best: Trial, kernels: int, operations: int, draw: random.Random):
+        self.trials, self.best, self.draw = trials, best, draw
+        layout = trials.layout
         again = Demand.of(layout, best.decisions).again
         made = ((op, segment) for segment, ops in enumerate(again) for op in ops)
         also = frozenset((value, segment) for op, segment in made for value in layout.graph.ops[op].outputs)
-        least = max(1, int(self.problem.budget_bytes * _LEAST_SHARE))
-        reach = Reach(layout, least, kernels, operations, also)
-        self.choices = Choices(self.problem, reach, search.simulator)
+        reach = Reach(layout, trials.least_nbytes, kernels, operations, also)
+        self.choices = Choices(trials.problem, reach, trials.simulator)
         self.variables = self.choices.variables()
         self.values = sorted(self.variables, key=lambda value: layout.home[value])
         self.count = sum(map(len, self.variables.values()))
@@ -100,11 +60,13 @@ class _Round:
         op, known = self.choices.reach.op_of(value), self.choices.graph.values[value]
         return op.name, op.source, known.shape, known.dtype
 
-    def run(self) -> Known:
+    def run(self, until: float) -> Trial:
         size, stuck = max(_SIZE, _SHARE * self.count), 0
         start = self.accept(self.best)
         latest = self.best.decisions
-        while stuck < _PATIENCE and (left := self.search.until - time.monotonic()) > 0:
+        none = np.zeros(len(start), dtype=bool)
+        least, now = self.choices.solver.relax().cost, self.choices.solver.solve(_SECONDS, _GAP, start, none).cost
+        while now - least > _NEAR and stuck < _PATIENCE and (left := until - time.monotonic()) > 0:
             whole = size >= self.count
             began = time.monotonic()
             free = None if whole else self.neighbourhood(int(size))
@@ -120,21 +82,21 @@ class _Round:
             if decisions in (latest, self.best.decisions):
                 continue
             latest = decisions
-            found = self.search.replay(decisions)
+            found = self.trials.of(decisions)
             if rank(found.proposal) < rank(self.best.proposal):
-                start, stuck = self.accept(found), 0
+                start, stuck, now = self.accept(found), 0, solution.cost
             else:
                 self.learn(found)
         return self.best
 
-    def accept(self, found: Known) -> np.ndarray:
+    def accept(self, found: Trial) -> np.ndarray:
         self.best = found
         self.learn(found)
         return self.choices.values(found.decisions)
 
-    def learn(self, found: Known) -> None:
+    def learn(self, found: Trial) -> None:
         """Segments over the budget have more than was thought beside the choices; the best plan stays possible."""
-        budget = self.problem.budget_bytes
+        budget = self.trials.problem.budget_bytes
         for segment, rest in enumerate(self.choices.rests(found.decisions, found.peaks)):
             if found.peaks[segment] > budget:
                 self.seen[segment] = max(self.seen.get(segment, rest), rest)
@@ -148,10 +110,10 @@ class _Round:
     def neighbourhood(self, size: int) -> np.ndarray:
         """A flag per variable: is it free?"""
         free = np.zeros(len(self.choices.program.costs), dtype=bool)
-        parts, alike = self.search.random.choice((1, 2, 3)), self.search.random.random() < 0.5
+        parts, alike = self.draw.choice((1, 2, 3)), self.draw.random() < 0.5
         left = size
         while left > 0:
-            first = self.search.random.randrange(len(self.values))
+            first = self.draw.randrange(len(self.values))
             part = left if parts == 1 else size // parts
             for value in self.values[first:]:
                 for twin in self.alike[self.role(value)] if alike else (value,):

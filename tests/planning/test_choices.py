@@ -9,10 +9,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from memplan.planning.choices import Choices
-from memplan.planning.neighbours import Search
+from memplan.planning.neighbours import improve
 from memplan.planning.planners.protocol import Problem, rank
 from memplan.planning.reach import Reach
 from memplan.planning.simulate import Simulator
+from memplan.planning.trial import Trials
 from memplan.planning.unfold import Decisions, Demand, Mode, unfold
 from tests.planning.graphs import DRAWS, UNIT, layout_of, random_decisions, random_graph, training_chain
 
@@ -55,7 +56,7 @@ def _is_covered(choices: Choices, decisions: Decisions) -> bool:
 def test_a_plan_fits_the_program_where_it_fits_the_simulator(draw: random.Random) -> None:
     graph = training_chain([draw.randint(1, 9) for _ in range(5)], flops=20.0)
     layout = layout_of(graph)
-    kept = Search(Problem(graph, UNIT, PLENTY, 0), layout, "milp", FOREVER).replay({})
+    kept = Trials(Problem(graph, UNIT, PLENTY, 0), layout, "milp").of({})
     peak, costs = max(kept.peaks), []
     for budget in (peak + 10, peak, peak - 1):
         simulator = Simulator(graph, UNIT)
@@ -73,6 +74,6 @@ def test_a_search_never_loses_what_it_starts_from(draw: random.Random) -> None:
     layout = layout_of(graph)
     problem = Problem(graph, UNIT, draw.randint(10, 120), draw.choice([0, PLENTY]))
     modes = (Mode.DROP, Mode.OFFLOAD_NOW) if problem.host_budget_bytes else (Mode.DROP,)
-    search = Search(problem, layout, "milp", FOREVER)
-    start = search.replay(random_decisions(draw, layout, modes))
-    assert rank(search.improve(start.decisions).proposal) <= rank(start.proposal)
+    trials = Trials(problem, layout, "milp")
+    start = trials.of(random_decisions(draw, layout, modes))
+    assert rank(improve(trials, start, FOREVER).proposal) <= rank(start.proposal)

@@ -1,7 +1,8 @@
-"""Evict until it fits, then search for better plans nearby (`planning/neighbours.py`) until time is over.
+"""All choices at once, as a mixed-integer program: round its relaxation, then search for better plans nearby.
 
-The host is looked at where evicting to it does better than evicting without: on most links a copy takes longer than
-computing a value again.
+`planning/rounding.py` makes the first plan, `planning/neighbours.py` improves it. Where that does not fit, plans that
+evict value by value (`planning/descent.py`) are looked at as well. The host is looked at where something fits no other
+way, or where some value's copies take less time than the kernel that makes it: on most links nothing's do.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from memplan.planning.descent import Descent
-from memplan.planning.neighbours import Search
+from memplan.planning import cost
+from memplan.planning.neighbours import improve
 from memplan.planning.order import early_loose_ends
 from memplan.planning.planners.protocol import Problem, Proposal, fence_nbytes, rank
-from memplan.planning.unfold import cut
+from memplan.planning.rounding import rounded
+from memplan.planning.trial import Trial, Trials
+from memplan.planning.unfold import Layout, cut
 
 
 @dataclass(frozen=True)
@@ -21,18 +24,36 @@ class MilpPlanner:
     """See the module's text.
 
     Attributes:
-      seconds: when to stop looking for something better, however long the first plan took.
+      seconds: after which nothing better is looked for. A first plan is made in any case.
     """
 
-    seconds: float = 10.0
+    seconds: float = 9.0
     name: str = "milp"
 
     def propose(self, problem: Problem) -> Proposal:
         until = time.monotonic() + self.seconds
         layout = cut(problem.graph, early_loose_ends(problem.graph), fence_nbytes(problem.budget_bytes))
-        alone = replace(problem, host_budget_bytes=0)
-        problems = (alone, problem) if problem.host_budget_bytes else (alone,)
-        descents = [Descent(one, layout, self.name) for one in problems]
-        proposal, best = min(((d.descend(), d) for d in descents), key=lambda found: rank(found[0]))
-        found = Search(best.problem, layout, self.name, until).improve(best.decisions).proposal
-        return min(proposal, found, key=rank)
+        trials, first = self.first(problem, layout, until)
+        return improve(trials, first, until).proposal
+
+    def first(self, problem: Problem, layout: Layout, until: float) -> tuple[Trials, Trial]:
+        """A plan to start from, and where to try others: with the host or without."""
+        trials = Trials(replace(problem, host_budget_bytes=0), layout, self.name)
+        found = rounded(trials, until)
+        if not found.proposal.fits:
+            found = min(found, trials.evicted({}), key=_rank)
+        if problem.host_budget_bytes and (not found.proposal.fits or self.may_move(problem, layout)):
+            with_host = Trials(problem, layout, self.name)
+            moving = with_host.evicted({})
+            if _rank(moving) < _rank(found):
+                return with_host, moving
+        return trials, found
+
+    def may_move(self, problem: Problem, layout: Layout) -> bool:
+        graph, device = problem.graph, problem.device
+        values = (value for value in layout.home if value not in layout.returned)
+        return any(cost.is_worth_moving(graph, value, device) for value in values)
+
+
+def _rank(trial: Trial) -> tuple[bool, float, int]:
+    return rank(trial.proposal)
