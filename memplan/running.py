@@ -12,10 +12,11 @@ from memplan.errors import MemplanError
 from memplan.pipeline import Result, planned_jaxpr
 from memplan.planning.budget import parse_bytes
 from memplan.planning.graph import Graph
+from memplan.planning.layout import chop, cut
 from memplan.planning.order import early_loose_ends
 from memplan.planning.plan import Plan
 from memplan.planning.planners.protocol import fence_nbytes
-from memplan.planning.unfold import chop, cut, keep_everything
+from memplan.planning.unfold import keep_everything
 from memplan.program import compat
 from memplan.program.executor import Stages, as_array, compile_stages
 from memplan.program.extract import extract

@@ -19,10 +19,11 @@ from itertools import pairwise
 import numpy as np
 
 from memplan.planning import cost
+from memplan.planning.layout import Layout
 from memplan.planning.plan import Kind, Plan
 from memplan.planning.planners.protocol import Problem, Proposal
 from memplan.planning.simulate import Simulator, Timeline
-from memplan.planning.unfold import Decisions, Demand, Layout, Mode, unfold
+from memplan.planning.unfold import Decisions, Demand, Mode, unfold
 
 _ROUNDS = 60
 _LEAST_SHARE = 2e-4  # gaps of values smaller than this share of the budget are left alone

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from memplan.planning.graph import Op
-from memplan.planning.unfold import Layout
+from memplan.planning.layout import Layout
 
 Depth = tuple[int, int]  # kernels and operations of a chain
 

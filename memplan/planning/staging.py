@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from memplan.planning import cost
+from memplan.planning.layout import Layout
 from memplan.planning.plan import Plan
 from memplan.planning.planners.protocol import Problem, Proposal, rank
 from memplan.planning.simulate import Simulator, Timeline
 from memplan.planning.stages import Answer, Pair, Stages, replay
-from memplan.planning.unfold import Decisions, Layout, Mode, unfold
+from memplan.planning.unfold import Decisions, Mode, unfold
 
 _TICKS = 200_000  # in a step with everything kept
 _LEAST_SHARE = 2e-4  # values smaller than this share of the budget are kept

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memplan.planning.descent import Descent
+from memplan.planning.layout import Layout
 from memplan.planning.plan import Plan
 from memplan.planning.planners.protocol import Problem, Proposal
 from memplan.planning.simulate import Simulator
-from memplan.planning.unfold import Decisions, Layout, unfold
+from memplan.planning.unfold import Decisions, unfold
 
 _LEAST_SHARE = 2e-4  # values smaller than this share of the budget are kept
 

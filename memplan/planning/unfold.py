@@ -7,13 +7,12 @@ read. Returned values stay, whatever is decided.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
 
-from memplan.planning.graph import Graph
+from memplan.planning.delay import delayed
+from memplan.planning.layout import Layout
 from memplan.planning.plan import FENCE, Action, Kind, Plan
 
 
@@ -26,89 +25,6 @@ class Mode(Enum):
 
 
 Decisions = Mapping[tuple[int, int], Mode]  # (value, segment that uses it) -> mode
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The program cut into segments, before any decision.
-
-    Attributes:
-      graph: the program.
-      segments: op ids per segment, views left out, in running order.
-      fence_nbytes: a kernel that touches less than this needs no segment of its own.
-    """
-
-    graph: Graph
-    segments: tuple[tuple[int, ...], ...]
-    fence_nbytes: int
-
-    @cached_property
-    def home(self) -> dict[int, int]:
-        """Segment that first makes each value."""
-        return {
-            value: number
-            for number, ops in enumerate(self.segments)
-            for op in ops
-            for value in self.graph.ops[op].outputs
-        }
-
-    @cached_property
-    def carriers(self) -> tuple[tuple[int, ...], ...]:
-        """Values with a buffer of their own that each op reads, looking through views; inputs are left out."""
-        roots: dict[int, tuple[int, ...]] = dict.fromkeys(self.graph.inputs, ())
-        found: list[tuple[int, ...]] = []
-        for op in self.graph.ops:
-            behind = tuple(dict.fromkeys(root for value in op.inputs for root in roots[value]))
-            found.append(behind)
-            roots.update((value, behind if op.fusion == "view" else (value,)) for value in op.outputs)
-        return tuple(found)
-
-    @cached_property
-    def reads(self) -> tuple[frozenset[int], ...]:
-        """Values each segment takes from earlier ones."""
-        return tuple(
-            frozenset(value for op in ops for value in self.carriers[op] if self.home[value] < number)
-            for number, ops in enumerate(self.segments)
-        )
-
-    @cached_property
-    def returned(self) -> frozenset[int]:
-        """Values that the outputs are, or are views of."""
-        behind = set()
-        for value in self.graph.outputs:
-            made = self.graph.producer[value]
-            if made is not None:
-                op = self.graph.ops[made]
-                behind.update(self.carriers[made] if op.fusion == "view" else (value,))
-        return frozenset(behind)
-
-    def is_heavy(self, op: int) -> bool:
-        """A kernel that gets a segment of its own."""
-        known = self.graph.ops[op]
-        if known.fusion != "kernel":
-            return False
-        touched = sum(map(self.graph.nbytes, known.outputs)) + sum(map(self.graph.nbytes, known.inputs))
-        return touched + known.workspace_nbytes >= self.fence_nbytes
-
-
-def cut(graph: Graph, order: Sequence[int], fence_nbytes: int) -> Layout:
-    """Cut an order into segments: a heavy kernel and the lighter work behind it."""
-    probe = Layout(graph, (), fence_nbytes)
-    segments: list[list[int]] = [[]]
-    for op in order:
-        if graph.ops[op].fusion == "view":
-            continue
-        if probe.is_heavy(op) and any(probe.is_heavy(other) for other in segments[-1]):
-            segments.append([])
-        segments[-1].append(op)
-    return Layout(graph, tuple(map(tuple, segments)), fence_nbytes)
-
-
-def chop(graph: Graph, order: Sequence[int], length: int) -> Layout:
-    """Cut an order into segments of `length` operations, wherever that falls."""
-    ops = [op for op in order if graph.ops[op].fusion != "view"]
-    segments = tuple(tuple(ops[first : first + length]) for first in range(0, len(ops), length))
-    return Layout(graph, segments or ((),), sys.maxsize)
 
 
 def keep_everything(layout: Layout, device: str) -> Plan:
@@ -247,8 +163,15 @@ class _Unfolding:
                 else:
                     again.discard(made)
                     waiting.append((made, iter(carriers[made])))
+        if sum(map(self.layout.is_heavy, result)) > 1:
+            result = delayed(self.layout, result, self.needed_after(number, result))
         self.last_read = {value: op for op in result for value in self.layout.carriers[op]}
         return result
+
+    def needed_after(self, number: int, ops: Sequence[int]) -> set[int]:
+        """Values that the ops read or make and that stay on the device for a later segment."""
+        values = {value for op in ops for value in (*self.layout.carriers[op], *self.layout.graph.ops[op].outputs)}
+        return {value for value in values if self.stays(value, number)}
 
     def compute(self, op: int, number: int) -> None:
         graph = self.layout.graph
@@ -280,10 +203,9 @@ class _Unfolding:
     def leave(self, value: int, number: int) -> None:
         """The segment is done with a value: free it unless it is kept for later."""
         self.made_in[value] = len(self.segments) - 1 if value in self.made_in else 0
-        later = next((event for event in self.following[value] if event[0] > number), None)
-        kept = later is not None and later[1] and not self.moves(value, later[0])
-        if value in self.layout.returned or kept:
+        if self.stays(value, number):
             return
+        later = self.later(value, number)
         self.on_device.discard(value)
         here = len(self.segments) - 1
         returns = later[0] if later is not None and later[1] else 0
@@ -292,6 +214,16 @@ class _Unfolding:
             self.made_in[value] = here + 1  # it comes back after it has left
         else:
             self.segments[-1].append(Action(Kind.FREE, value))
+
+    def later(self, value: int, number: int) -> tuple[int, bool] | None:
+        """What happens to a value next behind a segment: see `Demand.events`."""
+        return next((event for event in self.following[value] if event[0] > number), None)
+
+    def stays(self, value: int, number: int) -> bool:
+        """Is it on the device from this segment to a later one?"""
+        later = self.later(value, number)
+        kept = later is not None and later[1] and not self.moves(value, later[0])
+        return value in self.layout.returned or kept
 
     def is_new(self, value: int, here: int) -> bool:
         """Was its copy to the host started in the current segment?"""

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from memplan.planning.devices import Device, HostLink
 from memplan.planning.floor import floor
 from memplan.planning.graph import Graph, Op, Value
+from memplan.planning.layout import Layout, cut
 from memplan.planning.order import early_loose_ends
 from memplan.planning.planners.protocol import Proposal
 from memplan.planning.simulate import Simulator
-from memplan.planning.unfold import Decisions, Layout, Mode, cut
+from memplan.planning.unfold import Decisions, Mode
 from memplan.verify.plan import judge
 
 # One FLOP, one byte of memory and one byte of link take one second each: every figure can be added up by hand.

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from memplan.errors import MemplanError
 from memplan.planning.floor import floor
 from memplan.planning.graph import Graph
+from memplan.planning.layout import Layout
 from memplan.planning.plan import Kind, Plan
 from memplan.planning.planners.greedy import GreedyPlanner
 from memplan.planning.planners.protocol import Problem, Proposal, fence_nbytes
 from memplan.planning.planners.registry import DEFAULT, PLANNERS, planner_named
 from memplan.planning.simulate import Simulator
-from memplan.planning.unfold import Decisions, Layout, keep_everything, unfold
+from memplan.planning.unfold import Decisions, keep_everything, unfold
 from memplan.verify.plan import judge
 from tests.planning.graphs import (
     DRAWS,

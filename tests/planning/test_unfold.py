@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 
 from memplan.planning.graph import Graph
+from memplan.planning.layout import Layout, cut
 from memplan.planning.plan import Action, Kind, Plan
-from memplan.planning.unfold import Decisions, Demand, Layout, Mode, cut, keep_everything, unfold
+from memplan.planning.unfold import Decisions, Demand, Mode, keep_everything, unfold
 from memplan.verify.plan import Account, judge
 from tests.planning.graphs import (
     DRAWS,

@@ -15,9 +15,10 @@ import memplan
 from memplan.api import Planned
 from memplan.errors import UnknownDeviceError
 from memplan.planning import devices
+from memplan.planning.layout import cut
 from memplan.planning.order import early_loose_ends
 from memplan.planning.plan import Plan
-from memplan.planning.unfold import Mode, cut, keep_everything, unfold
+from memplan.planning.unfold import Mode, keep_everything, unfold
 from memplan.program import targets
 from memplan.program.extract import extract
 from memplan.program.local import closest_name, local_device

@@ -10,12 +10,12 @@ from itertools import pairwise
 from memplan.planning.bound import lower_bound
 from memplan.planning.evict import evict, prune
 from memplan.planning.improve import Search
+from memplan.planning.layout import cut
 from memplan.planning.model import Effort, Model, every_pair, late_pairs
 from memplan.planning.order import early_loose_ends
 from memplan.planning.planners.protocol import Problem, Proposal, fence_nbytes
 from memplan.planning.stages import Answer, Pair, Stages, extra_ticks, fits, replay
 from memplan.planning.staging import Staging
-from memplan.planning.unfold import cut
 
 _SEARCH_SHARE = 0.1  # of the time, before the proof
 _ROUNDS, _LONGEST_CHAIN, _LEAST_MOVED = 4, 8, 0.002

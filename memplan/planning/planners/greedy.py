@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memplan.planning.descent import Descent
+from memplan.planning.layout import cut
 from memplan.planning.order import early_loose_ends
 from memplan.planning.planners.protocol import Problem, Proposal, fence_nbytes, rank
-from memplan.planning.unfold import cut
 
 
 class GreedyPlanner:

@@ -11,12 +11,12 @@ import time
 from dataclasses import dataclass, replace
 
 from memplan.planning import cost
+from memplan.planning.layout import Layout, cut
 from memplan.planning.neighbours import improve
 from memplan.planning.order import early_loose_ends
 from memplan.planning.planners.protocol import Problem, Proposal, fence_nbytes, rank
 from memplan.planning.rounding import rounded
 from memplan.planning.trial import Trial, Trials
-from memplan.planning.unfold import Layout, cut
 
 
 @dataclass(frozen=True)

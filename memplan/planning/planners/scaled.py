@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from memplan.planning.bound import lower_bound
 from memplan.planning.evict import evict, prune
 from memplan.planning.improve import Search, Told
+from memplan.planning.layout import cut
 from memplan.planning.order import early_loose_ends
 from memplan.planning.planners.protocol import Problem, Proposal, fence_nbytes
 from memplan.planning.stages import Answer, Stages, extra_ticks, fits
 from memplan.planning.staging import Staging
-from memplan.planning.unfold import cut
 
 _ROUNDS = 4
 _BOUND_SHARE, _EVICTION_SHARE, _PRUNING_SHARE = 0.05, 0.3, 0.05  # of the time
