@@ -33,35 +33,44 @@ def fragile_zeros(eqns: Sequence[compat.JaxprEqn]) -> frozenset[tuple[tuple[int,
 
 
 @dataclass(frozen=True)
-class Copies:
-    """Copies between device and host memory, in the layout that the device holds.
+class Channels:
+    """Values that XLA:GPU has with channels second, though the program has them last: activations of convolutions.
 
-    A host copy has its dimensions in logical order. XLA:GPU keeps the activations of convolutions with channels second
-    whatever the program says, those over images of 16 bits excepted, and would transpose such a value into a second
-    device buffer before it copies.
+    Images of 16 bits are excepted. A value that leaves XLA's sight, through a fence or to the host, does so in the
+    program's order of dimensions: behind a fence, kernels then read it by a transposing view, which XLA takes for slow
+    and fuses less; a copy to the host transposes it into a second device buffer first. So both get it channels second.
 
     Attributes:
-      channels_last: ranks whose values the program's convolutions have with channels last, and XLA has not.
+      ranks: of such values. filters: shapes of the same ranks that are none.
     """
 
-    channels_last: frozenset[int]
+    ranks: frozenset[int]
+    filters: frozenset[tuple[int, ...]] = frozenset()
 
     @classmethod
-    def for_program(cls, eqns: Sequence[compat.JaxprEqn]) -> Copies:
-        ranks = set()
+    def of_program(cls, eqns: Sequence[compat.JaxprEqn]) -> Channels:
+        ranks, filters = set(), set()
         for eqn in eqns:
             if eqn.primitive.name == "conv_general_dilated":
                 spec, dtype = eqn.params["dimension_numbers"].out_spec, compat.aval_of(eqn.outvars[0]).dtype
                 narrow_image = dtype.itemsize == 2 and len(spec) == 4
                 if spec[0] == 0 and spec[1] == len(spec) - 1 and not narrow_image:
                     ranks.add(len(spec))
-        return cls(frozenset(ranks))
+                    filters.add(compat.aval_of(eqn.invars[1]).shape)
+        return cls(frozenset(ranks), frozenset(filters))
+
+    def second(self, value: Any) -> Any:
+        return jax.numpy.moveaxis(value, -1, 1) if self._concerns(value.shape) else value
+
+    def last(self, value: Any, shape: tuple[int, ...]) -> Any:
+        """Undoes `second` on a value that has this shape in the program."""
+        return jax.numpy.moveaxis(value, 1, -1) if self._concerns(shape) else value
 
     def to_host(self, value: Any) -> Any:
-        if value.ndim in self.channels_last:
-            value = jax.numpy.moveaxis(value, -1, 1)
-        return jax.device_put(value, jax.memory.Space.Host)
+        return jax.device_put(self.second(value), jax.memory.Space.Host)
 
-    def to_device(self, value: Any) -> Any:
-        value = jax.device_put(value, jax.memory.Space.Device)
-        return jax.numpy.moveaxis(value, 1, -1) if value.ndim in self.channels_last else value
+    def to_device(self, value: Any, shape: tuple[int, ...]) -> Any:
+        return self.last(jax.device_put(value, jax.memory.Space.Device), shape)
+
+    def _concerns(self, shape: tuple[int, ...]) -> bool:
+        return len(shape) in self.ranks and shape not in self.filters

@@ -10,7 +10,7 @@ import jax
 from memplan.planning.graph import Graph
 from memplan.planning.plan import Action, Kind, Plan
 from memplan.program import compat
-from memplan.program.fence import Copies, fence, fragile_zeros
+from memplan.program.fence import Channels, fence, fragile_zeros
 from memplan.program.trace import Program, as_struct
 
 
@@ -36,7 +36,7 @@ class _Rewriter:
         self.segments = list(plan.segments())
         self.device: dict[int, Any] = {}
         self.host: dict[int, Any] = {}
-        self.copies = Copies.for_program(self.eqns)
+        self.channels = Channels.of_program(self.eqns)
         self.fragile = fragile_zeros(self.eqns)
         self.zeros: dict[Any, Any] = {}  # dtype -> a scalar zero that went through the last fence
 
@@ -60,9 +60,9 @@ class _Rewriter:
             case Kind.COMPUTE:
                 return self.compute(value, scope)
             case Kind.OFFLOAD:
-                self.host[value] = self.copies.to_host(self.device[value])
+                self.host[value] = self.channels.to_host(self.device[value])
             case Kind.PREFETCH:
-                self.device[value] = self.copies.to_device(self.host[value])
+                self.device[value] = self.channels.to_device(self.host[value], self.graph.values[value].shape)
                 return [value]
             case Kind.FREE:
                 self.device.pop(value, None)
@@ -98,9 +98,9 @@ class _Rewriter:
         ended = {action.target for action in segment if action.kind is Kind.FREE}
         coming = {action.target for action in following if action.kind is Kind.PREFETCH}
         on_host = [value for value in sorted(ended | coming) if value in self.host]
-        values = [self.device[value] for value in on_device] + [self.host[value] for value in on_host]
-        held = iter(fence([*values, *self.zeros.values()]))
-        self.device.update({value: next(held) for value in on_device})
+        values = [self.channels.second(self.device[value]) for value in on_device]
+        held = iter(fence([*values, *(self.host[value] for value in on_host), *self.zeros.values()]))
+        self.device.update({v: self.channels.last(next(held), self.graph.values[v].shape) for v in on_device})
         self.host.update({value: next(held) for value in on_host})
         self.zeros.update({dtype: next(held) for dtype in self.zeros})
 

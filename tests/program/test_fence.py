@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from memplan.program import compat
 from memplan.program.extract import extract
-from memplan.program.fence import Copies, fence, fragile_zeros
+from memplan.program.fence import Channels, fence, fragile_zeros
 from memplan.program.rewrite import rewrite
 from memplan.program.trace import trace
 from tests.program.steps import by_hand
@@ -62,30 +63,41 @@ def test_a_fragile_zero_comes_through_the_fence() -> None:
     assert made.primitive.name == "optimization_barrier"
 
 
-def test_channels_last_values_are_copied_with_channels_second() -> None:
-    copies = Copies.for_program(convolved(("NHWC", "HWIO", "NHWC")).jaxpr.jaxpr.eqns)
-    assert copies.channels_last == {4}
-    jaxpr = jax.make_jaxpr(copies.to_host)(jnp.ones((1, 4, 5, 2))).jaxpr
+def test_channels_last_values_are_held_and_copied_with_channels_second() -> None:
+    channels = Channels.of_program(convolved(("NHWC", "HWIO", "NHWC")).jaxpr.jaxpr.eqns)
+    assert channels.ranks == {4}
+    image = jnp.arange(40.0).reshape(1, 4, 5, 2)
+    assert channels.second(image).shape == (1, 2, 4, 5)
+    assert jnp.array_equal(channels.last(channels.second(image), image.shape), image)
+    jaxpr = jax.make_jaxpr(channels.to_host)(image).jaxpr
     assert jaxpr.outvars[0].aval.shape == (1, 2, 4, 5)  # type: ignore[attr-defined]
-    there_and_back = jax.make_jaxpr(lambda x: copies.to_device(copies.to_host(x)))(jnp.ones((1, 4, 5, 2))).jaxpr
-    assert there_and_back.outvars[0].aval.shape == (1, 4, 5, 2)  # type: ignore[attr-defined]
+    back = jax.make_jaxpr(lambda x: channels.to_device(channels.to_host(x), x.shape))(image).jaxpr
+    assert back.outvars[0].aval.shape == image.shape  # type: ignore[attr-defined]
+
+
+def test_filters_of_the_same_rank_are_left_alone() -> None:
+    program = convolved(("NHWC", "HWIO", "NHWC"))
+    channels = Channels.of_program(program.jaxpr.jaxpr.eqns)
+    weights = jnp.ones(compat.aval_of(program.jaxpr.jaxpr.invars[1]).shape)
+    assert channels.second(weights).shape == weights.shape
+    assert channels.last(weights, weights.shape).shape == weights.shape
 
 
 def test_other_values_are_copied_as_they_are() -> None:
     for program in (convolved(("NCHW", "OIHW", "NCHW")), convolved(("NHWC", "HWIO", "NHWC"), jnp.bfloat16)):
-        assert not Copies.for_program(program.jaxpr.jaxpr.eqns).channels_last
-    copies = Copies(frozenset({4}))
-    assert jax.make_jaxpr(copies.to_host)(jnp.ones((3, 4))).jaxpr.outvars[0].aval.shape == (3, 4)  # type: ignore[attr-defined]
+        assert not Channels.of_program(program.jaxpr.jaxpr.eqns).ranks
+    channels = Channels(frozenset({4}))
+    assert jax.make_jaxpr(channels.to_host)(jnp.ones((3, 4))).jaxpr.outvars[0].aval.shape == (3, 4)  # type: ignore[attr-defined]
 
 
 def test_volumes_are_copied_with_channels_second_whatever_their_width() -> None:
     for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
         program = convolved(("NDHWC", "DHWIO", "NDHWC"), dtype)
-        assert Copies.for_program(program.jaxpr.jaxpr.eqns).channels_last == {5}
+        assert Channels.of_program(program.jaxpr.jaxpr.eqns).ranks == {5}
 
 
 def test_copies_carry_every_dtype() -> None:
-    copies = Copies(frozenset())
+    channels = Channels(frozenset())
     for value in (jnp.ones(3, jnp.bfloat16), jnp.arange(3, dtype=jnp.uint8), jnp.array([True]), jax.random.key(0)):
-        back = jax.jit(lambda x: copies.to_device(copies.to_host(x)))(value)
+        back = jax.jit(lambda x: channels.to_device(channels.to_host(x), x.shape))(value)
         assert back.dtype == value.dtype
