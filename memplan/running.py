@@ -27,6 +27,10 @@ from memplan.verify.program import Gate, compare
 
 _CHOPS = (5, 12)  # operations per segment
 
+# XLA may keep more bits than a type has inside a kernel; which values then lose them depends on where kernels end. For
+# the gate every value is rounded to its type, in every program: what recomputes a bfloat16 value gets the same bits.
+AS_TYPED = {"xla_allow_excess_precision": False}
+
 
 class Runner:
     """Calls the step with its dynamic arguments."""
@@ -91,7 +95,7 @@ def chopped_plans(graph: Graph, device: str) -> tuple[Plan, ...]:
 
 
 def numbers_gate(result: Result, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Gate:
-    """Run the unmodified, the segmented and the planned step on the same inputs and compare.
+    """Run the unmodified, the segmented and the planned step on the same inputs, values rounded `AS_TYPED`, and compare.
 
     Raises:
       MemplanError: the arguments are shapes, not arrays.
@@ -103,7 +107,7 @@ def numbers_gate(result: Result, args: Sequence[Any], kwargs: Mapping[str, Any])
         raise MemplanError('verify="numbers" runs the step: pass arrays to plan(), not jax.ShapeDtypeStructs.')
     if result.chosen.plan is None or result.graph is None:
         return Gate(())
-    plain = jax.jit(compat.jaxpr_as_fun(program.jaxpr))
+    plain = jax.jit(compat.jaxpr_as_fun(program.jaxpr), compiler_options=AS_TYPED)
     device = result.report.device
     segmented = segmented_plan(result.graph, result.report.budget_bytes, device)
     plans = (segmented, result.chosen.plan, *chopped_plans(result.graph, device))
@@ -111,12 +115,12 @@ def numbers_gate(result: Result, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def run_flat(program: Program, graph: Graph, plan: Plan, leaves: Sequence[Any]) -> list[Any]:
-    """Outputs of a plan on copies of flat inputs, on the local backend."""
+    """Outputs of a plan on copies of flat inputs, on the local backend, values rounded `AS_TYPED`."""
     arrays = [as_array(leaf, var.aval) for leaf, var in zip(leaves, program.jaxpr.jaxpr.invars, strict=True)]
     copies = [array.copy() for array in arrays]
     if jax.default_backend() == "cpu":
-        return compile_stages(program, graph, plan)(copies)
-    return jax.jit(compat.jaxpr_as_fun(rewrite(program, graph, plan)))(*copies)
+        return compile_stages(program, graph, plan, AS_TYPED)(copies)
+    return jax.jit(compat.jaxpr_as_fun(rewrite(program, graph, plan)), compiler_options=AS_TYPED)(*copies)
 
 
 def segmented(step: Any, args: Sequence[Any], budget: Any, **options: Any) -> Runner:

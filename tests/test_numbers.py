@@ -28,7 +28,7 @@ from memplan.program.extract import extract
 from memplan.program.local import local_device
 from memplan.program.rewrite import rewrite
 from memplan.program.trace import trace
-from memplan.running import run_flat, segmented_plan
+from memplan.running import AS_TYPED, run_flat, segmented_plan
 from memplan.verify.plan import judge
 from memplan.verify.program import check_types, compare
 
@@ -163,7 +163,7 @@ def test_a_plan_keeps_the_numbers(recipe: Recipe, share: float) -> None:
     check_types(program.jaxpr, rewrite(program, graph, plan))
 
     leaves = jax.tree.leaves(args)
-    plain = jax.jit(compat.jaxpr_as_fun(program.jaxpr))(*leaves)
+    plain = jax.jit(compat.jaxpr_as_fun(program.jaxpr), compiler_options=AS_TYPED)(*leaves)
     gate = compare(
         plain, *(run_flat(program, graph, one, leaves) for one in (segmented_plan(graph, budget, "cpu"), plan))
     )

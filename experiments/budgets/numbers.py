@@ -7,7 +7,7 @@ nothing recomputed or moved: of the unmodified step's compiled peak, most of whi
 cannot be reached. A small step leaves less time for every byte that is copied, so the link gets 50 times the bandwidth
 and no latency. A plan that changes anything is required. Where the share has no plan that fits, the nearest that has
 one is taken, else the plan that misses it: its numbers count all the same. Each program (unmodified, cut into segments
-in three ways, planned) is fed its own state.
+in three ways, planned) is fed its own state. Every value is rounded to its own type, in all of them (`AS_TYPED`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from memplan.planning.planners.registry import planner_named
 from memplan.planning.simulate import Simulator
 from memplan.program import compat, extract, trace
 from memplan.program.executor import compile_stages
-from memplan.running import chopped_plans, segmented_plan
+from memplan.running import AS_TYPED, chopped_plans, segmented_plan
 from memplan.verify.plan import Account, judge
 from memplan.verify.program import Gate, compare
 
@@ -63,7 +63,7 @@ def reduced(known: Program) -> Reduced:
     step, args = known.reduced(concrete=True)
     program = trace.trace(step, args, {}, OPTIONS)
     leaves, states = jax.tree.leaves(args), len(jax.tree.leaves(args[0]))
-    unmodified = jax.jit(compat.jaxpr_as_fun(program.jaxpr))
+    unmodified = jax.jit(compat.jaxpr_as_fun(program.jaxpr), compiler_options=AS_TYPED)
     outputs = trained(lambda inputs: unmodified(*inputs), leaves, states)
     return Reduced(program, extract.extract(program), leaves, states, outputs)
 
@@ -112,7 +112,7 @@ def plan(graph: Graph, case: Case) -> tuple[int, int, Proposal, Account]:
 
 def staged(program: trace.Program, graph: Graph, plan: Plan) -> Flat:
     """A plan on the CPU, segment by segment; compiled once, fed copies since it consumes what is donated."""
-    stages = compile_stages(program, graph, plan)
+    stages = compile_stages(program, graph, plan, AS_TYPED)
     return lambda leaves: stages([leaf.copy() for leaf in leaves])
 
 
