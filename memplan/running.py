@@ -95,7 +95,7 @@ def chopped_plans(graph: Graph, device: str) -> tuple[Plan, ...]:
 
 
 def numbers_gate(result: Result, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Gate:
-    """Run the unmodified, the segmented and the planned step on the same inputs, values rounded `AS_TYPED`, and compare.
+    """Run the unmodified, the segmented and the planned step on the same inputs, rounded `AS_TYPED`, and compare.
 
     Raises:
       MemplanError: the arguments are shapes, not arrays.
