@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.core import Tracer
 
-from memplan import comparing, pipeline
+from memplan import comparing, curving, pipeline
 from memplan.errors import MemplanError, UnsupportedProgramError, WrongProgramError
 from memplan.pipeline import Request, Result, planner_named
 from memplan.planning.budget import Size, parse_bytes
@@ -22,6 +22,7 @@ from memplan.program import compat
 from memplan.program.local import observed_peak_bytes
 from memplan.program.trace import dynamic_part, static_part
 from memplan.report.comparison import Comparison
+from memplan.report.curve import Curve
 from memplan.report.model import Report
 from memplan.running import Runner, numbers_gate, runner
 
@@ -122,6 +123,27 @@ def compare(
     """
     options = {"donate_argnums": donate_argnums}
     return comparing.compare(step, args, options, Request(budget, host_budget, device), _notify.get())
+
+
+def curve(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    points: int = 8,
+    host_budget: Size = None,
+    device: str | None = None,
+    planner: str | None = None,
+    donate_argnums: int | Sequence[int] = (),
+) -> Curve:
+    """Step time against memory: the step planned for several budgets, XLA's rematerialization, `jax.checkpoint`.
+
+    Args:
+      step: a plain function; args: arrays or `jax.ShapeDtypeStruct`s. Nothing is run.
+      points: budgets, evenly between the floor and what the plain step takes.
+      host_budget, device, planner, donate_argnums: as for `jit`.
+    """
+    request = Request(None, host_budget, device, planner)
+    return curving.curve(step, args, {"donate_argnums": donate_argnums}, request, points, _notify.get())
 
 
 class _NewTypesError(Exception):

@@ -1,4 +1,4 @@
-"""The command `memplan`: plan a step, compare ways to run it, list and measure devices, show the demo.
+"""The command `memplan`: plan a step, compare ways to run it, draw its curve, list and measure devices, show the demo.
 
 Results go to standard output, progress and errors to standard error. Exit codes: 0 the step fits, 1 the step itself
 or memplan failed, 2 usage, 3 infeasible.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import os
 import sys
 import traceback
@@ -111,15 +112,43 @@ def compare(
     with _errors_told(debug):
         _check_writable(json, html)
         with _working() as stage:
-            function, args = _load(step, stage)
-            if hasattr(function, "plan"):
-                raise typer.BadParameter("comparing needs the plain step: return it without memplan.jit around it.")
+            function, args = _plain_step(step, stage)
             donated = _donated(donate, args)
             limits = {"budget": budget, "host_budget": host_budget, "device": device}
             comparison = api.compare(function, args, **limits, donate_argnums=donated)
         _tell(comparison, json, html)
         if not comparison.any_fits:
             raise typer.Exit(INFEASIBLE)
+
+
+@app.command()
+def curve(
+    step: FactoryArgument,
+    points: Annotated[int, typer.Option(min=1, help="Budgets, from the floor up to the plain step.")] = 8,
+    host_budget: HostBudget = None,
+    device: DeviceName = None,
+    planner: Planner = None,
+    donate: Donate = None,
+    json: Json = None,
+    html: Html = None,
+    png: Annotated[Path | None, typer.Option(help="Draw the curve into this file; needs the extra plots.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Step time against memory: planned for several budgets, beside what jax and XLA do without a plan."""
+    with _errors_told(debug):
+        _check_writable(json, html)
+        _check_writable(png)
+        if png is not None and png in (STDOUT, json, html):
+            raise typer.BadParameter("name a file of its own for the picture.", param_hint="--png")
+        if png is not None and importlib.util.find_spec("matplotlib") is None:
+            raise typer.BadParameter("it needs matplotlib: pip install 'memplan[plots]'.", param_hint="--png")
+        with _working() as stage:
+            function, args = _plain_step(step, stage)
+            limits = {"host_budget": host_budget, "device": device, "planner": planner}
+            found = api.curve(function, args, points=points, **limits, donate_argnums=_donated(donate, args))
+        if png is not None:
+            _save(png, found.save_png)
+        _tell(found, json, html)
 
 
 @app.command()
@@ -224,6 +253,13 @@ def _load(step: str, stage: Stages) -> tuple[Any, tuple[Any, ...]]:
     reference = factory.parse(step)
     stage(f"loading {reference}")
     return factory.load(reference)
+
+
+def _plain_step(step: str, stage: Stages) -> tuple[Any, tuple[Any, ...]]:
+    function, args = _load(step, stage)
+    if hasattr(function, "plan"):
+        raise typer.BadParameter("comparing needs the plain step: return it without memplan.jit around it.")
+    return function, args
 
 
 def _verify(verify: str) -> str | None:

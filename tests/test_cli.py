@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 from memplan import api, cli, factory
 from memplan.errors import BudgetError, InfeasibleBudgetError, MemplanError
 from memplan.report.comparison import Comparison, Row
+from memplan.report.curve import Curve, Point
 from memplan.report.model import LiveValue, Report
 
 REPORT = Report(
@@ -303,6 +304,37 @@ def test_compare_where_nothing_fits(compared: list[dict[str, Any]]) -> None:
     result = run("compare", "workshop:make", "--budget", "1KiB")
     assert result.exit_code == 3
     assert "memplan" in result.stdout
+
+
+@pytest.fixture
+def curved(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    asked: list[dict[str, Any]] = []
+
+    def curve(step: Callable[..., Any], args: tuple[Any, ...], **options: Any) -> Curve:
+        asked.append({"args": args, **options})
+        return Curve(
+            (Point("plain jax", None, 2**31, 0, 0.1), Point("memplan", 2**30, 2**29, 0, 0.2)), "v100", 2**31, 0.1, 9
+        )
+
+    monkeypatch.setattr(api, "curve", curve)
+    return asked
+
+
+def test_curve_prints_writes_and_draws(curved: list[dict[str, Any]], workshop: Path) -> None:
+    result = run("curve", "workshop:make", "--points", "3", "--device", "v100", "--json", "c.json", "--png", "c.png")
+    assert result.exit_code == 0
+    assert "+100.0%" in result.stdout
+    assert curved[0]["points"] == 3 and curved[0]["device"] == "v100" and curved[0]["donate_argnums"] == (0,)
+    assert Curve.from_json((workshop / "c.json").read_text()).points[1].way == "memplan"
+    assert (workshop / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_curve_needs_the_plain_step_and_a_place_to_write(curved: list[dict[str, Any]], workshop: Path) -> None:
+    (workshop / "ready.py").write_text("from memplan import api\ndef make(): return api.jit(len, budget=3), ([1],)\n")
+    assert "plain step" in told(run("curve", "ready:make"), 2)
+    assert "nowhere" in told(run("curve", "workshop:make", "--png", "nowhere/c.png"), 2)
+    assert "of its own" in told(run("curve", "workshop:make", "--png", "c", "--json", "c"), 2)
+    assert not curved
 
 
 def test_devices_are_listed_with_their_links() -> None:

@@ -56,14 +56,25 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "memplan.report",
         "memplan.errors",
     ),
+    "memplan.ways": ("memplan.candidates", "memplan.pipeline", "memplan.program", *TYPES),
     "memplan.comparing": (
         "memplan.candidates",
         "memplan.pipeline",
         "memplan.summary",
+        "memplan.ways",
         "memplan.planning.budget",
-        "memplan.program",
         "memplan.report",
         "memplan.errors",
+        *TYPES,
+    ),
+    "memplan.curving": (
+        "memplan.candidates",
+        "memplan.pipeline",
+        "memplan.summary",
+        "memplan.ways",
+        "memplan.planning",
+        "memplan.program",
+        "memplan.report",
         *TYPES,
     ),
     "memplan.running": (
@@ -75,6 +86,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     ),
     "memplan.api": (
         "memplan.comparing",
+        "memplan.curving",
         "memplan.pipeline",
         "memplan.running",
         "memplan.report",
@@ -116,7 +128,7 @@ JUDGED = (
 )
 
 # Optional extras, which may be imported where they are used. Nothing needs this so far.
-OPTIONAL_EXTRAS: tuple[str, ...] = ()
+OPTIONAL_EXTRAS: tuple[str, ...] = ("matplotlib",)
 # Modules that import by a name only known at run time: the user's `MODULE:FACTORY`, and the demo. The demo is an
 # experiment of the repository and not part of the installed package; `memplan demo` looks for it when it is asked to,
 # and says so where it is absent. A plain import of it would break every installation, and is a breach.

@@ -44,19 +44,20 @@ def from_json(record: type[Row], text: str, schema: str) -> Row:
     return _build(record, document, "")
 
 
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Write UTF-8 text; an existing file is replaced in one step, a pipe or terminal is written to.
+def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Write text as UTF-8, or bytes; an existing file is replaced in one step, a pipe or terminal is written to.
 
     Raises:
       OSError: the folder is missing or may not be written to; nothing is left behind.
     """
     target = Path(os.path.realpath(path))
+    written = content.encode() if isinstance(content, str) else content
     if target.exists() and not target.is_file():
-        target.write_text(text, encoding="utf-8")
+        target.write_bytes(written)
         return
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(written)
         temporary.replace(target)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):

@@ -1,0 +1,93 @@
+"""One step planned for many budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memplan import pipeline
+from memplan.candidates import Candidate
+from memplan.pipeline import Notify, Request, Search
+from memplan.planning.floor import floor
+from memplan.planning.planners.registry import planner_named
+from memplan.program.extract import extract
+from memplan.report.curve import MEMPLAN, XLA, Curve, Point
+from memplan.summary import versions
+from memplan.ways import REFUSALS, Ways, policies, refusal
+
+_SMALLEST = 1.02  # of the floor: what no plan can go below, most can not reach
+
+
+@dataclass
+class _Curving:
+    ways: Ways
+    host_budget: int
+    planner: str | None
+    notify: Notify
+
+    def __post_init__(self) -> None:
+        self.notify("compiling the unmodified step", None)
+        self.program, self.plain = self.ways.program(), self.ways.plain()
+        self.graph = extract(self.program)
+        self.lowest = floor(self.graph).nbytes
+
+    def fixed(self) -> Iterator[Point]:
+        """Ways that know no budget."""
+        plain = self.plain
+        yield Point("plain jax", None, plain.device_bytes, plain.host_bytes, plain.step_s)
+        for name, policy in policies().items():
+            self.notify(f"compiling: {name}", None)
+            try:
+                found = self.ways.checkpointed(policy)
+            except REFUSALS as error:
+                yield Point(name, None, None, None, None, refusal(error))
+            else:
+                yield Point(name, None, found.device_bytes, found.host_bytes, found.step_s)
+
+    def budgets(self, count: int) -> list[int]:
+        """From the floor up to the last below what the plain step takes, evenly."""
+        low, high = min(int(_SMALLEST * self.lowest), self.plain.device_bytes), self.plain.device_bytes
+        return [low + (high - low) * number // count for number in range(count)]
+
+    def planned(self, count: int) -> list[Point]:
+        """By falling budget. A plan for less memory counts for more, where it is the faster one."""
+        points: list[Point] = []
+        best: dict[str, Candidate | None] = {MEMPLAN: None, XLA: None}
+        for number, budget in enumerate(self.budgets(count)):
+            self.notify(f"budget {number + 1} of {count}", number / count)
+            search = Search(
+                self.program, self.graph, self.ways.target, self.ways.args, {}, budget, self.host_budget,
+                planner_named(self.planner), self.notify, self.plain,
+            )  # fmt: skip
+            found: dict[str, Callable[[], Iterator[Candidate]]] = {MEMPLAN: search.planned}
+            if self.ways.target.is_gpu:
+                found[XLA] = search.rematerialized
+            for way, candidates in found.items():
+                fitting = [*filter(search.fits, candidates()), *filter(None, (best[way],))]
+                best[way] = chosen = min(fitting, key=lambda one: one.step_s or 0.0, default=None)
+                points.append(_point(way, budget, chosen))
+        return points[::-1]
+
+
+def _point(way: str, budget: int, chosen: Candidate | None) -> Point:
+    if chosen is None:
+        return Point(way, budget, None, None, None, "nothing that fits was found")
+    return Point(way, budget, chosen.device_bytes, chosen.host_bytes, chosen.step_s)
+
+
+def curve(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    options: Mapping[str, Any],
+    request: Request,
+    count: int,
+    notify: Notify,
+) -> Curve:
+    """Plan a step for `count` budgets between its floor and what it takes as it is; `request.budget` is not read."""
+    target = pipeline.target_of(request.device)
+    host_budget = pipeline.host_budget_of(request, target)
+    curving = _Curving(Ways(step, args, options, target), host_budget, request.planner, notify)
+    points = (*curving.fixed(), *curving.planned(count))
+    plain = curving.plain
+    return Curve(points, target.device.name, plain.device_bytes, plain.step_s, curving.lowest, versions())

@@ -1,0 +1,106 @@
+"""Step time against device memory: one step planned for many budgets, beside what jax and XLA do without a plan.
+
+Its JSON is an object with the fields below, led by `"schema": "memplan.curve/1"`; see `memplan.report.model`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import ClassVar
+
+from memplan.report import document, plot
+from memplan.report.document import Pairs
+from memplan.report.sheet import UNKNOWN, Sheet, seconds, size
+from memplan.report.told import Told
+
+_GIB = 2**30
+
+MEMPLAN, XLA = "memplan", "XLA's rematerialization"  # ways with a point for every budget
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One way to run the step within one budget.
+
+    Attributes:
+      way: `memplan`, `XLA's rematerialization`, or one that knows no budget.
+      budget_bytes: what it was made for; None for a way that knows no budget.
+      device_bytes, host_bytes: by the compiler; None where nothing fits or it does not compile.
+      step_s: predicted seconds of one step, from what the compiler made; None likewise.
+      note: what else is to be known.
+    """
+
+    way: str
+    budget_bytes: int | None
+    device_bytes: int | None
+    host_bytes: int | None
+    step_s: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Curve(Told):
+    """Step time against memory.
+
+    Attributes:
+      points: those of ways without a budget first, then by falling budget.
+      device: what was compiled for.
+      plain_bytes, plain_step_s: of the step as it is.
+      floor_bytes: no plan needs less.
+      versions: (name, version) of whatever changes the figures.
+    """
+
+    SCHEMA: ClassVar[str] = "memplan.curve/1"
+
+    points: tuple[Point, ...]
+    device: str
+    plain_bytes: int
+    plain_step_s: float | None
+    floor_bytes: int
+    versions: Pairs = ()
+
+    @property
+    def title(self) -> str:
+        return "memplan curve"
+
+    def sheets(self, rows: int) -> tuple[Sheet, ...]:
+        """One row for each point, whatever `rows` says."""
+        told = tuple(
+            (
+                point.way,
+                size(point.budget_bytes) if point.budget_bytes is not None else "any",
+                size(point.device_bytes),
+                size(point.host_bytes),
+                seconds(point.step_s),
+                self.against_plain(point),
+                point.note,
+            )
+            for point in self.points
+        )
+        columns = ("way", ">budget", ">device", ">host", ">step", ">to plain", "note")
+        title = f"Step time against memory on {self.device}; floor {size(self.floor_bytes)}"
+        return (Sheet(title, columns, told, ("",) * len(told)),)
+
+    def against_plain(self, point: Point) -> str:
+        """`+3.1%`: how much longer a step takes than the unmodified one."""
+        if point.step_s is None or not self.plain_step_s:
+            return UNKNOWN
+        return f"{point.step_s / self.plain_step_s - 1:+.1%}"
+
+    def save_png(self, path: str | os.PathLike[str]) -> None:
+        """Draw it.
+
+        Raises:
+          ImportError: matplotlib, the extra `plots`, is not installed.
+          OSError: the file cannot be written; nothing is left behind.
+        """
+        ways = dict.fromkeys(point.way for point in self.points)
+        series = [found for way in ways if (found := self._series(way)).points]
+        axes = "device memory (GiB)", "step (ms)"
+        document.write_whole(path, plot.png(self.device, axes, series, ("floor", self.floor_bytes / _GIB)))
+
+    def _series(self, way: str) -> plot.Series:
+        points = [point for point in self.points if point.way == way]
+        known = [(p.device_bytes / _GIB, 1e3 * p.step_s) for p in points if p.device_bytes is not None and p.step_s]
+        return plot.Series(way, sorted(known), points[0].budget_bytes is not None)
