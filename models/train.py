@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from models.googlenet import GoogLeNet, GoogLeNetConfig
 from models.resnet import ResNet, ResNetConfig
 from models.transformer import Decoder, DecoderConfig
 from models.unet import UNet
@@ -122,21 +123,21 @@ def resnet_step(
     """
     config = config or ResNetConfig()
     config = config if depth is None else replace(config, depth=depth)
-    model = ResNet(config)
+    return _classification_step(ResNet(config), config.classes, image, batch, optimizer, concrete, seed)
 
-    def loss(params: Any, batch_stats: Any, batch: Batch) -> tuple[jax.Array, Any]:
-        variables = {"params": params, "batch_stats": batch_stats}
-        logits, changed = model.apply(variables, batch["image"], train=True, mutable=["batch_stats"])
-        return cross_entropy(logits, batch["label"]), changed["batch_stats"]
 
-    def sample(key: jax.Array) -> Batch:
-        pixels, labels = jax.random.split(key)
-        return {
-            "image": jax.random.normal(pixels, (batch, image, image, 3)),
-            "label": jax.random.randint(labels, (batch,), 0, config.classes),
-        }
-
-    return _build(model, "image", loss, sample, optimizer or optax.sgd(0.1, momentum=0.9), concrete, seed)
+def googlenet_step(
+    image: int = 224,
+    batch: int = 64,
+    config: GoogLeNetConfig | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    *,
+    concrete: bool = False,
+    seed: int = 0,
+) -> Built:
+    """As `resnet_step`, with a GoogLeNet."""
+    config = config or GoogLeNetConfig()
+    return _classification_step(GoogLeNet(config), config.classes, image, batch, optimizer, concrete, seed)
 
 
 def decoder_step(
@@ -169,6 +170,30 @@ def decoder_step(
         return {"tokens": text[:, :-1], "targets": text[:, 1:]}
 
     return _build(model, "tokens", loss, sample, optimizer or optax.adamw(3e-4), concrete, seed)
+
+
+def _classification_step(
+    model: ResNet | GoogLeNet,
+    classes: int,
+    image: int,
+    batch: int,
+    optimizer: optax.GradientTransformation | None,
+    concrete: bool,
+    seed: int,
+) -> Built:
+    def loss(params: Any, batch_stats: Any, batch: Batch) -> tuple[jax.Array, Any]:
+        variables = {"params": params, "batch_stats": batch_stats}
+        logits, changed = model.apply(variables, batch["image"], train=True, mutable=["batch_stats"])
+        return cross_entropy(logits, batch["label"]), changed["batch_stats"]
+
+    def sample(key: jax.Array) -> Batch:
+        pixels, labels = jax.random.split(key)
+        return {
+            "image": jax.random.normal(pixels, (batch, image, image, 3)),
+            "label": jax.random.randint(labels, (batch,), 0, classes),
+        }
+
+    return _build(model, "image", loss, sample, optimizer or optax.sgd(0.1, momentum=0.9), concrete, seed)
 
 
 def _segmentation_step(

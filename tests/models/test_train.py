@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from models import train
+from models.googlenet import STAGES, GoogLeNetConfig
 from models.resnet import ResNetConfig
 from models.transformer import DecoderConfig
 from models.unet2d import UNet2DConfig
@@ -16,6 +17,7 @@ TINY = {
     "unet3d": partial(train.unet3d_step, 4, config=UNet3DConfig(levels=2, filters=4)),
     "unet2d": partial(train.unet2d_step, (4, 8), 2, UNet2DConfig(levels=2, filters=4, norm="group")),
     "resnet": partial(train.resnet_step, 32, 4, 14, ResNetConfig(filters=4, classes=5)),
+    "googlenet": partial(train.googlenet_step, 32, 4, GoogLeNetConfig(1 / 16, 5, STAGES[:1])),
     "decoder": partial(train.decoder_step, 2, 8, 2, 5, DecoderConfig(heads=2, vocab=11)),
     "decoder-scan": partial(train.decoder_step, 2, 8, 2, 5, DecoderConfig(heads=2, vocab=11, scan=True)),
     "decoder-bfloat16": partial(train.decoder_step, 1, 8, 2, 5, DecoderConfig(heads=2, vocab=11, dtype=jnp.bfloat16)),
