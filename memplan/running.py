@@ -23,7 +23,7 @@ from memplan.program.extract import extract
 from memplan.program.local import local_device
 from memplan.program.rewrite import rewrite
 from memplan.program.trace import Program, as_step, dynamic_part, trace
-from memplan.verify.program import Gate, compare
+from memplan.verify.program import Gate, compare, roundings
 
 _CHOPS = (5, 12)  # operations per segment
 
@@ -111,7 +111,8 @@ def numbers_gate(result: Result, args: Sequence[Any], kwargs: Mapping[str, Any])
     device = result.report.device
     segmented = segmented_plan(result.graph, result.report.budget_bytes, device)
     plans = (segmented, result.chosen.plan, *chopped_plans(result.graph, device))
-    return compare(plain(*leaves), *(run_flat(program, result.graph, plan, leaves) for plan in plans))
+    outputs = (run_flat(program, result.graph, plan, leaves) for plan in plans)
+    return compare(plain(*leaves), *outputs, coarsest=roundings(result.graph, program.jaxpr.jaxpr.outvars))
 
 
 def run_flat(program: Program, graph: Graph, plan: Plan, leaves: Sequence[Any]) -> list[Any]:

@@ -35,7 +35,7 @@ from memplan.program import compat, extract, trace
 from memplan.program.executor import compile_stages
 from memplan.running import AS_TYPED, chopped_plans, segmented_plan
 from memplan.verify.plan import Account, judge
-from memplan.verify.program import Gate, compare
+from memplan.verify.program import Gate, compare, roundings
 
 STEPS = 3
 
@@ -79,7 +79,8 @@ def measure(case: Case) -> dict[str, Any]:
         trained(staged(known.program, graph, one), known.leaves, known.states)
         for one in (cut, proposal.plan, *chopped_plans(graph, case.device))
     )
-    gates = [compare(*outputs) for outputs in zip(known.outputs, *runs, strict=True)]
+    coarsest = roundings(graph, known.program.jaxpr.jaxpr.outvars)
+    gates = [compare(*outputs, coarsest=coarsest) for outputs in zip(known.outputs, *runs, strict=True)]
     return {
         "case": case.name, "device": case.device, "percent": percent, "kept_bytes": kept,
         "fits": proposal.fits, "predicted_bytes": proposal.timeline.peak_nbytes,

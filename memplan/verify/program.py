@@ -10,7 +10,10 @@ import jax
 import numpy as np
 
 from memplan.errors import WrongProgramError
+from memplan.planning.graph import Graph
 from memplan.program import compat
+
+_EPSILONS = {name: float(jax.numpy.finfo(name).eps) for name in ("bfloat16", "float16", "float32", "float64")}
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,9 @@ class Gate:
 
     Errors are differences over the largest magnitude of the output; for integers and booleans, the share of elements
     that differ. The tolerance is what cutting the step into segments causes by itself, nothing recomputed or moved:
-    four times the larger of this output's own error and the median output's, and one rounding. An output that is
-    rounding noise (the gradient of a bias that a softmax cancels) so gets its own, wide tolerance and widens no other.
+    four times the larger of this output's own error and the median output's, and one rounding of the coarsest type that
+    it is computed in. An output that is rounding noise (the gradient of a bias that a softmax cancels) so gets its
+    own, wide tolerance and widens no other.
     """
 
     leaves: tuple[Leaf, ...]
@@ -65,10 +69,28 @@ def check_types(original: compat.ClosedJaxpr, planned: compat.ClosedJaxpr) -> No
             )
 
 
-def compare(plain: Sequence[Any], segmented: Sequence[Any], planned: Sequence[Any], *cuts: Sequence[Any]) -> Gate:
+def roundings(graph: Graph, outputs: Sequence[Any]) -> list[float]:
+    """For each output of a jaxpr: the largest relative rounding error of the types that it is computed in."""
+    found = [_EPSILONS.get(value.dtype, 0.0) for value in graph.values]
+    for op in graph.ops:
+        behind = max((found[value] for value in op.inputs), default=0.0)
+        for value in op.outputs:
+            found[value] = max(found[value], behind)
+    returned = iter(graph.outputs)
+    return [0.0 if isinstance(atom, compat.Literal) else found[next(returned)] for atom in outputs]
+
+
+def compare(
+    plain: Sequence[Any],
+    segmented: Sequence[Any],
+    planned: Sequence[Any],
+    *cuts: Sequence[Any],
+    coarsest: Sequence[float] = (),
+) -> Gate:
     """Gate on the outputs of the programs, run on the same inputs.
 
     Args:
+      coarsest: `roundings` of the outputs; by default that of their own types.
       plain: of the unmodified step; planned: of the planned one.
       segmented, cuts: of the step cut into segments and not otherwise changed, in one or several ways. One cut may by
         chance round as the whole does; a plan, with segments of its own, need not.
@@ -78,13 +100,12 @@ def compare(plain: Sequence[Any], segmented: Sequence[Any], planned: Sequence[An
         reference, new = _as_numbers(leaf), _as_numbers(planned_leaf)
         cut = max(relative_error(reference, _as_numbers(other[number])) for other in (segmented, *cuts))
         inexact = jax.numpy.issubdtype(reference.dtype, np.inexact)
-        rounding = float(jax.numpy.finfo(reference.dtype).eps) if inexact else 0.0
-        rows.append((cut, relative_error(reference, new), rounding))
-    finite = [cut for cut, _, rounding in rows if rounding and np.isfinite(cut)]
+        own = float(jax.numpy.finfo(reference.dtype).eps) if inexact else 0.0
+        once = max(own, coarsest[number]) if inexact and coarsest else own
+        rows.append((cut, relative_error(reference, new), once))
+    finite = [cut for cut, _, once in rows if once and np.isfinite(cut)]
     usual = float(np.median(finite)) if finite else 0.0
-    return Gate(
-        tuple(Leaf(cut, new, 4 * max(cut, usual if rounding else 0.0) + rounding) for cut, new, rounding in rows)
-    )
+    return Gate(tuple(Leaf(cut, new, 4 * max(cut, usual if once else 0.0) + once) for cut, new, once in rows))
 
 
 def relative_error(reference: np.ndarray, other: np.ndarray) -> float:

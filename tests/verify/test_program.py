@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from memplan.errors import WrongProgramError
-from memplan.verify.program import Gate, Leaf, check_types, compare, relative_error
+from memplan.program.extract import extract
+from memplan.program.trace import trace
+from memplan.verify.program import Gate, Leaf, check_types, compare, relative_error, roundings
 
 ONES = np.ones(4, np.float32)
 EPS = float(np.finfo(np.float32).eps)
@@ -87,6 +89,18 @@ def test_other_shapes_and_dtypes_never_agree() -> None:
 def test_one_rounding_is_always_allowed_and_ten_are_not() -> None:
     assert gate((ONES, ONES, ONES * (1 + EPS))).passes
     assert not gate((ONES, ONES, ONES * (1 + 10 * EPS))).passes
+
+
+def test_what_is_computed_in_a_coarse_type_may_be_off_by_its_rounding() -> None:
+    def step(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array, float]:
+        return (x.astype(jnp.bfloat16) * 2).astype(jnp.float32), y + 1, 1.0
+
+    program = trace(step, (jnp.ones(2), jnp.ones(2)), {}, {})
+    coarse, fine = float(jnp.finfo(jnp.bfloat16).eps), float(jnp.finfo(jnp.float32).eps)
+    assert roundings(extract(program), program.jaxpr.jaxpr.outvars) == [coarse, fine, 0.0]
+    off = [np.float32([1, 1.005])] * 2
+    leaves = compare(*([np.float32([1, 1])] * 2,) * 2, off, coarsest=[coarse, fine]).leaves
+    assert [leaf.planned <= leaf.tolerance for leaf in leaves] == [True, False]
 
 
 def test_recompilation_sets_the_tolerance() -> None:
