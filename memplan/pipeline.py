@@ -13,6 +13,7 @@ from memplan.candidates import Candidate
 from memplan.errors import InfeasibleBudgetError
 from memplan.planning import devices, spec
 from memplan.planning.budget import Size, parse_bytes, show_bytes
+from memplan.planning.cost import copy_seconds
 from memplan.planning.floor import Floor, floor
 from memplan.planning.graph import Graph
 from memplan.planning.plan import Plan
@@ -37,6 +38,7 @@ Notify = Callable[[str, float | None], None]
 _ATTEMPTS = 6  # plans compiled before giving up
 _XLA_ATTEMPTS = 3  # limits given to XLA's own rematerialization
 _SPARE = 0.01  # of the budget, left to the compiler at first: half of all plans need that much more than predicted
+_MOVING = "greedy"  # the planner that is asked to use the host
 _HOPEFUL = 1.1  # a plan predicted to miss by less than this is compiled all the same
 
 
@@ -185,6 +187,7 @@ class Search:
             return self.unverified(lowest)
         if self.budget >= lowest.nbytes:
             self.tried.extend(self.planned())
+            self.tried.extend(self.moved())
             self.tried.extend(self.rematerialized())
         fitting = [candidate for candidate in self.tried if self.fits(candidate)]
         if not fitting:
@@ -224,6 +227,23 @@ class Search:
             if self.fits(candidate):
                 return
             inner = self.learn(proposal, candidate, slack, inner)
+
+    def moved(self) -> Iterator[Candidate]:
+        """A plan that moves values to the host, where its copies could overlap and then be the fastest.
+
+        How far XLA lets them is known once it is compiled. Planners count copies in full.
+        """
+        device = self.target.device
+        needed_s = copy_seconds(self.plain.device_bytes - self.budget, device)
+        if not self.host_budget or self.planner.name == _MOVING or needed_s > (self.plain.step_s or 0.0):
+            return
+        self.notify("planning with the host", None)
+        inner = self.budget - int(_SPARE * self.budget)
+        proposal = planner_named(_MOVING).propose(self.problem(inner, {}))
+        fastest = min((one.step_s or 0.0 for one in self.tried if self.fits(one)), default=float("inf"))
+        timeline = proposal.timeline
+        if proposal.fits and timeline.host_peak_nbytes and timeline.step_s < fastest:
+            yield self.compile(proposal.plan, timeline.peak_nbytes)
 
     def learn(self, proposal: Proposal, candidate: Candidate, slack: dict[int, int], inner: int) -> int:
         """Take the compiler's own bytes per segment as constraints; what they do not explain narrows the budget."""

@@ -27,14 +27,6 @@ def copy_seconds(nbytes: float, device: Device) -> float:
     return device.link.latency_s + nbytes / device.link.bandwidth
 
 
-def is_worth_moving(graph: Graph, value: int, device: Device) -> bool:
-    """Do copies to the host and back take less time than the operation that makes the value?"""
-    made = graph.producer[value]
-    if made is None:
-        return False
-    return 2 * copy_seconds(graph.nbytes(value), device) < op_seconds(graph, graph.ops[made], device)
-
-
 def seconds(graph: Graph, ops: Iterable[int], device: Device) -> float:
     """Sum of `op_seconds` over op ids."""
     return sum(op_seconds(graph, graph.ops[op], device) for op in ops)

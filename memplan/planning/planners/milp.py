@@ -1,8 +1,7 @@
 """All choices at once, as a mixed-integer program: round its relaxation, then search for better plans nearby.
 
 `planning/rounding.py` makes the first plan, `planning/neighbours.py` improves it. Where that does not fit, plans that
-evict value by value (`planning/descent.py`) are looked at as well. The host is looked at where something fits no other
-way, or where some value's copies take less time than the kernel that makes it: on most links nothing's do.
+evict value by value (`planning/descent.py`) are looked at as well, and the host where that does not fit either.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from memplan.planning import cost
 from memplan.planning.layout import Layout, cut
 from memplan.planning.neighbours import improve
 from memplan.planning.order import early_loose_ends
@@ -42,17 +40,12 @@ class MilpPlanner:
         found = rounded(trials, until)
         if not found.proposal.fits:
             found = min(found, trials.evicted({}), key=_rank)
-        if problem.host_budget_bytes and (not found.proposal.fits or self.may_move(problem, layout)):
+        if problem.host_budget_bytes and not found.proposal.fits:
             with_host = Trials(problem, layout, self.name)
             moving = with_host.evicted({})
             if _rank(moving) < _rank(found):
                 return with_host, moving
         return trials, found
-
-    def may_move(self, problem: Problem, layout: Layout) -> bool:
-        graph, device = problem.graph, problem.device
-        values = (value for value in layout.home if value not in layout.returned)
-        return any(cost.is_worth_moving(graph, value, device) for value in values)
 
 
 def _rank(trial: Trial) -> tuple[bool, float, int]:
