@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,7 @@ from memplan.planning.graph import Graph
 from memplan.planning.plan import Plan
 from memplan.planning.planners.protocol import Planner, Problem, Proposal
 from memplan.planning.planners.registry import planner_named
-from memplan.planning.simulate import Simulator
+from memplan.planning.simulate import Simulator, Timeline
 from memplan.program import compat
 from memplan.program.executor import compile_stages
 from memplan.program.extract import extract
@@ -214,36 +215,35 @@ class Search:
         return Problem(self.graph, self.target.device, budget, self.host_budget, slack)
 
     def planned(self) -> Iterator[Candidate]:
+        """Plans of the planner that was asked for."""
+        return self.refined(self.planner, lambda timeline: True)
+
+    def moved(self) -> Iterator[Candidate]:
+        """Plans that move values to the host, where their copies could overlap and they be the fastest.
+
+        How far XLA lets copies overlap is known once it has compiled them; planners count them in full.
+        """
+        needed_s = copy_seconds(self.plain.device_bytes - self.budget, self.target.device)
+        if not self.host_budget or self.planner.name == _MOVING or needed_s > (self.plain.step_s or 0.0):
+            return iter(())
+        fastest = min((one.step_s or 0.0 for one in self.tried if self.fits(one)), default=math.inf)
+        return self.refined(planner_named(_MOVING), lambda told: told.host_peak_nbytes > 0 and told.step_s < fastest)
+
+    def refined(self, planner: Planner, is_hopeful: Callable[[Timeline], bool]) -> Iterator[Candidate]:
         """Plan, compile, learn where the compiler needs more than predicted, plan again."""
         slack: dict[int, int] = {}
         inner = self.budget - int(_SPARE * self.budget)
         for attempt in range(_ATTEMPTS):
             self.notify(f"planning, attempt {attempt + 1}", attempt / _ATTEMPTS)
-            proposal = self.planner.propose(self.problem(inner, slack))
-            if not proposal.fits and proposal.timeline.peak_nbytes > _HOPEFUL * self.budget:
+            proposal = planner.propose(self.problem(inner, slack))
+            timeline = proposal.timeline
+            if (not proposal.fits and timeline.peak_nbytes > _HOPEFUL * self.budget) or not is_hopeful(timeline):
                 return
-            candidate = self.compile(proposal.plan, proposal.timeline.peak_nbytes)
+            candidate = self.compile(proposal.plan, timeline.peak_nbytes)
             yield candidate
             if self.fits(candidate):
                 return
             inner = self.learn(proposal, candidate, slack, inner)
-
-    def moved(self) -> Iterator[Candidate]:
-        """A plan that moves values to the host, where its copies could overlap and then be the fastest.
-
-        How far XLA lets them is known once it is compiled. Planners count copies in full.
-        """
-        device = self.target.device
-        needed_s = copy_seconds(self.plain.device_bytes - self.budget, device)
-        if not self.host_budget or self.planner.name == _MOVING or needed_s > (self.plain.step_s or 0.0):
-            return
-        self.notify("planning with the host", None)
-        inner = self.budget - int(_SPARE * self.budget)
-        proposal = planner_named(_MOVING).propose(self.problem(inner, {}))
-        fastest = min((one.step_s or 0.0 for one in self.tried if self.fits(one)), default=float("inf"))
-        timeline = proposal.timeline
-        if proposal.fits and timeline.host_peak_nbytes and timeline.step_s < fastest:
-            yield self.compile(proposal.plan, timeline.peak_nbytes)
 
     def learn(self, proposal: Proposal, candidate: Candidate, slack: dict[int, int], inner: int) -> int:
         """Take the compiler's own bytes per segment as constraints; what they do not explain narrows the budget."""
