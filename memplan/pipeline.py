@@ -39,7 +39,7 @@ Notify = Callable[[str, float | None], None]
 _ATTEMPTS = 6  # plans compiled before giving up
 _XLA_ATTEMPTS = 3  # limits given to XLA's own rematerialization
 _SPARE = 0.01  # of the budget, left to the compiler at first: half of all plans need that much more than predicted
-_MOVING = "greedy"  # the planner that is asked to use the host
+_OTHER = "greedy"  # the planner that is asked where the first one finds nothing, and to use the host
 _HOPEFUL = 1.1  # a plan predicted to miss by less than this is compiled all the same
 
 
@@ -188,6 +188,7 @@ class Search:
             return self.unverified(lowest)
         if self.budget >= lowest.nbytes:
             self.tried.extend(self.planned())
+            self.tried.extend(self.evicted())
             self.tried.extend(self.moved())
             self.tried.extend(self.rematerialized())
         fitting = [candidate for candidate in self.tried if self.fits(candidate)]
@@ -218,16 +219,22 @@ class Search:
         """Plans of the planner that was asked for."""
         return self.refined(self.planner, lambda timeline: True)
 
+    def evicted(self) -> Iterator[Candidate]:
+        """Plans of the other planner, where no plan fits so far: what the compiler adds depends on the plan."""
+        if self.planner.name == _OTHER or any(map(self.fits, self.tried)):
+            return iter(())
+        return self.refined(planner_named(_OTHER), lambda timeline: True)
+
     def moved(self) -> Iterator[Candidate]:
         """Plans that move values to the host, where their copies could overlap and they be the fastest.
 
         How far XLA lets copies overlap is known once it has compiled them; planners count them in full.
         """
         needed_s = copy_seconds(self.plain.device_bytes - self.budget, self.target.device)
-        if not self.host_budget or self.planner.name == _MOVING or needed_s > (self.plain.step_s or 0.0):
+        if not self.host_budget or self.planner.name == _OTHER or needed_s > (self.plain.step_s or 0.0):
             return iter(())
         fastest = min((one.step_s or 0.0 for one in self.tried if self.fits(one)), default=math.inf)
-        return self.refined(planner_named(_MOVING), lambda told: told.host_peak_nbytes > 0 and told.step_s < fastest)
+        return self.refined(planner_named(_OTHER), lambda told: told.host_peak_nbytes > 0 and told.step_s < fastest)
 
     def refined(self, planner: Planner, is_hopeful: Callable[[Timeline], bool]) -> Iterator[Candidate]:
         """Plan, compile, learn where the compiler needs more than predicted, plan again."""

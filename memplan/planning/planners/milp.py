@@ -1,7 +1,7 @@
 """All choices at once, as a mixed-integer program: round its relaxation, then search for better plans nearby.
 
-`planning/rounding.py` makes the first plan, `planning/neighbours.py` improves it. Where that does not fit, plans that
-evict value by value (`planning/descent.py`) are looked at as well, and the host where that does not fit either.
+The better of two plans, the rounded one (`planning/rounding.py`) and one that evicts value by value
+(`planning/descent.py`), is improved (`planning/neighbours.py`). The host is used where nothing fits without.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ class MilpPlanner:
     def first(self, problem: Problem, layout: Layout, until: float) -> tuple[Trials, Trial]:
         """A plan to start from, and where to try others: with the host or without."""
         trials = Trials(replace(problem, host_budget_bytes=0), layout, self.name)
-        found = rounded(trials, until)
-        if not found.proposal.fits:
-            found = min(found, trials.evicted({}), key=_rank)
+        found = min(rounded(trials, until), trials.evicted({}), key=_rank)
         if problem.host_budget_bytes and not found.proposal.fits:
             with_host = Trials(problem, layout, self.name)
             moving = with_host.evicted({})
