@@ -240,12 +240,16 @@ class Search:
         """Plan, compile, learn where the compiler needs more than predicted, plan again."""
         slack: dict[int, int] = {}
         inner = self.budget - int(_SPARE * self.budget)
+        compiled: set[Plan] = set()
         for attempt in range(_ATTEMPTS):
             self.notify(f"planning, attempt {attempt + 1}", attempt / _ATTEMPTS)
             proposal = planner.propose(self.problem(inner, slack))
             timeline = proposal.timeline
             if (not proposal.fits and timeline.peak_nbytes > _HOPEFUL * self.budget) or not is_hopeful(timeline):
                 return
+            if proposal.plan in compiled:
+                return  # what the compiler said of it has not changed the planner's mind
+            compiled.add(proposal.plan)
             candidate = self.compile(proposal.plan, timeline.peak_nbytes)
             yield candidate
             if self.fits(candidate):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,6 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 import memplan
+from memplan.pipeline import Request, run
+from memplan.planning.planners.protocol import Problem, Proposal
+from memplan.planning.planners.registry import PLANNERS, planner_named
 
 WIDTH, ROWS, LAYERS, BUDGET = 2048, 16384, 8, 823_000_000
 
@@ -40,3 +44,24 @@ def test_values_move_where_their_copies_overlap_and_that_is_the_fastest() -> Non
     assert allowed.status == forbidden.status == "fits"
     assert allowed.offloaded_bytes > 0 == forbidden.offloaded_bytes
     assert allowed.predicted_step_s < forbidden.predicted_step_s
+
+
+class Stubborn:
+    """Plans for a budget of its own, whatever it is told."""
+
+    name = "stubborn"
+
+    def propose(self, problem: Problem) -> Proposal:
+        return replace(planner_named("greedy").propose(replace(problem, budget_bytes=10**12)), fits=True)
+
+
+def test_a_plan_that_did_not_fit_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PLANNERS, "stubborn", Stubborn())
+    weights = [jnp.ones((64, 64))] * LAYERS
+    told: list[str] = []
+    args = weights, jnp.ones((4096, 64))
+    plain = memplan.jit(step).plan(*args).report
+    request = Request(budget=plain.compiled_peak_bytes - 1, planner="stubborn")
+    run(step, args, {}, {}, request, lambda what, share: told.append(what))
+    first_of_the_other = told.index("planning, attempt 1", told.index("planning, attempt 1") + 1)
+    assert told[:first_of_the_other].count("compiling the planned step") == 1
