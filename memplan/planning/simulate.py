@@ -1,8 +1,6 @@
 """Replay a plan: live device bytes, live host bytes, and three streams (compute, copies out, copies in) over time.
 
-The model of the compiler, per segment: views cost nothing; elementwise work melts into whoever reads it and gets a
-buffer only when a kernel reads it or it outlives the segment; a reduction melts its producers into itself. Every fence
-holds.
+Every fence holds. What a segment needs in itself is the matter of `memplan.planning.segment`.
 """
 
 from __future__ import annotations
@@ -10,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from memplan.planning.cost import copy_seconds, kernel_seconds
+from memplan.planning.cost import copy_seconds
 from memplan.planning.devices import Device
-from memplan.planning.graph import Graph, Op
+from memplan.planning.graph import Graph
 from memplan.planning.plan import Action, Kind, Plan
+from memplan.planning.segment import Segment, SegmentModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +79,6 @@ class Timeline:
         return max(self.moments, key=lambda moment: moment.device_nbytes).op if self.moments else -1
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Cost of a run of actions, relative to the live bytes before it."""
-
-    peak_nbytes: int
-    change_nbytes: int
-    compute_s: float
-    op: int
-
-
 @dataclass
 class Simulator:
     """Replays plans of one graph on one device; segments seen before are not computed again.
@@ -101,7 +90,7 @@ class Simulator:
     graph: Graph
     device: Device
     slack: Mapping[int, int] = field(default_factory=dict)
-    _known: dict[tuple[tuple[Action, ...], frozenset[int]], Segment] = field(default_factory=dict)
+    _known: dict[tuple[tuple[Action, ...], frozenset[int], frozenset[int]], Segment] = field(default_factory=dict)
 
     @property
     def base_nbytes(self) -> int:
@@ -119,9 +108,11 @@ class Simulator:
         copies: list[Copy] = []
         copying: set[int] = set()  # copies to the host that nothing has waited for yet
         to_come: set[int] = set()  # values copied to the host that take no host memory yet
+        fixed: frozenset[int] = frozenset()
         for actions in tuple(plan.segments()) or ((),):  # a step without operations is one empty segment
             freed = {action.target for action in actions if action.kind is Kind.FREE}
-            cost = self.segment(actions, frozenset(copying & freed))
+            cost = self.segment(actions, frozenset(copying & freed), fixed & freed)
+            fixed = (fixed - freed) | cost.fixed
             copying = (copying - freed) | {
                 a.target for a in actions if a.kind is Kind.OFFLOAD and a.target not in freed
             }
@@ -159,11 +150,19 @@ class Simulator:
             now = finish
         return Timeline(tuple(moments), tuple(copies))
 
-    def segment(self, actions: tuple[Action, ...], copied: frozenset[int] = frozenset()) -> Segment:
-        """Cost of a segment; the copies of `copied` to the host end with it, and so do the values on the device."""
-        known = self._known.get((actions, copied))
+    def segment(self, actions: tuple[Action, ...], copied: frozenset[int], fixed: frozenset[int]) -> Segment:
+        """Cost of a segment.
+
+        Args:
+          actions: of the segment.
+          copied: values whose copies to the host end with it, and so do the values on the device.
+          fixed: values in whose place the compiler writes nothing else as long as they live (see `SegmentModel`).
+        """
+        key = actions, copied, fixed
+        known = self._known.get(key)
         if known is None:
-            known = self._known[actions, copied] = _SegmentModel(self, actions, copied).cost()
+            model = SegmentModel(self.graph, self.device, self.size, self.slack, actions, copied, fixed)
+            known = self._known[key] = model.cost()
         return known
 
     def size(self, value: int) -> int:
@@ -185,109 +184,3 @@ def _read(actions: tuple[Action, ...], graph: Graph, among: Mapping[int, float])
         for value in graph.ops[action.target].inputs
         if value in among
     }
-
-
-@dataclass(frozen=True, slots=True)
-class _Kernel:
-    """Work that runs at once: values it reads and makes, scratch bytes, seconds, and the op it stands for."""
-
-    reads: frozenset[int]
-    makes: tuple[int, ...]
-    scratch_nbytes: int
-    seconds: float
-    op: int
-
-
-class _SegmentModel:
-    """Which kernels a segment becomes, which buffers they need, and when."""
-
-    def __init__(self, simulator: Simulator, actions: tuple[Action, ...], copied: frozenset[int]):
-        self.simulator = simulator
-        self.copied = copied
-        self.graph = simulator.graph
-        self.actions = actions
-        self.ops = [action.target for action in actions if action.kind is Kind.COMPUTE]
-        self.freed = {action.target for action in actions if action.kind is Kind.FREE}
-        self.made = {value for op in self.ops for value in self.graph.ops[op].outputs}
-        self.read_by_kernel = {
-            value for op in self.ops if self.graph.ops[op].fusion == "kernel" for value in self.graph.ops[op].inputs
-        }
-        self.sources: dict[int, frozenset[int]] = {}  # the buffers that a value without one is computed from
-        self.melted: dict[int, float] = {}  # vector FLOPs of the work behind a value without a buffer
-        self.leaving: list[int] = []  # elementwise ops whose results outlive the segment: one fusion, at its end
-
-    def cost(self) -> Segment:
-        kernels = [kernel for action in self.actions for kernel in self.run(action)] + self.last_fusion()
-        last = {value: number for number, kernel in enumerate(kernels) for value in kernel.reads}
-        arriving = sum(self.simulator.size(a.target) for a in self.actions if a.kind is Kind.PREFETCH)
-        live = peak = arriving
-        at = self.ops[-1] if self.ops else -1
-        for number, kernel in enumerate(kernels):
-            made = sum(map(self.simulator.size, kernel.makes))
-            ends = [v for v in kernel.reads if last[v] == number and v in self.freed and v not in self.copied]
-            unread = [value for value in kernel.makes if value in self.freed and value not in last]
-            here = live + made - self.in_place(kernel, ends) + kernel.scratch_nbytes
-            here += self.simulator.slack.get(kernel.op, 0)
-            if here >= peak:
-                peak, at = here, kernel.op
-            live += made - sum(map(self.simulator.size, [*ends, *unread]))
-        passing = (self.freed - set(last) - self.made) | self.copied
-        live -= sum(map(self.simulator.size, passing))
-        return Segment(peak, live, sum(kernel.seconds for kernel in kernels), at)
-
-    def run(self, action: Action) -> list[_Kernel]:
-        """The kernel that an action becomes, if it does not melt into others."""
-        if action.kind is not Kind.COMPUTE:
-            return []
-        op = self.graph.ops[action.target]
-        reads = frozenset(source for value in op.inputs for source in self.sources.get(value, (value,)))
-        melted = sum(self.melted.get(value, 0.0) for value in dict.fromkeys(op.inputs))
-        if not self.melts(op):
-            return [self.kernel(action.target, reads, op.outputs, melted)]
-        self.sources.update(dict.fromkeys(op.outputs, reads))
-        self.melted.update(dict.fromkeys(op.outputs, melted + op.flops))
-        if any(value not in self.freed for value in op.outputs):
-            self.leaving.append(action.target)
-        return []
-
-    def melts(self, op: Op) -> bool:
-        """True where a result needs no buffer yet: a view of one, or work that its readers absorb."""
-        if op.fusion == "view":
-            widest = max(map(self.graph.nbytes, op.inputs), default=0)
-            if all(self.graph.nbytes(value) <= widest for value in op.outputs):
-                return True
-        return op.fusion in ("view", "elementwise") and self.read_by_kernel.isdisjoint(op.outputs)
-
-    def last_fusion(self) -> list[_Kernel]:
-        """Elementwise results that outlive the segment come out of one fusion, which reads the buffers behind them."""
-        if not self.leaving:
-            return []
-        makes = tuple(v for op in self.leaving for v in self.graph.ops[op].outputs if v not in self.freed)
-        reads = frozenset(source for value in makes for source in self.sources[value])
-        melted = max(self.melted[value] for value in makes)
-        return [self.kernel(self.leaving[-1], reads, makes, melted)]
-
-    def kernel(self, number: int, reads: frozenset[int], makes: tuple[int, ...], melted: float) -> _Kernel:
-        op, device = self.graph.ops[number], self.simulator.device
-        moved = sum(map(self.graph.nbytes, reads)) + sum(map(self.graph.nbytes, makes)) + op.traffic_nbytes
-        seconds = max(kernel_seconds(op.flops, op.flops_dtype, moved, device), melted / device.vector_flops)
-        return _Kernel(reads, makes, op.workspace_nbytes, seconds, number)
-
-    def in_place(self, kernel: _Kernel, ends: list[int]) -> int:
-        """Bytes of elementwise results that take over the buffer of an input that ends here.
-
-        An input of as many bytes, from which no other result of the same fusion is computed: XLA lets a fusion write
-        over it (`FusionCanShareBufferHint` of XLA:GPU).
-        """
-        if self.graph.ops[kernel.op].fusion != "elementwise":
-            return 0
-        taken = 0
-        for made in kernel.makes:
-            others = [value for value in kernel.makes if value != made]
-            size = self.simulator.size(made)
-            if size and any(self.simulator.size(v) == size and not self.is_behind(v, others) for v in ends):
-                taken += size
-        return taken
-
-    def is_behind(self, value: int, made: list[int]) -> bool:
-        return any(value in self.sources.get(one, ()) for one in made)

@@ -37,6 +37,7 @@ class _Rewriter:
         self.device: dict[int, Any] = {}
         self.host: dict[int, Any] = {}
         self.channels = Channels.of_program(self.eqns)
+        self.inputs = frozenset(graph.inputs)
         self.fragile = fragile_zeros(self.eqns)
         self.zeros: dict[Any, Any] = {}  # dtype -> a scalar zero that went through the last fence
 
@@ -98,11 +99,19 @@ class _Rewriter:
         ended = {action.target for action in segment if action.kind is Kind.FREE}
         coming = {action.target for action in following if action.kind is Kind.PREFETCH}
         on_host = [value for value in sorted(ended | coming) if value in self.host]
-        values = [self.channels.second(self.device[value]) for value in on_device]
+        values = [self.outward(value) for value in on_device]
         held = iter(fence([*values, *(self.host[value] for value in on_host), *self.zeros.values()]))
-        self.device.update({v: self.channels.last(next(held), self.graph.values[v].shape) for v in on_device})
+        self.device.update({value: self.inward(next(held), value) for value in on_device})
         self.host.update({value: next(held) for value in on_host})
         self.zeros.update({dtype: next(held) for dtype in self.zeros})
+
+    def outward(self, value: int) -> Any:
+        """A value as it passes a fence. Inputs pass as they are: turned, all readers would share one turned copy."""
+        return self.device[value] if value in self.inputs else self.channels.second(self.device[value])
+
+    def inward(self, fenced: Any, value: int) -> Any:
+        """Undoes `outward` behind the fence."""
+        return fenced if value in self.inputs else self.channels.last(fenced, self.graph.values[value].shape)
 
 
 def reads(segment: Sequence[Action], graph: Graph) -> set[int]:

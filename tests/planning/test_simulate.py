@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 
+from memplan.planning import devices
 from memplan.planning.graph import Graph
 from memplan.planning.plan import FENCE, Action, Kind, Plan
 from memplan.planning.simulate import Simulator, Timeline
@@ -147,6 +149,53 @@ def test_a_result_of_several_takes_over_a_buffer_that_no_other_result_is_compute
     assert peak(2, 3) == 3 + 13  # both take over
     assert peak(2, 3, 4) == 3 + 13 + 15  # every input is behind two results
     assert peak(3, 4) == 3 + 13 + 5
+
+
+@pytest.mark.parametrize(
+    ("capability", "facts", "library"),
+    [
+        (None, {"name": "conv_general_dilated", "flops_dtype": "float32"}, False),
+        ((9, 0), {"name": "conv_general_dilated", "flops_dtype": "float32"}, True),
+        ((7, 0), {"name": "dot_general", "flops_dtype": "float32"}, True),
+        ((8, 0), {"name": "dot_general", "flops_dtype": "float32"}, False),
+        ((7, 0), {"name": "sort"}, False),
+    ],
+)
+def test_what_a_library_made_is_not_written_over(capability: Any, facts: Any, library: bool) -> None:
+    v100 = devices.named("v100").target
+    assert v100 is not None
+    target = None if capability is None else replace(v100, compute_capability=capability)
+    b = Builder()
+    made = b.op([b.argument(1)], 10, **facts)
+    relu = b.op([made], 10, "elementwise")
+    actions = *compute(0), FENCE, *compute(1), *free(made), FENCE, *compute(2), *free(relu)
+    plan = Plan(tuple(a if isinstance(a, Action) else Action(*a) for a in actions), "", "")
+    timeline = Simulator(b.build(b.op([relu], 1)), replace(UNIT, target=target)).run(plan)
+    assert peaks(timeline) == [12, 22 if library else 12, 12]
+
+
+@pytest.mark.parametrize(("value", "shared"), [(1, True), (2, False), (4, False)])
+def test_one_of_several_results_is_not_written_over(value: int, shared: bool) -> None:
+    b = Builder()
+    x = b.argument(1)
+    b.op([x], 10)
+    b.ops_of([x], (10, 10))
+    summed = b.op([x], 10, "elementwise")  # one fusion of two results with the reduction that reads it
+    b.op([summed], 1, "reduction")
+    relu = b.op([value], 10, "elementwise")
+    rest = {1, 2, 3, 4, 5} - {value}
+    timeline = run(b.build(b.op([relu], 1)), *compute(0, 1, 2, 3), *free(*rest), FENCE, *compute(4), *free(value))
+    assert timeline.moments[1].device_nbytes == 2 + (10 if shared else 20)
+
+
+def test_a_copy_from_the_host_is_not_written_over() -> None:
+    b = Builder()
+    made = b.op([b.argument(1)], 10)
+    relu = b.op([made], 10, "elementwise")
+    graph = b.build(b.op([relu], 1))
+    away = [*compute(0), (Kind.OFFLOAD, made), FENCE, (Kind.FREE, made), FENCE]
+    back = [(Kind.PREFETCH, made), *compute(1), *free(made), (Kind.RELEASE, made), FENCE, *compute(2), *free(relu)]
+    assert peaks(run(graph, *away, *back))[2] == 2 + 20
 
 
 def test_views_cost_nothing_unless_they_grow_and_a_kernel_reads_them() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -81,6 +82,20 @@ def test_filters_of_the_same_rank_are_left_alone() -> None:
     weights = jnp.ones(compat.aval_of(program.jaxpr.jaxpr.invars[1]).shape)
     assert channels.second(weights).shape == weights.shape
     assert channels.last(weights, weights.shape).shape == weights.shape
+
+
+def test_an_input_passes_fences_as_it_is_and_what_is_made_from_it_channels_second() -> None:
+    def step(x: jax.Array, w: jax.Array) -> jax.Array:
+        again = partial(jax.lax.conv_general_dilated, window_strides=(1, 1), padding="SAME",
+                        dimension_numbers=("NHWC", "HWIO", "NHWC"))  # fmt: skip
+        return again(x, w) + again(x, w * 2.0)
+
+    program = trace(step, (jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2, 2))), {}, {})
+    graph = extract(program)
+    planned = rewrite(program, graph, by_hand(graph, "compute 0", "|", *(f"compute {n}" for n in (1, 2, 3)))).jaxpr
+    (barrier,) = [eqn for eqn in planned.eqns if eqn.primitive.name == "optimization_barrier" and eqn.invars]
+    assert planned.invars[0] in barrier.invars
+    assert [var.aval.shape for var in barrier.invars if var not in planned.invars] == [(1, 2, 4, 4)]  # type: ignore[attr-defined]
 
 
 def test_other_values_are_copied_as_they_are() -> None:

@@ -1,0 +1,167 @@
+"""What the compiler makes of a segment, and what that needs: kernels, buffers, seconds.
+
+Views cost nothing; elementwise work melts into whoever reads it and gets a buffer only when a kernel reads it or it
+outlives the segment; a reduction melts its producers into itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from memplan.planning.cost import kernel_seconds
+from memplan.planning.devices import Device
+from memplan.planning.graph import Graph, Op
+from memplan.planning.plan import Action, Kind
+
+_OWN_PRODUCTS = (8, 0)  # compute capability from which XLA compiles matrix products itself, with Triton
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Cost of a run of actions, relative to the live bytes before it; `fixed`: see `SegmentModel`."""
+
+    peak_nbytes: int
+    change_nbytes: int
+    compute_s: float
+    op: int
+    fixed: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """Work that runs at once: values it reads and makes, scratch bytes, seconds, and the op it stands for."""
+
+    reads: frozenset[int]
+    makes: tuple[int, ...]
+    scratch_nbytes: int
+    seconds: float
+    op: int
+
+
+class SegmentModel:
+    """Which kernels a segment becomes, which buffers they need, and when.
+
+    A result is `fixed` where it is one of several of an instruction: XLA lets an instruction write over an operand that
+    ends, but not over an element of a tuple (`HeapSimulator::RunComputation`). Calls of libraries make tuples, since
+    their scratch memory is a result too, and so do copies from the host.
+    """
+
+    def __init__(
+        self, graph: Graph, device: Device, size: Callable[[int], int], slack: Mapping[int, int],
+        actions: tuple[Action, ...], copied: frozenset[int], fixed: frozenset[int],
+    ):  # fmt: skip
+        """See `Simulator.segment`; `size` answers the device bytes of a value while it lives."""
+        self.graph = graph
+        self.device = device
+        self.size = size
+        self.slack = slack
+        self.copied = copied
+        self.fixed = {*fixed, *(action.target for action in actions if action.kind is Kind.PREFETCH)}
+        self.actions = actions
+        self.ops = [action.target for action in actions if action.kind is Kind.COMPUTE]
+        self.freed = {action.target for action in actions if action.kind is Kind.FREE}
+        self.made = {value for op in self.ops for value in self.graph.ops[op].outputs}
+        self.read_by_kernel = {
+            value for op in self.ops if self.graph.ops[op].fusion == "kernel" for value in self.graph.ops[op].inputs
+        }
+        self.sources: dict[int, frozenset[int]] = {}  # the buffers that a value without one is computed from
+        self.melted: dict[int, float] = {}  # vector FLOPs of the work behind a value without a buffer
+        self.leaving: list[int] = []  # elementwise ops whose results outlive the segment: one fusion, at its end
+
+    def cost(self) -> Segment:
+        kernels = [kernel for action in self.actions for kernel in self.run(action)] + self.last_fusion()
+        last = {value: number for number, kernel in enumerate(kernels) for value in kernel.reads}
+        arriving = sum(self.size(a.target) for a in self.actions if a.kind is Kind.PREFETCH)
+        live = peak = arriving
+        at = self.ops[-1] if self.ops else -1
+        for number, kernel in enumerate(kernels):
+            made = sum(map(self.size, kernel.makes))
+            ends = [v for v in kernel.reads if last[v] == number and v in self.freed and v not in self.copied]
+            unread = [value for value in kernel.makes if value in self.freed and value not in last]
+            here = live + made - self.in_place(kernel, ends) + kernel.scratch_nbytes
+            here += self.slack.get(kernel.op, 0)
+            if here >= peak:
+                peak, at = here, kernel.op
+            live += made - sum(map(self.size, [*ends, *unread]))
+            if len(kernel.makes) > 1 or self.is_library_call(kernel) or self.has_siblings(kernel, kernels):
+                self.fixed.update(kernel.makes)
+        passing = (self.freed - set(last) - self.made) | self.copied
+        live -= sum(map(self.size, passing))
+        seconds = sum(kernel.seconds for kernel in kernels)
+        return Segment(peak, live, seconds, at, frozenset(self.fixed - self.freed))
+
+    def run(self, action: Action) -> list[_Kernel]:
+        """The kernel that an action becomes, if it does not melt into others."""
+        if action.kind is not Kind.COMPUTE:
+            return []
+        op = self.graph.ops[action.target]
+        reads = frozenset(source for value in op.inputs for source in self.sources.get(value, (value,)))
+        melted = sum(self.melted.get(value, 0.0) for value in dict.fromkeys(op.inputs))
+        if not self.melts(op):
+            return [self.kernel(action.target, reads, op.outputs, melted)]
+        self.sources.update(dict.fromkeys(op.outputs, reads))
+        self.melted.update(dict.fromkeys(op.outputs, melted + op.flops))
+        if any(value not in self.freed for value in op.outputs):
+            self.leaving.append(action.target)
+        return []
+
+    def melts(self, op: Op) -> bool:
+        """True where a result needs no buffer yet: a view of one, or work that its readers absorb."""
+        if op.fusion == "view":
+            widest = max(map(self.graph.nbytes, op.inputs), default=0)
+            if all(self.graph.nbytes(value) <= widest for value in op.outputs):
+                return True
+        return op.fusion in ("view", "elementwise") and self.read_by_kernel.isdisjoint(op.outputs)
+
+    def last_fusion(self) -> list[_Kernel]:
+        """Elementwise results that outlive the segment come out of one fusion, which reads the buffers behind them."""
+        if not self.leaving:
+            return []
+        makes = tuple(v for op in self.leaving for v in self.graph.ops[op].outputs if v not in self.freed)
+        reads = frozenset(source for value in makes for source in self.sources[value])
+        melted = max(self.melted[value] for value in makes)
+        return [self.kernel(self.leaving[-1], reads, makes, melted)]
+
+    def kernel(self, number: int, reads: frozenset[int], makes: tuple[int, ...], melted: float) -> _Kernel:
+        op, device = self.graph.ops[number], self.device
+        moved = sum(map(self.graph.nbytes, reads)) + sum(map(self.graph.nbytes, makes)) + op.traffic_nbytes
+        seconds = max(kernel_seconds(op.flops, op.flops_dtype, moved, device), melted / device.vector_flops)
+        return _Kernel(reads, makes, op.workspace_nbytes, seconds, number)
+
+    def in_place(self, kernel: _Kernel, ends: list[int]) -> int:
+        """Bytes of elementwise results that take over the buffer of an input that ends here.
+
+        An input of as many bytes, from which no other result of the same fusion is computed: XLA lets a fusion write
+        over it (`FusionCanShareBufferHint` of XLA:GPU).
+        """
+        if self.graph.ops[kernel.op].fusion != "elementwise":
+            return 0
+        taken = 0
+        for made in kernel.makes:
+            others = [value for value in kernel.makes if value != made]
+            size = self.size(made)
+            free = (v for v in ends if v not in self.fixed and not self.is_behind(v, others))
+            if size and any(self.size(value) == size for value in free):
+                taken += size
+        return taken
+
+    def has_siblings(self, kernel: _Kernel, kernels: list[_Kernel]) -> bool:
+        """Fusions that read the same, or one another's results, become one with several results."""
+        if self.graph.ops[kernel.op].fusion == "kernel":
+            return False
+        touched = kernel.reads.union(kernel.makes)
+        return any(
+            other is not kernel and self.graph.ops[other.op].fusion != "kernel" and not touched.isdisjoint(other.reads)
+            for other in kernels
+        )
+
+    def is_library_call(self, kernel: _Kernel) -> bool:
+        """A convolution by cuDNN, a product by cuBLAS; XLA:GPU has its own products from Ampere on."""
+        op, target = self.graph.ops[kernel.op], self.device.target
+        if not op.flops_dtype or target is None:
+            return False
+        return op.name == "conv_general_dilated" or target.compute_capability < _OWN_PRODUCTS
+
+    def is_behind(self, value: int, made: list[int]) -> bool:
+        return any(value in self.sources.get(one, ()) for one in made)
