@@ -129,7 +129,7 @@ def curve(
     step: Callable[..., Any],
     args: Sequence[Any],
     *,
-    points: int = 8,
+    points: int | Sequence[float] = 8,
     host_budget: Size = None,
     device: str | None = None,
     planner: str | None = None,
@@ -139,7 +139,7 @@ def curve(
 
     Args:
       step: a plain function; args: arrays or `jax.ShapeDtypeStruct`s. Nothing is run.
-      points: budgets, evenly between the floor and what the plain step takes.
+      points: budgets: how many, evenly between the floor and what the plain step takes, or as shares of the latter.
       host_budget, device, planner, donate_argnums: as for `jit`.
     """
     request = Request(None, host_budget, device, planner)

@@ -21,6 +21,7 @@ class Candidate:
       step_s: seconds of a step by the roofline.
       predicted_bytes: device bytes predicted before it was compiled.
       executable: where one program holds it; None where it is compiled segment by segment.
+      gap_s: see `Proposal`.
     """
 
     name: str
@@ -32,3 +33,4 @@ class Candidate:
     executable: Executable | None = None
     stages: Stages | None = None
     compiler_options: Mapping[str, Any] = field(default_factory=dict)
+    gap_s: float | None = None

@@ -125,6 +125,9 @@ def compare(
 def curve(
     step: FactoryArgument,
     points: Annotated[int, typer.Option(min=1, help="Budgets, from the floor up to the plain step.")] = 8,
+    share: Annotated[
+        list[float] | None, typer.Option(help="A budget, as a share of the plain step's peak; may be repeated.")
+    ] = None,
     host_budget: HostBudget = None,
     device: DeviceName = None,
     planner: Planner = None,
@@ -145,7 +148,7 @@ def curve(
         with _working() as stage:
             function, args = _plain_step(step, stage)
             limits = {"host_budget": host_budget, "device": device, "planner": planner}
-            found = api.curve(function, args, points=points, **limits, donate_argnums=_donated(donate, args))
+            found = api.curve(function, args, points=share or points, **limits, donate_argnums=_donated(donate, args))
         if png is not None:
             _save(png, found.save_png)
         _tell(found, json, html)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from memplan import pipeline
 from memplan.candidates import Candidate
+from memplan.errors import BudgetError
 from memplan.pipeline import Notify, Request, Search
 from memplan.planning.floor import floor
+from memplan.planning.least import least_seconds
 from memplan.planning.planners.registry import planner_named
 from memplan.program.extract import extract
-from memplan.report.curve import MEMPLAN, XLA, Curve, Point
+from memplan.report.curve import BOUND, MEMPLAN, XLA, Curve, Point
 from memplan.summary import versions
 from memplan.ways import REFUSALS, Ways, policies, refusal
 
@@ -45,28 +47,38 @@ class _Curving:
             else:
                 yield Point(name, None, found.device_bytes, found.host_bytes, found.step_s)
 
-    def budgets(self, count: int) -> list[int]:
-        """From the floor up to the last below what the plain step takes, evenly."""
-        low, high = min(int(_SMALLEST * self.lowest), self.plain.device_bytes), self.plain.device_bytes
+    def budgets(self, shares: int | Sequence[float]) -> list[int]:
+        """Rising: as many from the floor up to the last below what the plain step takes, evenly, or these shares of it.
+
+        Raises BudgetError for shares that are none.
+        """
+        if not isinstance(shares, int):
+            if not shares or not all(0 < share <= 1 for share in shares):
+                raise BudgetError(f"shares of the plain step's peak lie above 0 and up to 1, not {list(shares)}.")
+            return sorted(int(share * self.plain.device_bytes) for share in shares)
+        count, low, high = shares, min(int(_SMALLEST * self.lowest), self.plain.device_bytes), self.plain.device_bytes
         return [low + (high - low) * number // count for number in range(count)]
 
-    def planned(self, count: int) -> list[Point]:
+    def planned(self, shares: int | Sequence[float]) -> list[Point]:
         """By falling budget. A plan for less memory counts for more, where it is the faster one."""
         points: list[Point] = []
         best: dict[str, Candidate | None] = {MEMPLAN: None, XLA: None}
-        for number, budget in enumerate(self.budgets(count)):
-            self.notify(f"budget {number + 1} of {count}", number / count)
+        budgets = self.budgets(shares)
+        for number, budget in enumerate(budgets):
+            self.notify(f"budget {number + 1} of {len(budgets)}", number / len(budgets))
             search = Search(
                 self.program, self.graph, self.ways.target, self.ways.args, {}, budget, self.host_budget,
                 planner_named(self.planner), self.notify, self.plain,
             )  # fmt: skip
-            found: dict[str, Callable[[], Iterator[Candidate]]] = {MEMPLAN: search.planned}
+            found: dict[str, Callable[[], Iterable[Candidate]]] = {MEMPLAN: search.own}
             if self.ways.target.is_gpu:
                 found[XLA] = search.rematerialized
             for way, candidates in found.items():
                 fitting = [*filter(search.fits, candidates()), *filter(None, (best[way],))]
                 best[way] = chosen = min(fitting, key=lambda one: one.step_s or 0.0, default=None)
                 points.append(_point(way, budget, chosen))
+            least_s = least_seconds(self.graph, self.ways.target.device, budget, self.host_budget)
+            points.append(Point(BOUND, budget, budget, 0, least_s))
         return points[::-1]
 
 
@@ -81,13 +93,13 @@ def curve(
     args: Sequence[Any],
     options: Mapping[str, Any],
     request: Request,
-    count: int,
+    shares: int | Sequence[float],
     notify: Notify,
 ) -> Curve:
-    """Plan a step for `count` budgets between its floor and what it takes as it is; `request.budget` is not read."""
+    """Plan a step for budgets below what it takes as it is (see `api.curve`); `request.budget` is not read."""
     target = pipeline.target_of(request.device)
     host_budget = pipeline.host_budget_of(request, target)
     curving = _Curving(Ways(step, args, options, target), host_budget, request.planner, notify)
-    points = (*curving.fixed(), *curving.planned(count))
+    points = (*curving.fixed(), *curving.planned(shares))
     plain = curving.plain
     return Curve(points, target.device.name, plain.device_bytes, plain.step_s, curving.lowest, versions())

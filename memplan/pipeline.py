@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -187,9 +187,7 @@ class Search:
         if verify is None:
             return self.unverified(lowest)
         if self.budget >= lowest.nbytes:
-            self.tried.extend(self.planned())
-            self.tried.extend(self.evicted())
-            self.tried.extend(self.moved())
+            self.own()
             self.tried.extend(self.rematerialized())
         fitting = [candidate for candidate in self.tried if self.fits(candidate)]
         if not fitting:
@@ -214,6 +212,12 @@ class Search:
 
     def problem(self, budget: int, slack: Mapping[int, int]) -> Problem:
         return Problem(self.graph, self.target.device, budget, self.host_budget, slack)
+
+    def own(self) -> list[Candidate]:
+        """All candidates that memplan's planners come to."""
+        for way in (self.planned, self.evicted, self.moved):
+            self.tried.extend(way())
+        return self.tried
 
     def planned(self) -> Iterator[Candidate]:
         """Plans of the planner that was asked for."""
@@ -250,7 +254,7 @@ class Search:
             if proposal.plan in compiled:
                 return  # what the compiler said of it has not changed the planner's mind
             compiled.add(proposal.plan)
-            candidate = self.compile(proposal.plan, timeline.peak_nbytes)
+            candidate = replace(self.compile(proposal.plan, timeline.peak_nbytes), gap_s=proposal.gap_s)
             yield candidate
             if self.fits(candidate):
                 return
@@ -328,7 +332,7 @@ class Search:
             raise self.infeasible(lowest, timeline.peak_nbytes)
         return Candidate(
             proposal.plan.planner, timeline.peak_nbytes, timeline.host_peak_nbytes, timeline.step_s,
-            timeline.peak_nbytes, proposal.plan,
+            timeline.peak_nbytes, proposal.plan, gap_s=proposal.gap_s,
         )  # fmt: skip
 
     def last_resort(self, lowest: Floor) -> Candidate:

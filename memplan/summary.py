@@ -14,6 +14,7 @@ from memplan.planning import cost
 from memplan.planning.devices import Device
 from memplan.planning.floor import floor
 from memplan.planning.graph import Graph
+from memplan.planning.least import least_seconds
 from memplan.planning.plan import Kind, Plan
 from memplan.program.targets import Target
 from memplan.report.model import Candidate as Row
@@ -77,7 +78,8 @@ def planned(
         baseline_step_s=plain.step_s,
         predicted_step_s=chosen.step_s,
         floor_bytes=floor(graph).nbytes,
-        lower_bound_s=lower_bound_s(graph, target.device),
+        lower_bound_s=least_seconds(graph, target.device, budget, host_budget),
+        gap_s=chosen.gap_s,
         attempts=len(tried),
         decisions=decisions(chosen.plan, graph, target.device) if chosen.plan is not None else (),
         live_at_peak=live_at_peak(chosen, graph),
@@ -140,11 +142,6 @@ def live_at_peak(chosen: Candidate, graph: Graph) -> tuple[LiveValue, ...]:
 
 def recomputed_flops(graph: Graph, extra: dict[int, int]) -> float:
     return sum(runs * graph.ops[op].flops for op, runs in extra.items())
-
-
-def lower_bound_s(graph: Graph, device: Device) -> float:
-    """Every matrix product and convolution runs at least once, at the device's peak rate."""
-    return sum(op.flops / device.rate(op.flops_dtype) for op in graph.ops if op.flops_dtype)
 
 
 def runs_on() -> str:

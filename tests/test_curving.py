@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from memplan import api
-from memplan.report.curve import MEMPLAN, XLA, Curve
+from memplan.errors import BudgetError
+from memplan.report.curve import BOUND, MEMPLAN, XLA, Curve
 
 WIDTH, ROWS = 256, 4096
 
@@ -52,8 +53,34 @@ def test_points_are_inside_their_budgets_and_more_memory_is_never_slower(curve: 
 
 
 @pytest.mark.gpu_aot
+def test_nothing_that_fits_is_below_the_lower_bound(curve: Curve) -> None:
+    bounds = {point.budget_bytes: point.step_s or 0.0 for point in curve.points if point.way == BOUND}
+    assert len(bounds) == 3 and all(bounds.values())
+    for point in curve.points:
+        for budget, least in bounds.items():
+            if point.step_s is not None and (point.device_bytes or 0) <= (budget or 0):
+                assert point.step_s >= least
+
+
+@pytest.mark.gpu_aot
 def test_ways_without_a_budget_come_first(curve: Curve) -> None:
     names = [point.way for point in curve.points if point.budget_bytes is None]
     assert names[0] == "plain jax" and "jax.checkpoint, nothing saved" in names
     assert [point.way for point in curve.points[: len(names)]] == names
     assert curve.points[0].device_bytes == curve.plain_bytes
+
+
+@pytest.mark.gpu_aot
+def test_budgets_may_be_shares_of_the_plain_peak() -> None:
+    args = [jax.ShapeDtypeStruct((8, 8), jnp.float32)], jax.ShapeDtypeStruct((64, 8), jnp.float32)
+    found = api.curve(step, args, points=(0.5, 0.9), device="v100")
+    budgets = [point.budget_bytes for point in found.points if point.way == MEMPLAN]
+    assert budgets == [int(0.9 * found.plain_bytes), int(0.5 * found.plain_bytes)]
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.parametrize("shares", [(), (0.0,), (0.5, 1.5), (-0.1,)])
+def test_shares_that_are_none_are_refused(shares: tuple[float, ...]) -> None:
+    args = [jax.ShapeDtypeStruct((8, 8), jnp.float32)], jax.ShapeDtypeStruct((64, 8), jnp.float32)
+    with pytest.raises(BudgetError, match="above 0 and up to 1"):
+        api.curve(step, args, points=shares, device="v100")

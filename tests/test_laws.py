@@ -75,6 +75,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "memplan.planning",
         "memplan.program",
         "memplan.report",
+        "memplan.errors",
         *TYPES,
     ),
     "memplan.running": (

@@ -7,11 +7,20 @@ from collections.abc import Iterable
 from memplan.planning.devices import Device
 from memplan.planning.graph import Graph, Op
 
+_OWN_PRODUCTS = (8, 0)  # compute capability from which XLA compiles matrix products itself, with Triton
+
 
 def kernel_seconds(flops: float, flops_dtype: str, nbytes: float, device: Device) -> float:
     """Seconds of one kernel that moves `nbytes` of device memory; matrix work where `flops_dtype` names a type."""
     rate = device.rate(flops_dtype) if flops_dtype else device.vector_flops
     return max(flops / rate, nbytes / device.memory_bandwidth)
+
+
+def calls_library(op: Op, device: Device) -> bool:
+    """True for a convolution by cuDNN and a product by cuBLAS; XLA:GPU has products of its own from Ampere on."""
+    if not op.flops_dtype or device.target is None:
+        return False
+    return op.name == "conv_general_dilated" or device.target.compute_capability < _OWN_PRODUCTS
 
 
 def op_seconds(graph: Graph, op: Op, device: Device) -> float:

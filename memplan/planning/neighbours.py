@@ -10,11 +10,12 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 
 from memplan.planning.choices import UNITS, Choices
-from memplan.planning.planners.protocol import rank
+from memplan.planning.planners.protocol import Proposal, rank
 from memplan.planning.reach import Reach
 from memplan.planning.trial import Trial, Trials
 from memplan.planning.unfold import Demand
@@ -28,13 +29,16 @@ _GAP = 0.002  # of a solution
 _NEAR = 0.002 * UNITS  # above the relaxation, where it is not worth looking on
 
 
-def improve(trials: Trials, best: Trial, until: float, seed: int = 0) -> Trial:
+def improve(trials: Trials, best: Trial, until: float, seed: int = 0) -> Proposal:
     """The best plan found before `until` (of the monotonic clock), never worse than the given one."""
     draw = random.Random(seed)
+    gap_s = None
     for kernels, operations in _DEPTHS:
         if time.monotonic() < until:
-            best = _Search(trials, best, kernels, operations, draw).run(until)
-    return best
+            search = _Search(trials, best, kernels, operations, draw)
+            best = search.run(until)
+            gap_s = search.gap_s()
+    return replace(best.proposal, gap_s=gap_s)
 
 
 class _Search:
@@ -88,6 +92,14 @@ class _Search:
             else:
                 self.learn(found)
         return self.best
+
+    def gap_s(self) -> float:
+        """Seconds from the relaxation to the best plan, both by the program and with the plan's own rests."""
+        choices = self.choices
+        choices.keep_to(choices.rests(self.best.decisions, self.best.peaks))
+        start = choices.values(self.best.decisions)
+        own = choices.solver.solve(_SECONDS, _GAP, start, np.zeros(len(start), dtype=bool))
+        return max(0.0, own.cost - choices.solver.relax().cost) / choices.second
 
     def accept(self, found: Trial) -> np.ndarray:
         self.best = found

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from memplan.planning.cost import kernel_seconds
+from memplan.planning.cost import calls_library, kernel_seconds
 from memplan.planning.devices import Device
 from memplan.planning.graph import Graph, Op
 from memplan.planning.plan import Action, Kind
-
-_OWN_PRODUCTS = (8, 0)  # compute capability from which XLA compiles matrix products itself, with Triton
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,11 @@ class SegmentModel:
             if here >= peak:
                 peak, at = here, kernel.op
             live += made - sum(map(self.size, [*ends, *unread]))
-            if len(kernel.makes) > 1 or self.is_library_call(kernel) or self.has_siblings(kernel, kernels):
+            if (
+                len(kernel.makes) > 1
+                or calls_library(self.graph.ops[kernel.op], self.device)
+                or self.has_siblings(kernel, kernels)
+            ):
                 self.fixed.update(kernel.makes)
         passing = (self.freed - set(last) - self.made) | self.copied
         live -= sum(map(self.size, passing))
@@ -155,13 +157,6 @@ class SegmentModel:
             other is not kernel and self.graph.ops[other.op].fusion != "kernel" and not touched.isdisjoint(other.reads)
             for other in kernels
         )
-
-    def is_library_call(self, kernel: _Kernel) -> bool:
-        """A convolution by cuDNN, a product by cuBLAS; XLA:GPU has its own products from Ampere on."""
-        op, target = self.graph.ops[kernel.op], self.device.target
-        if not op.flops_dtype or target is None:
-            return False
-        return op.name == "conv_general_dilated" or target.compute_capability < _OWN_PRODUCTS
 
     def is_behind(self, value: int, made: list[int]) -> bool:
         return any(value in self.sources.get(one, ()) for one in made)

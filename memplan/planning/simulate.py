@@ -92,15 +92,8 @@ class Simulator:
     slack: Mapping[int, int] = field(default_factory=dict)
     _known: dict[tuple[tuple[Action, ...], frozenset[int], frozenset[int]], Segment] = field(default_factory=dict)
 
-    @property
-    def base_nbytes(self) -> int:
-        """Bytes that are there from beginning to end: inputs, and outputs with a buffer of their own."""
-        graph = self.graph
-        own = graph.returned.difference(graph.reused, graph.inputs)
-        return graph.resident_nbytes + sum(map(graph.nbytes, own))
-
     def run(self, plan: Plan) -> Timeline:
-        live, host, now = self.base_nbytes, 0, 0.0
+        live, host, now = base_nbytes(self.graph), 0, 0.0
         out_free = in_free = 0.0
         arrives: dict[int, float] = {}
         leaves: dict[int, float] = {}
@@ -173,6 +166,12 @@ class Simulator:
     def _made_here(self, value: int, actions: tuple[Action, ...]) -> bool:
         made = self.graph.producer[value]
         return any(action.kind is Kind.COMPUTE and action.target == made for action in actions)
+
+
+def base_nbytes(graph: Graph) -> int:
+    """Bytes that are there from beginning to end: inputs, and outputs with a buffer of their own."""
+    own = graph.returned.difference(graph.reused, graph.inputs)
+    return graph.resident_nbytes + sum(map(graph.nbytes, own))
 
 
 def _read(actions: tuple[Action, ...], graph: Graph, among: Mapping[int, float]) -> set[int]:

@@ -16,7 +16,7 @@ from memplan.report.told import Told
 
 _GIB = 2**30
 
-MEMPLAN, XLA = "memplan", "XLA's rematerialization"  # ways with a point for every budget
+MEMPLAN, XLA, BOUND = "memplan", "XLA's rematerialization", "lower bound"  # ways with a point for every budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ class Point:
     """One way to run the step within one budget.
 
     Attributes:
-      way: `memplan`, `XLA's rematerialization`, or one that knows no budget.
+      way: `memplan`, `XLA's rematerialization`, `lower bound` (no plan within the budget is faster; its bytes are the
+        budget), or one that knows no budget.
       budget_bytes: what it was made for; None for a way that knows no budget.
       device_bytes, host_bytes: by the compiler; None where nothing fits or it does not compile.
       step_s: predicted seconds of one step, from what the compiler made; None likewise.

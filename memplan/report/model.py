@@ -96,7 +96,10 @@ class Report(Told):
       recomputed_flops: floating-point operations done a second time in one step.
       baseline_step_s, predicted_step_s: predicted seconds of one step, unmodified and planned.
       floor_bytes: working set of the largest single operation, below which no schedule goes.
-      lower_bound_s: seconds that no plan within this budget can beat.
+      lower_bound_s: seconds that no plan within this budget can beat, whatever its order and whoever makes it; None
+        where nothing was planned.
+      gap_s: seconds by which the best plan that the planner could have made may be faster, by its own relaxation; None
+        where it does not know.
       attempts: how many plans were compiled.
       decisions: one row per kept, offloaded or recomputed value.
       live_at_peak: what the device holds at the compiled peak, largest first.
@@ -128,6 +131,7 @@ class Report(Told):
     live_at_peak: tuple[LiveValue, ...] = ()
     candidates: tuple[Candidate, ...] = ()
     versions: Pairs = ()
+    gap_s: float | None = None
 
     @property
     def title(self) -> str:
@@ -159,10 +163,18 @@ def _summary(report: Report) -> Sheet:
         ("recomputed in a step", flops(report.recomputed_flops)),
         ("step, predicted", seconds(report.predicted_step_s)),
         ("  unmodified step", seconds(report.baseline_step_s)),
-        ("  lower bound", seconds(report.lower_bound_s)),
+        ("  lower bound", f"{seconds(report.lower_bound_s)}{_above(report)}"),
+        ("  left to this planner", seconds(report.gap_s)),
         ("versions", ", ".join(f"{name} {version}" for name, version in report.versions)),
     )
     return Sheet("memplan", ("", ""), rows)
+
+
+def _above(report: Report) -> str:
+    """`, 3.1% below the plan`."""
+    if not report.lower_bound_s or report.predicted_step_s is None:
+        return ""
+    return f", {1 - report.lower_bound_s / report.predicted_step_s:.1%} below the plan"
 
 
 def _candidates(report: Report) -> Sheet:

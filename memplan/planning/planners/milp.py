@@ -32,7 +32,7 @@ class MilpPlanner:
         until = time.monotonic() + self.seconds
         layout = cut(problem.graph, early_loose_ends(problem.graph), fence_nbytes(problem.budget_bytes))
         trials, first = self.first(problem, layout, until)
-        return improve(trials, first, until).proposal
+        return improve(trials, first, until)
 
     def first(self, problem: Problem, layout: Layout, until: float) -> tuple[Trials, Trial]:
         """A plan to start from, and where to try others: with the host or without."""

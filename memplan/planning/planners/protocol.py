@@ -36,11 +36,17 @@ class Problem:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A planner's best plan. `fits` says whether its own prediction is within the budget."""
+    """A planner's best plan.
+
+    Attributes:
+      fits: whether its own prediction is within the budget.
+      gap_s: seconds by which any plan that the planner could have made may be faster; None where it does not know.
+    """
 
     plan: Plan
     timeline: Timeline
     fits: bool
+    gap_s: float | None = None
 
 
 def rank(proposal: Proposal) -> tuple[bool, float, int]:
