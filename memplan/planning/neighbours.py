@@ -37,7 +37,7 @@ def improve(trials: Trials, best: Trial, until: float, seed: int = 0) -> Proposa
         if time.monotonic() < until:
             search = _Search(trials, best, kernels, operations, draw)
             best = search.run(until)
-            gap_s = search.gap_s()
+            gap_s = search.gap_s() if best.proposal.fits else None
     return replace(best.proposal, gap_s=gap_s)
 
 

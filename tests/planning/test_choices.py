@@ -76,4 +76,6 @@ def test_a_search_never_loses_what_it_starts_from(draw: random.Random) -> None:
     modes = (Mode.DROP, Mode.OFFLOAD_NOW) if problem.host_budget_bytes else (Mode.DROP,)
     trials = Trials(problem, layout, "milp")
     start = trials.of(random_decisions(draw, layout, modes))
-    assert rank(improve(trials, start, FOREVER).proposal) <= rank(start.proposal)
+    found = improve(trials, start, FOREVER)
+    assert rank(found) <= rank(start.proposal)
+    assert (found.gap_s is not None and found.gap_s >= 0) == found.fits
