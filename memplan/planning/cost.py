@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from memplan.planning.devices import Device
 from memplan.planning.graph import Graph, Op
 
-_OWN_PRODUCTS = (8, 0)  # compute capability from which XLA compiles matrix products itself, with Triton
+_TRITON = (8, 0)  # the least compute capability
 
 
 def kernel_seconds(flops: float, flops_dtype: str, nbytes: float, device: Device) -> float:
@@ -16,11 +16,16 @@ def kernel_seconds(flops: float, flops_dtype: str, nbytes: float, device: Device
     return max(flops / rate, nbytes / device.memory_bandwidth)
 
 
+def has_triton(device: Device) -> bool:
+    """XLA:GPU compiles matrix products, and what normalizes rows, with Triton from Ampere on."""
+    return device.target is not None and device.target.compute_capability >= _TRITON
+
+
 def calls_library(op: Op, device: Device) -> bool:
-    """True for a convolution by cuDNN and a product by cuBLAS; XLA:GPU has products of its own from Ampere on."""
+    """True for a convolution by cuDNN and a product by cuBLAS."""
     if not op.flops_dtype or device.target is None:
         return False
-    return op.name == "conv_general_dilated" or device.target.compute_capability < _OWN_PRODUCTS
+    return op.name == "conv_general_dilated" or not has_triton(device)
 
 
 def op_seconds(graph: Graph, op: Op, device: Device) -> float:

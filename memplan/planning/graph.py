@@ -45,6 +45,7 @@ class Op:
       fusion: how the compiler treats it. `view` costs nothing and needs no buffer of its own when its reader is
         fused; `elementwise` melts into its readers; `reduction` melts its producers into itself; `kernel` reads and
         writes memory.
+      along_rows: a reduction along the last axis alone.
       workspace_nbytes: device bytes needed while it runs, besides inputs and outputs (loop bodies, collectives).
       traffic_nbytes: device bytes moved besides inputs and outputs (what a loop reads and writes over and over).
       recomputable: may it run a second time with the same result and no other trace?
@@ -59,6 +60,7 @@ class Op:
     flops: float = 0.0
     flops_dtype: str = ""
     fusion: Fusion = "kernel"
+    along_rows: bool = False
     workspace_nbytes: int = 0
     traffic_nbytes: int = 0
     recomputable: bool = True

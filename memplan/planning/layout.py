@@ -18,11 +18,13 @@ class Layout:
       graph: the program.
       segments: op ids per segment, views left out, in running order.
       fence_nbytes: a kernel that touches less than this needs no segment of its own.
+      fuses_rows: the compiler makes statistics of rows in the kernel that normalizes them (`cost.has_triton`).
     """
 
     graph: Graph
     segments: tuple[tuple[int, ...], ...]
     fence_nbytes: int
+    fuses_rows: bool = False
 
     @cached_property
     def home(self) -> dict[int, int]:
@@ -64,6 +66,19 @@ class Layout:
                 behind.update(self.carriers[made] if op.fusion == "view" else (value,))
         return frozenset(behind)
 
+    @cached_property
+    def fleeting(self) -> frozenset[int]:
+        """Statistics of rows, and what is computed from them alone.
+
+        One that outlives its segment costs another pass over the rows, there and wherever it is read.
+        """
+        found: set[int] = set()
+        for number, op in enumerate(self.graph.ops if self.fuses_rows else ()):
+            behind = self.carriers[number]
+            if op.along_rows or (op.fusion == "elementwise" and behind and found.issuperset(behind)):
+                found.update(op.outputs)
+        return frozenset(found)
+
     def is_heavy(self, op: int) -> bool:
         """A kernel that gets a segment of its own."""
         return op in self._heavy
@@ -79,7 +94,7 @@ class Layout:
         return sum(map(self.graph.nbytes, (*op.outputs, *op.inputs))) + op.workspace_nbytes
 
 
-def cut(graph: Graph, order: Sequence[int], fence_nbytes: int) -> Layout:
+def cut(graph: Graph, order: Sequence[int], fence_nbytes: int, fuses_rows: bool = False) -> Layout:
     """Cut an order into segments: a heavy kernel and the lighter work behind it."""
     probe = Layout(graph, (), fence_nbytes)
     segments: list[list[int]] = [[]]
@@ -89,7 +104,7 @@ def cut(graph: Graph, order: Sequence[int], fence_nbytes: int) -> Layout:
         if probe.is_heavy(op) and any(probe.is_heavy(other) for other in segments[-1]):
             segments.append([])
         segments[-1].append(op)
-    return Layout(graph, tuple(map(tuple, segments)), fence_nbytes)
+    return Layout(graph, tuple(map(tuple, segments)), fence_nbytes, fuses_rows)
 
 
 def chop(graph: Graph, order: Sequence[int], length: int) -> Layout:

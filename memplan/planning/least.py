@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from memplan.planning.cost import calls_library, kernel_seconds
+from memplan.planning.cost import calls_library, has_triton, kernel_seconds
 from memplan.planning.devices import Device
 from memplan.planning.graph import Graph, Op
 from memplan.planning.linear import LinearProgram
@@ -36,7 +36,7 @@ def passes_seconds(graph: Graph, device: Device) -> float:
     library's call from reduced values, and it writes the operand. Of all that such a pass may read only the largest is
     counted. Two passes over the same are two if one waits for the other; where XLA fuses by Triton they may be one.
     """
-    apart = device.target is None or calls_library(Op("dot_general", (), (), flops_dtype="float32"), device)
+    apart = not has_triton(device)
     reads: list[dict[int, int]] = [{} for _ in graph.values]  # root -> bytes that must come from it, or be made of it
     spent: list[dict[int, int]] = [{} for _ in graph.values]  # root -> bytes of passes over it that came before
     waits = [False] * len(graph.values)  # for a reduction, since the last matrix work

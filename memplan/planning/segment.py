@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from memplan.planning.cost import calls_library, kernel_seconds
+from memplan.planning.cost import calls_library, has_triton, kernel_seconds
 from memplan.planning.devices import Device
 from memplan.planning.graph import Graph, Op
 from memplan.planning.plan import Action, Kind
@@ -109,12 +109,19 @@ class SegmentModel:
         return []
 
     def melts(self, op: Op) -> bool:
-        """True where a result needs no buffer yet: a view of one, or work that its readers absorb."""
+        """True where a result needs no buffer yet: a view of one, or work that its readers absorb.
+
+        Triton makes the statistics of rows in the kernel that normalizes them, if nobody else wants them.
+        """
         if op.fusion == "view":
             widest = max(map(self.graph.nbytes, op.inputs), default=0)
             if all(self.graph.nbytes(value) <= widest for value in op.outputs):
                 return True
-        return op.fusion in ("view", "elementwise") and self.read_by_kernel.isdisjoint(op.outputs)
+        if op.fusion == "reduction":
+            absorbed = op.along_rows and has_triton(self.device) and self.freed.issuperset(op.outputs)
+        else:
+            absorbed = op.fusion != "kernel"
+        return absorbed and self.read_by_kernel.isdisjoint(op.outputs)
 
     def last_fusion(self) -> list[_Kernel]:
         """Elementwise results that outlive the segment come out of one fusion, which reads the buffers behind them."""

@@ -7,7 +7,7 @@ read. Returned values stay, whatever is decided.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -66,6 +66,8 @@ class Demand:
                     waiting.extend(layout.carriers[op])
                 else:
                     taken.append(value)
+            remade = _remade(layout, number, taken, ops)
+            ops |= remade
             for value in taken:
                 if layout.graph.producer[value] not in ops:  # else it is made again as a sibling of what was dropped
                     uses.setdefault(value, []).append(number)
@@ -86,6 +88,33 @@ class Demand:
         for sequence in found.values():
             sequence.sort()
         return found
+
+
+def _remade(layout: Layout, number: int, taken: Sequence[int], again: Collection[int]) -> set[int]:
+    """Ops that make fleeting values again in a segment that has, or makes, all that they are computed from."""
+    there = set(taken)
+    found: set[int] = set()
+    for value in taken:
+        if value not in layout.fleeting:
+            continue
+        ops: set[int] = set()
+        waiting = [value]
+        while waiting:
+            op = layout.graph.producer[waiting.pop()]
+            if op is None or op in again or op in found or op in ops:
+                continue
+            known = layout.graph.ops[op]
+            if known.fusion == "kernel" or not known.recomputable:
+                break
+            ops.add(op)
+            waiting.extend(
+                source
+                for source in layout.carriers[op]
+                if source in layout.fleeting or (source not in there and layout.home[source] != number)
+            )
+        else:
+            found |= ops
+    return found
 
 
 def unfold(layout: Layout, decisions: Decisions) -> tuple[tuple[Action, ...], tuple[int, ...]]:

@@ -44,6 +44,12 @@ def fusion_of(eqn: compat.JaxprEqn) -> Fusion:
     return "elementwise" if name in _ELEMENTWISE else "kernel"
 
 
+def is_along_rows(eqn: compat.JaxprEqn) -> bool:
+    """A reduction along the last axis alone."""
+    last = getattr(compat.aval_of(eqn.invars[0]), "ndim", 0) - 1 if eqn.invars else -1
+    return fusion_of(eqn) == "reduction" and eqn.params.get("axes") == (last,)
+
+
 def is_plain(eqn: compat.JaxprEqn) -> bool:
     """True for an equation that its printed form describes in full: two that print alike compile alike."""
     if eqn.effects or compat.sub_jaxprs(eqn):

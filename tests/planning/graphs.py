@@ -136,8 +136,9 @@ def random_graph(draw: random.Random, most: int = 14, kernels_only: bool = False
             continue
         sizes = [1 if kind == "reduction" else draw.randint(1, 20) for _ in range(draw.choice([1, 1, 1, 2]))]
         once = {"recomputable": False, "why_not": "it prints"} if effects and draw.random() < 0.1 else {}
-        scratch = draw.choice([0, 0, 7]) if kind == "kernel" else 0
-        b.ops_of(inputs, sizes, kind, workspace_nbytes=scratch, flops=float(draw.randint(0, 40)), **once)
+        facts = {"workspace_nbytes": draw.choice([0, 0, 7])} if kind == "kernel" else {}
+        facts |= {"along_rows": draw.random() < 0.5} if kind == "reduction" else {}
+        b.ops_of(inputs, sizes, kind, flops=float(draw.randint(0, 40)), **facts, **once)
     outputs = [draw.randrange(len(b.values)) for _ in range(draw.randint(1, 3))]
     return b.build(*outputs, len(b.values) - 1)
 
@@ -156,8 +157,8 @@ def random_decisions(draw: random.Random, layout: Layout, modes: Sequence[Mode] 
     return found
 
 
-def layout_of(graph: Graph, fence_nbytes: int = 1) -> Layout:
-    return cut(graph, early_loose_ends(graph), fence_nbytes)
+def layout_of(graph: Graph, fence_nbytes: int = 1, fuses_rows: bool = False) -> Layout:
+    return cut(graph, early_loose_ends(graph), fence_nbytes, fuses_rows)
 
 
 def every_drop(layout: Layout) -> Iterator[Decisions]:

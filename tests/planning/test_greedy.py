@@ -19,7 +19,7 @@ from memplan.planning.plan import Kind, Plan
 from memplan.planning.planners.greedy import GreedyPlanner
 from memplan.planning.planners.protocol import Problem, Proposal, fence_nbytes
 from memplan.planning.planners.registry import DEFAULT, PLANNERS, planner_named
-from memplan.planning.simulate import Simulator
+from memplan.planning.simulate import Simulator, base_nbytes
 from memplan.planning.unfold import Decisions, keep_everything, unfold
 from memplan.verify.plan import judge
 from tests.planning.graphs import (
@@ -166,7 +166,7 @@ def test_plans_do_not_depend_on_names_or_on_the_run() -> None:
 
 @pytest.mark.parametrize("graph", [Builder().build(), chain(0), chain(3, fusion="view"), fan_out(3)])
 def test_steps_with_nothing_to_decide(graph: Graph) -> None:
-    resident = Simulator(graph, UNIT).base_nbytes
+    resident = base_nbytes(graph)
     assert propose(graph, PLENTY).fits
     assert not propose(graph, resident - 1).fits
 

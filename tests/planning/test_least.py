@@ -45,8 +45,8 @@ def training(layers: int, flops: float) -> Graph:
 @given(DRAWS)
 def test_no_plan_is_faster(draw: random.Random) -> None:
     graph = with_matrix_work(random_graph(draw), draw)
-    layout = layout_of(graph)
     for device in (UNIT, AMPERE):
+        layout = layout_of(graph, fuses_rows=device is AMPERE)
         actions, _ = unfold(layout, random_decisions(draw, layout))
         plan = Plan(actions, graph.fingerprint, "")
         judge(plan, graph)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from memplan.planning import devices
 from memplan.planning.graph import Graph
 from memplan.planning.plan import FENCE, Action, Kind, Plan
-from memplan.planning.simulate import Simulator, Timeline
+from memplan.planning.simulate import Simulator, Timeline, base_nbytes
 from memplan.planning.unfold import Mode, keep_everything, unfold
 from memplan.verify.plan import judge
 from tests.planning.graphs import (
@@ -198,6 +198,31 @@ def test_a_copy_from_the_host_is_not_written_over() -> None:
     assert peaks(run(graph, *away, *back))[2] == 2 + 20
 
 
+def normalized(rows: bool) -> Graph:
+    """Values: 1 scores, 2 their largest, 3 the shifted ones, 4 their sum, 5 the weights, 6 what a kernel makes of 5."""
+    b = Builder()
+    scores = b.op([b.argument(1)], 10)
+    largest = b.op([scores], 1, "reduction", along_rows=rows)
+    shifted = b.op([scores, largest], 10, "elementwise")
+    total = b.op([shifted], 1, "reduction", along_rows=rows)
+    return b.build(b.op([b.op([shifted, total], 10, "elementwise")], 1))
+
+
+@pytest.mark.parametrize(("rows", "leaves", "passes"), [(True, False, 1), (False, False, 3), (True, True, 3)])
+def test_statistics_of_rows_come_from_the_kernel_that_normalizes_them(rows: bool, leaves: bool, passes: int) -> None:
+    graph = normalized(rows)
+    ends = [1, 3] if leaves else [1, 2, 3, 4]
+    last = [2, 4] if leaves else []
+    actions = *compute(0), FENCE, *compute(1, 2, 3, 4), *free(*ends), FENCE, *compute(5), *free(5, *last)
+    plan = Plan(tuple(a if isinstance(a, Action) else Action(*a) for a in actions), "", "")
+    ampere = replace(UNIT, target=devices.named("a100").target)
+    second = Simulator(graph, ampere).run(plan).moments[1]
+    statistics = 2 + 3 if passes == 3 else 0  # both written, the largest read twice and the sum once
+    assert second.end_s - second.start_s == 10 * passes + statistics + 10
+    without = Simulator(graph, UNIT).run(plan).moments[1]
+    assert without.end_s - without.start_s == 3 * 10 + 5 + 10
+
+
 def test_views_cost_nothing_unless_they_grow_and_a_kernel_reads_them() -> None:
     b = Builder()
     made = b.op([b.argument(1)], 10)
@@ -296,7 +321,7 @@ def test_bytes_are_conserved(draw: random.Random) -> None:
         and not layout.returned.intersection(graph.ops[graph.producer[value] or 0].outputs)
     }
     timeline = simulator.run(Plan(unfold(layout, decisions)[0], "", ""))
-    assert timeline.moments[-1].after_nbytes == simulator.base_nbytes + sum(map(simulator.size, layout.returned))
+    assert timeline.moments[-1].after_nbytes == base_nbytes(graph) + sum(map(simulator.size, layout.returned))
 
 
 @settings(max_examples=150, deadline=None)
@@ -325,7 +350,7 @@ def test_kernels_alone_need_what_the_judge_counts_and_outputs_from_the_beginning
     graph = random_graph(draw, kernels_only=True)
     plan = plan_of(draw, graph, (Mode.DROP,))
     simulated = Simulator(graph, UNIT)
-    early = simulated.base_nbytes - graph.resident_nbytes
+    early = base_nbytes(graph) - graph.resident_nbytes
     counted = judge(plan, graph).peak_nbytes
     assert simulated.run(plan).peak_nbytes <= counted + early
     undonated = replace(graph, values=tuple(replace(value, donated=False) for value in graph.values))

@@ -33,7 +33,7 @@ def accepted(graph: Graph, actions: tuple[Action, ...]) -> Account:
 
 def case(draw: random.Random) -> tuple[Graph, Layout, Decisions]:
     graph = random_graph(draw)
-    layout = layout_of(graph, draw.choice([1, 1, 15, 1000]))
+    layout = layout_of(graph, draw.choice([1, 1, 15, 1000]), fuses_rows=draw.random() < 0.5)
     return graph, layout, random_decisions(draw, layout)
 
 
@@ -173,6 +173,24 @@ def test_siblings_of_a_dropped_value_are_made_again_with_it() -> None:
     actions, _ = unfold(layout, {(left, 2): Mode.DROP})
     accepted(layout.graph, actions)
     assert runs(actions)[0] == 2
+
+
+@pytest.mark.parametrize(("kept", "fuses_rows", "again"), [(1, True, 2), (1, False, 0), (5, True, 0)])
+def test_statistics_of_rows_are_made_again_where_the_rows_are(kept: int, fuses_rows: bool, again: int) -> None:
+    """Not where only what was made with them is."""
+    b = Builder()
+    scores = b.op([b.argument(1)], 10)
+    largest = b.op([scores], 1, "reduction", along_rows=True)
+    positive = b.op([largest], 1, "elementwise")
+    b.op([scores, positive], 10, "elementwise")
+    weights = b.op([scores, positive], 10, "elementwise")
+    assert (scores, weights) == (1, 5)
+    later = b.op([b.op([weights], 1), kept, positive], 1)
+    layout = layout_of(b.build(later), fuses_rows=fuses_rows)
+    assert layout.fleeting == ({largest, positive} if fuses_rows else set())
+    actions, _ = unfold(layout, {})
+    accepted(layout.graph, actions)
+    assert sum(runs(actions)[op] - 1 for op in range(5)) == again
 
 
 def test_a_chain_longer_than_the_stack_is_dropped_whole() -> None:

@@ -17,6 +17,18 @@ def workspace(function, *shapes, primitive: str, dtype=jnp.float32) -> int:
     return rules.workspace_of(eqn)
 
 
+def test_reductions_along_rows_are_those_over_the_last_axis_alone():
+    def along_rows(function):
+        (eqn,) = jax.make_jaxpr(function)(jnp.ones((2, 3, 4))).jaxpr.eqns
+        return rules.is_along_rows(eqn)
+
+    assert along_rows(lambda x: lax.reduce_max(x, (2,))) and along_rows(lambda x: lax.reduce_sum(x, (2,)))
+    assert not along_rows(lambda x: lax.reduce_sum(x, (1,)))
+    assert not along_rows(lambda x: lax.reduce_sum(x, (1, 2)))
+    assert not along_rows(lambda x: lax.argmax(x, 1, jnp.int32))
+    assert not along_rows(lambda x: lax.exp(x))
+
+
 def pool_gradient(window: int):
     def pooled(x):
         return lax.reduce_window(x, -jnp.inf, lax.max, (1, window, window, 1), (1, window, window, 1), "VALID").sum()

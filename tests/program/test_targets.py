@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -186,3 +187,36 @@ def test_gradients_of_convolutions_are_still_known_as_such_between_fences() -> N
     texts = (target.compile(one, args, {}, {}).text for one in (step, as_step(program, fenced)))
     plain, planned = (text.count("$convBackwardInput") for text in texts)
     assert plain == planned == 2
+
+
+@needs_compiler
+@pytest.mark.gpu_aot
+def test_statistics_of_rows_stay_inside_the_kernel_that_normalizes_them() -> None:
+    """Where one of them goes through a fence, each of them costs another pass over the scores."""
+
+    def step(weights: list[Any], x: Any) -> Any:
+        def loss(weights: list[Any]) -> Any:
+            hidden = x
+            for weight in weights:
+                scores = jnp.einsum("bqd,bkd->bqk", hidden, hidden @ weight)
+                hidden = jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), hidden)
+            return (hidden**2).mean()
+
+        return jax.grad(loss)(weights)
+
+    args = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 3, jax.ShapeDtypeStruct((8, 1024, 64), jnp.float32)
+    program = trace(step, args, {}, {})
+    graph = extract(program)
+    target = Target(devices.named("a100"), described=True)
+    whole = 4 * 8 * 1024**2  # bytes of the scores; whatever elementwise work makes in their size is dropped
+    passes = []
+    for fuses_rows in (False, True):
+        layout = cut(graph, early_loose_ends(graph), 1, fuses_rows)
+        made = [(v, graph.ops[graph.producer[v] or 0]) for v in layout.home if graph.nbytes(v) == whole]
+        dropped = [v for v, op in made if op.fusion == "elementwise"]
+        decisions = {(v, s): Mode.DROP for v in dropped for s in range(layout.home[v] + 1, len(layout.segments))}
+        actions, _ = unfold(layout, decisions)
+        planned = rewrite(program, graph, Plan(actions, graph.fingerprint, "by hand"))
+        text = target.compile(as_step(program, planned), args, {}, {}).text
+        passes.append(len(re.findall(r"kind=kInput.*op_name=\"[^\"]*/reduce_max\"", text)))
+    assert passes[0] > 0 == passes[1]

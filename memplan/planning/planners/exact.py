@@ -10,10 +10,8 @@ from itertools import pairwise
 from memplan.planning.bound import lower_bound
 from memplan.planning.evict import evict, prune
 from memplan.planning.improve import Search
-from memplan.planning.layout import cut
 from memplan.planning.model import Effort, Model, every_pair, late_pairs
-from memplan.planning.order import early_loose_ends
-from memplan.planning.planners.protocol import Problem, Proposal, fence_nbytes
+from memplan.planning.planners.protocol import Problem, Proposal
 from memplan.planning.stages import Answer, Pair, Stages, extra_ticks, fits, replay
 from memplan.planning.staging import Staging
 
@@ -112,6 +110,6 @@ class ExactPlanner:
     name: str = "exact"
 
     def propose(self, problem: Problem) -> Proposal:
-        layout = cut(problem.graph, early_loose_ends(problem.graph), fence_nbytes(problem.budget_bytes))
+        layout = problem.layout()
         staging = Staging(problem, layout, self.name)
         return staging.search(partial(solve_step, beside=self.beside), self.seconds, _ROUNDS)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memplan.planning.descent import Descent
-from memplan.planning.layout import cut
-from memplan.planning.order import early_loose_ends
-from memplan.planning.planners.protocol import Problem, Proposal, fence_nbytes, rank
+from memplan.planning.planners.protocol import Problem, Proposal, rank
 
 
 class GreedyPlanner:
@@ -16,7 +14,7 @@ class GreedyPlanner:
     name = "greedy"
 
     def propose(self, problem: Problem) -> Proposal:
-        layout = cut(problem.graph, early_loose_ends(problem.graph), fence_nbytes(problem.budget_bytes))
+        layout = problem.layout()
         alone = Descent(replace(problem, host_budget_bytes=0), layout, self.name).descend()
         if not problem.host_budget_bytes:
             return alone

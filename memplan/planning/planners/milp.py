@@ -9,10 +9,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from memplan.planning.layout import Layout, cut
+from memplan.planning.layout import Layout
 from memplan.planning.neighbours import improve
-from memplan.planning.order import early_loose_ends
-from memplan.planning.planners.protocol import Problem, Proposal, fence_nbytes, rank
+from memplan.planning.planners.protocol import Problem, Proposal, rank
 from memplan.planning.rounding import rounded
 from memplan.planning.trial import Trial, Trials
 
@@ -30,7 +29,7 @@ class MilpPlanner:
 
     def propose(self, problem: Problem) -> Proposal:
         until = time.monotonic() + self.seconds
-        layout = cut(problem.graph, early_loose_ends(problem.graph), fence_nbytes(problem.budget_bytes))
+        layout = problem.layout()
         trials, first = self.first(problem, layout, until)
         return improve(trials, first, until)
 

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from memplan.planning.cost import has_triton
 from memplan.planning.devices import Device
 from memplan.planning.graph import Graph
+from memplan.planning.layout import Layout, cut
+from memplan.planning.order import early_loose_ends
 from memplan.planning.plan import Plan
 from memplan.planning.simulate import Timeline
 
@@ -27,6 +30,11 @@ class Problem:
     budget_bytes: int
     host_budget_bytes: int
     slack: Mapping[int, int] = field(default_factory=dict)
+
+    def layout(self) -> Layout:
+        """The program in its best order, cut into segments that suit the budget."""
+        order, least = early_loose_ends(self.graph), fence_nbytes(self.budget_bytes)
+        return cut(self.graph, order, least, has_triton(self.device))
 
     def is_kept_by(self, timeline: Timeline) -> bool:
         """Are both budgets kept?"""

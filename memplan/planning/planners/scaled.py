@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 from memplan.planning.bound import lower_bound
 from memplan.planning.evict import evict, prune
 from memplan.planning.improve import Search, Told
-from memplan.planning.layout import cut
-from memplan.planning.order import early_loose_ends
-from memplan.planning.planners.protocol import Problem, Proposal, fence_nbytes
+from memplan.planning.planners.protocol import Problem, Proposal
 from memplan.planning.stages import Answer, Stages, extra_ticks, fits
 from memplan.planning.staging import Staging
 
@@ -50,6 +48,6 @@ class ScaledPlanner:
     name: str = "scaled"
 
     def propose(self, problem: Problem) -> Proposal:
-        layout = cut(problem.graph, early_loose_ends(problem.graph), fence_nbytes(problem.budget_bytes))
+        layout = problem.layout()
         alone = replace(problem, host_budget_bytes=0)
         return Staging(alone, layout, self.name).search(solve, self.seconds, _ROUNDS)
