@@ -17,6 +17,7 @@ from memplan.planning.budget import Size, parse_bytes, show_bytes
 from memplan.planning.cost import copy_seconds
 from memplan.planning.floor import Floor, floor
 from memplan.planning.graph import Graph
+from memplan.planning.loosen import loosened
 from memplan.planning.plan import Plan
 from memplan.planning.planners.protocol import Planner, Problem, Proposal
 from memplan.planning.planners.registry import planner_named
@@ -40,6 +41,7 @@ _ATTEMPTS = 6  # plans compiled before giving up
 _XLA_ATTEMPTS = 3  # limits given to XLA's own rematerialization
 _SPARE = 0.01  # of the budget, left to the compiler at first: half of all plans need that much more than predicted
 _OTHER = "greedy"  # the planner that is asked where the first one finds nothing, and to use the host
+_LOOSE = (0.9, 0.7)  # of the budget: where less is needed, a fitting plan is tried without fences
 _HOPEFUL = 1.1  # a plan predicted to miss by less than this is compiled all the same
 
 
@@ -257,8 +259,22 @@ class Search:
             candidate = replace(self.compile(proposal.plan, timeline.peak_nbytes), gap_s=proposal.gap_s)
             yield candidate
             if self.fits(candidate):
+                yield from self.loosened(proposal)
                 return
             inner = self.learn(proposal, candidate, slack, inner)
+
+    def loosened(self, proposal: Proposal) -> Iterator[Candidate]:
+        """The plan with fewer fences, until that fits too: mostly faster, in the same memory."""
+        known = {proposal.plan}
+        for share in _LOOSE if self.target.is_gpu else ():
+            plan = loosened(proposal.plan, proposal.timeline, self.graph, share * self.budget)
+            if plan in known:
+                continue
+            known.add(plan)
+            candidate = self.compile(plan, proposal.timeline.peak_nbytes)
+            yield replace(candidate, gap_s=proposal.gap_s)
+            if self.fits(candidate):
+                return
 
     def learn(self, proposal: Proposal, candidate: Candidate, slack: dict[int, int], inner: int) -> int:
         """Take the compiler's own bytes per segment as constraints; what they do not explain narrows the budget."""

@@ -11,7 +11,10 @@ import pytest
 
 from memplan.errors import PlanMismatchError
 from memplan.planning.graph import Graph
+from memplan.planning.layout import cut
+from memplan.planning.order import early_loose_ends
 from memplan.planning.plan import Action, Kind, Plan
+from memplan.planning.unfold import Mode, unfold
 from memplan.program import compat
 from memplan.program.extract import extract
 from memplan.program.rewrite import rewrite
@@ -58,6 +61,36 @@ def test_weak_types_survive(name: str) -> None:
     planned = rewrite(program, graph, one_op_segments(graph))
     before, after = ([compat.aval_of(var) for var in side.jaxpr.outvars] for side in (program.jaxpr, planned))
     assert [aval.weak_type for aval in before] == [aval.weak_type for aval in after]
+
+
+def attention(weights: Any, x: Any) -> Any:
+    def loss(weights: Any) -> Any:
+        hidden = x
+        for weight in weights:
+            hidden = jax.nn.softmax(hidden @ weight @ hidden.T) @ hidden
+            hidden = hidden - hidden.mean(-1, keepdims=True)
+        return (hidden**2).mean()
+
+    return jax.grad(loss)(weights)
+
+
+def test_statistics_of_rows_made_again_are_the_same() -> None:
+    args = (
+        [jax.random.normal(jax.random.key(n), (8, 8)) for n in range(3)],
+        jax.random.normal(jax.random.key(9), (16, 8)),
+    )
+    program, graph = program_of(attention, *args)
+    layout = cut(graph, early_loose_ends(graph), 1, fuses_rows=True)
+    assert layout.fleeting
+    made = [v for v in layout.home if graph.ops[graph.producer[v] or 0].fusion == "elementwise"]
+    decisions = {(v, s): Mode.DROP for v in made for s in range(layout.home[v] + 1, len(layout.segments))}
+    for chosen in ({}, decisions):
+        plan = Plan(unfold(layout, chosen)[0], graph.fingerprint, "")
+        again = judge(plan, graph).recomputed
+        assert any(graph.ops[op].along_rows for op in again)
+        planned = as_step(program, rewrite(program, graph, plan))
+        for one, other in zip(jax.jit(attention)(*args), jax.jit(planned)(*args), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
 PLANS = {
