@@ -152,6 +152,7 @@ def main() -> None:
             start = time.perf_counter()
             step, _, device = name.rpartition("-")
             curve = measure(step, device)
+            RESULTS.mkdir(exist_ok=True)
             curve.save_json(path)
             told = ", ".join(
                 f"{row.share:.0%} {_cell(row.own_ms)}/{_cell(row.xla_ms)}" for row in comparisons(name, curve)
