@@ -9,8 +9,6 @@ moment; the largest over a few moments is taken. Values that move count by the l
 
 from __future__ import annotations
 
-from functools import cached_property
-
 from memplan.planning.cost import calls_library, has_triton, kernel_seconds
 from memplan.planning.devices import Device
 from memplan.planning.graph import Graph, Op
@@ -36,7 +34,7 @@ def passes_seconds(graph: Graph, device: Device) -> float:
     library's call from reduced values, and it writes the operand. Of all that such a pass may read only the largest is
     counted. Two passes over the same are two if one waits for the other; where XLA fuses by Triton they may be one.
     """
-    apart = not has_triton(device)
+    apart, wanted = not has_triton(device), wanted_ops(graph)
     reads: list[dict[int, int]] = [{} for _ in graph.values]  # root -> bytes that must come from it, or be made of it
     spent: list[dict[int, int]] = [{} for _ in graph.values]  # root -> bytes of passes over it that came before
     waits = [False] * len(graph.values)  # for a reduction, since the last matrix work
@@ -54,7 +52,9 @@ def passes_seconds(graph: Graph, device: Device) -> float:
         total[root] = max(total.get(root, 0), after)
         return {**before, root: after}
 
-    for op in graph.ops:
+    for number, op in enumerate(graph.ops):
+        if not wanted[number]:
+            continue
         before: dict[int, int] = {}
         sources: dict[int, int] = {}
         for value in dict.fromkeys(op.inputs):
@@ -81,6 +81,18 @@ def passes_seconds(graph: Graph, device: Device) -> float:
     return (sum(total.values()) + written) / device.memory_bandwidth
 
 
+def wanted_ops(graph: Graph) -> list[bool]:
+    """Which ops any output is computed from; the compiler drops the others."""
+    found = [False] * len(graph.ops)
+    read = set(graph.outputs)
+    for number in reversed(range(len(graph.ops))):
+        op = graph.ops[number]
+        if not read.isdisjoint(op.outputs):
+            found[number] = True
+            read.update(op.inputs)
+    return found
+
+
 def _materializes(op: Op, device: Device) -> bool:
     """Does it read its operands from memory and write its result there?"""
     return bool(op.flops_dtype) and op.fusion == "kernel" and (device.target is None or calls_library(op, device))
@@ -100,22 +112,13 @@ class _Bound:
     def __init__(self, graph: Graph, device: Device):
         self.graph, self.device = graph, device
         self.least_s = [_least(graph, op, device) for op in graph.ops]
+        self.wanted = wanted_ops(graph)
 
     @property
     def work_s(self) -> float:
-        return sum(s for s, wanted in zip(self.least_s, self.wanted, strict=True) if wanted)
-
-    @cached_property
-    def wanted(self) -> list[bool]:
-        """Ops that any output is computed from."""
-        found = [False] * len(self.graph.ops)
-        read = set(self.graph.outputs)
-        for number in reversed(range(len(self.graph.ops))):
-            op = self.graph.ops[number]
-            if not read.isdisjoint(op.outputs):
-                found[number] = True
-                read.update(op.inputs)
-        return found
+        """Seconds of what runs at least once; the compiler runs the same work on the same operands once."""
+        known = zip(self.graph.ops, self.least_s, self.wanted, strict=True)
+        return sum({(op.name, op.inputs, s): s for op, s, wanted in known if wanted}.values())
 
     def size(self, value: int) -> int:
         known = self.graph.values[value]

@@ -109,6 +109,14 @@ def test_what_could_be_the_epilogue_of_a_product_is_not_counted() -> None:
 
 def test_work_that_nobody_reads_is_not_counted() -> None:
     b = Builder()
-    x = b.argument(1)
+    x = b.argument(10)
     b.op([x], 1, flops=100.0, **MATRIX)
-    assert least_seconds(b.build(b.op([x], 1, flops=7.0, **MATRIX)), UNIT, ROOM, 0) == 7.0
+    b.op([x], 1, "reduction")
+    assert least_seconds(b.build(b.op([x], 1, flops=17.0, **MATRIX)), UNIT, ROOM, 0) == 17.0
+
+
+def test_the_same_work_twice_is_counted_once() -> None:
+    b = Builder()
+    x = b.argument(10)
+    one, other = b.op([x], 1, flops=17.0, **MATRIX), b.op([x], 1, flops=17.0, **MATRIX)
+    assert least_seconds(b.build(one, other), UNIT, ROOM, 0) == 17.0
