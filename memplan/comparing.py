@@ -9,9 +9,10 @@ from typing import Any
 from memplan import pipeline
 from memplan.candidates import Candidate
 from memplan.errors import InfeasibleBudgetError
-from memplan.pipeline import Notify, Request
+from memplan.pipeline import Request
 from memplan.planning.budget import parse_bytes
 from memplan.report.comparison import Comparison, Row
+from memplan.search import Notify
 from memplan.summary import versions
 from memplan.ways import REFUSALS, Ways, policies, refusal
 

@@ -9,12 +9,13 @@ from typing import Any
 from memplan import pipeline
 from memplan.candidates import Candidate
 from memplan.errors import BudgetError
-from memplan.pipeline import Notify, Request, Search
+from memplan.pipeline import Request
 from memplan.planning.floor import floor
 from memplan.planning.least import least_seconds
 from memplan.planning.planners.registry import planner_named
 from memplan.program.extract import extract
 from memplan.report.curve import BOUND, MEMPLAN, XLA, Curve, Point
+from memplan.search import Notify, Search
 from memplan.summary import versions
 from memplan.ways import REFUSALS, Ways, policies, refusal
 

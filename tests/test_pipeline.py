@@ -65,3 +65,28 @@ def test_a_plan_that_did_not_fit_is_not_compiled_again(monkeypatch: pytest.Monke
     run(step, args, {}, {}, request, lambda what, share: told.append(what))
     first_of_the_other = told.index("planning, attempt 1", told.index("planning, attempt 1") + 1)
     assert told[:first_of_the_other].count("compiling the planned step") == 1
+
+
+class Modest:
+    """Takes seven tenths of what it is offered."""
+
+    name = "modest"
+
+    def __init__(self) -> None:
+        self.offered: list[int] = []
+
+    def propose(self, problem: Problem) -> Proposal:
+        self.offered.append(problem.budget_bytes)
+        return planner_named("greedy").propose(replace(problem, budget_bytes=problem.budget_bytes * 7 // 10))
+
+
+def test_memory_that_a_plan_leaves_over_is_offered_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    modest = Modest()
+    monkeypatch.setitem(PLANNERS, "modest", modest)
+    weights = [jnp.ones((64, 64))] * LAYERS
+    args = weights, jnp.ones((4096, 64))
+    plain = memplan.jit(step).plan(*args).report
+    request = Request(budget=plain.compiled_peak_bytes - 1, planner="modest")
+    found = run(step, args, {}, {}, request, lambda what, share: None)
+    assert len(modest.offered) == 2 and modest.offered[0] < modest.offered[1]
+    assert found.report.status == "fits" and found.report.attempts == 2

@@ -4,7 +4,7 @@
 
 One JSON per case, written whole or not at all; cases that have one are skipped. `NAME` is a case or the beginning of
 one. What `memplan.jit(step, budget=..., device=..., donate_argnums=0).plan(*args)` does is done here by the same
-`pipeline.Search`, so that every compiled candidate can be looked at and the unmodified step is compiled only once.
+`search.Search`, so that every compiled candidate can be looked at and the unmodified step is compiled only once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from experiments.budgets.cases import CASES, Case, Program
 from memplan import pipeline, summary
 from memplan.candidates import Candidate
 from memplan.errors import InfeasibleBudgetError
-from memplan.pipeline import Request, Search
+from memplan.pipeline import Request
 from memplan.planning.floor import floor
 from memplan.planning.graph import Graph
 from memplan.planning.planners.protocol import Planner, Problem, Proposal
@@ -36,6 +36,7 @@ from memplan.planning.planners.registry import planner_named
 from memplan.planning.simulate import Simulator
 from memplan.program import extract, trace
 from memplan.program.targets import Target
+from memplan.search import Search, compile_plain
 from memplan.verify.memory import standing_at_peak
 
 RESULTS = Path(__file__).parent / "results"
@@ -79,7 +80,7 @@ def setting(program: Program, device: str) -> Setting:
     step, args = program.make()
     target = pipeline.target_of(device)
     traced = trace.trace(step, args, {}, OPTIONS)
-    return Setting(traced, extract.extract(traced), target, args, pipeline.compile_plain(traced, target, args, {}))
+    return Setting(traced, extract.extract(traced), target, args, compile_plain(traced, target, args, {}))
 
 
 def measure(case: Case) -> dict[str, Any]:

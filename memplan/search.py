@@ -1,0 +1,286 @@
+"""Candidates for one step under one budget: plan, rewrite, compile, learn, repeat; the fastest that fits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from memplan.candidates import Candidate
+from memplan.errors import InfeasibleBudgetError
+from memplan.planning.budget import show_bytes
+from memplan.planning.cost import copy_seconds
+from memplan.planning.floor import Floor, floor
+from memplan.planning.graph import Graph
+from memplan.planning.loosen import loosened
+from memplan.planning.plan import Plan
+from memplan.planning.planners.protocol import Planner, Problem, Proposal
+from memplan.planning.planners.registry import planner_named
+from memplan.planning.simulate import Simulator, Timeline
+from memplan.program import compat
+from memplan.program.executor import compile_stages
+from memplan.program.rewrite import rewrite
+from memplan.program.targets import Target, xla_rematerialization
+from memplan.program.trace import Program, as_step
+from memplan.program.traffic import traffic
+from memplan.verify.memory import excess
+from memplan.verify.plan import judge
+from memplan.verify.program import check_types
+
+Notify = Callable[[str, float | None], None]
+
+_ATTEMPTS = 6  # plans compiled before giving up
+_XLA_ATTEMPTS = 3  # limits given to XLA's own rematerialization
+_SPARE = 0.01  # of the budget, left to the compiler at first: half of all plans need that much more than predicted
+_OTHER = "greedy"  # the planner that is asked where the first one finds nothing, and to use the host
+_LEFT = 0.02  # of the budget: more than that is not left over without another try
+_CAREFUL = 0.75  # of what is left: so much more the next plan may take
+_LOOSE = (0.9, 0.7)  # of the budget: where less is needed, a fitting plan is tried without fences
+_HOPEFUL = 1.1  # a plan predicted to miss by less than this is compiled all the same
+
+
+def compile_plain(
+    program: Program,
+    target: Target,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    compiler_options: Mapping[str, Any] | None = None,
+    name: str = "plain",
+) -> Candidate:
+    """The unmodified step, by the compiler."""
+    compiled = target.compile(program.step, args, kwargs, program.options, compiler_options)
+    memory = compiled.memory
+    step_s = traffic(compiled.text, target.device).step_s if target.is_gpu else None
+    return Candidate(
+        name, memory.device_bytes, memory.host_bytes, step_s, memory.device_bytes, executable=compiled,
+        compiler_options=dict(compiler_options or {}),
+    )  # fmt: skip
+
+
+@dataclass
+class Search:
+    """Candidates, compiled one after the other; what the compiler says of one goes into the next."""
+
+    program: Program
+    graph: Graph
+    target: Target
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    budget: int
+    host_budget: int
+    planner: Planner
+    notify: Notify
+    plain: Candidate
+    tried: list[Candidate] = field(default_factory=list)
+
+    def best(self, verify: str | None) -> Candidate:
+        """The fastest candidate that the compiler measured inside the budget."""
+        lowest = floor(self.graph)
+        if verify is None:
+            return self.unverified(lowest)
+        if self.budget >= lowest.nbytes:
+            self.own()
+            self.tried.extend(self.rematerialized())
+        fitting = [candidate for candidate in self.tried if self.fits(candidate)]
+        if not fitting:
+            resort = self.last_resort(lowest)
+            if not self.fits(resort):
+                raise self.infeasible(lowest, resort.device_bytes)
+            return resort
+        return min(fitting, key=lambda candidate: (candidate.step_s or 0.0, candidate.device_bytes))
+
+    def follow(self, plan: Plan) -> Candidate:
+        """A plan that the user brings."""
+        plan.check(self.graph)
+        predicted = Simulator(self.graph, self.target.device).run(plan).peak_nbytes
+        candidate = self.compile(plan, predicted)
+        self.tried.append(candidate)
+        if not self.fits(candidate):
+            raise self.infeasible(floor(self.graph), candidate.device_bytes)
+        return candidate
+
+    def fits(self, candidate: Candidate) -> bool:
+        return candidate.device_bytes <= self.budget and candidate.host_bytes <= self.host_budget
+
+    def problem(self, budget: int, slack: Mapping[int, int]) -> Problem:
+        return Problem(self.graph, self.target.device, budget, self.host_budget, slack)
+
+    def own(self) -> list[Candidate]:
+        """All candidates that memplan's planners come to."""
+        for way in (self.planned, self.evicted, self.moved):
+            self.tried.extend(way())
+        return self.tried
+
+    def planned(self) -> Iterator[Candidate]:
+        """Plans of the planner that was asked for."""
+        return self.refined(self.planner, lambda timeline: True)
+
+    def evicted(self) -> Iterator[Candidate]:
+        """Plans of the other planner, where no plan fits so far: what the compiler adds depends on the plan."""
+        if self.planner.name == _OTHER or any(map(self.fits, self.tried)):
+            return iter(())
+        return self.refined(planner_named(_OTHER), lambda timeline: True)
+
+    def moved(self) -> Iterator[Candidate]:
+        """Plans that move values to the host, where their copies could overlap and they be the fastest.
+
+        How far XLA lets copies overlap is known once it has compiled them; planners count them in full.
+        """
+        needed_s = copy_seconds(self.plain.device_bytes - self.budget, self.target.device)
+        if not self.host_budget or self.planner.name == _OTHER or needed_s > (self.plain.step_s or 0.0):
+            return iter(())
+        fastest = min((one.step_s or 0.0 for one in self.tried if self.fits(one)), default=math.inf)
+        return self.refined(planner_named(_OTHER), lambda told: told.host_peak_nbytes > 0 and told.step_s < fastest)
+
+    def refined(self, planner: Planner, is_hopeful: Callable[[Timeline], bool]) -> Iterator[Candidate]:
+        """Plan, compile, learn where the compiler needs more than predicted, plan again.
+
+        Where a plan leaves memory over, one for as much more is tried; the faster one is loosened.
+        """
+        slack: dict[int, int] = {}
+        inner = self.budget - int(_SPARE * self.budget)
+        compiled: set[Plan] = set()
+        fitting: list[tuple[float, Proposal]] = []
+        for attempt in range(_ATTEMPTS):
+            self.notify(f"planning, attempt {attempt + 1}", attempt / _ATTEMPTS)
+            proposal = planner.propose(self.problem(inner, slack))
+            timeline = proposal.timeline
+            if (not proposal.fits and timeline.peak_nbytes > _HOPEFUL * self.budget) or not is_hopeful(timeline):
+                break
+            if proposal.plan in compiled:
+                break  # what the compiler said of it has not changed the planner's mind
+            compiled.add(proposal.plan)
+            candidate = replace(self.compile(proposal.plan, timeline.peak_nbytes), gap_s=proposal.gap_s)
+            yield candidate
+            left = self.budget - candidate.device_bytes
+            if self.fits(candidate):
+                fitting.append((candidate.step_s or 0.0, proposal))
+                if left < _LEFT * self.budget or len(fitting) > 1:
+                    break
+                inner += int(_CAREFUL * left)
+            elif fitting:
+                break
+            else:
+                inner = self.learn(proposal, candidate, slack, inner)
+        if fitting:
+            _, fastest = min(fitting, key=lambda found: found[0])
+            yield from self.loosened(fastest)
+
+    def loosened(self, proposal: Proposal) -> Iterator[Candidate]:
+        """The plan with fewer fences, until that fits too: mostly faster, in the same memory."""
+        known = {proposal.plan}
+        for share in _LOOSE if self.target.is_gpu else ():
+            plan = loosened(proposal.plan, proposal.timeline, self.graph, share * self.budget)
+            if plan in known:
+                continue
+            known.add(plan)
+            candidate = self.compile(plan, proposal.timeline.peak_nbytes)
+            yield replace(candidate, gap_s=proposal.gap_s)
+            if self.fits(candidate):
+                return
+
+    def learn(self, proposal: Proposal, candidate: Candidate, slack: dict[int, int], inner: int) -> int:
+        """Take the compiler's own bytes per segment as constraints; what they do not explain narrows the budget."""
+        moments = proposal.timeline.moments
+        measured = self.measured(candidate)
+        found = excess([m.device_nbytes for m in moments], [m.op for m in moments], measured)
+        for op, nbytes in found.items():
+            slack[op] = slack.get(op, 0) + nbytes
+        unexplained = candidate.device_bytes - max(measured.values(), default=0)
+        return min(inner, self.budget - unexplained)
+
+    def measured(self, candidate: Candidate) -> dict[int, int]:
+        """Device bytes by segment of the plan, as far as the compiler tells."""
+        if candidate.stages is not None:
+            return dict(enumerate(candidate.stages.peak_by_segment))
+        assert candidate.executable is not None
+        schedule, memory = candidate.executable.schedule, candidate.executable.memory
+        if schedule is None:
+            return {}
+        base = memory.device_bytes - memory.temp_bytes
+        return {segment: base + nbytes for segment, nbytes in schedule.segment_peaks().items()}
+
+    def compile(self, plan: Plan, predicted: int) -> Candidate:
+        """Judge a plan, rewrite, compile for the target."""
+        judge(plan, self.graph)
+        self.notify("compiling the planned step", None)
+        timeline = Simulator(self.graph, self.target.device).run(plan)
+        if not self.target.is_gpu:
+            flags = dict(self.program.options.get("compiler_options") or {}) or None
+            stages = compile_stages(self.program, self.graph, plan, flags)
+            return Candidate(plan.planner, stages.peak_nbytes, 0, timeline.step_s, predicted, plan, stages=stages)
+        compiled = self.target.compile(
+            as_step(self.program, self.rewritten(plan)),
+            self.args,
+            self.kwargs,
+            self.program.options,
+            with_schedule=True,
+        )
+        memory = compiled.memory
+        step_s = traffic(compiled.text, self.target.device).step_s
+        return Candidate(plan.planner, memory.device_bytes, memory.host_bytes, step_s, predicted, plan, compiled)
+
+    def rewritten(self, plan: Plan) -> compat.ClosedJaxpr:
+        jaxpr = rewrite(self.program, self.graph, plan)
+        check_types(self.program.jaxpr, jaxpr)
+        return jaxpr
+
+    def rematerialized(self) -> Iterator[Candidate]:
+        """The unmodified step with XLA's own rematerialization, its limit set to the budget and then below it."""
+        if not self.target.is_gpu:
+            return
+        memory = self.plain.executable.memory if self.plain.executable else None
+        resident = memory.device_bytes - memory.temp_bytes if memory else 0
+        limit = self.budget
+        for _ in range(_XLA_ATTEMPTS):
+            self.notify("compiling with XLA's own rematerialization", None)
+            target, flags = xla_rematerialization(self.target, limit, resident)
+            candidate = compile_plain(self.program, target, self.args, self.kwargs, flags, "xla")
+            yield candidate
+            if self.fits(candidate) or candidate.device_bytes > 1.25 * self.budget:
+                return
+            limit -= int(1.2 * (candidate.device_bytes - self.budget))
+
+    def unverified(self, lowest: Floor) -> Candidate:
+        """The planner's word alone (`verify=None`)."""
+        proposal = self.planner.propose(self.problem(self.budget, {}))
+        if not proposal.fits:
+            proposal = self.planner.propose(self.problem(lowest.nbytes, {}))  # see `last_resort`
+        timeline = proposal.timeline
+        if timeline.peak_nbytes > self.budget or timeline.host_peak_nbytes > self.host_budget:
+            raise self.infeasible(lowest, timeline.peak_nbytes)
+        return Candidate(
+            proposal.plan.planner, timeline.peak_nbytes, timeline.host_peak_nbytes, timeline.step_s,
+            timeline.peak_nbytes, proposal.plan, gap_s=proposal.gap_s,
+        )  # fmt: skip
+
+    def last_resort(self, lowest: Floor) -> Candidate:
+        """The plan for the floor itself, or the unmodified step where that takes less.
+
+        It is the same whatever the budget is: so a budget that an error promises to work is kept when it is tried.
+        """
+        proposal = self.planner.propose(self.problem(lowest.nbytes, {}))
+        if proposal.timeline.peak_nbytes >= self.plain.device_bytes:
+            return self.plain
+        candidate = self.compile(proposal.plan, proposal.timeline.peak_nbytes)
+        self.tried.append(candidate)
+        small = candidate.device_bytes < self.plain.device_bytes and candidate.host_bytes <= self.host_budget
+        return candidate if small else self.plain
+
+    def infeasible(self, lowest: Floor, smallest: int) -> InfeasibleBudgetError:
+        """Says the floor, what sets it, and a budget that works."""
+        where = self.graph.ops[lowest.op].where if lowest.op >= 0 else "no operation"
+        if self.budget < lowest.nbytes:
+            what = f"less than {where} alone needs"
+        else:
+            what = "above the floor, yet no plan that was compiled keeps it"
+        return InfeasibleBudgetError(
+            f"a device budget of {show_bytes(self.budget)} is {what}. The floor is {show_bytes(lowest.nbytes)}, set by "
+            f"{where}; the smallest budget found to work on {self.target.device.name} is {smallest} bytes "
+            f"({show_bytes(smallest)}). Try that budget, a smaller batch or image, a narrower dtype, or a larger host "
+            f"budget (now {show_bytes(self.host_budget)}).",
+            floor_bytes=min(lowest.nbytes, smallest),
+            smallest_bytes=smallest,
+            operation=where,
+        )
