@@ -130,13 +130,14 @@ def curves() -> Iterator[tuple[str, Path]]:
     return ((f"{name}-{device}", RESULTS / f"{name}-{device}.json") for name in STEPS for device in STEPS[name][1])
 
 
-def write_table() -> None:
+def regenerate() -> str:
+    """The README with the table of the curves that are there."""
     found = [(name, Curve.from_json(path.read_text())) for name, path in curves() if path.exists()]
     text = README.read_text()
     before, _, rest = text.partition(BEGIN)
     after = rest.partition(END)[2]
     rows = [row for name, curve in found for row in comparisons(name, curve)]
-    README.write_text(f"{before}{BEGIN}\n{table(rows)}\n{END}{after}")
+    return f"{before}{BEGIN}\n{table(rows)}\n{END}{after}"
 
 
 def main() -> None:
@@ -158,7 +159,7 @@ def main() -> None:
                 f"{row.share:.0%} {_cell(row.own_ms)}/{_cell(row.xla_ms)}" for row in comparisons(name, curve)
             )
             print(f"{name}: memplan/XLA {told} ({time.perf_counter() - start:.0f} s)", flush=True)
-    write_table()
+    README.write_text(regenerate())
 
 
 if __name__ == "__main__":
