@@ -205,8 +205,8 @@ class Search:
         """Judge a plan, rewrite, compile for the target."""
         judge(plan, self.graph)
         self.notify("compiling the planned step", None)
-        timeline = Simulator(self.graph, self.target.device).run(plan)
         if not self.target.is_gpu:
+            timeline = Simulator(self.graph, self.target.device).run(plan)
             flags = dict(self.program.options.get("compiler_options") or {}) or None
             stages = compile_stages(self.program, self.graph, plan, flags)
             return Candidate(plan.planner, stages.peak_nbytes, 0, timeline.step_s, predicted, plan, stages=stages)

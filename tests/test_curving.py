@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -11,19 +9,9 @@ import pytest
 from memplan import api
 from memplan.errors import BudgetError
 from memplan.report.curve import BOUND, MEMPLAN, XLA, Curve
+from tests.dense import step
 
 WIDTH, ROWS = 256, 4096
-
-
-def step(weights: Any, x: jax.Array) -> tuple[Any, jax.Array]:
-    def loss(weights: Any) -> jax.Array:
-        y = x
-        for w in weights:
-            y = jnp.tanh(y @ w)
-        return (y * y).mean()
-
-    value, gradient = jax.value_and_grad(loss)(weights)
-    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradient), value
 
 
 @pytest.fixture(scope="module")

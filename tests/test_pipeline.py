@@ -13,21 +13,10 @@ import memplan
 from memplan.pipeline import Request, run
 from memplan.planning.planners.protocol import Problem, Proposal
 from memplan.planning.planners.registry import PLANNERS, planner_named
+from tests.dense import step
 
+# a chain of large products: each takes longer than a copy of its result over a fast link
 WIDTH, ROWS, LAYERS, BUDGET = 2048, 16384, 8, 823_000_000
-
-
-def step(weights: Any, x: jax.Array) -> tuple[Any, jax.Array]:
-    """A chain of large products: each takes longer than a copy of its result over a fast link."""
-
-    def loss(weights: Any) -> jax.Array:
-        y = x
-        for w in weights:
-            y = jnp.tanh(y @ w)
-        return (y * y).mean()
-
-    value, gradient = jax.value_and_grad(loss)(weights)
-    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradient), value
 
 
 def report(host_budget: Any) -> Any:

@@ -13,7 +13,7 @@ from memplan.planning.cost import calls_library, has_triton, kernel_seconds
 from memplan.planning.devices import Device
 from memplan.planning.graph import Graph, Op
 from memplan.planning.linear import LinearProgram
-from memplan.planning.simulate import base_nbytes
+from memplan.planning.simulate import base_nbytes, passing_nbytes
 
 _MOMENTS = 4  # that are tried
 
@@ -120,10 +120,6 @@ class _Bound:
         known = zip(self.graph.ops, self.least_s, self.wanted, strict=True)
         return sum({(op.name, op.inputs, s): s for op, s, wanted in known if wanted}.values())
 
-    def size(self, value: int) -> int:
-        known = self.graph.values[value]
-        return 0 if known.role != "intermediate" or value in self.graph.returned else known.nbytes
-
     def crowded(self, budget_bytes: int) -> list[int]:
         """Matrix work, in program order, while whose results that are still to be read exceed the budget."""
         last = [-1] * len(self.graph.values)  # op that reads it last, by way of work that melts too
@@ -138,8 +134,8 @@ class _Bound:
         for number, op in enumerate(self.graph.ops):
             if op.fusion == "kernel":
                 for value in op.outputs:
-                    live += self.size(value)
-                    ending[last[value]] = ending.get(last[value], 0) + self.size(value)
+                    live += passing_nbytes(self.graph, value)
+                    ending[last[value]] = ending.get(last[value], 0) + passing_nbytes(self.graph, value)
             if self.least_s[number] and self.wanted[number] and live > budget_bytes:
                 found.append(number)
             live -= ending.pop(number, 0)
@@ -225,12 +221,12 @@ class _Moment:
         """Held values, arguments, and what the operation itself reads from memory and writes there, have to fit."""
         op, used = self.graph.ops[self.op], base_nbytes(self.graph)
         if _materializes(op, self.bound.device):
-            used += sum(self.bound.size(value) for value in op.outputs)
+            used += sum(passing_nbytes(self.graph, value) for value in op.outputs)
             for value in op.inputs:
                 made = self.graph.producer[value]
                 if value in self.held and made is not None and self.graph.ops[made].fusion != "view":
                     self.program.at_least(1.0, [(self.held[value], 1.0)])
-        sizes = [(variable, -self.bound.size(value) / budget_bytes) for value, variable in self.held.items()]
+        sizes = [(variable, -passing_nbytes(self.graph, value) / budget_bytes) for value, variable in self.held.items()]
         self.program.at_least(used / budget_bytes - 1.0, sizes)
         moved = [(variable, -self.graph.nbytes(value) / budget_bytes) for value, variable in self.moved.items()]
         self.program.at_least(-host_budget_bytes / budget_bytes, moved)

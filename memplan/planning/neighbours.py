@@ -32,12 +32,12 @@ _NEAR = 0.002 * UNITS  # above the relaxation, where it is not worth looking on
 def improve(trials: Trials, best: Trial, until: float, seed: int = 0) -> Proposal:
     """The best plan found before `until` (of the monotonic clock), never worse than the given one."""
     draw = random.Random(seed)
-    gap_s = None
+    search = None
     for kernels, operations in _DEPTHS:
         if time.monotonic() < until:
             search = _Search(trials, best, kernels, operations, draw)
             best = search.run(until)
-            gap_s = search.gap_s() if best.proposal.fits else None
+    gap_s = search.gap_s() if search is not None and best.proposal.fits else None
     return replace(best.proposal, gap_s=gap_s)
 
 
