@@ -21,7 +21,7 @@ def problem(graph: Graph, share: float, host_bytes: int = 0) -> Problem:
     return Problem(graph, UNIT, int(share * kept), host_bytes)
 
 
-@pytest.mark.parametrize("planner", [ExactPlanner(8.0), ScaledPlanner(4.0)], ids=lambda planner: planner.name)
+@pytest.mark.parametrize("planner", [ExactPlanner(120.0), ScaledPlanner(8.0)], ids=lambda planner: planner.name)
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("host_bytes", [0, 10**6])
 def test_plans_fit_and_are_as_good_as_evictions(planner: Planner, name: str, host_bytes: int) -> None:
@@ -35,7 +35,7 @@ def test_plans_fit_and_are_as_good_as_evictions(planner: Planner, name: str, hos
 
 def test_copies_beside_the_computation_are_free_while_the_link_has_time() -> None:
     asked = problem(STEPS["chain"], 0.75, 10**6)
-    found = ExactPlanner(8.0, beside=True).propose(asked)
+    found = ExactPlanner(120.0, beside=True).propose(asked)
     kept = GreedyPlanner().propose(Problem(asked.graph, UNIT, 10**9, 0)).timeline
     assert found.fits and found.timeline.copies
     assert found.timeline.step_s == kept.step_s
@@ -60,10 +60,10 @@ def moving(host_budget_bytes: int, copy: int) -> Stages:
 
 @pytest.mark.parametrize(("copy", "beside", "extra"), [(3, False, 6), (3, True, 0), (25, True, 30)])
 def test_what_a_move_costs(copy: int, beside: bool, extra: int) -> None:
-    answer = solve_step(moving(4, copy), 10.0, beside)
+    answer = solve_step(moving(4, copy), 60.0, beside)
     assert (answer.status, answer.moved) == ("optimal", {(0, 6)})
     assert answer.extra_ticks == extra
 
 
 def test_the_host_has_a_budget_too() -> None:
-    assert solve_step(moving(3, 3), 10.0).again is None
+    assert solve_step(moving(3, 3), 60.0).again is None
