@@ -12,7 +12,7 @@ recomputation is seen by the next round.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -189,6 +189,8 @@ class Descent:
             if nbytes < self.least or value in self.layout.returned:
                 continue
             for (before, _), (number, is_use) in pairwise(sequence):
+                if not is_use and over[number] > 0:
+                    yield from self.instead_moves(value, number, demand.again[number])
                 if not is_use or crowded[number] == crowded[before + 1]:
                     continue
                 gap = (before + 1, number, nbytes)
@@ -223,6 +225,16 @@ class Descent:
         elif mode is Mode.OFFLOAD:
             ends = ((first, first + 1, nbytes), (number - 1, number, nbytes))
             yield Move(key, Mode.OFFLOAD_NOW, 2 * copy_s, ends)
+
+    def instead_moves(self, value: int, number: int, again: Iterable[int]) -> Iterator[Move]:
+        """A copy from the host where a crowded segment would compute again what it reads, in several kernels maybe."""
+        nbytes = self.simulator.size(value)
+        if (value, number) not in self.decisions or value not in self.layout.reads[number] or nbytes > self.host_left:
+            return
+        ops, copy_s = self.problem.graph.ops, cost.copy_seconds(nbytes, self.problem.device)
+        behind = sum(self.simulator.size(made) for op in again for made in ops[op].outputs)
+        frees = ((number, number + 1, behind - nbytes),)
+        yield Move(((value, number),), Mode.OFFLOAD_NOW, 2 * copy_s, frees, copy_s=copy_s, host_nbytes=nbytes)
 
     def chain(
         self, value: int, number: int, keep_kernels: bool

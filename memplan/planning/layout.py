@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from memplan.planning.graph import Graph, Op
@@ -16,14 +16,16 @@ class Layout:
 
     Attributes:
       graph: the program.
-      segments: op ids per segment, views left out, in running order.
+      segments: op ids per segment, in running order, without those of `passing`.
       fence_nbytes: a kernel that touches less than this needs no segment of its own.
+      passing: ops that nothing is decided about and that run wherever their results are read, views above all.
       fuses_rows: the compiler makes statistics of rows in the kernel that normalizes them (`cost.has_triton`).
     """
 
     graph: Graph
     segments: tuple[tuple[int, ...], ...]
     fence_nbytes: int
+    passing: frozenset[int]
     fuses_rows: bool = False
 
     @cached_property
@@ -38,13 +40,13 @@ class Layout:
 
     @cached_property
     def carriers(self) -> tuple[tuple[int, ...], ...]:
-        """Values with a buffer of their own that each op reads, looking through views; inputs are left out."""
+        """Values with a buffer of their own that each op reads, behind what passes; inputs are left out."""
         roots: dict[int, tuple[int, ...]] = dict.fromkeys(self.graph.inputs, ())
         found: list[tuple[int, ...]] = []
-        for op in self.graph.ops:
+        for number, op in enumerate(self.graph.ops):
             behind = tuple(dict.fromkeys(root for value in op.inputs for root in roots[value]))
             found.append(behind)
-            roots.update((value, behind if op.fusion == "view" else (value,)) for value in op.outputs)
+            roots.update((value, behind if number in self.passing else (value,)) for value in op.outputs)
         return tuple(found)
 
     @cached_property
@@ -62,8 +64,7 @@ class Layout:
         for value in self.graph.outputs:
             made = self.graph.producer[value]
             if made is not None:
-                op = self.graph.ops[made]
-                behind.update(self.carriers[made] if op.fusion == "view" else (value,))
+                behind.update(self.carriers[made] if made in self.passing else (value,))
         return frozenset(behind)
 
     @cached_property
@@ -94,21 +95,74 @@ class Layout:
         return sum(map(self.graph.nbytes, (*op.outputs, *op.inputs))) + op.workspace_nbytes
 
 
-def cut(graph: Graph, order: Sequence[int], fence_nbytes: int, fuses_rows: bool = False) -> Layout:
-    """Cut an order into segments: a heavy kernel and the lighter work behind it."""
-    probe = Layout(graph, (), fence_nbytes)
+def cut(
+    graph: Graph, order: Sequence[int], fence_nbytes: int, fuses_rows: bool = False, finely: bool = False
+) -> Layout:
+    """Cut an order into segments: a heavy kernel and the lighter work behind it.
+
+    Args:
+      finely: what needs the results of reductions gets a segment of its own, and what passes over one large value runs
+        again wherever it is read. Fewer values have to be there at once; memory is passed over more often.
+    """
+    passing = _views(graph) | (_passing(graph, fence_nbytes) if finely else set())
+    probe = Layout(graph, (), fence_nbytes, frozenset(passing), fuses_rows)
     segments: list[list[int]] = [[]]
     for op in order:
-        if graph.ops[op].fusion == "view":
+        if op in passing:
             continue
         if probe.is_heavy(op) and any(probe.is_heavy(other) for other in segments[-1]):
             segments.append([])
         segments[-1].append(op)
-    return Layout(graph, tuple(map(tuple, segments)), fence_nbytes, fuses_rows)
+    if finely:
+        segments = [part for segment in segments for part in _parts(probe, segment)]
+    return replace(probe, segments=tuple(map(tuple, segments)))
 
 
 def chop(graph: Graph, order: Sequence[int], length: int) -> Layout:
     """Cut an order into segments of `length` operations, wherever that falls."""
-    ops = [op for op in order if graph.ops[op].fusion != "view"]
+    views = _views(graph)
+    ops = [op for op in order if op not in views]
     segments = tuple(tuple(ops[first : first + length]) for first in range(0, len(ops), length))
-    return Layout(graph, segments or ((),), sys.maxsize)
+    return Layout(graph, segments or ((),), sys.maxsize, frozenset(views))
+
+
+def _views(graph: Graph) -> set[int]:
+    return {number for number, op in enumerate(graph.ops) if op.fusion == "view"}
+
+
+def _passing(graph: Graph, least: int) -> set[int]:
+    """Elementwise work on one value of at least so many bytes, for the sake of other such work or of reductions."""
+    large = {value for value in range(len(graph.values)) if graph.nbytes(value) >= least}
+    read = {value for op in graph.ops if op.fusion == "kernel" for value in op.inputs}.union(graph.outputs)
+    found: set[int] = set()
+    for number, op in enumerate(graph.ops):
+        sources = large.intersection(op.inputs)
+        if (
+            op.fusion == "elementwise"
+            and op.recomputable
+            and len(sources) == len(op.outputs) == 1
+            and read.isdisjoint(op.outputs)
+            and graph.readers[op.outputs[0]]
+            and sum(map(graph.nbytes, sources)) <= sum(map(graph.nbytes, op.outputs))
+        ):
+            found.add(number)
+    return found
+
+
+def _parts(layout: Layout, segment: Sequence[int]) -> list[list[int]]:
+    """A segment, parted before large work that needs a reduction of the segment."""
+    graph, least = layout.graph, layout.fence_nbytes
+    parts: list[list[int]] = [[]]
+    reduced: set[int] = set()  # in this part, and what is computed from it
+    for number in segment:
+        op = graph.ops[number]
+        needs = not reduced.isdisjoint(layout.carriers[number])
+        if needs and max(map(graph.nbytes, op.outputs), default=0) >= least:
+            parts.append([])
+            reduced.clear()
+            needs = False
+        parts[-1].append(number)
+        rows = op.along_rows and layout.fuses_rows
+        if needs or (op.fusion == "reduction" and not rows and max(map(graph.nbytes, op.inputs), default=0) >= least):
+            reduced.update(op.outputs)
+    return parts

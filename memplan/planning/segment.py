@@ -17,13 +17,12 @@ from memplan.planning.plan import Action, Kind
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Cost of a run of actions, relative to the live bytes before it; `fixed`: see `SegmentModel`."""
+    """Cost of a run of actions, relative to the live bytes before it."""
 
     peak_nbytes: int
     change_nbytes: int
     compute_s: float
     op: int
-    fixed: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +41,13 @@ class SegmentModel:
 
     A result is `fixed` where it is one of several of an instruction: XLA lets an instruction write over an operand that
     ends, but not over an element of a tuple (`HeapSimulator::RunComputation`). Calls of libraries make tuples, since
-    their scratch memory is a result too, and so do copies from the host.
+    their scratch memory is a result too, and so do copies from the host and fences. Where a segment is a program of its
+    own, as on CPU, it may write over whatever it is given.
     """
 
     def __init__(
         self, graph: Graph, device: Device, size: Callable[[int], int], slack: Mapping[int, int],
-        actions: tuple[Action, ...], copied: frozenset[int], fixed: frozenset[int],
+        actions: tuple[Action, ...], copied: frozenset[int],
     ):  # fmt: skip
         """See `Simulator.segment`; `size` answers the device bytes of a value while it lives."""
         self.graph = graph
@@ -55,10 +55,12 @@ class SegmentModel:
         self.size = size
         self.slack = slack
         self.copied = copied
-        self.fixed = {*fixed, *(action.target for action in actions if action.kind is Kind.PREFETCH)}
+        self.fixed = {action.target for action in actions if action.kind is Kind.PREFETCH}
         self.actions = actions
         self.ops = [action.target for action in actions if action.kind is Kind.COMPUTE]
         self.freed = {action.target for action in actions if action.kind is Kind.FREE}
+        moved = {action.target for action in actions if action.kind is Kind.OFFLOAD}
+        self.unneeded = self.freed - moved  # after the segment, in any memory
         self.made = {value for op in self.ops for value in self.graph.ops[op].outputs}
         self.read_by_kernel = {
             value for op in self.ops if self.graph.ops[op].fusion == "kernel" for value in self.graph.ops[op].inputs
@@ -91,7 +93,7 @@ class SegmentModel:
         passing = (self.freed - set(last) - self.made) | self.copied
         live -= sum(map(self.size, passing))
         seconds = sum(kernel.seconds for kernel in kernels)
-        return Segment(peak, live, seconds, at, frozenset(self.fixed - self.freed))
+        return Segment(peak, live, seconds, at)
 
     def run(self, action: Action) -> list[_Kernel]:
         """The kernel that an action becomes, if it does not melt into others."""
@@ -104,7 +106,7 @@ class SegmentModel:
             return [self.kernel(action.target, reads, op.outputs, melted)]
         self.sources.update(dict.fromkeys(op.outputs, reads))
         self.melted.update(dict.fromkeys(op.outputs, melted + op.flops))
-        if any(value not in self.freed for value in op.outputs):
+        if not self.unneeded.issuperset(op.outputs):
             self.leaving.append(action.target)
         return []
 
@@ -118,7 +120,7 @@ class SegmentModel:
             if all(self.graph.nbytes(value) <= widest for value in op.outputs):
                 return True
         if op.fusion == "reduction":
-            absorbed = op.along_rows and has_triton(self.device) and self.freed.issuperset(op.outputs)
+            absorbed = op.along_rows and has_triton(self.device) and self.unneeded.issuperset(op.outputs)
         else:
             absorbed = op.fusion != "kernel"
         return absorbed and self.read_by_kernel.isdisjoint(op.outputs)
@@ -127,7 +129,7 @@ class SegmentModel:
         """Elementwise results that outlive the segment come out of one fusion, which reads the buffers behind them."""
         if not self.leaving:
             return []
-        makes = tuple(v for op in self.leaving for v in self.graph.ops[op].outputs if v not in self.freed)
+        makes = tuple(v for op in self.leaving for v in self.graph.ops[op].outputs if v not in self.unneeded)
         reads = frozenset(source for value in makes for source in self.sources[value])
         melted = max(self.melted[value] for value in makes)
         return [self.kernel(self.leaving[-1], reads, makes, melted)]
@@ -150,10 +152,13 @@ class SegmentModel:
         for made in kernel.makes:
             others = [value for value in kernel.makes if value != made]
             size = self.size(made)
-            free = (v for v in ends if v not in self.fixed and not self.is_behind(v, others))
+            free = (v for v in ends if not self.is_fixed(v) and not self.is_behind(v, others))
             if size and any(self.size(value) == size for value in free):
                 taken += size
         return taken
+
+    def is_fixed(self, value: int) -> bool:
+        return value in self.fixed or (self.device.target is not None and value not in self.made)
 
     def has_siblings(self, kernel: _Kernel, kernels: list[_Kernel]) -> bool:
         """Fusions that read the same, or one another's results, become one with several results."""

@@ -90,7 +90,7 @@ class Simulator:
     graph: Graph
     device: Device
     slack: Mapping[int, int] = field(default_factory=dict)
-    _known: dict[tuple[tuple[Action, ...], frozenset[int], frozenset[int]], Segment] = field(default_factory=dict)
+    _known: dict[tuple[tuple[Action, ...], frozenset[int]], Segment] = field(default_factory=dict)
 
     def run(self, plan: Plan) -> Timeline:
         live, host, now = base_nbytes(self.graph), 0, 0.0
@@ -101,11 +101,9 @@ class Simulator:
         copies: list[Copy] = []
         copying: set[int] = set()  # copies to the host that nothing has waited for yet
         to_come: set[int] = set()  # values copied to the host that take no host memory yet
-        fixed: frozenset[int] = frozenset()
         for actions in tuple(plan.segments()) or ((),):  # a step without operations is one empty segment
             freed = {action.target for action in actions if action.kind is Kind.FREE}
-            cost = self.segment(actions, frozenset(copying & freed), fixed & freed)
-            fixed = (fixed - freed) | cost.fixed
+            cost = self.segment(actions, frozenset(copying & freed))
             copying = (copying - freed) | {
                 a.target for a in actions if a.kind is Kind.OFFLOAD and a.target not in freed
             }
@@ -143,18 +141,17 @@ class Simulator:
             now = finish
         return Timeline(tuple(moments), tuple(copies))
 
-    def segment(self, actions: tuple[Action, ...], copied: frozenset[int], fixed: frozenset[int]) -> Segment:
+    def segment(self, actions: tuple[Action, ...], copied: frozenset[int]) -> Segment:
         """Cost of a segment.
 
         Args:
           actions: of the segment.
           copied: values whose copies to the host end with it, and so do the values on the device.
-          fixed: values in whose place the compiler writes nothing else as long as they live (see `SegmentModel`).
         """
-        key = actions, copied, fixed
+        key = actions, copied
         known = self._known.get(key)
         if known is None:
-            model = SegmentModel(self.graph, self.device, self.size, self.slack, actions, copied, fixed)
+            model = SegmentModel(self.graph, self.device, self.size, self.slack, actions, copied)
             known = self._known[key] = model.cost()
         return known
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 from hypothesis import strategies as st
 
-from memplan.planning.devices import Device, HostLink
+from memplan.planning.devices import Device, HostLink, named
 from memplan.planning.floor import floor
 from memplan.planning.graph import Graph, Op, Value
 from memplan.planning.layout import Layout, cut
@@ -32,6 +32,7 @@ UNIT = Device(
     sources=("made up",),
     target=None,
 )
+UNIT_GPU = replace(UNIT, name="unit GPU", target=named("v100").target)
 
 
 @dataclass
@@ -157,8 +158,8 @@ def random_decisions(draw: random.Random, layout: Layout, modes: Sequence[Mode] 
     return found
 
 
-def layout_of(graph: Graph, fence_nbytes: int = 1, fuses_rows: bool = False) -> Layout:
-    return cut(graph, early_loose_ends(graph), fence_nbytes, fuses_rows)
+def layout_of(graph: Graph, fence_nbytes: int = 1, fuses_rows: bool = False, finely: bool = False) -> Layout:
+    return cut(graph, early_loose_ends(graph), fence_nbytes, fuses_rows, finely)
 
 
 def every_drop(layout: Layout) -> Iterator[Decisions]:
@@ -183,10 +184,10 @@ DRAWS = st.randoms(use_true_random=False)
 GRAPHS = DRAWS.map(random_graph)
 
 
-def check(graph: Graph, proposal: Proposal, budget: int, host: int) -> None:
+def check(graph: Graph, proposal: Proposal, budget: int, host: int, device: Device = UNIT) -> None:
     """What holds of every proposal of a planner."""
     account = judge(proposal.plan, graph)
-    assert proposal.timeline == Simulator(graph, UNIT).run(proposal.plan)
+    assert proposal.timeline == Simulator(graph, device).run(proposal.plan)
     assert proposal.timeline.host_peak_nbytes <= account.host_peak_nbytes <= host
     assert proposal.fits == (proposal.timeline.peak_nbytes <= budget)
     assert proposal.timeline.peak_nbytes >= floor(graph).nbytes

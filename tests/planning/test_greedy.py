@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memplan.errors import MemplanError
+from memplan.planning.devices import Device
 from memplan.planning.floor import floor
 from memplan.planning.graph import Graph
 from memplan.planning.layout import Layout
@@ -25,6 +26,7 @@ from memplan.verify.plan import judge
 from tests.planning.graphs import (
     DRAWS,
     UNIT,
+    UNIT_GPU,
     Builder,
     chain,
     check,
@@ -40,8 +42,8 @@ from tests.planning.graphs import (
 PLENTY = 10**9
 
 
-def propose(graph: Graph, budget: int, host: int = 0) -> Proposal:
-    return GreedyPlanner().propose(Problem(graph, UNIT, budget, host))
+def propose(graph: Graph, budget: int, host: int = 0, device: Device = UNIT) -> Proposal:
+    return GreedyPlanner().propose(Problem(graph, device, budget, host))
 
 
 def kept(graph: Graph, budget: int = PLENTY) -> Plan:
@@ -53,11 +55,11 @@ def kept_peak(graph: Graph) -> int:
 
 
 @settings(max_examples=200, deadline=None)
-@given(DRAWS)
-def test_every_proposal_is_legal_and_keeps_its_word(draw: random.Random) -> None:
+@given(DRAWS, st.sampled_from([UNIT, UNIT_GPU]))
+def test_every_proposal_is_legal_and_keeps_its_word(draw: random.Random, device: Device) -> None:
     graph = random_graph(draw, most=20)
     budget, host = draw.randint(0, 200), draw.choice([0, draw.randint(1, 60), PLENTY])
-    check(graph, propose(graph, budget, host), budget, host)
+    check(graph, propose(graph, budget, host, device), budget, host, device)
 
 
 @settings(max_examples=80, deadline=None)
@@ -108,6 +110,18 @@ def test_a_small_host_budget_is_used_and_kept_in_one_round_too() -> None:
     for host in (10, 25, 50):
         proposal = propose(graph, 120, host)
         assert proposal.fits and 0 < proposal.timeline.host_peak_nbytes <= host
+
+
+def test_what_needs_too_much_to_be_made_again_comes_from_the_host() -> None:
+    b = Builder()
+    large = b.op([b.op([b.argument(1)], 10)], 100)
+    read_later = b.op([large], 60)
+    crowded = b.op([b.op([b.op([read_later], 1)], 130)], 40)
+    graph = b.build(b.op([read_later, crowded], 1))
+    slow = replace(UNIT, link=replace(UNIT.link, bandwidth=0.01))  # so recomputation is tried first
+    assert not propose(graph, 180, 0, slow).fits
+    proposal = propose(graph, 180, PLENTY, slow)
+    assert proposal.fits and [copy.value for copy in proposal.timeline.copies] == [read_later, read_later]
 
 
 def oracle(graph: Graph, every: Callable[[Layout], Iterable[Decisions]] = every_recomputation) -> int:

@@ -7,6 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memplan.planning.devices import Device
 from memplan.planning.graph import Graph
 from memplan.planning.plan import Plan
 from memplan.planning.planners.greedy import GreedyPlanner
@@ -14,21 +15,30 @@ from memplan.planning.planners.milp import MilpPlanner
 from memplan.planning.planners.protocol import Problem, Proposal, rank
 from memplan.planning.simulate import Simulator
 from memplan.planning.unfold import unfold
-from tests.planning.graphs import DRAWS, UNIT, check, every_recomputation, layout_of, random_graph, training_chain
+from tests.planning.graphs import (
+    DRAWS,
+    UNIT,
+    UNIT_GPU,
+    check,
+    every_recomputation,
+    layout_of,
+    random_graph,
+    training_chain,
+)
 
 PLENTY = 10**9
 
 
-def propose(graph: Graph, budget: int, host: int = 0) -> Proposal:
-    return MilpPlanner().propose(Problem(graph, UNIT, budget, host))
+def propose(graph: Graph, budget: int, host: int = 0, device: Device = UNIT) -> Proposal:
+    return MilpPlanner().propose(Problem(graph, device, budget, host))
 
 
 @settings(max_examples=60, deadline=None)
-@given(DRAWS)
-def test_every_proposal_is_legal_and_keeps_its_word(draw: random.Random) -> None:
+@given(DRAWS, st.sampled_from([UNIT, UNIT_GPU]))
+def test_every_proposal_is_legal_and_keeps_its_word(draw: random.Random, device: Device) -> None:
     graph = random_graph(draw, most=20)
     budget, host = draw.randint(0, 200), draw.choice([0, draw.randint(1, 60), PLENTY])
-    check(graph, propose(graph, budget, host), budget, host)
+    check(graph, propose(graph, budget, host, device), budget, host, device)
 
 
 @settings(max_examples=40, deadline=None)

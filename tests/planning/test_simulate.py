@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from memplan.planning import devices
+from memplan.planning.devices import Device
 from memplan.planning.graph import Graph
 from memplan.planning.plan import FENCE, Action, Kind, Plan
 from memplan.planning.simulate import Simulator, Timeline, base_nbytes
@@ -19,6 +20,7 @@ from memplan.verify.plan import judge
 from tests.planning.graphs import (
     DRAWS,
     UNIT,
+    UNIT_GPU,
     Builder,
     chain,
     diamond,
@@ -29,8 +31,9 @@ from tests.planning.graphs import (
 )  # fmt: skip
 
 
-def run(graph: Graph, *actions: tuple[Kind, int] | Action) -> Timeline:
-    return Simulator(graph, UNIT).run(Plan(tuple(a if isinstance(a, Action) else Action(*a) for a in actions), "", ""))
+def run(graph: Graph, *actions: tuple[Kind, int] | Action, device: Device = UNIT) -> Timeline:
+    plan = Plan(tuple(a if isinstance(a, Action) else Action(*a) for a in actions), "", "")
+    return Simulator(graph, device).run(plan)
 
 
 def compute(*ops: int) -> list[tuple[Kind, int]]:
@@ -168,24 +171,42 @@ def test_what_a_library_made_is_not_written_over(capability: Any, facts: Any, li
     b = Builder()
     made = b.op([b.argument(1)], 10, **facts)
     relu = b.op([made], 10, "elementwise")
-    actions = *compute(0), FENCE, *compute(1), *free(made), FENCE, *compute(2), *free(relu)
-    plan = Plan(tuple(a if isinstance(a, Action) else Action(*a) for a in actions), "", "")
-    timeline = Simulator(b.build(b.op([relu], 1)), replace(UNIT, target=target)).run(plan)
-    assert peaks(timeline) == [12, 22 if library else 12, 12]
+    graph = b.build(b.op([relu], 1))
+    timeline = run(
+        graph, *compute(0, 1), *free(made), FENCE, *compute(2), *free(relu), device=replace(UNIT, target=target)
+    )
+    assert peaks(timeline) == [22 if library else 12, 12]
 
 
-@pytest.mark.parametrize(("value", "shared"), [(1, True), (2, False), (4, False)])
-def test_one_of_several_results_is_not_written_over(value: int, shared: bool) -> None:
+@pytest.mark.parametrize(("device", "peak"), [(UNIT, 12), (UNIT_GPU, 22)])
+def test_what_came_through_a_fence_is_not_written_over(device: Device, peak: int) -> None:
     b = Builder()
-    x = b.argument(1)
-    b.op([x], 10)
-    b.ops_of([x], (10, 10))
-    summed = b.op([x], 10, "elementwise")  # one fusion of two results with the reduction that reads it
-    b.op([summed], 1, "reduction")
-    relu = b.op([value], 10, "elementwise")
-    rest = {1, 2, 3, 4, 5} - {value}
-    timeline = run(b.build(b.op([relu], 1)), *compute(0, 1, 2, 3), *free(*rest), FENCE, *compute(4), *free(value))
-    assert timeline.moments[1].device_nbytes == 2 + (10 if shared else 20)
+    made = b.op([b.argument(1)], 10)
+    relu = b.op([made], 10, "elementwise")
+    graph = b.build(b.op([relu], 1))
+    actions = *compute(0), FENCE, *compute(1), *free(made), FENCE, *compute(2), *free(relu)
+    assert peaks(run(graph, *actions, device=device)) == [12, peak, 12]
+
+
+@pytest.mark.parametrize("results", [1, 2])
+def test_one_of_several_results_is_not_written_over(results: int) -> None:
+    b = Builder()
+    made, *rest = b.ops_of([b.argument(1)], (10, 1)[:results])
+    relu = b.op([made], 10, "elementwise")
+    graph = b.build(b.op([relu], 1))
+    timeline = run(graph, *compute(0, 1), *free(made, *rest), FENCE, *compute(2), *free(relu))
+    assert timeline.moments[0].device_nbytes == 2 + 10 * results
+
+
+def test_what_fusions_of_a_segment_make_and_read_is_not_written_over() -> None:
+    """They become one with several results."""
+    b = Builder()
+    summed = b.op([b.argument(1)], 10, "elementwise")
+    product = b.op([summed], 1)
+    relu = b.op([summed], 10, "elementwise")
+    graph = b.build(b.op([relu], 1))
+    timeline = run(graph, *compute(0, 1, 2), *free(summed, product), FENCE, *compute(3), *free(relu))
+    assert timeline.moments[0].device_nbytes == 2 + 20
 
 
 def test_a_copy_from_the_host_is_not_written_over() -> None:
@@ -196,6 +217,18 @@ def test_a_copy_from_the_host_is_not_written_over() -> None:
     away = [*compute(0), (Kind.OFFLOAD, made), FENCE, (Kind.FREE, made), FENCE]
     back = [(Kind.PREFETCH, made), *compute(1), *free(made), (Kind.RELEASE, made), FENCE, *compute(2), *free(relu)]
     assert peaks(run(graph, *away, *back))[2] == 2 + 20
+
+
+def test_what_leaves_for_the_host_is_written_even_if_it_leaves_at_once() -> None:
+    b = Builder()
+    made = b.op([b.argument(1)], 10)
+    light, sums = b.op([made], 10, "elementwise"), b.op([made], 4, "reduction", along_rows=True)
+    graph = b.build(b.op([light, sums], 1))
+    away = [(Kind.OFFLOAD, light), (Kind.OFFLOAD, sums), *free(light, sums, made), FENCE]
+    back = [(Kind.PREFETCH, light), (Kind.PREFETCH, sums), *compute(3), *free(light, sums)]
+    ampere = replace(UNIT, target=devices.named("a100").target)
+    first = run(graph, *compute(0, 1, 2), *away, *back, device=ampere).moments[0]
+    assert first.end_s - first.start_s - first.stall_s == 11 + 20 + 14
 
 
 def normalized(rows: bool) -> Graph:

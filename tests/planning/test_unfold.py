@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -33,7 +34,8 @@ def accepted(graph: Graph, actions: tuple[Action, ...]) -> Account:
 
 def case(draw: random.Random) -> tuple[Graph, Layout, Decisions]:
     graph = random_graph(draw)
-    layout = layout_of(graph, draw.choice([1, 1, 15, 1000]), fuses_rows=draw.random() < 0.5)
+    rows, finely = draw.random() < 0.5, draw.random() < 0.5
+    layout = layout_of(graph, draw.choice([1, 1, 15, 1000]), rows, finely)
     return graph, layout, random_decisions(draw, layout)
 
 
@@ -132,6 +134,51 @@ def test_every_heavy_kernel_gets_a_segment_and_light_work_joins_it() -> None:
     assert cut(graph, range(4), 50).segments == ((0, 1), (2, 3))
     assert cut(graph, range(4), 1).segments == ((0, 1), (2,), (3,))
     assert cut(graph, range(4), 10_000).segments == ((0, 1, 2, 3),)
+
+
+def normalization() -> Graph:
+    """Values: 0 argument, 1 product, 2 its sum, 3 centred, 4 squared, 5 its sum, 6 normalized, 7 product."""
+    b = Builder()
+    rows = b.op([b.argument(100)], 100)
+    mean = b.op([rows], 10, "reduction")
+    centred = b.op([rows, mean], 100, "elementwise")
+    squared = b.op([centred], 100, "elementwise")
+    variance = b.op([squared], 10, "reduction")
+    return b.build(b.op([b.op([centred, variance], 100, "elementwise")], 100))
+
+
+def test_a_fine_cut_parts_before_large_work_that_needs_a_reduction() -> None:
+    graph = normalization()
+    coarse, fine = layout_of(graph, 50), layout_of(graph, 50, finely=True)
+    assert coarse.segments == ((0, 1, 2, 3, 4, 5), (6,))
+    assert fine.segments == ((0, 1, 4), (5,), (6,))
+
+
+def test_in_a_fine_cut_what_passes_over_one_large_value_is_no_value_to_decide_about() -> None:
+    fine = layout_of(normalization(), 50, finely=True)
+    assert fine.passing == {2, 3}
+    assert fine.reads == (frozenset(), {1, 2, 5}, {6})
+    actions, _ = unfold(fine, {})
+    assert [a.target for a in actions if a.kind is C] == [0, 1, 2, 3, 4, 2, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("made", "facts", "passes"),
+    [(100, {}, True), (99, {}, False), (100, {"recomputable": False}, False), (100, {"fusion": "kernel"}, False)],
+)
+def test_what_passes_is_no_smaller_than_what_it_passes_over(made: int, facts: Any, passes: bool) -> None:
+    b = Builder()
+    other = b.op([b.op([b.argument(100)], 100)], made, **{"fusion": "elementwise", **facts})
+    graph = b.build(b.op([b.op([other], 1, "reduction")], 1))
+    assert (1 in layout_of(graph, 50, finely=True).passing) == passes
+
+
+def test_what_a_kernel_reads_or_the_step_returns_does_not_pass() -> None:
+    b = Builder()
+    product = b.op([b.argument(100)], 100)
+    read, returned = (b.op([product], 100, "elementwise") for _ in range(2))
+    graph = b.build(b.op([read], 100), returned)
+    assert layout_of(graph, 50, finely=True).passing == set()
 
 
 def test_a_dropped_value_is_made_again_in_the_segment_that_reads_it() -> None:

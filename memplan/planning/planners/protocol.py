@@ -34,7 +34,7 @@ class Problem:
     def layout(self) -> Layout:
         """The program in its best order, cut into segments that suit the budget."""
         order, least = early_loose_ends(self.graph), fence_nbytes(self.budget_bytes)
-        return cut(self.graph, order, least, has_triton(self.device))
+        return cut(self.graph, order, least, has_triton(self.device), finely=self.device.target is not None)
 
     def is_kept_by(self, timeline: Timeline) -> bool:
         """Are both budgets kept?"""
