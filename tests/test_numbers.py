@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import memplan
+from memplan.planning.devices import named
 from memplan.planning.floor import floor
 from memplan.planning.planners.protocol import Problem
 from memplan.planning.planners.registry import planner_named
@@ -149,16 +150,17 @@ def arguments() -> tuple[jax.Array, ...]:
 
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(recipe=recipes, share=st.floats(0, 1))
-def test_a_plan_keeps_the_numbers(recipe: Recipe, share: float) -> None:
+@given(recipe=recipes, share=st.floats(0, 1), described=st.booleans())
+def test_a_plan_keeps_the_numbers(recipe: Recipe, share: float, described: bool) -> None:
+    """A plan for this machine, or one for a described GPU, which is cut more finely and may use the host."""
     args = arguments()
     program = trace(recipe.step, args, {}, {"donate_argnums": 0})
     graph = extract(program)
-    device, lowest = local_device(), floor(graph).nbytes
-    planner = planner_named(None)
-    roomy = planner.propose(Problem(graph, device, 10**9, 0)).timeline.peak_nbytes
+    device, lowest = named("v100") if described else local_device(), floor(graph).nbytes
+    planner, host = planner_named(None), 10**9 if described else 0
+    roomy = planner.propose(Problem(graph, device, 10**9, host)).timeline.peak_nbytes
     budget = lowest + int(share * max(0, roomy - lowest))
-    plan = planner.propose(Problem(graph, device, budget, 0)).plan
+    plan = planner.propose(Problem(graph, device, budget, host)).plan
     judge(plan, graph)
     check_types(program.jaxpr, rewrite(program, graph, plan))
 
