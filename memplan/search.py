@@ -36,7 +36,7 @@ _SPARE = 0.01  # of the budget, left to the compiler at first: half of all plans
 _OTHER = "greedy"  # the planner that is asked where the first one finds nothing, and to use the host
 _LEFT = 0.02  # of the budget: more than that is not left over without another try
 _CAREFUL = 0.75  # of what is left: so much more the next plan may take
-_LOOSE = (0.9, 0.7)  # of the budget: where less is needed, a fitting plan is tried without fences
+_LOOSE = (0.95, 0.9, 0.7)  # of the budget: where less is needed, a fitting plan is tried without fences
 _HOPEFUL = 1.1  # a plan predicted to miss by less than this is compiled all the same
 
 
@@ -169,9 +169,9 @@ class Search:
 
     def loosened(self, proposal: Proposal) -> Iterator[Candidate]:
         """The plan with fewer fences, until that fits too: mostly faster, in the same memory."""
-        known = {proposal.plan}
+        known, layout = {proposal.plan}, self.problem(self.budget, {}).layout()
         for share in _LOOSE if self.target.is_gpu else ():
-            plan = loosened(proposal.plan, proposal.timeline, self.graph, share * self.budget)
+            plan = loosened(proposal.plan, proposal.timeline, layout, share * self.budget)
             if plan in known:
                 continue
             known.add(plan)
