@@ -9,6 +9,8 @@ from functools import cached_property
 
 from memplan.planning.graph import Graph, Op
 
+_LONGEST_CHAIN = 16  # of elementwise work that runs again wherever its result is read
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -16,16 +18,16 @@ class Layout:
 
     Attributes:
       graph: the program.
-      segments: op ids per segment, in running order, without those of `passing`.
+      segments: op ids per segment, in running order, without the transparent ones.
       fence_nbytes: a kernel that touches less than this needs no segment of its own.
-      passing: ops that nothing is decided about and that run wherever their results are read, views above all.
+      transparent: ops that nothing is decided about, since they run wherever their results are read: views above all.
       fuses_rows: the compiler makes statistics of rows in the kernel that normalizes them (`cost.has_triton`).
     """
 
     graph: Graph
     segments: tuple[tuple[int, ...], ...]
     fence_nbytes: int
-    passing: frozenset[int]
+    transparent: frozenset[int]
     fuses_rows: bool = False
 
     @cached_property
@@ -40,13 +42,13 @@ class Layout:
 
     @cached_property
     def carriers(self) -> tuple[tuple[int, ...], ...]:
-        """Values with a buffer of their own that each op reads, behind what passes; inputs are left out."""
+        """Values with a buffer of their own that each op reads, behind transparent ones; inputs are left out."""
         roots: dict[int, tuple[int, ...]] = dict.fromkeys(self.graph.inputs, ())
         found: list[tuple[int, ...]] = []
         for number, op in enumerate(self.graph.ops):
             behind = tuple(dict.fromkeys(root for value in op.inputs for root in roots[value]))
             found.append(behind)
-            roots.update((value, behind if number in self.passing else (value,)) for value in op.outputs)
+            roots.update((value, behind if number in self.transparent else (value,)) for value in op.outputs)
         return tuple(found)
 
     @cached_property
@@ -64,7 +66,7 @@ class Layout:
         for value in self.graph.outputs:
             made = self.graph.producer[value]
             if made is not None:
-                behind.update(self.carriers[made] if made in self.passing else (value,))
+                behind.update(self.carriers[made] if made in self.transparent else (value,))
         return frozenset(behind)
 
     @cached_property
@@ -101,14 +103,14 @@ def cut(
     """Cut an order into segments: a heavy kernel and the lighter work behind it.
 
     Args:
-      finely: what needs the results of reductions gets a segment of its own, and what passes over one large value runs
-        again wherever it is read. Fewer values have to be there at once; memory is passed over more often.
+      finely: what needs the results of reductions gets a segment of its own, and elementwise work on one large value is
+        transparent. Fewer values have to be there at once; memory is read more often.
     """
-    passing = _views(graph) | (_passing(graph, fence_nbytes) if finely else set())
-    probe = Layout(graph, (), fence_nbytes, frozenset(passing), fuses_rows)
+    transparent = _views(graph) | (_over_one_value(graph, fence_nbytes) if finely else set())
+    probe = Layout(graph, (), fence_nbytes, frozenset(transparent), fuses_rows)
     segments: list[list[int]] = [[]]
     for op in order:
-        if op in passing:
+        if op in transparent:
             continue
         if probe.is_heavy(op) and any(probe.is_heavy(other) for other in segments[-1]):
             segments.append([])
@@ -130,22 +132,28 @@ def _views(graph: Graph) -> set[int]:
     return {number for number, op in enumerate(graph.ops) if op.fusion == "view"}
 
 
-def _passing(graph: Graph, least: int) -> set[int]:
+def _over_one_value(graph: Graph, least: int) -> set[int]:
     """Elementwise work on one value of at least so many bytes, for the sake of other such work or of reductions."""
     large = {value for value in range(len(graph.values)) if graph.nbytes(value) >= least}
     read = {value for op in graph.ops if op.fusion == "kernel" for value in op.inputs}.union(graph.outputs)
     found: set[int] = set()
+    depth: dict[int, int] = {}  # of a value: ops of a chain that run wherever it is read
     for number, op in enumerate(graph.ops):
+        below = max((depth.get(value, 0) for value in op.inputs), default=0)
+        if op.fusion == "view":
+            depth.update(dict.fromkeys(op.outputs, below))
         sources = large.intersection(op.inputs)
         if (
             op.fusion == "elementwise"
             and op.recomputable
+            and below < _LONGEST_CHAIN
             and len(sources) == len(op.outputs) == 1
             and read.isdisjoint(op.outputs)
             and graph.readers[op.outputs[0]]
             and sum(map(graph.nbytes, sources)) <= sum(map(graph.nbytes, op.outputs))
         ):
             found.add(number)
+            depth[op.outputs[0]] = below + 1
     return found
 
 

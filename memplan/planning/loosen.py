@@ -16,8 +16,7 @@ from memplan.planning.simulate import Timeline
 def loosened(plan: Plan, timeline: Timeline, layout: Layout, below_bytes: float) -> Plan:
     """The plan without fences before its first recomputation, and between segments that both need less than this.
 
-    What passes in the layout runs again as views do. Plans that move values keep all their fences: copies are placed by
-    them.
+    Transparent ops do not count. Plans that move values keep all their fences: copies are placed by them.
     """
     if any(action.kind in (Kind.OFFLOAD, Kind.PREFETCH) for action in plan.actions):
         return plan
@@ -26,7 +25,7 @@ def loosened(plan: Plan, timeline: Timeline, layout: Layout, below_bytes: float)
     first = True  # no operation has run twice
     low = False
     for segment, moment in zip(plan.segments(), timeline.moments, strict=True):
-        ops = [a.target for a in segment if a.kind is Kind.COMPUTE and a.target not in layout.passing]
+        ops = [a.target for a in segment if a.kind is Kind.COMPUTE and a.target not in layout.transparent]
         first = first and begun.isdisjoint(ops)
         begun.update(ops)
         was_low, low = low, moment.device_nbytes < below_bytes

@@ -264,10 +264,10 @@ class _Unfolding:
             self.on_host.discard(value)
 
     def view(self, value: int) -> None:
-        """Make what passes (and what is behind it) in the current segment."""
+        """Run a transparent op (and those behind it) in the current segment."""
         graph = self.layout.graph
         op = graph.producer[value]
-        if op is None or op not in self.layout.passing or op in self.viewed:
+        if op is None or op not in self.layout.transparent or op in self.viewed:
             return
         for source in graph.ops[op].inputs:
             self.view(source)

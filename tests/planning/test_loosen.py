@@ -67,12 +67,12 @@ def test_with_room_everywhere_and_nothing_twice_all_go() -> None:
     assert FENCE not in loosened(again, timeline, layout_of(graph), timeline.peak_nbytes + 1).actions
 
 
-def test_what_passes_may_run_twice_before_a_fence_that_goes() -> None:
+def test_transparent_ops_may_run_twice_before_a_fence_that_goes() -> None:
     b = Builder()
     made = b.op([b.argument(10)], 10)
-    passing = b.op([made], 10, "elementwise")
-    total = b.op([passing], 5, "reduction")
-    graph = b.build(b.op([b.op([passing, total], 10, "elementwise")], 10))
+    light = b.op([made], 10, "elementwise")
+    total = b.op([light], 5, "reduction")
+    graph = b.build(b.op([b.op([light, total], 10, "elementwise")], 10))
     for finely in (True, False):
         layout = layout_of(graph, 10, finely=True)
         plan = keep_everything(layout, "")

@@ -154,31 +154,42 @@ def test_a_fine_cut_parts_before_large_work_that_needs_a_reduction() -> None:
     assert fine.segments == ((0, 1, 4), (5,), (6,))
 
 
-def test_in_a_fine_cut_what_passes_over_one_large_value_is_no_value_to_decide_about() -> None:
+def test_in_a_fine_cut_elementwise_work_on_one_large_value_is_transparent() -> None:
     fine = layout_of(normalization(), 50, finely=True)
-    assert fine.passing == {2, 3}
+    assert fine.transparent == {2, 3}
     assert fine.reads == (frozenset(), {1, 2, 5}, {6})
     actions, _ = unfold(fine, {})
     assert [a.target for a in actions if a.kind is C] == [0, 1, 2, 3, 4, 2, 5, 6]
 
 
 @pytest.mark.parametrize(
-    ("made", "facts", "passes"),
+    ("made", "facts", "transparent"),
     [(100, {}, True), (99, {}, False), (100, {"recomputable": False}, False), (100, {"fusion": "kernel"}, False)],
 )
-def test_what_passes_is_no_smaller_than_what_it_passes_over(made: int, facts: Any, passes: bool) -> None:
+def test_what_is_transparent_makes_no_less_than_it_reads(made: int, facts: Any, transparent: bool) -> None:
     b = Builder()
     other = b.op([b.op([b.argument(100)], 100)], made, **{"fusion": "elementwise", **facts})
     graph = b.build(b.op([b.op([other], 1, "reduction")], 1))
-    assert (1 in layout_of(graph, 50, finely=True).passing) == passes
+    assert (1 in layout_of(graph, 50, finely=True).transparent) == transparent
 
 
-def test_what_a_kernel_reads_or_the_step_returns_does_not_pass() -> None:
+def test_what_a_kernel_reads_or_the_step_returns_is_not_transparent() -> None:
     b = Builder()
     product = b.op([b.argument(100)], 100)
     read, returned = (b.op([product], 100, "elementwise") for _ in range(2))
     graph = b.build(b.op([read], 100), returned)
-    assert layout_of(graph, 50, finely=True).passing == set()
+    assert layout_of(graph, 50, finely=True).transparent == set()
+
+
+def test_long_chains_of_elementwise_work_are_decided_about_now_and_then() -> None:
+    b = Builder()
+    last = b.op([b.argument(100)], 100)
+    for _ in range(3000):
+        last = b.op([last], 100, "elementwise")
+    layout = layout_of(b.build(b.op([last], 1, "reduction")), 50, finely=True)
+    decided = [op - 1 for op in range(1, 3001) if op not in layout.transparent]
+    assert decided == list(range(16, 3000, 17))
+    unfold(layout, {})
 
 
 def test_a_dropped_value_is_made_again_in_the_segment_that_reads_it() -> None:
