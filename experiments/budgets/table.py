@@ -15,10 +15,10 @@ from typing import Any
 
 from experiments.budgets.cases import CASES
 from experiments.budgets.run import RESULTS
+from experiments.readme import inserted
 
 README = RESULTS.parent / "README.md"
 NUMBERS = RESULTS.parent / "numbers.json"
-_BEGIN, _END = "<!-- tables -->\n", "<!-- end -->\n"
 
 Row = dict[str, Any]
 
@@ -172,15 +172,6 @@ def grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-
-
-def inserted(text: str, new: str) -> str:
-    """`text` with what stands between the two marks replaced."""
-    before, found, rest = text.partition(_BEGIN)
-    _, closed, after = rest.partition(_END)
-    if not found or not closed:
-        raise ValueError(f"{README} lacks {_BEGIN.strip()} or {_END.strip()}; put the two lines back.")
-    return f"{before}{_BEGIN}\n{new}\n{_END}{after}"
 
 
 def regenerate() -> str:

@@ -19,6 +19,7 @@ from statistics import median
 
 import jax.numpy as jnp
 
+from experiments.readme import inserted
 from memplan import api
 from memplan.report.curve import BOUND, MEMPLAN, XLA, Curve, Point
 from models.train import Built, decoder_step, googlenet_step, resnet_step, unet3d_step
@@ -27,7 +28,6 @@ from models.transformer import DecoderConfig
 HERE = Path(__file__).parent
 RESULTS, README = HERE / "results", HERE / "README.md"
 SHARES = (0.75, 0.5, 0.35, 0.25)
-BEGIN, END = "<!-- table -->\n", "<!-- end -->\n"
 
 _F32 = DecoderConfig(layers=8, width=512, heads=8, dtype=jnp.float32)
 _BF16 = DecoderConfig(layers=24, dtype=jnp.bfloat16)
@@ -133,11 +133,8 @@ def curves() -> Iterator[tuple[str, Path]]:
 def regenerate() -> str:
     """The README with the table of the curves that are there."""
     found = [(name, Curve.from_json(path.read_text())) for name, path in curves() if path.exists()]
-    text = README.read_text()
-    before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
     rows = [row for name, curve in found for row in comparisons(name, curve)]
-    return f"{before}{BEGIN}\n{table(rows)}\n{END}{after}"
+    return inserted(README.read_text(), table(rows))
 
 
 def main() -> None:

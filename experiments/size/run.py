@@ -14,12 +14,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import memplan
+from experiments.readme import inserted
 from memplan.errors import InfeasibleBudgetError
+from memplan.report.document import write_whole
 from models.train import resnet_step
 
 HERE = Path(__file__).parent
 RESULTS, README = HERE / "results.json", HERE / "README.md"
-BEGIN, END = "<!-- table -->\n", "<!-- end -->\n"
 DEVICE = "v100"
 CASES = {64: ("1250MiB", "0"), 240: ("15GiB", "0"), 448: ("15GiB", "0"), 768: ("15GiB", "256GiB"),
          1024: ("15GiB", "256GiB"), 1152: ("15GiB", "256GiB"), 1216: ("15GiB", "256GiB")}  # fmt: skip
@@ -68,9 +69,8 @@ def known() -> dict[int, Row]:
 
 def save(rows: Iterable[Row]) -> None:
     """Written whole or not at all."""
-    fresh = RESULTS.with_suffix(".new")
-    fresh.write_text(json.dumps([asdict(row) for row in sorted(rows, key=lambda row: row.batch)], indent=1) + "\n")
-    fresh.rename(RESULTS)
+    ordered = [asdict(row) for row in sorted(rows, key=lambda row: row.batch)]
+    write_whole(RESULTS, json.dumps(ordered, indent=1) + "\n")
 
 
 def table(rows: Iterable[Row]) -> str:
@@ -93,9 +93,7 @@ def _mib(nbytes: int | None) -> str:
 
 def regenerate() -> str:
     """The README with the table of the results that are there."""
-    text = README.read_text()
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n{table(known().values())}\n{END}{rest.partition(END)[2]}"
+    return inserted(README.read_text(), table(known().values()))
 
 
 def main() -> None:

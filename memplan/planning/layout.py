@@ -164,13 +164,14 @@ def _parts(layout: Layout, segment: Sequence[int]) -> list[list[int]]:
     reduced: set[int] = set()  # in this part, and what is computed from it
     for number in segment:
         op = graph.ops[number]
-        needs = not reduced.isdisjoint(layout.carriers[number])
-        if needs and max(map(graph.nbytes, op.outputs), default=0) >= least:
-            parts.append([])
-            reduced.clear()
-            needs = False
+        if not reduced.isdisjoint(layout.carriers[number]):
+            if any(graph.nbytes(value) >= least for value in op.outputs):
+                parts.append([])
+                reduced.clear()
+            else:
+                reduced.update(op.outputs)
         parts[-1].append(number)
         rows = op.along_rows and layout.fuses_rows
-        if needs or (op.fusion == "reduction" and not rows and max(map(graph.nbytes, op.inputs), default=0) >= least):
+        if op.fusion == "reduction" and not rows and any(graph.nbytes(value) >= least for value in op.inputs):
             reduced.update(op.outputs)
     return parts

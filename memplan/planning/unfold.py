@@ -1,8 +1,8 @@
 """Decisions -> actions: what to do about a value before each of its later uses becomes an ordered plan.
 
 A decision belongs to a value and the segment that uses it next: keep it until then (the default), move it to the host
-and back, or drop it and compute it again there. Views are not decided about: they are made again wherever they are
-read. Returned values stay, whatever is decided.
+and back, or drop it and compute it again there. Views, and whatever else is transparent in the layout, are not decided
+about: they run again wherever they are read. Returned values stay, whatever is decided.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class _Unfolding:
     on_host: set[int] = field(default_factory=set)
     made_in: dict[int, int] = field(default_factory=dict)  # device value -> emitted segment of its last event
     late: list[tuple[int, int]] = field(default_factory=list)  # (value, emitted segment before whose end it may not go)
-    viewed: set[int] = field(default_factory=set)  # view ops made in the current segment
+    viewed: set[int] = field(default_factory=set)  # transparent ops run in the current segment
 
     def run(self) -> tuple[tuple[Action, ...], tuple[int, ...]]:
         self.following = self.demand.events(self.layout)
