@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from memplan.planning.graph import Graph
 from memplan.planning.plan import Plan
 from memplan.program.executor import Stages
 from memplan.program.targets import Executable
+from memplan.program.trace import Program
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Candidate:
       predicted_bytes: device bytes predicted before it was compiled.
       executable: where one program holds it; None where it is compiled segment by segment.
       gap_s: see `Proposal`.
+      program, graph: what runs in the plan's order: the step, with loops of its own or the plan's.
     """
 
     name: str
@@ -34,3 +37,5 @@ class Candidate:
     stages: Stages | None = None
     compiler_options: Mapping[str, Any] = field(default_factory=dict)
     gap_s: float | None = None
+    program: Program | None = None
+    graph: Graph | None = None

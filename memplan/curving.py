@@ -11,7 +11,6 @@ from memplan.candidates import Candidate
 from memplan.errors import BudgetError
 from memplan.pipeline import Request
 from memplan.planning.floor import floor
-from memplan.planning.least import least_seconds
 from memplan.planning.planners.registry import planner_named
 from memplan.program.extract import extract
 from memplan.report.curve import BOUND, MEMPLAN, XLA, Curve, Point
@@ -78,8 +77,7 @@ class _Curving:
                 fitting = [*filter(search.fits, candidates()), *filter(None, (best[way],))]
                 best[way] = chosen = min(fitting, key=lambda one: one.step_s or 0.0, default=None)
                 points.append(_point(way, budget, chosen))
-            least_s = least_seconds(self.graph, self.ways.target.device, budget, self.host_budget)
-            points.append(Point(BOUND, budget, budget, 0, least_s))
+            points.append(Point(BOUND, budget, budget, 0, search.least_s))
         return points[::-1]
 
 

@@ -83,8 +83,10 @@ def run(
         return Result(program, None, target, plain, report, *shapes_of(args, kwargs))
     search = Search(program, extract(program), target, args, kwargs, budget, host_budget, planner, notify, plain)
     chosen = search.follow(request.plan) if request.plan is not None else search.best(request.verify)
-    report = summary.planned(search.graph, target, budget, host_budget, chosen, plain, search.tried)
-    return Result(program, search.graph, target, chosen, report, *shapes_of(args, kwargs))
+    bounds = search.lowest.nbytes, search.least_s
+    report = summary.planned(search.graph, target, budget, host_budget, chosen, plain, search.tried, *bounds)
+    ran = chosen.program or program, chosen.graph or search.graph
+    return Result(*ran, target, chosen, report, *shapes_of(args, kwargs))
 
 
 def planned_jaxpr(result: Result) -> compat.ClosedJaxpr:

@@ -23,6 +23,7 @@ from memplan.program.extract import extract
 from memplan.program.local import local_device
 from memplan.program.rewrite import rewrite
 from memplan.program.trace import Program, as_step, dynamic_part, trace
+from memplan.verify.pieces import run_in_pieces
 from memplan.verify.program import Gate, compare, roundings
 
 _CHOPS = (5, 12)  # operations per segment
@@ -107,12 +108,18 @@ def numbers_gate(result: Result, args: Sequence[Any], kwargs: Mapping[str, Any])
         raise MemplanError('verify="numbers" runs the step: pass arrays to plan(), not jax.ShapeDtypeStructs.')
     if result.chosen.plan is None or result.graph is None:
         return Gate(())
-    plain = jax.jit(compat.jaxpr_as_fun(program.jaxpr), compiler_options=AS_TYPED)
+    written = program.as_written
+    graph = extract(written)
+    plain = jax.jit(compat.jaxpr_as_fun(written.jaxpr), compiler_options=AS_TYPED)
     device = result.report.device
-    segmented = segmented_plan(result.graph, result.report.budget_bytes, device)
-    plans = (segmented, result.chosen.plan, *chopped_plans(result.graph, device))
-    outputs = (run_flat(program, result.graph, plan, leaves) for plan in plans)
-    return compare(plain(*leaves), *outputs, coarsest=roundings(result.graph, program.jaxpr.jaxpr.outvars))
+    segmented = run_flat(written, graph, segmented_plan(graph, result.report.budget_bytes, device), leaves)
+    planned = run_flat(program, result.graph, result.chosen.plan, leaves)
+    if program.loops:  # loops are recompiled too
+        chopped = [run_in_pieces(written.jaxpr, leaves, length, AS_TYPED) for length in _CHOPS]
+    else:
+        chopped = [run_flat(written, graph, plan, leaves) for plan in chopped_plans(graph, device)]
+    coarsest = roundings(graph, written.jaxpr.jaxpr.outvars)
+    return compare(plain(*leaves), segmented, planned, *chopped, coarsest=coarsest)
 
 
 def run_flat(program: Program, graph: Graph, plan: Plan, leaves: Sequence[Any]) -> list[Any]:

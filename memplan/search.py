@@ -5,21 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from memplan.candidates import Candidate
 from memplan.errors import InfeasibleBudgetError
+from memplan.looping import ways
 from memplan.planning.budget import show_bytes
 from memplan.planning.cost import copy_seconds
 from memplan.planning.floor import Floor, floor
 from memplan.planning.graph import Graph
+from memplan.planning.least import least_seconds
+from memplan.planning.loop import moved_nbytes
 from memplan.planning.loosen import loosened
 from memplan.planning.plan import Plan
 from memplan.planning.planners.protocol import Planner, Problem, Proposal
 from memplan.planning.planners.registry import planner_named
 from memplan.planning.simulate import Simulator, Timeline
+from memplan.planning.straight import straight
 from memplan.program import compat
 from memplan.program.executor import compile_stages
+from memplan.program.extract import extract
+from memplan.program.loops import with_loops
 from memplan.program.rewrite import rewrite
 from memplan.program.targets import Target, xla_rematerialization
 from memplan.program.trace import Program, as_step
@@ -37,6 +44,8 @@ _OTHER = "greedy"  # the planner that is asked where the first one finds nothing
 _LEFT = 0.02  # of the budget: more than that is not left over without another try
 _CAREFUL = 0.75  # of what is left: so much more the next plan may take
 _LOOSE = (0.95, 0.9, 0.7)  # of the budget: where less is needed, a fitting plan is tried without fences
+_LOOP_ATTEMPTS, _MOVING_LOOP_ATTEMPTS = 4, 3  # ways to stack residuals, compiled; those that use the host
+_NEARLY = 1.25  # other residuals predicted to miss by less than this are compiled all the same
 _HOPEFUL = 1.1  # a plan predicted to miss by less than this is compiled all the same
 
 
@@ -76,7 +85,7 @@ class Search:
 
     def best(self, verify: str | None) -> Candidate:
         """The fastest candidate that the compiler measured inside the budget."""
-        lowest = floor(self.graph)
+        lowest = self.lowest
         if verify is None:
             return self.unverified(lowest)
         if self.budget >= lowest.nbytes:
@@ -84,7 +93,7 @@ class Search:
             self.tried.extend(self.rematerialized())
         fitting = [candidate for candidate in self.tried if self.fits(candidate)]
         if not fitting:
-            resort = self.last_resort(lowest)
+            resort = self.nearest.last_resort(lowest)
             if not self.fits(resort):
                 raise self.infeasible(lowest, resort.device_bytes)
             return resort
@@ -92,12 +101,12 @@ class Search:
 
     def follow(self, plan: Plan) -> Candidate:
         """A plan that the user brings."""
-        plan.check(self.graph)
-        predicted = Simulator(self.graph, self.target.device).run(plan).peak_nbytes
-        candidate = self.compile(plan, predicted)
+        search = self.on(with_loops(self.program, plan.loops)) if plan.loops else self
+        plan.check(search.graph)
+        candidate = search.compile(plan, search.simulated(plan).peak_nbytes)
         self.tried.append(candidate)
         if not self.fits(candidate):
-            raise self.infeasible(floor(self.graph), candidate.device_bytes)
+            raise self.infeasible(self.lowest, candidate.device_bytes)
         return candidate
 
     def fits(self, candidate: Candidate) -> bool:
@@ -106,11 +115,62 @@ class Search:
     def problem(self, budget: int, slack: Mapping[int, int]) -> Problem:
         return Problem(self.graph, self.target.device, budget, self.host_budget, slack)
 
+    def on(self, program: Program) -> Search:
+        """The same search for the step with its loops rewritten."""
+        return replace(self, program=program, graph=extract(program), tried=[])
+
+    @cached_property
+    def ways(self) -> list[Search]:
+        """Searches for the step with fewer residuals, all on the device; the fewest first."""
+        found = ways(self.program, self.target.device, moves=False) if not self.program.loops else []
+        return [self.on(program) for program in found]
+
+    @cached_property
+    def moving_ways(self) -> list[Search]:
+        """The same with residuals on the host; the fewest on the device first."""
+        found = ways(self.program, self.target.device, moves=True) if self.ways and self.host_budget else []
+        return [self.on(program) for program in found]
+
+    @property
+    def lowest(self) -> Floor:
+        """The floor, whatever the loops stack."""
+        return min((floor(search.graph) for search in (self, *self.ways)), key=lambda found: found.nbytes)
+
+    @property
+    def least_s(self) -> float:
+        """Seconds that no plan beats; of what the budget costs, nothing is known where loops can stack less."""
+        budget = self.plain.device_bytes if self.ways else self.budget
+        return least_seconds(self.graph, self.target.device, budget, self.host_budget)
+
+    @property
+    def nearest(self) -> Search:
+        """The search whose step stacks least on the device."""
+        return next(iter((*self.moving_ways, *self.ways)), self)
+
     def own(self) -> list[Candidate]:
         """All candidates that memplan's planners come to."""
-        for way in (self.planned, self.evicted, self.moved):
-            self.tried.extend(way())
+        self.tried.extend(self.looped())
+        if not any(map(self.fits, self.tried)):
+            search = replace(self.nearest, tried=self.tried)
+            for way in (search.planned, search.evicted, search.moved):
+                self.tried.extend(way())
         return self.tried
+
+    def looped(self) -> Iterator[Candidate]:
+        """The step with other residuals in its loops and no fences: what leaves most to the compiler."""
+        for searches, most in ((self.ways, _LOOP_ATTEMPTS), (self.moving_ways, _MOVING_LOOP_ATTEMPTS)):
+            hopeful = [(search, search.simulated(search.straight).peak_nbytes) for search in searches]
+            hopeful = [(search, nbytes) for search, nbytes in hopeful if nbytes <= _NEARLY * self.budget]
+            for search, nbytes in hopeful[:: max(1, -(-len(hopeful) // most))]:
+                self.notify("compiling other residuals of loops", None)
+                yield search.compile(search.straight, nbytes)
+
+    @property
+    def straight(self) -> Plan:
+        return straight(self.graph, self.target.device.name, self.program.residuals)
+
+    def simulated(self, plan: Plan) -> Timeline:
+        return Simulator(self.graph, self.target.device).run(plan)
 
     def planned(self) -> Iterator[Candidate]:
         """Plans of the planner that was asked for."""
@@ -205,13 +265,17 @@ class Search:
 
     def compile(self, plan: Plan, predicted: int) -> Candidate:
         """Judge a plan, rewrite, compile for the target."""
+        plan = replace(plan, loops=self.program.residuals)
         judge(plan, self.graph)
         self.notify("compiling the planned step", None)
         if not self.target.is_gpu:
-            timeline = Simulator(self.graph, self.target.device).run(plan)
+            timeline = self.simulated(plan)
             flags = dict(self.program.options.get("compiler_options") or {}) or None
             stages = compile_stages(self.program, self.graph, plan, flags)
-            return Candidate(plan.planner, stages.peak_nbytes, 0, timeline.step_s, predicted, plan, stages=stages)
+            return Candidate(
+                plan.planner, stages.peak_nbytes, 0, timeline.step_s, predicted, plan, stages=stages,
+                program=self.program, graph=self.graph,
+            )  # fmt: skip
         compiled = self.target.compile(
             as_step(self.program, self.rewritten(plan)),
             self.args,
@@ -221,7 +285,10 @@ class Search:
         )
         memory = compiled.memory
         step_s = traffic(compiled.text, self.target.device).step_s
-        return Candidate(plan.planner, memory.device_bytes, memory.host_bytes, step_s, predicted, plan, compiled)
+        return Candidate(
+            plan.planner, memory.device_bytes, memory.host_bytes, step_s, predicted, plan, compiled,
+            program=self.program, graph=self.graph,
+        )  # fmt: skip
 
     def rewritten(self, plan: Plan) -> compat.ClosedJaxpr:
         jaxpr = rewrite(self.program, self.graph, plan)
@@ -246,16 +313,35 @@ class Search:
 
     def unverified(self, lowest: Floor) -> Candidate:
         """The planner's word alone (`verify=None`)."""
-        proposal = self.planner.propose(self.problem(self.budget, {}))
+        for search in (*self.ways[::-1], *self.moving_ways[::-1]):
+            timeline = search.simulated(search.straight)
+            if timeline.peak_nbytes <= self.budget:
+                return search.believed(search.straight, timeline)
+        search = self.nearest
+        proposal = search.planner.propose(search.problem(self.budget, {}))
         if not proposal.fits:
-            proposal = self.planner.propose(self.problem(lowest.nbytes, {}))  # see `last_resort`
+            proposal = search.planner.propose(search.problem(lowest.nbytes, {}))  # see `last_resort`
         timeline = proposal.timeline
         if timeline.peak_nbytes > self.budget or timeline.host_peak_nbytes > self.host_budget:
             raise self.infeasible(lowest, timeline.peak_nbytes)
+        return search.believed(proposal.plan, timeline, proposal.gap_s)
+
+    def believed(self, plan: Plan, timeline: Timeline, gap_s: float | None = None) -> Candidate:
+        """A plan that nobody compiles."""
+        device = timeline.peak_nbytes
+        host = timeline.host_peak_nbytes + sum(moved_nbytes(*known) for known in self.program.loops)
+        plan = replace(plan, loops=self.program.residuals)
         return Candidate(
-            proposal.plan.planner, timeline.peak_nbytes, timeline.host_peak_nbytes, timeline.step_s,
-            timeline.peak_nbytes, proposal.plan, gap_s=proposal.gap_s,
-        )  # fmt: skip
+            plan.planner,
+            device,
+            host,
+            timeline.step_s,
+            device,
+            plan,
+            gap_s=gap_s,
+            program=self.program,
+            graph=self.graph,
+        )
 
     def last_resort(self, lowest: Floor) -> Candidate:
         """The plan for the floor itself, or the unmodified step where that takes less.

@@ -5,16 +5,15 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 
 from memplan.candidates import Candidate
 from memplan.planning import cost
 from memplan.planning.devices import Device
-from memplan.planning.floor import floor
 from memplan.planning.graph import Graph
-from memplan.planning.least import least_seconds
+from memplan.planning.loop import Loop, Residuals, moved_nbytes, repeated
 from memplan.planning.plan import Kind, Plan
 from memplan.program.targets import Target
 from memplan.report.model import Candidate as Row
@@ -56,8 +55,12 @@ def planned(
     chosen: Candidate,
     plain: Candidate,
     tried: Sequence[Candidate],
+    floor_bytes: int,
+    lower_bound_s: float,
 ) -> Report:
-    """The report of a step that had to be changed."""
+    """The report of a step that had to be changed; `graph` is that of the step as it is written."""
+    graph = chosen.graph or graph
+    loops = chosen.program.loops if chosen.program is not None else ()
     account = judge(chosen.plan, graph) if chosen.plan is not None else None
     compiled = chosen.executable is not None or chosen.stages is not None
     host = chosen.host_bytes if target.is_gpu or account is None else account.host_peak_nbytes
@@ -73,15 +76,19 @@ def planned(
         compiled_peak_bytes=chosen.device_bytes if compiled else None,
         observed_peak_bytes=None,
         host_peak_bytes=host,
-        offloaded_bytes=account.offloaded_nbytes if account else 0,
-        recomputed_flops=recomputed_flops(graph, account.recomputed if account else {}),
+        offloaded_bytes=(account.offloaded_nbytes if account else 0)
+        + sum(known[0].runs * moved_nbytes(*known) for known in loops),
+        recomputed_flops=recomputed_flops(graph, account.recomputed if account else {}) + loop_flops(loops),
         baseline_step_s=plain.step_s,
         predicted_step_s=chosen.step_s,
-        floor_bytes=floor(graph).nbytes,
-        lower_bound_s=least_seconds(graph, target.device, budget, host_budget),
+        floor_bytes=floor_bytes,
+        lower_bound_s=lower_bound_s,
         gap_s=chosen.gap_s,
         attempts=len(tried),
-        decisions=decisions(chosen.plan, graph, target.device) if chosen.plan is not None else (),
+        decisions=by_size(
+            *(decisions(chosen.plan, graph, target.device) if chosen.plan is not None else ()),
+            *(row for loop, chosen in loops for row in residual_decisions(loop, chosen, target.device)),
+        ),
         live_at_peak=live_at_peak(chosen, graph),
         candidates=tuple(rows([plain, *tried], chosen, budget, host_budget)),
         versions=versions(),
@@ -107,7 +114,7 @@ def decisions(plan: Plan, graph: Graph, device: Device) -> tuple[Decision, ...]:
     moved = Counter(a.target for a in plan.actions if a.kind in (Kind.OFFLOAD, Kind.PREFETCH))
     crossing = _crossing(plan, graph)
     found = []
-    for value in sorted(crossing | set(moved), key=lambda value: -graph.nbytes(value)):
+    for value in sorted(crossing | set(moved)):
         made = graph.producer[value]
         if made is None or graph.ops[made].fusion == "view":
             continue
@@ -118,6 +125,36 @@ def decisions(plan: Plan, graph: Graph, device: Device) -> tuple[Decision, ...]:
         known = graph.values[value]
         found.append(Decision(known.name, known.shape, known.dtype, known.nbytes, op.source, choice, seconds))
     return tuple(found)
+
+
+def residual_decisions(loop: Loop, residuals: Residuals | None, device: Device) -> Iterator[Decision]:
+    """What happens to every residual of a pair of loops, those that memplan stacks and those that the step did."""
+    if residuals is None:
+        return
+    body, times = loop.body, loop.trips * loop.runs
+    for value in sorted(loop.needed.union(residuals.stacked)):
+        made, known, seconds = body.producer[value], body.values[value], 0.0
+        choice: Choice = "offload" if value in residuals.moved else "keep" if value in residuals.kept else "recompute"
+        if choice == "offload":
+            seconds = 2 * times * cost.copy_seconds(known.nbytes, device)
+        elif choice == "recompute" and made is not None:
+            seconds = times * cost.op_seconds(body, body.ops[made], device)
+        source = body.ops[made].source if made is not None else ""
+        shape, nbytes = (loop.trips, *known.shape), loop.trips * known.nbytes
+        yield Decision(f"{known.name} of {loop.trips} trips", shape, known.dtype, nbytes, source, choice, seconds)
+
+
+def by_size(*rows: Decision) -> tuple[Decision, ...]:
+    return tuple(sorted(rows, key=lambda row: -row.nbytes))
+
+
+def loop_flops(loops: Sequence[tuple[Loop, Residuals | None]]) -> float:
+    """What backward loops do a second time, in a step."""
+    return sum(
+        loop.runs * loop.trips * sum(loop.body.ops[op].flops for op in repeated(loop, residuals))
+        for loop, residuals in loops
+        if residuals is not None
+    )
 
 
 def _crossing(plan: Plan, graph: Graph) -> set[int]:

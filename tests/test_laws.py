@@ -19,7 +19,13 @@ Law = Callable[["FloorPlan"], list[str]]
 ROOT = Path(__file__).parents[1]
 
 # Plain data of the planning wing, which everyone above may hold in their hands.
-TYPES = ("memplan.planning.graph", "memplan.planning.plan", "memplan.planning.devices", "memplan.planning.spec")
+TYPES = (
+    "memplan.planning.graph",
+    "memplan.planning.loop",
+    "memplan.planning.plan",
+    "memplan.planning.devices",
+    "memplan.planning.spec",
+)
 
 # What a room may import of memplan; the longest matching name counts, and a module outside every room is a breach.
 ROOMS: Mapping[str, tuple[str, ...]] = {
@@ -38,7 +44,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         *TYPES,
     ),
     "memplan.parallel": ("memplan.parallel", "memplan.program", "memplan.planning", "memplan.errors"),
-    "memplan.candidates": ("memplan.program.executor", "memplan.program.targets", *TYPES),
+    "memplan.candidates": ("memplan.program.executor", "memplan.program.targets", "memplan.program.trace", *TYPES),
     "memplan.summary": (
         "memplan.candidates",
         "memplan.planning",
@@ -47,7 +53,15 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "memplan.report",
         "memplan.errors",
     ),
-    "memplan.search": ("memplan.candidates", "memplan.planning", "memplan.program", "memplan.verify", "memplan.errors"),
+    "memplan.search": (
+        "memplan.candidates",
+        "memplan.looping",
+        "memplan.planning",
+        "memplan.program",
+        "memplan.verify",
+        "memplan.errors",
+    ),
+    "memplan.looping": ("memplan.planning", "memplan.program"),
     "memplan.pipeline": (
         "memplan.candidates",
         "memplan.search",

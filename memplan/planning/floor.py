@@ -24,6 +24,12 @@ def floor(graph: Graph) -> Floor:
     """Only kernels count: elementwise work and reductions can melt into others."""
     own = [v for v in graph.returned if v not in graph.reused and graph.values[v].role == "intermediate"]
     base = graph.resident_nbytes + sum(map(graph.nbytes, own))
+    largest, at = _working_set(graph)
+    return Floor(base + largest, at)
+
+
+def _working_set(graph: Graph) -> tuple[int, int]:
+    """Bytes that the largest operation needs besides inputs and outputs of the graph, and its id."""
     there = _behind_outputs(graph)
 
     def counted(value: int) -> int:
@@ -35,10 +41,11 @@ def floor(graph: Graph) -> Floor:
     largest, at = 0, -1
     for index, op in enumerate(graph.ops):
         if op.fusion == "kernel":
-            needs = sum(map(counted, {*op.inputs, *op.outputs})) + op.workspace_nbytes
+            inside = max((_working_set(body)[0] for body in op.bodies), default=op.workspace_nbytes)
+            needs = sum(map(counted, {*op.inputs, *op.outputs})) + inside
             if needs > largest or at < 0:
                 largest, at = needs, index
-    return Floor(base + largest, at)
+    return largest, at
 
 
 def _behind_outputs(graph: Graph) -> set[int]:

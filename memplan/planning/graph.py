@@ -46,7 +46,9 @@ class Op:
         fused; `elementwise` melts into its readers; `reduction` melts its producers into itself; `kernel` reads and
         writes memory.
       along_rows: a reduction along the last axis alone.
-      workspace_nbytes: device bytes needed while it runs, besides inputs and outputs (loop bodies, collectives).
+      workspace_nbytes: device bytes needed while it runs, besides inputs and outputs; of a body, all that its own order
+        has alive at once.
+      bodies: of a loop or a conditional, which need device bytes of their own while it runs.
       traffic_nbytes: device bytes moved besides inputs and outputs (what a loop reads and writes over and over).
       recomputable: may it run a second time with the same result and no other trace?
       why_not: the reason where it may not.
@@ -62,6 +64,7 @@ class Op:
     fusion: Fusion = "kernel"
     along_rows: bool = False
     workspace_nbytes: int = 0
+    bodies: tuple[Graph, ...] = ()
     traffic_nbytes: int = 0
     recomputable: bool = True
     why_not: str = ""
@@ -91,6 +94,9 @@ class Graph:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     fingerprint: str = ""
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
 
     @cached_property
     def producer(self) -> tuple[int | None, ...]:

@@ -10,9 +10,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from memplan.errors import PlanMismatchError
 from memplan.planning.graph import Graph
+from memplan.planning.loop import Residuals
 
 FORMAT = 1
 
@@ -48,19 +50,22 @@ FENCE = Action(Kind.FENCE)
 
 @dataclass(frozen=True)
 class Plan:
-    """An ordered list of actions for the graph with this fingerprint.
+    """What loops stack, and an ordered list of actions for the graph with this fingerprint.
 
     Attributes:
       actions: in order.
       fingerprint: of the graph.
       planner: who made it.
       device: name of the device it was made for.
+      loops: residuals of the pairs of loops, in the order of `program.loops`; the graph is that of the step with these.
+        None leaves a pair as it is; empty: all are.
     """
 
     actions: tuple[Action, ...]
     fingerprint: str
     planner: str
     device: str = ""
+    loops: tuple[Residuals | None, ...] = ()
 
     def segments(self) -> Iterator[tuple[Action, ...]]:
         """Runs of actions between two fences."""
@@ -97,7 +102,8 @@ class Plan:
             actions = tuple(Action(Kind(kind), operator.index(target)) for kind, target in document["actions"])
             if len(actions) != document["length"]:
                 raise ValueError("actions are missing")
-            return cls(actions, str(document["fingerprint"]), str(document["planner"]), str(document["device"]))
+            loops = tuple(_residuals(known) for known in document.get("loops", ()))
+            return cls(actions, str(document["fingerprint"]), str(document["planner"]), str(document["device"]), loops)
         except (ValueError, KeyError, TypeError, RecursionError) as error:  # ValueError: not JSON, not even text
             raise PlanMismatchError(
                 f"{path} is not a whole memplan plan ({type(error).__name__}: {error}). It may be truncated or written "
@@ -110,9 +116,16 @@ class Plan:
             "fingerprint": self.fingerprint,
             "planner": self.planner,
             "device": self.device,
+            "loops": [known and {"kept": known.kept, "moved": known.moved} for known in self.loops],
             "length": len(self.actions),
             "actions": [[action.kind.value, action.target] for action in self.actions],
         }
+
+
+def _residuals(document: Any) -> Residuals | None:
+    if document is None:
+        return None
+    return Residuals(*(tuple(map(operator.index, document[name])) for name in ("kept", "moved")))
 
 
 def segments(actions: Iterable[Action]) -> Iterator[tuple[Action, ...]]:

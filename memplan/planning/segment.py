@@ -6,6 +6,7 @@ outlives the segment; a reduction melts its producers into itself.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,9 @@ from memplan.planning.cost import calls_library, has_triton, kernel_seconds
 from memplan.planning.devices import Device
 from memplan.planning.graph import Graph, Op
 from memplan.planning.plan import Action, Kind
+from memplan.planning.straight import straight_actions
+
+_NUMBER = 16  # bytes, of the widest
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,11 @@ class SegmentModel:
         self.unneeded = self.freed - moved  # after the segment, in any memory
         self.made = {value for op in self.ops for value in self.graph.ops[op].outputs}
         self.read_by_kernel = {
-            value for op in self.ops if self.graph.ops[op].fusion == "kernel" for value in self.graph.ops[op].inputs
+            value
+            for op in self.ops
+            if self.graph.ops[op].fusion == "kernel"
+            for value in self.graph.ops[op].inputs
+            if not (self.graph.ops[op].bodies and self.is_filling(value))
         }
         self.sources: dict[int, frozenset[int]] = {}  # the buffers that a value without one is computed from
         self.melted: dict[int, float] = {}  # vector FLOPs of the work behind a value without a buffer
@@ -125,6 +133,12 @@ class SegmentModel:
             absorbed = op.fusion != "kernel"
         return absorbed and self.read_by_kernel.isdisjoint(op.outputs)
 
+    def is_filling(self, value: int) -> bool:
+        """One number over and over, which XLA fills in anew inside the bodies that read it."""
+        made = self.graph.producer[value]
+        op = self.graph.ops[made] if made is not None else None
+        return op is not None and op.fusion == "view" and max(map(self.graph.nbytes, op.inputs), default=0) <= _NUMBER
+
     def last_fusion(self) -> list[_Kernel]:
         """Elementwise results that outlive the segment come out of one fusion, which reads the buffers behind them."""
         if not self.leaving:
@@ -138,7 +152,8 @@ class SegmentModel:
         op, device = self.graph.ops[number], self.device
         moved = sum(map(self.graph.nbytes, reads)) + sum(map(self.graph.nbytes, makes)) + op.traffic_nbytes
         seconds = max(kernel_seconds(op.flops, op.flops_dtype, moved, device), melted / device.vector_flops)
-        return _Kernel(reads, makes, op.workspace_nbytes, seconds, number)
+        scratch = max((body_nbytes(body, device) for body in op.bodies), default=op.workspace_nbytes)
+        return _Kernel(reads, makes, scratch, seconds, number)
 
     def in_place(self, kernel: _Kernel, ends: list[int]) -> int:
         """Bytes of elementwise results that take over the buffer of an input that ends here.
@@ -172,3 +187,15 @@ class SegmentModel:
 
     def is_behind(self, value: int, made: list[int]) -> bool:
         return any(value in self.sources.get(one, ()) for one in made)
+
+
+@functools.lru_cache(maxsize=256)
+def body_nbytes(body: Graph, device: Device) -> int:
+    """Device bytes of one trip of a loop or of a branch, besides what it is given and returns."""
+
+    def size(value: int) -> int:
+        known = body.values[value]
+        return 0 if known.role != "intermediate" or value in body.returned else known.nbytes
+
+    actions = straight_actions(body)
+    return SegmentModel(body, device, size, {}, actions, frozenset()).cost().peak_nbytes

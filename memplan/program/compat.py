@@ -10,6 +10,7 @@ import functools
 import math
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -144,6 +145,56 @@ def _closed(jaxpr: Any) -> ClosedJaxpr | None:
     return _core.ClosedJaxpr(jaxpr, ())  # 0.10: remat2 holds an open Jaxpr
 
 
+@dataclass(frozen=True)
+class Scan:
+    """A `lax.scan`: its operands are constants, carries, stacks; its results carries, stacks.
+
+    Attributes:
+      consts, carries: how many.
+      trips: its length.
+    """
+
+    body: ClosedJaxpr
+    consts: int
+    carries: int
+    trips: int
+    reverse: bool
+    unroll: int
+
+    def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """Operands of the equation, or inputs of the body: constants, carries, and stacks or their slices."""
+        first = self.consts + self.carries
+        return list(operands[: self.consts]), list(operands[self.consts : first]), list(operands[first:])
+
+
+def scan_of(eqn: JaxprEqn) -> Scan | None:
+    """What an equation loops over; None where it is no `lax.scan`.
+
+    0.10: `num_consts` and `num_carry`; 0.11: `ft_in`, a tree of the operands.
+    """
+    if eqn.primitive.name != "scan":
+        return None
+    params = eqn.params
+    if "num_consts" in params:
+        consts, carries = params["num_consts"], params["num_carry"]
+    else:
+        consts, carries, _ = (len(list(part)) for part in params["ft_in"].unpack())
+    return Scan(params["jaxpr"], consts, carries, params["length"], params["reverse"], params["unroll"])
+
+
+def control_bodies(eqn: JaxprEqn) -> list[ClosedJaxpr]:
+    """The bodies of a loop or the branches of a conditional; empty for any other equation."""
+    params = eqn.params
+    match eqn.primitive.name:
+        case "scan":
+            return [params["jaxpr"]]
+        case "while":
+            return [params["cond_jaxpr"], params["body_jaxpr"]]
+        case "cond":
+            return list(params["branches"])
+    return []
+
+
 def aval_of(atom: Any) -> Any:
     """The type of a variable or literal; jax's stubs give its base class, which knows neither shape nor dtype."""
     return atom.aval
@@ -163,6 +214,11 @@ def without_references(closed: ClosedJaxpr) -> ClosedJaxpr:
 def is_reference(atom: Any) -> bool:
     """True for a mutable array."""
     return isinstance(atom.aval, AbstractRef)
+
+
+def is_on_host(atom: Any) -> bool:
+    """True for an array in host memory (`jax.device_put(x, jax.memory.Space.Host)` inside the step)."""
+    return getattr(atom.aval, "memory_space", None) == jax.memory.Space.Host
 
 
 def drop_dead(closed: ClosedJaxpr) -> ClosedJaxpr:

@@ -4,33 +4,56 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from memplan.planning.graph import Graph, Op, Role, Value
 from memplan.program import compat, rules
 from memplan.program.placement import share
-from memplan.program.trace import Program
+from memplan.program.trace import Program, flatten
 
 
 def extract(program: Program) -> Graph:
-    """The graph of a program; op ids are equation indices, value ids follow inputs, then equation outputs."""
-    jaxpr = program.jaxpr.jaxpr
+    """The graph of a program; op ids are equation indices, value ids those of `variables`."""
+    shares = {var: share(var.aval, sharding) for var, sharding in program.placements.items()}
+    return graph_of(program.jaxpr, program.names, program.donated, shares)
+
+
+def variables(closed: compat.ClosedJaxpr) -> list[Any]:
+    """The variables of a flat jaxpr by value id: inputs, constants, results of equations."""
+    made = (var for eqn in closed.jaxpr.eqns for var in eqn.outvars)
+    return [*closed.jaxpr.invars, *(var for var, _ in compat.consts_of(closed)), *made]
+
+
+def graph_of(
+    closed: compat.ClosedJaxpr,
+    names: Sequence[str],
+    donated: Sequence[bool],
+    shares: Mapping[Any, float] = MappingProxyType({}),
+) -> Graph:
+    """The graph of a flat jaxpr.
+
+    Args:
+      names, donated: of its inputs.
+      shares: the part of a variable that one device holds, where that is not all of it.
+    """
+    jaxpr = closed.jaxpr
     values: list[Value] = []
     ids: dict[Any, int] = {}
-
-    shares = {var: share(var.aval, sharding) for var, sharding in program.placements.items()}
 
     def add(var: Any, name: str, role: Role, donated: bool = False, nbytes: int | None = None) -> int:
         aval = var.aval
         known = int(shares.get(var, 1.0) * compat.nbytes_of(aval)) if nbytes is None else nbytes
+        known = 0 if compat.is_on_host(var) else known
         shape, dtype = tuple(getattr(aval, "shape", ())), str(getattr(aval, "dtype", aval))
         values.append(Value(name, known, shape, dtype, role, donated))
         ids[var] = len(values) - 1
         return ids[var]
 
-    for var, name, donated in zip(jaxpr.invars, program.names, program.donated, strict=True):
-        add(var, name, "argument", donated)
-    for number, (var, _) in enumerate(compat.consts_of(program.jaxpr)):
+    for var, name, given in zip(jaxpr.invars, names, donated, strict=True):
+        add(var, name, "argument", given)
+    for number, (var, _) in enumerate(compat.consts_of(closed)):
         add(var, f"constant:{number}", "constant")
     inputs = tuple(range(len(values)))
 
@@ -50,6 +73,11 @@ def extract(program: Program) -> Graph:
     return Graph(tuple(values), tuple(ops), inputs, returned, _fingerprint(values, ops, returned))
 
 
+def body_graph(flat: compat.ClosedJaxpr) -> Graph:
+    """The graph of a flat loop body or branch."""
+    return graph_of(flat, compat.input_names(flat), [False] * len(flat.jaxpr.invars))
+
+
 def _op(eqn: compat.JaxprEqn, inputs: tuple[int, ...], outputs: tuple[int, ...], part: float) -> Op:
     """The operation as one device runs it, which has `part` of its most divided operand or result."""
     why_not = rules.why_not_recomputable(eqn)
@@ -62,6 +90,7 @@ def _op(eqn: compat.JaxprEqn, inputs: tuple[int, ...], outputs: tuple[int, ...],
         fusion=rules.fusion_of(eqn),
         along_rows=rules.is_along_rows(eqn),
         workspace_nbytes=int(part * rules.workspace_of(eqn)),
+        bodies=tuple(body_graph(flatten(body)) for body in compat.control_bodies(eqn)) if part == 1.0 else (),
         traffic_nbytes=int(part * rules.traffic_of(eqn)),
         recomputable=not why_not,
         why_not=why_not,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from jax.core import Tracer
 from jax.sharding import Sharding
 
 from memplan.errors import UnsupportedProgramError
+from memplan.planning.loop import Loop, Residuals
 from memplan.program import compat
 from memplan.program.placement import placements, places_of_its_own, spans_devices
 
@@ -29,6 +30,9 @@ class Program:
       spread: arguments or `jax.jit` options name several devices.
       traced: jax's own trace of the step, for the unmodified program.
       out_tree: structure of the outputs.
+      loops: its pairs of loops and what they stack (`program.loops`), None where as the user wrote them; empty where
+        all are.
+      rewritten: the flat jaxpr with these loops.
     """
 
     step: Callable[..., Any]
@@ -38,6 +42,8 @@ class Program:
     spread: bool
     traced: Any
     out_tree: Any
+    loops: tuple[tuple[Loop, Residuals | None], ...] = ()
+    rewritten: compat.ClosedJaxpr | None = None
 
     @functools.cached_property
     def jaxpr(self) -> compat.ClosedJaxpr:
@@ -46,13 +52,23 @@ class Program:
         Raises:
           UnsupportedProgramError: see `flatten`.
         """
-        return flatten(self.traced.jaxpr)
+        return flatten(self.traced.jaxpr) if self.rewritten is None else self.rewritten
 
     @functools.cached_property
     def placements(self) -> Mapping[compat.Var, Sharding]:
         """The sharding of every variable of `jaxpr`; empty where one device holds all."""
         several = self.spread or places_of_its_own(self.jaxpr.jaxpr.eqns)
         return placements(self.traced, self.jaxpr) if several else {}
+
+    @property
+    def residuals(self) -> tuple[Residuals | None, ...]:
+        """What the loops stack, as a plan says it."""
+        return tuple(chosen for _, chosen in self.loops)
+
+    @property
+    def as_written(self) -> Program:
+        """The same step with the loops that the user wrote."""
+        return replace(self, loops=(), rewritten=None) if self.loops else self
 
     @property
     def name(self) -> str:

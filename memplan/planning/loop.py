@@ -1,0 +1,73 @@
+"""A forward loop and the loop that reads what it stacked: plain data.
+
+All trips of a loop are alike, so one choice holds for all of them: a value of the body is stacked, on the device or on
+the host, or the backward body computes it again from what is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memplan.planning.graph import Graph
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A forward loop and the backward loop that reads what it stacked.
+
+    Attributes:
+      body: of the forward loop.
+      trips: of either loop.
+      runs: how often the step runs the loops, where they are inside another.
+      given: values of the body that the backward body has in any case: constants, slices of what comes from outside.
+      needed: values of the body that the backward body reads.
+      movable: its stacks may be on the host.
+    """
+
+    body: Graph
+    trips: int
+    runs: int
+    given: frozenset[int]
+    needed: frozenset[int]
+    movable: bool = True
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """What a forward loop stacks, as ids of values of its body; the backward body computes all else again.
+
+    Attributes:
+      kept: on the device.
+      moved: on the host.
+    """
+
+    kept: tuple[int, ...]
+    moved: tuple[int, ...] = ()
+
+    @property
+    def stacked(self) -> tuple[int, ...]:
+        return tuple(sorted((*self.kept, *self.moved)))
+
+
+def stacked_nbytes(loop: Loop, residuals: Residuals | None) -> int:
+    """Bytes of the stacks on the device; None stands for the loop as it is written."""
+    kept = loop.needed if residuals is None else residuals.kept
+    return loop.trips * sum(map(loop.body.nbytes, kept))
+
+
+def moved_nbytes(loop: Loop, residuals: Residuals | None) -> int:
+    """Bytes of the stacks on the host."""
+    return loop.trips * sum(map(loop.body.nbytes, residuals.moved)) if residuals is not None else 0
+
+
+def repeated(loop: Loop, residuals: Residuals) -> tuple[int, ...]:
+    """Ops of the forward body that the backward body runs again, in order."""
+    there = loop.given.union(residuals.stacked)
+    found: set[int] = set()
+    waiting = list(loop.needed - there)
+    while waiting:
+        made = loop.body.producer[waiting.pop()]
+        if made is not None and made not in found:
+            found.add(made)
+            waiting += [value for value in loop.body.ops[made].inputs if value not in there]
+    return tuple(sorted(found))
