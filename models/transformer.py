@@ -12,13 +12,22 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+CHECKPOINTS = {
+    "nothing": jax.checkpoint_policies.nothing_saveable,
+    "dots": jax.checkpoint_policies.dots_saveable,
+    "dots_without_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots_offloaded": jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host"),
+}
+"""What a layer keeps for its backward pass, by the name of the policy."""
+
 
 @dataclass(frozen=True)
 class DecoderConfig:
     """Architecture of a decoder.
 
     `context` is the largest number of tokens per sequence; `tied` reuses the token embedding as output projection;
-    `scan` runs the layers as one `lax.scan` over stacked parameters instead of unrolling them (see `stack_layers`).
+    `scan` runs the layers as one `lax.scan` over stacked parameters instead of unrolling them (see `stack_layers`);
+    `checkpoint` then puts each under a policy of `jax.checkpoint` (`CHECKPOINTS`).
     `dtype` is that of activations; parameters, layer statistics, softmax and logits are float32.
     """
 
@@ -30,11 +39,16 @@ class DecoderConfig:
     context: int = 1024
     tied: bool = True
     scan: bool = False
+    checkpoint: str = ""
     dtype: Any = jnp.float32
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
             raise ValueError(f"Width {self.width} cannot be split among {self.heads} heads; choose a divisor of it.")
+        if self.checkpoint and (not self.scan or self.checkpoint not in CHECKPOINTS):
+            raise ValueError(
+                f"`checkpoint` needs `scan` and is one of {', '.join(CHECKPOINTS)}; not {self.checkpoint!r}."
+            )
 
 
 class Attention(nn.Module):
@@ -102,13 +116,16 @@ class Decoder(nn.Module):
             for index in range(self.config.layers):
                 x = Layer(self.config, name=f"layer_{index}")(x)
             return x
+        layer = Layer
+        if self.config.checkpoint:
+            layer = nn.remat(Layer, prevent_cse=False, policy=CHECKPOINTS[self.config.checkpoint])
         repeat = nn.scan(
             lambda layer, carry, _: (layer(carry), None),
             variable_axes={"params": 0},
             split_rngs={"params": True},
             length=self.config.layers,
         )
-        return repeat(Layer(self.config, name="layers"), x, None)[0]
+        return repeat(layer(self.config, name="layers"), x, None)[0]
 
 
 def stack_layers(params: dict[str, Any]) -> dict[str, Any]:

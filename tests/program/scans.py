@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -166,9 +167,11 @@ def random_step(seed: int) -> Step:
 
     def program(depth: int) -> Callable[..., Any]:
         """A function of carries, weights of a trip and shared weights -> carries, results."""
-        plan = [(draw.choice(("unary", "binary", "product", "product")), draw.random(), draw.random(), draw.randrange(6))
-                for _ in range(draw.randint(2, 7))]  # fmt: skip
-        inner = (program(depth - 1), draw.random() < 0.3, draw.randint(1, 3)) if depth and draw.random() < 0.6 else None
+        kinds = ("unary", "binary", "product", "product")
+        count = draw.randint(2, 7)
+        plan = [(draw.choice(kinds), draw.random(), draw.random(), draw.randrange(6)) for _ in range(count)]
+        within = depth and draw.random() < 0.6
+        inner = (program(depth - 1), draw.random() < 0.3, draw.randint(1, 3)) if within else None
         mixes = [draw.random() for _ in range(3)]
 
         def body(carries: Any, slices: Any, shared: Any) -> Any:
@@ -201,9 +204,8 @@ def random_step(seed: int) -> Step:
     def loss(weights: Any, shared: Any, rows: Any) -> Any:
         carries = (rows[0], rows[-1] * 0.5)
         for run, reverse in parts:
-            carries, rows = jax.lax.scan(
-                lambda c, s, run=run: run(c, s, shared), carries, (rows, weights), reverse=reverse
-            )
+            trip = functools.partial(run, shared=shared)
+            carries, rows = jax.lax.scan(trip, carries, (rows, weights), reverse=reverse)
         return jnp.sum(carries[0]) + jnp.sum(jnp.sin(rows)), rows if returns_rows else 0.0
 
     generator = np.random.default_rng(seed)

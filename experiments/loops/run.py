@@ -1,0 +1,158 @@
+"""A decoder scanned over its layers: memplan's residuals against the policies of `jax.checkpoint`.
+
+python -m experiments.loops.run [--only NAME ...]    # plans and compiles (extra gpu-aot), writes results/
+python -m experiments.loops.run --table              # rewrites the tables of README.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+
+from experiments.readme import inserted
+from memplan.candidates import Candidate
+from memplan.pipeline import target_of
+from memplan.planning.loop import moved_nbytes, stacked_nbytes
+from memplan.planning.planners.registry import planner_named
+from memplan.program.extract import extract
+from memplan.program.trace import trace
+from memplan.program.traffic import traffic
+from memplan.report.document import write_whole
+from memplan.search import Search, compile_plain
+from memplan.summary import versions
+from models.train import decoder_step
+from models.transformer import CHECKPOINTS, DecoderConfig
+
+HERE = Path(__file__).parent
+RESULTS, README = HERE / "results", HERE / "README.md"
+CASES = {f"{device}-{kind}": (device, dtype) for device in ("h200", "a100")
+         for kind, dtype in (("f32", jnp.float32), ("bf16", jnp.bfloat16))}  # fmt: skip
+SHARES = (0.5, 0.3, 0.2)
+OPTIONS = {"donate_argnums": 0}
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Row:
+    """A compiled program: bytes by the compiler, seconds by the roofline.
+
+    Attributes:
+      way: `plain`, a policy, or what memplan stacks.
+      predicted_bytes: on the device, before it was compiled; None for what memplan did not plan.
+      copy_s, hidden_s: of copies to and from the host, and of these what lies under computation.
+    """
+
+    way: str
+    device_bytes: int
+    host_bytes: int
+    step_s: float
+    predicted_bytes: int | None
+    copy_s: float
+    hidden_s: float
+
+
+def measure(name: str) -> dict[str, Any]:
+    device, dtype = CASES[name]
+    target = target_of(device)
+
+    def step_of(checkpoint: str) -> Any:
+        return decoder_step(batch=8, tokens=1024, config=DecoderConfig(scan=True, checkpoint=checkpoint, dtype=dtype))
+
+    def row(way: str, one: Candidate, planned: bool) -> Row:
+        assert one.executable is not None
+        copies = traffic(one.executable.text, target.device)
+        predicted = one.predicted_bytes if planned else None
+        figures = one.device_bytes, one.host_bytes, copies.step_s, predicted, copies.copy_s, copies.hidden_copy_s
+        print(name, way, *figures, flush=True)
+        return Row(way, *figures)
+
+    step, args = step_of("")
+    program = trace(step, args, {}, OPTIONS)
+    plain = compile_plain(program, target, args, {})
+    rows = [row("plain", plain, planned=False)]
+    for policy in CHECKPOINTS:
+        checkpointed, _ = step_of(policy)
+        one = compile_plain(trace(checkpointed, args, {}, OPTIONS), target, args, {})
+        rows.append(row(f"jax.checkpoint, {policy}", one, planned=False))
+    search = Search(
+        program, extract(program), target, args, {}, plain.device_bytes - 1, 2 * target.device.memory_bytes,
+        planner_named(None), lambda stage, share: None, plain,
+    )  # fmt: skip
+    for one in search.looped():
+        assert one.program is not None
+        kept = sum(stacked_nbytes(*known) for known in one.program.loops) / MIB
+        moved = sum(moved_nbytes(*known) for known in one.program.loops) / MIB
+        rows.append(row(f"memplan, {kept:.0f} MiB kept, {moved:.0f} moved", one, planned=True))
+    return {"rows": [asdict(one) for one in rows], "versions": dict(versions())}
+
+
+def rows_of(name: str) -> list[Row]:
+    return [Row(**one) for one in json.loads((RESULTS / f"{name}.json").read_text())["rows"]]
+
+
+def fastest(rows: list[Row], budget: float, memplan: bool) -> Row | None:
+    """Of memplan's programs or of the policies, within the budget."""
+    fitting = [
+        one for one in rows if one.way.startswith("memplan" if memplan else "jax.") and one.device_bytes <= budget
+    ]
+    return min(fitting, key=lambda one: one.step_s, default=None)
+
+
+def tables() -> str:
+    return "\n".join([*_against_policies(), "", *_programs()]) + "\n"
+
+
+def _known() -> Iterator[tuple[str, list[Row]]]:
+    yield from ((name, rows_of(name)) for name in CASES if (RESULTS / f"{name}.json").exists())
+
+
+def _against_policies() -> Iterator[str]:
+    yield "| device, type | share of plain | plain ms | memplan ms | MiB | best policy that fits | ms |"
+    yield "|---|---|---|---|---|---|---|"
+    for name, rows in _known():
+        for share in SHARES:
+            own, policy = (fastest(rows, share * rows[0].device_bytes, memplan) for memplan in (True, False))
+            yield (
+                f"| {name} | {share:.0%} | {_ms(rows[0])} | {_ms(own)} | {own.device_bytes / MIB:.0f} | " if own else
+                f"| {name} | {share:.0%} | {_ms(rows[0])} | none fits | | "
+            ) + (f"{policy.way} | {_ms(policy)} |" if policy else "none fits | |")  # fmt: skip
+
+
+def _programs() -> Iterator[str]:
+    yield "| device, type | program | device MiB | predicted | error | host MiB | ms | copies ms | under computation |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for name, rows in _known():
+        for one in rows:
+            predicted, error = "", ""
+            if one.predicted_bytes is not None:
+                predicted = f"{one.predicted_bytes / MIB:.0f}"
+                error = f"{one.device_bytes / one.predicted_bytes - 1:+.1%}"
+            copies = (f"{1e3 * one.copy_s:.1f}", f"{one.hidden_s / one.copy_s:.0%}") if one.copy_s else ("", "")
+            cells = (name, one.way, f"{one.device_bytes / MIB:.0f}", predicted, error, f"{one.host_bytes / MIB:.0f}",
+                     _ms(one), *copies)  # fmt: skip
+            yield f"| {' | '.join(cells)} |"
+
+
+def _ms(row: Row | None) -> str:
+    return f"{1e3 * row.step_s:.1f}" if row else ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=CASES, default=tuple(CASES))
+    parser.add_argument("--table", action="store_true")
+    args = parser.parse_args()
+    RESULTS.mkdir(exist_ok=True)
+    for name in args.only if not args.table else ():
+        write_whole(RESULTS / f"{name}.json", json.dumps(measure(name), indent=1) + "\n")
+    README.write_text(inserted(README.read_text(), tables()))
+
+
+if __name__ == "__main__":
+    main()
