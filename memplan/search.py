@@ -134,7 +134,9 @@ class Search:
     @property
     def lowest(self) -> Floor:
         """The floor, whatever the loops stack."""
-        return min((floor(search.graph) for search in (self, *self.ways)), key=lambda found: found.nbytes)
+        return min(
+            (floor(search.graph) for search in (self, *self.ways, *self.moving_ways)), key=lambda found: found.nbytes
+        )
 
     @property
     def least_s(self) -> float:
@@ -358,7 +360,7 @@ class Search:
 
     def infeasible(self, lowest: Floor, smallest: int) -> InfeasibleBudgetError:
         """Says the floor, what sets it, and a budget that works."""
-        where = self.graph.ops[lowest.op].where if lowest.op >= 0 else "no operation"
+        where = lowest.where
         if self.budget < lowest.nbytes:
             what = f"less than {where} alone needs"
         else:

@@ -14,10 +14,12 @@ class Floor:
     Attributes:
       nbytes: inputs and outputs of the step, and what the operation reads, makes and needs while it runs.
       op: its op id, -1 in a graph without kernels.
+      where: the same for messages.
     """
 
     nbytes: int
     op: int
+    where: str = "no operation"
 
 
 def floor(graph: Graph) -> Floor:
@@ -25,7 +27,7 @@ def floor(graph: Graph) -> Floor:
     own = [v for v in graph.returned if v not in graph.reused and graph.values[v].role == "intermediate"]
     base = graph.resident_nbytes + sum(map(graph.nbytes, own))
     largest, at = _working_set(graph)
-    return Floor(base + largest, at)
+    return Floor(base + largest, at, graph.ops[at].where) if at >= 0 else Floor(base, at)
 
 
 def _working_set(graph: Graph) -> tuple[int, int]:
