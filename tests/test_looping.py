@@ -85,9 +85,9 @@ def test_a_scanned_step_runs_in_half_its_memory_here(tmp_path: Path) -> None:
 
 
 def test_believing_the_planner_finds_residuals_too() -> None:
-    report = memplan.jit(train, budget="150MiB", device="h200", verify=None).plan(*SHAPES).report
+    report = memplan.jit(train, budget="250MiB", device="h200", verify=None).plan(*SHAPES).report
     assert (report.planner, report.compiled_peak_bytes) == ("loops", None)
-    assert report.predicted_peak_bytes <= 150 * 2**20
+    assert report.predicted_peak_bytes <= 250 * 2**20
 
 
 @needs_compiler
