@@ -284,6 +284,7 @@ class Search:
             self.kwargs,
             self.program.options,
             with_schedule=True,
+            held=self.program.held,
         )
         memory = compiled.memory
         step_s = traffic(compiled.text, self.target.device).step_s

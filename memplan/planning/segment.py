@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from memplan.planning.cost import calls_library, has_triton, kernel_seconds
+from memplan.planning.cost import FETCH, calls_library, has_triton, kernel_seconds, op_seconds
 from memplan.planning.devices import Device
 from memplan.planning.graph import Graph, Op
 from memplan.planning.plan import Action, Kind
@@ -152,6 +152,8 @@ class SegmentModel:
         op, device = self.graph.ops[number], self.device
         moved = sum(map(self.graph.nbytes, reads)) + sum(map(self.graph.nbytes, makes)) + op.traffic_nbytes
         seconds = max(kernel_seconds(op.flops, op.flops_dtype, moved, device), melted / device.vector_flops)
+        if op.name == FETCH:
+            seconds = op_seconds(self.graph, op, device)
         scratch = max((body_nbytes(body, device) for body in op.bodies), default=op.workspace_nbytes)
         return _Kernel(reads, makes, scratch, seconds, number)
 

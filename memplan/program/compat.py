@@ -9,7 +9,7 @@ import contextlib
 import functools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from jax._src import api as _api
 from jax._src import core as _core
 from jax._src import source_info_util as _source
 from jax._src.interpreters import partial_eval as _pe
+from jax._src.lib.mlir import ir as _ir
 from jax._src.state import discharge as _discharge
 from jax._src.state.types import AbstractRef
 
@@ -219,6 +220,25 @@ def is_reference(atom: Any) -> bool:
 def is_on_host(atom: Any) -> bool:
     """True for an array in host memory (`jax.device_put(x, jax.memory.Space.Host)` inside the step)."""
     return getattr(atom.aval, "memory_space", None) == jax.memory.Space.Host
+
+
+def hold_on_host(lowered: Any, inputs: Collection[int]) -> None:
+    """Say in a lowered module that these inputs are in host memory.
+
+    What jax writes for arguments with a memory kind; the devices of a described GPU know no kinds.
+    """
+    if not inputs:
+        return
+    module = lowered._lowering._hlo
+    (main,) = (one for one in module.body.operations if str(one.name).strip('"') == "main")
+    with module.context:
+        attributes = []
+        for position, known in enumerate(main.attributes["arg_attrs"]):
+            found = {one.name: one.attr for one in known}
+            if position in inputs:
+                found["mhlo.memory_kind"] = _ir.StringAttr.get("pinned_host")
+            attributes.append(_ir.DictAttr.get(found))
+        main.attributes["arg_attrs"] = _ir.ArrayAttr.get(attributes)
 
 
 def drop_dead(closed: ClosedJaxpr) -> ClosedJaxpr:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +17,7 @@ from memplan.program.trace import Program, flatten
 def extract(program: Program) -> Graph:
     """The graph of a program; op ids are equation indices, value ids those of `variables`."""
     shares = {var: share(var.aval, sharding) for var, sharding in program.placements.items()}
-    return graph_of(program.jaxpr, program.names, program.donated, shares)
+    return graph_of(program.jaxpr, program.names, program.donated, shares, program.held)
 
 
 def variables(closed: compat.ClosedJaxpr) -> list[Any]:
@@ -31,11 +31,13 @@ def graph_of(
     names: Sequence[str],
     donated: Sequence[bool],
     shares: Mapping[Any, float] = MappingProxyType({}),
+    held: Collection[int] = (),
 ) -> Graph:
     """The graph of a flat jaxpr.
 
     Args:
       names, donated: of its inputs.
+      held: positions of inputs in host memory.
       shares: the part of a variable that one device holds, where that is not all of it.
     """
     jaxpr = closed.jaxpr
@@ -51,8 +53,8 @@ def graph_of(
         ids[var] = len(values) - 1
         return ids[var]
 
-    for var, name, given in zip(jaxpr.invars, names, donated, strict=True):
-        add(var, name, "argument", given)
+    for position, (var, name, given) in enumerate(zip(jaxpr.invars, names, donated, strict=True)):
+        add(var, name, "argument", given, 0 if position in held else None)
     for number, (var, _) in enumerate(compat.consts_of(closed)):
         add(var, f"constant:{number}", "constant")
     inputs = tuple(range(len(values)))

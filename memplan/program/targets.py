@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from memplan.errors import UnknownDeviceError
 from memplan.planning.devices import Device
-from memplan.program import hlo
+from memplan.program import compat, hlo
 from memplan.program.gpu_target import target_config
 
 _DESCRIBED_OPTIONS = {"xla_gpu_autotune_level": 0}  # there is nothing to time on
@@ -81,10 +81,11 @@ class Target:
         options: Mapping[str, Any],
         compiler_options: Mapping[str, Any] | None = None,
         with_schedule: bool = False,
+        held: Collection[int] = (),
     ) -> Executable:
         """Compile `jax.jit(step, **options)` for this device; arguments as `jax.jit` takes them.
 
-        `with_schedule` asks a GPU's compiler for its schedule and buffers as well, which it writes to files.
+        `held` are positions of inputs in host memory. `with_schedule` asks a GPU's compiler for its schedule and buffers as well, which it writes to files.
         """
         flags = {**(options.get("compiler_options") or {}), **(compiler_options or {})}
         options = {name: value for name, value in options.items() if name != "compiler_options"}
@@ -93,6 +94,7 @@ class Target:
             sharding = described_sharding(self.device)
             args, kwargs = jax.tree.map(functools.partial(_place, sharding), (args, kwargs))
         lowered = jax.jit(step, **options).lower(*args, **kwargs)
+        compat.hold_on_host(lowered, held)
         if not (self.is_gpu and with_schedule):
             return _account(lowered.compile(compiler_options=flags or None), None)
         with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
@@ -137,7 +139,10 @@ def _account(compiled: Any, dump: Path | None) -> Executable:
         + stats.argument_size_in_bytes
         + stats.output_size_in_bytes
         - stats.alias_size_in_bytes,
-        host_bytes=stats.host_temp_size_in_bytes,
+        host_bytes=stats.host_temp_size_in_bytes
+        + stats.host_argument_size_in_bytes
+        + stats.host_output_size_in_bytes
+        - stats.host_alias_size_in_bytes,
         temp_bytes=stats.temp_size_in_bytes,
         argument_bytes=stats.argument_size_in_bytes,
         output_bytes=stats.output_size_in_bytes,

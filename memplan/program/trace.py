@@ -32,7 +32,8 @@ class Program:
       out_tree: structure of the outputs.
       loops: its pairs of loops and what they stack (`program.loops`), None where as the user wrote them; empty where
         all are.
-      rewritten: the flat jaxpr with these loops.
+      rewritten: the flat jaxpr with these loops, and with state on the host.
+      held, returned_to_host: positions of inputs and outputs in host memory (`program.host_state`).
     """
 
     step: Callable[..., Any]
@@ -44,6 +45,8 @@ class Program:
     out_tree: Any
     loops: tuple[tuple[Loop, Residuals | None], ...] = ()
     rewritten: compat.ClosedJaxpr | None = None
+    held: frozenset[int] = frozenset()
+    returned_to_host: frozenset[int] = frozenset()
 
     @functools.cached_property
     def jaxpr(self) -> compat.ClosedJaxpr:

@@ -1,0 +1,86 @@
+"""State in host memory: arguments that stay there, streamed to the device where they are read, and their updates back.
+
+In the jaxpr such an argument is read through a `device_put` to the device and its update returned through one to the
+host. For planners the first is an operation like any other, cheap to repeat: what is dropped is fetched again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from memplan.program import compat
+from memplan.program.trace import Program, as_struct
+
+_LEAST_NBYTES = 1 << 20  # smaller leaves stay on the device
+
+
+def with_state_on_host(program: Program, inputs: Collection[int]) -> Program:
+    """The program with these inputs (positions) in host memory, and the outputs that take their donated buffers."""
+    held = frozenset(inputs)
+    if not held:
+        return program
+    closed, updates = program.jaxpr, updates_of(program, held)
+    avals = [as_struct(var.aval) for var in closed.jaxpr.invars]
+    streamed = jax.make_jaxpr(lambda *operands: _stream(closed, held, updates, operands))(*avals)
+    return replace(program, rewritten=streamed, held=held, returned_to_host=updates)
+
+
+def large_leaves(program: Program, argnums: Collection[int]) -> frozenset[int]:
+    """Positions of inputs that belong to these arguments and are worth moving."""
+    info, _ = program.traced.args_info
+    found, position = set(), 0
+    for number, argument in enumerate(info):
+        count = len(jax.tree_util.tree_leaves(argument))
+        if number in argnums:
+            found.update(range(position, position + count))
+        position += count
+    variables = program.jaxpr.jaxpr.invars
+    return frozenset(one for one in found if compat.nbytes_of(variables[one].aval) >= _LEAST_NBYTES)
+
+
+def updates_of(program: Program, held: frozenset[int]) -> frozenset[int]:
+    """Positions of outputs that take the buffers of donated inputs on the host: of equal shape and dtype, first come."""
+    jaxpr = program.jaxpr.jaxpr
+    free: dict[Any, list[int]] = {}
+    for position in sorted(held):
+        aval = jaxpr.invars[position].aval
+        if program.donated[position]:
+            free.setdefault((aval.shape, aval.dtype), []).append(position)
+    found = set()
+    for number, atom in enumerate(jaxpr.outvars):
+        waiting = free.get((atom.aval.shape, atom.aval.dtype))
+        if waiting and not isinstance(atom, compat.Literal):
+            waiting.pop()
+            found.add(number)
+    return frozenset(found)
+
+
+def _stream(
+    closed: compat.ClosedJaxpr, held: frozenset[int], updates: frozenset[int], operands: Sequence[Any]
+) -> list[Any]:
+    """Every input is fetched right before it is first read."""
+    env: dict[Any, Any] = dict(compat.consts_of(closed))
+    waiting: dict[Any, Any] = {}
+    for position, (var, operand) in enumerate(zip(closed.jaxpr.invars, operands, strict=True)):
+        (waiting if position in held else env)[var] = operand
+
+    def read(atom: Any) -> Any:
+        if isinstance(atom, compat.Literal):
+            return atom.val
+        if atom in waiting:
+            env[atom] = jax.device_put(waiting.pop(atom), jax.memory.Space.Device)
+        return env[atom]
+
+    for eqn in closed.jaxpr.eqns:
+        operands = [read(atom) for atom in eqn.invars]
+        with compat.as_written(eqn):
+            env.update(zip(eqn.outvars, compat.bind(eqn, operands), strict=True))
+    results = [read(atom) for atom in closed.jaxpr.outvars]
+    return [
+        jax.device_put(result, jax.memory.Space.Host) if number in updates else result
+        for number, result in enumerate(results)
+    ]
