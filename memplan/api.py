@@ -19,6 +19,7 @@ from memplan.pipeline import Request, Result, planner_named
 from memplan.planning.budget import Size, parse_bytes
 from memplan.planning.plan import Plan
 from memplan.program import compat
+from memplan.program.host_state import brought, place
 from memplan.program.local import observed_peak_bytes
 from memplan.program.trace import dynamic_part, static_part
 from memplan.report.comparison import Comparison
@@ -54,6 +55,7 @@ def jit(
     planner: str | None = None,
     plan: Plan | None = None,
     verify: str | None = "compile",
+    host_state: int | Sequence[int] = (),
     **options: Any,
 ) -> Any:
     """`jax.jit` with a device-memory budget.
@@ -69,6 +71,9 @@ def jit(
       plan: a saved plan to follow instead of planning.
       verify: `"compile"` lets the compiler measure the plan; `"numbers"` also compares the outputs with the unmodified
         step's; None believes the planner.
+      host_state: positions of arguments whose large leaves (from 1 MiB) live in host memory, between and during steps.
+        They are streamed in where they are read; what takes the buffers of donated ones is streamed out. Pass what
+        `Planned.place` returns.
       **options: `static_argnums`, `static_argnames`, `donate_argnums`, `donate_argnames`, `in_shardings`,
         `out_shardings`, `keep_unused` and `compiler_options`, as in `jax.jit`.
 
@@ -88,6 +93,7 @@ def jit(
             planner=planner,
             plan=plan,
             verify=verify,
+            host_state=host_state,
             **options,
         )
     unknown = sorted(set(options) - set(_OPTIONS))
@@ -103,7 +109,8 @@ def jit(
         pipeline.target_of(device)
     planner_named(planner)
     given = {name: value for name, value in options.items() if value is not None}
-    return PlannedJit(step, Request(budget, host_budget, device, planner, plan, verify), given)
+    held = (host_state,) if isinstance(host_state, int) else tuple(host_state)
+    return PlannedJit(step, Request(budget, host_budget, device, planner, plan, verify, held), given)
 
 
 def compare(
@@ -197,6 +204,8 @@ class PlannedJit:
 
     def plan(self, *args: Any, **kwargs: Any) -> Planned:
         """Plan for these arguments (arrays or `jax.ShapeDtypeStruct`s); runs nothing."""
+        if self._request.host_state:
+            args, kwargs = jax.tree.map(brought, (args, kwargs))
         with self._gate.opened():
             result = pipeline.run(self._step, args, kwargs, self._options, self._request, _notify.get())
         planned = Planned(result, args, kwargs)
@@ -265,6 +274,14 @@ class Planned:
         if self._runner is None:
             self._runner = runner(self._result)
         return Compiled(self, self._runner)
+
+    def place(self, argument: Any, position: int = 0) -> Any:
+        """The argument at this position where the plan wants it: leaves in host memory or on the local device.
+
+        Args:
+          argument: arrays, of the structure that was planned for.
+        """
+        return place(self._result.program, argument, position)
 
     def inlined(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate the planned equations on traced values."""

@@ -17,6 +17,7 @@ from memplan.planning.plan import Plan
 from memplan.planning.planners.registry import planner_named
 from memplan.program import compat
 from memplan.program.extract import extract
+from memplan.program.host_state import large_leaves, with_state_on_host
 from memplan.program.local import host_memory_bytes, is_here, local_device
 from memplan.program.rewrite import rewrite
 from memplan.program.targets import Target
@@ -35,6 +36,7 @@ class Request:
     planner: str | None = None
     plan: Plan | None = None
     verify: str | None = "compile"
+    host_state: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ def run(
     program = trace(step, args, kwargs, options)
     notify("compiling the unmodified step", None)
     plain = compile_plain(program, target, args, kwargs)
-    if plain.device_bytes <= budget and request.plan is None:
+    program = with_state_on_host(program, large_leaves(program, request.host_state))
+    if plain.device_bytes <= budget and request.plan is None and not program.held:
         report = summary.untouched(target, budget, host_budget, plain)
         return Result(program, None, target, plain, report, *shapes_of(args, kwargs))
     search = Search(program, extract(program), target, args, kwargs, budget, host_budget, planner, notify, plain)

@@ -20,6 +20,7 @@ from memplan.planning.unfold import keep_everything
 from memplan.program import compat
 from memplan.program.executor import Stages, as_array, compile_stages
 from memplan.program.extract import extract
+from memplan.program.host_state import brought, put
 from memplan.program.local import local_device
 from memplan.program.rewrite import rewrite
 from memplan.program.trace import Program, as_step, dynamic_part, trace
@@ -52,7 +53,20 @@ class Runner:
         self._check(leaves, tree)
         arrays = [as_array(leaf, aval) for leaf, aval in zip(leaves, self._avals, strict=True)]
         del leaves
-        return jax.tree_util.tree_unflatten(self._program.out_tree, self._stages(arrays))
+        for position in self._program.held:
+            arrays[position] = self._brought(arrays[position], position)
+        results = self._stages(arrays)
+        for position in self._program.returned_to_host:
+            results[position] = put(results[position], on_host=True)
+        return jax.tree_util.tree_unflatten(self._program.out_tree, results)
+
+    def _brought(self, array: jax.Array, position: int) -> jax.Array:
+        """A copy of host memory for the stages; where the argument is donated, in its place."""
+        found = brought(array)
+        if self._program.donated[position] and found is not array:
+            found.block_until_ready()
+            array.delete()
+        return found
 
     @functools.cached_property
     def _avals(self) -> list[Any]:

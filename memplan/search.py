@@ -23,12 +23,14 @@ from memplan.planning.planners.protocol import Planner, Problem, Proposal
 from memplan.planning.planners.registry import planner_named
 from memplan.planning.simulate import Simulator, Timeline
 from memplan.planning.straight import straight
+from memplan.planning.streams import spread
 from memplan.program import compat
 from memplan.program.executor import compile_stages
 from memplan.program.extract import extract
+from memplan.program.host_state import with_state_on_host
 from memplan.program.loops import with_loops
 from memplan.program.rewrite import rewrite
-from memplan.program.targets import Target, xla_rematerialization
+from memplan.program.targets import HIDES_LATENCY, Target, xla_rematerialization
 from memplan.program.trace import Program, as_step
 from memplan.program.traffic import traffic
 from memplan.verify.memory import excess
@@ -101,7 +103,8 @@ class Search:
 
     def follow(self, plan: Plan) -> Candidate:
         """A plan that the user brings."""
-        search = self.on(with_loops(self.program, plan.loops)) if plan.loops else self
+        program = with_state_on_host(self.program.as_written, plan.held)
+        search = self.on(with_loops(program, plan.loops) if plan.loops else program)
         plan.check(search.graph)
         candidate = search.compile(plan, search.simulated(plan).peak_nbytes)
         self.tried.append(candidate)
@@ -228,6 +231,14 @@ class Search:
         if fitting:
             _, fastest = min(fitting, key=lambda found: found[0])
             yield from self.loosened(fastest)
+            yield from self.streamed(fastest)
+
+    def streamed(self, proposal: Proposal) -> Iterator[Candidate]:
+        """The plan with its copies of state beside computation, by a scheduler that starts them early."""
+        if self.target.is_gpu and self.program.held:
+            plan = spread(proposal.plan, self.graph, proposal.timeline.moments, self.budget)
+            candidate = self.compile(plan, self.simulated(plan).peak_nbytes, HIDES_LATENCY)
+            yield replace(candidate, gap_s=proposal.gap_s)
 
     def loosened(self, proposal: Proposal) -> Iterator[Candidate]:
         """The plan with fewer fences, until that fits too: mostly faster, in the same memory."""
@@ -265,9 +276,9 @@ class Search:
         base = memory.device_bytes - memory.temp_bytes
         return {segment: base + nbytes for segment, nbytes in schedule.segment_peaks().items()}
 
-    def compile(self, plan: Plan, predicted: int) -> Candidate:
+    def compile(self, plan: Plan, predicted: int, flags: Mapping[str, Any] | None = None) -> Candidate:
         """Judge a plan, rewrite, compile for the target."""
-        plan = replace(plan, loops=self.program.residuals)
+        plan = replace(plan, loops=self.program.residuals, held=tuple(sorted(self.program.held)))
         judge(plan, self.graph)
         self.notify("compiling the planned step", None)
         if not self.target.is_gpu:
@@ -283,6 +294,7 @@ class Search:
             self.args,
             self.kwargs,
             self.program.options,
+            flags,
             with_schedule=True,
             held=self.program.held,
         )
@@ -290,7 +302,7 @@ class Search:
         step_s = traffic(compiled.text, self.target.device).step_s
         return Candidate(
             plan.planner, memory.device_bytes, memory.host_bytes, step_s, predicted, plan, compiled,
-            program=self.program, graph=self.graph,
+            compiler_options=dict(flags or {}), program=self.program, graph=self.graph,
         )  # fmt: skip
 
     def rewritten(self, plan: Plan) -> compat.ClosedJaxpr:
@@ -333,7 +345,7 @@ class Search:
         """A plan that nobody compiles."""
         device = timeline.peak_nbytes
         host = timeline.host_peak_nbytes + sum(moved_nbytes(*known) for known in self.program.loops)
-        plan = replace(plan, loops=self.program.residuals)
+        plan = replace(plan, loops=self.program.residuals, held=tuple(sorted(self.program.held)))
         return Candidate(
             plan.planner,
             device,

@@ -111,6 +111,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "memplan.errors",
         "memplan.planning.budget",
         "memplan.program.compat",  # is another trace under way, and which
+        "memplan.program.host_state",
         "memplan.program.local",
         "memplan.program.trace",  # how jax.jit reads its arguments
         *TYPES,

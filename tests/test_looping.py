@@ -122,7 +122,9 @@ def test_stacks_on_the_host_take_host_memory_and_arrive_ahead() -> None:
     assert compiled.memory.host_bytes == stacks
     (nearest, *_) = ways(program, target.device, moves=False)
     kept = target.compile(as_step(nearest, nearest.jaxpr), shapes, {}, program.options)
-    assert compiled.memory.device_bytes <= kept.memory.device_bytes - stacks + 5 * 4 * batch * width  # slices on their way
+    assert (
+        compiled.memory.device_bytes <= kept.memory.device_bytes - stacks + 5 * 4 * batch * width
+    )  # slices on their way
     found = traffic(compiled.text, target.device)
     assert found.hidden_copy_s >= 0.8 * found.copy_s > 0
     # read at an index known only when it runs: what openxla/xla#46231 mends is an index that XLA derives

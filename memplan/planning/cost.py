@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from memplan.planning.devices import Device
 from memplan.planning.graph import Graph, Op
 
-FETCH = "device_put"  # of what is on the host
+FETCH = "device_put"  # between device and host
 _TRITON = (8, 0)  # the least compute capability
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from memplan.planning.cost import copy_seconds, op_seconds
+from memplan.planning.cost import copy_seconds, has_triton, op_seconds
 from memplan.planning.devices import Device
 from memplan.planning.loop import Loop, Residuals
 
@@ -106,9 +106,9 @@ class _Cut:
         return times * copy_seconds(self.loop.body.nbytes(value), self.device)
 
     def _op_seconds(self, number: int) -> float:
-        """Elementwise work melts into its readers: only its FLOPs count."""
+        """Nothing for what melts into its readers: elementwise work, and statistics of rows where Triton does both."""
         body, runs = self.loop.body, self.loop.trips * self.loop.runs
         op = body.ops[number]
-        if op.fusion == "elementwise":
-            return runs * op.flops / self.device.vector_flops
+        if op.fusion == "elementwise" or (op.along_rows and has_triton(self.device)):
+            return 0.0
         return runs * op_seconds(body, op, self.device)

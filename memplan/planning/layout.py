@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from memplan.planning.cost import FETCH
 from memplan.planning.graph import Graph, Op
 
 _LONGEST_CHAIN = 16  # of elementwise work that runs again wherever its result is read
@@ -91,8 +92,8 @@ class Layout:
         return frozenset(number for number, op in enumerate(self.graph.ops) if self._touched(op) >= self.fence_nbytes)
 
     def _touched(self, op: Op) -> int:
-        """Bytes that a kernel reads, writes and works in; -1 for what is no kernel."""
-        if op.fusion != "kernel":
+        """Bytes that a kernel reads, writes and works in; -1 for what is no kernel, and for copies."""
+        if op.fusion != "kernel" or op.name == FETCH:
             return -1
         return sum(map(self.graph.nbytes, (*op.outputs, *op.inputs))) + op.workspace_nbytes
 

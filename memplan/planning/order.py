@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import heapq
 
-from memplan.planning.graph import Graph
+from memplan.planning.cost import FETCH
+from memplan.planning.graph import Graph, Op
 
 
 def early_loose_ends(graph: Graph) -> tuple[int, ...]:
@@ -89,9 +90,13 @@ def _loose_ends(graph: Graph) -> list[bool]:
     for index in reversed(range(len(graph.ops))):
         op = graph.ops[index]
         after = [reader for value in op.outputs for reader in graph.readers[value]]
-        blocked[index] = any(blocked[reader] or graph.ops[reader].fusion == "kernel" for reader in after)
+        blocked[index] = any(blocked[reader] or _is_work(graph.ops[reader]) for reader in after)
         loose[index] = not blocked[index] and op.recomputable
     return loose
+
+
+def _is_work(op: Op) -> bool:
+    return op.fusion == "kernel" and op.name != FETCH
 
 
 def _idle(waits: list[set[int]], loose: list[bool]) -> list[bool]:

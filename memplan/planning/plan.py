@@ -59,6 +59,7 @@ class Plan:
       device: name of the device it was made for.
       loops: residuals of the pairs of loops, in the order of `program.loops`; the graph is that of the step with these.
         None leaves a pair as it is; empty: all are.
+      held: positions of inputs in host memory.
     """
 
     actions: tuple[Action, ...]
@@ -66,6 +67,7 @@ class Plan:
     planner: str
     device: str = ""
     loops: tuple[Residuals | None, ...] = ()
+    held: tuple[int, ...] = ()
 
     def segments(self) -> Iterator[tuple[Action, ...]]:
         """Runs of actions between two fences."""
@@ -103,7 +105,9 @@ class Plan:
             if len(actions) != document["length"]:
                 raise ValueError("actions are missing")
             loops = tuple(_residuals(known) for known in document.get("loops", ()))
-            return cls(actions, str(document["fingerprint"]), str(document["planner"]), str(document["device"]), loops)
+            held = tuple(map(operator.index, document.get("held", ())))
+            fingerprint, planner, device = (str(document[name]) for name in ("fingerprint", "planner", "device"))
+            return cls(actions, fingerprint, planner, device, loops, held)
         except (ValueError, KeyError, TypeError, RecursionError) as error:  # ValueError: not JSON, not even text
             raise PlanMismatchError(
                 f"{path} is not a whole memplan plan ({type(error).__name__}: {error}). It may be truncated or written "
@@ -117,6 +121,7 @@ class Plan:
             "planner": self.planner,
             "device": self.device,
             "loops": [known and {"kept": known.kept, "moved": known.moved} for known in self.loops],
+            "held": self.held,
             "length": len(self.actions),
             "actions": [[action.kind.value, action.target] for action in self.actions],
         }

@@ -19,7 +19,7 @@ from jax._src import api as _api
 from jax._src import core as _core
 from jax._src import source_info_util as _source
 from jax._src.interpreters import partial_eval as _pe
-from jax._src.lib.mlir import ir as _ir
+from jax._src.lib.mlir import ir as _ir  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.state import discharge as _discharge
 from jax._src.state.types import AbstractRef
 
@@ -215,6 +215,12 @@ def without_references(closed: ClosedJaxpr) -> ClosedJaxpr:
 def is_reference(atom: Any) -> bool:
     """True for a mutable array."""
     return isinstance(atom.aval, AbstractRef)
+
+
+def crosses_memories(eqn: JaxprEqn) -> bool:
+    """True for a `jax.device_put` between device and host memory."""
+    spaces = (jax.memory.Space.Host, jax.memory.Space.Device)
+    return eqn.primitive.name == "device_put" and all(place in spaces for place in eqn.params["devices"])
 
 
 def is_on_host(atom: Any) -> bool:

@@ -194,7 +194,8 @@ class _Builder:
             eqn, known = self.eqns[op], iter(self.graph.ops[op].inputs)
             inputs = [a.val if isinstance(a, compat.Literal) else values[next(known)] for a in eqn.invars]
             with compat.as_written(eqn):
-                values.update(zip(self.graph.ops[op].outputs, compat.bind(eqn, inputs), strict=True))
+                results = inputs if compat.crosses_memories(eqn) else compat.bind(eqn, inputs)  # here both are one
+                values.update(zip(self.graph.ops[op].outputs, results, strict=True))
         return [values[value] for value in makes]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from memplan.errors import MemplanError, PlanMismatchError
 from memplan.program import compat
 from memplan.program.trace import Program, as_struct
 
@@ -19,10 +20,16 @@ _LEAST_NBYTES = 1 << 20  # smaller leaves stay on the device
 
 
 def with_state_on_host(program: Program, inputs: Collection[int]) -> Program:
-    """The program with these inputs (positions) in host memory, and the outputs that take their donated buffers."""
+    """The program with these inputs (positions) in host memory, and the outputs that take their donated buffers.
+
+    Raises:
+      PlanMismatchError: it has no such inputs.
+    """
     held = frozenset(inputs)
     if not held:
         return program
+    if not held.issubset(range(len(program.jaxpr.jaxpr.invars))):
+        raise PlanMismatchError("the plan holds arguments in host memory that this step does not have. Plan again.")
     closed, updates = program.jaxpr, updates_of(program, held)
     avals = [as_struct(var.aval) for var in closed.jaxpr.invars]
     streamed = jax.make_jaxpr(lambda *operands: _stream(closed, held, updates, operands))(*avals)
@@ -31,19 +38,50 @@ def with_state_on_host(program: Program, inputs: Collection[int]) -> Program:
 
 def large_leaves(program: Program, argnums: Collection[int]) -> frozenset[int]:
     """Positions of inputs that belong to these arguments and are worth moving."""
-    info, _ = program.traced.args_info
-    found, position = set(), 0
-    for number, argument in enumerate(info):
-        count = len(jax.tree_util.tree_leaves(argument))
-        if number in argnums:
-            found.update(range(position, position + count))
-        position += count
-    variables = program.jaxpr.jaxpr.invars
-    return frozenset(one for one in found if compat.nbytes_of(variables[one].aval) >= _LEAST_NBYTES)
+    inputs = program.jaxpr.jaxpr.invars
+    found = (position for number in argnums for position in positions_of(program, number))
+    return frozenset(one for one in found if compat.nbytes_of(inputs[one].aval) >= _LEAST_NBYTES)
+
+
+def positions_of(program: Program, argnum: int) -> range:
+    """Positions of the inputs that an argument consists of.
+
+    Raises:
+      MemplanError: there is no such argument.
+    """
+    arguments, _ = program.traced.args_info
+    if not 0 <= argnum < len(arguments):
+        raise MemplanError(f"there is no argument {argnum} among {len(arguments)} that could be held in host memory.")
+    counts = [len(jax.tree_util.tree_leaves(argument)) for argument in arguments]
+    first = sum(counts[:argnum])
+    return range(first, first + counts[argnum])
+
+
+def place(program: Program, argument: Any, argnum: int) -> Any:
+    """An argument with its leaves in host memory or on the local device, as the program has them."""
+    leaves, tree = jax.tree_util.tree_flatten(argument)
+    positions = positions_of(program, argnum)
+    if len(leaves) != len(positions):
+        raise MemplanError(f"the step was planned for an argument of {len(positions)} leaves, not {len(leaves)}.")
+    placed = [put(leaf, position in program.held) for leaf, position in zip(leaves, positions, strict=True)]
+    return jax.tree_util.tree_unflatten(tree, placed)
+
+
+def brought(leaf: Any) -> Any:
+    """A leaf as the step is traced with it: on the device, where its state is when the step reads it."""
+    kind = getattr(getattr(leaf, "sharding", None), "memory_kind", None)
+    return put(leaf, on_host=False) if isinstance(leaf, jax.Array) and kind == "pinned_host" else leaf
+
+
+def put(leaf: Any, on_host: bool) -> jax.Array:
+    """An array in the local device's own memory, or in host memory that it can read."""
+    device = jax.devices()[0]
+    kind = "pinned_host" if on_host else device.default_memory().kind
+    return jax.device_put(leaf, jax.sharding.SingleDeviceSharding(device, memory_kind=kind))
 
 
 def updates_of(program: Program, held: frozenset[int]) -> frozenset[int]:
-    """Positions of outputs that take the buffers of donated inputs on the host: of equal shape and dtype, first come."""
+    """Positions of outputs that take the buffers of donated inputs on the host: of equal type, first come."""
     jaxpr = program.jaxpr.jaxpr
     free: dict[Any, list[int]] = {}
     for position in sorted(held):

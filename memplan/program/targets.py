@@ -19,6 +19,7 @@ from memplan.planning.devices import Device
 from memplan.program import compat, hlo
 from memplan.program.gpu_target import target_config
 
+HIDES_LATENCY = {"xla_gpu_enable_latency_hiding_scheduler": True}  # XLA:GPU's own default from Hopper on
 _DESCRIBED_OPTIONS = {"xla_gpu_autotune_level": 0}  # there is nothing to time on
 
 
@@ -85,7 +86,8 @@ class Target:
     ) -> Executable:
         """Compile `jax.jit(step, **options)` for this device; arguments as `jax.jit` takes them.
 
-        `held` are positions of inputs in host memory. `with_schedule` asks a GPU's compiler for its schedule and buffers as well, which it writes to files.
+        `held` are positions of inputs in host memory. `with_schedule` asks a GPU's compiler for its schedule and
+        buffers as well, which it writes to files.
         """
         flags = {**(options.get("compiler_options") or {}), **(compiler_options or {})}
         options = {name: value for name, value in options.items() if name != "compiler_options"}

@@ -70,8 +70,9 @@ class Program:
 
     @property
     def as_written(self) -> Program:
-        """The same step with the loops that the user wrote."""
-        return replace(self, loops=(), rewritten=None) if self.loops else self
+        """The same step with the loops that the user wrote, and all of its state on the device."""
+        held = frozenset[int]()
+        return replace(self, loops=(), rewritten=None, held=held, returned_to_host=held) if self.rewritten else self
 
     @property
     def name(self) -> str:

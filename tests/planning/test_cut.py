@@ -55,8 +55,7 @@ def cost(loop: Loop, stacked: frozenset[int], price: float, moves: bool, device:
         total += min(kept, moved) if moves else kept
     for number in repeated(loop, Residuals(tuple(stacked))):
         op = loop.body.ops[number]
-        alone = op.flops / device.vector_flops if op.fusion == "elementwise" else op_seconds(loop.body, op, device)
-        total += times * alone
+        total += times * op_seconds(loop.body, op, device) if op.fusion != "elementwise" else 0.0
     return total
 
 
