@@ -311,8 +311,11 @@ class Search:
         return jaxpr
 
     def rematerialized(self) -> Iterator[Candidate]:
-        """The unmodified step with XLA's own rematerialization, its limit set to the budget and then below it."""
-        if not self.target.is_gpu:
+        """The unmodified step with XLA's own rematerialization, its limit set to the budget and then below it.
+
+        It knows nothing of state on the host.
+        """
+        if not self.target.is_gpu or self.program.held:
             return
         memory = self.plain.executable.memory if self.plain.executable else None
         resident = memory.device_bytes - memory.temp_bytes if memory else 0
@@ -361,15 +364,16 @@ class Search:
     def last_resort(self, lowest: Floor) -> Candidate:
         """The plan for the floor itself, or the unmodified step where that takes less.
 
-        It is the same whatever the budget is: so a budget that an error promises to work is kept when it is tried.
+        It is the same whatever the budget is: so a budget that an error promises to work is kept when it is tried. The
+        unmodified step knows nothing of state on the host.
         """
         proposal = self.planner.propose(self.problem(lowest.nbytes, {}))
-        if proposal.timeline.peak_nbytes >= self.plain.device_bytes:
+        if proposal.timeline.peak_nbytes >= self.plain.device_bytes and not self.program.held:
             return self.plain
         candidate = self.compile(proposal.plan, proposal.timeline.peak_nbytes)
         self.tried.append(candidate)
         small = candidate.device_bytes < self.plain.device_bytes and candidate.host_bytes <= self.host_budget
-        return candidate if small else self.plain
+        return candidate if small or self.program.held else self.plain
 
     def infeasible(self, lowest: Floor, smallest: int) -> InfeasibleBudgetError:
         """Says the floor, what sets it, and a budget that works."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 
 import memplan
@@ -102,7 +104,7 @@ def test_training_with_state_on_the_host_is_training() -> None:
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before) if leaf.nbytes >= 1 << 20)
 
 
-def test_a_saved_plan_knows_what_is_on_the_host(tmp_path: Any) -> None:
+def test_a_saved_plan_knows_what_is_on_the_host(tmp_path: Path) -> None:
     state, x = arguments()
     nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     plan = memplan.jit(train, budget=nbytes // 2, host_state=0, donate_argnums=0).plan(state, x).plan
@@ -110,6 +112,19 @@ def test_a_saved_plan_knows_what_is_on_the_host(tmp_path: Any) -> None:
     plan.save(tmp_path / "plan.json")
     followed = memplan.jit(train, budget=nbytes // 2, plan=Plan.load(tmp_path / "plan.json"), donate_argnums=0)
     assert followed.plan(state, x).plan == plan
+
+
+def test_a_checkpoint_of_it_loses_nothing(tmp_path: Path) -> None:
+    moved = with_state_on_host(program(), large_leaves(program(), (0,)))
+    state = place(moved, arguments()[0], 0)
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", state)
+        checkpointer.wait_until_finished()
+        restored = checkpointer.restore(tmp_path / "state", like)
+    for before, after in zip(jax.tree.leaves(state), jax.tree.leaves(restored), strict=True):
+        assert after.sharding == before.sharding
+        np.testing.assert_array_equal(after, before)
 
 
 def test_another_structure_is_not_placed() -> None:
