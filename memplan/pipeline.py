@@ -80,7 +80,8 @@ def run(
     program = trace(step, args, kwargs, options)
     notify("compiling the unmodified step", None)
     plain = compile_plain(program, target, args, kwargs)
-    program = with_state_on_host(program, large_leaves(program, request.host_state))
+    if request.host_state:
+        program = with_state_on_host(program, large_leaves(program, request.host_state))
     if plain.device_bytes <= budget and request.plan is None and not program.held:
         report = summary.untouched(target, budget, host_budget, plain)
         return Result(program, None, target, plain, report, *shapes_of(args, kwargs))
