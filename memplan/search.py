@@ -163,12 +163,13 @@ class Search:
 
     def looped(self) -> Iterator[Candidate]:
         """The step with other residuals in its loops and no fences: what leaves most to the compiler."""
-        for searches, most in ((self.ways, _LOOP_ATTEMPTS), (self.moving_ways, _MOVING_LOOP_ATTEMPTS)):
+        kinds = (self.ways, _LOOP_ATTEMPTS, None), (self.moving_ways, _MOVING_LOOP_ATTEMPTS, HIDES_LATENCY)
+        for searches, most, flags in kinds:
             hopeful = [(search, search.simulated(search.straight).peak_nbytes) for search in searches]
             hopeful = [(search, nbytes) for search, nbytes in hopeful if nbytes <= _NEARLY * self.budget]
             for search, nbytes in hopeful[:: max(1, -(-len(hopeful) // most))]:
                 self.notify("compiling other residuals of loops", None)
-                yield search.compile(search.straight, nbytes)
+                yield search.compile(search.straight, nbytes, flags)
 
     @property
     def straight(self) -> Plan:
