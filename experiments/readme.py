@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from memplan.report.document import write_whole
+
 BEGIN, END = "<!-- tables -->\n", "<!-- end -->\n"
 
 
@@ -16,3 +22,23 @@ def inserted(text: str, new: str) -> str:
     if not found or not closed:
         raise ValueError(f"the README lacks {BEGIN.strip()} or {END.strip()}; put the two lines back.")
     return f"{before}{BEGIN}\n{new}\n{END}{after}"
+
+
+def measure_and_tell(
+    told: str | None, cases: Collection[str], measure: Callable[[str], str], readme: Path, table: Callable[[], str]
+) -> None:
+    """The command line of an experiment with a result per case: `--only NAME ...`, or `--table` for the README alone.
+
+    Args:
+      told: the module's docstring.
+      measure: case -> JSON, written whole to `results/` beside the README.
+    """
+    parser = argparse.ArgumentParser(description=told.splitlines()[0] if told else None)
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=cases, default=tuple(cases))
+    parser.add_argument("--table", action="store_true")
+    args = parser.parse_args()
+    results = readme.parent / "results"
+    results.mkdir(exist_ok=True)
+    for name in args.only if not args.table else ():
+        write_whole(results / f"{name}.json", measure(name) + "\n")
+    readme.write_text(inserted(readme.read_text(), table()))

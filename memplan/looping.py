@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memplan.planning.cut import cheapest, prices
+from memplan.planning.cut import PRICES, cheapest
 from memplan.planning.devices import Device
 from memplan.planning.loop import Loop, Residuals, stacked_nbytes
 from memplan.program.loops import pairs_of, with_residuals
@@ -18,7 +18,7 @@ def ways(program: Program, device: Device, moves: bool) -> list[Program]:
     """
     loops = pairs_of(program)
     known: dict[Sequence[Residuals], float] = {}
-    for price in prices() if loops else ():
+    for price in PRICES if loops else ():
         chosen = tuple(cheapest(loop, price, device, moves) for loop in loops)
         if not moves or any(residuals.moved for residuals in chosen):
             known.setdefault(chosen, price)

@@ -134,7 +134,7 @@ class Search:
         found = ways(self.program, self.target.device, moves=True) if self.ways and self.host_budget else []
         return [self.on(program) for program in found]
 
-    @property
+    @cached_property
     def lowest(self) -> Floor:
         """The floor, whatever the loops stack."""
         return min(
@@ -171,9 +171,10 @@ class Search:
                 self.notify("compiling other residuals of loops", None)
                 yield search.compile(search.straight, nbytes, flags)
 
-    @property
+    @cached_property
     def straight(self) -> Plan:
-        return straight(self.graph, self.target.device.name, self.program.residuals)
+        """One segment, the rest left to the compiler."""
+        return straight(self.graph, self.target.device.name)
 
     def simulated(self, plan: Plan) -> Timeline:
         return Simulator(self.graph, self.target.device).run(plan)
@@ -279,7 +280,7 @@ class Search:
 
     def compile(self, plan: Plan, predicted: int, flags: Mapping[str, Any] | None = None) -> Candidate:
         """Judge a plan, rewrite, compile for the target."""
-        plan = replace(plan, loops=self.program.residuals, held=tuple(sorted(self.program.held)))
+        plan = self.whole(plan)
         judge(plan, self.graph)
         self.notify("compiling the planned step", None)
         if not self.target.is_gpu:
@@ -305,6 +306,10 @@ class Search:
             plan.planner, memory.device_bytes, memory.host_bytes, step_s, predicted, plan, compiled,
             compiler_options=dict(flags or {}), program=self.program, graph=self.graph,
         )  # fmt: skip
+
+    def whole(self, plan: Plan) -> Plan:
+        """A planner's actions, with what the program already is: its loops, its state on the host."""
+        return replace(plan, loops=self.program.residuals, held=tuple(sorted(self.program.held)))
 
     def rewritten(self, plan: Plan) -> compat.ClosedJaxpr:
         jaxpr = rewrite(self.program, self.graph, plan)
@@ -349,18 +354,10 @@ class Search:
         """A plan that nobody compiles."""
         device = timeline.peak_nbytes
         host = timeline.host_peak_nbytes + sum(moved_nbytes(*known) for known in self.program.loops)
-        plan = replace(plan, loops=self.program.residuals, held=tuple(sorted(self.program.held)))
         return Candidate(
-            plan.planner,
-            device,
-            host,
-            timeline.step_s,
-            device,
-            plan,
-            gap_s=gap_s,
-            program=self.program,
-            graph=self.graph,
-        )
+            plan.planner, device, host, timeline.step_s, device, self.whole(plan), gap_s=gap_s,
+            program=self.program, graph=self.graph,
+        )  # fmt: skip
 
     def last_resort(self, lowest: Floor) -> Candidate:
         """The plan for the floor itself, or the unmodified step where that takes less.

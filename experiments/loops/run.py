@@ -6,7 +6,6 @@ python -m experiments.loops.run --table              # rewrites the tables of RE
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -15,7 +14,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from experiments.readme import inserted
+from experiments.readme import measure_and_tell
 from memplan.candidates import Candidate
 from memplan.pipeline import target_of
 from memplan.planning.loop import moved_nbytes, stacked_nbytes
@@ -23,7 +22,6 @@ from memplan.planning.planners.registry import planner_named
 from memplan.program.extract import extract
 from memplan.program.trace import trace
 from memplan.program.traffic import traffic
-from memplan.report.document import write_whole
 from memplan.search import Search, compile_plain
 from memplan.summary import versions
 from models.train import decoder_step
@@ -144,14 +142,7 @@ def _ms(row: Row | None) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=CASES, default=tuple(CASES))
-    parser.add_argument("--table", action="store_true")
-    args = parser.parse_args()
-    RESULTS.mkdir(exist_ok=True)
-    for name in args.only if not args.table else ():
-        write_whole(RESULTS / f"{name}.json", json.dumps(measure(name), indent=1) + "\n")
-    README.write_text(inserted(README.read_text(), tables()))
+    measure_and_tell(__doc__, CASES, lambda name: json.dumps(measure(name), indent=1), README, tables)
 
 
 if __name__ == "__main__":

@@ -31,9 +31,9 @@ OPTIMIZER = optax.adamw(1e-3)
 BUDGET = "8MiB"  # two thirds of the state
 
 
-def start() -> Any:
+def start(layers: int = LAYERS) -> Any:
     """Weights and moments; every weight is 1 MiB."""
-    keys = jax.random.split(jax.random.key(0), LAYERS)
+    keys = jax.random.split(jax.random.key(0), layers)
     weights = [jax.random.normal(key, (WIDTH, WIDTH)) / WIDTH**0.5 for key in keys]
     return weights, OPTIMIZER.init(weights)
 

@@ -6,7 +6,6 @@ python -m experiments.state.run --table              # rewrites the table of REA
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Iterator
@@ -16,8 +15,7 @@ from pathlib import Path
 import jax
 
 import memplan
-from experiments.readme import inserted
-from memplan.report.document import write_whole
+from experiments.readme import measure_and_tell
 from models.train import decoder_step
 from models.transformer import DecoderConfig
 
@@ -102,16 +100,7 @@ def table() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=CASES, default=tuple(CASES))
-    parser.add_argument("--table", action="store_true")
-    args = parser.parse_args()
-    RESULTS.mkdir(exist_ok=True)
-    for name in args.only if not args.table else ():
-        row = measure(CASES[name])
-        write_whole(RESULTS / f"{name}.json", json.dumps(asdict(row), indent=1) + "\n")
-        print(row, flush=True)
-    README.write_text(inserted(README.read_text(), table()))
+    measure_and_tell(__doc__, CASES, lambda name: json.dumps(asdict(measure(CASES[name])), indent=1), README, table)
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ class Choices:
         for value, sequence in Demand.of(self.layout, decisions).events(self.layout).items():
             if value not in self.reach.times:
                 continue
-            nbytes = self.simulator.size(value)
+            nbytes = self.simulator.graph.passing_nbytes(value)
             for segment in self._present(value, sequence, decisions):
                 held[segment] += nbytes
         return [peak - nbytes for peak, nbytes in zip(peaks, held, strict=True)]
@@ -202,7 +202,7 @@ class Choices:
 
     def _hold(self, value: int) -> None:
         """What is held was there before; each copy takes device bytes for as long as it is there."""
-        size = self.simulator.size(value) / self.nbytes_unit
+        size = self.simulator.graph.passing_nbytes(value) / self.nbytes_unit
         home, times = self.layout.home[value], self.reach.times[value]
         last = home
         for number, when in enumerate(times):

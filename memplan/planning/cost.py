@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from memplan.planning.devices import Device
 from memplan.planning.graph import Graph, Op
 
-FETCH = "device_put"  # between device and host
 _TRITON = (8, 0)  # the least compute capability
 
 
@@ -33,7 +32,7 @@ def op_seconds(graph: Graph, op: Op, device: Device) -> float:
     """Seconds of an operation on its own: everything it reads and writes crosses device memory."""
     if op.fusion == "view":
         return 0.0
-    if op.name == FETCH:
+    if op.crosses_memories:
         return copy_seconds(sum(map(graph.nbytes, op.outputs)), device)
     nbytes = sum(map(graph.nbytes, op.outputs)) + sum(map(graph.nbytes, dict.fromkeys(op.inputs)))
     return kernel_seconds(op.flops, op.flops_dtype, nbytes + op.traffic_nbytes, device)

@@ -6,7 +6,7 @@ gives the choices worth a look.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -18,12 +18,8 @@ from memplan.planning.loop import Loop, Residuals
 
 _ENDLESS = 1 << 30  # more ticks than all costs together
 _WRITTEN_AND_READ = 2.0
-_PRICES = tuple(10.0 ** (exponent / 4) for exponent in range(-56, -31))  # seconds per byte
-
-
-def prices() -> Sequence[float]:
-    """Seconds per stacked byte, from hardly any to more than a step lasts."""
-    return _PRICES
+PRICES = tuple(10.0 ** (exponent / 4) for exponent in range(-56, -31))
+"""Seconds per stacked byte, from hardly any to more than a step lasts."""
 
 
 def cheapest(loop: Loop, price: float, device: Device, moves: bool = False) -> Residuals:

@@ -185,7 +185,7 @@ class Descent:
         crowded = np.concatenate([[0], np.cumsum(over > 0)])
         together: dict[frozenset[int], list[Move]] = {}  # drops that need the same values held longer
         for value, sequence in self.events.items():
-            nbytes = self.simulator.size(value)
+            nbytes = self.simulator.graph.passing_nbytes(value)
             if nbytes < self.least or value in self.layout.returned:
                 continue
             for (before, _), (number, is_use) in pairwise(sequence):
@@ -228,11 +228,11 @@ class Descent:
 
     def instead_moves(self, value: int, number: int, again: Iterable[int]) -> Iterator[Move]:
         """A copy from the host where a crowded segment would compute again what it reads, in several kernels maybe."""
-        nbytes = self.simulator.size(value)
+        nbytes = self.simulator.graph.passing_nbytes(value)
         if (value, number) not in self.decisions or value not in self.layout.reads[number] or nbytes > self.host_left:
             return
         ops, copy_s = self.problem.graph.ops, cost.copy_seconds(nbytes, self.problem.device)
-        behind = sum(self.simulator.size(made) for op in again for made in ops[op].outputs)
+        behind = sum(self.simulator.graph.passing_nbytes(made) for op in again for made in ops[op].outputs)
         frees = ((number, number + 1, behind - nbytes),)
         yield Move(((value, number),), Mode.OFFLOAD_NOW, 2 * copy_s, frees, copy_s=copy_s, host_nbytes=nbytes)
 
@@ -266,9 +266,9 @@ class Descent:
                 if self.is_alive(source, number):
                     relies.add((source, self.next_event(source, number)))
                     continue
-                size = self.simulator.size(source)
+                size = self.simulator.graph.passing_nbytes(source)
                 last = self.last_event(source, number)
-                small = size * 16 <= self.simulator.size(value) or size < self.least
+                small = size * 16 <= self.simulator.graph.passing_nbytes(value) or size < self.least
                 source_op = graph.ops[graph.producer[source] or 0]
                 if small or (keep_kernels and source_op.fusion == "kernel") or not source_op.recomputable:
                     if size >= self.least:

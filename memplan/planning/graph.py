@@ -49,6 +49,7 @@ class Op:
       workspace_nbytes: device bytes needed while it runs, besides inputs and outputs; of a body, all that its own order
         has alive at once.
       bodies: of a loop or a conditional, which need device bytes of their own while it runs.
+      crosses_memories: it copies between device and host memory; one side has no device bytes.
       traffic_nbytes: device bytes moved besides inputs and outputs (what a loop reads and writes over and over).
       recomputable: may it run a second time with the same result and no other trace?
       why_not: the reason where it may not.
@@ -65,6 +66,7 @@ class Op:
     along_rows: bool = False
     workspace_nbytes: int = 0
     bodies: tuple[Graph, ...] = ()
+    crosses_memories: bool = False
     traffic_nbytes: int = 0
     recomputable: bool = True
     why_not: str = ""
@@ -122,6 +124,14 @@ class Graph:
 
     def nbytes(self, value: int) -> int:
         return self.values[value].nbytes
+
+    def is_passing(self, value: int) -> bool:
+        """True for what is neither given nor returned: it comes and goes."""
+        return self.values[value].role == "intermediate" and value not in self.returned
+
+    def passing_nbytes(self, value: int) -> int:
+        """Device bytes of a value while it lives; inputs and outputs are counted from the beginning."""
+        return self.nbytes(value) if self.is_passing(value) else 0
 
     @cached_property
     def resident_nbytes(self) -> int:

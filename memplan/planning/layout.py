@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from memplan.planning.cost import FETCH
 from memplan.planning.graph import Graph, Op
 
 _LONGEST_CHAIN = 16  # of elementwise work that runs again wherever its result is read
@@ -93,7 +92,7 @@ class Layout:
 
     def _touched(self, op: Op) -> int:
         """Bytes that a kernel reads, writes and works in; -1 for what is no kernel, and for copies."""
-        if op.fusion != "kernel" or op.name == FETCH:
+        if op.fusion != "kernel" or op.crosses_memories:
             return -1
         return sum(map(self.graph.nbytes, (*op.outputs, *op.inputs))) + op.workspace_nbytes
 

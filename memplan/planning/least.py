@@ -13,7 +13,7 @@ from memplan.planning.cost import calls_library, has_triton, kernel_seconds
 from memplan.planning.devices import Device
 from memplan.planning.graph import Graph, Op
 from memplan.planning.linear import LinearProgram
-from memplan.planning.simulate import base_nbytes, passing_nbytes
+from memplan.planning.simulate import base_nbytes
 
 _MOMENTS = 4  # that are tried
 
@@ -134,8 +134,8 @@ class _Bound:
         for number, op in enumerate(self.graph.ops):
             if op.fusion == "kernel":
                 for value in op.outputs:
-                    live += passing_nbytes(self.graph, value)
-                    ending[last[value]] = ending.get(last[value], 0) + passing_nbytes(self.graph, value)
+                    live += self.graph.passing_nbytes(value)
+                    ending[last[value]] = ending.get(last[value], 0) + self.graph.passing_nbytes(value)
             if self.least_s[number] and self.wanted[number] and live > budget_bytes:
                 found.append(number)
             live -= ending.pop(number, 0)
@@ -221,12 +221,12 @@ class _Moment:
         """Held values, arguments, and what the operation itself reads from memory and writes there, have to fit."""
         op, used = self.graph.ops[self.op], base_nbytes(self.graph)
         if _materializes(op, self.bound.device):
-            used += sum(passing_nbytes(self.graph, value) for value in op.outputs)
+            used += sum(self.graph.passing_nbytes(value) for value in op.outputs)
             for value in op.inputs:
                 made = self.graph.producer[value]
                 if value in self.held and made is not None and self.graph.ops[made].fusion != "view":
                     self.program.at_least(1.0, [(self.held[value], 1.0)])
-        sizes = [(variable, -passing_nbytes(self.graph, value) / budget_bytes) for value, variable in self.held.items()]
+        sizes = [(variable, -self.graph.passing_nbytes(value) / budget_bytes) for value, variable in self.held.items()]
         self.program.at_least(used / budget_bytes - 1.0, sizes)
         moved = [(variable, -self.graph.nbytes(value) / budget_bytes) for value, variable in self.moved.items()]
         self.program.at_least(-host_budget_bytes / budget_bytes, moved)

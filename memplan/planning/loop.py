@@ -48,6 +48,11 @@ class Residuals:
     def stacked(self) -> tuple[int, ...]:
         return tuple(sorted((*self.kept, *self.moved)))
 
+    @property
+    def on_host(self) -> tuple[bool, ...]:
+        """Of each that is stacked: is it moved?"""
+        return tuple(value in self.moved for value in self.stacked)
+
 
 def stacked_nbytes(loop: Loop, residuals: Residuals | None) -> int:
     """Bytes of the stacks on the device; None stands for the loop as it is written."""

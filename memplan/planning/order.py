@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 
-from memplan.planning.cost import FETCH
 from memplan.planning.graph import Graph, Op
 
 
@@ -96,7 +95,7 @@ def _loose_ends(graph: Graph) -> list[bool]:
 
 
 def _is_work(op: Op) -> bool:
-    return op.fusion == "kernel" and op.name != FETCH
+    return op.fusion == "kernel" and not op.crosses_memories
 
 
 def _idle(waits: list[set[int]], loose: list[bool]) -> list[bool]:

@@ -7,10 +7,10 @@ outlives the segment; a reduction melts its producers into itself.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from memplan.planning.cost import FETCH, calls_library, has_triton, kernel_seconds, op_seconds
+from memplan.planning.cost import calls_library, has_triton, kernel_seconds, op_seconds
 from memplan.planning.devices import Device
 from memplan.planning.graph import Graph, Op
 from memplan.planning.plan import Action, Kind
@@ -50,13 +50,17 @@ class SegmentModel:
     """
 
     def __init__(
-        self, graph: Graph, device: Device, size: Callable[[int], int], slack: Mapping[int, int],
-        actions: tuple[Action, ...], copied: frozenset[int],
-    ):  # fmt: skip
-        """See `Simulator.segment`; `size` answers the device bytes of a value while it lives."""
+        self,
+        graph: Graph,
+        device: Device,
+        slack: Mapping[int, int],
+        actions: tuple[Action, ...],
+        copied: frozenset[int],
+    ):
+        """See `Simulator.segment`."""
         self.graph = graph
         self.device = device
-        self.size = size
+        self.size = graph.passing_nbytes
         self.slack = slack
         self.copied = copied
         self.fixed = {action.target for action in actions if action.kind is Kind.PREFETCH}
@@ -152,7 +156,7 @@ class SegmentModel:
         op, device = self.graph.ops[number], self.device
         moved = sum(map(self.graph.nbytes, reads)) + sum(map(self.graph.nbytes, makes)) + op.traffic_nbytes
         seconds = max(kernel_seconds(op.flops, op.flops_dtype, moved, device), melted / device.vector_flops)
-        if op.name == FETCH:
+        if op.crosses_memories:
             seconds = op_seconds(self.graph, op, device)
         scratch = max((body_nbytes(body, device) for body in op.bodies), default=op.workspace_nbytes)
         return _Kernel(reads, makes, scratch, seconds, number)
@@ -194,10 +198,4 @@ class SegmentModel:
 @functools.lru_cache(maxsize=256)
 def body_nbytes(body: Graph, device: Device) -> int:
     """Device bytes of one trip of a loop or of a branch, besides what it is given and returns."""
-
-    def size(value: int) -> int:
-        known = body.values[value]
-        return 0 if known.role != "intermediate" or value in body.returned else known.nbytes
-
-    actions = straight_actions(body)
-    return SegmentModel(body, device, size, {}, actions, frozenset()).cost().peak_nbytes
+    return SegmentModel(body, device, {}, straight_actions(body), frozenset()).cost().peak_nbytes

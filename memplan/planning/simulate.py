@@ -151,13 +151,9 @@ class Simulator:
         key = actions, copied
         known = self._known.get(key)
         if known is None:
-            model = SegmentModel(self.graph, self.device, self.size, self.slack, actions, copied)
+            model = SegmentModel(self.graph, self.device, self.slack, actions, copied)
             known = self._known[key] = model.cost()
         return known
-
-    def size(self, value: int) -> int:
-        """See `passing_nbytes`."""
-        return passing_nbytes(self.graph, value)
 
     def _made_here(self, value: int, actions: tuple[Action, ...]) -> bool:
         made = self.graph.producer[value]
@@ -168,12 +164,6 @@ def base_nbytes(graph: Graph) -> int:
     """Bytes that are there from beginning to end: inputs, and outputs with a buffer of their own."""
     own = graph.returned.difference(graph.reused, graph.inputs)
     return graph.resident_nbytes + sum(map(graph.nbytes, own))
-
-
-def passing_nbytes(graph: Graph, value: int) -> int:
-    """Device bytes of a value while it lives; inputs and outputs are counted from the beginning."""
-    known = graph.values[value]
-    return 0 if known.role != "intermediate" or value in graph.returned else known.nbytes
 
 
 def _read(actions: tuple[Action, ...], graph: Graph, among: Mapping[int, float]) -> set[int]:

@@ -44,7 +44,7 @@ class Staging:
         least = max(1, int(problem.budget_bytes * _LEAST_SHARE))
         home = self.layout.home
         place = {op: number for number, op in enumerate(op for ops in self.layout.segments for op in ops)}
-        values = [v for v in home if self.simulator.size(v) >= least and v not in self.layout.returned]
+        values = [v for v in home if self.simulator.graph.passing_nbytes(v) >= least and v not in self.layout.returned]
         self.values = sorted(values, key=lambda value: (place[self._maker(value)], value))
         self.item = {value: number for number, value in enumerate(self.values)}
 
@@ -81,7 +81,7 @@ class Staging:
         again = [cost.op_seconds(graph, op, problem.device) for op in makers]
         copies = [cost.copy_seconds(graph.nbytes(value), problem.device) for value in self.values]
         return Stages(
-            nbytes=tuple(map(self.simulator.size, self.values)),
+            nbytes=tuple(map(self.simulator.graph.passing_nbytes, self.values)),
             ticks=tuple(
                 max(1, round(s / tick_s)) if op.recomputable else None for s, op in zip(again, makers, strict=True)
             ),

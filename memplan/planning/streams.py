@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 
-from memplan.planning.cost import FETCH
 from memplan.planning.graph import Graph
 from memplan.planning.plan import FENCE, Action, Kind, Plan
 from memplan.planning.simulate import Moment
@@ -49,7 +48,7 @@ def _is_put(action: Action, graph: Graph) -> bool:
 
 
 def _is_copy(action: Action, graph: Graph) -> bool:
-    return action.kind is Kind.COMPUTE and graph.ops[action.target].name == FETCH
+    return action.kind is Kind.COMPUTE and graph.ops[action.target].crosses_memories
 
 
 def _made(action: Action, graph: Graph) -> int:

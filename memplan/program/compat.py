@@ -9,7 +9,7 @@ import contextlib
 import functools
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,6 +109,11 @@ def as_written(eqn: JaxprEqn, scope: str = "", caller: JaxprEqn | None = None) -
     told = eqn if caller is None or source_of(eqn) else caller
     with _source.user_context(told.source_info.traceback, name_stack=stack), eqn.ctx.manager:
         yield
+
+
+def read(env: Mapping[Any, Any], atom: Any) -> Any:
+    """The value of a variable or literal while a jaxpr is evaluated."""
+    return atom.val if isinstance(atom, Literal) else env[atom]
 
 
 def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:

@@ -107,11 +107,9 @@ def _stream(
         (waiting if position in held else env)[var] = operand
 
     def read(atom: Any) -> Any:
-        if isinstance(atom, compat.Literal):
-            return atom.val
-        if atom in waiting:
+        if not isinstance(atom, compat.Literal) and atom in waiting:
             env[atom] = jax.device_put(waiting.pop(atom), jax.memory.Space.Device)
-        return env[atom]
+        return compat.read(env, atom)
 
     for eqn in closed.jaxpr.eqns:
         operands = [read(atom) for atom in eqn.invars]

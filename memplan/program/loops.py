@@ -157,16 +157,13 @@ class _Rewriter:
         env: dict[compat.Var, Any] = dict(compat.consts_of(self.closed))
         env.update(zip(self.closed.jaxpr.invars, inputs, strict=True))
 
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, compat.Literal) else env[atom]
-
         for number, eqn in enumerate(self.closed.jaxpr.eqns):
-            operands = [read(atom) for atom in eqn.invars]
+            operands = [compat.read(env, atom) for atom in eqn.invars]
             with compat.as_written(eqn):
                 body = self.bodies.get(number)
                 results = compat.bind(eqn, operands) if body is None else body(operands)
             env.update(zip(eqn.outvars, results, strict=True))
-        return [read(atom) for atom in self.closed.jaxpr.outvars]
+        return [compat.read(env, atom) for atom in self.closed.jaxpr.outvars]
 
 
 @dataclass
@@ -209,8 +206,10 @@ class _Ends:
         env.update(zip(flat.jaxpr.invars, inputs, strict=True))
         for eqn in flat.jaxpr.eqns:
             with compat.as_written(eqn):
-                env.update(zip(eqn.outvars, compat.bind(eqn, [_read(env, atom) for atom in eqn.invars]), strict=True))
-        results = [_read(env, atom) for atom in flat.jaxpr.outvars]
+                env.update(
+                    zip(eqn.outvars, compat.bind(eqn, [compat.read(env, atom) for atom in eqn.invars]), strict=True)
+                )
+        results = [compat.read(env, atom) for atom in flat.jaxpr.outvars]
         carries, stacks = results[: self.forward.carries], results[self.forward.carries :]
         stay = [stack for number, stack in enumerate(stacks) if number not in self.pair.stacks]
         return [*carries, *stay, *(env[self.known[value]] for value in self.residuals.stacked)]
@@ -227,14 +226,14 @@ class _Ends:
         for op in repeated(self.loop, self.residuals):
             eqn = flat.jaxpr.eqns[op]
             with compat.as_written(eqn):
-                results = compat.bind(eqn, [_read(env, atom) for atom in eqn.invars])
+                results = compat.bind(eqn, [compat.read(env, atom) for atom in eqn.invars])
             for var, result in zip(eqn.outvars, results, strict=True):
                 env.setdefault(var, result)
         results = flat.jaxpr.outvars[self.forward.carries :]
         source = {taken: results[made] for made, taken in self.pair.stacks.items()}
         rest = iter(kept)
         count = len(kept) + len(source)
-        own = [_read(env, source[number]) if number in source else next(rest) for number in range(count)]
+        own = [compat.read(env, source[number]) if number in source else next(rest) for number in range(count)]
         return compat.jaxpr_as_fun(self.backward.body)(*own_consts, *own_carries, *own)
 
     def run_forward(self, operands: Sequence[Any]) -> list[Any]:
@@ -258,7 +257,7 @@ class _Ends:
         own_consts, carries, own = self.backward.split(operands)
         kept = [stack for number, stack in enumerate(own) if number not in taken]
         consts, stacks = self.given[: self.forward.consts], self.given[self.forward.consts :]
-        moves = [value in self.residuals.moved for value in self.residuals.stacked]
+        moves = self.residuals.on_host
         on_host = [stack for stack, moved in zip(self.stacked, moves, strict=True) if moved]
         on_device = [stack for stack, moved in zip(self.stacked, moves, strict=True) if not moved]
         last = self.backward.trips - 1
@@ -289,8 +288,7 @@ class _Ends:
     def _forward_trip(self, *inputs: Any) -> list[Any]:
         results = list(compat.jaxpr_as_fun(self.forward_body)(*inputs))
         own = len(results) - len(self.residuals.stacked)
-        moved = [value in self.residuals.moved for value in self.residuals.stacked]
-        rest = zip(results[own:], moved, strict=True)
+        rest = zip(results[own:], self.residuals.on_host, strict=True)
         return [*results[:own], *(jax.device_put(v, jax.memory.Space.Host) if moves else v for v, moves in rest)]
 
 
@@ -304,10 +302,6 @@ def _scan(scan: compat.Scan, body: Callable[..., Sequence[Any]], operands: Seque
 
     carried, made = jax.lax.scan(trip, carries, stacks, length=scan.trips, reverse=scan.reverse, unroll=scan.unroll)
     return [*carried, *made]
-
-
-def _read(env: dict[Any, Any], atom: Any) -> Any:
-    return atom.val if isinstance(atom, compat.Literal) else env[atom]
 
 
 def _loop(pair: _Pair, forward: compat.Scan, runs: int) -> Loop:

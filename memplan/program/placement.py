@@ -81,7 +81,7 @@ def _every_value(flat: compat.ClosedJaxpr, *operands: Any) -> list[Any]:
     env: dict[Any, Any] = dict(compat.consts_of(flat))
     env.update(zip(flat.jaxpr.invars, operands, strict=True))
     for eqn in flat.jaxpr.eqns:
-        values = [atom.val if isinstance(atom, compat.Literal) else env[atom] for atom in eqn.invars]
+        values = [compat.read(env, atom) for atom in eqn.invars]
         with compat.as_written(eqn):
             env.update(zip(eqn.outvars, compat.bind(eqn, values), strict=True))
     return [env[var] for eqn in flat.jaxpr.eqns for var in eqn.outvars if _has_buffer(var)]

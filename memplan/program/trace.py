@@ -188,11 +188,8 @@ def _inline(closed: compat.ClosedJaxpr, *operands: Any, caller: compat.JaxprEqn 
     env: dict[compat.Var, Any] = dict(compat.consts_of(closed))
     env.update(zip(closed.jaxpr.invars, operands, strict=True))
 
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, compat.Literal) else env[atom]
-
     for eqn in closed.jaxpr.eqns:
-        values = [read(atom) for atom in eqn.invars]
+        values = [compat.read(env, atom) for atom in eqn.invars]
         body = compat.call_body(eqn)
         with compat.as_written(eqn, caller=caller):
             if body is None:
@@ -202,7 +199,7 @@ def _inline(closed: compat.ClosedJaxpr, *operands: Any, caller: compat.JaxprEqn 
                     values = jax.lax.optimization_barrier(values)
                 results = _inline(body, *values, caller=eqn if compat.source_of(eqn) else caller)
         env.update(zip(eqn.outvars, results, strict=True))
-    return [read(atom) for atom in closed.jaxpr.outvars]
+    return [compat.read(env, atom) for atom in closed.jaxpr.outvars]
 
 
 def as_struct(aval: Any) -> jax.ShapeDtypeStruct:

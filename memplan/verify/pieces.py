@@ -38,7 +38,7 @@ class _Piece:
     def _evaluate(self, values: Sequence[Any]) -> list[Any]:
         env = dict(zip(self.reads, values, strict=True))
         for eqn in self.eqns:
-            operands = [atom.val if isinstance(atom, compat.Literal) else env[atom] for atom in eqn.invars]
+            operands = [compat.read(env, atom) for atom in eqn.invars]
             env.update(zip(eqn.outvars, compat.bind(eqn, operands), strict=True))
         return [env[var] for var in self.makes]
 
@@ -77,16 +77,15 @@ class _Runner:
         env: dict[Any, Any] = dict(compat.consts_of(self.closed))
         env.update(zip(self.closed.jaxpr.invars, inputs, strict=True))
 
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, compat.Literal) else env[atom]
-
         for piece in self.pieces:
             if isinstance(piece, _Piece):
                 env.update(zip(piece.makes, piece.call([env[var] for var in piece.reads]), strict=True))
             else:
                 eqn, scan, body = piece
-                env.update(zip(eqn.outvars, _trips(scan, body, [read(atom) for atom in eqn.invars]), strict=True))
-        return [read(atom) for atom in self.closed.jaxpr.outvars]
+                env.update(
+                    zip(eqn.outvars, _trips(scan, body, [compat.read(env, atom) for atom in eqn.invars]), strict=True)
+                )
+        return [compat.read(env, atom) for atom in self.closed.jaxpr.outvars]
 
 
 def _trips(scan: compat.Scan, body: _Runner, operands: Sequence[Any]) -> list[Any]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from memplan.planning import devices
 from memplan.planning.cost import copy_seconds, op_seconds
-from memplan.planning.cut import cheapest, prices
+from memplan.planning.cut import PRICES, cheapest
 from memplan.planning.devices import Device
 from memplan.planning.graph import Graph, Op, Value
 from memplan.planning.loop import Loop, Residuals, moved_nbytes, repeated, stacked_nbytes
@@ -60,7 +60,7 @@ def cost(loop: Loop, stacked: frozenset[int], price: float, moves: bool, device:
 
 
 @settings(max_examples=300, deadline=None)
-@given(loops(), st.sampled_from(prices()), st.booleans())
+@given(loops(), st.sampled_from(PRICES), st.booleans())
 def test_no_other_choice_is_cheaper(loop: Loop, price: float, moves: bool) -> None:
     found = cheapest(loop, price, DEVICE, moves)
     assert is_complete(loop, frozenset(found.stacked))
@@ -73,7 +73,7 @@ def test_no_other_choice_is_cheaper(loop: Loop, price: float, moves: bool) -> No
 
 @given(loops(), st.booleans())
 def test_a_higher_price_never_stacks_more(loop: Loop, moves: bool) -> None:
-    nbytes = [stacked_nbytes(loop, cheapest(loop, price, DEVICE, moves)) for price in prices()]
+    nbytes = [stacked_nbytes(loop, cheapest(loop, price, DEVICE, moves)) for price in PRICES]
     assert nbytes == sorted(nbytes, reverse=True)
 
 
@@ -86,8 +86,8 @@ def chain(movable: bool = True) -> Loop:
 
 
 def test_prices_decide_between_stacks_and_repetition() -> None:
-    assert cheapest(chain(), prices()[0], DEVICE).kept == (1, 2)
-    small = cheapest(chain(), prices()[-1], DEVICE)
+    assert cheapest(chain(), PRICES[0], DEVICE).kept == (1, 2)
+    small = cheapest(chain(), PRICES[-1], DEVICE)
     assert small.kept == (0,)
     assert repeated(chain(), small) == (0, 1)
     assert stacked_nbytes(chain(), small) == 10 * MIB
@@ -95,17 +95,17 @@ def test_prices_decide_between_stacks_and_repetition() -> None:
 
 
 def test_the_host_takes_what_is_dear_to_repeat() -> None:
-    moved = cheapest(chain(), prices()[-1], DEVICE, moves=True)
+    moved = cheapest(chain(), PRICES[-1], DEVICE, moves=True)
     assert moved == Residuals((), (1, 2))
     assert moved_nbytes(chain(), moved) == 10 * 128 * MIB
     assert moved_nbytes(chain(), None) == 0
 
 
 def test_what_cannot_be_moved_stays() -> None:
-    assert cheapest(chain(movable=False), prices()[-1], DEVICE, moves=True).moved == ()
+    assert cheapest(chain(movable=False), PRICES[-1], DEVICE, moves=True).moved == ()
 
 
-@pytest.mark.parametrize("price", prices()[::6])
+@pytest.mark.parametrize("price", PRICES[::6])
 def test_what_may_run_once_is_stacked(price: float) -> None:
     values = (Value("carry", MIB, role="argument"), Value("drawn", 64 * MIB))
     op = Op("rng_uniform", (0,), (1,), recomputable=False)

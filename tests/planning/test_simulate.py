@@ -354,7 +354,9 @@ def test_bytes_are_conserved(draw: random.Random) -> None:
         and not layout.returned.intersection(graph.ops[graph.producer[value] or 0].outputs)
     }
     timeline = simulator.run(Plan(unfold(layout, decisions)[0], "", ""))
-    assert timeline.moments[-1].after_nbytes == base_nbytes(graph) + sum(map(simulator.size, layout.returned))
+    assert timeline.moments[-1].after_nbytes == base_nbytes(graph) + sum(
+        map(simulator.graph.passing_nbytes, layout.returned)
+    )
 
 
 @settings(max_examples=150, deadline=None)

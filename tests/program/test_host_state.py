@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import orbax.checkpoint as ocp
 import pytest
 
 import memplan
+from experiments.state.checkpoint import WIDTH, start, train_step
 from memplan.errors import MemplanError, PlanMismatchError
 from memplan.pipeline import target_of
 from memplan.planning.plan import Plan
@@ -25,33 +25,14 @@ from memplan.program.trace import Program, as_step, trace
 from memplan.verify.plan import judge
 from tests.program.test_targets import needs_compiler
 
-OPTIMIZER = optax.adamw(1e-2)
-WIDTH = 512  # leaves of 1 MiB
-
-
-def train(state: Any, x: Any) -> Any:
-    weights, moments = state
-
-    def loss(weights: Any) -> Any:
-        y = x
-        for weight in weights:
-            y = jnp.tanh(y @ weight)
-        return jnp.square(y - x).mean()
-
-    value, gradients = jax.value_and_grad(loss)(weights)
-    updates, moments = OPTIMIZER.update(gradients, moments, weights)
-    return (optax.apply_updates(weights, updates), moments), value
-
 
 def arguments(layers: int = 4) -> tuple[Any, jax.Array]:
-    keys = jax.random.split(jax.random.key(0), layers + 1)
-    weights = [jax.random.normal(key, (WIDTH, WIDTH)) / WIDTH**0.5 for key in keys[1:]]
-    return (weights, OPTIMIZER.init(weights)), jax.random.normal(keys[0], (8, WIDTH))
+    return start(layers), jax.random.normal(jax.random.key(1), (8, WIDTH))
 
 
 def program(layers: int = 4) -> Program:
     args = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments(layers))
-    return trace(train, args, {}, {"donate_argnums": 0})
+    return trace(train_step, args, {}, {"donate_argnums": 0})
 
 
 def copies(state: Any) -> Any:
@@ -83,16 +64,16 @@ def test_inputs_that_are_not_there_are_refused(positions: set[int]) -> None:
 
 def test_arguments_that_are_not_there_are_refused() -> None:
     with pytest.raises(MemplanError, match="no argument 2"):
-        memplan.jit(train, host_state=2).plan(*arguments())
+        memplan.jit(train_step, host_state=2).plan(*arguments())
 
 
 def test_training_with_state_on_the_host_is_training() -> None:
     state, x = arguments()
     nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-    step = memplan.jit(train, budget=nbytes // 2, host_state=0, donate_argnums=0, verify="numbers")
+    step = memplan.jit(train_step, budget=nbytes // 2, host_state=0, donate_argnums=0, verify="numbers")
     planned = step.plan(state, x)
     assert planned.report.compiled_peak_bytes is not None and planned.report.compiled_peak_bytes <= nbytes // 2
-    compiled, plain = planned.compile(), jax.jit(train, donate_argnums=0)
+    compiled, plain = planned.compile(), jax.jit(train_step, donate_argnums=0)
     here, there = copies(state), planned.place(copies(state))
     for _ in range(20):
         before = there
@@ -107,10 +88,10 @@ def test_training_with_state_on_the_host_is_training() -> None:
 def test_a_saved_plan_knows_what_is_on_the_host(tmp_path: Path) -> None:
     state, x = arguments()
     nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-    plan = memplan.jit(train, budget=nbytes // 2, host_state=0, donate_argnums=0).plan(state, x).plan
+    plan = memplan.jit(train_step, budget=nbytes // 2, host_state=0, donate_argnums=0).plan(state, x).plan
     assert plan is not None and len(plan.held) == 3 * 4
     plan.save(tmp_path / "plan.json")
-    followed = memplan.jit(train, budget=nbytes // 2, plan=Plan.load(tmp_path / "plan.json"), donate_argnums=0)
+    followed = memplan.jit(train_step, budget=nbytes // 2, plan=Plan.load(tmp_path / "plan.json"), donate_argnums=0)
     assert followed.plan(state, x).plan == plan
 
 
@@ -139,7 +120,7 @@ def test_a_described_gpu_holds_the_state_in_host_memory() -> None:
     target = target_of("v100")
     moved = with_state_on_host(program(), large_leaves(program(), (0,)))
     graph = extract(moved)
-    plan = straight(graph, "v100", ())
+    plan = straight(graph, "v100")
     judge(plan, graph)
     args = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments())
     step = as_step(moved, rewrite(moved, graph, plan))
@@ -147,7 +128,7 @@ def test_a_described_gpu_holds_the_state_in_host_memory() -> None:
     held = sum(compat.nbytes_of(moved.jaxpr.jaxpr.invars[one].aval) for one in moved.held)
     assert memory.host_bytes == held  # donated host to host: the updates take no more
     assert memory.argument_bytes < 1 << 20
-    on_device = target.compile(train, args, {}, moved.options).memory
+    on_device = target.compile(train_step, args, {}, moved.options).memory
     assert on_device.argument_bytes > held and on_device.host_bytes == 0
 
 
@@ -156,7 +137,9 @@ def test_a_described_gpu_holds_the_state_in_host_memory() -> None:
 def test_a_state_larger_than_the_device_is_trained() -> None:
     args = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments(16))
     nbytes = sum(leaf.dtype.itemsize * leaf.size for leaf in jax.tree.leaves(args[0]))
-    step = memplan.jit(train, budget=nbytes // 2, host_budget="1GiB", device="v100", host_state=0, donate_argnums=0)
+    step = memplan.jit(
+        train_step, budget=nbytes // 2, host_budget="1GiB", device="v100", host_state=0, donate_argnums=0
+    )
     report = step.plan(*args).report
     assert report.compiled_peak_bytes is not None and report.compiled_peak_bytes <= nbytes // 2
     assert 0 <= nbytes - report.host_peak_bytes < 1 << 20

@@ -12,7 +12,7 @@ import pytest
 
 from memplan.errors import PlanMismatchError
 from memplan.planning import devices
-from memplan.planning.cut import cheapest, prices
+from memplan.planning.cut import PRICES, cheapest
 from memplan.planning.loop import Loop, Residuals
 from memplan.program import compat
 from memplan.program.loops import pairs_of, with_loops, with_residuals
@@ -24,11 +24,11 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 
 
 def least(loop: Loop) -> Residuals:
-    return cheapest(loop, prices()[-1], DEVICE)
+    return cheapest(loop, PRICES[-1], DEVICE)
 
 
 def moved(loop: Loop) -> Residuals:
-    return cheapest(loop, prices()[-1], DEVICE, moves=True)
+    return cheapest(loop, PRICES[-1], DEVICE, moves=True)
 
 
 def every_value(loop: Loop) -> Residuals:
@@ -131,7 +131,7 @@ def test_random_loops_with_random_residuals(seed: int) -> None:
     def decide(loop: Loop) -> Residuals | None:
         if draw.random() < 0.1:
             return None
-        found = cheapest(loop, draw.choice(prices()), DEVICE, draw.random() < 0.5)
+        found = cheapest(loop, draw.choice(PRICES), DEVICE, draw.random() < 0.5)
         others = [value for value in range(len(loop.body.values)) if value not in loop.given]
         more = {value for value in others if draw.random() < 0.2} - set(found.stacked)
         return dataclasses.replace(found, kept=tuple(sorted((*found.kept, *more))))
