@@ -11,6 +11,7 @@ from memplan.planning.plan import Plan
 from memplan.program.executor import Stages
 from memplan.program.targets import Executable
 from memplan.program.trace import Program
+from memplan.verify.effect import Effect
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Candidate:
       predicted_bytes: device bytes predicted before it was compiled.
       executable: where one program holds it; None where it is compiled segment by segment.
       gap_s: see `Proposal`.
+      effect: what of the plan is in the executable; None where nobody looked, since it is compiled as it is planned.
       program, graph: what runs in the plan's order: the step, with loops of its own or the plan's.
     """
 
@@ -37,5 +39,11 @@ class Candidate:
     stages: Stages | None = None
     compiler_options: Mapping[str, Any] = field(default_factory=dict)
     gap_s: float | None = None
+    effect: Effect | None = None
     program: Program | None = None
     graph: Graph | None = None
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """What the plan says and the executable does not do."""
+        return self.effect.dropped if self.effect else ()

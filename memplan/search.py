@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from memplan.candidates import Candidate
-from memplan.errors import InfeasibleBudgetError
+from memplan.errors import InfeasibleBudgetError, PlanMismatchError
 from memplan.looping import ways
 from memplan.planning.budget import show_bytes
 from memplan.planning.cost import copy_seconds
@@ -23,7 +23,7 @@ from memplan.planning.planners.protocol import Planner, Problem, Proposal
 from memplan.planning.planners.registry import planner_named
 from memplan.planning.simulate import Simulator, Timeline
 from memplan.planning.straight import straight
-from memplan.planning.streams import spread
+from memplan.planning.streams import streamed
 from memplan.program import compat
 from memplan.program.executor import compile_stages
 from memplan.program.extract import extract
@@ -33,6 +33,7 @@ from memplan.program.rewrite import rewrite
 from memplan.program.targets import HIDES_LATENCY, Target, xla_rematerialization
 from memplan.program.trace import Program, as_step
 from memplan.program.traffic import traffic
+from memplan.verify.effect import effect
 from memplan.verify.memory import excess
 from memplan.verify.plan import judge
 from memplan.verify.program import check_types
@@ -48,6 +49,7 @@ _CAREFUL = 0.75  # of what is left: so much more the next plan may take
 _LOOSE = (0.95, 0.9, 0.7)  # of the budget: where less is needed, a fitting plan is tried without fences
 _LOOP_ATTEMPTS, _MOVING_LOOP_ATTEMPTS = 4, 3  # ways to stack residuals, compiled; those that use the host
 _NEARLY = 1.25  # other residuals predicted to miss by less than this are compiled all the same
+_STREAMING = 0.9  # of the budget for the plan where state streams; in the rest it waits beside the computation
 _HOPEFUL = 1.1  # a plan predicted to miss by less than this is compiled all the same
 
 
@@ -108,12 +110,19 @@ class Search:
         plan.check(search.graph)
         candidate = search.compile(plan, search.simulated(plan).peak_nbytes)
         self.tried.append(candidate)
+        if candidate.dropped:
+            raise PlanMismatchError(
+                f"the compiler does not carry out this plan: {'; '.join(candidate.dropped[:3])}. It was made for "
+                "another device or version of jaxlib, or by hand. Plan again."
+            )
         if not self.fits(candidate):
             raise self.infeasible(self.lowest, candidate.device_bytes)
         return candidate
 
     def fits(self, candidate: Candidate) -> bool:
-        return candidate.device_bytes <= self.budget and candidate.host_bytes <= self.host_budget
+        """Within both budgets, and doing what its plan says."""
+        inside = candidate.device_bytes <= self.budget and candidate.host_bytes <= self.host_budget
+        return inside and not candidate.dropped
 
     def problem(self, budget: int, slack: Mapping[int, int]) -> Problem:
         return Problem(self.graph, self.target.device, budget, self.host_budget, slack)
@@ -211,14 +220,14 @@ class Search:
         fitting: list[tuple[float, Proposal]] = []
         for attempt in range(_ATTEMPTS):
             self.notify(f"planning, attempt {attempt + 1}", attempt / _ATTEMPTS)
-            proposal = planner.propose(self.problem(inner, slack))
+            proposal = self.proposed(planner, inner, slack)
             timeline = proposal.timeline
             if (not proposal.fits and timeline.peak_nbytes > _HOPEFUL * self.budget) or not is_hopeful(timeline):
                 break
             if proposal.plan in compiled:
                 break  # what the compiler said of it has not changed the planner's mind
             compiled.add(proposal.plan)
-            candidate = replace(self.compile(proposal.plan, timeline.peak_nbytes), gap_s=proposal.gap_s)
+            candidate = replace(self.compile(proposal.plan, timeline.peak_nbytes, self.flags), gap_s=proposal.gap_s)
             yield candidate
             left = self.budget - candidate.device_bytes
             if self.fits(candidate):
@@ -233,18 +242,26 @@ class Search:
         if fitting:
             _, fastest = min(fitting, key=lambda found: found[0])
             yield from self.loosened(fastest)
-            yield from self.streamed(fastest)
 
-    def streamed(self, proposal: Proposal) -> Iterator[Candidate]:
-        """The plan with its copies of state beside computation, by a scheduler that starts them early."""
-        if self.target.is_gpu and self.program.held:
-            plan = spread(proposal.plan, self.graph, proposal.timeline.moments, self.budget)
-            candidate = self.compile(plan, self.simulated(plan).peak_nbytes, HIDES_LATENCY)
-            yield replace(candidate, gap_s=proposal.gap_s)
+    @property
+    def flags(self) -> Mapping[str, Any] | None:
+        """Where state streams, XLA has to schedule copies for their latency."""
+        return HIDES_LATENCY if self.target.is_gpu and self.program.held else None
+
+    def proposed(self, planner: Planner, budget: int, slack: Mapping[int, int]) -> Proposal:
+        """What the planner says, with the copies of state beside computation."""
+        if not self.program.held:
+            return planner.propose(self.problem(budget, slack))
+        proposal = planner.propose(self.problem(int(_STREAMING * budget), slack))
+        if not proposal.fits:
+            proposal = planner.propose(self.problem(budget, slack))
+        plan = streamed(proposal.plan, self.graph, self.target.device, proposal.timeline, budget)
+        timeline = Simulator(self.graph, self.target.device, slack).run(plan)
+        return replace(proposal, plan=plan, timeline=timeline)
 
     def loosened(self, proposal: Proposal) -> Iterator[Candidate]:
         """The plan with fewer fences, until that fits too: mostly faster, in the same memory."""
-        if not self.target.is_gpu:
+        if not self.target.is_gpu or self.program.held:
             return
         known, layout = {proposal.plan}, self.problem(self.budget, {}).layout()
         for share in _LOOSE:
@@ -301,10 +318,12 @@ class Search:
             held=self.program.held,
         )
         memory = compiled.memory
-        step_s = traffic(compiled.text, self.target.device).step_s
+        text = compiled.text
+        moved = traffic(text, self.target.device)
         return Candidate(
-            plan.planner, memory.device_bytes, memory.host_bytes, step_s, predicted, plan, compiled,
+            plan.planner, memory.device_bytes, memory.host_bytes, moved.step_s, predicted, plan, compiled,
             compiler_options=dict(flags or {}), program=self.program, graph=self.graph,
+            effect=effect(plan, self.graph, self.program.loops, text, moved.copies),
         )  # fmt: skip
 
     def whole(self, plan: Plan) -> Plan:

@@ -84,6 +84,8 @@ def planned(
         floor_bytes=floor_bytes,
         lower_bound_s=lower_bound_s,
         gap_s=chosen.gap_s,
+        copies_found=chosen.effect.copies if chosen.effect else None,
+        recomputations_found=chosen.effect.recomputations if chosen.effect else None,
         attempts=len(tried),
         decisions=by_size(
             *(decisions(chosen.plan, graph, target.device) if chosen.plan is not None else ()),
@@ -103,6 +105,8 @@ def rows(candidates: Iterable[Candidate], chosen: Candidate, budget: int, host_b
             verdict = "over the device budget"
         elif one.host_bytes > host_budget:
             verdict = "over the host budget"
+        elif one.dropped:
+            verdict = f"refused: {one.dropped[0]}" + (f", and {len(one.dropped) - 1} more" if one.dropped[1:] else "")
         else:
             verdict = "fits, but slower"
         yield Row(one.name, one.device_bytes, one.host_bytes, one.step_s, verdict)

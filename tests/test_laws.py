@@ -44,7 +44,13 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         *TYPES,
     ),
     "memplan.parallel": ("memplan.parallel", "memplan.program", "memplan.planning", "memplan.errors"),
-    "memplan.candidates": ("memplan.program.executor", "memplan.program.targets", "memplan.program.trace", *TYPES),
+    "memplan.candidates": (
+        "memplan.program.executor",
+        "memplan.program.targets",
+        "memplan.program.trace",
+        "memplan.verify.effect",
+        *TYPES,
+    ),
     "memplan.summary": (
         "memplan.candidates",
         "memplan.planning",

@@ -48,6 +48,16 @@ class Action:
 FENCE = Action(Kind.FENCE)
 
 
+def copy_of(action: Action, graph: Graph) -> tuple[int, Kind] | None:
+    """The value on the device and the direction (OFFLOAD, PREFETCH) of an action that copies, as the program's may."""
+    if action.kind in (Kind.OFFLOAD, Kind.PREFETCH):
+        return action.target, action.kind
+    if action.kind is not Kind.COMPUTE or not graph.ops[action.target].crosses_memories:
+        return None
+    op = graph.ops[action.target]
+    return (op.outputs[0], Kind.PREFETCH) if graph.nbytes(op.outputs[0]) else (op.inputs[0], Kind.OFFLOAD)
+
+
 @dataclass(frozen=True)
 class Plan:
     """What loops stack, and an ordered list of actions for the graph with this fingerprint.

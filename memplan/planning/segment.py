@@ -10,10 +10,10 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from memplan.planning.cost import calls_library, has_triton, kernel_seconds, op_seconds
+from memplan.planning.cost import calls_library, has_triton, kernel_seconds
 from memplan.planning.devices import Device
 from memplan.planning.graph import Graph, Op
-from memplan.planning.plan import Action, Kind
+from memplan.planning.plan import Action, Kind, copy_of
 from memplan.planning.straight import straight_actions
 
 _NUMBER = 16  # bytes, of the widest
@@ -63,11 +63,13 @@ class SegmentModel:
         self.size = graph.passing_nbytes
         self.slack = slack
         self.copied = copied
-        self.fixed = {action.target for action in actions if action.kind is Kind.PREFETCH}
-        self.actions = actions
-        self.ops = [action.target for action in actions if action.kind is Kind.COMPUTE]
+        copies = {action: copy for action in actions if (copy := copy_of(action, graph))}
+        self.arriving = {value for value, direction in copies.values() if direction is Kind.PREFETCH}
+        moved = {value for value, direction in copies.values() if direction is Kind.OFFLOAD}
+        self.fixed = set(self.arriving)
+        self.actions = [action for action in actions if action not in copies]
+        self.ops = [action.target for action in self.actions if action.kind is Kind.COMPUTE]
         self.freed = {action.target for action in actions if action.kind is Kind.FREE}
-        moved = {action.target for action in actions if action.kind is Kind.OFFLOAD}
         self.unneeded = self.freed - moved  # after the segment, in any memory
         self.made = {value for op in self.ops for value in self.graph.ops[op].outputs}
         self.read_by_kernel = {
@@ -84,8 +86,7 @@ class SegmentModel:
     def cost(self) -> Segment:
         kernels = [kernel for action in self.actions for kernel in self.run(action)] + self.last_fusion()
         last = {value: number for number, kernel in enumerate(kernels) for value in kernel.reads}
-        arriving = sum(self.size(a.target) for a in self.actions if a.kind is Kind.PREFETCH)
-        live = peak = arriving
+        live = peak = sum(map(self.size, self.arriving))
         at = self.ops[-1] if self.ops else -1
         for number, kernel in enumerate(kernels):
             made = sum(map(self.size, kernel.makes))
@@ -156,8 +157,6 @@ class SegmentModel:
         op, device = self.graph.ops[number], self.device
         moved = sum(map(self.graph.nbytes, reads)) + sum(map(self.graph.nbytes, makes)) + op.traffic_nbytes
         seconds = max(kernel_seconds(op.flops, op.flops_dtype, moved, device), melted / device.vector_flops)
-        if op.crosses_memories:
-            seconds = op_seconds(self.graph, op, device)
         scratch = max((body_nbytes(body, device) for body in op.bodies), default=op.workspace_nbytes)
         return _Kernel(reads, makes, scratch, seconds, number)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from memplan.planning.cost import copy_seconds
 from memplan.planning.devices import Device
 from memplan.planning.graph import Graph
-from memplan.planning.plan import Action, Kind, Plan
+from memplan.planning.plan import Action, Kind, Plan, copy_of
 from memplan.planning.segment import Segment, SegmentModel
 
 
@@ -103,14 +103,14 @@ class Simulator:
         to_come: set[int] = set()  # values copied to the host that take no host memory yet
         for actions in tuple(plan.segments()) or ((),):  # a step without operations is one empty segment
             freed = {action.target for action in actions if action.kind is Kind.FREE}
-            cost = self.segment(actions, frozenset(copying & freed))
-            copying = (copying - freed) | {
-                a.target for a in actions if a.kind is Kind.OFFLOAD and a.target not in freed
-            }
+            moves = [(action, *copy) for action in actions if (copy := copy_of(action, self.graph))]
+            leaving = {value for _, value, direction in moves if direction is Kind.OFFLOAD}
+            made = {v for a in actions if a.kind is Kind.COMPUTE for v in self.graph.ops[a.target].outputs}
+            cost = self.segment(actions, frozenset((copying | leaving - made) & freed))
+            copying = (copying | leaving) - freed
             start = now
-            for action in actions:  # copies that this segment starts or needs
-                value = action.target
-                if action.kind is Kind.PREFETCH:
+            for _, value, direction in moves:  # copies that this segment starts or needs
+                if direction is Kind.PREFETCH:
                     begin = max(start, in_free, leaves.get(value, 0.0))
                     in_free = begin + copy_seconds(self.graph.nbytes(value), self.device)
                     arrives[value] = in_free
@@ -118,14 +118,16 @@ class Simulator:
             needed = [arrives.pop(value) for value in _read(actions, self.graph, arrives)]
             begin = max([start, *needed])
             end = begin + cost.compute_s
+            for _, value, direction in moves:
+                if direction is Kind.OFFLOAD:
+                    begin = max(end if value in made else start, out_free)
+                    out_free = begin + copy_seconds(self.graph.nbytes(value), self.device)
+                    leaves[value] = out_free
+                    copies.append(Copy(value, Kind.OFFLOAD, begin, out_free))
             host_peak = host
             for action in actions:
                 value = action.target
                 if action.kind is Kind.OFFLOAD:
-                    leaving = max(end if self._made_here(value, actions) else start, out_free)
-                    out_free = leaving + copy_seconds(self.graph.nbytes(value), self.device)
-                    leaves[value] = out_free
-                    copies.append(Copy(value, Kind.OFFLOAD, leaving, out_free))
                     to_come.add(value)
                 elif value in to_come and action.kind is not Kind.COMPUTE:
                     to_come.discard(value)
@@ -154,10 +156,6 @@ class Simulator:
             model = SegmentModel(self.graph, self.device, self.slack, actions, copied)
             known = self._known[key] = model.cost()
         return known
-
-    def _made_here(self, value: int, actions: tuple[Action, ...]) -> bool:
-        made = self.graph.producer[value]
-        return any(action.kind is Kind.COMPUTE and action.target == made for action in actions)
 
 
 def base_nbytes(graph: Graph) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from memplan.planning.graph import Graph
-from memplan.planning.plan import Action, Kind, Plan
+from memplan.planning.plan import Action, Kind, Plan, copy_of
 from memplan.program import compat
 from memplan.program.fence import Channels, fence, fragile_zeros
 from memplan.program.trace import Program, as_struct
@@ -40,6 +40,7 @@ class _Rewriter:
         self.inputs = frozenset(graph.inputs)
         self.fragile = fragile_zeros(self.eqns)
         self.zeros: dict[Any, Any] = {}  # dtype -> a scalar zero that went through the last fence
+        self.put: dict[int, int] = {}  # value -> its copy on the host, where the program itself makes that
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         self.device.update(zip(self.graph.inputs, [*inputs, *self.consts], strict=True))
@@ -55,18 +56,25 @@ class _Rewriter:
         return [atom.val if isinstance(atom, compat.Literal) else self.device[next(returned)] for atom in self.outvars]
 
     def act(self, action: Action, scope: str) -> list[int]:
-        """Carry out one action; returns the values it made on the device."""
+        """Carry out one action; returns what the segment ends with: values it made, copies that are done.
+
+        A copy to the device has until its value is read, a copy to the host until the value is freed.
+        """
         value = action.target
         match action.kind:
             case Kind.COMPUTE:
-                return self.compute(value, scope)
+                made = self.compute(value, scope)
+                copy = copy_of(action, self.graph)
+                if copy and copy[1] is Kind.OFFLOAD:
+                    self.put[copy[0]] = self.graph.ops[value].outputs[0]
+                return [] if copy else made
             case Kind.OFFLOAD:
                 self.host[value] = self.channels.to_host(self.device[value])
             case Kind.PREFETCH:
                 self.device[value] = self.channels.to_device(self.host[value], self.graph.values[value].shape)
-                return [value]
             case Kind.FREE:
                 self.device.pop(value, None)
+                return [self.put.pop(value)] if value in self.put else []
             case Kind.RELEASE:
                 self.host.pop(value, None)
         return []

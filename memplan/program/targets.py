@@ -19,7 +19,10 @@ from memplan.planning.devices import Device
 from memplan.program import compat, hlo
 from memplan.program.gpu_target import target_config
 
-HIDES_LATENCY = {"xla_gpu_enable_latency_hiding_scheduler": True}  # XLA:GPU's own default from Hopper on
+HIDES_LATENCY = {
+    "xla_gpu_enable_latency_hiding_scheduler": True,  # XLA:GPU's own default from Hopper on
+    "xla_gpu_experimental_parallel_async_compute_limit": 64,  # copies in flight; the link serves them one by one
+}
 _DESCRIBED_OPTIONS = {"xla_gpu_autotune_level": 0}  # there is nothing to time on
 
 

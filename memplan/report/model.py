@@ -104,6 +104,8 @@ class Report(Told):
       decisions: one row per kept, offloaded or recomputed value.
       live_at_peak: what the device holds at the compiled peak, largest first.
       candidates: every plan that was compiled.
+      copies_found, recomputations_found: planned copies to and from the host, planned second runs of kernels, that are
+        in the compiled program: all of them, since a plan of which any is missing is refused. None where nobody looked.
       versions: (name, version) of python, jax, jaxlib and whatever else changes the figures.
     """
 
@@ -132,6 +134,8 @@ class Report(Told):
     candidates: tuple[Candidate, ...] = ()
     versions: Pairs = ()
     gap_s: float | None = None
+    copies_found: int | None = None
+    recomputations_found: int | None = None
 
     @property
     def title(self) -> str:
@@ -161,6 +165,7 @@ def _summary(report: Report) -> Sheet:
         ("host peak", f"{size(report.host_peak_bytes)} of {size(report.host_budget_bytes)}"),
         ("offloaded in a step", size(report.offloaded_bytes)),
         ("recomputed in a step", flops(report.recomputed_flops)),
+        ("found compiled", _found(report)),
         ("step, predicted", seconds(report.predicted_step_s)),
         ("  unmodified step", seconds(report.baseline_step_s)),
         ("  lower bound", f"{seconds(report.lower_bound_s)}{_above(report)}"),
@@ -168,6 +173,12 @@ def _summary(report: Report) -> Sheet:
         ("versions", ", ".join(f"{name} {version}" for name, version in report.versions)),
     )
     return Sheet("memplan", ("", ""), rows)
+
+
+def _found(report: Report) -> str:
+    if report.copies_found is None:
+        return "not looked for"
+    return f"{report.copies_found} copies, {report.recomputations_found} kernels run again"
 
 
 def _above(report: Report) -> str:
