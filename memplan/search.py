@@ -227,7 +227,7 @@ class Search:
             if proposal.plan in compiled:
                 break  # what the compiler said of it has not changed the planner's mind
             compiled.add(proposal.plan)
-            candidate = replace(self.compile(proposal.plan, timeline.peak_nbytes, self.flags), gap_s=proposal.gap_s)
+            candidate = self.tested(proposal, HIDES_LATENCY if self.program.held else None)
             yield candidate
             left = self.budget - candidate.device_bytes
             if self.fits(candidate):
@@ -242,22 +242,21 @@ class Search:
         if fitting:
             _, fastest = min(fitting, key=lambda found: found[0])
             yield from self.loosened(fastest)
-
-    @property
-    def flags(self) -> Mapping[str, Any] | None:
-        """Where state streams, XLA has to schedule copies for their latency."""
-        return HIDES_LATENCY if self.target.is_gpu and self.program.held else None
+            if fastest.timeline.copies and self.target.is_gpu and not self.program.held:
+                yield self.tested(self.streamed(fastest, self.budget, slack), HIDES_LATENCY)
 
     def proposed(self, planner: Planner, budget: int, slack: Mapping[int, int]) -> Proposal:
-        """What the planner says, with the copies of state beside computation."""
+        """What the planner says; where state is held, with copies beside computation, and room for them to wait in."""
         if not self.program.held:
             return planner.propose(self.problem(budget, slack))
         proposal = planner.propose(self.problem(int(_STREAMING * budget), slack))
         if not proposal.fits:
             proposal = planner.propose(self.problem(budget, slack))
+        return self.streamed(proposal, budget, slack)
+
+    def streamed(self, proposal: Proposal, budget: int, slack: Mapping[int, int]) -> Proposal:
         plan = streamed(proposal.plan, self.graph, self.target.device, proposal.timeline, budget)
-        timeline = Simulator(self.graph, self.target.device, slack).run(plan)
-        return replace(proposal, plan=plan, timeline=timeline)
+        return replace(proposal, plan=plan, timeline=Simulator(self.graph, self.target.device, slack).run(plan))
 
     def loosened(self, proposal: Proposal) -> Iterator[Candidate]:
         """The plan with fewer fences, until that fits too: mostly faster, in the same memory."""
@@ -269,8 +268,8 @@ class Search:
             if plan in known:
                 continue
             known.add(plan)
-            candidate = self.compile(plan, proposal.timeline.peak_nbytes)
-            yield replace(candidate, gap_s=proposal.gap_s)
+            candidate = self.tested(replace(proposal, plan=plan))
+            yield candidate
             if self.fits(candidate):
                 return
 
@@ -294,6 +293,12 @@ class Search:
             return {}
         base = memory.device_bytes - memory.temp_bytes
         return {segment: base + nbytes for segment, nbytes in schedule.segment_peaks().items()}
+
+    def tested(self, proposal: Proposal, flags: Mapping[str, Any] | None = None) -> Candidate:
+        """What a planner says, compiled."""
+        flags = flags if self.target.is_gpu else None
+        candidate = self.compile(proposal.plan, proposal.timeline.peak_nbytes, flags)
+        return replace(candidate, gap_s=proposal.gap_s)
 
     def compile(self, plan: Plan, predicted: int, flags: Mapping[str, Any] | None = None) -> Candidate:
         """Judge a plan, rewrite, compile for the target."""

@@ -1,13 +1,16 @@
 """A plan with fewer fences.
 
 A fence keeps what runs again from running early. Where nothing has run twice so far, and where memory is far from the
-budget, it only keeps the compiler from fusing across it.
+budget, it only keeps the compiler from fusing across it. Without a fence between them, two runs of an operation are one
+to the compiler, and so they are here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from memplan.planning.graph import Graph
 from memplan.planning.layout import Layout
 from memplan.planning.plan import FENCE, Action, Kind, Plan
 from memplan.planning.simulate import Timeline
@@ -32,4 +35,27 @@ def loosened(plan: Plan, timeline: Timeline, layout: Layout, below_bytes: float)
         if actions and not first and not (was_low and low):
             actions.append(FENCE)
         actions.extend(segment)
-    return replace(plan, actions=tuple(actions))
+    joined = replace(plan, actions=tuple(actions))
+    return replace(joined, actions=tuple(_without_repetitions(joined.segments(), layout.graph)))
+
+
+def _without_repetitions(segments: Iterable[Sequence[Action]], graph: Graph) -> Iterator[Action]:
+    """What runs again in its own segment runs once, and what it makes stays until then."""
+    for number, segment in enumerate(segments):
+        if number:
+            yield FENCE
+        last = {action: place for place, action in enumerate(segment)}
+        begun: set[int] = set()
+        for place, action in enumerate(segment):
+            if action.kind is Kind.COMPUTE:
+                if action.target in begun:
+                    continue
+                begun.add(action.target)
+            elif action.kind is Kind.FREE and last.get(_making(action.target, graph), -1) > place:
+                continue
+            yield action
+
+
+def _making(value: int, graph: Graph) -> Action:
+    made = graph.producer[value]
+    return Action(Kind.COMPUTE, -1 if made is None else made)

@@ -22,6 +22,7 @@ from memplan.program.extract import extract
 from memplan.program.host_state import large_leaves, place, with_state_on_host
 from memplan.program.rewrite import rewrite
 from memplan.program.trace import Program, as_step, trace
+from memplan.program.traffic import traffic
 from memplan.verify.plan import judge
 from tests.program.test_targets import needs_compiler
 
@@ -143,3 +144,19 @@ def test_a_state_larger_than_the_device_is_trained() -> None:
     report = step.plan(*args).report
     assert report.compiled_peak_bytes is not None and report.compiled_peak_bytes <= nbytes // 2
     assert 0 <= nbytes - report.host_peak_bytes < 1 << 20
+
+
+@needs_compiler
+@pytest.mark.gpu_aot
+def test_state_streams_under_the_computation() -> None:
+    state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), start(16))
+    x = jax.ShapeDtypeStruct((131072, WIDTH), jnp.float32)
+    planned = memplan.jit(
+        train_step, budget="3GiB", host_budget="1GiB", device="h200", host_state=0, donate_argnums=0
+    ).plan(state, x)
+    chosen = planned._result.chosen
+    assert chosen.executable is not None
+    moved = traffic(chosen.executable.text, target_of("h200").device)
+    assert moved.copied_in_nbytes >= 3 * 16 << 20 and moved.copied_out_nbytes >= 3 * 16 << 20
+    assert moved.hidden_copy_s > 0.8 * moved.copy_s
+    assert planned.report.copies_found == sum(moved.copies.values())
