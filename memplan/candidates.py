@@ -11,6 +11,7 @@ from memplan.planning.plan import Plan
 from memplan.program.executor import Stages
 from memplan.program.targets import Executable
 from memplan.program.trace import Program
+from memplan.program.traffic import Traffic
 from memplan.verify.effect import Effect
 
 
@@ -22,6 +23,7 @@ class Candidate:
       name: `plain`, `xla` or a planner's name.
       device_bytes, host_bytes: by the compiler.
       step_s: seconds of a step by the roofline.
+      traffic: what it moves, by the compiler's schedule; None where it gives none.
       predicted_bytes: device bytes predicted before it was compiled.
       executable: where one program holds it; None where it is compiled segment by segment.
       gap_s: see `Proposal`.
@@ -40,6 +42,7 @@ class Candidate:
     compiler_options: Mapping[str, Any] = field(default_factory=dict)
     gap_s: float | None = None
     effect: Effect | None = None
+    traffic: Traffic | None = None
     program: Program | None = None
     graph: Graph | None = None
 

@@ -105,8 +105,9 @@ class Search:
 
     def follow(self, plan: Plan) -> Candidate:
         """A plan that the user brings."""
-        program = with_state_on_host(self.program.as_written, plan.held)
-        search = self.on(with_loops(program, plan.loops) if plan.loops else program)
+        written = self.program.as_written
+        looped = with_loops(written, plan.loops) if plan.loops else written
+        search = self.on(with_state_on_host(looped, plan.held))
         plan.check(search.graph)
         candidate = search.compile(plan, search.simulated(plan).peak_nbytes)
         self.tried.append(candidate)
@@ -134,14 +135,17 @@ class Search:
     @cached_property
     def ways(self) -> list[Search]:
         """Searches for the step with fewer residuals, all on the device; the fewest first."""
-        found = ways(self.program, self.target.device, moves=False) if not self.program.loops else []
-        return [self.on(program) for program in found]
+        return self.looping(moves=False) if not self.program.loops else []
 
     @cached_property
     def moving_ways(self) -> list[Search]:
         """The same with residuals on the host; the fewest on the device first."""
-        found = ways(self.program, self.target.device, moves=True) if self.ways and self.host_budget else []
-        return [self.on(program) for program in found]
+        return self.looping(moves=True) if self.ways and self.host_budget else []
+
+    def looping(self, moves: bool) -> list[Search]:
+        """Searches for the step with other residuals in its loops, and its state where it is."""
+        found = ways(self.program.as_written, self.target.device, moves)
+        return [self.on(with_state_on_host(program, self.program.held)) for program in found]
 
     @cached_property
     def lowest(self) -> Floor:
@@ -172,8 +176,8 @@ class Search:
 
     def looped(self) -> Iterator[Candidate]:
         """The step with other residuals in its loops and no fences: what leaves most to the compiler."""
-        kinds = (self.ways, _LOOP_ATTEMPTS, None), (self.moving_ways, _MOVING_LOOP_ATTEMPTS, HIDES_LATENCY)
-        for searches, most, flags in kinds:
+        for searches, most in ((self.ways, _LOOP_ATTEMPTS), (self.moving_ways, _MOVING_LOOP_ATTEMPTS)):
+            flags = HIDES_LATENCY if self.program.held or searches is self.moving_ways else None
             hopeful = [(search, search.simulated(search.straight).peak_nbytes) for search in searches]
             hopeful = [(search, nbytes) for search, nbytes in hopeful if nbytes <= _NEARLY * self.budget]
             for search, nbytes in hopeful[:: max(1, -(-len(hopeful) // most))]:
@@ -328,7 +332,7 @@ class Search:
         return Candidate(
             plan.planner, memory.device_bytes, memory.host_bytes, moved.step_s, predicted, plan, compiled,
             compiler_options=dict(flags or {}), program=self.program, graph=self.graph,
-            effect=effect(plan, self.graph, self.program.loops, text, moved.copies),
+            effect=effect(plan, self.graph, self.program.loops, text, moved.copies), traffic=moved,
         )  # fmt: skip
 
     def whole(self, plan: Plan) -> Plan:

@@ -48,6 +48,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "memplan.program.executor",
         "memplan.program.targets",
         "memplan.program.trace",
+        "memplan.program.traffic",
         "memplan.verify.effect",
         *TYPES,
     ),

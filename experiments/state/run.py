@@ -38,7 +38,14 @@ class Case:
         return f"{self.device}-{self.width}-b{self.batch}"
 
 
-CASES = {case.name: case for case in (Case("v100", 3072, 1, "15GiB"),)}
+CASES = {
+    case.name: case
+    for case in (
+        Case("v100", 3072, 1, "15GiB"),
+        Case("h200", 3072, 8, "15GiB"),
+        Case("h200", 3072, 32, "36GiB"),
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,8 @@ class Row:
       state_bytes: of parameters and moments.
       plain_bytes: on the device, as the step is.
       predicted_bytes: on the device, before it was compiled.
+      copy_s: during which the busier direction of the link is busy; hidden_copy_s: of these, under computation.
+      stall_s: during which nothing is computed.
     """
 
     name: str
@@ -61,6 +70,9 @@ class Row:
     host_bytes: int
     plain_step_s: float | None
     step_s: float | None
+    copy_s: float | None
+    hidden_copy_s: float | None
+    stall_s: float | None
     planning_s: float
 
 
@@ -76,7 +88,8 @@ def measure(case: Case) -> Row:
         case.name, case.budget, report.planner,
         sum(leaf.dtype.itemsize * leaf.size for leaf in jax.tree.leaves(args[0])),
         report.baseline_peak_bytes, report.predicted_peak_bytes, report.compiled_peak_bytes, report.host_peak_bytes,
-        report.baseline_step_s, report.predicted_step_s, time.perf_counter() - start,
+        report.baseline_step_s, report.predicted_step_s, report.copy_s, report.hidden_copy_s, report.stall_s,
+        time.perf_counter() - start,
     )  # fmt: skip
 
 
@@ -87,14 +100,20 @@ def known() -> Iterator[Row]:
 
 def table() -> str:
     lines = [
-        "| case | state MiB | plain MiB | budget | chosen | device MiB | predicted | host MiB | plain ms | ms |",
-        "|---" * 10 + "|",
+        "| case | state MiB | plain MiB | budget | chosen | device MiB | predicted | host MiB | plain ms | ms "
+        "| copies ms | under computation | stalled ms |",
+        "|---" * 13 + "|",
     ]
     for row in known():
         nbytes = row.state_bytes, row.plain_bytes, row.device_bytes, row.predicted_bytes, row.host_bytes
         state, plain, device, predicted, host = (f"{(one or 0) / MIB:.0f}" for one in nbytes)
-        before, after = (f"{1e3 * (one or 0):.0f}" for one in (row.plain_step_s, row.step_s))
-        cells = (row.name, state, plain, row.budget, row.planner, device, predicted, host, before, after)
+        times = row.plain_step_s, row.step_s, row.copy_s, row.stall_s
+        before, after, copies, stalled = (f"{1e3 * (one or 0):.0f}" for one in times)
+        hidden = f"{(row.hidden_copy_s or 0) / row.copy_s:.0%}" if row.copy_s else ""
+        cells = (
+            row.name, state, plain, row.budget, row.planner, device, predicted, host,
+            before, after, copies, hidden, stalled,
+        )  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -57,12 +57,13 @@ class _Streams:
         for number, action, value in reversed(self.copies(Kind.PREFETCH)):
             free_s = min(self.starts[number], free_s) - self.seconds(value)
             first = number
-            while self.starts[first] > free_s and self.may_be_in(first - 1, value):
+            while self.starts[first] > free_s and self.is_behind(first, action) and self.may_be_in(first - 1, value):
                 first -= 1
             free_s = max(free_s, self.starts[first])
-            self.segments[number].remove(action)
-            self.segments[first].insert(0, action)
-            self.take(range(first, number), value)
+            if first < number:
+                self.segments[number].remove(action)
+                self.segments[first].insert(0, action)
+                self.take(range(first, number), value)
 
     def leave_late(self) -> None:
         """Copies to the host, the first one first: each begins where it is made, or when the one before ends."""
@@ -89,6 +90,12 @@ class _Streams:
         """Is there room for it, and is it neither there anyway nor still on its way to the host?"""
         roomy = 0 <= number < len(self.segments) and self.graph.nbytes(value) <= self.room[number]
         return roomy and not any(self.touches(action, value) for action in self.segments[number])
+
+    def is_behind(self, number: int, copy: Action) -> bool:
+        """Is what the program's own copy reads made before this segment?"""
+        read = self.graph.ops[copy.target].inputs if copy.kind is Kind.COMPUTE else ()
+        ops = (action.target for action in self.segments[number] if action.kind is Kind.COMPUTE)
+        return not any(value in self.graph.ops[op].outputs for op in ops for value in read)
 
     def take(self, numbers: Sequence[int], value: int) -> None:
         for number in numbers:

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,10 +167,27 @@ class Scan:
     reverse: bool
     unroll: int
 
+    @property
+    def following(self) -> Any:
+        """Per trip, the slice of the trip that comes after it; the last one has its own."""
+        trips = jax.numpy.arange(self.trips)
+        return jax.numpy.maximum(trips - 1, 0) if self.reverse else jax.numpy.minimum(trips + 1, self.trips - 1)
+
     def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """Operands of the equation, or inputs of the body: constants, carries, and stacks or their slices."""
         first = self.consts + self.carries
         return list(operands[: self.consts]), list(operands[self.consts : first]), list(operands[first:])
+
+    def run(self, body: Callable[..., Sequence[Any]], operands: Sequence[Any]) -> list[Any]:
+        """The loop with another flat body of the same signature; operands and results as of the equation."""
+        consts, carries, stacks = self.split(operands)
+
+        def trip(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
+            results = list(body(*consts, *carry, *slices))
+            return results[: self.carries], results[self.carries :]
+
+        carried, made = jax.lax.scan(trip, carries, stacks, length=self.trips, reverse=self.reverse, unroll=self.unroll)
+        return [*carried, *made]
 
 
 def scan_of(eqn: JaxprEqn) -> Scan | None:

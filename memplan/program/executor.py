@@ -18,7 +18,7 @@ from jax.sharding import Sharding
 from memplan.planning.graph import Graph
 from memplan.planning.plan import Action, Kind, Plan
 from memplan.program import compat, rules
-from memplan.program.trace import Program, as_struct
+from memplan.program.trace import Program, as_struct, flatten
 
 
 @dataclass(frozen=True)
@@ -194,9 +194,34 @@ class _Builder:
             eqn, known = self.eqns[op], iter(self.graph.ops[op].inputs)
             inputs = [a.val if isinstance(a, compat.Literal) else values[next(known)] for a in eqn.invars]
             with compat.as_written(eqn):
-                results = inputs if compat.crosses_memories(eqn) else compat.bind(eqn, inputs)  # here both are one
-                values.update(zip(self.graph.ops[op].outputs, results, strict=True))
+                values.update(zip(self.graph.ops[op].outputs, in_one_memory(eqn, inputs), strict=True))
         return [values[value] for value in makes]
+
+
+def in_one_memory(eqn: compat.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+    """Evaluate an equation where device and host are one: copies between them are nothing, in a loop's body as well."""
+    if compat.crosses_memories(eqn):
+        return operands
+    scan = compat.scan_of(eqn)
+    if scan is None or not _copies(scan.body.jaxpr):
+        return compat.bind(eqn, operands)
+    flat = flatten(scan.body)
+
+    def body(*inputs: Any) -> list[Any]:
+        env = {**dict(compat.consts_of(flat)), **dict(zip(flat.jaxpr.invars, inputs, strict=True))}
+        for inner in flat.jaxpr.eqns:
+            results = in_one_memory(inner, [compat.read(env, atom) for atom in inner.invars])
+            env.update(zip(inner.outvars, results, strict=True))
+        return [compat.read(env, atom) for atom in flat.jaxpr.outvars]
+
+    return scan.run(body, operands)
+
+
+def _copies(jaxpr: Any) -> bool:
+    """Does anything in it cross memories?"""
+    return any(
+        compat.crosses_memories(eqn) or any(_copies(inner) for inner in compat.sub_jaxprs(eqn)) for eqn in jaxpr.eqns
+    )
 
 
 def as_array(value: Any, aval: Any) -> jax.Array:

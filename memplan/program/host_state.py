@@ -1,12 +1,13 @@
 """State in host memory: arguments that stay there, streamed to the device where they are read, and their updates back.
 
 In the jaxpr such an argument is read through a `device_put` to the device and its update returned through one to the
-host. For planners the first is an operation like any other, cheap to repeat: what is dropped is fetched again.
+host. For planners the first is an operation like any other, cheap to repeat: what is dropped is fetched again. Stacks
+of layers stay on the host and are read and written by slices (`slices.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,8 @@ import jax
 
 from memplan.errors import MemplanError, PlanMismatchError
 from memplan.program import compat
-from memplan.program.trace import Program, as_struct
+from memplan.program.slices import Slices, pairs, run_scan, run_update
+from memplan.program.trace import Program, as_struct, flatten
 
 _LEAST_NBYTES = 1 << 20  # smaller leaves stay on the device
 
@@ -30,10 +32,10 @@ def with_state_on_host(program: Program, inputs: Collection[int]) -> Program:
         return program
     if not held.issubset(range(len(program.jaxpr.jaxpr.invars))):
         raise PlanMismatchError("the plan holds arguments in host memory that this step does not have. Plan again.")
-    closed, updates = program.jaxpr, updates_of(program, held)
-    avals = [as_struct(var.aval) for var in closed.jaxpr.invars]
-    streamed = jax.make_jaxpr(lambda *operands: _stream(closed, held, updates, operands))(*avals)
-    return replace(program, rewritten=streamed, held=held, returned_to_host=updates)
+    avals = [as_struct(var.aval) for var in program.jaxpr.jaxpr.invars]
+    stream = _Stream(program, held)
+    streamed = flatten(jax.make_jaxpr(stream.run)(*avals))
+    return replace(program, rewritten=streamed, held=held, returned_to_host=frozenset(stream.updates))
 
 
 def large_leaves(program: Program, argnums: Collection[int]) -> frozenset[int]:
@@ -80,43 +82,63 @@ def put(leaf: Any, on_host: bool) -> jax.Array:
     return jax.device_put(leaf, jax.sharding.SingleDeviceSharding(device, memory_kind=kind))
 
 
-def updates_of(program: Program, held: frozenset[int]) -> frozenset[int]:
-    """Positions of outputs that take the buffers of donated inputs on the host: of equal type, first come."""
-    jaxpr = program.jaxpr.jaxpr
-    free: dict[Any, list[int]] = {}
-    for position in sorted(held):
-        aval = jaxpr.invars[position].aval
-        if program.donated[position]:
-            free.setdefault((aval.shape, aval.dtype), []).append(position)
-    found = set()
-    for number, atom in enumerate(jaxpr.outvars):
-        waiting = free.get((atom.aval.shape, atom.aval.dtype))
-        if waiting and not isinstance(atom, compat.Literal):
-            waiting.pop()
-            found.add(number)
-    return frozenset(found)
+class _Stream:
+    """The step with every held input fetched right before it is first read, or slice by slice.
 
+    Attributes:
+      updates: position of an output that takes the buffer of a donated input on the host -> position of the input.
+    """
 
-def _stream(
-    closed: compat.ClosedJaxpr, held: frozenset[int], updates: frozenset[int], operands: Sequence[Any]
-) -> list[Any]:
-    """Every input is fetched right before it is first read."""
-    env: dict[Any, Any] = dict(compat.consts_of(closed))
-    waiting: dict[Any, Any] = {}
-    for position, (var, operand) in enumerate(zip(closed.jaxpr.invars, operands, strict=True)):
-        (waiting if position in held else env)[var] = operand
+    def __init__(self, program: Program, held: frozenset[int]):
+        self.closed = program.jaxpr
+        jaxpr = self.closed.jaxpr
+        self.held = {jaxpr.invars[position]: position for position in held}
+        donated = [position for position in held if program.donated[position]]
+        self.updates = dict(pairs(jaxpr.invars, jaxpr.outvars, donated))
+        self.slices = Slices(self.closed, frozenset(self.held))
+        self.place = {
+            jaxpr.outvars[number]: jaxpr.invars[position]
+            for number, position in self.updates.items()
+            if jaxpr.invars[position] in self.slices.stacks
+        }
 
-    def read(atom: Any) -> Any:
-        if not isinstance(atom, compat.Literal) and atom in waiting:
-            env[atom] = jax.device_put(waiting.pop(atom), jax.memory.Space.Device)
-        return compat.read(env, atom)
+    def run(self, *operands: Any) -> list[Any]:
+        jaxpr, slices = self.closed.jaxpr, self.slices
+        self.env: dict[Any, Any] = dict(compat.consts_of(self.closed))
+        self.waiting: dict[Any, Any] = {}
+        for var, operand in zip(jaxpr.invars, operands, strict=True):
+            if var in slices.stacks:
+                self.env[var] = jax.device_put(operand, jax.memory.Space.Host)
+            else:
+                (self.waiting if var in self.held else self.env)[var] = operand
+        within = slices.within
+        for number, eqn in enumerate(jaxpr.eqns):
+            if number in slices.updates:
+                self.env.update(run_update(self.closed, slices.updates[number], self.env, self.place))
+            elif number not in within:
+                self.env.update(zip(eqn.outvars, self.results(number, eqn), strict=True))
+        results = [self.read(atom) for atom in jaxpr.outvars]
+        return [
+            jax.device_put(result, jax.memory.Space.Host) if self.is_put(number) else result
+            for number, result in enumerate(results)
+        ]
 
-    for eqn in closed.jaxpr.eqns:
-        operands = [read(atom) for atom in eqn.invars]
+    def results(self, number: int, eqn: compat.JaxprEqn) -> list[Any]:
+        operands = [self.read(atom) for atom in eqn.invars]
+        stacks, scan = self.slices.reads(number), compat.scan_of(eqn)
         with compat.as_written(eqn):
-            env.update(zip(eqn.outvars, compat.bind(eqn, operands), strict=True))
-    results = [read(atom) for atom in closed.jaxpr.outvars]
-    return [
-        jax.device_put(result, jax.memory.Space.Host) if number in updates else result
-        for number, result in enumerate(results)
-    ]
+            return run_scan(scan, operands, stacks) if scan and stacks else compat.bind(eqn, operands)
+
+    def read(self, atom: Any) -> Any:
+        if not isinstance(atom, compat.Literal) and atom in self.waiting:
+            self.env[atom] = jax.device_put(self.waiting.pop(atom), jax.memory.Space.Device)
+        return compat.read(self.env, atom)
+
+    def is_put(self, number: int) -> bool:
+        """Is an output copied to the host at the end? What an update wrote in place is there."""
+        written = self.closed.jaxpr.outvars[number] in self.place
+        return number in self.updates and not (written and self.is_made_by_update(number))
+
+    def is_made_by_update(self, number: int) -> bool:
+        made = (var for update in self.slices.updates.values() for var in update.made)
+        return self.closed.jaxpr.outvars[number] in made

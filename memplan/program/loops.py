@@ -17,6 +17,7 @@ from memplan.errors import PlanMismatchError
 from memplan.planning.loop import Loop, Residuals, repeated
 from memplan.program import compat
 from memplan.program.extract import body_graph, variables
+from memplan.program.slices import fetch
 from memplan.program.trace import Program, as_struct, flatten
 
 Decide = Callable[[Loop], Residuals | None]  # None leaves the loops as they are
@@ -138,7 +139,7 @@ class _Rewriter:
         flat = flatten(scan.body)
         body = rewrite_loops(flat, self.decide, self.runs * scan.trips)
         if body is not flat:
-            self.bodies[number] = lambda operands: _scan(scan, compat.jaxpr_as_fun(body), operands)
+            self.bodies[number] = lambda operands: scan.run(compat.jaxpr_as_fun(body), operands)
 
     def _together(self, pair: _Pair) -> None:
         eqns = self.closed.jaxpr.eqns
@@ -240,7 +241,7 @@ class _Ends:
         """In place of the forward equation; the stacks that are gone are None."""
         consts, _, stacks = self.forward.split(operands)
         self.given = [*consts, *stacks]
-        results = _scan(self.forward, self._forward_trip, operands)
+        results = self.forward.run(self._forward_trip, operands)
         own = len(results) - len(self.residuals.stacked)
         carries, rest, self.stacked = (
             results[: self.forward.carries],
@@ -260,27 +261,21 @@ class _Ends:
         moves = self.residuals.on_host
         on_host = [stack for stack, moved in zip(self.stacked, moves, strict=True) if moved]
         on_device = [stack for stack, moved in zip(self.stacked, moves, strict=True) if not moved]
-        last = self.backward.trips - 1
-        trips = jax.numpy.arange(self.backward.trips)
-        following = jax.numpy.maximum(trips - 1, 0) if self.backward.reverse else jax.numpy.minimum(trips + 1, last)
-
-        def fetch(trip: Any) -> list[Any]:
-            slices = (jax.lax.dynamic_index_in_dim(stack, trip, keepdims=False) for stack in on_host)
-            return [jax.device_put(one, jax.memory.Space.Device) for one in slices]
+        begin = self.backward.trips - 1 if self.backward.reverse else 0
 
         def body(carry: Any, slices: Any) -> Any:
             carried, arrived = carry
             following, own, theirs, there = slices
-            coming = fetch(following)
+            coming = [fetch(stack, following) for stack in on_host]
             near, far = iter(there), iter(arrived)
             residuals = [next(far) if moved else next(near) for moved in moves]
             backward = compat.jaxpr_as_fun(self.backward_body)
             results = backward(*consts, *own_consts, *carried, *own, *theirs, *residuals)
             return (results[: len(carries)], coming), results[len(carries) :]
 
-        first = fetch(last if self.backward.reverse else 0) if self.backward.trips else []
+        first = [fetch(stack, begin) for stack in on_host] if self.backward.trips else []
         (carried, _), made = jax.lax.scan(
-            body, (carries, first), (following, kept, stacks, on_device), length=self.backward.trips,
+            body, (carries, first), (self.backward.following, kept, stacks, on_device), length=self.backward.trips,
             reverse=self.backward.reverse, unroll=self.backward.unroll,
         )  # fmt: skip
         return [*carried, *made]
@@ -290,18 +285,6 @@ class _Ends:
         own = len(results) - len(self.residuals.stacked)
         rest = zip(results[own:], self.residuals.on_host, strict=True)
         return [*results[:own], *(jax.device_put(v, jax.memory.Space.Host) if moves else v for v, moves in rest)]
-
-
-def _scan(scan: compat.Scan, body: Callable[..., Sequence[Any]], operands: Sequence[Any]) -> list[Any]:
-    """`lax.scan` of a flat body: constants, carries, slices -> carries, slices."""
-    consts, carries, stacks = scan.split(operands)
-
-    def trip(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
-        results = list(body(*consts, *carry, *slices))
-        return results[: scan.carries], results[scan.carries :]
-
-    carried, made = jax.lax.scan(trip, carries, stacks, length=scan.trips, reverse=scan.reverse, unroll=scan.unroll)
-    return [*carried, *made]
 
 
 def _loop(pair: _Pair, forward: compat.Scan, runs: int) -> Loop:

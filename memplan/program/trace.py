@@ -114,8 +114,8 @@ def flatten(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
             raise _outside_reference(f"the argument {name}")
     if any(compat.is_reference(var) for var, _ in compat.consts_of(closed)):
         raise _outside_reference("a constant of the step")
-    avals = [var.aval for var in closed.jaxpr.invars]
-    flat = jax.make_jaxpr(functools.partial(_inline, closed))(*[as_struct(aval) for aval in avals])
+    types = [var.aval if compat.is_on_host(var) else as_struct(var.aval) for var in closed.jaxpr.invars]
+    flat = jax.make_jaxpr(functools.partial(_inline, closed))(*types)
     return compat.drop_dead(compat.without_references(flat))
 
 

@@ -104,6 +104,9 @@ class Report(Told):
       decisions: one row per kept, offloaded or recomputed value.
       live_at_peak: what the device holds at the compiled peak, largest first.
       candidates: every plan that was compiled.
+      copy_s: predicted seconds of a step during which the busier direction of the host link is busy, by the compiled
+        schedule; hidden_copy_s: of these, while something is computed. None where there is no schedule.
+      stall_s: predicted seconds of a step during which nothing is computed, by the same.
       copies_found, recomputations_found: planned copies to and from the host, planned second runs of kernels, that are
         in the compiled program: all of them, since a plan of which any is missing is refused. None where nobody looked.
       versions: (name, version) of python, jax, jaxlib and whatever else changes the figures.
@@ -134,6 +137,9 @@ class Report(Told):
     candidates: tuple[Candidate, ...] = ()
     versions: Pairs = ()
     gap_s: float | None = None
+    copy_s: float | None = None
+    hidden_copy_s: float | None = None
+    stall_s: float | None = None
     copies_found: int | None = None
     recomputations_found: int | None = None
 
@@ -168,11 +174,19 @@ def _summary(report: Report) -> Sheet:
         ("found compiled", _found(report)),
         ("step, predicted", seconds(report.predicted_step_s)),
         ("  unmodified step", seconds(report.baseline_step_s)),
+        ("  copies", _copies(report)),
         ("  lower bound", f"{seconds(report.lower_bound_s)}{_above(report)}"),
         ("  left to this planner", seconds(report.gap_s)),
         ("versions", ", ".join(f"{name} {version}" for name, version in report.versions)),
     )
     return Sheet("memplan", ("", ""), rows)
+
+
+def _copies(report: Report) -> str:
+    if not report.copy_s:
+        return "none" if report.copy_s is not None else "not known"
+    hidden = (report.hidden_copy_s or 0.0) / report.copy_s
+    return f"{seconds(report.copy_s)}, {hidden:.0%} under computation; {seconds(report.stall_s)} stalled"
 
 
 def _found(report: Report) -> str:
