@@ -24,6 +24,7 @@ from memplan.planning.planners.registry import planner_named
 from memplan.planning.simulate import Simulator, Timeline
 from memplan.planning.straight import straight
 from memplan.planning.streams import streamed
+from memplan.planning.tidy import tidied
 from memplan.program import compat
 from memplan.program.executor import compile_stages
 from memplan.program.extract import extract
@@ -32,8 +33,8 @@ from memplan.program.loops import with_loops
 from memplan.program.rewrite import rewrite
 from memplan.program.targets import HIDES_LATENCY, Target, xla_rematerialization
 from memplan.program.trace import Program, as_step
-from memplan.program.traffic import traffic
-from memplan.verify.effect import effect
+from memplan.program.traffic import Traffic, traffic
+from memplan.verify.effect import Effect, effect
 from memplan.verify.memory import excess
 from memplan.verify.plan import judge
 from memplan.verify.program import check_types
@@ -64,9 +65,10 @@ def compile_plain(
     """The unmodified step, by the compiler."""
     compiled = target.compile(program.step, args, kwargs, program.options, compiler_options)
     memory = compiled.memory
-    step_s = traffic(compiled.text, target.device).step_s if target.is_gpu else None
+    moved = traffic(compiled.text, target.device) if target.is_gpu else None
+    step_s = moved.step_s if moved else None
     return Candidate(
-        name, memory.device_bytes, memory.host_bytes, step_s, memory.device_bytes, executable=compiled,
+        name, memory.device_bytes, memory.host_bytes, step_s, memory.device_bytes, traffic=moved, executable=compiled,
         compiler_options=dict(compiler_options or {}),
     )  # fmt: skip
 
@@ -252,15 +254,24 @@ class Search:
     def proposed(self, planner: Planner, budget: int, slack: Mapping[int, int]) -> Proposal:
         """What the planner says; where state is held, with copies beside computation, and room for them to wait in."""
         if not self.program.held:
-            return planner.propose(self.problem(budget, slack))
-        proposal = planner.propose(self.problem(int(_STREAMING * budget), slack))
+            return self.asked(planner, budget, slack)
+        proposal = self.asked(planner, int(_STREAMING * budget), slack)
         if not proposal.fits:
-            proposal = planner.propose(self.problem(budget, slack))
+            proposal = self.asked(planner, budget, slack)
         return self.streamed(proposal, budget, slack)
+
+    def asked(self, planner: Planner, budget: int, slack: Mapping[int, int]) -> Proposal:
+        """What the planner says, tidied."""
+        proposal = planner.propose(self.problem(budget, slack))
+        plan = tidied(proposal.plan, self.graph)
+        return proposal if plan is proposal.plan else self.replayed(proposal, plan, slack)
+
+    def replayed(self, proposal: Proposal, plan: Plan, slack: Mapping[int, int]) -> Proposal:
+        return replace(proposal, plan=plan, timeline=Simulator(self.graph, self.target.device, slack).run(plan))
 
     def streamed(self, proposal: Proposal, budget: int, slack: Mapping[int, int]) -> Proposal:
         plan = streamed(proposal.plan, self.graph, self.target.device, proposal.timeline, budget)
-        return replace(proposal, plan=plan, timeline=Simulator(self.graph, self.target.device, slack).run(plan))
+        return self.replayed(proposal, plan, slack)
 
     def loosened(self, proposal: Proposal) -> Iterator[Candidate]:
         """The plan with fewer fences, until that fits too: mostly faster, in the same memory."""
@@ -332,8 +343,13 @@ class Search:
         return Candidate(
             plan.planner, memory.device_bytes, memory.host_bytes, moved.step_s, predicted, plan, compiled,
             compiler_options=dict(flags or {}), program=self.program, graph=self.graph,
-            effect=effect(plan, self.graph, self.program.loops, text, moved.copies), traffic=moved,
+            effect=self.effect(plan, text, moved), traffic=moved,
         )  # fmt: skip
+
+    def effect(self, plan: Plan, hlo: str, moved: Traffic) -> Effect:
+        plain_flops = self.plain.traffic.flops if self.plain.traffic else 0.0
+        useful = tidied(plan, self.graph)
+        return effect(useful, self.graph, self.program.loops, hlo, moved.copies, moved.flops, plain_flops)
 
     def whole(self, plan: Plan) -> Plan:
         """A planner's actions, with what the program already is: its loops, its state on the host."""
@@ -370,9 +386,9 @@ class Search:
             if timeline.peak_nbytes <= self.budget:
                 return search.believed(search.straight, timeline)
         search = self.nearest
-        proposal = search.planner.propose(search.problem(self.budget, {}))
+        proposal = search.asked(search.planner, self.budget, {})
         if not proposal.fits:
-            proposal = search.planner.propose(search.problem(lowest.nbytes, {}))  # see `last_resort`
+            proposal = search.asked(search.planner, lowest.nbytes, {})  # see `last_resort`
         timeline = proposal.timeline
         if timeline.peak_nbytes > self.budget or timeline.host_peak_nbytes > self.host_budget:
             raise self.infeasible(lowest, timeline.peak_nbytes)
@@ -393,7 +409,7 @@ class Search:
         It is the same whatever the budget is: so a budget that an error promises to work is kept when it is tried. The
         unmodified step knows nothing of state on the host.
         """
-        proposal = self.planner.propose(self.problem(lowest.nbytes, {}))
+        proposal = self.asked(self.planner, lowest.nbytes, {})
         if proposal.timeline.peak_nbytes >= self.plain.device_bytes and not self.program.held:
             return self.plain
         candidate = self.compile(proposal.plan, proposal.timeline.peak_nbytes)

@@ -1,8 +1,9 @@
 """Did the compiler do what the plan says? Its copies and its recomputations, looked for in the executable.
 
-A copy is found by its direction and its bytes: the compiler gives it no other name. A recomputation is found by the
-mark that the rewriter leaves on every operation of a segment; only kernels are looked for, since what melts into its
-readers has no instruction of its own.
+A copy is found by its direction and its bytes: the compiler gives it no other name. A second run of a matrix product or
+convolution is found by the mark that the rewriter leaves on every operation of a segment. Where the compiler merged two
+of them into one kernel a mark is lost, but no work: so it is dropped only where FLOPs are missing too. Other work melts
+into what reads it and has no instruction of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from memplan.planning.graph import Graph
-from memplan.planning.loop import Loop, Residuals
+from memplan.planning.loop import Loop, Residuals, repeated
 from memplan.planning.plan import Kind, Plan, copy_of
 
 _MARK = re.compile(r"memplan\.(\d+)\.(\d+)(?=[/\"])")
@@ -41,17 +42,29 @@ class Effect:
     dropped: tuple[str, ...]
 
 
-def effect(plan: Plan, graph: Graph, loops: Loops, hlo: str, copies: Copies) -> Effect:
+def effect(
+    plan: Plan, graph: Graph, loops: Loops, hlo: str, copies: Copies, flops: float, plain_flops: float
+) -> Effect:
     """Look for what the plan says.
 
     Args:
       plan: for `graph`, in whose step `loops` are what they are.
       hlo: optimized text of the executable.
       copies: that the executable makes.
+      flops: of its matrix products and convolutions; `plain_flops`: of the unmodified step's executable.
     """
     found: Counter[str] = Counter()
     dropped: list[str] = []
-    for kind, planned, there, what in (*_copies(plan, graph, loops, copies), *_repetitions(plan, graph, hlo)):
+    repetitions = list(_repetitions(plan, graph, hlo))
+    marked_flops = sum(there * graph.ops[op].flops for op, _, there in repetitions)
+    planned_flops = sum(planned * graph.ops[op].flops for op, planned, _ in repetitions)
+    again = flops - plain_flops - _again_in(loops)
+    merged = again > (marked_flops + planned_flops) / 2
+    findings = [
+        ("recomputation", planned, planned if merged else there, f"{graph.ops[op].where} is computed again")
+        for op, planned, there in repetitions
+    ]
+    for kind, planned, there, what in (*_copies(plan, graph, loops, copies), *findings):
         found[kind] += min(planned, there)
         if there < planned:
             dropped.append(f"{what} {there} times instead of {planned}")
@@ -83,13 +96,24 @@ def _planned_copies(plan: Plan, graph: Graph, loops: Loops) -> Iterator[tuple[st
                 yield way, loop.body.nbytes(value), loop.trips * loop.runs, loop.body.values[value].name
 
 
-def _repetitions(plan: Plan, graph: Graph, hlo: str) -> Iterator[Finding]:
-    """Of kernels, by segments; a kernel without any mark is one that the compiler has no instruction for."""
+def _repetitions(plan: Plan, graph: Graph, hlo: str) -> Iterator[tuple[int, int, int]]:
+    """Operation, second and later runs that are planned, and those that are marked.
+
+    Without any mark it is nothing that the compiler has an instruction for.
+    """
     found: dict[int, set[str]] = defaultdict(set)
     for segment, op in _MARK.findall(hlo):
         found[int(op)].add(segment)
     runs = Counter(action.target for action in plan.actions if action.kind is Kind.COMPUTE)
     for op, times in runs.items():
-        known = graph.ops[op]
-        if times > 1 and found[op] and known.fusion == "kernel" and not known.crosses_memories:
-            yield "recomputation", times - 1, min(len(found[op]), times) - 1, f"{known.where} is computed again"
+        if times > 1 and found[op] and graph.ops[op].flops_dtype:
+            yield op, times - 1, min(len(found[op]), times) - 1
+
+
+def _again_in(loops: Loops) -> float:
+    """FLOPs of matrix work that backward loops do again."""
+    again = 0.0
+    for loop, residuals in loops:
+        ops = [loop.body.ops[op] for op in repeated(loop, residuals)] if residuals else []
+        again += loop.trips * loop.runs * sum(op.flops for op in ops if op.flops_dtype)
+    return again
