@@ -26,24 +26,26 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Case:
-    """A decoder of 24 layers (float32, 1024 tokens), a device and a budget."""
+    """A decoder of 24 layers (float32, 1024 tokens), a device and a budget; `scan`: one loop over the layers."""
 
     device: str
     width: int
     batch: int
     budget: str
+    scan: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.device}-{self.width}-b{self.batch}"
+        return f"{self.device}-{self.width}-b{self.batch}" + ("-scan" if self.scan else "")
 
 
 CASES = {
     case.name: case
     for case in (
         Case("v100", 3072, 1, "15GiB"),
+        Case("v100", 3072, 1, "15GiB", scan=True),
         Case("h200", 3072, 8, "15GiB"),
-        Case("h200", 3072, 32, "36GiB"),
+        Case("h200", 3072, 16, "24GiB"),
     )
 }
 
@@ -77,7 +79,7 @@ class Row:
 
 
 def measure(case: Case) -> Row:
-    config = DecoderConfig(width=case.width, heads=case.width // 64)
+    config = DecoderConfig(width=case.width, heads=case.width // 64, scan=case.scan)
     step, args = decoder_step(batch=case.batch, tokens=1024, config=config)
     planned = memplan.jit(
         step, device=case.device, budget=case.budget, host_budget="64GiB", host_state=0, donate_argnums=0
