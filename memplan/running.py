@@ -94,6 +94,8 @@ def runner(result: Result) -> Runner:
     step = program.step if chosen.plan is None else as_step(program, planned_jaxpr(result))
     options = {name: value for name, value in program.options.items() if name != "compiler_options"}
     flags = {**(program.options.get("compiler_options") or {})}
+    if chosen.plan is not None:
+        flags |= chosen.compiler_options
     lowered = jax.jit(step, **options).lower(*result.args, **result.kwargs)
     return Runner(program, lowered.compile(compiler_options=flags or None), None)
 

@@ -397,7 +397,9 @@ class Search:
     def believed(self, plan: Plan, timeline: Timeline, gap_s: float | None = None) -> Candidate:
         """A plan that nobody compiles."""
         device = timeline.peak_nbytes
-        host = timeline.host_peak_nbytes + sum(moved_nbytes(*known) for known in self.program.loops)
+        inputs = self.program.jaxpr.jaxpr.invars
+        held = sum(compat.nbytes_of(inputs[position].aval) for position in self.program.held)
+        host = timeline.host_peak_nbytes + held + sum(moved_nbytes(*known) for known in self.program.loops)
         return Candidate(
             plan.planner, device, host, timeline.step_s, device, self.whole(plan), gap_s=gap_s,
             program=self.program, graph=self.graph,
@@ -417,6 +419,12 @@ class Search:
         small = candidate.device_bytes < self.plain.device_bytes and candidate.host_bytes <= self.host_budget
         return candidate if small or self.program.held else self.plain
 
+    @property
+    def elsewhere(self) -> str:
+        """What the host could still take."""
+        larger = f"or a larger host budget (now {show_bytes(self.host_budget)})"
+        return larger if self.program.held else f"parameters and optimizer state on the host (host_state), {larger}"
+
     def infeasible(self, lowest: Floor, smallest: int) -> InfeasibleBudgetError:
         """Says the floor, what sets it, and a budget that works."""
         where = lowest.where
@@ -427,8 +435,7 @@ class Search:
         return InfeasibleBudgetError(
             f"a device budget of {show_bytes(self.budget)} is {what}. The floor is {show_bytes(lowest.nbytes)}, set by "
             f"{where}; the smallest budget found to work on {self.target.device.name} is {smallest} bytes "
-            f"({show_bytes(smallest)}). Try that budget, a smaller batch or image, a narrower dtype, or a larger host "
-            f"budget (now {show_bytes(self.host_budget)}).",
+            f"({show_bytes(smallest)}). Try that budget, a smaller batch or image, a narrower dtype, {self.elsewhere}.",
             floor_bytes=min(lowest.nbytes, smallest),
             smallest_bytes=smallest,
             operation=where,
