@@ -27,10 +27,14 @@ CASES: dict[str, Callable[[], Any]] = {
     "resnet50-b64": lambda: resnet_step(concrete=True),
     "unet3d-96": lambda: unet3d_step(96, concrete=True),
     "decoder-8": lambda: decoder_step(config=DecoderConfig(layers=8, dtype=jax.numpy.bfloat16), concrete=True),
+    "decoder-8-scan": lambda: decoder_step(config=DecoderConfig(layers=8, scan=True), concrete=True),
 }
 TOYS: dict[str, Callable[[], Any]] = {
     "resnet-toy": lambda: resnet_step(32, 2, config=ResNetConfig(depth=14, filters=8, classes=8), concrete=True),
     "unet3d-toy": lambda: unet3d_step(16, config=UNet3DConfig(levels=2, filters=4), concrete=True),
+    "decoder-toy-scan": lambda: decoder_step(
+        batch=2, tokens=32, config=DecoderConfig(vocab=512, layers=4, width=256, heads=4, scan=True), concrete=True
+    ),
 }
 STEPS = 10
 
@@ -38,8 +42,9 @@ STEPS = 10
 def main(case: str, way: str, share: str, plain_bytes: str) -> None:
     step, (state, batch) = {**CASES, **TOYS}[case]()
     start = time.perf_counter()
-    run, facts = build(way, step, (state, batch), int(float(share) * int(plain_bytes)))
+    run, facts, place = build(way, step, (state, batch), int(float(share) * int(plain_bytes)))
     facts["compile_s"] = time.perf_counter() - start
+    state = place(state)
     batch = jax.device_put(batch)
     state, metrics = jax.block_until_ready(run(state, batch))
     facts["first_loss"] = float(metrics["loss"])
@@ -55,16 +60,18 @@ def main(case: str, way: str, share: str, plain_bytes: str) -> None:
     print(json.dumps(facts))
 
 
-def build(way: str, step: Any, args: Any, budget: int) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The step as jax runs it, under `jax.checkpoint`, or planned."""
-    if way == "memplan":
-        planned = memplan.jit(step, budget=budget, donate_argnums=0).plan(*args)
+def build(way: str, step: Any, args: Any, budget: int) -> tuple[Callable[..., Any], dict[str, Any], Callable[..., Any]]:
+    """The step as jax runs it, under `jax.checkpoint`, planned, or with its state `held`; and what places the state."""
+    if way in ("memplan", "held"):
+        planned = memplan.jit(step, budget=budget, donate_argnums=0, host_state=0 if way == "held" else ()).plan(*args)
         report = planned.report
-        return planned.compile(), {
+        facts = {
             "budget_bytes": budget, "planner": report.planner, "compiled_bytes": report.compiled_peak_bytes,
             "predicted_bytes": report.predicted_peak_bytes, "host_bytes": report.host_peak_bytes,
-            "predicted_step_s": report.predicted_step_s,
+            "predicted_step_s": report.predicted_step_s, "copies_found": report.copies_found,
+            "recomputations_found": report.recomputations_found,
         }  # fmt: skip
+        return planned.compile(), facts, planned.place
     if way == "checkpoint":
         with compat.checkpointed_gradients(jax.checkpoint_policies.dots_saveable):
             compiled = jax.jit(lambda state, batch: step(state, batch), donate_argnums=0).lower(*args).compile()
@@ -73,7 +80,7 @@ def build(way: str, step: Any, args: Any, budget: int) -> tuple[Callable[..., An
     stats = compiled.memory_analysis()
     assert stats is not None
     total = stats.temp_size_in_bytes + stats.argument_size_in_bytes + stats.output_size_in_bytes
-    return compiled, {"compiled_bytes": total - stats.alias_size_in_bytes}
+    return compiled, {"compiled_bytes": total - stats.alias_size_in_bytes}, lambda state: state
 
 
 def copies_under_computation(run: Callable[..., Any], state: Any, batch: Any) -> dict[str, float] | None:
