@@ -111,7 +111,8 @@ class Search:
         looped = with_loops(written, plan.loops) if plan.loops else written
         search = self.on(with_state_on_host(looped, plan.held))
         plan.check(search.graph)
-        candidate = search.compile(plan, search.simulated(plan).peak_nbytes)
+        moves = plan.held or any(residuals and residuals.moved for residuals in plan.loops)
+        candidate = search.compile(plan, search.simulated(plan).peak_nbytes, HIDES_LATENCY if moves else None)
         self.tried.append(candidate)
         if candidate.dropped:
             raise PlanMismatchError(
@@ -311,7 +312,6 @@ class Search:
 
     def tested(self, proposal: Proposal, flags: Mapping[str, Any] | None = None) -> Candidate:
         """What a planner says, compiled."""
-        flags = flags if self.target.is_gpu else None
         candidate = self.compile(proposal.plan, proposal.timeline.peak_nbytes, flags)
         return replace(candidate, gap_s=proposal.gap_s)
 

@@ -103,13 +103,13 @@ class Simulator:
         to_come: set[int] = set()  # values copied to the host that take no host memory yet
         for actions in tuple(plan.segments()) or ((),):  # a step without operations is one empty segment
             freed = {action.target for action in actions if action.kind is Kind.FREE}
-            moves = [(action, *copy) for action in actions if (copy := copy_of(action, self.graph))]
-            leaving = {value for _, value, direction in moves if direction is Kind.OFFLOAD}
+            moves = [copy for action in actions if (copy := copy_of(action, self.graph))]
+            leaving = {value for value, direction in moves if direction is Kind.OFFLOAD}
             made = {v for a in actions if a.kind is Kind.COMPUTE for v in self.graph.ops[a.target].outputs}
-            cost = self.segment(actions, frozenset((copying | leaving - made) & freed))
+            cost = self.segment(actions, frozenset((copying | (leaving - made)) & freed))
             copying = (copying | leaving) - freed
             start = now
-            for _, value, direction in moves:  # copies that this segment starts or needs
+            for value, direction in moves:  # copies that this segment starts or needs
                 if direction is Kind.PREFETCH:
                     begin = max(start, in_free, leaves.get(value, 0.0))
                     in_free = begin + copy_seconds(self.graph.nbytes(value), self.device)
@@ -118,7 +118,7 @@ class Simulator:
             needed = [arrives.pop(value) for value in _read(actions, self.graph, arrives)]
             begin = max([start, *needed])
             end = begin + cost.compute_s
-            for _, value, direction in moves:
+            for value, direction in moves:
                 if direction is Kind.OFFLOAD:
                     begin = max(end if value in made else start, out_free)
                     out_free = begin + copy_seconds(self.graph.nbytes(value), self.device)

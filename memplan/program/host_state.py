@@ -87,6 +87,7 @@ class _Stream:
 
     Attributes:
       updates: position of an output that takes the buffer of a donated input on the host -> position of the input.
+      place: result of an update -> the stack that it is written over, layer by layer.
     """
 
     def __init__(self, program: Program, held: frozenset[int]):
@@ -96,10 +97,10 @@ class _Stream:
         donated = [position for position in held if program.donated[position]]
         self.updates = dict(pairs(jaxpr.invars, jaxpr.outvars, donated))
         self.slices = Slices(self.closed, frozenset(self.held))
+        written = {var for update in self.slices.updates.values() for var in update.made}
+        taken = {jaxpr.outvars[number]: jaxpr.invars[position] for number, position in self.updates.items()}
         self.place = {
-            jaxpr.outvars[number]: jaxpr.invars[position]
-            for number, position in self.updates.items()
-            if jaxpr.invars[position] in self.slices.stacks
+            result: stack for result, stack in taken.items() if result in written and stack in self.slices.stacks
         }
 
     def run(self, *operands: Any) -> list[Any]:
@@ -119,7 +120,9 @@ class _Stream:
                 self.env.update(zip(eqn.outvars, self.results(number, eqn), strict=True))
         results = [self.read(atom) for atom in jaxpr.outvars]
         return [
-            jax.device_put(result, jax.memory.Space.Host) if self.is_put(number) else result
+            jax.device_put(result, jax.memory.Space.Host)
+            if number in self.updates and jaxpr.outvars[number] not in self.place
+            else result
             for number, result in enumerate(results)
         ]
 
@@ -133,12 +136,3 @@ class _Stream:
         if not isinstance(atom, compat.Literal) and atom in self.waiting:
             self.env[atom] = jax.device_put(self.waiting.pop(atom), jax.memory.Space.Device)
         return compat.read(self.env, atom)
-
-    def is_put(self, number: int) -> bool:
-        """Is an output copied to the host at the end? What an update wrote in place is there."""
-        written = self.closed.jaxpr.outvars[number] in self.place
-        return number in self.updates and not (written and self.is_made_by_update(number))
-
-    def is_made_by_update(self, number: int) -> bool:
-        made = (var for update in self.slices.updates.values() for var in update.made)
-        return self.closed.jaxpr.outvars[number] in made
