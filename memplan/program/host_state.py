@@ -15,7 +15,7 @@ import jax
 
 from memplan.errors import MemplanError, PlanMismatchError
 from memplan.program import compat
-from memplan.program.slices import Slices, pairs, run_scan, run_update
+from memplan.program.slices import Env, Slices, pairs, run_fused, run_scan, run_update
 from memplan.program.trace import Program, as_struct, flatten
 
 _LEAST_NBYTES = 1 << 20  # smaller leaves stay on the device
@@ -87,7 +87,6 @@ class _Stream:
 
     Attributes:
       updates: position of an output that takes the buffer of a donated input on the host -> position of the input.
-      place: result of an update -> the stack that it is written over, layer by layer.
     """
 
     def __init__(self, program: Program, held: frozenset[int]):
@@ -96,12 +95,8 @@ class _Stream:
         self.held = {jaxpr.invars[position]: position for position in held}
         donated = [position for position in held if program.donated[position]]
         self.updates = dict(pairs(jaxpr.invars, jaxpr.outvars, donated))
-        self.slices = Slices(self.closed, frozenset(self.held))
-        written = {var for update in self.slices.updates.values() for var in update.made}
         taken = {jaxpr.outvars[number]: jaxpr.invars[position] for number, position in self.updates.items()}
-        self.place = {
-            result: stack for result, stack in taken.items() if result in written and stack in self.slices.stacks
-        }
+        self.slices = Slices(self.closed, frozenset(self.held), taken)
 
     def run(self, *operands: Any) -> list[Any]:
         jaxpr, slices = self.closed.jaxpr, self.slices
@@ -113,18 +108,27 @@ class _Stream:
             else:
                 (self.waiting if var in self.held else self.env)[var] = operand
         within = slices.within
-        for number, eqn in enumerate(jaxpr.eqns):
+        for number in slices.order:
             if number in slices.updates:
-                self.env.update(run_update(self.closed, slices.updates[number], self.env, self.place))
+                self.env.update(run_update(self.closed, slices.updates[number], self.env, slices.place))
+            elif number in slices.fused:
+                self.env.update(self.fused(number, jaxpr.eqns[number]))
             elif number not in within:
-                self.env.update(zip(eqn.outvars, self.results(number, eqn), strict=True))
+                self.env.update(zip(jaxpr.eqns[number].outvars, self.results(number, jaxpr.eqns[number]), strict=True))
         results = [self.read(atom) for atom in jaxpr.outvars]
         return [
             jax.device_put(result, jax.memory.Space.Host)
-            if number in self.updates and jaxpr.outvars[number] not in self.place
+            if number in self.updates and jaxpr.outvars[number] not in slices.place
             else result
             for number, result in enumerate(results)
         ]
+
+    def fused(self, number: int, eqn: compat.JaxprEqn) -> Env:
+        for atom in eqn.invars:
+            self.read(atom)
+        update, stacks = self.slices.fused[number], self.slices.reads(number)
+        with compat.as_written(eqn):
+            return run_fused(self.closed, number, update, self.env, stacks, self.slices.place)
 
     def results(self, number: int, eqn: compat.JaxprEqn) -> list[Any]:
         operands = [self.read(atom) for atom in eqn.invars]

@@ -2,7 +2,9 @@
 
 A stack that scans take slices of, and that is otherwise only updated element by element (an optimizer's work, with the
 moments that go into it), never comes to the device whole: each trip of a scan has its slice fetched during the trip
-before, and the update is a loop of its own over the layers, in place in host memory.
+before, and is updated in place in host memory. Where the gradients come out of one scan and nothing has to be known of
+all of them first, each trip of that scan updates its layer, and no stack of gradients is made; its copies to and from
+the host lie beside the next layer's gradient. Otherwise the update is a loop of its own.
 """
 
 from __future__ import annotations
@@ -31,12 +33,16 @@ class Update:
       trips: layers.
       host: stacks in host memory that they read.
       made: results that the program returns.
+      near: stacks on the device that they read.
+      whole: scalars that they read.
     """
 
     eqns: tuple[int, ...]
     trips: int
     host: tuple[Any, ...]
     made: tuple[Any, ...]
+    near: tuple[Any, ...]
+    whole: tuple[Any, ...]
 
 
 @dataclass
@@ -45,14 +51,22 @@ class Slices:
 
     Attributes:
       held: variables of inputs in host memory.
-      stacks: those of them that never come to the device whole.
+      taken: result of the program -> input in host memory whose buffer it takes.
+      stacks: those of the inputs that never come to the device whole.
+      place: result of an update -> stack that it is written over.
       updates: what is done to them, by the number of the last equation of each.
+      fused: the same for updates in a scan, by the number of that.
+      order: of the equations; a scan with an update comes after the scalars that the update reads.
     """
 
     closed: compat.ClosedJaxpr
     held: frozenset[Any]
+    taken: Mapping[Any, Any]
     stacks: frozenset[Any] = field(init=False)
+    place: dict[Any, Any] = field(init=False)
     updates: dict[int, Update] = field(init=False)
+    fused: dict[int, Update] = field(init=False)
+    order: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self._scans = {
@@ -75,12 +89,53 @@ class Slices:
             stacks -= refused
         eqns |= self._backward(eqns, returned)
         self.stacks = stacks
-        self.updates = {one.eqns[-1]: one for count in trips if (one := self._update(count, eqns, stacks, returned))}
+        updates = [one for count in sorted(trips) if (one := self._update(count, eqns, stacks, returned))]
+        made = {var for one in updates for var in one.made}
+        self.place = {var: stack for var, stack in self.taken.items() if var in made and stack in stacks}
+        before: dict[int, list[int]] = {}  # scan with an update -> equations that it waits for
+        self.fused, self.updates = {}, {}
+        for one in updates:
+            scan = self._scan_of(one, returned)
+            earlier = self._behind(one.whole)
+            if scan is None or scan in earlier or scan in self.fused:
+                self.updates[one.eqns[-1]] = one
+            else:
+                self.fused[scan], before[scan] = one, earlier
+        self.order = list(
+            dict.fromkeys(n for number in range(len(self._eqns)) for n in (*before.get(number, ()), number))
+        )
 
     @property
     def within(self) -> frozenset[int]:
         """Equations that run in an update."""
-        return frozenset(number for one in self.updates.values() for number in one.eqns)
+        updates = (*self.updates.values(), *self.fused.values())
+        return frozenset(number for one in updates for number in one.eqns)
+
+    @property
+    def _eqns(self) -> Sequence[compat.JaxprEqn]:
+        return self.closed.jaxpr.eqns
+
+    def _scan_of(self, update: Update, returned: frozenset[Any]) -> int | None:
+        """The scan that stacks all that an update reads on the device, for nobody else; if all is written in place."""
+        if not update.near or not self.place.keys() >= set(update.made):
+            return None
+        for number, scan in self._scans.items():
+            stacked = self._eqns[number].outvars[scan.carries :]
+            if scan.trips == update.trips and set(stacked).issuperset(update.near):
+                readers = {
+                    n for n, eqn in enumerate(self._eqns) if any(_is_in(atom, update.near) for atom in eqn.invars)
+                }
+                return number if readers.issubset(update.eqns) and returned.isdisjoint(update.near) else None
+        return None
+
+    def _behind(self, variables: Sequence[Any]) -> list[int]:
+        """Equations that these are computed by, in order."""
+        wanted, found = set(variables), []
+        for number, eqn in reversed(list(enumerate(self._eqns))):
+            if wanted.intersection(eqn.outvars):
+                found.append(number)
+                wanted.update(atom for atom in eqn.invars if not isinstance(atom, compat.Literal))
+        return found[::-1]
 
     def reads(self, number: int) -> dict[int, Any]:
         """Operand position -> stack in host memory, of the scan that an equation is."""
@@ -132,44 +187,119 @@ class Slices:
     def _update(self, trips: int, eqns: set[int], stacks: frozenset[Any], returned: frozenset[Any]) -> Update | None:
         known = self.closed.jaxpr.eqns
         own = sorted(number for number in eqns if compat.aval_of(known[number].outvars[0]).shape[0] == trips)
-        made = (var for number in own for var in known[number].outvars)
-        host = dict.fromkeys(atom for number in own for atom in known[number].invars if _is_in(atom, stacks))
-        return Update(tuple(own), trips, tuple(host), tuple(var for var in made if var in returned)) if own else None
+        if not own:
+            return None
+        made = dict.fromkeys(var for number in own for var in known[number].outvars)
+        read = dict.fromkeys(a for number in own for a in known[number].invars if not isinstance(a, compat.Literal))
+        given = [var for var in read if var not in made]
+        return Update(
+            tuple(own),
+            trips,
+            tuple(var for var in given if var in stacks),
+            tuple(var for var in made if var in returned),
+            tuple(var for var in given if var.aval.ndim and var not in stacks),
+            tuple(var for var in given if not var.aval.ndim),
+        )
 
 
-def run_update(closed: compat.ClosedJaxpr, update: Update, env: Mapping[Any, Any], place: Mapping[Any, Any]) -> Env:
-    """The results of an update.
+def run_update(closed: compat.ClosedJaxpr, update: Update, env: Env, place: Mapping[Any, Any]) -> Env:
+    """The results of an update as a loop of its own.
 
     Args:
       env: what its equations read, stacks in host memory among it.
       place: result -> the stack in host memory that it is written over; results on the device are in none.
     """
-    eqns = [closed.jaxpr.eqns[number] for number in update.eqns]
-    own = {var for eqn in eqns for var in eqn.outvars}
-    given = dict.fromkeys(
-        atom for eqn in eqns for atom in eqn.invars if not isinstance(atom, compat.Literal) and atom not in own
-    )
-    device = {var: env[var] for var in given if var.aval.ndim and var not in update.host}
-    whole = {var: env[var] for var in given if not var.aval.ndim}
     written = {result: place[result] for result in update.made if result in place}
-    fixed = {var: env[var] for var in update.host if var not in written.values()}
+    rest = [result for result in update.made if result not in written]
 
-    def trip(buffers: Env, slices: tuple[Any, Env]) -> tuple[Env, Env]:
+    def trip(buffers: list[Any], slices: tuple[Any, list[Any]]) -> tuple[list[Any], list[Any]]:
         layer, near = slices
-        local = {**whole, **near, **{var: fetch(stack, layer) for var, stack in (buffers | fixed).items()}}
-        for eqn in eqns:
-            operands = [compat.read(local, atom) for atom in eqn.invars]
-            with compat.as_written(eqn):
-                local.update(zip(eqn.outvars, _of_layer(eqn, operands), strict=True))
-        new = {
-            stack: jax.lax.dynamic_update_index_in_dim(buffers[stack], jax.device_put(local[result], _HOST), layer, 0)
-            for result, stack in written.items()
-        }
-        return buffers | new, {var: local[var] for var in update.made if var not in written}
+        stacks = {**env, **dict(zip(written.values(), buffers, strict=True))}
+        local = dict(zip(update.near, near, strict=True)) | {var: fetch(stacks[var], layer) for var in update.host}
+        new = _of_one_layer(closed, update, env, local)
+        return _written(buffers, [new[result] for result in written], layer), [new[result] for result in rest]
 
-    buffers = {stack: env[stack] for stack in written.values()}
-    buffers, made = _scan(trip, buffers, device, update.trips)
-    return {**made, **{result: buffers[stack] for result, stack in written.items()}}
+    begin = [env[stack] for stack in written.values()]
+    layers = jax.numpy.arange(update.trips)
+    buffers, made = jax.lax.scan(trip, begin, (layers, [env[var] for var in update.near]))
+    return dict(zip([*written, *rest], [*buffers, *made], strict=True))
+
+
+def run_fused(
+    closed: compat.ClosedJaxpr,
+    number: int,
+    update: Update,
+    env: Env,
+    stacks: Mapping[int, Any],
+    place: Mapping[Any, Any],
+) -> Env:
+    """The results of a scan that updates in every trip the layer whose gradients it makes.
+
+    A trip writes the layer of the trip before, then fetches from the same stacks, so that XLA writes in place; neither
+    has anything to do with what the trip computes.
+
+    Args:
+      number: of the scan's equation.
+      env: what it and the update read, stacks in host memory among it.
+      stacks: operand position -> stack in host memory that the scan reads.
+      place: result of the update -> the stack that it is written over.
+    """
+    eqn = closed.jaxpr.eqns[number]
+    scan = compat.scan_of(eqn)
+    assert scan is not None
+    consts, carries, sliced = scan.split([compat.read(env, atom) for atom in eqn.invars])
+    first = len(consts) + len(carries)
+    near = [operand for p, operand in enumerate(sliced, first) if p not in stacks]
+    ahead = list(dict.fromkeys(stacks.values()))
+    late = [var for var in update.host if var not in ahead]
+    written = {result: place[result] for result in update.made}
+    made = eqn.outvars[len(carries) :]
+    rest = [var for var in made if var not in update.near]
+
+    def body(carry: Any, x: Any) -> Any:
+        (carried, buffers, finished, arrived), (layer, following, before, near) = carry, x
+        buffers = _written(buffers, finished, before)
+        there = {**env, **dict(zip(written.values(), buffers, strict=True))}
+        coming = [fetch(there[var], following) for var in ahead]
+        local = {var: fetch(there[var], layer) for var in late} | dict(zip(ahead, arrived, strict=True))
+        others = iter(near)
+        own = [local[stacks[p]] if p in stacks else next(others) for p in range(first, len(eqn.invars))]
+        results = compat.jaxpr_as_fun(scan.body)(*consts, *carried, *own)
+        local |= dict(zip(made, results[len(carries) :], strict=True))
+        new = _of_one_layer(closed, update, env, local)
+        state = results[: len(carries)], buffers, [new[result] for result in written], coming
+        return state, [local[var] for var in rest]
+
+    start, end = (scan.trips - 1, 0) if scan.reverse else (0, scan.trips - 1)
+    buffers = [env[stack] for stack in written.values()]
+    begin = carries, buffers, [fetch(stack, start) for stack in buffers], [fetch(env[var], start) for var in ahead]
+    layers = jax.numpy.arange(scan.trips)
+    before = jax.numpy.minimum(layers + 1, start) if scan.reverse else jax.numpy.maximum(layers - 1, start)
+    (carried, buffers, finished, _), others = jax.lax.scan(
+        body, begin, (layers, scan.following, before, near), length=scan.trips, reverse=scan.reverse, unroll=scan.unroll
+    )
+    buffers = _written(buffers, finished, end)
+    names = [*eqn.outvars[: len(carries)], *rest, *written]
+    return dict(zip(names, [*carried, *others, *buffers], strict=True))
+
+
+def _written(buffers: Sequence[Any], results: Sequence[Any], layer: Any) -> list[Any]:
+    """Stacks in host memory with one layer written anew."""
+    return [
+        jax.lax.dynamic_update_index_in_dim(stack, jax.device_put(result, _HOST), layer, 0)
+        for stack, result in zip(buffers, results, strict=True)
+    ]
+
+
+def _of_one_layer(closed: compat.ClosedJaxpr, update: Update, env: Env, local: Env) -> Env:
+    """What the equations of an update make of one layer, `local`."""
+    local = {**{var: env[var] for var in update.whole}, **local}
+    for number in update.eqns:
+        eqn = closed.jaxpr.eqns[number]
+        operands = [compat.read(local, atom) for atom in eqn.invars]
+        with compat.as_written(eqn):
+            local.update(zip(eqn.outvars, _of_layer(eqn, operands), strict=True))
+    return local
 
 
 def run_scan(scan: compat.Scan, operands: Sequence[Any], stacks: Mapping[int, Any]) -> list[Any]:
@@ -199,21 +329,6 @@ def run_scan(scan: compat.Scan, operands: Sequence[Any], stacks: Mapping[int, An
 def fetch(stack: Any, layer: Any) -> Any:
     """A slice of a stack in host memory, on the device. Where `layer` is looked up in an array, XLA reads it right."""
     return jax.device_put(jax.lax.dynamic_index_in_dim(stack, layer, keepdims=False), _DEVICE)
-
-
-def _scan(trip: Any, carry: Env, slices: Env, trips: int) -> tuple[Env, Env]:
-    """`lax.scan` over dictionaries by variable, which jax cannot sort."""
-    names, stacks = list(carry), list(slices)
-    made: list[Any] = []
-
-    def body(values: list[Any], x: tuple[Any, list[Any]]) -> tuple[list[Any], list[Any]]:
-        new, results = trip(dict(zip(names, values, strict=True)), (x[0], dict(zip(stacks, x[1], strict=True))))
-        made[:] = results
-        return [new[name] for name in names], list(results.values())
-
-    layers = jax.numpy.arange(trips)
-    values, results = jax.lax.scan(body, list(carry.values()), (layers, list(slices.values())))
-    return dict(zip(names, values, strict=True)), dict(zip(made, results, strict=True))
 
 
 def _of_layer(eqn: compat.JaxprEqn, operands: Sequence[Any]) -> list[Any]:

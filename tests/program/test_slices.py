@@ -67,13 +67,17 @@ def program(step: Step, *args: Any) -> Program:
 
 def slices_of(known: Program) -> Slices:
     inputs = known.jaxpr.jaxpr.invars
-    return Slices(known.jaxpr, frozenset(inputs[position] for position in large_leaves(known, (0,))))
+    held = large_leaves(known, (0,))
+    outputs = known.jaxpr.jaxpr.outvars
+    taken = {outputs[number]: inputs[position] for number, position in pairs(inputs, outputs, held)}
+    return Slices(known.jaxpr, frozenset(inputs[position] for position in held), taken)
 
 
 def test_stacks_that_scans_slice_and_their_moments_are_found() -> None:
     found = slices_of(program(step_of(), start(), *batch()))
     assert len(found.held) == 9 and len(found.stacks) == 6  # not the table and its moments
-    (update,) = found.updates.values()
+    (update,) = found.fused.values()
+    assert not found.updates
     assert update.trips == LAYERS and set(update.host) == found.stacks and len(update.made) == 6
 
 
@@ -93,6 +97,7 @@ def test_a_norm_over_all_gradients_leaves_the_rest_layerwise() -> None:
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), OPTIMIZER)
     found = slices_of(program(step_of(optimizer), start(optimizer), *batch()))
     assert len(found.stacks) == 6
+    assert len(found.updates) == 1 and not found.fused  # all gradients first
 
 
 def test_outputs_take_donated_inputs_of_their_type_first_come() -> None:
