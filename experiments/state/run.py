@@ -46,6 +46,7 @@ CASES = {
         Case("v100", 3072, 1, "15GiB", scan=True),
         Case("h200", 3072, 8, "15GiB"),
         Case("h200", 3072, 16, "24GiB"),
+        Case("h200", 3072, 16, "24GiB", scan=True),
         Case("h200", 3072, 32, "36GiB"),
     )
 }
