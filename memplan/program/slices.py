@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -69,9 +70,7 @@ class Slices:
     order: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._scans = {
-            number: scan for number, eqn in enumerate(self.closed.jaxpr.eqns) if (scan := compat.scan_of(eqn))
-        }
+        self._scans = {number: scan for number, eqn in enumerate(self._eqns) if (scan := compat.scan_of(eqn))}
         layered = {
             (var, scan.trips)
             for number, scan in self._scans.items()
@@ -115,6 +114,16 @@ class Slices:
     def _eqns(self) -> Sequence[compat.JaxprEqn]:
         return self.closed.jaxpr.eqns
 
+    @cached_property
+    def _readers(self) -> dict[Any, set[int]]:
+        """Equations that read each variable."""
+        readers: dict[Any, set[int]] = {}
+        for number, eqn in enumerate(self._eqns):
+            for atom in eqn.invars:
+                if not isinstance(atom, compat.Literal):
+                    readers.setdefault(atom, set()).add(number)
+        return readers
+
     def _scan_of(self, update: Update, returned: frozenset[Any]) -> int | None:
         """The scan that stacks all that an update reads on the device, for nobody else; if all is written in place."""
         if not update.near or not self.place.keys() >= set(update.made):
@@ -122,9 +131,7 @@ class Slices:
         for number, scan in self._scans.items():
             stacked = self._eqns[number].outvars[scan.carries :]
             if scan.trips == update.trips and set(stacked).issuperset(update.near):
-                readers = {
-                    n for n, eqn in enumerate(self._eqns) if any(_is_in(atom, update.near) for atom in eqn.invars)
-                }
+                readers = set().union(*(self._readers[var] for var in update.near))
                 return number if readers.issubset(update.eqns) and returned.isdisjoint(update.near) else None
         return None
 
@@ -139,13 +146,13 @@ class Slices:
 
     def reads(self, number: int) -> dict[int, Any]:
         """Operand position -> stack in host memory, of the scan that an equation is."""
-        eqn = self.closed.jaxpr.eqns[number]
+        eqn = self._eqns[number]
         sliced = self._sliced(number, self.stacks) if number in self._scans else ()
         return {place: atom for place, atom in enumerate(eqn.invars) if _is_in(atom, sliced)}
 
     def _sliced(self, number: int, among: Collection[Any]) -> list[Any]:
         """Variables that a scan takes slices of."""
-        eqn, scan = self.closed.jaxpr.eqns[number], self._scans[number]
+        eqn, scan = self._eqns[number], self._scans[number]
         return [atom for atom in scan.split(eqn.invars)[2] if _is_in(atom, among)]
 
     def _forward(self, stacks: frozenset[Any]) -> tuple[set[int], frozenset[Any]]:
@@ -153,7 +160,7 @@ class Slices:
         eqns: set[int] = set()
         behind: dict[Any, frozenset[Any]] = {var: frozenset({var}) for var in stacks}
         refused: frozenset[Any] = frozenset()
-        for number, eqn in enumerate(self.closed.jaxpr.eqns):
+        for number, eqn in enumerate(self._eqns):
             touched = [atom for atom in eqn.invars if _is_in(atom, behind)]
             if not touched:
                 continue
@@ -166,18 +173,13 @@ class Slices:
 
     def _takes_slices(self, number: int, touched: Sequence[Any], stacks: frozenset[Any]) -> bool:
         """Does a scan read the stacks as slices only?"""
-        consts, carries, _ = self._scans[number].split(self.closed.jaxpr.eqns[number].invars)
+        consts, carries, _ = self._scans[number].split(self._eqns[number].invars)
         return stacks.issuperset(touched) and not any(_is_in(atom, touched) for atom in (*consts, *carries))
 
     def _backward(self, eqns: set[int], returned: frozenset[Any]) -> set[int]:
         """Elementwise equations that only those read."""
-        readers: dict[Any, set[int]] = {}
-        for number, eqn in enumerate(self.closed.jaxpr.eqns):
-            for atom in eqn.invars:
-                if not isinstance(atom, compat.Literal):
-                    readers.setdefault(atom, set()).add(number)
-        found = set(eqns)
-        for number, eqn in reversed(list(enumerate(self.closed.jaxpr.eqns))):
+        found, readers = set(eqns), self._readers
+        for number, eqn in reversed(list(enumerate(self._eqns))):
             made = [var for var in eqn.outvars if not isinstance(var, compat.DropVar)]
             is_free = number not in found and _is_layerwise(eqn) and not returned.intersection(made)
             if is_free and all(readers.get(var) and found.issuperset(readers[var]) for var in made):
@@ -185,7 +187,7 @@ class Slices:
         return found
 
     def _update(self, trips: int, eqns: set[int], stacks: frozenset[Any], returned: frozenset[Any]) -> Update | None:
-        known = self.closed.jaxpr.eqns
+        known = self._eqns
         own = sorted(number for number in eqns if compat.aval_of(known[number].outvars[0]).shape[0] == trips)
         if not own:
             return None
@@ -197,8 +199,8 @@ class Slices:
             trips,
             tuple(var for var in given if var in stacks),
             tuple(var for var in made if var in returned),
-            tuple(var for var in given if var.aval.ndim and var not in stacks),
-            tuple(var for var in given if not var.aval.ndim),
+            tuple(var for var in given if compat.aval_of(var).ndim and var not in stacks),
+            tuple(var for var in given if not compat.aval_of(var).ndim),
         )
 
 

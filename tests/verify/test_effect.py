@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import memplan
+from memplan.api import Planned
 from memplan.errors import PlanMismatchError
 from memplan.planning.graph import Graph
 from memplan.planning.loop import Loop, Residuals
@@ -92,7 +93,10 @@ def test_every_trip_of_a_loop_copies_a_slice() -> None:
     assert "5 times instead of 6" in dropped
 
 
-def two_layers(weights: jax.Array, x: jax.Array) -> jax.Array:
+ARGS = jax.ShapeDtypeStruct((4, 256, 256), jnp.float32), jax.ShapeDtypeStruct((65536, 256), jnp.float32)
+
+
+def four_layers(weights: jax.Array, x: jax.Array) -> jax.Array:
     def loss(weights: jax.Array) -> jax.Array:
         y = x
         for layer in range(4):
@@ -102,13 +106,17 @@ def two_layers(weights: jax.Array, x: jax.Array) -> jax.Array:
     return weights - 0.1 * jax.grad(loss)(weights)
 
 
+def tight_plan() -> Planned:
+    """Within 70 % of what the step takes."""
+    plain = memplan.jit(four_layers, device="a100", budget="10GiB").plan(*ARGS)
+    budget = int(0.7 * (plain.report.baseline_peak_bytes or 0))
+    return memplan.jit(four_layers, device="a100", budget=budget, host_budget=0).plan(*ARGS)
+
+
 @needs_compiler
 @pytest.mark.gpu_aot
 def test_a_compiled_plan_takes_effect() -> None:
-    args = jax.ShapeDtypeStruct((4, 256, 256), jnp.float32), jax.ShapeDtypeStruct((65536, 256), jnp.float32)
-    plain = memplan.jit(two_layers, device="a100", budget="10GiB").plan(*args)
-    budget = int(0.7 * (plain.report.baseline_peak_bytes or 0))
-    planned = memplan.jit(two_layers, device="a100", budget=budget, host_budget=0).plan(*args)
+    planned = tight_plan()
     assert planned.plan is not None and (planned.report.recomputations_found or 0) > 0
     assert not any(row.verdict.startswith("refused") for row in planned.report.candidates)
 
@@ -116,14 +124,11 @@ def test_a_compiled_plan_takes_effect() -> None:
 @needs_compiler
 @pytest.mark.gpu_aot
 def test_a_plan_that_the_compiler_does_not_carry_out_is_refused() -> None:
-    args = jax.ShapeDtypeStruct((4, 256, 256), jnp.float32), jax.ShapeDtypeStruct((65536, 256), jnp.float32)
-    plain = memplan.jit(two_layers, device="a100", budget="10GiB").plan(*args)
-    budget = int(0.7 * (plain.report.baseline_peak_bytes or 0))
-    plan = memplan.jit(two_layers, device="a100", budget=budget, host_budget=0).plan(*args).plan
+    plan = tight_plan().plan
     assert plan is not None
     unfenced = tuple(action for action in plan.actions if action != FENCE)  # two runs of an operation become one
     careless = Plan(unfenced, plan.fingerprint, plan.planner, plan.device)
     runs = Counter(action for action in unfenced if action.kind is Kind.COMPUTE)
     assert max(runs.values()) > 1
     with pytest.raises(PlanMismatchError, match="does not carry out"):
-        memplan.jit(two_layers, device="a100", budget="10GiB", host_budget=0, plan=careless).plan(*args)
+        memplan.jit(four_layers, device="a100", budget="10GiB", host_budget=0, plan=careless).plan(*ARGS)
