@@ -41,3 +41,11 @@ class BudgetError(MemplanError, ValueError):
 
 class UnknownDeviceError(MemplanError, ValueError):
     """A device name that no specification answers to."""
+
+
+class TopologyError(MemplanError, ValueError):
+    """A topology that is not one, or that does not fit the devices that are there."""
+
+
+class MeshError(MemplanError, ValueError):
+    """A mesh that does not fit the devices, or a batch that does not fit the mesh."""

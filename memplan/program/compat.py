@@ -15,8 +15,10 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
+import jax.extend.random as jax_random
 from jax._src import api as _api
 from jax._src import core as _core
+from jax._src import distributed as _distributed
 from jax._src import source_info_util as _source
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.lib.mlir import ir as _ir  # pyright: ignore[reportPrivateImportUsage]
@@ -303,3 +305,30 @@ def checkpointed_gradients(policy: Any) -> Iterator[None]:
         yield
     finally:
         _api.vjp = plain
+
+
+def random_bits_between(key: Any, bit_width: int, shape: Sequence[int], part: Any, parts: int) -> Any:
+    """One of equal parts, along the first dimension, of the random bits that a key gives for a shape.
+
+    threefry in its partitionable form, jax's default, draws every element from the key and the element's number alone;
+    any other generator gives None.
+    """
+    impl = jax.random.key_impl(key)
+    name = impl if isinstance(impl, str) else getattr(impl, "_impl_name", str(impl))
+    count = math.prod(shape)
+    if "threefry2x32" not in name or not jax.config.jax_threefry_partitionable or not 0 < count < 2**32:
+        return None
+    local = (shape[0] // parts, *shape[1:])
+    low = jax.lax.iota(jax.numpy.uint32, count // parts) + part.astype(jax.numpy.uint32) * (count // parts)
+    drawn = jax_random.threefry_2x32(jax.random.key_data(key), jax.numpy.concatenate([jax.numpy.zeros_like(low), low]))
+    high, low = drawn[: count // parts], drawn[count // parts :]
+    if bit_width == 64:
+        bits = high.astype(jax.numpy.uint64) << 32 | low
+    else:
+        bits = (high ^ low).astype(jax.numpy.dtype(f"uint{bit_width}"))
+    return bits.reshape(local)
+
+
+def coordination_client() -> Any:
+    """The key-value store of jax.distributed (0.10 and 0.11 alike), None before it is initialized."""
+    return _distributed.global_state.client

@@ -1,0 +1,340 @@
+"""Which layout every array of a step gets, before anything is written: a walk over its equations, and back.
+
+Forward, what is split makes what depends on it split; a sum over what is split is *partial*, and stays so through what
+is linear. Backward, who reads an array split would have liked it to be made so: that is how a broadcast is made in its
+parts, and how a gradient that only updates a part of the optimizer's state is scattered instead of summed everywhere.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from memplan.parallel.factors import Factors, factors_of, is_linear
+from memplan.parallel.layout import PARTIAL, WHOLE, Layout, split
+from memplan.program import compat
+from memplan.program.trace import flatten
+
+_ROUNDS = 4
+Wish = Layout | None
+
+
+@dataclass(frozen=True)
+class Step:
+    """What becomes of one equation.
+
+    Attributes:
+      needs: layout of each operand.
+      gives: layout of each result as it is made.
+      factors, factor: what it is divided along, if anything.
+      bodies: of a loop or conditional, assigned likewise.
+      gathered: positions of split operands that have to be made whole for want of a rule.
+    """
+
+    needs: tuple[Layout, ...]
+    gives: tuple[Layout, ...]
+    factors: Factors | None = None
+    factor: int | None = None
+    bodies: tuple[Assigned, ...] = ()
+    gathered: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """A flat jaxpr with a layout for every array.
+
+    Attributes:
+      inputs, outputs: layouts.
+      steps: one for each equation.
+      rests: variables made partial -> the layout that their sum is given, for those that are summed.
+    """
+
+    jaxpr: compat.ClosedJaxpr
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+    steps: tuple[Step, ...]
+    rests: Mapping[Any, Layout]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked of an output: a layout, or none in particular; may it stay partial?"""
+
+    layout: Wish = None
+    partial: bool = False
+
+
+def assign(jaxpr: compat.ClosedJaxpr, inputs: Sequence[Layout], wanted: Sequence[Wanted], devices: int) -> Assigned:
+    """Layouts for every variable of a flat jaxpr.
+
+    Args:
+      inputs: layouts of its inputs, constants left out: those are whole.
+      wanted: of its outputs.
+      devices: how many blocks a split array has.
+    """
+    wishes = _Wishes()
+    found = _Walk(jaxpr, inputs, wanted, devices, wishes).run()
+    for _ in range(_ROUNDS):
+        next_wishes = _wishes(found, wanted, devices)
+        if next_wishes == wishes:
+            break
+        wishes = next_wishes
+        found = _Walk(jaxpr, inputs, wanted, devices, wishes).run()
+    return found
+
+
+@dataclass(frozen=True)
+class _Wishes:
+    """Variables -> the split layout that all their readers (`common`), or most of them (`any`), ask for."""
+
+    common: Mapping[Any, Layout] = field(default_factory=dict)
+    any: Mapping[Any, Layout] = field(default_factory=dict)
+
+
+class _Walk:
+    """The way forward."""
+
+    def __init__(
+        self,
+        jaxpr: compat.ClosedJaxpr,
+        inputs: Sequence[Layout],
+        wanted: Sequence[Wanted],
+        devices: int,
+        wishes: _Wishes,
+    ):
+        self.jaxpr, self.inputs, self.wanted, self.devices, self.wishes = jaxpr, inputs, wanted, devices, wishes
+        self.layouts: dict[Any, Layout] = {var: WHOLE for var, _ in compat.consts_of(jaxpr)}
+        self.rests: dict[Any, Layout] = {}
+        self.readers = Counter(atom for eqn in jaxpr.jaxpr.eqns for atom in eqn.invars if is_var(atom))
+        self.readers.update(atom for atom in jaxpr.jaxpr.outvars if is_var(atom))
+
+    def run(self) -> Assigned:
+        self.make(self.jaxpr.jaxpr.invars, self.inputs)
+        steps = []
+        for eqn in self.jaxpr.jaxpr.eqns:
+            step = self.step(eqn)
+            self.make(eqn.outvars, step.gives)
+            steps.append(step)
+        outputs = []
+        for atom, want in zip(self.jaxpr.jaxpr.outvars, self.wanted, strict=True):
+            if self.layout(atom).is_partial and not want.partial:
+                self.settle(atom)
+            outputs.append(want.layout or self.layout(atom))
+        return Assigned(self.jaxpr, tuple(self.inputs), tuple(outputs), tuple(steps), self.rests)
+
+    def make(self, made: Sequence[Any], layouts: Sequence[Layout]) -> None:
+        for var, layout in zip(made, layouts, strict=True):
+            self.layouts[var] = layout
+            if layout.is_partial and self.readers[var] != 1:
+                self.settle(var)
+
+    def layout(self, atom: Any) -> Layout:
+        return self.layouts[atom] if is_var(atom) else WHOLE
+
+    def settle(self, var: Any) -> None:
+        """Its sum is needed: everywhere, or in parts where a reader would have it so."""
+        self.layouts[var] = self.rests[var] = self.wishes.any.get(var, WHOLE)
+
+    def step(self, eqn: compat.JaxprEqn) -> Step:
+        if eqn.primitive.name == "optimization_barrier":
+            layouts = tuple(map(self.layout, eqn.invars))
+            return Step(layouts, layouts)
+        given = [self.layout(atom) for atom in eqn.invars]
+        if compat.control_bodies(eqn):
+            return self.control(eqn, given)
+        partial = [layout.is_partial for layout in given]
+        if any(partial):
+            if is_linear(eqn, partial, [layout == WHOLE for layout in given]):
+                return Step(tuple(given), tuple(PARTIAL for _ in eqn.outvars))
+        step = self.divided(eqn, given)
+        unsettled = [
+            atom
+            for atom, layout, need in zip(eqn.invars, given, step.needs, strict=True)
+            if layout.is_partial and not need.is_partial
+        ]
+        if not unsettled:
+            return step
+        self.settle_all(unsettled)
+        return self.divided(eqn, [self.layout(atom) for atom in eqn.invars])
+
+    def divided(self, eqn: compat.JaxprEqn, given: Sequence[Layout]) -> Step:
+        factors = factors_of(eqn)
+        return _divided(given, factors, self.chosen(eqn, given, factors), len(eqn.outvars))
+
+    def settle_all(self, atoms: Sequence[Any]) -> None:
+        for atom in atoms:
+            if self.layout(atom).is_partial:
+                self.settle(atom)
+
+    def chosen(self, eqn: compat.JaxprEqn, given: Sequence[Layout], factors: Factors | None) -> int | None:
+        """The factor that the most bytes of split operands vote for, or the one that all readers of a result wish."""
+        if factors is None:
+            return None
+        votes: Counter[int] = Counter()
+        for position, (atom, layout) in enumerate(zip(eqn.invars, given, strict=True)):
+            factor = factors.of_operand(position, layout.dim) if layout.is_split else None
+            if factor is not None and factors.divisible(factor, eqn, self.devices):
+                votes[factor] += compat.nbytes_of(atom.aval)
+        if votes:
+            return votes.most_common(1)[0][0]
+        for var, side in zip(eqn.outvars, factors.results, strict=True):
+            wish = self.wishes.common.get(var)
+            factor = side[wish.dim] if wish else None
+            if factor is not None and factors.divisible(factor, eqn, self.devices):
+                return factor
+        return None
+
+    def control(self, eqn: compat.JaxprEqn, given: Sequence[Layout]) -> Step:
+        scan = compat.scan_of(eqn)
+        if scan is not None:
+            return self.scan(eqn, scan, given)
+        self.settle_all(eqn.invars)
+        given = [self.layout(atom) for atom in eqn.invars]
+        return self.cond(eqn, given) if eqn.primitive.name == "cond" else self.loop(eqn, given)
+
+    def scan(self, eqn: compat.JaxprEqn, scan: compat.Scan, given: Sequence[Layout]) -> Step:
+        """Carries keep one layout: what goes in, unless what comes out is split, or partial: then that is summed once."""
+        const_vars, carry_vars, stack_vars = scan.split(eqn.invars)
+        self.settle_all([*const_vars, *stack_vars])
+        consts, carries, stacks = scan.split([self.layout(atom) for atom in eqn.invars])
+        whole = frozenset(
+            number for number, layout in enumerate(given) if layout.is_split and _around(_within(layout)) != layout
+        )
+        slices = [_within(layout) for layout in stacks]
+        body = flatten(scan.body)
+        summed = [True] * scan.carries  # carries that may be partial: only where no trip needs their sum
+        others = [Wanted(partial=True)] * (len(body.jaxpr.outvars) - scan.carries)
+        for _ in range(_ROUNDS):
+            wanted = [*(Wanted(partial=may) for may in summed), *others]
+            found = assign(body, [*consts, *carries, *slices], wanted, self.devices)
+            inside = scan.split(body.jaxpr.invars)[1]
+            summed = [may and var not in found.rests for may, var in zip(summed, inside, strict=True)]
+            met = [_meet(a, b) for a, b in zip(carries, found.outputs, strict=False)]
+            met = [WHOLE if one.is_partial and not may else one for one, may in zip(met, summed, strict=True)]
+            if met == carries:
+                break
+            carries = met
+        else:
+            carries = [WHOLE] * scan.carries
+        wanted = [*(Wanted(layout, layout.is_partial) for layout in carries), *others]
+        found = assign(body, [*consts, *carries, *slices], wanted, self.devices)
+        self.settle_all([atom for atom, one in zip(carry_vars, carries, strict=True) if not one.is_partial])
+        needs = (*consts, *carries, *map(_around, slices))
+        gives = (*carries, *map(_around, found.outputs[scan.carries :]))
+        return Step(needs, gives, bodies=(found,), gathered=tuple(sorted(whole)))
+
+    def loop(self, eqn: compat.JaxprEqn, given: Sequence[Layout]) -> Step:
+        """A `while`: what decides whether it goes on is whole, carries keep one layout."""
+        test_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        tests, consts = [WHOLE] * test_consts, list(given[test_consts : test_consts + body_consts])
+        carries = list(given[test_consts + body_consts :])
+        test, body = (flatten(one) for one in compat.control_bodies(eqn))
+        for _ in range(_ROUNDS):
+            after = assign(body, [*consts, *carries], [Wanted()] * len(carries), self.devices).outputs
+            met = [_meet(a, b) for a, b in zip(carries, after, strict=True)]
+            if met == carries:
+                break
+            carries = met
+        else:
+            carries = [WHOLE] * len(carries)
+        found = assign(body, [*consts, *carries], [Wanted(layout) for layout in carries], self.devices)
+        tested = assign(test, [*tests, *carries], [Wanted(WHOLE)], self.devices)
+        return Step((*tests, *consts, *carries), tuple(carries), bodies=(tested, found))
+
+    def cond(self, eqn: compat.JaxprEqn, given: Sequence[Layout]) -> Step:
+        branches = [flatten(one) for one in compat.control_bodies(eqn)]
+        count = len(eqn.outvars)
+        found = [assign(one, given[1:], [Wanted()] * count, self.devices).outputs for one in branches]
+        outs = [sides[0] if len(set(sides)) == 1 else WHOLE for sides in zip(*found, strict=True)]
+        wanted = [Wanted(layout) for layout in outs]
+        bodies = tuple(assign(one, given[1:], wanted, self.devices) for one in branches)
+        return Step((WHOLE, *given[1:]), tuple(outs), bodies=bodies)
+
+
+def _divided(given: Sequence[Layout], factors: Factors | None, factor: int | None, results: int) -> Step:
+    gathered = []
+    needs: list[Layout] = []
+    for position, layout in enumerate(given):
+        dim = factors.dim_of(factors.operands[position], factor) if factors and factor is not None else None
+        if dim is not None:
+            needs.append(split(dim))
+            continue
+        masked = factors is not None and factor in factors.reduced and position in factors.masked
+        needs.append(PARTIAL if masked else WHOLE)
+        if layout.is_split:
+            gathered.append(position)
+    if factors is None or factor is None:
+        return Step(tuple(needs), (WHOLE,) * results, gathered=tuple(gathered))
+    if factor in factors.reduced:
+        made = PARTIAL if factors.reduced[factor] == "sum" else WHOLE
+        gives = (made,) * results
+    else:
+        dims = [factors.dim_of(side, factor) for side in factors.results]
+        gives = tuple(WHOLE if dim is None else split(dim) for dim in dims)
+    return Step(tuple(needs), gives, factors, factor, gathered=tuple(gathered))
+
+
+def _within(layout: Layout) -> Layout:
+    """Of a stack, the layout of its slices. The dimension that is scanned over cannot be split."""
+    if not layout.is_split:
+        return layout
+    return split(layout.dim - 1) if layout.dim else WHOLE
+
+
+def _around(layout: Layout) -> Layout:
+    return split(layout.dim + 1) if layout.is_split else layout
+
+
+def _meet(before: Layout, after: Layout) -> Layout:
+    """One layout for what goes into a trip and what comes out of it."""
+    if before == after or before != WHOLE:
+        return before if before == after or not after.is_split else WHOLE
+    return after
+
+
+def _wishes(found: Assigned, wanted: Sequence[Wanted], devices: int) -> _Wishes:
+    """The way back: what the readers of every variable ask for; an equation nobody divided passes on what it is asked."""
+    asked: dict[Any, list[Layout]] = {}
+
+    def ask(atoms: Sequence[Any], layouts: Sequence[Layout]) -> None:
+        for atom, layout in zip(atoms, layouts, strict=True):
+            if is_var(atom):
+                asked.setdefault(atom, []).append(layout)
+
+    ask(found.jaxpr.jaxpr.outvars, [want.layout or layout for want, layout in zip(wanted, found.outputs, strict=True)])
+    for eqn, step in zip(reversed(found.jaxpr.jaxpr.eqns), reversed(found.steps), strict=True):
+        if step.factor is None and not step.bodies:
+            ask(eqn.invars, _passed_on(eqn, step, asked, devices))
+        else:
+            ask(eqn.invars, step.needs)
+    common = {var: layouts[0] for var, layouts in asked.items() if len(set(layouts)) == 1 and layouts[0].is_split}
+    splits = {var: [layout for layout in layouts if layout.is_split] for var, layouts in asked.items()}
+    return _Wishes(common, {var: Counter(known).most_common(1)[0][0] for var, known in splits.items() if known})
+
+
+def _passed_on(
+    eqn: compat.JaxprEqn, step: Step, asked: Mapping[Any, Sequence[Layout]], devices: int
+) -> Sequence[Layout]:
+    factors = factors_of(eqn)
+    for var, side in zip(eqn.outvars, factors.results if factors else (), strict=False):
+        layouts = asked.get(var, ())
+        alike = layouts and layouts[0].is_split and len(set(layouts)) == 1
+        factor = side[layouts[0].dim] if alike else None
+        if factors and factor is not None and factors.divisible(factor, eqn, devices):
+            return _divided(step.needs, factors, factor, len(eqn.outvars)).needs
+    return step.needs
+
+
+def is_var(atom: Any) -> bool:
+    return not isinstance(atom, compat.Literal)
+
+
+def gathers(found: Assigned) -> Iterator[tuple[compat.JaxprEqn, Any]]:
+    """Equations with operands that every device has to make whole, loops included."""
+    for eqn, step in zip(found.jaxpr.jaxpr.eqns, found.steps, strict=True):
+        for position in step.gathered:
+            yield eqn, eqn.invars[position]
+        for body in step.bodies:
+            yield from gathers(body)

@@ -1,0 +1,70 @@
+"""Which sums travel together: those that nothing waits for, cut into buckets that go under the rest of the step."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from memplan.parallel.assign import Assigned, is_var
+from memplan.planning.buckets import cut
+from memplan.planning.collectives import all_reduce_seconds, cheapest
+from memplan.planning.cost import op_seconds
+from memplan.planning.devices import Device
+from memplan.planning.topology import Topology
+from memplan.program import compat
+from memplan.program.extract import graph_of
+
+_HEAVY = {"dot_general", "conv_general_dilated", "scan", "while", "custom_linear_solve"}
+LARGEST_BYTES = 128 << 20
+"""Of a bucket: it is a buffer on the device, as its terms are."""
+
+
+def buckets(assigned: Assigned, topology: Topology, device: Device) -> dict[Any, int]:
+    """Variable -> number of its bucket, for sums that are first read after heavy work that does not need them.
+
+    The others (batch statistics, a norm) are needed at once; they go when they are read.
+    """
+    patient = _patient(assigned)
+    if not patient:
+        return {}
+    made_s = _made_s(assigned, topology.devices, device)
+    nbytes = [compat.nbytes_of(var.aval) for var in patient]
+
+    @functools.cache
+    def seconds(size: int) -> float:
+        return all_reduce_seconds(topology, cheapest(topology, size), size)
+
+    ranges = cut([made_s[var] for var in patient], nbytes, seconds, largest_nbytes=LARGEST_BYTES)
+    return {patient[i]: number for number, members in enumerate(ranges) for i in members}
+
+
+def _patient(assigned: Assigned) -> list[Any]:
+    """In the order they are made."""
+    eqns = assigned.jaxpr.jaxpr.eqns
+    first_read: dict[Any, int] = {}
+    heavy_before = [0]
+    for number, eqn in enumerate(eqns):
+        heavy_before.append(heavy_before[-1] + (eqn.primitive.name in _HEAVY))
+        for atom in eqn.invars:
+            if is_var(atom):
+                first_read.setdefault(atom, number)
+    return [
+        var
+        for number, eqn in enumerate(eqns)
+        for var in eqn.outvars
+        if var in assigned.rests and heavy_before[first_read.get(var, len(eqns))] > heavy_before[number + 1]
+    ]
+
+
+def _made_s(assigned: Assigned, devices: int, device: Device) -> Mapping[Any, float]:
+    """When every variable is made, equations one after another, each in its part."""
+    closed = assigned.jaxpr
+    graph = graph_of(closed, compat.input_names(closed), [False] * len(closed.jaxpr.invars))
+    now, found = 0.0, {}
+    for eqn, op, step in zip(closed.jaxpr.eqns, graph.ops, assigned.steps, strict=True):
+        layouts = (*step.needs, *step.gives)
+        part = devices if any(not layout.is_whole for layout in layouts) else 1
+        now += op_seconds(graph, op, device) / part
+        found.update(dict.fromkeys(eqn.outvars, now))
+    return found

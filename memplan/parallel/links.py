@@ -1,0 +1,175 @@
+"""Collectives over the axes of a mesh, in the phases that the links make cheapest. To be called inside `shard_map`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from memplan.parallel.layout import Layout
+from memplan.planning.collectives import Phase, cheapest
+from memplan.planning.topology import Topology
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Sum:
+    """One bucket that was reduced: what was chosen for it.
+
+    Attributes:
+      nbytes: of its terms on one device.
+      terms: how many arrays are in it.
+      how: phases of the all-reduce; of a reduce-scatter, the axes on the way down.
+      scattered: every device keeps a part.
+    """
+
+    nbytes: int
+    terms: int
+    how: str
+    scattered: bool
+
+
+@dataclass
+class Links:
+    """Emits collectives, and keeps what it chose."""
+
+    topology: Topology
+    sums: list[Sum] = field(default_factory=list)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(axis.name for axis in self.topology.axes)
+
+    @property
+    def devices(self) -> int:
+        return self.topology.devices
+
+    @property
+    def rank(self) -> Array:
+        """Number of this device, outermost axis first."""
+        return jax.lax.axis_index(self.names)
+
+    def sum(self, terms: Sequence[Array], layouts: Sequence[Layout]) -> list[Array]:
+        """Every device's terms, summed, in the layouts asked for: one collective for each element type and kind."""
+        results: dict[int, Array] = {}
+        for members in _alike(terms, layouts):
+            of_kind = [terms[i] for i in members]
+            dims = [layouts[i].dim for i in members]
+            summed = self._scatter(of_kind, dims) if layouts[members[0]].is_split else self._reduce(of_kind)
+            results.update(zip(members, summed, strict=True))
+        return [results[i] for i in range(len(terms))]
+
+    def _reduce(self, terms: Sequence[Array]) -> list[Array]:
+        flat = _joined([term.reshape(-1) for term in terms])
+        how = cheapest(self.topology, flat.nbytes)
+        self.sums.append(Sum(flat.nbytes, len(terms), str(how), False))
+        return _parted(_all_reduce(flat, how.phases, self.topology), [term.shape for term in terms])
+
+    def _scatter(self, terms: Sequence[Array], dims: Sequence[int]) -> list[Array]:
+        """Row `r` of what is scattered holds what device `r` keeps, moved to the front dimension."""
+        fronts = [jnp.moveaxis(term, dim, 0) for term, dim in zip(terms, dims, strict=True)]
+        rows = [front.reshape(self.devices, -1) for front in fronts]
+        table = jnp.concatenate(rows, axis=1) if len(rows) > 1 else rows[0]
+        order = self._down()
+        how = " ".join(f"reduce-scatter({name})" for name in order)
+        self.sums.append(Sum(table.nbytes, len(terms), how, True))
+        kept = self._scattered(table, order)
+        shapes = [(front.shape[0] // self.devices, *front.shape[1:]) for front in fronts]
+        parts = _parted(kept, shapes)
+        return [jnp.moveaxis(part, 0, dim) for part, dim in zip(parts, dims, strict=True)]
+
+    def gather(self, parts: Sequence[Array], dims: Sequence[int]) -> list[Array]:
+        """Split arrays, whole on every device: one collective for each element type."""
+        results: dict[int, Array] = {}
+        for members in _alike(parts, [Layout("split")] * len(parts)):
+            fronts = [jnp.moveaxis(parts[i], dims[i], 0) for i in members]
+            table = self._gathered(_joined([front.reshape(-1) for front in fronts]), self._down()[::-1])
+            start = 0
+            for i, front in zip(members, fronts, strict=True):
+                rows = table[:, start : start + front.size]
+                start += front.size
+                whole = rows.reshape(self.devices * front.shape[0], *front.shape[1:])
+                results[i] = jnp.moveaxis(whole, 0, dims[i])
+        return [results[i] for i in range(len(parts))]
+
+    def largest(self, value: Array, how: str) -> Array:
+        """The maximum or minimum over all devices."""
+        of_truth = value.dtype == bool
+        value = value.astype(jnp.int8) if of_truth else value
+        found = jax.lax.pmax(value, self.names) if how == "max" else jax.lax.pmin(value, self.names)
+        return found.astype(bool) if of_truth else found
+
+    def part(self, whole: Array, dim: int) -> Array:
+        size = whole.shape[dim] // self.devices
+        return jax.lax.dynamic_slice_in_dim(whole, self.rank * size, size, dim)
+
+    def once(self, whole: Array) -> Array:
+        """A term that only the first device has."""
+        return jnp.where(self.rank == 0, whole, jnp.zeros_like(whole))
+
+    def _down(self) -> list[str]:
+        """Axes in the order of a reduce-scatter: from the inside, where there is most to send and links are fast."""
+        return [axis.name for axis in reversed(self.topology.axes) if axis.size > 1]
+
+    def _scattered(self, table: Array, order: Sequence[str]) -> Array:
+        """Rows by device, summed over all devices; the own row is kept."""
+        sizes = [axis.size for axis in self.topology.axes]
+        cube = table.reshape(*sizes, -1)
+        left = list(self.names)
+        for name in order:
+            at = left.index(name)
+            cube = jax.lax.psum_scatter(cube, name, scatter_dimension=at, tiled=False)
+            left.pop(at)
+        return cube.reshape(-1)
+
+    def _gathered(self, row: Array, order: Sequence[str]) -> Array:
+        """Every device's row, in the order of devices."""
+        cube, there = row, []
+        for name in order:
+            at = sum(self.names.index(other) < self.names.index(name) for other in there)
+            cube = jax.lax.all_gather(cube, name, axis=at, tiled=False)
+            there.append(name)
+        return cube.reshape(self.devices, -1)
+
+
+def _alike(arrays: Sequence[Array], layouts: Sequence[Layout]) -> Iterator[list[int]]:
+    kinds: dict[Any, list[int]] = {}
+    for i, (array, layout) in enumerate(zip(arrays, layouts, strict=True)):
+        kinds.setdefault((array.dtype, layout.is_split), []).append(i)
+    yield from kinds.values()
+
+
+def _joined(flat: Sequence[Array]) -> Array:
+    return jnp.concatenate(flat) if len(flat) > 1 else flat[0]
+
+
+def _parted(flat: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
+    if len(shapes) == 1:
+        return [flat[: math.prod(shapes[0])].reshape(shapes[0])]
+    parts, start = [], 0
+    for shape in shapes:
+        end = start + math.prod(shape)
+        parts.append(jax.lax.slice(flat, (start,), (end,)).reshape(shape))
+        start = end
+    return parts
+
+
+def _all_reduce(flat: Array, phases: Sequence[Phase], topology: Topology) -> Array:
+    if not phases:
+        return flat
+    first, rest = phases[0], phases[1:]
+    if not rest:
+        return jax.lax.psum(flat, first.axes)
+    if not first.scatters:
+        apart = jax.lax.optimization_barrier(jax.lax.psum(flat, first.axes))  # else XLA makes both phases one
+        return _all_reduce(apart, rest, topology)
+    size = math.prod(topology.axis(name).size for name in first.axes)
+    padded = jnp.pad(flat, (0, -flat.size % size)) if flat.size % size else flat
+    part = _all_reduce(jax.lax.psum_scatter(padded, first.axes, tiled=True), rest, topology)
+    whole = jax.lax.all_gather(part, first.axes, tiled=True)
+    return whole[: flat.size] if flat.size % size else whole

@@ -1,0 +1,174 @@
+"""The step as one device runs it: the equations on its own parts, and collectives where parts do not do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from memplan.parallel.assign import Assigned, Step, is_var
+from memplan.parallel.factors import local_params
+from memplan.parallel.layout import PARTIAL, WHOLE, Layout
+from memplan.parallel.links import Links
+from memplan.program import compat
+
+
+@dataclass
+class Local:
+    """One walk over the equations of an assigned jaxpr.
+
+    Attributes:
+      buckets: variable -> number of the bucket that it is summed with. A bucket goes when its last term is made;
+        sums in none go, all that wait together, when the first of them is read.
+    """
+
+    assigned: Assigned
+    links: Links
+    buckets: Mapping[Any, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.env: dict[Any, dict[Layout, Any]] = {}
+        self.waiting: dict[int, list[Any]] = {}
+        self.missing: dict[int, int] = {}
+        for bucket in self.buckets.values():
+            self.missing[bucket] = self.missing.get(bucket, 0) + 1
+        eqns = self.assigned.jaxpr.jaxpr.eqns
+        self.zeros = {eqn.outvars[0] for eqn in eqns if _is_zero(eqn)}
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """Its outputs, in their assigned layouts, from its inputs."""
+        jaxpr = self.assigned.jaxpr
+        for var, value in compat.consts_of(jaxpr):
+            self.write(var, WHOLE, value)
+        for var, layout, value in zip(jaxpr.jaxpr.invars, self.assigned.inputs, inputs, strict=True):
+            self.write(var, layout, value)
+        for eqn, step in zip(jaxpr.jaxpr.eqns, self.assigned.steps, strict=True):
+            operands = [self.read(atom, need) for atom, need in zip(eqn.invars, step.needs, strict=True)]
+            with compat.as_written(eqn):
+                results = self.apply(eqn, step, operands)
+            for var, layout, result in zip(eqn.outvars, step.gives, results, strict=True):
+                self.write(var, layout, result)
+        self.gather_outputs()
+        return [
+            self.read(atom, layout) for atom, layout in zip(jaxpr.jaxpr.outvars, self.assigned.outputs, strict=True)
+        ]
+
+    def write(self, var: Any, layout: Layout, value: Any) -> None:
+        self.env[var] = {layout: value}
+        if not layout.is_partial or var not in self.assigned.rests:
+            return
+        bucket = self.buckets.get(var, -1)
+        self.waiting.setdefault(bucket, []).append(var)
+        if bucket >= 0:
+            self.missing[bucket] -= 1
+            if not self.missing[bucket]:
+                self.sum(bucket)
+
+    def sum(self, bucket: int) -> None:
+        """Sum what waits in a bucket."""
+        terms = self.waiting.pop(bucket)
+        layouts = [self.assigned.rests[var] for var in terms]
+        sums = self.links.sum([self.env[var][PARTIAL] for var in terms], layouts)
+        for var, layout, value in zip(terms, layouts, sums, strict=True):
+            self.env[var] = {layout: value}
+
+    def read(self, atom: Any, need: Layout) -> Any:
+        if not is_var(atom):
+            return self.links.once(jnp.asarray(atom.val, atom.aval.dtype)) if need.is_partial else atom.val
+        known = self.env[atom]
+        if need not in known:
+            if PARTIAL in known:
+                self.sum(next(bucket for bucket, terms in self.waiting.items() if atom in terms))
+                known = self.env[atom]
+            if need not in known:
+                known[need] = self.converted(atom, next(iter(known)), need)
+        return known[need]
+
+    def converted(self, var: Any, have: Layout, need: Layout) -> Any:
+        if have.is_split:
+            (whole,) = self.links.gather([self.env[var][have]], [have.dim])
+            self.env[var][WHOLE] = whole
+        whole = self.env[var][WHOLE]
+        if need == WHOLE:
+            return whole
+        if need.is_split:
+            return self.links.part(whole, need.dim)
+        return whole if var in self.zeros else self.links.once(whole)
+
+    def gather_outputs(self) -> None:
+        """What is returned whole but is split is gathered together."""
+        outvars = zip(self.assigned.jaxpr.jaxpr.outvars, self.assigned.outputs, strict=True)
+        found: dict[Any, Layout] = {}
+        for atom, layout in outvars:
+            known = self.env[atom] if is_var(atom) else {}
+            have = next(iter(known), WHOLE)
+            if layout == WHOLE and WHOLE not in known and have.is_split:
+                found[atom] = have
+        if found:
+            parts = [self.env[var][have] for var, have in found.items()]
+            wholes = self.links.gather(parts, [have.dim for have in found.values()])
+            for var, whole in zip(found, wholes, strict=True):
+                self.env[var][WHOLE] = whole
+
+    def apply(self, eqn: compat.JaxprEqn, step: Step, operands: list[Any]) -> list[Any]:
+        if step.bodies:
+            return self.control(eqn, step, operands)
+        if step.factors is None or step.factor is None:
+            return compat.bind(eqn, operands)
+        match eqn.primitive.name:
+            case "iota":
+                return [self.iota(eqn, step)]
+            case "random_bits" if not operands[0].shape:
+                return [self.random_bits(eqn, operands[0])]
+        params = local_params(eqn, step.factors, step.factor, self.links.devices)
+        results = compat.bind(eqn.replace(params=params), operands)
+        how = step.factors.reduced.get(step.factor)
+        if how in ("max", "min"):
+            results = [self.links.largest(result, how) for result in results]
+        return results
+
+    def iota(self, eqn: compat.JaxprEqn, step: Step) -> Any:
+        """Counts from where this device's part begins."""
+        split_dim = step.gives[0].dim
+        shape, dim, dtype = list(eqn.params["shape"]), eqn.params["dimension"], eqn.params["dtype"]
+        shape[split_dim] //= self.links.devices
+        counted = jax.lax.broadcasted_iota(dtype, shape, dim)
+        if dim != split_dim:
+            return counted
+        return counted + (self.links.rank * shape[dim]).astype(dtype)
+
+    def random_bits(self, eqn: compat.JaxprEqn, key: Any) -> Any:
+        """The very bits that the undivided draw has in this device's part."""
+        shape, width = eqn.params["shape"], eqn.params["bit_width"]
+        bits = compat.random_bits_between(key, width, shape, self.links.rank, self.links.devices)
+        if bits is not None:
+            return bits
+        (whole,) = compat.bind(eqn, [key])
+        return self.links.part(whole, 0)
+
+    def inner(self, body: Assigned, inputs: Sequence[Any]) -> list[Any]:
+        return Local(body, self.links).run(inputs)
+
+    def control(self, eqn: compat.JaxprEqn, step: Step, operands: list[Any]) -> list[Any]:
+        scan = compat.scan_of(eqn)
+        if scan is not None:
+            return scan.run(lambda *inputs: self.inner(step.bodies[0], inputs), operands)
+        if eqn.primitive.name == "cond":
+            branches = [lambda *inputs, body=body: self.inner(body, inputs) for body in step.bodies]
+            return list(jax.lax.switch(operands[0].astype(jnp.int32), branches, *operands[1:]))
+        tests, bodies = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        test, body = step.bodies
+        known, consts, init = operands[:tests], operands[tests : tests + bodies], operands[tests + bodies :]
+        return jax.lax.while_loop(
+            lambda carry: self.inner(test, [*known, *carry])[0],
+            lambda carry: self.inner(body, [*consts, *carry]),
+            init,
+        )
+
+
+def _is_zero(eqn: compat.JaxprEqn) -> bool:
+    operand = eqn.invars[0] if eqn.invars else None
+    return eqn.primitive.name == "broadcast_in_dim" and isinstance(operand, compat.Literal) and operand.val == 0
