@@ -21,7 +21,7 @@ from memplan.program.host_state import large_leaves, with_state_on_host
 from memplan.program.local import host_memory_bytes, is_here, local_device
 from memplan.program.rewrite import rewrite
 from memplan.program.targets import Target
-from memplan.program.trace import Program, trace
+from memplan.program.trace import Program, flat_step, trace
 from memplan.report.model import Report
 from memplan.search import Notify, Search, compile_plain
 
@@ -95,8 +95,18 @@ def run(
 
 def planned_jaxpr(result: Result) -> compat.ClosedJaxpr:
     """The jaxpr in the planned order; the step's very own where nothing was planned."""
+    traced = result.program.traced.jaxpr
     if result.chosen.plan is None or result.graph is None:
-        return result.program.traced.jaxpr
+        return traced
+    if result.program.spmd is None:
+        return local_jaxpr(result)
+    types = [compat.as_struct(var.aval) for var in traced.jaxpr.invars]
+    return jax.make_jaxpr(flat_step(result.program, local_jaxpr(result)))(*types)
+
+
+def local_jaxpr(result: Result) -> compat.ClosedJaxpr:
+    """The jaxpr of a planned step, as one device runs it."""
+    assert result.chosen.plan is not None and result.graph is not None
     return rewrite(result.program, result.graph, result.chosen.plan)
 
 

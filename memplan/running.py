@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from memplan.errors import MemplanError
-from memplan.pipeline import Result, planned_jaxpr
+from memplan.pipeline import Result, local_jaxpr
 from memplan.planning.budget import parse_bytes
 from memplan.planning.graph import Graph
 from memplan.planning.layout import chop, cut
@@ -23,7 +23,7 @@ from memplan.program.extract import extract
 from memplan.program.host_state import brought, put
 from memplan.program.local import local_device
 from memplan.program.rewrite import rewrite
-from memplan.program.trace import Program, as_step, dynamic_part, trace
+from memplan.program.trace import Program, as_step, dynamic_part, flat_step, trace
 from memplan.verify.pieces import run_in_pieces
 from memplan.verify.program import Gate, compare, roundings
 
@@ -70,7 +70,7 @@ class Runner:
 
     @functools.cached_property
     def _avals(self) -> list[Any]:
-        return [compat.aval_of(var) for var in self._program.jaxpr.jaxpr.invars]
+        return [compat.aval_of(var) for var in self._program.traced.jaxpr.jaxpr.invars]
 
     def _check(self, leaves: Sequence[Any], tree: Any) -> None:
         """Like jax's own executables: TypeError for other structures or types than it was compiled for."""
@@ -91,7 +91,7 @@ def runner(result: Result) -> Runner:
         return Runner(program, None, chosen.stages or compile_stages(program, result.graph, chosen.plan, flags))
     if not result.target.described and chosen.executable is not None:
         return Runner(program, chosen.executable.compiled, None)
-    step = program.step if chosen.plan is None else as_step(program, planned_jaxpr(result))
+    step = program.step if chosen.plan is None else as_step(program, local_jaxpr(result))
     options = {name: value for name, value in program.options.items() if name != "compiler_options"}
     flags = {**(program.options.get("compiler_options") or {})}
     if chosen.plan is not None:
@@ -126,7 +126,7 @@ def numbers_gate(result: Result, args: Sequence[Any], kwargs: Mapping[str, Any])
         return Gate(())
     written = program.as_written
     graph = extract(written)
-    plain = jax.jit(compat.jaxpr_as_fun(written.jaxpr), compiler_options=AS_TYPED)
+    plain = jax.jit(flat_step(written, written.jaxpr), compiler_options=AS_TYPED)
     device = result.report.device
     segmented = run_flat(written, graph, segmented_plan(graph, result.report.budget_bytes, device), leaves)
     planned = run_flat(program, result.graph, result.chosen.plan, leaves)
@@ -140,11 +140,11 @@ def numbers_gate(result: Result, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 def run_flat(program: Program, graph: Graph, plan: Plan, leaves: Sequence[Any]) -> list[Any]:
     """Outputs of a plan on copies of flat inputs, on the local backend, values rounded `AS_TYPED`."""
-    arrays = [as_array(leaf, var.aval) for leaf, var in zip(leaves, program.jaxpr.jaxpr.invars, strict=True)]
+    arrays = [as_array(leaf, var.aval) for leaf, var in zip(leaves, program.traced.jaxpr.jaxpr.invars, strict=True)]
     copies = [array.copy() for array in arrays]
     if jax.default_backend() == "cpu":
         return compile_stages(program, graph, plan, AS_TYPED)(copies)
-    return jax.jit(compat.jaxpr_as_fun(rewrite(program, graph, plan)), compiler_options=AS_TYPED)(*copies)
+    return jax.jit(flat_step(program, rewrite(program, graph, plan)), compiler_options=AS_TYPED)(*copies)
 
 
 def segmented(step: Any, args: Sequence[Any], budget: Any, **options: Any) -> Runner:

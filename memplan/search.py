@@ -25,6 +25,7 @@ from memplan.planning.simulate import Simulator, Timeline
 from memplan.planning.straight import straight
 from memplan.planning.streams import streamed
 from memplan.planning.tidy import tidied
+from memplan.planning.topology import Topology
 from memplan.program import compat
 from memplan.program.executor import compile_stages
 from memplan.program.extract import extract
@@ -54,6 +55,10 @@ _STREAMING = 0.9  # of the budget for the plan where state streams; in the rest 
 _HOPEFUL = 1.1  # a plan predicted to miss by less than this is compiled all the same
 
 
+def links_of(program: Program) -> Topology | None:
+    return program.spmd.topology if program.spmd else None
+
+
 def compile_plain(
     program: Program,
     target: Target,
@@ -63,9 +68,11 @@ def compile_plain(
     name: str = "plain",
 ) -> Candidate:
     """The unmodified step, by the compiler."""
-    compiled = target.compile(program.step, args, kwargs, program.options, compiler_options)
+    mesh = target.mesh_for(program.spmd)
+    step = program.step if mesh is None else as_step(program, program.jaxpr, mesh)
+    compiled = target.compile(step, args, kwargs, program.options, compiler_options, spmd=program.spmd)
     memory = compiled.memory
-    moved = traffic(compiled.text, target.device) if target.is_gpu else None
+    moved = traffic(compiled.text, target.device, links_of(program)) if target.is_gpu else None
     step_s = moved.step_s if moved else None
     return Candidate(
         name, memory.device_bytes, memory.host_bytes, step_s, memory.device_bytes, traffic=moved, executable=compiled,
@@ -329,17 +336,18 @@ class Search:
                 program=self.program, graph=self.graph,
             )  # fmt: skip
         compiled = self.target.compile(
-            as_step(self.program, self.rewritten(plan)),
+            as_step(self.program, self.rewritten(plan), self.target.mesh_for(self.program.spmd)),
             self.args,
             self.kwargs,
             self.program.options,
             flags,
             with_schedule=True,
             held=self.program.held,
+            spmd=self.program.spmd,
         )
         memory = compiled.memory
         text = compiled.text
-        moved = traffic(text, self.target.device)
+        moved = traffic(text, self.target.device, links_of(self.program))
         return Candidate(
             plan.planner, memory.device_bytes, memory.host_bytes, moved.step_s, predicted, plan, compiled,
             compiler_options=dict(flags or {}), program=self.program, graph=self.graph,

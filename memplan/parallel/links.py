@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from memplan.parallel.layout import Layout
 from memplan.planning.collectives import Phase, cheapest
@@ -54,9 +56,12 @@ class Links:
         """Number of this device, outermost axis first."""
         return jax.lax.axis_index(self.names)
 
-    def sum(self, terms: Sequence[Array], layouts: Sequence[Layout]) -> list[Array]:
-        """Every device's terms, summed, in the layouts asked for: one collective for each element type and kind."""
-        results: dict[int, Array] = {}
+    def sum(self, terms: Sequence[Array], layouts: Sequence[Layout]) -> list[Callable[[], Array]]:
+        """Every device's terms, summed, in the layouts asked for: one collective for each element type and kind.
+
+        Each is taken out of what travelled together when it is asked for: until then, nothing waits for it.
+        """
+        results: dict[int, Callable[[], Array]] = {}
         for members in _alike(terms, layouts):
             of_kind = [terms[i] for i in members]
             dims = [layouts[i].dim for i in members]
@@ -64,13 +69,13 @@ class Links:
             results.update(zip(members, summed, strict=True))
         return [results[i] for i in range(len(terms))]
 
-    def _reduce(self, terms: Sequence[Array]) -> list[Array]:
+    def _reduce(self, terms: Sequence[Array]) -> list[Callable[[], Array]]:
         flat = _joined([term.reshape(-1) for term in terms])
         how = cheapest(self.topology, flat.nbytes)
         self.sums.append(Sum(flat.nbytes, len(terms), str(how), False))
         return _parted(_all_reduce(flat, how.phases, self.topology), [term.shape for term in terms])
 
-    def _scatter(self, terms: Sequence[Array], dims: Sequence[int]) -> list[Array]:
+    def _scatter(self, terms: Sequence[Array], dims: Sequence[int]) -> list[Callable[[], Array]]:
         """Row `r` of what is scattered holds what device `r` keeps, moved to the front dimension."""
         fronts = [jnp.moveaxis(term, dim, 0) for term, dim in zip(terms, dims, strict=True)]
         rows = [front.reshape(self.devices, -1) for front in fronts]
@@ -81,7 +86,7 @@ class Links:
         kept = self._scattered(table, order)
         shapes = [(front.shape[0] // self.devices, *front.shape[1:]) for front in fronts]
         parts = _parted(kept, shapes)
-        return [jnp.moveaxis(part, 0, dim) for part, dim in zip(parts, dims, strict=True)]
+        return [lambda part=part, dim=dim: jnp.moveaxis(part(), 0, dim) for part, dim in zip(parts, dims, strict=True)]
 
     def gather(self, parts: Sequence[Array], dims: Sequence[int]) -> list[Array]:
         """Split arrays, whole on every device: one collective for each element type."""
@@ -148,15 +153,17 @@ def _joined(flat: Sequence[Array]) -> Array:
     return jnp.concatenate(flat) if len(flat) > 1 else flat[0]
 
 
-def _parted(flat: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
-    if len(shapes) == 1:
-        return [flat[: math.prod(shapes[0])].reshape(shapes[0])]
+def _parted(flat: Array, shapes: Sequence[tuple[int, ...]]) -> list[Callable[[], Array]]:
     parts, start = [], 0
     for shape in shapes:
         end = start + math.prod(shape)
-        parts.append(jax.lax.slice(flat, (start,), (end,)).reshape(shape))
+        parts.append(functools.partial(_part, flat, start, end, shape))
         start = end
     return parts
+
+
+def _part(flat: Array, start: int, end: int, shape: tuple[int, ...]) -> Array:
+    return jax.lax.slice(flat, (start,), (end,)).reshape(shape)
 
 
 def _all_reduce(flat: Array, phases: Sequence[Phase], topology: Topology) -> Array:
@@ -169,7 +176,6 @@ def _all_reduce(flat: Array, phases: Sequence[Phase], topology: Topology) -> Arr
         apart = jax.lax.optimization_barrier(jax.lax.psum(flat, first.axes))  # else XLA makes both phases one
         return _all_reduce(apart, rest, topology)
     size = math.prod(topology.axis(name).size for name in first.axes)
-    padded = jnp.pad(flat, (0, -flat.size % size)) if flat.size % size else flat
+    padded = jax.lax.pad(flat, np.zeros((), flat.dtype), [(0, -flat.size % size, 0)]) if flat.size % size else flat
     part = _all_reduce(jax.lax.psum_scatter(padded, first.axes, tiled=True), rest, topology)
-    whole = jax.lax.all_gather(part, first.axes, tiled=True)
-    return whole[: flat.size] if flat.size % size else whole
+    return jax.lax.all_gather(part, first.axes, tiled=True)  # perhaps longer than what went in

@@ -33,6 +33,7 @@ class Local:
         self.env: dict[Any, dict[Layout, Any]] = {}
         self.waiting: dict[int, list[Any]] = {}
         self.missing: dict[int, int] = {}
+        self.apart: set[Any] = set()  # sums that are still among those they travelled with
         for bucket in self.buckets.values():
             self.missing[bucket] = self.missing.get(bucket, 0) + 1
         eqns = self.assigned.jaxpr.jaxpr.eqns
@@ -68,23 +69,27 @@ class Local:
                 self.sum(bucket)
 
     def sum(self, bucket: int) -> None:
-        """Sum what waits in a bucket."""
+        """Sum what waits in a bucket; what comes of it is taken apart where it is read."""
         terms = self.waiting.pop(bucket)
         layouts = [self.assigned.rests[var] for var in terms]
         sums = self.links.sum([self.env[var][PARTIAL] for var in terms], layouts)
-        for var, layout, value in zip(terms, layouts, sums, strict=True):
-            self.env[var] = {layout: value}
+        for var, layout, part in zip(terms, layouts, sums, strict=True):
+            self.env[var] = {layout: part}
+            self.apart.add(var)
 
     def read(self, atom: Any, need: Layout) -> Any:
         if not is_var(atom):
             return self.links.once(jnp.asarray(atom.val, atom.aval.dtype)) if need.is_partial else atom.val
         known = self.env[atom]
-        if need not in known:
-            if PARTIAL in known:
+        if need not in known and PARTIAL in known:
                 self.sum(next(bucket for bucket, terms in self.waiting.items() if atom in terms))
                 known = self.env[atom]
-            if need not in known:
-                known[need] = self.converted(atom, next(iter(known)), need)
+        if atom in self.apart:
+            self.apart.remove(atom)
+            ((layout, part),) = known.items()
+            known[layout] = part()
+        if need not in known:
+            known[need] = self.converted(atom, next(iter(known)), need)
         return known[need]
 
     def converted(self, var: Any, have: Layout, need: Layout) -> Any:
@@ -108,7 +113,7 @@ class Local:
             if layout == WHOLE and WHOLE not in known and have.is_split:
                 found[atom] = have
         if found:
-            parts = [self.env[var][have] for var, have in found.items()]
+            parts = [self.read(var, have) for var, have in found.items()]
             wholes = self.links.gather(parts, [have.dim for have in found.values()])
             for var, whole in zip(found, wholes, strict=True):
                 self.env[var][WHOLE] = whole

@@ -23,7 +23,7 @@ from memplan.planning.devices import Device
 from memplan.planning.topology import Topology
 from memplan.program import compat
 from memplan.program.local import local_device
-from memplan.program.trace import as_struct, flatten
+from memplan.program.trace import flatten
 
 Leaf = Any
 SplitState = str | Callable[[str, Leaf], bool] | None
@@ -209,7 +209,7 @@ def _neighbours(size: int, devices: int) -> tuple[int, int]:
 
 def _struct(leaf: Leaf) -> jax.ShapeDtypeStruct:
     aval = jax.core.get_aval(leaf) if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype") else leaf
-    return as_struct(aval)
+    return compat.as_struct(aval)
 
 
 def _types(leaves: Sequence[Leaf]) -> tuple[Any, ...]:

@@ -109,7 +109,24 @@ def as_written(eqn: JaxprEqn, scope: str = "", caller: JaxprEqn | None = None) -
         stack = stack.extend(scope)
     stack = stack + eqn.source_info.name_stack
     told = eqn if caller is None or source_of(eqn) else caller
-    with _source.user_context(told.source_info.traceback, name_stack=stack), eqn.ctx.manager:
+    with _source.user_context(told.source_info.traceback, name_stack=stack), _mesh_of(eqn):
+        yield
+
+
+@contextlib.contextmanager
+def _mesh_of(eqn: JaxprEqn) -> Iterator[None]:
+    """The equation's context, with the mesh that is there already: it may be written again over other devices.
+
+    Outside of any, the axes that a collective of this equation may name.
+    """
+    here, mesh = jax.sharding.get_abstract_mesh(), eqn.ctx.cur_abstract_mesh
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(eqn.ctx.manager)
+        if here.manual_axes:
+            stack.enter_context(jax.sharding.use_abstract_mesh(here))
+        elif mesh.manual_axes:
+            axes = [(name, mesh.shape[name]) for name in mesh.axis_names if name in mesh.manual_axes]
+            stack.enter_context(_core.extend_axis_env_nd(axes))
         yield
 
 
@@ -122,6 +139,16 @@ def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     """Apply the equation's primitive to operands; always a list of results."""
     out = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def evaluate(closed: ClosedJaxpr, *operands: Any) -> list[Any]:
+    """Its equations on these operands, each as it was written."""
+    env = {**dict(consts_of(closed)), **dict(zip(closed.jaxpr.invars, operands, strict=True))}
+    for eqn in closed.jaxpr.eqns:
+        values = [read(env, atom) for atom in eqn.invars]
+        with as_written(eqn):
+            env.update(zip(eqn.outvars, bind(eqn, values), strict=True))
+    return [read(env, atom) for atom in closed.jaxpr.outvars]
 
 
 def call_body(eqn: JaxprEqn) -> ClosedJaxpr | None:
@@ -220,9 +247,21 @@ def control_bodies(eqn: JaxprEqn) -> list[ClosedJaxpr]:
     return []
 
 
+def as_struct(aval: Any) -> jax.ShapeDtypeStruct:
+    """A shape to trace with, weak type included."""
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
 def aval_of(atom: Any) -> Any:
     """The type of a variable or literal; jax's stubs give its base class, which knows neither shape nor dtype."""
     return atom.aval
+
+
+def body_of(eqn: JaxprEqn) -> ClosedJaxpr:
+    """The body of a `shard_map`, which is an open jaxpr in 0.10."""
+    body = _closed(eqn.params["jaxpr"])
+    assert body is not None
+    return body
 
 
 def sub_jaxprs(eqn: JaxprEqn) -> list[Any]:

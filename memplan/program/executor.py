@@ -13,12 +13,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import PartitionSpec, Sharding
 
 from memplan.planning.graph import Graph
 from memplan.planning.plan import Action, Kind, Plan
 from memplan.program import compat, rules
-from memplan.program.trace import Program, as_struct, flatten
+from memplan.program.spmd import Spmd, over_mesh
+from memplan.program.trace import Program, flatten
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Stages:
     Attributes:
       peak_nbytes: largest device bytes over all segments, the compiler's account of each on top of what is alive.
       peak_by_segment: the same per segment.
+      in_turn: each waits for the one before. Several devices of one process share threads: where some wait in one
+        segment's collective and the rest in another's, all wait for ever.
     """
 
     graph: Graph
@@ -52,6 +55,7 @@ class Stages:
     consts: tuple[Any, ...]
     literals: tuple[Any, ...]
     peak_by_segment: tuple[int, ...]
+    in_turn: bool = False
 
     @property
     def peak_nbytes(self) -> int:
@@ -63,6 +67,8 @@ class Stages:
         del inputs
         for stage in self.stages:
             made = stage.run(*[values[value] for value in stage.reads])
+            if self.in_turn:
+                jax.block_until_ready(made)
             values.update(zip(stage.makes, made, strict=True))
             for value in stage.drops:
                 dropped = values.pop(value, None)
@@ -85,7 +91,7 @@ def compile_stages(
         for atom in program.jaxpr.jaxpr.outvars
     )
     consts = tuple(value for _, value in compat.consts_of(program.jaxpr))
-    return Stages(graph, tuple(stages), consts, literals, tuple(peaks))
+    return Stages(graph, tuple(stages), consts, literals, tuple(peaks), program.spmd is not None)
 
 
 class _Builder:
@@ -94,6 +100,7 @@ class _Builder:
     def __init__(self, program: Program, graph: Graph, segments: list[tuple[Action, ...]], options: Any):
         self.eqns = program.jaxpr.jaxpr.eqns
         self.avals, self.shardings = self.types(program)
+        self.spmd = program.spmd
         self.graph = graph
         self.segments = segments
         self.options = options
@@ -103,7 +110,10 @@ class _Builder:
         """Type and sharding of every value."""
         variables = [*program.jaxpr.jaxpr.invars, *(var for var, _ in compat.consts_of(program.jaxpr))]
         variables += [var for eqn in self.eqns for var in eqn.outvars]
-        return [var.aval for var in variables], [program.placements.get(var) for var in variables]
+        avals = [var.aval for var in variables]
+        if program.spmd is None:
+            return avals, [program.placements.get(var) for var in variables]
+        return avals, [program.spmd.sharding(spec) for spec in _specs(program, program.spmd, variables)]
 
     def build(self) -> tuple[list[Stage], list[int]]:
         alive = frozenset(self.graph.inputs)
@@ -164,7 +174,7 @@ class _Builder:
         given = [value for value in reads if value in drops]
         order = (*given, *(value for value in reads if value not in drops))
         jaxpr = jax.make_jaxpr(lambda *values: self.evaluate(ops, order, makes, values))(
-            *[as_struct(self.avals[value]) for value in order]
+            *[compat.as_struct(self.avals[value]) for value in order]
         )
         matched = _matched([self.type_of(value) for value in given], [self.type_of(value) for value in makes])
         placed = tuple(tuple(self.shardings[value] for value in values) for values in (order, makes))
@@ -183,10 +193,29 @@ class _Builder:
         if key not in self.known:
             reads, makes = map(list, placed)
             shardings: dict[str, Any] = {"in_shardings": reads, "out_shardings": makes} if any([*reads, *makes]) else {}
-            flat = jax.jit(compat.jaxpr_as_fun(jaxpr), donate_argnums=donated, keep_unused=True, **shardings)
-            avals = [as_struct(var.aval) for var in jaxpr.jaxpr.invars]
-            self.known[key] = flat.lower(*avals).compile(compiler_options=self.options)
+            flat, avals = self.over_mesh(jaxpr, reads, makes)
+            jitted = jax.jit(flat, donate_argnums=donated, keep_unused=True, **shardings)
+            self.known[key] = jitted.lower(*avals).compile(compiler_options=self.options)
         return self.known[key]
+
+    def over_mesh(self, jaxpr: compat.ClosedJaxpr, reads: list[Any], makes: list[Any]) -> tuple[Any, list[Any]]:
+        """A segment as a function of flat arrays, and their types; what each device has of its own is stacked."""
+        evaluate = compat.jaxpr_as_fun(jaxpr)
+        avals = [compat.as_struct(var.aval) for var in jaxpr.jaxpr.invars]
+        if self.spmd is None:
+            return evaluate, avals
+        stacked = self.spmd.stacked
+        lone_in = [not aval.shape and known.spec == stacked for aval, known in zip(avals, reads, strict=True)]
+        outs = [compat.aval_of(var) for var in jaxpr.jaxpr.outvars]
+        lone_out = [not aval.shape and known.spec == stacked for aval, known in zip(outs, makes, strict=True)]
+
+        def local(*operands: Any) -> list[Any]:
+            given = [x.reshape(()) if lone else x for x, lone in zip(operands, lone_in, strict=True)]
+            return [x.reshape(1) if lone else x for x, lone in zip(evaluate(*given), lone_out, strict=True)]
+
+        wide = [self.spmd.whole(aval, known.spec) for aval, known in zip(avals, reads, strict=True)]
+        specs = [known.spec for known in reads], [known.spec for known in makes]
+        return over_mesh(local, self.spmd.mesh, *specs), wide
 
     def evaluate(self, ops: list[int], reads: Sequence[int], makes: Sequence[int], operands: Any) -> list[Any]:
         values = dict(zip(reads, operands, strict=True))
@@ -196,6 +225,15 @@ class _Builder:
             with compat.as_written(eqn):
                 values.update(zip(self.graph.ops[op].outputs, in_one_memory(eqn, inputs), strict=True))
         return [values[value] for value in makes]
+
+
+def _specs(program: Program, spmd: Spmd, variables: Sequence[Any]) -> list[Any]:
+    """Inputs and outputs as the step has them, constants whole; what else a device makes is its own."""
+    known = {var: PartitionSpec() for var, _ in compat.consts_of(program.jaxpr)}
+    outvars = zip(program.jaxpr.jaxpr.outvars, spmd.outputs, strict=True)
+    known.update((atom, spec) for atom, spec in outvars if not isinstance(atom, compat.Literal))
+    known.update(zip(program.jaxpr.jaxpr.invars, spmd.inputs, strict=True))
+    return [known.get(var, spmd.stacked) for var in variables]
 
 
 def in_one_memory(eqn: compat.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:

@@ -16,7 +16,7 @@ import jax
 from memplan.errors import MemplanError, PlanMismatchError
 from memplan.program import compat
 from memplan.program.slices import Env, Slices, pairs, run_fused, run_scan, run_update
-from memplan.program.trace import Program, as_struct, flatten
+from memplan.program.trace import Program, flatten
 
 _LEAST_NBYTES = 1 << 20  # smaller leaves stay on the device
 
@@ -32,7 +32,7 @@ def with_state_on_host(program: Program, inputs: Collection[int]) -> Program:
         return program
     if not held.issubset(range(len(program.jaxpr.jaxpr.invars))):
         raise PlanMismatchError("the plan holds arguments in host memory that this step does not have. Plan again.")
-    avals = [as_struct(var.aval) for var in program.jaxpr.jaxpr.invars]
+    avals = [compat.as_struct(var.aval) for var in program.jaxpr.jaxpr.invars]
     stream = _Stream(program, held)
     streamed = flatten(jax.make_jaxpr(stream.run)(*avals))
     return replace(program, rewritten=streamed, held=held, returned_to_host=frozenset(stream.updates))

@@ -18,7 +18,7 @@ from memplan.planning.loop import Loop, Residuals, repeated
 from memplan.program import compat
 from memplan.program.extract import body_graph, variables
 from memplan.program.slices import fetch
-from memplan.program.trace import Program, as_struct, flatten
+from memplan.program.trace import Program, flatten
 
 Decide = Callable[[Loop], Residuals | None]  # None leaves the loops as they are
 
@@ -131,7 +131,7 @@ class _Rewriter:
                 self._together(pair)
         if not self.bodies:
             return self.closed
-        avals = [as_struct(var.aval) for var in self.closed.jaxpr.invars]
+        avals = [compat.as_struct(var.aval) for var in self.closed.jaxpr.invars]
         return compat.drop_dead(jax.make_jaxpr(self._evaluate)(*avals))
 
     def _alone(self, number: int, scan: compat.Scan) -> None:
@@ -189,11 +189,11 @@ class _Ends:
     def write(self, within: Callable[[compat.ClosedJaxpr], compat.ClosedJaxpr]) -> None:
         """Trace the new bodies; `within` rewrites the loops inside them."""
         flat = self.pair.body
-        inputs = [as_struct(var.aval) for var in flat.jaxpr.invars]
+        inputs = [compat.as_struct(var.aval) for var in flat.jaxpr.invars]
         self.known = variables(flat)
-        residuals = [as_struct(self.known[value].aval) for value in self.residuals.stacked]
+        residuals = [compat.as_struct(self.known[value].aval) for value in self.residuals.stacked]
         consts, _, slices = self.forward.split(inputs)
-        theirs = [as_struct(var.aval) for var in self.backward.body.jaxpr.invars]
+        theirs = [compat.as_struct(var.aval) for var in self.backward.body.jaxpr.invars]
         own_consts, own_carries, own_slices = self.backward.split(theirs)
         kept = [aval for number, aval in enumerate(own_slices) if number not in self.pair.stacks.values()]
         self.forward_body = within(flatten(jax.make_jaxpr(self._stack)(*inputs)))

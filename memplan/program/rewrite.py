@@ -11,7 +11,7 @@ from memplan.planning.graph import Graph
 from memplan.planning.plan import Action, Kind, Plan, copy_of
 from memplan.program import compat
 from memplan.program.fence import Channels, fence, fragile_zeros
-from memplan.program.trace import Program, as_struct
+from memplan.program.trace import Program
 
 
 def rewrite(program: Program, graph: Graph, plan: Plan) -> compat.ClosedJaxpr:
@@ -22,7 +22,7 @@ def rewrite(program: Program, graph: Graph, plan: Plan) -> compat.ClosedJaxpr:
     """
     plan.check(graph)
     avals = [var.aval for var in program.jaxpr.jaxpr.invars]
-    return jax.make_jaxpr(lambda *inputs: _Rewriter(program, graph, plan).run(inputs))(*map(as_struct, avals))
+    return jax.make_jaxpr(lambda *inputs: _Rewriter(program, graph, plan).run(inputs))(*map(compat.as_struct, avals))
 
 
 class _Rewriter:

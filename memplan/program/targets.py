@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,10 +19,17 @@ from memplan.errors import UnknownDeviceError
 from memplan.planning.devices import Device
 from memplan.program import compat, hlo
 from memplan.program.gpu_target import target_config
+from memplan.program.spmd import Spmd
 
 HIDES_LATENCY = {
     "xla_gpu_enable_latency_hiding_scheduler": True,  # XLA:GPU's own default from Hopper on
     "xla_gpu_experimental_parallel_async_compute_limit": 64,  # copies in flight; the link serves them one by one
+}
+KEEPS_COLLECTIVES = {  # as they were written, one beside the other's computation
+    "xla_gpu_enable_latency_hiding_scheduler": True,
+    "xla_gpu_all_reduce_combine_threshold_bytes": 0,
+    "xla_gpu_all_gather_combine_threshold_bytes": 0,
+    "xla_gpu_reduce_scatter_combine_threshold_bytes": 0,
 }
 _DESCRIBED_OPTIONS = {"xla_gpu_autotune_level": 0}  # there is nothing to time on
 
@@ -86,18 +94,19 @@ class Target:
         compiler_options: Mapping[str, Any] | None = None,
         with_schedule: bool = False,
         held: Collection[int] = (),
+        spmd: Spmd | None = None,
     ) -> Executable:
         """Compile `jax.jit(step, **options)` for this device; arguments as `jax.jit` takes them.
 
-        `held` are positions of inputs in host memory. `with_schedule` asks a GPU's compiler for its schedule and
+        `held` are positions of inputs in host memory, `spmd` says how inputs lie over a mesh. `with_schedule` asks a GPU's compiler for its schedule and
         buffers as well, which it writes to files.
         """
-        flags = {**(options.get("compiler_options") or {}), **(compiler_options or {})}
+        own = KEEPS_COLLECTIVES if spmd and self.is_gpu else {}
+        flags = {**own, **(options.get("compiler_options") or {}), **(compiler_options or {})}
         options = {name: value for name, value in options.items() if name != "compiler_options"}
         if self.described:
             flags = {**_DESCRIBED_OPTIONS, **flags}
-            sharding = described_sharding(self.device)
-            args, kwargs = jax.tree.map(functools.partial(_place, sharding), (args, kwargs))
+            args, kwargs = self._placed(args, kwargs, spmd)
         lowered = jax.jit(step, **options).lower(*args, **kwargs)
         compat.hold_on_host(lowered, held)
         if not (self.is_gpu and with_schedule):
@@ -108,23 +117,39 @@ class Target:
             return _account(compiled, Path(folder))
 
 
+    def mesh_for(self, spmd: Spmd | None) -> Mesh | None:
+        """A mesh of so many described devices; None where the step's own will do."""
+        return described_mesh(self.device, tuple(spmd.axes.items())) if spmd and self.described else None
+
+    def _placed(self, args: Sequence[Any], kwargs: Mapping[str, Any], spmd: Spmd | None) -> Any:
+        """Shapes on the described device, or on a mesh of them."""
+        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+        if spmd is None:
+            shardings = [NamedSharding(described_mesh(self.device), PartitionSpec())] * len(leaves)
+        else:
+            shardings = [NamedSharding(self.mesh_for(spmd), spec) for spec in spmd.inputs]
+        return jax.tree_util.tree_unflatten(tree, map(_place, shardings, leaves))
+
+
 @functools.lru_cache(maxsize=16)
-def described_sharding(device: Device) -> NamedSharding:
-    """A single-device sharding on a described GPU.
+def described_mesh(device: Device, axes: tuple[tuple[str, int], ...] = (("device", 1),)) -> Mesh:
+    """Described GPUs: the innermost axis within a host, the others over hosts.
 
     Raises:
       UnknownDeviceError: the compiler for GPUs is not installed.
     """
+    sizes = tuple(size for _, size in axes)
+    shape = f"1x{math.prod(sizes[:-1])}x{sizes[-1]}"
     try:
         topology = topologies.get_topology_desc(
-            topology_name=device.name, platform="cuda", topology="1x1x1", target_config=target_config(device)
+            topology_name=device.name, platform="cuda", topology=shape, target_config=target_config(device)
         )
     except (RuntimeError, NotImplementedError, ValueError) as error:
         raise UnknownDeviceError(
             f"XLA cannot compile for {device.name} here ({error}). Planning for a GPU that is absent needs its "
             "compiler: pip install 'memplan[gpu-aot]'."
         ) from error
-    return NamedSharding(Mesh(np.array(topology.devices), ("device",)), PartitionSpec())
+    return Mesh(np.array(topology.devices).reshape(sizes), tuple(name for name, _ in axes))
 
 
 def _place(sharding: NamedSharding, leaf: Any) -> Any:

@@ -16,6 +16,7 @@ from memplan.errors import UnsupportedProgramError
 from memplan.planning.loop import Loop, Residuals
 from memplan.program import compat
 from memplan.program.placement import placements, places_of_its_own, spans_devices
+from memplan.program.spmd import Spmd, inside
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Program:
       spread: arguments or `jax.jit` options name several devices.
       traced: jax's own trace of the step, for the unmodified program.
       out_tree: structure of the outputs.
+      spmd: its mesh, where the step is one `shard_map`; `jaxpr` is then what one device runs.
+      written: the step as it was traced; of one with a mesh, what one device runs.
       loops: its pairs of loops and what they stack (`program.loops`), None where as the user wrote them; empty where
         all are.
       rewritten: the flat jaxpr with these loops, and with state on the host.
@@ -43,6 +46,8 @@ class Program:
     spread: bool
     traced: Any
     out_tree: Any
+    spmd: Spmd | None
+    written: compat.ClosedJaxpr
     loops: tuple[tuple[Loop, Residuals | None], ...] = ()
     rewritten: compat.ClosedJaxpr | None = None
     held: frozenset[int] = frozenset()
@@ -55,12 +60,12 @@ class Program:
         Raises:
           UnsupportedProgramError: see `flatten`.
         """
-        return flatten(self.traced.jaxpr) if self.rewritten is None else self.rewritten
+        return flatten(self.written) if self.rewritten is None else self.rewritten
 
     @functools.cached_property
     def placements(self) -> Mapping[compat.Var, Sharding]:
         """The sharding of every variable of `jaxpr`; empty where one device holds all."""
-        several = self.spread or places_of_its_own(self.jaxpr.jaxpr.eqns)
+        several = self.spmd is None and (self.spread or places_of_its_own(self.jaxpr.jaxpr.eqns))
         return placements(self.traced, self.jaxpr) if several else {}
 
     @property
@@ -90,6 +95,7 @@ def trace(
     """
     traced = jax.jit(step, **options).trace(*args, **kwargs)
     leaves = jax.tree_util.tree_leaves(traced.args_info)
+    spmd, written = inside(traced.jaxpr, getattr(step, "topology", None)) or (None, traced.jaxpr)
     return Program(
         step=step,
         options=dict(options),
@@ -98,6 +104,8 @@ def trace(
         spread=spans_devices((args, kwargs, options.get("in_shardings"), options.get("out_shardings"))),
         traced=traced,
         out_tree=traced.out_tree,
+        spmd=spmd,
+        written=written,
     )
 
 
@@ -114,7 +122,7 @@ def flatten(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
             raise _outside_reference(f"the argument {name}")
     if any(compat.is_reference(var) for var, _ in compat.consts_of(closed)):
         raise _outside_reference("a constant of the step")
-    types = [var.aval if compat.is_on_host(var) else as_struct(var.aval) for var in closed.jaxpr.invars]
+    types = [var.aval if compat.is_on_host(var) else compat.as_struct(var.aval) for var in closed.jaxpr.invars]
     flat = jax.make_jaxpr(functools.partial(_inline, closed))(*types)
     return compat.drop_dead(compat.without_references(flat))
 
@@ -126,9 +134,17 @@ def _outside_reference(what: str) -> UnsupportedProgramError:
     )
 
 
-def as_step(program: Program, jaxpr: compat.ClosedJaxpr) -> Callable[..., Any]:
+def flat_step(program: Program, jaxpr: compat.ClosedJaxpr, mesh: Any = None) -> Callable[..., Any]:
+    """A function of the step's flat inputs that evaluates `jaxpr`, over the step's mesh or a like one if it has one."""
+    if program.spmd is None:
+        return compat.jaxpr_as_fun(jaxpr)
+    spmd = program.spmd if mesh is None else program.spmd.on(mesh)
+    return spmd.over_mesh(functools.partial(compat.evaluate, jaxpr))
+
+
+def as_step(program: Program, jaxpr: compat.ClosedJaxpr, mesh: Any = None) -> Callable[..., Any]:
     """A function with the step's own signature that evaluates `jaxpr`; to be jitted with the step's own options."""
-    evaluate = compat.jaxpr_as_fun(jaxpr)
+    evaluate = flat_step(program, jaxpr, mesh)
 
     @functools.wraps(program.step)
     def planned(*args: Any, **kwargs: Any) -> Any:
@@ -200,8 +216,3 @@ def _inline(closed: compat.ClosedJaxpr, *operands: Any, caller: compat.JaxprEqn 
                 results = _inline(body, *values, caller=eqn if compat.source_of(eqn) else caller)
         env.update(zip(eqn.outvars, results, strict=True))
     return [compat.read(env, atom) for atom in closed.jaxpr.outvars]
-
-
-def as_struct(aval: Any) -> jax.ShapeDtypeStruct:
-    """A shape to trace with, weak type included."""
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field, replace
 
 from memplan.planning.cost import copy_seconds, kernel_seconds
 from memplan.planning.devices import Device
+from memplan.planning.topology import Topology
 from memplan.program.module import Array, Computation, Instruction, Module, bytes_moved, fused_in, read_module
+from memplan.program.network import COLLECTIVES, Collective, Network
 
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CONTRACTED = re.compile(r'\blhs_contracting_dim(?:ension)?s"?[=:][{\[]([^}\]]*)')
@@ -42,6 +44,8 @@ class Traffic:
       copy_s: seconds that the busier direction of the link is busy.
       hidden_copy_s: of these, seconds during which kernels run.
       step_s: seconds from the first kernel to the end of everything.
+      collective_s, hidden_collective_s: seconds that the links between devices are busy; of these, while kernels run.
+      collectives: how often each collective runs.
       copies: how often bytes of this number are copied at once in a direction, "out" to the host or "in" from it.
     """
 
@@ -56,15 +60,18 @@ class Traffic:
     hidden_copy_s: float
     step_s: float
     copies: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    collective_s: float = 0.0
+    hidden_collective_s: float = 0.0
+    collectives: Mapping[Collective, int] = field(default_factory=dict)
 
 
-def traffic(hlo_text: str, device: Device) -> Traffic:
-    """Replay the entry computation of `compiled.as_text()` on `device`.
+def traffic(hlo_text: str, device: Device, topology: Topology | None = None) -> Traffic:
+    """Replay the entry computation of `compiled.as_text()` on `device`, one of those of `topology`.
 
     Raises:
       ValueError: the text is not a scheduled HLO module.
     """
-    replay = _Replay(read_module(hlo_text), device).run("ENTRY")
+    replay = _Replay(read_module(hlo_text), device, Network(topology) if topology else None).run("ENTRY")
     sums = replay.sums()
     ways = ((sums[f"{way}_s"], sums[f"{way}_hidden_s"]) for way in ("out", "in"))
     copy_s, hidden_s = max(ways, key=lambda way: (round(way[0], 12), -way[1]))  # as busy: the less hidden one
@@ -80,6 +87,9 @@ def traffic(hlo_text: str, device: Device) -> Traffic:
         hidden_copy_s=hidden_s,
         step_s=replay.end_s,
         copies=replay.counts,
+        collective_s=sums["net_s"],
+        hidden_collective_s=sums["net_hidden_s"],
+        collectives=replay.collectives,
     )
 
 
@@ -122,16 +132,17 @@ _FLOPS: dict[str, Callable[[Array, Array, Array, str], float]] = {
 
 
 class _Replay:
-    """The compute stream and one copy stream in each direction, advanced instruction by instruction."""
+    """The compute stream, one copy stream in each direction and the links, advanced instruction by instruction."""
 
-    def __init__(self, module: Module, device: Device) -> None:
-        self._module, self._device = module, device
+    def __init__(self, module: Module, device: Device, network: Network | None) -> None:
+        self._module, self._device, self._network = module, device, network
         self._clock = 0.0  # compute stream, seconds
         self._stalls: list[tuple[float, float]] = []  # of the compute stream
-        self._copies: dict[str, list[tuple[float, float]]] = {"out": [], "in": []}
+        self._copies: dict[str, list[tuple[float, float]]] = {"out": [], "in": [], "net": []}
         self._ready: dict[str, float] = {}  # copies under way -> when they end
         self._sums: dict[str, float] = defaultdict(float)
         self.counts: Counter[tuple[str, int]] = Counter()  # of copies: direction, bytes
+        self.collectives: Counter[Collective] = Counter()
 
     def run(self, name: str) -> _Replay:
         body = self._module[name]
@@ -174,18 +185,23 @@ class _Replay:
             self._kernel(body, op)
 
     def _alone(self, name: str) -> _Replay:
-        return _Replay(self._module, self._device).run(name)
+        return _Replay(self._module, self._device, self._network).run(name)
 
     def _block(self, part: _Replay, times: int) -> None:
         for key, value in part.sums().items():
             self._sums[key] += times * value
         for copy, count in part.counts.items():
             self.counts[copy] += times * count
+        for collective, count in part.collectives.items():
+            self.collectives[collective] += times * count
         self._clock += times * part.end_s
 
     def _start(self, body: Computation, op: Instruction) -> None:
         done, _ = body.uses[op.name][0]
         wrapped = replace(op, opcode=op.opcode.removesuffix("-start"), result=done.result)
+        if self._network and wrapped.opcode.startswith(COLLECTIVES):
+            self._ready[op.name] = self._send(self._network, body, wrapped)
+            return
         moved = bytes_moved(self._module, body, wrapped) if wrapped.opcode != "call" else Counter()
         if moved["in"] or moved["out"]:
             self._ready[op.name] = self._copy(moved)
@@ -195,7 +211,7 @@ class _Replay:
     def _copy(self, moved: Counter[str]) -> float:
         """When a copy ends that may start now."""
         end = self._clock
-        for way in self._copies:
+        for way in ("out", "in"):
             if moved[way]:
                 free = self._copies[way][-1][1] if self._copies[way] else 0.0
                 start = max(self._clock, free)
@@ -205,12 +221,28 @@ class _Replay:
                 self.counts[way, moved[way]] += 1
         return end
 
+    def _send(self, network: Network, body: Computation, op: Instruction) -> float:
+        """When a collective ends that may start now; the links serve one at a time."""
+        operands = sum(body.ops[name].nbytes for name in op.operands)
+        collective = network.collective(op.opcode, op.attributes, operands, op.nbytes)
+        self.collectives[collective] += 1
+        sent = self._copies["net"]
+        start = max(self._clock, sent[-1][1] if sent else 0.0)
+        sent.append((start, start + network.seconds(collective)))
+        return sent[-1][1]
+
     def _wait(self, until: float) -> None:
         if until > self._clock:
             self._stalls.append((self._clock, until))
             self._clock = until
 
     def _kernel(self, body: Computation, op: Instruction) -> None:
+        if self._network and op.opcode.startswith(COLLECTIVES):
+            self._wait(self._send(self._network, body, op))
+            return
+        self._run(body, op)
+
+    def _run(self, body: Computation, op: Instruction) -> None:
         """What touches host memory is a copy that everything waits for."""
         moved = bytes_moved(self._module, body, op)
         if moved["in"] or moved["out"]:

@@ -24,7 +24,7 @@ from memplan.program import targets
 from memplan.program.extract import extract
 from memplan.program.local import closest_name, local_device
 from memplan.program.rewrite import rewrite
-from memplan.program.targets import Target, described_sharding, xla_rematerialization
+from memplan.program.targets import Target, described_mesh, xla_rematerialization
 from memplan.program.trace import as_step, trace
 
 LAYERS, WIDTH, BATCH = 12, 512, 8192
@@ -128,9 +128,9 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise NotImplementedError("topology not implemented")
 
     monkeypatch.setattr(topologies, "get_topology_desc", refuse)
-    described_sharding.cache_clear()
+    described_mesh.cache_clear()
     yield
-    described_sharding.cache_clear()
+    described_mesh.cache_clear()
 
 
 @pytest.mark.usefixtures("no_compiler")
