@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from memplan.parallel.assign import Assigned, is_var
@@ -19,15 +20,32 @@ _HEAVY = {"dot_general", "conv_general_dilated", "scan", "while", "custom_linear
 LARGEST_BYTES = 128 << 20
 """Of a bucket: it is a buffer on the device, as its terms are."""
 
+SMALL_BYTES = 1 << 12
+"""Of a sum: below that it is not compressed."""
 
-def buckets(assigned: Assigned, topology: Topology, device: Device) -> dict[Any, int]:
-    """Variable -> number of its bucket, for sums that are first read after heavy work that does not need them.
 
-    The others (batch statistics, a norm) are needed at once; they go when they are read.
+@dataclass(frozen=True)
+class Buckets:
+    """Which sums travel together.
+
+    Attributes:
+      number: variable -> its bucket, for sums that are first read after heavy work that does not need them. The others
+        (batch statistics, a norm) are needed at once; they go when they are read.
+      exact: buckets that are never compressed: metrics, and what is too small to gain from it.
     """
+
+    number: Mapping[Any, int] = field(default_factory=dict)
+    exact: frozenset[int] = frozenset()
+
+
+def buckets(assigned: Assigned, topology: Topology, device: Device, compresses: bool) -> Buckets:
+    """Cut what can wait by the time at which it is made."""
     patient = _patient(assigned)
+    small = [var for var in patient if compresses and compat.nbytes_of(var.aval) < SMALL_BYTES]
+    patient = [var for var in patient if var not in small]
+    last = dict.fromkeys(small, -1)
     if not patient:
-        return {}
+        return Buckets(last, frozenset(last.values()))
     made_s = _made_s(assigned, topology.devices, device)
     nbytes = [compat.nbytes_of(var.aval) for var in patient]
 
@@ -36,7 +54,8 @@ def buckets(assigned: Assigned, topology: Topology, device: Device) -> dict[Any,
         return all_reduce_seconds(topology, cheapest(topology, size), size)
 
     ranges = cut([made_s[var] for var in patient], nbytes, seconds, largest_nbytes=LARGEST_BYTES)
-    return {patient[i]: number for number, members in enumerate(ranges) for i in members}
+    number = {patient[i]: number for number, members in enumerate(ranges) for i in members}
+    return Buckets({**number, **last}, frozenset(last.values()))
 
 
 def _patient(assigned: Assigned) -> list[Any]:

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from memplan.parallel.compression import Wire
 from memplan.parallel.layout import Layout
-from memplan.planning.collectives import Phase, cheapest
+from memplan.planning.collectives import Decomposition, Phase, cheapest
 from memplan.planning.topology import Topology
 
 Array = Any
@@ -38,9 +39,17 @@ class Sum:
 
 @dataclass
 class Links:
-    """Emits collectives, and keeps what it chose."""
+    """Emits collectives, and keeps what it chose.
+
+    Attributes:
+      decomposes: an all-reduce goes in the cheapest phases; False: in one, over all axes, and what becomes of it is
+        the engine's affair.
+      wire: of compressed messages, if any.
+    """
 
     topology: Topology
+    decomposes: bool = True
+    wire: Wire | None = None
     sums: list[Sum] = field(default_factory=list)
 
     @property
@@ -56,24 +65,35 @@ class Links:
         """Number of this device, outermost axis first."""
         return jax.lax.axis_index(self.names)
 
-    def sum(self, terms: Sequence[Array], layouts: Sequence[Layout]) -> list[Callable[[], Array]]:
+    def sum(self, terms: Sequence[Array], layouts: Sequence[Layout], lossy: bool) -> list[Callable[[], Array]]:
         """Every device's terms, summed, in the layouts asked for: one collective for each element type and kind.
 
         Each is taken out of what travelled together when it is asked for: until then, nothing waits for it.
+
+        Args:
+          lossy: these may be compressed, where that is wanted at all.
         """
         results: dict[int, Callable[[], Array]] = {}
         for members in _alike(terms, layouts):
             of_kind = [terms[i] for i in members]
             dims = [layouts[i].dim for i in members]
-            summed = self._scatter(of_kind, dims) if layouts[members[0]].is_split else self._reduce(of_kind)
+            summed = self._scatter(of_kind, dims) if layouts[members[0]].is_split else self._reduce(of_kind, lossy)
             results.update(zip(members, summed, strict=True))
         return [results[i] for i in range(len(terms))]
 
-    def _reduce(self, terms: Sequence[Array]) -> list[Callable[[], Array]]:
+    def _reduce(self, terms: Sequence[Array], lossy: bool) -> list[Callable[[], Array]]:
         flat = _joined([term.reshape(-1) for term in terms])
-        how = cheapest(self.topology, flat.nbytes)
-        self.sums.append(Sum(flat.nbytes, len(terms), str(how), False))
-        return _parted(_all_reduce(flat, how.phases, self.topology), [term.shape for term in terms])
+        wire = self.wire if lossy and self.wire and self.wire.fits(flat) else None
+        how = self.phases(flat.nbytes, 0.5 if wire else 1.0)
+        told = f"{how}, the last in {wire.dtype}" if wire else str(how)
+        self.sums.append(Sum(flat.nbytes, len(terms), told, False))
+        return _parted(_all_reduce(flat, how.phases, self.topology, wire), [term.shape for term in terms])
+
+    def phases(self, nbytes: int, wire_ratio: float = 1.0) -> Decomposition:
+        if self.decomposes:
+            return cheapest(self.topology, nbytes, wire_ratio)
+        axes = tuple(axis.name for axis in self.topology.axes if axis.size > 1)
+        return Decomposition((Phase(axes, False),) if axes else ())
 
     def _scatter(self, terms: Sequence[Array], dims: Sequence[int]) -> list[Callable[[], Array]]:
         """Row `r` of what is scattered holds what device `r` keeps, moved to the front dimension."""
@@ -166,16 +186,18 @@ def _part(flat: Array, start: int, end: int, shape: tuple[int, ...]) -> Array:
     return jax.lax.slice(flat, (start,), (end,)).reshape(shape)
 
 
-def _all_reduce(flat: Array, phases: Sequence[Phase], topology: Topology) -> Array:
+def _all_reduce(flat: Array, phases: Sequence[Phase], topology: Topology, wire: Wire | None) -> Array:
+    """Perhaps longer than what went in."""
     if not phases:
         return flat
     first, rest = phases[0], phases[1:]
+    sizes = [topology.axis(name).size for name in first.axes]
     if not rest:
-        return jax.lax.psum(flat, first.axes)
+        return wire.all_reduce(flat, first.axes, sizes) if wire else jax.lax.psum(flat, first.axes)
     if not first.scatters:
         apart = jax.lax.optimization_barrier(jax.lax.psum(flat, first.axes))  # else XLA makes both phases one
-        return _all_reduce(apart, rest, topology)
-    size = math.prod(topology.axis(name).size for name in first.axes)
+        return _all_reduce(apart, rest, topology, wire)
+    size = math.prod(sizes)
     padded = jax.lax.pad(flat, np.zeros((), flat.dtype), [(0, -flat.size % size, 0)]) if flat.size % size else flat
-    part = _all_reduce(jax.lax.psum_scatter(padded, first.axes, tiled=True), rest, topology)
-    return jax.lax.all_gather(part, first.axes, tiled=True)  # perhaps longer than what went in
+    part = _all_reduce(jax.lax.psum_scatter(padded, first.axes, tiled=True), rest, topology, wire)
+    return jax.lax.all_gather(part, first.axes, tiled=True)

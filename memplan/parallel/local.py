@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from memplan.parallel.assign import Assigned, Step, is_var
+from memplan.parallel.bucketing import Buckets
 from memplan.parallel.factors import local_params
 from memplan.parallel.layout import PARTIAL, WHOLE, Layout
 from memplan.parallel.links import Links
@@ -21,20 +22,20 @@ class Local:
     """One walk over the equations of an assigned jaxpr.
 
     Attributes:
-      buckets: variable -> number of the bucket that it is summed with. A bucket goes when its last term is made;
-        sums in none go, all that wait together, when the first of them is read.
+      buckets: a bucket goes when its last term is made; sums in none go, all that wait together, when the first of
+        them is read.
     """
 
     assigned: Assigned
     links: Links
-    buckets: Mapping[Any, int] = field(default_factory=dict)
+    buckets: Buckets = field(default_factory=Buckets)
 
     def __post_init__(self) -> None:
         self.env: dict[Any, dict[Layout, Any]] = {}
-        self.waiting: dict[int, list[Any]] = {}
+        self.waiting: dict[int | None, list[Any]] = {}
         self.missing: dict[int, int] = {}
         self.apart: set[Any] = set()  # sums that are still among those they travelled with
-        for bucket in self.buckets.values():
+        for bucket in self.buckets.number.values():
             self.missing[bucket] = self.missing.get(bucket, 0) + 1
         eqns = self.assigned.jaxpr.jaxpr.eqns
         self.zeros = {eqn.outvars[0] for eqn in eqns if _is_zero(eqn)}
@@ -61,18 +62,19 @@ class Local:
         self.env[var] = {layout: value}
         if not layout.is_partial or var not in self.assigned.rests:
             return
-        bucket = self.buckets.get(var, -1)
+        bucket = self.buckets.number.get(var)
         self.waiting.setdefault(bucket, []).append(var)
-        if bucket >= 0:
+        if bucket is not None:
             self.missing[bucket] -= 1
             if not self.missing[bucket]:
                 self.sum(bucket)
 
-    def sum(self, bucket: int) -> None:
+    def sum(self, bucket: int | None) -> None:
         """Sum what waits in a bucket; what comes of it is taken apart where it is read."""
         terms = self.waiting.pop(bucket)
+        lossy = bucket is not None and bucket not in self.buckets.exact
         layouts = [self.assigned.rests[var] for var in terms]
-        sums = self.links.sum([self.env[var][PARTIAL] for var in terms], layouts)
+        sums = self.links.sum([self.env[var][PARTIAL] for var in terms], layouts, lossy)
         for var, layout, part in zip(terms, layouts, sums, strict=True):
             self.env[var] = {layout: part}
             self.apart.add(var)
@@ -82,8 +84,8 @@ class Local:
             return self.links.once(jnp.asarray(atom.val, atom.aval.dtype)) if need.is_partial else atom.val
         known = self.env[atom]
         if need not in known and PARTIAL in known:
-                self.sum(next(bucket for bucket, terms in self.waiting.items() if atom in terms))
-                known = self.env[atom]
+            self.sum(next(bucket for bucket, terms in self.waiting.items() if atom in terms))
+            known = self.env[atom]
         if atom in self.apart:
             self.apart.remove(atom)
             ((layout, part),) = known.items()

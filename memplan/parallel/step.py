@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from memplan.errors import MeshError
-from memplan.parallel import mesh as meshes
+from memplan.errors import MemplanError, MeshError
+from memplan.parallel import meshes
 from memplan.parallel.assign import Assigned, Wanted, assign, gathers
-from memplan.parallel.bucketing import buckets
+from memplan.parallel.bucketing import Buckets, buckets
+from memplan.parallel.compression import WIRES, Remembered, Wire
 from memplan.parallel.layout import WHOLE, Layout, split
 from memplan.parallel.links import Links, Sum
 from memplan.parallel.local import Local
@@ -35,36 +37,36 @@ class Divided:
 
     Attributes:
       assigned: its flat jaxpr at the global shapes, with layouts.
-      buckets: variable -> bucket that its sum travels in.
+      buckets: which of its sums travel together.
       out_tree: structure of its outputs.
     """
 
     assigned: Assigned
-    buckets: dict[Any, int]
+    buckets: Buckets
     out_tree: Any
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a step is divided; see `data_parallel`."""
+
+    batch_argnums: tuple[int, ...] = (1,)
+    batch_axis: int = 0
+    split_state: SplitState = None
+    decompose: bool = True
+    wire: str | None = None
 
 
 class DataParallel:
     """What `data_parallel` returns: called with global arrays inside `jax.jit` or `memplan.jit`."""
 
-    def __init__(
-        self,
-        step: Callable[..., Any],
-        mesh: Mesh,
-        topology: Topology,
-        batch_argnums: tuple[int, ...],
-        batch_axis: int,
-        split_state: SplitState,
-        device: Device,
-    ):
+    def __init__(self, step: Callable[..., Any], mesh: Mesh, topology: Topology, device: Device, options: Options):
         functools.update_wrapper(self, step)
         self.step = step
         self.mesh = mesh
         self.topology = topology
-        self.batch_argnums = batch_argnums
-        self.batch_axis = batch_axis
-        self.split_state = split_state
         self.device = device
+        self.options = options
         self.sums: tuple[Sum, ...] = ()
         self._known: dict[Any, Divided] = {}
 
@@ -73,27 +75,106 @@ class DataParallel:
         return self.topology.devices
 
     def __call__(self, *args: Any) -> Any:
-        leaves, tree = jax.tree_util.tree_flatten(args)
-        layouts = self.layouts(*args)
+        args, errors = self._opened(args)
         divided = self.divided(args)
-        outputs = divided.assigned.outputs
+        results, after = self._run(divided, self.layouts(*args), jax.tree_util.tree_leaves(args), errors)
+        out = jax.tree_util.tree_unflatten(divided.out_tree, results)
+        return out if self.options.wire is None else self._closed(out, after)
 
-        def local(*parts: Any) -> list[Any]:
-            links = Links(self.topology)
+    def _run(
+        self, divided: Divided, layouts: Sequence[Layout], leaves: Sequence[Any], errors: Sequence[Any] | None
+    ) -> tuple[list[Any], list[Any]]:
+        """Results of the step, and what compressed messages left out."""
+
+        def local(parts: Sequence[Any], before: Sequence[Any] | None) -> tuple[list[Any], list[Any]]:
+            wire = Wire(self.options.wire, before) if self.options.wire else None
+            links = Links(self.topology, self.options.decompose, wire)
             results = Local(divided.assigned, links, divided.buckets).run(parts)
             self.sums = tuple(links.sums)
-            return results
+            return results, wire.after if wire else []
 
-        names = tuple(axis.name for axis in self.topology.axes)
-        specs = [_spec(layout, names) for layout in layouts]
+        outputs = [self._spec(layout) for layout in divided.assigned.outputs]
+        own = self._spec(split(0))
         run = jax.shard_map(
             local,
             mesh=self.mesh,
-            in_specs=tuple(specs),
-            out_specs=[_spec(layout, names) for layout in outputs],
+            in_specs=([self._spec(layout) for layout in layouts], own),
+            out_specs=(outputs, own),
             check_vma=False,
         )
-        return jax.tree_util.tree_unflatten(divided.out_tree, run(*leaves))
+        return run(list(leaves), errors)
+
+    def _opened(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], Sequence[Any]]:
+        """The step's own arguments, and what the last step's messages left out."""
+        if self.options.wire is None:
+            return args, ()
+        if not args or not isinstance(args[0], Remembered):
+            raise MemplanError(
+                "a step whose messages are compressed also carries what they left out: its first argument is what "
+                "place(state, batch) makes of the state, and what the step itself returns."
+            )
+        return (args[0].state, *args[1:]), args[0].errors
+
+    def _closed(self, out: Any, errors: Sequence[Any]) -> Any:
+        if type(out) is tuple:
+            return (Remembered(out[0], tuple(errors)), *out[1:])
+        return Remembered(out, tuple(errors))
+
+    def _spec(self, layout: Layout) -> PartitionSpec:
+        names = tuple(axis.name for axis in self.topology.axes)
+        return PartitionSpec(*(None,) * layout.dim, names) if layout.is_split else PartitionSpec()
+
+    @property
+    def whole(self) -> NamedSharding:
+        """Of what every device has all of."""
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    def shardings(self, *args: Any) -> Any:
+        """Of every leaf of the arguments (arrays or shapes)."""
+        found = [NamedSharding(self.mesh, self._spec(layout)) for layout in self.layouts(*args)]
+        return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(args), found)
+
+    def place(self, *args: Any) -> Any:
+        """The arguments on the mesh, from values that every process has whole.
+
+        With compressed messages the first comes back as `Remembered`, nothing left out yet.
+        """
+        placed = jax.tree.map(_placed, args, self.shardings(*args))
+        if self.options.wire is not None:
+            placed = (Remembered(placed[0], self._nothing_left_out(args)), *placed[1:])
+        return placed if len(args) > 1 else placed[0]
+
+    def _nothing_left_out(self, args: tuple[Any, ...]) -> tuple[jax.Array, ...]:
+        divided, layouts = self.divided(args), self.layouts(*args)
+        shapes = [_struct(leaf) for leaf in jax.tree_util.tree_leaves(args)]
+        _, errors = jax.eval_shape(functools.partial(self._run, divided, layouts, errors=None), shapes)
+        own = NamedSharding(self.mesh, self._spec(split(0)))
+        make = jax.jit(lambda: [jax.numpy.zeros(one.shape, one.dtype) for one in errors], out_shardings=own)
+        return tuple(make())
+
+    def assemble(self, batch: Any, position: int | None = None) -> Any:
+        """The global batch from each process's own rows: equally many, in the order of the processes.
+
+        Args:
+          position: of the argument; by default the first that is divided.
+        """
+        position = self.options.batch_argnums[0] if position is None else position
+        processes = len({device.process_index for device in self.mesh.devices.flat})
+
+        def whole(leaf: Any) -> jax.ShapeDtypeStruct:
+            shape = list(np.shape(leaf))
+            if len(shape) > self.options.batch_axis:
+                shape[self.options.batch_axis] *= processes
+            return jax.ShapeDtypeStruct(tuple(shape), leaf.dtype)
+
+        shapes = jax.tree.map(whole, batch)
+
+        def assembled(path: Any, leaf: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
+            layout = self._batch_layout(position, jax.tree_util.keystr(path), shape)
+            sharding = NamedSharding(self.mesh, self._spec(layout))
+            return jax.make_array_from_process_local_data(sharding, np.asarray(leaf), shape.shape)
+
+        return jax.tree_util.tree_map_with_path(assembled, batch, shapes)
 
     def layouts(self, *args: Any) -> list[Layout]:
         """The layout of every leaf of the arguments.
@@ -105,14 +186,14 @@ class DataParallel:
         for position, arg in enumerate(args):
             for path, leaf in jax.tree_util.tree_flatten_with_path(arg)[0]:
                 name = jax.tree_util.keystr(path)
-                if position in self.batch_argnums:
+                if position in self.options.batch_argnums:
                     found.append(self._batch_layout(position, name, leaf))
                 else:
                     found.append(self._state_layout(name, leaf))
         return found
 
     def _batch_layout(self, position: int, name: str, leaf: Leaf) -> Layout:
-        shape, axis = jax.numpy.shape(leaf), self.batch_axis
+        shape, axis = jax.numpy.shape(leaf), self.options.batch_axis
         if len(shape) <= axis:
             return WHOLE  # a scalar of the batch: the same for all
         if shape[axis] % self.devices:
@@ -126,9 +207,13 @@ class DataParallel:
 
     def _state_layout(self, name: str, leaf: Leaf) -> Layout:
         """Parts of state that is to be divided, along the largest dimension that can be."""
-        if self.split_state is None:
+        if self.options.split_state is None:
             return WHOLE
-        wanted = self.split_state in name if isinstance(self.split_state, str) else self.split_state(name, leaf)
+        wanted = (
+            self.options.split_state in name
+            if isinstance(self.options.split_state, str)
+            else self.options.split_state(name, leaf)
+        )
         shape = jax.numpy.shape(leaf)
         dims = [dim for dim, size in enumerate(shape) if size and size % self.devices == 0]
         return split(max(dims, key=lambda dim: shape[dim])) if wanted and dims and self.devices > 1 else WHOLE
@@ -154,7 +239,7 @@ class DataParallel:
                 f"batch: every device gathers its operand {atom.aval.str_short()} and computes all of it.",
                 stacklevel=2,
             )
-        return Divided(assigned, buckets(assigned, self.topology, self.device), traced.out_tree)
+        return Divided(assigned, buckets(assigned, self.topology, self.device, self.options.wire is not None), traced.out_tree)
 
     def _wanted(self, args: tuple[Any, ...], layouts: Sequence[Layout], out: Any) -> list[Wanted]:
         """Outputs that take the place of an argument have its layouts; of others, what is split stays so."""
@@ -162,7 +247,7 @@ class DataParallel:
         start = 0
         for position, arg in enumerate(args):
             leaves, tree = jax.tree_util.tree_flatten(arg)
-            if position not in self.batch_argnums and leaves:
+            if position not in self.options.batch_argnums and leaves:
                 by_tree.setdefault((tree, _types(leaves)), list(layouts[start : start + len(leaves)]))
             start += len(leaves)
 
@@ -182,6 +267,8 @@ def data_parallel(
     batch_axis: int = 0,
     topology: Topology | str | None = None,
     split_state: SplitState = None,
+    decompose: bool = True,
+    compress: str | None = None,
     device: str | None = None,
 ) -> DataParallel:
     """The step of one device at the global batch, computed by all devices of a mesh.
@@ -194,12 +281,29 @@ def data_parallel(
       topology: links between the devices; axes as in the mesh.
       split_state: what each device keeps and updates a part of: a name in the path of leaves (`"opt_state"`), or a
         function of (path, leaf).
+      decompose: send every sum in the phases that cost least; False: in one, for XLA or the engine to decompose.
+      compress: `"bfloat16"` or `"float16"` for gradients on the slowest links, with error feedback; the step then takes
+        and returns the state as `place` makes it.
       device: what each of them is, by name; None: what jax runs on. It says when gradients are ready to be sent.
     """
     mesh = meshes.mesh() if mesh is None else mesh
+    if compress is not None and compress not in WIRES:
+        raise MemplanError(f"gradients cannot travel as {compress!r}; compress is one of {', '.join(WIRES)}, or None.")
+    if compress is not None and split_state is not None:
+        raise MemplanError("parts of sums are not compressed: give data_parallel either split_state or compress.")
+    mesh = meshes.mesh() if mesh is None else mesh
     kind = devices.named(device) if device is not None else local_device()
     positions = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
-    return DataParallel(step, mesh, meshes.fitted(topology, mesh), positions, batch_axis, split_state, kind)
+    options = Options(positions, batch_axis, split_state, decompose, compress)
+    return DataParallel(step, mesh, meshes.fitted(topology, mesh), kind, options)
+
+
+def _placed(leaf: Leaf, sharding: NamedSharding) -> jax.Array:
+    array = jax.numpy.asarray(leaf)
+    if jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
+        return jax.device_put(array, sharding)
+    known = np.asarray(array)
+    return jax.make_array_from_callback(known.shape, sharding, lambda index: known[index])
 
 
 def _neighbours(size: int, devices: int) -> tuple[int, int]:
@@ -214,7 +318,3 @@ def _struct(leaf: Leaf) -> jax.ShapeDtypeStruct:
 
 def _types(leaves: Sequence[Leaf]) -> tuple[Any, ...]:
     return tuple((leaf.shape, leaf.dtype) for leaf in map(_struct, leaves))
-
-
-def _spec(layout: Layout, names: tuple[str, ...]) -> PartitionSpec:
-    return PartitionSpec(*(None,) * layout.dim, names) if layout.is_split else PartitionSpec()

@@ -1,0 +1,32 @@
+"""The README's table, from the results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from experiments.readme import inserted
+from memplan.report.document import write_whole
+
+README = Path(__file__).parent / "README.md"
+
+
+def table(results: Path) -> str:
+    lines = [
+        "| link | sums | sent by a host, MiB a step | over the lower bound | ms a step | against flat | last loss |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for path in sorted(results.glob("*.json")):
+        document = json.loads(path.read_text())
+        hosts, flat = document["hosts"], document["ways"]["flat"]
+        for way, one in document["ways"].items():
+            bound = 2 * (hosts - 1) / hosts * document["gradient_bytes"] / (2 if way == "compressed" else 1)
+            over, faster = one["sent_bytes"] / bound, flat["step_s"] / one["step_s"]
+            figures = f"{one['sent_bytes'] / 2**20:.2f} | {over:.3f} | {1e3 * one['step_s']:.0f} | {faster:.2f}x"
+            lines.append(f"| {document['rate']} | {way} | {figures} | {one['losses'][-1]:.4f} |")
+        told = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
+    return "\n".join([*lines, "", told])
+
+
+def write_table(results: Path) -> None:
+    write_whole(README, inserted(README.read_text(), table(results)))
