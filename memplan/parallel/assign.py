@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memplan.parallel.factors import Factors, factors_of, is_linear
-from memplan.parallel.layout import PARTIAL, WHOLE, Layout, split
+from memplan.parallel.layout import OWN, PARTIAL, WHOLE, Layout, split
 from memplan.program import compat
 from memplan.program.trace import flatten
 
@@ -66,23 +66,47 @@ class Wanted:
     partial: bool = False
 
 
-def assign(jaxpr: compat.ClosedJaxpr, inputs: Sequence[Layout], wanted: Sequence[Wanted], devices: int) -> Assigned:
+def assign(
+    jaxpr: compat.ClosedJaxpr,
+    inputs: Sequence[Layout],
+    wanted: Sequence[Wanted],
+    devices: int,
+    own_statistics: bool = False,
+) -> Assigned:
     """Layouts for every variable of a flat jaxpr.
 
     Args:
       inputs: layouts of its inputs, constants left out: those are whole.
       wanted: of its outputs.
       devices: how many blocks a split array has.
+      own_statistics: a sum over the batch that goes back into what is split (batch norm) is each device's own, over its
+        part of the batch. Not in loops.
     """
-    wishes = _Wishes()
-    found = _Walk(jaxpr, inputs, wanted, devices, wishes).run()
+    wishes, feeding = _Wishes(), frozenset[int]()
+    found = _Walk(jaxpr, inputs, wanted, devices, wishes, feeding).run()
     for _ in range(_ROUNDS):
-        next_wishes = _wishes(found, wanted, devices)
-        if next_wishes == wishes:
+        following = _wishes(found, wanted, devices), _feeding(found) if own_statistics else feeding
+        if following == (wishes, feeding):
             break
-        wishes = next_wishes
-        found = _Walk(jaxpr, inputs, wanted, devices, wishes).run()
+        wishes, feeding = following
+        found = _Walk(jaxpr, inputs, wanted, devices, wishes, feeding).run()
     return found
+
+
+def _feeding(found: Assigned) -> frozenset[int]:
+    """Equations through which what is not split gets into what is."""
+    onward: set[Any] = set()
+    numbers: set[int] = set()
+    for number in reversed(range(len(found.steps))):
+        eqn, step = found.jaxpr.jaxpr.eqns[number], found.steps[number]
+        others = [var for var, layout in zip(eqn.outvars, step.gives, strict=True) if not layout.is_split]
+        if step.bodies or (len(others) == len(eqn.outvars) and onward.isdisjoint(others)):
+            continue
+        numbers.add(number)
+        onward.update(
+            atom for atom, need in zip(eqn.invars, step.needs, strict=True) if is_var(atom) and not need.is_split
+        )
+    return frozenset(numbers)
 
 
 @dataclass(frozen=True)
@@ -103,22 +127,36 @@ class _Walk:
         wanted: Sequence[Wanted],
         devices: int,
         wishes: _Wishes,
+        feeding: frozenset[int],
     ):
+        self.feeding = feeding
         self.jaxpr, self.inputs, self.wanted, self.devices, self.wishes = jaxpr, inputs, wanted, devices, wishes
         self.layouts: dict[Any, Layout] = {var: WHOLE for var, _ in compat.consts_of(jaxpr)}
         self.rests: dict[Any, Layout] = {}
         self.readers = Counter(atom for eqn in jaxpr.jaxpr.eqns for atom in eqn.invars if is_var(atom))
         self.readers.update(atom for atom in jaxpr.jaxpr.outvars if is_var(atom))
+        self.feeds = False  # the equation at hand is one of `feeding`
+        self.agreed: set[Any] = set()  # each device's own for those, whole for others
+        self.fed: set[Any] = set()  # read by equations that are
+        self.settled_readers = Counter(filter(is_var, jaxpr.jaxpr.outvars))  # number of the others
+        for number, eqn in enumerate(jaxpr.jaxpr.eqns):
+            if number in feeding:
+                self.fed.update(filter(is_var, eqn.invars))
+            else:
+                self.settled_readers.update(set(filter(is_var, eqn.invars)))
 
     def run(self) -> Assigned:
         self.make(self.jaxpr.jaxpr.invars, self.inputs)
         steps = []
-        for eqn in self.jaxpr.jaxpr.eqns:
+        for number, eqn in enumerate(self.jaxpr.jaxpr.eqns):
+            self.feeds = number in self.feeding
             step = self.step(eqn)
             self.make(eqn.outvars, step.gives)
             steps.append(step)
         outputs = []
         for atom, want in zip(self.jaxpr.jaxpr.outvars, self.wanted, strict=True):
+            self.feeds = False
+            self.agree([atom])
             if self.layout(atom).is_partial and not want.partial:
                 self.settle(atom)
             outputs.append(want.layout or self.layout(atom))
@@ -131,23 +169,49 @@ class _Walk:
                 self.settle(var)
 
     def layout(self, atom: Any) -> Layout:
-        return self.layouts[atom] if is_var(atom) else WHOLE
+        """As this equation reads it."""
+        if not is_var(atom):
+            return WHOLE
+        return OWN if self.feeds and atom in self.agreed else self.layouts[atom]
+
+    def agree(self, atoms: Sequence[Any]) -> None:
+        """What is each device's own is needed alike everywhere: the mean of all."""
+        for atom in atoms:
+            if is_var(atom) and self.layouts[atom].is_own:
+                self.layouts[atom] = self.rests[atom] = WHOLE
+                self.agreed.add(atom)
+
+    def may_wait(self, eqn: compat.JaxprEqn, terms: Sequence[Layout]) -> bool:
+        """Devices need not agree before a product or what is linear, if nothing else reads what is their own."""
+        own = [layout.is_own for layout in terms]
+        whole = [layout == WHOLE for layout in terms]
+        if not any(own) or not all(a or b for a, b in zip(own, whole, strict=True)):
+            return False
+        readers = [self.settled_readers[atom] for atom, mine in zip(eqn.invars, own, strict=True) if mine]
+        return max(readers) == 1 and (eqn.primitive.name == "mul" or is_linear(eqn, own, whole))
 
     def settle(self, var: Any) -> None:
-        """Its sum is needed: everywhere, or in parts where a reader would have it so."""
-        self.layouts[var] = self.rests[var] = self.wishes.any.get(var, WHOLE)
+        """Its sum is needed: everywhere, in parts where a reader would have it so, or as each device estimates it."""
+        if var in self.fed:
+            self.layouts[var] = OWN
+        else:
+            self.layouts[var] = self.rests[var] = self.wishes.any.get(var, WHOLE)
 
     def step(self, eqn: compat.JaxprEqn) -> Step:
         if eqn.primitive.name == "optimization_barrier":
             layouts = tuple(map(self.layout, eqn.invars))
             return Step(layouts, layouts)
+        terms = tuple(OWN if is_var(atom) and atom in self.agreed else self.layout(atom) for atom in eqn.invars)
+        partial = [layout.is_partial for layout in terms]
+        if any(partial) and is_linear(eqn, partial, [layout in (WHOLE, OWN) for layout in terms]):
+            return Step(terms, tuple(PARTIAL for _ in eqn.outvars))
+        if not self.feeds:
+            if self.may_wait(eqn, terms):
+                return Step(terms, tuple(OWN for _ in eqn.outvars))
+            self.agree(eqn.invars)
         given = [self.layout(atom) for atom in eqn.invars]
         if compat.control_bodies(eqn):
             return self.control(eqn, given)
-        partial = [layout.is_partial for layout in given]
-        if any(partial):
-            if is_linear(eqn, partial, [layout == WHOLE for layout in given]):
-                return Step(tuple(given), tuple(PARTIAL for _ in eqn.outvars))
         step = self.divided(eqn, given)
         unsettled = [
             atom
@@ -262,11 +326,12 @@ def _divided(given: Sequence[Layout], factors: Factors | None, factor: int | Non
             needs.append(split(dim))
             continue
         masked = factors is not None and factor in factors.reduced and position in factors.masked
-        needs.append(PARTIAL if masked else WHOLE)
+        needs.append(PARTIAL if masked else OWN if layout.is_own else WHOLE)
         if layout.is_split:
             gathered.append(position)
     if factors is None or factor is None:
-        return Step(tuple(needs), (WHOLE,) * results, gathered=tuple(gathered))
+        made = OWN if OWN in needs else WHOLE
+        return Step(tuple(needs), (made,) * results, gathered=tuple(gathered))
     if factor in factors.reduced:
         made = PARTIAL if factors.reduced[factor] == "sum" else WHOLE
         gives = (made,) * results

@@ -16,7 +16,7 @@ from memplan.planning.topology import Topology
 from memplan.program import compat
 from memplan.program.extract import graph_of
 
-_HEAVY = {"dot_general", "conv_general_dilated", "scan", "while", "custom_linear_solve"}
+HEAVY = {"dot_general", "conv_general_dilated", "scan", "while", "custom_linear_solve"}
 LARGEST_BYTES = 128 << 20
 """Of a bucket: it is a buffer on the device, as its terms are."""
 
@@ -36,6 +36,30 @@ class Buckets:
 
     number: Mapping[Any, int] = field(default_factory=dict)
     exact: frozenset[int] = frozenset()
+
+
+def sunk(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
+    """The same with everything last that no heavy work needs: updates, running statistics, metrics.
+
+    What they wait for can then travel beside the heavy work; and level by level, so that what they wait for is made
+    when the first of it is needed.
+    """
+    needed: set[Any] = set()
+    early: list[compat.JaxprEqn] = []
+    late: list[compat.JaxprEqn] = []
+    for eqn in reversed(closed.jaxpr.eqns):
+        heavy = eqn.primitive.name in HEAVY or bool(eqn.effects)
+        if heavy or not needed.isdisjoint(eqn.outvars):
+            needed.update(filter(is_var, eqn.invars))
+            early.append(eqn)
+        else:
+            late.append(eqn)
+    level: dict[Any, int] = {}
+    for eqn in reversed(late):
+        deepest = 1 + max((level.get(atom, 0) for atom in eqn.invars if is_var(atom)), default=0)
+        level.update(dict.fromkeys(eqn.outvars, deepest))
+    ordered = sorted(reversed(late), key=lambda eqn: level[eqn.outvars[0]] if eqn.outvars else 0)
+    return compat.reordered(closed, [*reversed(early), *ordered])
 
 
 def buckets(assigned: Assigned, topology: Topology, device: Device, compresses: bool) -> Buckets:
@@ -64,7 +88,7 @@ def _patient(assigned: Assigned) -> list[Any]:
     first_read: dict[Any, int] = {}
     heavy_before = [0]
     for number, eqn in enumerate(eqns):
-        heavy_before.append(heavy_before[-1] + (eqn.primitive.name in _HEAVY))
+        heavy_before.append(heavy_before[-1] + (eqn.primitive.name in HEAVY))
         for atom in eqn.invars:
             if is_var(atom):
                 first_read.setdefault(atom, number)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from memplan.parallel.assign import Assigned, Step, is_var
 from memplan.parallel.bucketing import Buckets
 from memplan.parallel.factors import local_params
-from memplan.parallel.layout import PARTIAL, WHOLE, Layout
+from memplan.parallel.layout import OWN, PARTIAL, WHOLE, Layout
 from memplan.parallel.links import Links
 from memplan.program import compat
 
@@ -34,7 +34,8 @@ class Local:
         self.env: dict[Any, dict[Layout, Any]] = {}
         self.waiting: dict[int | None, list[Any]] = {}
         self.missing: dict[int, int] = {}
-        self.apart: set[Any] = set()  # sums that are still among those they travelled with
+        self.unsummed: set[Any] = set()
+        self.apart: dict[Any, Layout] = {}  # sums that are still among those they travelled with
         for bucket in self.buckets.number.values():
             self.missing[bucket] = self.missing.get(bucket, 0) + 1
         eqns = self.assigned.jaxpr.jaxpr.eqns
@@ -60,8 +61,11 @@ class Local:
 
     def write(self, var: Any, layout: Layout, value: Any) -> None:
         self.env[var] = {layout: value}
-        if not layout.is_partial or var not in self.assigned.rests:
+        if var not in self.assigned.rests:
             return
+        if layout.is_own:
+            self.env[var][PARTIAL] = value / self.links.devices
+        self.unsummed.add(var)
         bucket = self.buckets.number.get(var)
         self.waiting.setdefault(bucket, []).append(var)
         if bucket is not None:
@@ -76,29 +80,33 @@ class Local:
         layouts = [self.assigned.rests[var] for var in terms]
         sums = self.links.sum([self.env[var][PARTIAL] for var in terms], layouts, lossy)
         for var, layout, part in zip(terms, layouts, sums, strict=True):
-            self.env[var] = {layout: part}
-            self.apart.add(var)
+            self.unsummed.remove(var)
+            self.env[var][layout] = part
+            self.apart[var] = layout
 
     def read(self, atom: Any, need: Layout) -> Any:
         if not is_var(atom):
             return self.links.once(jnp.asarray(atom.val, atom.aval.dtype)) if need.is_partial else atom.val
         known = self.env[atom]
-        if need not in known and PARTIAL in known:
+        if need not in known and not need.is_own and atom in self.unsummed:
             self.sum(next(bucket for bucket, terms in self.waiting.items() if atom in terms))
-            known = self.env[atom]
-        if atom in self.apart:
-            self.apart.remove(atom)
-            ((layout, part),) = known.items()
-            known[layout] = part()
+        if atom in self.apart and not need.is_own:
+            layout = self.apart.pop(atom)
+            known[layout] = known[layout]()
         if need not in known:
-            known[need] = self.converted(atom, next(iter(known)), need)
+            known[need] = self.converted(atom, need)
         return known[need]
 
-    def converted(self, var: Any, have: Layout, need: Layout) -> Any:
-        if have.is_split:
-            (whole,) = self.links.gather([self.env[var][have]], [have.dim])
-            self.env[var][WHOLE] = whole
-        whole = self.env[var][WHOLE]
+    def converted(self, var: Any, need: Layout) -> Any:
+        known = self.env[var]
+        if need.is_own:
+            return known[PARTIAL] * self.links.devices if PARTIAL in known else self.read(var, WHOLE)
+        if WHOLE not in known:
+            have = next((layout for layout in known if layout.is_split), OWN)
+            if have.is_own:
+                return self.links.part(known[OWN], need.dim)
+            (known[WHOLE],) = self.links.gather([known[have]], [have.dim])
+        whole = known[WHOLE]
         if need == WHOLE:
             return whole
         if need.is_split:
@@ -111,8 +119,8 @@ class Local:
         found: dict[Any, Layout] = {}
         for atom, layout in outvars:
             known = self.env[atom] if is_var(atom) else {}
-            have = next(iter(known), WHOLE)
-            if layout == WHOLE and WHOLE not in known and have.is_split:
+            have = next((one for one in known if one.is_split), None)
+            if layout == WHOLE and WHOLE not in known and have is not None:
                 found[atom] = have
         if found:
             parts = [self.read(var, have) for var, have in found.items()]

@@ -37,7 +37,9 @@ def measured(mesh: Mesh, name: str = "measured") -> Topology:
         latency_s = max(0.0, small - LAUNCH_S) / steps
         axes.append(Axis(axis, size, latency_s, sent / max(large - small, 1e-9), shared))
     told = f"{mesh.devices.size} devices ({mesh.devices.flat[0].device_kind}) in {jax.process_count()} processes"
-    source = f"measured by memplan on jax {jax.__version__}: all-reduces of {SMALL_BYTES} and {LARGE_BYTES} bytes per axis"
+    source = (
+        f"measured by memplan on jax {jax.__version__}: all-reduces of {SMALL_BYTES} and {LARGE_BYTES} bytes per axis"
+    )
     return Topology(name, told, tuple(axes), (source,))
 
 

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from memplan.errors import MemplanError, MeshError
 from memplan.parallel import meshes
 from memplan.parallel.assign import Assigned, Wanted, assign, gathers
-from memplan.parallel.bucketing import Buckets, buckets
+from memplan.parallel.bucketing import Buckets, buckets, sunk
 from memplan.parallel.compression import WIRES, Remembered, Wire
 from memplan.parallel.layout import WHOLE, Layout, split
 from memplan.parallel.links import Links, Sum
@@ -28,6 +28,7 @@ from memplan.program.local import local_device
 from memplan.program.trace import flatten
 
 Leaf = Any
+GLOBAL, DEVICE = "global", "device"
 SplitState = str | Callable[[str, Leaf], bool] | None
 
 
@@ -55,6 +56,7 @@ class Options:
     split_state: SplitState = None
     decompose: bool = True
     wire: str | None = None
+    statistics: str = GLOBAL
 
 
 class DataParallel:
@@ -229,17 +231,19 @@ class DataParallel:
 
     def _divide(self, args: tuple[Any, ...]) -> Divided:
         traced = jax.jit(self.step).trace(*args)
-        jaxpr = flatten(traced.jaxpr)
+        jaxpr = sunk(flatten(traced.jaxpr))
         layouts = self.layouts(*args)
         wanted = self._wanted(args, layouts, traced.out_info)
-        assigned = assign(jaxpr, layouts, wanted, self.devices)
+        assigned = assign(jaxpr, layouts, wanted, self.devices, self.options.statistics == DEVICE)
         for eqn, atom in gathers(assigned):
             warnings.warn(
                 f"{eqn.primitive.name} at {compat.source_of(eqn) or 'an unknown line'} cannot be divided along the "
                 f"batch: every device gathers its operand {atom.aval.str_short()} and computes all of it.",
                 stacklevel=2,
             )
-        return Divided(assigned, buckets(assigned, self.topology, self.device, self.options.wire is not None), traced.out_tree)
+        return Divided(
+            assigned, buckets(assigned, self.topology, self.device, self.options.wire is not None), traced.out_tree
+        )
 
     def _wanted(self, args: tuple[Any, ...], layouts: Sequence[Layout], out: Any) -> list[Wanted]:
         """Outputs that take the place of an argument have its layouts; of others, what is split stays so."""
@@ -267,6 +271,7 @@ def data_parallel(
     batch_axis: int = 0,
     topology: Topology | str | None = None,
     split_state: SplitState = None,
+    statistics: str = GLOBAL,
     decompose: bool = True,
     compress: str | None = None,
     device: str | None = None,
@@ -281,12 +286,16 @@ def data_parallel(
       topology: links between the devices; axes as in the mesh.
       split_state: what each device keeps and updates a part of: a name in the path of leaves (`"opt_state"`), or a
         function of (path, leaf).
+      statistics: of the batch, where they go back into the network: `"global"`, as on one device, or `"device"`, each
+        device's own, over its part of the batch (no communication in the middle of the network, and other numbers).
       decompose: send every sum in the phases that cost least; False: in one, for XLA or the engine to decompose.
       compress: `"bfloat16"` or `"float16"` for gradients on the slowest links, with error feedback; the step then takes
         and returns the state as `place` makes it.
       device: what each of them is, by name; None: what jax runs on. It says when gradients are ready to be sent.
     """
     mesh = meshes.mesh() if mesh is None else mesh
+    if statistics not in (GLOBAL, DEVICE):
+        raise MemplanError(f"statistics is {statistics!r}; it is {GLOBAL!r} or {DEVICE!r}.")
     if compress is not None and compress not in WIRES:
         raise MemplanError(f"gradients cannot travel as {compress!r}; compress is one of {', '.join(WIRES)}, or None.")
     if compress is not None and split_state is not None:
@@ -294,7 +303,7 @@ def data_parallel(
     mesh = meshes.mesh() if mesh is None else mesh
     kind = devices.named(device) if device is not None else local_device()
     positions = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
-    options = Options(positions, batch_axis, split_state, decompose, compress)
+    options = Options(positions, batch_axis, split_state, decompose, compress, statistics)
     return DataParallel(step, mesh, meshes.fitted(topology, mesh), kind, options)
 
 

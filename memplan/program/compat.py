@@ -316,6 +316,11 @@ def drop_dead(closed: ClosedJaxpr) -> ClosedJaxpr:
     return _core.ClosedJaxpr(jaxpr, closed.consts)
 
 
+def reordered(closed: ClosedJaxpr, eqns: Sequence[JaxprEqn]) -> ClosedJaxpr:
+    """The same with its equations in another order."""
+    return _core.ClosedJaxpr(closed.jaxpr.replace(eqns=list(eqns)), closed.consts)
+
+
 def nbytes_of(aval: Any) -> int:
     """Bytes of a dense array of this type; typed keys count their words, tokens and references nothing."""
     if not hasattr(aval, "shape") or not hasattr(aval, "dtype"):
