@@ -16,8 +16,10 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import jax.extend.random as jax_random
+import numpy as np
 from jax._src import api as _api
 from jax._src import core as _core
+from jax._src import literals as _literals
 from jax._src import distributed as _distributed
 from jax._src import source_info_util as _source
 from jax._src.interpreters import partial_eval as _pe
@@ -131,14 +133,26 @@ def _mesh_of(eqn: JaxprEqn) -> Iterator[None]:
 
 
 def read(env: Mapping[Any, Any], atom: Any) -> Any:
-    """The value of a variable or literal while a jaxpr is evaluated."""
-    return atom.val if isinstance(atom, Literal) else env[atom]
+    """The value of a variable or literal while a jaxpr is evaluated.
+
+    A literal array that was written inside a `shard_map` remembers the mesh; as a plain one it fits any.
+    """
+    if not isinstance(atom, Literal):
+        return env[atom]
+    return np.asarray(atom.val) if isinstance(atom.val, _literals.TypedNdArray) else atom.val
 
 
 def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     """Apply the equation's primitive to operands; always a list of results."""
-    out = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+    out = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(_on_any_mesh(eqn.params)))
     return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def _on_any_mesh(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Inside a `shard_map` the sharding of a result is its mesh alone: that of whatever mesh it is written over."""
+    sharding = params.get("sharding")
+    inside = isinstance(sharding, jax.sharding.NamedSharding) and bool(sharding.mesh.manual_axes)
+    return {**params, "sharding": None} if inside else dict(params)
 
 
 def evaluate(closed: ClosedJaxpr, *operands: Any) -> list[Any]:
