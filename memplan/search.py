@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from memplan import guided
 from memplan.candidates import Candidate
 from memplan.errors import InfeasibleBudgetError, PlanMismatchError
 from memplan.looping import ways
@@ -25,7 +26,6 @@ from memplan.planning.simulate import Simulator, Timeline
 from memplan.planning.straight import straight
 from memplan.planning.streams import streamed
 from memplan.planning.tidy import tidied
-from memplan.planning.topology import Topology
 from memplan.program import compat
 from memplan.program.executor import compile_stages
 from memplan.program.extract import extract
@@ -34,7 +34,7 @@ from memplan.program.loops import with_loops
 from memplan.program.rewrite import rewrite
 from memplan.program.targets import HIDES_LATENCY, Target, xla_rematerialization
 from memplan.program.trace import Program, as_step
-from memplan.program.traffic import Traffic, traffic
+from memplan.program.traffic import Traffic
 from memplan.verify.effect import Effect, effect
 from memplan.verify.memory import excess
 from memplan.verify.plan import judge
@@ -55,10 +55,6 @@ _STREAMING = 0.9  # of the budget for the plan where state streams; in the rest 
 _HOPEFUL = 1.1  # a plan predicted to miss by less than this is compiled all the same
 
 
-def links_of(program: Program) -> Topology | None:
-    return program.spmd.topology if program.spmd else None
-
-
 def compile_plain(
     program: Program,
     target: Target,
@@ -70,9 +66,8 @@ def compile_plain(
     """The unmodified step, by the compiler."""
     mesh = target.mesh_for(program.spmd)
     step = program.step if mesh is None else as_step(program, program.jaxpr, mesh)
-    compiled = target.compile(step, args, kwargs, program.options, compiler_options, spmd=program.spmd)
+    compiled, moved = guided.compiled(program, target, step, args, kwargs, compiler_options)
     memory = compiled.memory
-    moved = traffic(compiled.text, target.device, links_of(program)) if target.is_gpu else None
     step_s = moved.step_s if moved else None
     return Candidate(
         name, memory.device_bytes, memory.host_bytes, step_s, memory.device_bytes, traffic=moved, executable=compiled,
@@ -335,19 +330,19 @@ class Search:
                 plan.planner, stages.peak_nbytes, 0, timeline.step_s, predicted, plan, stages=stages,
                 program=self.program, graph=self.graph,
             )  # fmt: skip
-        compiled = self.target.compile(
+        compiled, moved = guided.compiled(
+            self.program,
+            self.target,
             as_step(self.program, self.rewritten(plan), self.target.mesh_for(self.program.spmd)),
             self.args,
             self.kwargs,
-            self.program.options,
             flags,
             with_schedule=True,
             held=self.program.held,
-            spmd=self.program.spmd,
         )
+        assert moved is not None
         memory = compiled.memory
         text = compiled.text
-        moved = traffic(text, self.target.device, links_of(self.program))
         return Candidate(
             plan.planner, memory.device_bytes, memory.host_bytes, moved.step_s, predicted, plan, compiled,
             compiler_options=dict(flags or {}), program=self.program, graph=self.graph,

@@ -30,6 +30,7 @@ KEEPS_COLLECTIVES = {  # as they were written, one beside the other's computatio
     "xla_gpu_all_reduce_combine_threshold_bytes": 0,
     "xla_gpu_all_gather_combine_threshold_bytes": 0,
     "xla_gpu_reduce_scatter_combine_threshold_bytes": 0,
+    "xla_gpu_experimental_parallel_collective_overlap_limit": 8,  # under way at once; by default one
 }
 _DESCRIBED_OPTIONS = {"xla_gpu_autotune_level": 0}  # there is nothing to time on
 
@@ -95,10 +96,12 @@ class Target:
         with_schedule: bool = False,
         held: Collection[int] = (),
         spmd: Spmd | None = None,
+        profile: Mapping[str, float] | None = None,
     ) -> Executable:
         """Compile `jax.jit(step, **options)` for this device; arguments as `jax.jit` takes them.
 
-        `held` are positions of inputs in host memory, `spmd` says how inputs lie over a mesh. `with_schedule` asks a GPU's compiler for its schedule and
+        `held` are positions of inputs in host memory, `spmd` says how inputs lie over a mesh, `profile` what
+        instructions of an earlier compilation take (seconds), for XLA's scheduler. `with_schedule` asks a GPU's compiler for its schedule and
         buffers as well, which it writes to files.
         """
         own = KEEPS_COLLECTIVES if spmd and self.is_gpu else {}
@@ -109,9 +112,11 @@ class Target:
             args, kwargs = self._placed(args, kwargs, spmd)
         lowered = jax.jit(step, **options).lower(*args, **kwargs)
         compat.hold_on_host(lowered, held)
-        if not (self.is_gpu and with_schedule):
-            return _account(lowered.compile(compiler_options=flags or None), None)
         with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
+            if profile:
+                flags |= {"xla_gpu_pgle_profile_file_or_directory_path": _written(profile, Path(folder))}
+            if not (self.is_gpu and with_schedule):
+                return _account(lowered.compile(compiler_options=flags or None), None)
             dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
             compiled = lowered.compile(compiler_options={**flags, **dump})
             return _account(compiled, Path(folder))
@@ -184,6 +189,13 @@ def _account(compiled: Any, dump: Path | None) -> Executable:
         if live and assignment:
             schedule = hlo.read_schedule(compiled.as_text(), live, assignment)
     return Executable(compiled, memory, schedule)
+
+
+def _written(profile: Mapping[str, float], folder: Path) -> str:
+    """A profile as XLA reads it: a text of its ProfiledInstructionsProto."""
+    path = folder / "profile.pbtxt"
+    path.write_text("".join(f'costs {{ name: "{name}" cost_us: {1e6 * s:.3f} }}\n' for name, s in profile.items()))
+    return str(path)
 
 
 def _dumped(folder: Path, ending: str) -> str:

@@ -46,6 +46,7 @@ class Traffic:
       step_s: seconds from the first kernel to the end of everything.
       collective_s, hidden_collective_s: seconds that the links between devices are busy; of these, while kernels run.
       collectives: how often each collective runs.
+      seconds: of every instruction by name, loops' bodies included.
       copies: how often bytes of this number are copied at once in a direction, "out" to the host or "in" from it.
     """
 
@@ -63,6 +64,7 @@ class Traffic:
     collective_s: float = 0.0
     hidden_collective_s: float = 0.0
     collectives: Mapping[Collective, int] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 def traffic(hlo_text: str, device: Device, topology: Topology | None = None) -> Traffic:
@@ -90,6 +92,7 @@ def traffic(hlo_text: str, device: Device, topology: Topology | None = None) -> 
         collective_s=sums["net_s"],
         hidden_collective_s=sums["net_hidden_s"],
         collectives=replay.collectives,
+        seconds=replay.seconds,
     )
 
 
@@ -143,6 +146,7 @@ class _Replay:
         self._sums: dict[str, float] = defaultdict(float)
         self.counts: Counter[tuple[str, int]] = Counter()  # of copies: direction, bytes
         self.collectives: Counter[Collective] = Counter()
+        self.seconds: dict[str, float] = {}
 
     def run(self, name: str) -> _Replay:
         body = self._module[name]
@@ -194,6 +198,7 @@ class _Replay:
             self.counts[copy] += times * count
         for collective, count in part.collectives.items():
             self.collectives[collective] += times * count
+        self.seconds.update(part.seconds)
         self._clock += times * part.end_s
 
     def _start(self, body: Computation, op: Instruction) -> None:
@@ -228,7 +233,8 @@ class _Replay:
         self.collectives[collective] += 1
         sent = self._copies["net"]
         start = max(self._clock, sent[-1][1] if sent else 0.0)
-        sent.append((start, start + network.seconds(collective)))
+        self.seconds[op.name] = network.seconds(collective)
+        sent.append((start, start + self.seconds[op.name]))
         return sent[-1][1]
 
     def _wait(self, until: float) -> None:
@@ -251,6 +257,7 @@ class _Replay:
         flops, dtype = _matrix_work(self._module, body, op)
         seconds = kernel_seconds(flops, dtype, moved["device"], self._device)
         self._clock += seconds
+        self.seconds[op.name] = seconds
         self._sums["nbytes"] += moved["device"]
         self._sums["flops"] += flops
         self._sums["kernels"] += 1
