@@ -263,9 +263,8 @@ class _Walk:
         const_vars, carry_vars, stack_vars = scan.split(eqn.invars)
         self.settle_all([*const_vars, *stack_vars])
         consts, carries, stacks = scan.split([self.layout(atom) for atom in eqn.invars])
-        whole = frozenset(
-            number for number, layout in enumerate(given) if layout.is_split and _around(_within(layout)) != layout
-        )
+        first = len(eqn.invars) - len(stacks)
+        whole = [first + number for number, layout in enumerate(stacks) if layout.is_split and layout.dim == 0]
         slices = [_within(layout) for layout in stacks]
         body = flatten(scan.body)
         summed = [True] * scan.carries  # carries that may be partial: only where no trip needs their sum
@@ -287,7 +286,7 @@ class _Walk:
         self.settle_all([atom for atom, one in zip(carry_vars, carries, strict=True) if not one.is_partial])
         needs = (*consts, *carries, *map(_around, slices))
         gives = (*carries, *map(_around, found.outputs[scan.carries :]))
-        return Step(needs, gives, bodies=(found,), gathered=tuple(sorted(whole)))
+        return Step(needs, gives, bodies=(found,), gathered=tuple(whole))
 
     def loop(self, eqn: compat.JaxprEqn, given: Sequence[Layout]) -> Step:
         """A `while`: what decides whether it goes on is whole, carries keep one layout."""

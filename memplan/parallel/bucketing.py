@@ -20,6 +20,8 @@ HEAVY = {"dot_general", "conv_general_dilated", "scan", "while", "custom_linear_
 LARGEST_BYTES = 128 << 20
 """Of a bucket: it is a buffer on the device, as its terms are."""
 
+_LEFT_UNFUSED = 0.2  # of elementwise traffic, after fusion: ResNet-50 at batch 32 on a P100, compiled
+
 SMALL_BYTES = 1 << 12
 """Of a sum: below that it is not compressed."""
 
@@ -108,6 +110,7 @@ def _made_s(assigned: Assigned, devices: int, device: Device) -> Mapping[Any, fl
     for eqn, op, step in zip(closed.jaxpr.eqns, graph.ops, assigned.steps, strict=True):
         layouts = (*step.needs, *step.gives)
         part = devices if any(not layout.is_whole for layout in layouts) else 1
-        now += op_seconds(graph, op, device) / part
+        melted = 1.0 if op.fusion in ("kernel", "reduction") else _LEFT_UNFUSED
+        now += melted * op_seconds(graph, op, device) / part
         found.update(dict.fromkeys(eqn.outvars, now))
     return found

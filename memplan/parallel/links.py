@@ -51,6 +51,7 @@ class Links:
     decomposes: bool = True
     wire: Wire | None = None
     sums: list[Sum] = field(default_factory=list)
+    _sent: Array | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -65,7 +66,7 @@ class Links:
         """Number of this device, outermost axis first."""
         return jax.lax.axis_index(self.names)
 
-    def sum(self, terms: Sequence[Array], layouts: Sequence[Layout], lossy: bool) -> list[Callable[[], Array]]:
+    def sum(self, terms: Sequence[Array], layouts: Sequence[Layout], lossy: bool, in_turn: bool = False) -> list[Callable[[], Array]]:
         """Every device's terms, summed, in the layouts asked for: one collective for each element type and kind.
 
         Each is taken out of what travelled together when it is asked for: until then, nothing waits for it.
@@ -77,17 +78,27 @@ class Links:
         for members in _alike(terms, layouts):
             of_kind = [terms[i] for i in members]
             dims = [layouts[i].dim for i in members]
-            summed = self._scatter(of_kind, dims) if layouts[members[0]].is_split else self._reduce(of_kind, lossy)
+            summed = self._scatter(of_kind, dims) if layouts[members[0]].is_split else self._reduce(of_kind, lossy, in_turn)
             results.update(zip(members, summed, strict=True))
         return [results[i] for i in range(len(terms))]
 
-    def _reduce(self, terms: Sequence[Array], lossy: bool) -> list[Callable[[], Array]]:
+    def _reduce(self, terms: Sequence[Array], lossy: bool, in_turn: bool) -> list[Callable[[], Array]]:
         flat = _joined([term.reshape(-1) for term in terms])
         wire = self.wire if lossy and self.wire and self.wire.fits(flat) else None
         how = self.phases(flat.nbytes, 0.5 if wire else 1.0)
+        flat = self._after_the_last(flat) if in_turn else flat
         told = f"{how}, the last in {wire.dtype}" if wire else str(how)
         self.sums.append(Sum(flat.nbytes, len(terms), told, False))
-        return _parted(_all_reduce(flat, how.phases, self.topology, wire), [term.shape for term in terms])
+        result = _all_reduce(flat, how.phases, self.topology, wire)
+        self._sent = result if in_turn else self._sent
+        return _parted(result, [term.shape for term in terms])
+
+    def _after_the_last(self, flat: Array) -> Array:
+        """Buckets share the links: one goes when the last has come."""
+        if self._sent is None:
+            return flat
+        flat, _ = jax.lax.optimization_barrier((flat, self._sent))
+        return flat
 
     def phases(self, nbytes: int, wire_ratio: float = 1.0) -> Decomposition:
         if self.decomposes:

@@ -78,7 +78,7 @@ class Local:
         terms = self.waiting.pop(bucket)
         lossy = bucket is not None and bucket not in self.buckets.exact
         layouts = [self.assigned.rests[var] for var in terms]
-        sums = self.links.sum([self.env[var][PARTIAL] for var in terms], layouts, lossy)
+        sums = self.links.sum([self.env[var][PARTIAL] for var in terms], layouts, lossy, bucket is not None)
         for var, layout, part in zip(terms, layouts, sums, strict=True):
             self.unsummed.remove(var)
             self.env[var][layout] = part

@@ -202,7 +202,7 @@ class DataParallel:
             below, above = _neighbours(shape[axis], self.devices)
             raise MeshError(
                 f"the global batch of {shape[axis]} (argument {position}{name}, dimension {axis}) cannot be divided "
-                f"equally among {self.devices} devices. Take {below or above} or {above}, or a mesh whose number of "
+                f"equally among {self.devices} devices. Take {below or above}, or a mesh whose number of "
                 f"devices divides {shape[axis]}."
             )
         return split(axis)
