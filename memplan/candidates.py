@@ -27,6 +27,7 @@ class Candidate:
       predicted_bytes: device bytes predicted before it was compiled.
       executable: where one program holds it; None where it is compiled segment by segment.
       gap_s: see `Proposal`.
+      strange: collectives that the program has and the executable has not, or the other way, in words.
       effect: what of the plan is in the executable; None where nobody looked, since it is compiled as it is planned.
       program, graph: what runs in the plan's order: the step, with loops of its own or the plan's.
     """
@@ -45,8 +46,9 @@ class Candidate:
     traffic: Traffic | None = None
     program: Program | None = None
     graph: Graph | None = None
+    strange: tuple[str, ...] = ()
 
     @property
     def dropped(self) -> tuple[str, ...]:
         """What the plan says and the executable does not do."""
-        return self.effect.dropped if self.effect else ()
+        return (*(self.effect.dropped if self.effect else ()), *self.strange)

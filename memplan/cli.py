@@ -20,10 +20,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from memplan import api, calibrating, factory
+from memplan import api, calibrating, factory, parallel, scaling
 from memplan.errors import InfeasibleBudgetError, MemplanError
+from memplan.parallel import launch as launching
+from memplan.parallel.measure import measured
 from memplan.planning import devices as hardware
 from memplan.planning import spec
+from memplan.planning.topology import TOPOLOGIES
 from memplan.report.catalogue import Catalogue, Entry
 from memplan.report.progress import Stages
 from memplan.report.told import Told
@@ -201,6 +204,82 @@ def demo(
         with _working(results=True):
             code = main(**{name: value for name, value in options.items() if value is not None})
         raise typer.Exit(code or 0)
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def launch(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What to start: python train.py ...")],
+    processes: Annotated[int, typer.Option("-n", "--processes", min=1, help="How many to start on this machine.")],
+    devices: Annotated[int | None, typer.Option(min=1, help="CPU devices of each process.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Of rank 0. Default: a free one.")] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds that processes wait for one another.")] = 60.0,
+    restarts: Annotated[int, typer.Option(min=0, help="How often to start again after a failure.")] = 0,
+    min_processes: Annotated[
+        int | None, typer.Option(min=1, help="Start again without those that failed, down to this many.")
+    ] = None,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds for the others to end after a failure.")] = 10.0,
+    debug: Debug = False,
+) -> None:
+    """Start the processes of a data-parallel run here. Exit code: of the first that failed, 128 + its signal."""
+    with _errors_told(debug):
+        wanted = launching.Launch(tuple(command), processes, devices, port, timeout, restarts, min_processes, grace)
+        raise typer.Exit(launching.launch(wanted))
+
+
+topologies = typer.Typer(invoke_without_command=True, help="Links between devices: known, measured, simulated on.")
+app.add_typer(topologies, name="topology")
+
+
+@topologies.callback()
+def topology(
+    context: typer.Context,
+    measure: Annotated[bool, typer.Option("--measure", help="Time the links between the devices that are here.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write what was measured here, for topology=PATH.json.")] = None,
+    json: Json = None,
+    html: Html = None,
+    debug: Debug = False,
+) -> None:
+    """List the known topologies, or measure the links that are here (under memplan launch: between processes)."""
+    if context.invoked_subcommand:
+        return
+    with _errors_told(debug):
+        if out is not None and not measure:
+            raise typer.BadParameter("only what --measure finds is written.", param_hint="--out")
+        _check_writable(json, html)
+        _check_writable(out)
+        if not measure:
+            _tell(scaling.told(tuple(TOPOLOGIES.values())), json, html)
+            return
+        cluster = parallel.initialize()
+        with _working() as stage:
+            stage("timing all-reduces", None)
+            found = measured(parallel.mesh())
+        if cluster.process == 0:
+            if out is not None:
+                _save(out, found.save)
+            _tell(scaling.told((found,)), json, html)
+
+
+@topologies.command()
+def simulate(
+    step: FactoryArgument,
+    on: Annotated[str, typer.Option(help="Known topology, with other sizes as 'ddl@16x4', or a measured PATH.json.")],
+    device: Annotated[str, typer.Option(help="What each of its devices is (memplan devices).")],
+    budget: Budget = None,
+    statistics: Annotated[str, typer.Option(help="Of the batch: global, or device (each its own).")] = "global",
+    donate: Donate = None,
+    json: Json = None,
+    html: Html = None,
+    debug: Debug = False,
+) -> None:
+    """Simulate step time on up to 4,096 devices; the factory's batch is that of one device."""
+    with _errors_told(debug):
+        _check_writable(json, html)
+        with _working() as stage:
+            function, args = _plain_step(step, stage)
+            limits = {"budget": budget, "donate_argnums": _donated(donate, args), "statistics": statistics}
+            found = scaling.simulate(function, args, on, device, notify=stage, **limits)
+        _tell(found, json, html)
 
 
 @app.callback(invoke_without_command=True)

@@ -35,6 +35,7 @@ from memplan.program.rewrite import rewrite
 from memplan.program.targets import HIDES_LATENCY, Target, xla_rematerialization
 from memplan.program.trace import Program, as_step
 from memplan.program.traffic import Traffic
+from memplan.verify.collectives import differing
 from memplan.verify.effect import Effect, effect
 from memplan.verify.memory import excess
 from memplan.verify.plan import judge
@@ -71,8 +72,15 @@ def compile_plain(
     step_s = moved.step_s if moved else None
     return Candidate(
         name, memory.device_bytes, memory.host_bytes, step_s, memory.device_bytes, traffic=moved, executable=compiled,
-        compiler_options=dict(compiler_options or {}),
+        compiler_options=dict(compiler_options or {}), strange=strange(program, program.jaxpr, moved),
     )  # fmt: skip
+
+
+def strange(program: Program, jaxpr: compat.ClosedJaxpr, moved: Traffic | None) -> tuple[str, ...]:
+    """Collectives of an executable that are not those of what it was made from."""
+    if program.spmd is None or moved is None:
+        return ()
+    return differing(jaxpr, program.spmd.axes, moved.collectives)
 
 
 @dataclass
@@ -330,10 +338,11 @@ class Search:
                 plan.planner, stages.peak_nbytes, 0, timeline.step_s, predicted, plan, stages=stages,
                 program=self.program, graph=self.graph,
             )  # fmt: skip
+        rewritten = self.rewritten(plan)
         compiled, moved = guided.compiled(
             self.program,
             self.target,
-            as_step(self.program, self.rewritten(plan), self.target.mesh_for(self.program.spmd)),
+            as_step(self.program, rewritten, self.target.mesh_for(self.program.spmd)),
             self.args,
             self.kwargs,
             flags,
@@ -346,7 +355,7 @@ class Search:
         return Candidate(
             plan.planner, memory.device_bytes, memory.host_bytes, moved.step_s, predicted, plan, compiled,
             compiler_options=dict(flags or {}), program=self.program, graph=self.graph,
-            effect=self.effect(plan, text, moved), traffic=moved,
+            effect=self.effect(plan, text, moved), traffic=moved, strange=strange(self.program, rewritten, moved),
         )  # fmt: skip
 
     def effect(self, plan: Plan, hlo: str, moved: Traffic) -> Effect:

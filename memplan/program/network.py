@@ -43,9 +43,14 @@ class Collective:
 
 @dataclass(frozen=True)
 class Network:
-    """The links that a program's collectives go over."""
+    """The links that a program's collectives go over.
 
-    topology: Topology
+    Attributes:
+      compiled_for: sizes of the axes in the program; links: those that it is replayed on.
+    """
+
+    compiled_for: Topology
+    links: Topology
 
     def collective(self, opcode: str, attributes: str, operand_nbytes: int, result_nbytes: int) -> Collective:
         kind = next(kind for kind in COLLECTIVES if opcode.startswith(kind))
@@ -53,10 +58,10 @@ class Network:
 
     def axes(self, attributes: str) -> tuple[str, ...]:
         """The axes along which the devices of one replica group differ; without groups, all."""
-        names = tuple(axis.name for axis in self.topology.axes)
+        names = tuple(axis.name for axis in self.compiled_for.axes)
         group = _first_group(attributes)
         if not group:
-            return tuple(axis.name for axis in self.topology.axes if axis.size > 1)
+            return tuple(axis.name for axis in self.compiled_for.axes if axis.size > 1)
         places = [self._place(device) for device in group]
         return tuple(name for dim, name in enumerate(names) if len({place[dim] for place in places}) > 1)
 
@@ -67,14 +72,14 @@ class Network:
         alone = Decomposition((Phase(collective.axes, False),))
         match collective.kind:
             case "all-reduce":
-                return all_reduce_seconds(self.topology, alone, collective.nbytes)
+                return all_reduce_seconds(self.links, alone, collective.nbytes)
             case "all-gather":
-                return all_gather_seconds(self.topology, alone, collective.nbytes)
-        return reduce_scatter_seconds(self.topology, alone, collective.nbytes)  # an all-to-all sends as many bytes
+                return all_gather_seconds(self.links, alone, collective.nbytes)
+        return reduce_scatter_seconds(self.links, alone, collective.nbytes)  # an all-to-all sends as many bytes
 
     def _place(self, device: int) -> tuple[int, ...]:
         found: list[int] = []
-        for axis in reversed(self.topology.axes):
+        for axis in reversed(self.compiled_for.axes):
             device, at = divmod(device, axis.size)
             found.append(at)
         return tuple(reversed(found))

@@ -73,7 +73,16 @@ def traffic(hlo_text: str, device: Device, topology: Topology | None = None) -> 
     Raises:
       ValueError: the text is not a scheduled HLO module.
     """
-    replay = _Replay(read_module(hlo_text), device, Network(topology) if topology else None).run("ENTRY")
+    return _replayed(hlo_text, device, Network(topology, topology) if topology else None)
+
+
+def replayed(hlo_text: str, device: Device, compiled_for: Topology, topology: Topology) -> Traffic:
+    """The same for a program that was compiled for other sizes of the axes than those of `topology`."""
+    return _replayed(hlo_text, device, Network(compiled_for, topology))
+
+
+def _replayed(hlo_text: str, device: Device, network: Network | None) -> Traffic:
+    replay = _Replay(read_module(hlo_text), device, network).run("ENTRY")
     sums = replay.sums()
     ways = ((sums[f"{way}_s"], sums[f"{way}_hidden_s"]) for way in ("out", "in"))
     copy_s, hidden_s = max(ways, key=lambda way: (round(way[0], 12), -way[1]))  # as busy: the less hidden one

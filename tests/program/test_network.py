@@ -6,7 +6,7 @@ from memplan.planning.collectives import Decomposition, Phase, all_gather_second
 from memplan.planning.topology import topology_named
 from memplan.program.network import Collective, Network
 
-NETWORK = Network(topology_named("ddl@2x4"))
+NETWORK = Network(topology_named("ddl@2x4"), topology_named("ddl@2x4"))
 LISTED = {
     "replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%sum": ("device",),
     "replica_groups={{0,4},{1,5},{2,6},{3,7}}": ("host",),
@@ -31,10 +31,17 @@ def test_a_collective_takes_what_the_links_take() -> None:
     alone = Decomposition((Phase(("host",), False),))
     reduce = NETWORK.collective("all-reduce", "replica_groups={{0,4},{1,5}}", 1 << 20, 1 << 20)
     assert reduce == Collective("all-reduce", ("host",), 1 << 20)
-    assert NETWORK.seconds(reduce) == all_reduce_seconds(NETWORK.topology, alone, 1 << 20)
+    assert NETWORK.seconds(reduce) == all_reduce_seconds(NETWORK.links, alone, 1 << 20)
     gather = NETWORK.collective("all-gather", "replica_groups={{0,4},{1,5}}", 1 << 19, 1 << 20)
-    assert NETWORK.seconds(gather) == all_gather_seconds(NETWORK.topology, alone, 1 << 20)
+    assert NETWORK.seconds(gather) == all_gather_seconds(NETWORK.links, alone, 1 << 20)
 
 
 def test_a_group_of_one_takes_nothing() -> None:
     assert NETWORK.seconds(NETWORK.collective("all-reduce", "replica_groups={{0},{1}}", 8, 8)) == 0
+
+
+def test_on_other_sizes_the_same_collective_takes_another_time() -> None:
+    wide = Network(topology_named("ddl@2x4"), topology_named("ddl@64x4"))
+    alone = Network(topology_named("ddl@2x4"), topology_named("ddl@1x4"))
+    reduce = wide.collective("all-reduce", "replica_groups={{0,4},{1,5}}", 1 << 20, 1 << 20)
+    assert wide.seconds(reduce) > NETWORK.seconds(reduce) > alone.seconds(reduce) == 0

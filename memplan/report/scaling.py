@@ -1,0 +1,144 @@
+"""Step time against the number of devices, simulated; and the links between devices.
+
+Their JSON is led by `"schema": "memplan.scaling/1"` and `"memplan.topologies/1"`; see `memplan.report.model`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from memplan.report.document import Pairs
+from memplan.report.sheet import Sheet, seconds, size
+from memplan.report.told import Told
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One number of devices.
+
+    Attributes:
+      shape: sizes of the axes, outermost first, as in `64x4`.
+      devices: all of them.
+      step_s: simulated seconds of a step.
+      compute_s: of these, seconds of computation; collective_s: seconds that the links are busy, hidden_collective_s:
+        of these, while something is computed.
+      efficiency: seconds of the single-device step over `step_s`; the batch of each device stays the same.
+    """
+
+    shape: str
+    devices: int
+    step_s: float
+    compute_s: float
+    collective_s: float
+    hidden_collective_s: float
+    efficiency: float
+
+
+@dataclass(frozen=True)
+class Scaling(Told):
+    """A step on more and more devices. Simulated: a roofline of the compiled program, a model of the links.
+
+    Attributes:
+      device: what each is; topology: the links, with their sources.
+      compiled_shape: the number of devices for which XLA compiled the program whose schedule is replayed.
+      device_bytes: of one device there, by the compiler.
+      single_s: seconds of the step on one device, with the same batch.
+      collectives: what the compiled program does in a step, and how often.
+      assumptions: of the simulation.
+      points: by number of devices.
+    """
+
+    SCHEMA: ClassVar[str] = "memplan.scaling/1"
+
+    device: str
+    topology: str
+    compiled_shape: str
+    device_bytes: int
+    single_s: float
+    collectives: tuple[tuple[str, int], ...]
+    assumptions: tuple[str, ...]
+    points: tuple[Point, ...]
+    versions: Pairs = ()
+
+    @property
+    def title(self) -> str:
+        return f"memplan: simulated scaling, {self.topology}"
+
+    def sheets(self, rows: int) -> tuple[Sheet, ...]:
+        """What was compiled, the points, what is assumed."""
+        first = (
+            ("device", self.device),
+            ("links", self.topology),
+            ("compiled for", f"{self.compiled_shape} devices, {size(self.device_bytes)} on each"),
+            ("collectives in a step", ", ".join(f"{count} {name}" for name, count in self.collectives) or "none"),
+            ("one device", seconds(self.single_s)),
+            ("versions", ", ".join(f"{name} {version}" for name, version in self.versions)),
+        )
+        columns = (">devices", ">shape", ">step", ">computation", ">collectives", ">hidden", ">efficiency")
+        listed = tuple(
+            (
+                f"{one.devices:,}",
+                one.shape,
+                seconds(one.step_s),
+                seconds(one.compute_s),
+                seconds(one.collective_s),
+                f"{one.hidden_collective_s / one.collective_s:.0%}" if one.collective_s else "",
+                f"{one.efficiency:.1%}",
+            )
+            for one in self.points
+        )
+        assumed = tuple((text,) for text in self.assumptions)
+        return Sheet("memplan", ("", ""), first), Sheet("Simulated", columns, listed), Sheet("Assumed", ("",), assumed)
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One axis of a topology: its size, the latency and the bandwidth of a link, and who shares it."""
+
+    name: str
+    size: int
+    latency_s: float
+    bandwidth: float
+    shared: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """A topology: its levels, outermost first."""
+
+    name: str
+    description: str
+    levels: tuple[Level, ...]
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Topologies(Told):
+    """Topologies that can be planned for, or one that was measured."""
+
+    SCHEMA: ClassVar[str] = "memplan.topologies/1"
+
+    topologies: tuple[Links, ...]
+
+    @property
+    def title(self) -> str:
+        return "memplan topologies"
+
+    def sheets(self, rows: int) -> tuple[Sheet, ...]:
+        """A row for each level."""
+        columns = ("topology", "axis", ">size", ">latency", ">GB/s", "a link for", "of")
+        listed = tuple(
+            (
+                links.name,
+                level.name,
+                str(level.size),
+                seconds(level.latency_s),
+                f"{level.bandwidth / 1e9:,.3g}",
+                "each node" if level.shared else "each device",
+                links.description,
+            )
+            for links in self.topologies
+            for level in links.levels
+        )
+        return (Sheet("Topologies", columns, listed),)
