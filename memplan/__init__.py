@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from memplan import parallel
     from memplan.api import jit
     from memplan.errors import InfeasibleBudgetError, MemplanError, PlanMismatchError, UnsupportedProgramError
     from memplan.planning import devices
@@ -22,6 +23,7 @@ __all__ = [
     "UnsupportedProgramError",
     "devices",
     "jit",
+    "parallel",
 ]
 
 _HOMES = {
@@ -33,6 +35,7 @@ _HOMES = {
     "UnsupportedProgramError": "memplan.errors",
     "devices": "memplan.planning.devices",
     "jit": "memplan.api",
+    "parallel": "memplan.parallel",
 }
 
 # Without a driver jax's CUDA plugin refuses to load, loudly, unless it is told to leave the check out; it is wanted for
@@ -45,5 +48,5 @@ def __getattr__(name: str) -> Any:
     """Public names are loaded when they are asked for: the planning half works, and tests, without jax."""
     if name in _HOMES:
         home = importlib.import_module(_HOMES[name])
-        return home if name == "devices" else getattr(home, name)
+        return home if name in ("devices", "parallel") else getattr(home, name)
     raise AttributeError(f"module 'memplan' has no attribute {name!r}")

@@ -233,7 +233,9 @@ app.add_typer(topologies, name="topology")
 @topologies.callback()
 def topology(
     context: typer.Context,
-    measure: Annotated[bool, typer.Option("--measure", help="Time the links between the devices that are here.")] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Time the links between the devices that are here.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Write what was measured here, for topology=PATH.json.")] = None,
     json: Json = None,
     html: Html = None,

@@ -1,7 +1,7 @@
 """Compile a step whose collectives should hide: the second time, XLA's scheduler knows what every instruction takes.
 
-By itself it guesses, from the size of a message alone, and lets collectives wait. What they take on these links, and what
-the kernels beside them take, is known from the first compilation.
+By itself it guesses, from the size of a message alone, and lets collectives wait. What they take on these links, and
+what the kernels beside them take, is known from the first compilation.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from memplan.program.targets import Executable, Target
-from memplan.program.traffic import Traffic, traffic
 from memplan.program.trace import Program
+from memplan.program.traffic import Traffic, traffic
 
 
 def compiled(

@@ -25,6 +25,7 @@ TYPES = (
     "memplan.planning.plan",
     "memplan.planning.devices",
     "memplan.planning.spec",
+    "memplan.planning.topology",
 )
 
 # What a room may import of memplan; the longest matching name counts, and a module outside every room is a breach.
@@ -34,13 +35,27 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "memplan.planning": ("memplan.planning", "memplan.errors"),
     "memplan.program": ("memplan.program", "memplan.errors", *TYPES),
     "memplan.program.traffic": ("memplan.program", "memplan.planning.cost", *TYPES),  # kernels in seconds
+    "memplan.program.network": ("memplan.program", "memplan.planning.collectives", *TYPES),  # collectives in seconds
     "memplan.verify": (
         "memplan.verify",
         "memplan.errors",
         "memplan.program.compat",
         "memplan.program.hlo",
+        "memplan.program.network",
         "memplan.program.targets",
         "memplan.program.trace",
+        *TYPES,
+    ),
+    "memplan.guided": ("memplan.program", *TYPES),
+    "memplan.scaling": (
+        "memplan.parallel",
+        "memplan.pipeline",
+        "memplan.search",
+        "memplan.summary",
+        "memplan.planning.budget",
+        "memplan.program.traffic",
+        "memplan.report",
+        "memplan.errors",
         *TYPES,
     ),
     "memplan.parallel": ("memplan.parallel", "memplan.program", "memplan.planning", "memplan.errors"),
@@ -62,6 +77,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     ),
     "memplan.search": (
         "memplan.candidates",
+        "memplan.guided",
         "memplan.looping",
         "memplan.planning",
         "memplan.program",
@@ -129,6 +145,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "memplan.api",
         "memplan.calibrating",
         "memplan.report",
+        "memplan.scaling",
         "memplan.parallel",
         "memplan.errors",
         "memplan.factory",

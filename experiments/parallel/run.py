@@ -25,7 +25,9 @@ from memplan.summary import versions
 from memplan.verify.program import compare
 
 STEPS = 20
-LAYOUTS = tuple((processes, total // processes) for total in (1, 2, 4, 8) for processes in (1, 2, 4) if processes <= total)
+LAYOUTS = tuple(
+    (processes, total // processes) for total in (1, 2, 4, 8) for processes in (1, 2, 4) if processes <= total
+)
 RESULTS = Path(__file__).parent / "results" / "cpu.json"
 
 
@@ -66,12 +68,23 @@ def launched(
     folder: Path, processes: int, devices: int, cases: list[str], options: tuple[str, ...] = (), steps: int = STEPS
 ) -> dict[str, list[np.ndarray]]:
     """Outputs by case of processes with so many devices each."""
-    worker = [sys.executable, "-m", "experiments.parallel.worker", "--out", str(folder), "--steps", str(steps), *options]
+    worker = [
+        sys.executable,
+        "-m",
+        "experiments.parallel.worker",
+        "--out",
+        str(folder),
+        "--steps",
+        str(steps),
+        *options,
+    ]
     main = "from memplan.cli import main; main()"
     launch = [sys.executable, "-c", main, "launch", "-n", str(processes), "--devices", str(devices), "--"]
     done = subprocess.run([*launch, *worker, "--cases", *cases], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"{processes} processes of {devices} devices failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+        raise RuntimeError(
+            f"{processes} processes of {devices} devices failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+        )
     return {case: read(folder / f"{case}.npz") for case in cases}
 
 

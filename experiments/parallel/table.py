@@ -13,7 +13,10 @@ README = Path(__file__).parent / "README.md"
 
 def table(results: Path) -> str:
     document = json.loads(results.read_text())
-    lines = ["| step | processes x devices | with | off by | recompilation alone | allowed | |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| step | processes x devices | with | off by | recompilation alone | allowed | |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for one in document["rows"]:
         verdict = "same" if one["passes"] else "**other numbers**"
         figures = " | ".join(f"{one[name]:.1e}" for name in ("off", "recompilation", "tolerance"))

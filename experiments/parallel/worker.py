@@ -1,4 +1,4 @@
-"""One process of a data-parallel training: `memplan launch -n 2 --devices 4 -- python -m experiments.parallel.worker ...`
+"""One process of a data-parallel training; `memplan launch` starts as many as are wanted.
 
 Rank 0 writes the flat state after the last step, and the losses, to a file.
 """

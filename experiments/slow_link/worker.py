@@ -20,7 +20,11 @@ from models.train import decoder_step
 from models.transformer import DecoderConfig
 
 HOSTS, BATCH, TOKENS = 2, 8, 16
-WAYS: dict[str, dict[str, Any]] = {"flat": {"decompose": False}, "decomposed": {}, "compressed": {"compress": "bfloat16"}}
+WAYS: dict[str, dict[str, Any]] = {
+    "flat": {"decompose": False},
+    "decomposed": {},
+    "compressed": {"compress": "bfloat16"},
+}
 
 
 def main(rank: str, coordinator: str, devices: str, interface: str, steps: str) -> None:
@@ -34,7 +38,9 @@ def main(rank: str, coordinator: str, devices: str, interface: str, steps: str) 
     counter = Path(f"/sys/class/net/{interface}/statistics/tx_bytes")
     found = {}
     for way, options in WAYS.items():
-        found[way] = trained(parallel.data_parallel(step, mesh, topology=links, **options), state, batch, counter, steps)
+        found[way] = trained(
+            parallel.data_parallel(step, mesh, topology=links, **options), state, batch, counter, steps
+        )
     if cluster.process == 0:
         gradients = sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))
         axes = {axis.name: {"latency_s": axis.latency_s, "bandwidth": axis.bandwidth} for axis in links.axes}

@@ -259,7 +259,7 @@ class _Walk:
         return self.cond(eqn, given) if eqn.primitive.name == "cond" else self.loop(eqn, given)
 
     def scan(self, eqn: compat.JaxprEqn, scan: compat.Scan, given: Sequence[Layout]) -> Step:
-        """Carries keep one layout: what goes in, unless what comes out is split, or partial: then that is summed once."""
+        """Carries keep one layout: of what goes in, unless what comes out is split, or partial: that is summed once."""
         const_vars, carry_vars, stack_vars = scan.split(eqn.invars)
         self.settle_all([*const_vars, *stack_vars])
         consts, carries, stacks = scan.split([self.layout(atom) for atom in eqn.invars])
@@ -359,7 +359,7 @@ def _meet(before: Layout, after: Layout) -> Layout:
 
 
 def _wishes(found: Assigned, wanted: Sequence[Wanted], devices: int) -> _Wishes:
-    """The way back: what the readers of every variable ask for; an equation nobody divided passes on what it is asked."""
+    """The way back: what readers ask for; an equation that nobody divided passes on what it is asked."""
     asked: dict[Any, list[Layout]] = {}
 
     def ask(atoms: Sequence[Any], layouts: Sequence[Layout]) -> None:

@@ -57,10 +57,11 @@ def sunk(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
         else:
             late.append(eqn)
     level: dict[Any, int] = {}
-    for eqn in reversed(late):
+    late.reverse()
+    for eqn in late:
         deepest = 1 + max((level.get(atom, 0) for atom in eqn.invars if is_var(atom)), default=0)
         level.update(dict.fromkeys(eqn.outvars, deepest))
-    ordered = sorted(reversed(late), key=lambda eqn: level[eqn.outvars[0]] if eqn.outvars else 0)
+    ordered = sorted(late, key=lambda eqn: level[eqn.outvars[0]] if eqn.outvars else 0)
     return compat.reordered(closed, [*reversed(early), *ordered])
 
 

@@ -91,7 +91,7 @@ def _shape(atom: Any) -> tuple[int, ...]:
 
 
 def _parallel(eqn: compat.JaxprEqn, blocked: Sequence[int] = ()) -> Factors:
-    """Results have the dimensions of the operands, scalars none. Some cannot be divided; one that is repeated is not."""
+    """Results have the dimensions of the operands, scalars none. Those repeated or `blocked` cannot be divided."""
     result = _shape(eqn.outvars[0])
     rank = len(result)
     if any(len(_shape(atom)) not in (0, rank) for atom in eqn.invars):
@@ -129,7 +129,7 @@ def _reduce(how: Reduction) -> Rule:
         if eqn.primitive.name in _BITWISE and compat.aval_of(eqn.invars[0]).dtype != bool:
             return _arg_reduce(eqn)
         kept = tuple(dim for dim in range(rank) if dim not in axes)
-        return Factors((tuple(range(rank)),), (kept,), {axis: how for axis in axes})
+        return Factors((tuple(range(rank)),), (kept,), dict.fromkeys(axes, how))
 
     return rule
 
@@ -200,8 +200,9 @@ def _dot_general(eqn: compat.JaxprEqn) -> Factors:
     left, right = _shape(eqn.invars[0]), _shape(eqn.invars[1])
     names_l: dict[int, int] = {}
     names_r: dict[int, int] = {}
-    for number, (l, r) in enumerate(zip((*batch_l, *contract_l), (*batch_r, *contract_r), strict=True)):
-        names_l[l] = names_r[r] = number
+    pairs = zip((*batch_l, *contract_l), (*batch_r, *contract_r), strict=True)
+    for number, (of_left, of_right) in enumerate(pairs):
+        names_l[of_left] = names_r[of_right] = number
     shared = len(names_l)
     free_l = [dim for dim in range(len(left)) if dim not in names_l]
     free_r = [dim for dim in range(len(right)) if dim not in names_r]
@@ -221,7 +222,8 @@ def _convolution(eqn: compat.JaxprEqn) -> Factors:
     ungrouped = eqn.params["feature_group_count"] == 1
     one_batch = eqn.params["batch_group_count"] == 1
     rank = len(numbers.lhs_spec)
-    left, right, out = ([None] * rank for _ in range(3))
+    sides: tuple[list[Factor], ...] = tuple([None] * rank for _ in range(3))
+    left, right, out = sides
     if one_batch:
         left[numbers.lhs_spec[0]] = out[numbers.out_spec[0]] = _BATCH
     if ungrouped:
@@ -312,13 +314,13 @@ def _keywise(eqn: compat.JaxprEqn) -> Factors:
 _ELEMENTWISE = (
     "abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clamp clz complex conj "
     "convert_element_type copy copy_p cos cosh device_put digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt "
-    "igamma igammac imag integer_pow is_finite le lgamma log log1p logistic lt max min mul name ne neg nextafter not or "
-    "polygamma population_count pow real reduce_precision rem round rsqrt select_n shift_left "
+    "igamma igammac imag integer_pow is_finite le lgamma log log1p logistic lt max min mul name ne neg nextafter not "
+    "or polygamma population_count pow real reduce_precision rem round rsqrt select_n shift_left "
     "shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta"
 )
 
 _RULES: dict[str, Rule] = {
-    **{name: _parallel for name in _ELEMENTWISE.split()},
+    **dict.fromkeys(_ELEMENTWISE.split(), _parallel),
     "reduce_sum": _reduce("sum"),
     "reduce_max": _reduce("max"),
     "reduce_min": _reduce("min"),

@@ -66,7 +66,9 @@ class Links:
         """Number of this device, outermost axis first."""
         return jax.lax.axis_index(self.names)
 
-    def sum(self, terms: Sequence[Array], layouts: Sequence[Layout], lossy: bool, in_turn: bool = False) -> list[Callable[[], Array]]:
+    def sum(
+        self, terms: Sequence[Array], layouts: Sequence[Layout], lossy: bool, in_turn: bool = False
+    ) -> list[Callable[[], Array]]:
         """Every device's terms, summed, in the layouts asked for: one collective for each element type and kind.
 
         Each is taken out of what travelled together when it is asked for: until then, nothing waits for it.
@@ -78,7 +80,9 @@ class Links:
         for members in _alike(terms, layouts):
             of_kind = [terms[i] for i in members]
             dims = [layouts[i].dim for i in members]
-            summed = self._scatter(of_kind, dims) if layouts[members[0]].is_split else self._reduce(of_kind, lossy, in_turn)
+            summed = (
+                self._scatter(of_kind, dims) if layouts[members[0]].is_split else self._reduce(of_kind, lossy, in_turn)
+            )
             results.update(zip(members, summed, strict=True))
         return [results[i] for i in range(len(terms))]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from memplan.errors import MeshError
 from memplan.planning.topology import Topology, topology_named
@@ -42,16 +42,16 @@ def mesh(sizes: Mapping[str, int] | None = None) -> Mesh:
     return Mesh(np.array(devices[:wanted]).reshape(tuple(sizes.values())), tuple(sizes))
 
 
-def links_of(mesh: Mesh) -> Topology:
+def links_of(mesh: Mesh | AbstractMesh) -> Topology:
     """What is assumed of a mesh's links where nobody has said: shared memory between CPUs, today's preset for GPUs."""
-    preset = topology_named("local" if mesh.devices.flat[0].platform == "cpu" else "today")
+    preset = topology_named("local" if isinstance(mesh, Mesh) and mesh.devices.flat[0].platform == "cpu" else "today")
     inner, outer = preset.axes[-1], preset.axes[0]
     names = list(mesh.shape)
     axes = [replace(inner if name == names[-1] else outer, name=name, size=size) for name, size in mesh.shape.items()]
     return replace(preset, axes=tuple(axes))
 
 
-def fitted(topology: Topology | str | None, mesh: Mesh) -> Topology:
+def fitted(topology: Topology | str | None, mesh: Mesh | AbstractMesh) -> Topology:
     """The topology with the mesh's axes.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from memplan.errors import MemplanError, MeshError
 from memplan.parallel import meshes
@@ -62,7 +62,9 @@ class Options:
 class DataParallel:
     """What `data_parallel` returns: called with global arrays inside `jax.jit` or `memplan.jit`."""
 
-    def __init__(self, step: Callable[..., Any], mesh: Mesh, topology: Topology, device: Device, options: Options):
+    def __init__(
+        self, step: Callable[..., Any], mesh: Mesh | AbstractMesh, topology: Topology, device: Device, options: Options
+    ):
         functools.update_wrapper(self, step)
         self.step = step
         self.mesh = mesh
@@ -199,10 +201,10 @@ class DataParallel:
         if len(shape) <= axis:
             return WHOLE  # a scalar of the batch: the same for all
         if shape[axis] % self.devices:
-            below, above = _neighbours(shape[axis], self.devices)
+            near = _nearest(shape[axis], self.devices)
             raise MeshError(
                 f"the global batch of {shape[axis]} (argument {position}{name}, dimension {axis}) cannot be divided "
-                f"equally among {self.devices} devices. Take {below or above}, or a mesh whose number of "
+                f"equally among {self.devices} devices. Take {near}, or a mesh whose number of "
                 f"devices divides {shape[axis]}."
             )
         return split(axis)
@@ -265,7 +267,7 @@ class DataParallel:
 
 def data_parallel(
     step: Callable[..., Any],
-    mesh: Mesh | None = None,
+    mesh: Mesh | AbstractMesh | None = None,
     *,
     batch_argnums: int | Sequence[int] = 1,
     batch_axis: int = 0,
@@ -280,7 +282,8 @@ def data_parallel(
 
     Args:
       step: `step(state, batch)`, pure, written for one device; nothing in it knows of devices.
-      mesh: one axis per level of the machine, outermost first.
+      mesh: one axis per level of the machine, outermost first; by default all devices (`memplan.parallel.mesh`). An
+        `AbstractMesh` for devices that are not here, to plan only.
       batch_argnums: arguments of which every device gets a part; the rest it has whole.
       batch_axis: dimension of their leaves that is divided.
       topology: links between the devices; axes as in the mesh.
@@ -315,14 +318,15 @@ def _placed(leaf: Leaf, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(known.shape, sharding, lambda index: known[index])
 
 
-def _neighbours(size: int, devices: int) -> tuple[int, int]:
+def _nearest(size: int, devices: int) -> str:
+    """Batches that can be divided, as `8 or 16`."""
     below = size // devices * devices
-    return below, below + devices
+    return f"{below} or {below + devices}" if below else str(devices)
 
 
 def _struct(leaf: Leaf) -> jax.ShapeDtypeStruct:
-    aval = jax.core.get_aval(leaf) if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype") else leaf
-    return compat.as_struct(aval)
+    typed = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+    return compat.as_struct(leaf if typed else jax.typeof(leaf))
 
 
 def _types(leaves: Sequence[Leaf]) -> tuple[Any, ...]:

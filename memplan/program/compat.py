@@ -18,9 +18,10 @@ import jax.extend.core as jex
 import jax.extend.random as jax_random
 import numpy as np
 from jax._src import api as _api
+from jax._src import config as _config
 from jax._src import core as _core
-from jax._src import literals as _literals
 from jax._src import distributed as _distributed
+from jax._src import literals as _literals
 from jax._src import source_info_util as _source
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.lib.mlir import ir as _ir  # pyright: ignore[reportPrivateImportUsage]
@@ -374,7 +375,7 @@ def random_bits_between(key: Any, bit_width: int, shape: Sequence[int], part: An
     impl = jax.random.key_impl(key)
     name = impl if isinstance(impl, str) else getattr(impl, "_impl_name", str(impl))
     count = math.prod(shape)
-    if "threefry2x32" not in name or not jax.config.jax_threefry_partitionable or not 0 < count < 2**32:
+    if "threefry2x32" not in name or not _config.threefry_partitionable.value or not 0 < count < 2**32:
         return None
     local = (shape[0] // parts, *shape[1:])
     low = jax.lax.iota(jax.numpy.uint32, count // parts) + part.astype(jax.numpy.uint32) * (count // parts)

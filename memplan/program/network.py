@@ -17,7 +17,9 @@ from memplan.planning.collectives import (
 from memplan.planning.topology import Topology
 
 _LISTED = re.compile(r"replica_groups=\{\{(?P<first>[\d,]*)\}")
-_COUNTED = re.compile(r"replica_groups=\[(?P<groups>\d+),(?P<size>\d+)\]<=\[(?P<dims>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?")
+_COUNTED = re.compile(
+    r"replica_groups=\[(?P<groups>\d+),(?P<size>\d+)\]<=\[(?P<dims>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?"
+)
 
 REDUCE, SCATTER, GATHER, EXCHANGE = "all-reduce", "reduce-scatter", "all-gather", "all-to-all"
 COLLECTIVES = (REDUCE, SCATTER, GATHER, EXCHANGE)

@@ -73,9 +73,7 @@ def over_mesh(
     )
 
 
-def inside(
-    closed: compat.ClosedJaxpr, topology: Topology | None = None
-) -> tuple[Spmd, compat.ClosedJaxpr] | None:
+def inside(closed: compat.ClosedJaxpr, topology: Topology | None = None) -> tuple[Spmd, compat.ClosedJaxpr] | None:
     """The mesh of a step that is one `shard_map` over all axes, and what one device runs; None for any other step."""
     eqns = closed.jaxpr.eqns
     if len(eqns) != 1 or eqns[0].primitive.name != "shard_map":

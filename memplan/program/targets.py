@@ -101,8 +101,8 @@ class Target:
         """Compile `jax.jit(step, **options)` for this device; arguments as `jax.jit` takes them.
 
         `held` are positions of inputs in host memory, `spmd` says how inputs lie over a mesh, `profile` what
-        instructions of an earlier compilation take (seconds), for XLA's scheduler. `with_schedule` asks a GPU's compiler for its schedule and
-        buffers as well, which it writes to files.
+        instructions of an earlier compilation take (seconds), for XLA's scheduler. `with_schedule` asks a GPU's
+        compiler for its schedule and buffers as well, which it writes to files.
         """
         own = KEEPS_COLLECTIVES if spmd and self.is_gpu else {}
         flags = {**own, **(options.get("compiler_options") or {}), **(compiler_options or {})}
@@ -121,7 +121,6 @@ class Target:
             compiled = lowered.compile(compiler_options={**flags, **dump})
             return _account(compiled, Path(folder))
 
-
     def mesh_for(self, spmd: Spmd | None) -> Mesh | None:
         """A mesh of so many described devices; None where the step's own will do."""
         return described_mesh(self.device, tuple(spmd.axes.items())) if spmd and self.described else None
@@ -132,7 +131,8 @@ class Target:
         if spmd is None:
             shardings = [NamedSharding(described_mesh(self.device), PartitionSpec())] * len(leaves)
         else:
-            shardings = [NamedSharding(self.mesh_for(spmd), spec) for spec in spmd.inputs]
+            mesh = described_mesh(self.device, tuple(spmd.axes.items()))
+            shardings = [NamedSharding(mesh, spec) for spec in spmd.inputs]
         return jax.tree_util.tree_unflatten(tree, map(_place, shardings, leaves))
 
 

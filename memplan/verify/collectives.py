@@ -1,4 +1,4 @@
-"""Are the collectives of the executable those of the program, and no others? Counted on both sides, by axes and bytes."""
+"""Are the collectives of the executable those of the program, and no others? Counted by kind, axes and bytes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ _KINDS = {"psum": REDUCE, "reduce_scatter": SCATTER, "all_gather": GATHER, "all_
 _LARGEST = ("pmax", "pmin")
 
 
-def differing(
-    jaxpr: compat.ClosedJaxpr, sizes: Mapping[str, int], found: Mapping[Collective, int]
-) -> tuple[str, ...]:
+def differing(jaxpr: compat.ClosedJaxpr, sizes: Mapping[str, int], found: Mapping[Collective, int]) -> tuple[str, ...]:
     """What is missing and what is there besides, in words.
 
     Args:

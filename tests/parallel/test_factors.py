@@ -48,7 +48,7 @@ STEPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "clamp and select": (lambda a: jnp.where(a > 0, jnp.clip(a, -1, 1), a.astype(jnp.float16)), (floats(4, 6),)),
     "sums": (lambda a: (a.sum((0, 2)), a.max(0), a.min(1), (a > 0).any(0), (a > 0).all(2)), (floats(4, 6, 2),)),
     "argmax and cumsum": (lambda a: (a.argmax(1), jnp.cumsum(a, 0), jax.lax.top_k(a, 2)[0]), (floats(4, 6),)),
-    "views": (lambda a: jnp.flip(a.reshape(8, 3, 2).transpose(1, 0, 2), 1).reshape(3, 4, 4)[None, ..., None], (floats(4, 6, 2),)),
+    "views": (lambda a: jnp.flip(a.reshape(8, 3, 2).transpose(1, 0, 2), 1).reshape(3, 4, 4)[None], (floats(4, 6, 2),)),
     "merged and parted": (lambda a: a.reshape(24, 2).reshape(2, 12, 2), (floats(4, 6, 2),)),
     "a batched product": (lambda a, b: jnp.einsum("bij,bjk->bik", a, b), (floats(4, 6, 2), floats(4, 2, 8))),
     "a product over the batch": (lambda a, b: a.T @ b, (floats(4, 6), floats(4, 2))),
