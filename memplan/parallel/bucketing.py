@@ -40,29 +40,30 @@ class Buckets:
     exact: frozenset[int] = frozenset()
 
 
-def sunk(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
-    """The same with everything last that no heavy work needs: updates, running statistics, metrics.
+def sunk(assigned: Assigned) -> compat.ClosedJaxpr:
+    """The jaxpr with what reads sums last, unless heavy work needs it: updates, running statistics, metrics.
 
-    What they wait for can then travel beside the heavy work; and level by level, so that what they wait for is made
-    when the first of it is needed.
+    The sums then travel beside the heavy work. Level by level: what others wait for is made when the first of them is
+    needed.
     """
+    eqns = assigned.jaxpr.jaxpr.eqns
     needed: set[Any] = set()
+    for eqn in reversed(eqns):
+        if eqn.primitive.name in HEAVY or eqn.effects or not needed.isdisjoint(eqn.outvars):
+            needed.update(filter(is_var, eqn.invars))
+            needed.update(eqn.outvars)
+    level = dict.fromkeys(assigned.rests, 0)
     early: list[compat.JaxprEqn] = []
     late: list[compat.JaxprEqn] = []
-    for eqn in reversed(closed.jaxpr.eqns):
-        heavy = eqn.primitive.name in HEAVY or bool(eqn.effects)
-        if heavy or not needed.isdisjoint(eqn.outvars):
-            needed.update(filter(is_var, eqn.invars))
+    for eqn in eqns:
+        below = [level[atom] for atom in eqn.invars if is_var(atom) and atom in level]
+        if not below or not needed.isdisjoint(eqn.outvars):
             early.append(eqn)
         else:
             late.append(eqn)
-    level: dict[Any, int] = {}
-    late.reverse()
-    for eqn in late:
-        deepest = 1 + max((level.get(atom, 0) for atom in eqn.invars if is_var(atom)), default=0)
-        level.update(dict.fromkeys(eqn.outvars, deepest))
-    ordered = sorted(late, key=lambda eqn: level[eqn.outvars[0]] if eqn.outvars else 0)
-    return compat.reordered(closed, [*reversed(early), *ordered])
+            level.update(dict.fromkeys(eqn.outvars, 1 + max(below)))
+    ordered = sorted(late, key=lambda eqn: level[eqn.outvars[0]])
+    return compat.reordered(assigned.jaxpr, [*early, *ordered])
 
 
 def buckets(assigned: Assigned, topology: Topology, device: Device, compresses: bool) -> Buckets:

@@ -163,6 +163,10 @@ class DataParallel:
           position: of the argument; by default the first that is divided.
         """
         position = self.options.batch_argnums[0] if position is None else position
+        if not isinstance(self.mesh, Mesh):
+            raise MeshError(
+                "an AbstractMesh has no devices to put a batch on. Make the step with memplan.parallel.mesh()."
+            )
         processes = len({device.process_index for device in self.mesh.devices.flat})
 
         def whole(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -233,10 +237,13 @@ class DataParallel:
 
     def _divide(self, args: tuple[Any, ...]) -> Divided:
         traced = jax.jit(self.step).trace(*args)
-        jaxpr = sunk(flatten(traced.jaxpr))
         layouts = self.layouts(*args)
         wanted = self._wanted(args, layouts, traced.out_info)
-        assigned = assign(jaxpr, layouts, wanted, self.devices, self.options.statistics == DEVICE)
+
+        def assigned_to(jaxpr: compat.ClosedJaxpr) -> Assigned:
+            return assign(jaxpr, layouts, wanted, self.devices, self.options.statistics == DEVICE)
+
+        assigned = assigned_to(sunk(assigned_to(flatten(traced.jaxpr))))
         for eqn, atom in gathers(assigned):
             warnings.warn(
                 f"{eqn.primitive.name} at {compat.source_of(eqn) or 'an unknown line'} cannot be divided along the "
@@ -296,7 +303,6 @@ def data_parallel(
         and returns the state as `place` makes it.
       device: what each of them is, by name; None: what jax runs on. It says when gradients are ready to be sent.
     """
-    mesh = meshes.mesh() if mesh is None else mesh
     if statistics not in (GLOBAL, DEVICE):
         raise MemplanError(f"statistics is {statistics!r}; it is {GLOBAL!r} or {DEVICE!r}.")
     if compress is not None and compress not in WIRES:

@@ -49,6 +49,7 @@ class Op:
       workspace_nbytes: device bytes needed while it runs, besides inputs and outputs; of a body, all that its own order
         has alive at once.
       bodies: of a loop or a conditional, which need device bytes of their own while it runs.
+      communicates: it waits for other devices, and other work need not wait for it.
       crosses_memories: it copies between device and host memory; one side has no device bytes.
       traffic_nbytes: device bytes moved besides inputs and outputs (what a loop reads and writes over and over).
       recomputable: may it run a second time with the same result and no other trace?
@@ -66,6 +67,7 @@ class Op:
     along_rows: bool = False
     workspace_nbytes: int = 0
     bodies: tuple[Graph, ...] = ()
+    communicates: bool = False
     crosses_memories: bool = False
     traffic_nbytes: int = 0
     recomputable: bool = True

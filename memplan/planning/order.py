@@ -3,7 +3,7 @@
 A *loose end* is an operation that no main computation waits for: a weight gradient, an optimizer update, a running
 statistic, a metric. Running it early ends the lifetimes of what it reads; nothing is paid for it. Where it reads only
 arguments (the decay of an optimizer's moments) no lifetime would end and one would begin: such an *idle* operation runs
-right before what needs it.
+right before what needs it. One that waits for other devices would let all else wait: it runs at the end.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ def early_loose_ends(graph: Graph) -> tuple[int, ...]:
     waits = _waits(graph)
     loose = _loose_ends(graph)
     idle = _idle(waits, loose)
+    late = _late(graph, loose)
     waiting = [sum(not idle[earlier] for earlier in before) for before in waits]
     followers: list[list[int]] = [[] for _ in graph.ops]
     for op, before in enumerate(waits):
@@ -25,7 +26,8 @@ def early_loose_ends(graph: Graph) -> tuple[int, ...]:
             followers[earlier].append(op)
     order: list[int] = []
     done = [False] * len(graph.ops)
-    ready: list[int] = [op for op in range(len(graph.ops)) if loose[op] and not idle[op] and not waiting[op]]
+    soon = [loose[op] and not idle[op] and not late[op] for op in range(len(graph.ops))]
+    ready: list[int] = [op for op in range(len(graph.ops)) if soon[op] and not waiting[op]]
     heapq.heapify(ready)
 
     def run(op: int) -> None:
@@ -36,7 +38,7 @@ def early_loose_ends(graph: Graph) -> tuple[int, ...]:
         done[op] = True
         for follower in followers[op] if not idle[op] else ():
             waiting[follower] -= 1
-            if not waiting[follower] and loose[follower] and not idle[follower]:
+            if not waiting[follower] and soon[follower]:
                 heapq.heappush(ready, follower)
 
     for op in range(len(graph.ops)):
@@ -46,7 +48,7 @@ def early_loose_ends(graph: Graph) -> tuple[int, ...]:
             run(op)
     while ready:
         run(heapq.heappop(ready))
-    for op in range(len(graph.ops)):  # idle ones that only outputs need
+    for op in range(len(graph.ops)):  # late ones, and idle ones that only outputs need
         if not done[op]:
             run(op)
     return tuple(order)
@@ -92,6 +94,17 @@ def _loose_ends(graph: Graph) -> list[bool]:
         blocked[index] = any(blocked[reader] or _is_work(graph.ops[reader]) for reader in after)
         loose[index] = not blocked[index] and op.recomputable
     return loose
+
+
+def _late(graph: Graph, loose: list[bool]) -> list[bool]:
+    """True for loose ends that other devices have a part in."""
+    late = [False] * len(graph.ops)
+    from_others: set[int] = set()
+    for index, op in enumerate(graph.ops):
+        if op.communicates or not from_others.isdisjoint(op.inputs):
+            from_others.update(op.outputs)
+            late[index] = loose[index]
+    return late
 
 
 def _is_work(op: Op) -> bool:

@@ -21,7 +21,6 @@ from jax._src import api as _api
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import distributed as _distributed
-from jax._src import literals as _literals
 from jax._src import source_info_util as _source
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.lib.mlir import ir as _ir  # pyright: ignore[reportPrivateImportUsage]
@@ -140,7 +139,8 @@ def read(env: Mapping[Any, Any], atom: Any) -> Any:
     """
     if not isinstance(atom, Literal):
         return env[atom]
-    return np.asarray(atom.val) if isinstance(atom.val, _literals.TypedNdArray) else atom.val
+    sharding = getattr(atom.aval, "sharding", None)
+    return np.asarray(atom.val) if sharding is not None and sharding.mesh.manual_axes else atom.val
 
 
 def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:

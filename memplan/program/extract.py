@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -60,6 +61,7 @@ def graph_of(
     inputs = tuple(range(len(values)))
 
     ops = []
+    awaited: set[int] = set()  # values that come from other devices
     for eqn in jaxpr.eqns:
         fusion = rules.fusion_of(eqn)
         outputs = []
@@ -70,7 +72,12 @@ def graph_of(
             )
         inputs_read = tuple(ids[atom] for atom in eqn.invars if _is_var(atom))
         part = min((shares.get(atom, 1.0) for atom in (*eqn.invars, *eqn.outvars) if _is_var(atom)), default=1.0)
-        ops.append(_op(eqn, inputs_read, tuple(outputs), part))
+        op = _op(eqn, inputs_read, tuple(outputs), part)
+        tied = op.name == "optimization_barrier" and not awaited.isdisjoint(op.inputs)
+        if op.name in rules.COLLECTIVES or tied:
+            awaited.update(op.outputs)
+            op = replace(op, communicates=True)
+        ops.append(op)
     returned = tuple(ids[atom] for atom in jaxpr.outvars if _is_var(atom))
     return Graph(tuple(values), tuple(ops), inputs, returned, _fingerprint(values, ops, returned))
 

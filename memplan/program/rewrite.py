@@ -58,7 +58,8 @@ class _Rewriter:
     def act(self, action: Action, scope: str) -> list[int]:
         """Carry out one action; returns what the segment ends with: values it made, copies that are done.
 
-        A copy to the device has until its value is read, a copy to the host until the value is freed.
+        A copy to the device, and what comes from other devices, has until its value is read, a copy to the host until
+        the value is freed.
         """
         value = action.target
         match action.kind:
@@ -67,7 +68,7 @@ class _Rewriter:
                 copy = copy_of(action, self.graph)
                 if copy and copy[1] is Kind.OFFLOAD:
                     self.put[copy[0]] = self.graph.ops[value].outputs[0]
-                return [] if copy else made
+                return [] if copy or self.graph.ops[value].communicates else made
             case Kind.OFFLOAD:
                 self.host[value] = self.channels.to_host(self.device[value])
             case Kind.PREFETCH:
@@ -123,12 +124,13 @@ class _Rewriter:
 
 
 def reads(segment: Sequence[Action], graph: Graph) -> set[int]:
-    """Values that a segment takes from before it."""
+    """Values that a segment takes from before it; what it sends to other devices goes whenever that is ready."""
     made: set[int] = set()
     read: set[int] = set()
     for action in segment:
         if action.kind is Kind.COMPUTE:
-            read.update(value for value in graph.ops[action.target].inputs if value not in made)
+            op = graph.ops[action.target]
+            read.update(value for value in op.inputs if value not in made and not op.communicates)
             made.update(graph.ops[action.target].outputs)
         elif action.kind is Kind.OFFLOAD and action.target not in made:
             read.add(action.target)

@@ -16,6 +16,8 @@ from memplan.program import compat
 _VIEWS = {"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "iota", "bitcast_convert_type", "stop_gradient",
           "rev", "copy", "random_wrap", "random_unwrap", "name", "empty", "create_token"}  # fmt: skip
 
+COLLECTIVES = {"psum", "pmax", "pmin", "reduce_scatter", "all_gather", "all_to_all", "ppermute"}
+
 _REDUCTIONS = {"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor",
                "reduce", "argmax", "argmin"}  # fmt: skip
 
