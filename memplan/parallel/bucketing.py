@@ -67,41 +67,49 @@ def sunk(assigned: Assigned) -> compat.ClosedJaxpr:
 
 
 def buckets(assigned: Assigned, topology: Topology, device: Device, compresses: bool) -> Buckets:
-    """Cut what can wait by the time at which it is made."""
-    patient = _patient(assigned)
-    small = [var for var in patient if compresses and compat.nbytes_of(var.aval) < SMALL_BYTES]
-    patient = [var for var in patient if var not in small]
-    last = dict.fromkeys(small, -1)
-    if not patient:
-        return Buckets(last, frozenset(last.values()))
-    made_s = _made_s(assigned, topology.devices, device)
-    nbytes = [compat.nbytes_of(var.aval) for var in patient]
+    """Cut what can wait by the time at which it is made; what is made after all heavy work goes last, together."""
+    patient, final = _patient(assigned)
+    small = [var for var in (*patient, *final) if compresses and compat.nbytes_of(var.aval) < SMALL_BYTES]
+    exact = dict.fromkeys(small, -1)
+    patient, final = ([var for var in some if var not in exact] for some in (patient, final))
+    ranges: tuple[range, ...] = ()
+    if patient:
+        made_s = _made_s(assigned, topology.devices, device)
 
-    @functools.cache
-    def seconds(size: int) -> float:
-        return all_reduce_seconds(topology, cheapest(topology, size), size)
+        @functools.cache
+        def seconds(size: int) -> float:
+            return all_reduce_seconds(topology, cheapest(topology, size), size)
 
-    ranges = cut([made_s[var] for var in patient], nbytes, seconds, largest_nbytes=LARGEST_BYTES)
+        nbytes = [compat.nbytes_of(var.aval) for var in patient]
+        ranges = cut([made_s[var] for var in patient], nbytes, seconds, largest_nbytes=LARGEST_BYTES)
     number = {patient[i]: number for number, members in enumerate(ranges) for i in members}
-    return Buckets({**number, **last}, frozenset(last.values()))
+    return Buckets({**number, **dict.fromkeys(final, len(ranges)), **exact}, frozenset(exact.values()))
 
 
-def _patient(assigned: Assigned) -> list[Any]:
-    """In the order they are made."""
+def _patient(assigned: Assigned) -> tuple[list[Any], list[Any]]:
+    """Sums in the order they are made: those read after heavy work, and those that only what comes after all reads."""
     eqns = assigned.jaxpr.jaxpr.eqns
     first_read: dict[Any, int] = {}
     heavy_before = [0]
+    after_sums = set(assigned.rests)
+    waiting: set[Any] = set()  # made of sums
     for number, eqn in enumerate(eqns):
         heavy_before.append(heavy_before[-1] + (eqn.primitive.name in HEAVY))
-        for atom in eqn.invars:
-            if is_var(atom):
-                first_read.setdefault(atom, number)
-    return [
-        var
-        for number, eqn in enumerate(eqns)
-        for var in eqn.outvars
-        if var in assigned.rests and heavy_before[first_read.get(var, len(eqns))] > heavy_before[number + 1]
-    ]
+        operands = set(filter(is_var, eqn.invars))
+        for atom in operands:
+            first_read.setdefault(atom, number)
+        if not operands.isdisjoint(after_sums):
+            after_sums.update(eqn.outvars)
+            waiting.update(eqn.outvars)
+    patient, final = [], []
+    for number, eqn in enumerate(eqns):
+        for var in filter(assigned.rests.__contains__, eqn.outvars):
+            read = heavy_before[first_read.get(var, len(eqns))]
+            if read > heavy_before[number + 1]:
+                patient.append(var)
+            elif read == heavy_before[-1] and var not in waiting:
+                final.append(var)
+    return patient, final
 
 
 def _made_s(assigned: Assigned, devices: int, device: Device) -> Mapping[Any, float]:
