@@ -108,7 +108,7 @@ def main() -> None:
     known = {case: references(case) for case in cases}
     rows = []
     wanted = [(processes, devices, ()) for processes, devices in LAYOUTS]
-    wanted += [(2, 4, ("--split-state", "opt_state")), (2, 2, ("--share", "0.85"))]
+    wanted += [(2, 4, ("--split-state", "opt_state"))]
     for processes, devices, options in wanted:
         with tempfile.TemporaryDirectory() as folder:
             found = launched(Path(folder), processes, devices, cases, options)

@@ -43,6 +43,8 @@ class Scaling(Told):
       device: what each is; topology: the links, with their sources.
       compiled_shape: the number of devices for which XLA compiled the program whose schedule is replayed.
       device_bytes: of one device there, by the compiler.
+      budget_bytes: that it was planned for; planner: who made the plan, `none` where it fits as it is.
+      unexpected: collectives that the program has and the executable has not, or the other way, in words.
       single_s: seconds of the step on one device, with the same batch.
       collectives: what the compiled program does in a step, and how often.
       assumptions: of the simulation.
@@ -55,6 +57,9 @@ class Scaling(Told):
     topology: str
     compiled_shape: str
     device_bytes: int
+    budget_bytes: int
+    planner: str
+    unexpected: tuple[str, ...]
     single_s: float
     collectives: tuple[tuple[str, int], ...]
     assumptions: tuple[str, ...]
@@ -71,7 +76,9 @@ class Scaling(Told):
             ("device", self.device),
             ("links", self.topology),
             ("compiled for", f"{self.compiled_shape} devices, {size(self.device_bytes)} on each"),
+            ("planner", f"{self.planner}, for {size(self.budget_bytes)}"),
             ("collectives in a step", ", ".join(f"{count} {name}" for name, count in self.collectives) or "none"),
+            ("  not as written", "; ".join(self.unexpected) or "none"),
             ("one device", seconds(self.single_s)),
             ("versions", ", ".join(f"{name} {version}" for name, version in self.versions)),
         )
