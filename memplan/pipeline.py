@@ -82,11 +82,18 @@ def run(
     plain = compile_plain(program, target, args, kwargs)
     if request.host_state:
         program = with_state_on_host(program, large_leaves(program, request.host_state))
-    if plain.device_bytes <= budget and request.plan is None and not program.held:
+    fits = plain.device_bytes <= budget and request.plan is None and not program.held
+    if fits and not (plain.traffic and plain.traffic.waits_for_links):
         report = summary.untouched(target, budget, host_budget, plain)
         return Result(program, None, target, plain, report, *shapes_of(args, kwargs))
     search = Search(program, extract(program), target, args, kwargs, budget, host_budget, planner, notify, plain)
-    chosen = search.follow(request.plan) if request.plan is not None else search.best(request.verify)
+    if fits:
+        chosen = search.in_segments()
+    else:
+        chosen = search.follow(request.plan) if request.plan is not None else search.best(request.verify)
+    if chosen is plain:
+        report = summary.untouched(target, budget, host_budget, plain)
+        return Result(program, None, target, plain, report, *shapes_of(args, kwargs))
     bounds = search.lowest.nbytes, search.least_s
     report = summary.planned(search.graph, target, budget, host_budget, chosen, plain, search.tried, *bounds)
     ran = chosen.program or program, chosen.graph or search.graph

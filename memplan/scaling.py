@@ -17,7 +17,7 @@ from memplan.pipeline import Request
 from memplan.planning.budget import Size
 from memplan.planning.topology import Topology, topology_named
 from memplan.program.traffic import Traffic, replayed
-from memplan.report.scaling import Level, Links, Point, Scaling, Topologies
+from memplan.report.scaling import Count, Level, Links, Point, Scaling, Topologies
 from memplan.search import Notify
 from memplan.summary import versions
 
@@ -81,7 +81,7 @@ def simulate(
         planner=whole.report.planner,
         unexpected=whole.chosen.strange,
         single_s=single_s,
-        collectives=tuple(sorted(counted.items())),
+        collectives=tuple(Count(name, times) for name, times in sorted(counted.items())),
         assumptions=(*ASSUMPTIONS, *links.sources, f"statistics of the batch: {statistics}"),
         points=tuple(points),
         versions=versions(),

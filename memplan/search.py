@@ -26,6 +26,7 @@ from memplan.planning.simulate import Simulator, Timeline
 from memplan.planning.straight import straight
 from memplan.planning.streams import streamed
 from memplan.planning.tidy import tidied
+from memplan.planning.unfold import keep_everything
 from memplan.program import compat
 from memplan.program.executor import compile_stages
 from memplan.program.extract import extract
@@ -114,6 +115,17 @@ class Search:
                 raise self.infeasible(lowest, resort.device_bytes)
             return resort
         return min(fitting, key=lambda candidate: (candidate.step_s or 0.0, candidate.device_bytes))
+
+    def in_segments(self) -> Candidate:
+        """For a step that fits as it is but waits for other devices: the faster of it and the same in segments.
+
+        Fences keep the order in which gradients are made, so that their sums go early.
+        """
+        plan = keep_everything(self.problem(self.budget, {}).layout(), self.target.device.name)
+        candidate = self.compile(replace(plan, planner="segments"), self.simulated(plan).peak_nbytes)
+        self.tried.append(candidate)
+        faster = (candidate.step_s or math.inf) < (self.plain.step_s or math.inf)
+        return candidate if faster and self.fits(candidate) else self.plain
 
     def follow(self, plan: Plan) -> Candidate:
         """A plan that the user brings."""

@@ -66,6 +66,11 @@ class Traffic:
     collectives: Mapping[Collective, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def waits_for_links(self) -> bool:
+        """More than a hundredth of the step, for collectives that nothing hides."""
+        return self.collective_s - self.hidden_collective_s > 0.01 * self.step_s
+
 
 def traffic(hlo_text: str, device: Device, topology: Topology | None = None) -> Traffic:
     """Replay the entry computation of `compiled.as_text()` on `device`, one of those of `topology`.

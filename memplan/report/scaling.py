@@ -35,6 +35,14 @@ class Point:
     efficiency: float
 
 
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A collective over some axes, and how often it runs in a step."""
+
+    name: str
+    times: int
+
+
 @dataclass(frozen=True)
 class Scaling(Told):
     """A step on more and more devices. Simulated: a roofline of the compiled program, a model of the links.
@@ -46,7 +54,7 @@ class Scaling(Told):
       budget_bytes: that it was planned for; planner: who made the plan, `none` where it fits as it is.
       unexpected: collectives that the program has and the executable has not, or the other way, in words.
       single_s: seconds of the step on one device, with the same batch.
-      collectives: what the compiled program does in a step, and how often.
+      collectives: of the compiled program.
       assumptions: of the simulation.
       points: by number of devices.
     """
@@ -61,7 +69,7 @@ class Scaling(Told):
     planner: str
     unexpected: tuple[str, ...]
     single_s: float
-    collectives: tuple[tuple[str, int], ...]
+    collectives: tuple[Count, ...]
     assumptions: tuple[str, ...]
     points: tuple[Point, ...]
     versions: Pairs = ()
@@ -77,7 +85,7 @@ class Scaling(Told):
             ("links", self.topology),
             ("compiled for", f"{self.compiled_shape} devices, {size(self.device_bytes)} on each"),
             ("planner", f"{self.planner}, for {size(self.budget_bytes)}"),
-            ("collectives in a step", ", ".join(f"{count} {name}" for name, count in self.collectives) or "none"),
+            ("collectives in a step", ", ".join(f"{one.times} {one.name}" for one in self.collectives) or "none"),
             ("  not as written", "; ".join(self.unexpected) or "none"),
             ("one device", seconds(self.single_s)),
             ("versions", ", ".join(f"{name} {version}" for name, version in self.versions)),
