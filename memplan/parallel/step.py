@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from memplan.planning.devices import Device
 from memplan.planning.topology import Topology
 from memplan.program import compat
 from memplan.program.local import local_device
+from memplan.program.spmd import XLA_DECOMPOSES
 from memplan.program.trace import flatten
 
 Leaf = Any
@@ -71,6 +73,7 @@ class DataParallel:
         self.topology = topology
         self.device = device
         self.options = options
+        self.decomposes = options.decompose
         self.sums: tuple[Sum, ...] = ()
         self._known: dict[Any, Divided] = {}
 
@@ -305,6 +308,11 @@ def data_parallel(
     """
     if statistics not in (GLOBAL, DEVICE):
         raise MemplanError(f"statistics is {statistics!r}; it is {GLOBAL!r} or {DEVICE!r}.")
+    if decompose and XLA_DECOMPOSES in os.environ.get("XLA_FLAGS", ""):
+        raise MemplanError(
+            f"XLA_FLAGS lets XLA decompose all-reduces ({XLA_DECOMPOSES}), and so would this step. Leave out the flag, "
+            "or pass decompose=False."
+        )
     if compress is not None and compress not in WIRES:
         raise MemplanError(f"gradients cannot travel as {compress!r}; compress is one of {', '.join(WIRES)}, or None.")
     if compress is not None and split_state is not None:

@@ -16,6 +16,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from memplan.planning.topology import Topology
 from memplan.program import compat
 
+XLA_DECOMPOSES = "xla_gpu_all_reduce_blueconnect_num_devices_per_host"
+
 
 @dataclass(frozen=True)
 class Spmd:

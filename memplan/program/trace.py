@@ -12,11 +12,11 @@ import jax
 from jax.core import Tracer
 from jax.sharding import Sharding
 
-from memplan.errors import UnsupportedProgramError
+from memplan.errors import MemplanError, UnsupportedProgramError
 from memplan.planning.loop import Loop, Residuals
 from memplan.program import compat
 from memplan.program.placement import placements, places_of_its_own, spans_devices
-from memplan.program.spmd import Spmd, inside
+from memplan.program.spmd import XLA_DECOMPOSES, Spmd, inside
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,11 @@ def trace(
     """
     traced = jax.jit(step, **options).trace(*args, **kwargs)
     leaves = jax.tree_util.tree_leaves(traced.args_info)
+    if getattr(step, "decomposes", False) and (options.get("compiler_options") or {}).get(XLA_DECOMPOSES):
+        raise MemplanError(
+            f"the step's all-reduces are decomposed already, and XLA would do it again ({XLA_DECOMPOSES}). Leave out "
+            "that option, or make the step with data_parallel(..., decompose=False)."
+        )
     spmd, written = inside(traced.jaxpr, getattr(step, "topology", None)) or (None, traced.jaxpr)
     return Program(
         step=step,

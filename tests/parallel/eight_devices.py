@@ -237,8 +237,15 @@ def indivisible() -> Any:
     return parallel.data_parallel(step, MESH).place(state, jax.tree.map(lambda leaf: leaf[:6], batch))
 
 
+def decomposed_twice() -> Any:
+    step, (state, batch) = decoder()
+    flag = {"xla_gpu_all_reduce_blueconnect_num_devices_per_host": 4}
+    return memplan.jit(parallel.data_parallel(step, MESH), compiler_options=flag).plan(state, batch)
+
+
 REFUSED: dict[str, Callable[[], Any]] = {
     "indivisible": indivisible,
+    "twice": decomposed_twice,
     "too large": lambda: parallel.mesh({"host": 4, "device": 4}),
     "axes": lambda: parallel.data_parallel(dropped, parallel.mesh({"a": 8}), topology="ddl"),
     "wire": lambda: parallel.data_parallel(dropped, MESH, compress="int3"),

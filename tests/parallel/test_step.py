@@ -78,6 +78,7 @@ def test_each_device_keeps_its_part_of_divided_state(found: Any) -> None:
         ("indivisible", "global batch of 6"),
         ("too large", "needs 16 devices; there are 8"),
         ("axes", "the mesh has a"),
+        ("twice", "decomposed already"),
         ("wire", "bfloat16"),
         ("both", "either split_state or compress"),
         ("statistics", "'global' or 'device'"),
