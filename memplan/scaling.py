@@ -67,11 +67,11 @@ def simulate(
     counted: Counter[str] = Counter()
     for one, times in whole.chosen.traffic.collectives.items():
         counted[str(one)] += times
-    points = []
+    points: list[Point] = []
     for sizes in shapes(links):
         notify(f"replaying on {math.prod(sizes.values())} devices", None)
         found = replayed(executable.text, whole.target.device, links, links.resized(sizes))
-        points.append(_point(sizes, found, single_s))
+        points.append(_point(sizes, found, min(single_s, points[0].step_s if points else found.step_s)))
     return Scaling(
         device=device,
         topology=f"{links.name}: {links.description}",
@@ -104,10 +104,10 @@ def shapes(links: Topology) -> list[dict[str, int]]:
     return found
 
 
-def _point(sizes: dict[str, int], found: Traffic, single_s: float) -> Point:
+def _point(sizes: dict[str, int], found: Traffic, alone_s: float) -> Point:
     shape, devices = "x".join(map(str, sizes.values())), math.prod(sizes.values())
     busy, hidden = found.collective_s, found.hidden_collective_s
-    return Point(shape, devices, found.step_s, found.compute_s, busy, hidden, single_s / found.step_s)
+    return Point(shape, devices, found.step_s, found.compute_s, busy, hidden, alone_s / found.step_s)
 
 
 def _global(args: Sequence[Any], devices: int) -> tuple[Any, ...]:

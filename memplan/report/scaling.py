@@ -23,7 +23,8 @@ class Point:
       step_s: simulated seconds of a step.
       compute_s: of these, seconds of computation; collective_s: seconds that the links are busy, hidden_collective_s:
         of these, while something is computed.
-      efficiency: seconds of the single-device step over `step_s`; the batch of each device stays the same.
+      efficiency: seconds alone over `step_s`, with the same batch: of the single-device step or of the divided program
+        on one device, whichever is faster.
     """
 
     shape: str
