@@ -73,15 +73,15 @@ def compile_plain(
     step_s = moved.step_s if moved else None
     return Candidate(
         name, memory.device_bytes, memory.host_bytes, step_s, memory.device_bytes, traffic=moved, executable=compiled,
-        compiler_options=dict(compiler_options or {}), strange=strange(program, program.jaxpr, moved),
+        compiler_options=dict(compiler_options or {}), strange=strange(program, moved),
     )  # fmt: skip
 
 
-def strange(program: Program, jaxpr: compat.ClosedJaxpr, moved: Traffic | None) -> tuple[str, ...]:
-    """Collectives of an executable that are not those of what it was made from."""
+def strange(program: Program, moved: Traffic | None, planned: compat.ClosedJaxpr | None = None) -> tuple[str, ...]:
+    """Collectives of an executable that are not those of what it was made from, the step as it is or planned."""
     if program.spmd is None or moved is None:
         return ()
-    return differing(jaxpr, program.spmd.axes, moved.collectives)
+    return differing(planned or program.jaxpr, program.spmd.axes, moved.collectives)
 
 
 @dataclass
@@ -367,7 +367,7 @@ class Search:
         return Candidate(
             plan.planner, memory.device_bytes, memory.host_bytes, moved.step_s, predicted, plan, compiled,
             compiler_options=dict(flags or {}), program=self.program, graph=self.graph,
-            effect=self.effect(plan, text, moved), traffic=moved, strange=strange(self.program, rewritten, moved),
+            effect=self.effect(plan, text, moved), traffic=moved, strange=strange(self.program, moved, rewritten),
         )  # fmt: skip
 
     def effect(self, plan: Plan, hlo: str, moved: Traffic) -> Effect:

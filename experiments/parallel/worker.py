@@ -6,7 +6,7 @@ Rank 0 writes the flat state after the last step, and the losses, to a file.
 from __future__ import annotations
 
 import argparse
-import os
+import io
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from experiments.parallel.cases import CASES, trained
 from memplan import parallel
+from memplan.report.document import write_whole
 
 
 def main() -> None:
@@ -37,10 +38,9 @@ def main() -> None:
 
 def save(path: Path, state: Any, losses: list[float]) -> None:
     leaves = {f"leaf_{i:05d}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
-    part = path.with_suffix(".part")
-    with part.open("wb") as file:
-        np.savez(file, losses=np.asarray(losses), **leaves)
-    os.replace(part, path)
+    written = io.BytesIO()
+    np.savez(written, losses=np.asarray(losses), **leaves)
+    write_whole(path, written.getvalue())
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def _feeding(found: Assigned) -> frozenset[int]:
             continue
         numbers.add(number)
         onward.update(
-            atom for atom, need in zip(eqn.invars, step.needs, strict=True) if is_var(atom) and not need.is_split
+            atom for atom, need in zip(eqn.invars, step.needs, strict=True) if compat.is_var(atom) and not need.is_split
         )
     return frozenset(numbers)
 
@@ -133,17 +133,17 @@ class _Walk:
         self.jaxpr, self.inputs, self.wanted, self.devices, self.wishes = jaxpr, inputs, wanted, devices, wishes
         self.layouts: dict[Any, Layout] = {var: WHOLE for var, _ in compat.consts_of(jaxpr)}
         self.rests: dict[Any, Layout] = {}
-        self.readers = Counter(atom for eqn in jaxpr.jaxpr.eqns for atom in eqn.invars if is_var(atom))
-        self.readers.update(atom for atom in jaxpr.jaxpr.outvars if is_var(atom))
+        self.readers = Counter(atom for eqn in jaxpr.jaxpr.eqns for atom in eqn.invars if compat.is_var(atom))
+        self.readers.update(atom for atom in jaxpr.jaxpr.outvars if compat.is_var(atom))
         self.feeds = False  # the equation at hand is one of `feeding`
         self.agreed: set[Any] = set()  # each device's own for those, whole for others
         self.fed: set[Any] = set()  # read by equations that are
-        self.settled_readers = Counter(filter(is_var, jaxpr.jaxpr.outvars))  # number of the others
+        self.settled_readers = Counter(filter(compat.is_var, jaxpr.jaxpr.outvars))  # number of the others
         for number, eqn in enumerate(jaxpr.jaxpr.eqns):
             if number in feeding:
-                self.fed.update(filter(is_var, eqn.invars))
+                self.fed.update(filter(compat.is_var, eqn.invars))
             else:
-                self.settled_readers.update(set(filter(is_var, eqn.invars)))
+                self.settled_readers.update(set(filter(compat.is_var, eqn.invars)))
 
     def run(self) -> Assigned:
         self.make(self.jaxpr.jaxpr.invars, self.inputs)
@@ -170,14 +170,14 @@ class _Walk:
 
     def layout(self, atom: Any) -> Layout:
         """As this equation reads it."""
-        if not is_var(atom):
+        if not compat.is_var(atom):
             return WHOLE
         return OWN if self.feeds and atom in self.agreed else self.layouts[atom]
 
     def agree(self, atoms: Sequence[Any]) -> None:
         """What is each device's own is needed alike everywhere: the mean of all."""
         for atom in atoms:
-            if is_var(atom) and self.layouts[atom].is_own:
+            if compat.is_var(atom) and self.layouts[atom].is_own:
                 self.layouts[atom] = self.rests[atom] = WHOLE
                 self.agreed.add(atom)
 
@@ -201,7 +201,7 @@ class _Walk:
         if eqn.primitive.name == "optimization_barrier":
             layouts = tuple(map(self.layout, eqn.invars))
             return Step(layouts, layouts)
-        terms = tuple(OWN if is_var(atom) and atom in self.agreed else self.layout(atom) for atom in eqn.invars)
+        terms = tuple(OWN if compat.is_var(atom) and atom in self.agreed else self.layout(atom) for atom in eqn.invars)
         partial = [layout.is_partial for layout in terms]
         if any(partial) and is_linear(eqn, partial, [layout in (WHOLE, OWN) for layout in terms]):
             return Step(terms, tuple(PARTIAL for _ in eqn.outvars))
@@ -364,7 +364,7 @@ def _wishes(found: Assigned, wanted: Sequence[Wanted], devices: int) -> _Wishes:
 
     def ask(atoms: Sequence[Any], layouts: Sequence[Layout]) -> None:
         for atom, layout in zip(atoms, layouts, strict=True):
-            if is_var(atom):
+            if compat.is_var(atom):
                 asked.setdefault(atom, []).append(layout)
 
     ask(found.jaxpr.jaxpr.outvars, [want.layout or layout for want, layout in zip(wanted, found.outputs, strict=True)])
@@ -389,10 +389,6 @@ def _passed_on(
         if factors and factor is not None and factors.divisible(factor, eqn, devices):
             return _divided(step.needs, factors, factor, len(eqn.outvars)).needs
     return step.needs
-
-
-def is_var(atom: Any) -> bool:
-    return not isinstance(atom, compat.Literal)
 
 
 def gathers(found: Assigned) -> Iterator[tuple[compat.JaxprEqn, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from memplan.parallel.assign import Assigned, is_var
+from memplan.parallel.assign import Assigned
 from memplan.planning.buckets import cut
 from memplan.planning.collectives import all_reduce_seconds, cheapest
 from memplan.planning.cost import op_seconds
@@ -52,13 +52,13 @@ def sunk(assigned: Assigned) -> compat.ClosedJaxpr:
     needed: set[Any] = set()
     for eqn in reversed(eqns):
         if eqn.primitive.name in HEAVY or eqn.effects or not needed.isdisjoint(eqn.outvars):
-            needed.update(filter(is_var, eqn.invars))
+            needed.update(filter(compat.is_var, eqn.invars))
             needed.update(eqn.outvars)
     level = dict.fromkeys(assigned.rests, 0)
     early: list[compat.JaxprEqn] = []
     late: list[compat.JaxprEqn] = []
     for eqn in eqns:
-        below = [level[atom] for atom in eqn.invars if is_var(atom) and atom in level]
+        below = [level[atom] for atom in eqn.invars if compat.is_var(atom) and atom in level]
         if not below or not needed.isdisjoint(eqn.outvars):
             early.append(eqn)
         else:
@@ -95,15 +95,13 @@ def _patient(assigned: Assigned) -> tuple[list[Any], list[Any]]:
     eqns = assigned.jaxpr.jaxpr.eqns
     first_read: dict[Any, int] = {}
     heavy_before = [0]
-    after_sums = set(assigned.rests)
     waiting: set[Any] = set()  # made of sums
     for number, eqn in enumerate(eqns):
         heavy_before.append(heavy_before[-1] + (eqn.primitive.name in HEAVY))
-        operands = set(filter(is_var, eqn.invars))
+        operands = set(filter(compat.is_var, eqn.invars))
         for atom in operands:
             first_read.setdefault(atom, number)
-        if not operands.isdisjoint(after_sums):
-            after_sums.update(eqn.outvars)
+        if any(atom in assigned.rests or atom in waiting for atom in operands):
             waiting.update(eqn.outvars)
     patient, final = [], []
     for number, eqn in enumerate(eqns):

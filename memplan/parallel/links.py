@@ -55,7 +55,7 @@ class Links:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(axis.name for axis in self.topology.axes)
+        return tuple(self.topology.sizes)
 
     @property
     def devices(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from memplan.parallel.assign import Assigned, Step, is_var
+from memplan.parallel.assign import Assigned, Step
 from memplan.parallel.bucketing import Buckets
 from memplan.parallel.factors import local_params
 from memplan.parallel.layout import OWN, PARTIAL, WHOLE, Layout
@@ -85,7 +85,7 @@ class Local:
             self.apart[var] = layout
 
     def read(self, atom: Any, need: Layout) -> Any:
-        if not is_var(atom):
+        if not compat.is_var(atom):
             return self.links.once(jnp.asarray(atom.val, atom.aval.dtype)) if need.is_partial else atom.val
         known = self.env[atom]
         if need not in known and not need.is_own and atom in self.unsummed:
@@ -118,7 +118,7 @@ class Local:
         outvars = zip(self.assigned.jaxpr.jaxpr.outvars, self.assigned.outputs, strict=True)
         found: dict[Any, Layout] = {}
         for atom, layout in outvars:
-            known = self.env[atom] if is_var(atom) else {}
+            known = self.env[atom] if compat.is_var(atom) else {}
             have = next((one for one in known if one.is_split), None)
             if layout == WHOLE and WHOLE not in known and have is not None:
                 found[atom] = have

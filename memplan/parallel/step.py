@@ -128,8 +128,7 @@ class DataParallel:
         return Remembered(out, tuple(errors))
 
     def _spec(self, layout: Layout) -> PartitionSpec:
-        names = tuple(axis.name for axis in self.topology.axes)
-        return PartitionSpec(*(None,) * layout.dim, names) if layout.is_split else PartitionSpec()
+        return PartitionSpec(*(None,) * layout.dim, tuple(self.topology.sizes)) if layout.is_split else PartitionSpec()
 
     @property
     def whole(self) -> NamedSharding:

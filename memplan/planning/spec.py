@@ -6,7 +6,6 @@ not at all.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -20,6 +19,7 @@ from typing import Any
 
 from memplan.errors import UnknownDeviceError
 from memplan.planning.devices import Device, HostLink
+from memplan.planning.files import write_whole
 
 FORMAT = 1
 
@@ -120,15 +120,7 @@ class Spec:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON to `path`; the file appears whole or not at all (OSError)."""
-        target = Path(os.path.realpath(path))
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
-        try:
-            temporary.write_text(self.to_json() + "\n", encoding="utf-8")
-            temporary.replace(target)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                temporary.unlink()
-            raise
+        write_whole(path, self.to_json() + "\n")
 
     def to_json(self) -> str:
         document = {"format": FORMAT, **_plain(self.device), "conditions": _plain(self.conditions)}

@@ -6,7 +6,6 @@ as such; write your own figures to a file (`Topology.save`) where it matters.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import json
@@ -21,6 +20,7 @@ from typing import Any
 
 from memplan.errors import TopologyError
 from memplan.planning.devices import LINKS
+from memplan.planning.files import write_whole
 from memplan.planning.spec import is_path
 
 FORMAT = 1
@@ -146,15 +146,7 @@ class Topology:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON to `path`; the file appears whole or not at all (OSError)."""
-        target = Path(os.path.realpath(path))
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
-        try:
-            temporary.write_text(self.to_json() + "\n", encoding="utf-8")
-            temporary.replace(target)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                temporary.unlink()
-            raise
+        write_whole(path, self.to_json() + "\n")
 
     def to_json(self) -> str:
         return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1, allow_nan=False)

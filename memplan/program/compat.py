@@ -143,6 +143,11 @@ def read(env: Mapping[Any, Any], atom: Any) -> Any:
     return np.asarray(atom.val) if sharding is not None and sharding.mesh.manual_axes else atom.val
 
 
+def is_var(atom: Any) -> bool:
+    """True for a variable, False for a literal."""
+    return not isinstance(atom, Literal)
+
+
 def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     """Apply the equation's primitive to operands; always a list of results."""
     out = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(_on_any_mesh(eqn.params)))

@@ -70,15 +70,15 @@ def graph_of(
             outputs.append(
                 add(var, f"{eqn.primitive.name}:{len(values)}", "intermediate", nbytes=0 if unread else None)
             )
-        inputs_read = tuple(ids[atom] for atom in eqn.invars if _is_var(atom))
-        part = min((shares.get(atom, 1.0) for atom in (*eqn.invars, *eqn.outvars) if _is_var(atom)), default=1.0)
+        inputs_read = tuple(ids[atom] for atom in eqn.invars if compat.is_var(atom))
+        part = min((shares.get(atom, 1.0) for atom in (*eqn.invars, *eqn.outvars) if compat.is_var(atom)), default=1.0)
         op = _op(eqn, inputs_read, tuple(outputs), part)
         tied = op.name == "optimization_barrier" and not awaited.isdisjoint(op.inputs)
         if op.name in rules.COLLECTIVES or tied:
             awaited.update(op.outputs)
             op = replace(op, communicates=True)
         ops.append(op)
-    returned = tuple(ids[atom] for atom in jaxpr.outvars if _is_var(atom))
+    returned = tuple(ids[atom] for atom in jaxpr.outvars if compat.is_var(atom))
     return Graph(tuple(values), tuple(ops), inputs, returned, _fingerprint(values, ops, returned))
 
 
@@ -107,10 +107,6 @@ def _op(eqn: compat.JaxprEqn, inputs: tuple[int, ...], outputs: tuple[int, ...],
         source=_short(compat.source_of(eqn)),
         scope=compat.scope_of(eqn),
     )
-
-
-def _is_var(atom: Any) -> bool:
-    return not isinstance(atom, compat.Literal)
 
 
 def _short(source: str) -> str:

@@ -60,7 +60,7 @@ class Network:
 
     def axes(self, attributes: str) -> tuple[str, ...]:
         """The axes along which the devices of one replica group differ; without groups, all."""
-        names = tuple(axis.name for axis in self.compiled_for.axes)
+        names = tuple(self.compiled_for.sizes)
         group = _first_group(attributes)
         if not group:
             return tuple(axis.name for axis in self.compiled_for.axes if axis.size > 1)

@@ -112,14 +112,15 @@ class Target:
             args, kwargs = self._placed(args, kwargs, spmd)
         lowered = jax.jit(step, **options).lower(*args, **kwargs)
         compat.hold_on_host(lowered, held)
+        dumps = self.is_gpu and with_schedule
+        if not dumps and not profile:
+            return _account(lowered.compile(compiler_options=flags or None), None)
         with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
             if profile:
                 flags |= {"xla_gpu_pgle_profile_file_or_directory_path": _written(profile, Path(folder))}
-            if not (self.is_gpu and with_schedule):
-                return _account(lowered.compile(compiler_options=flags or None), None)
-            dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-            compiled = lowered.compile(compiler_options={**flags, **dump})
-            return _account(compiled, Path(folder))
+            if dumps:
+                flags |= {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+            return _account(lowered.compile(compiler_options=flags), Path(folder) if dumps else None)
 
     def mesh_for(self, spmd: Spmd | None) -> Mesh | None:
         """A mesh of so many described devices; None where the step's own will do."""
