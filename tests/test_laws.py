@@ -142,6 +142,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "memplan.factory": ("memplan.errors",),
     "memplan.calibrating": ("memplan.program", "memplan.report", "memplan.errors", *TYPES),
     "memplan.cli": (
+        "memplan.cli",
         "memplan.api",
         "memplan.calibrating",
         "memplan.report",

@@ -1,0 +1,92 @@
+"""Commands about many devices: start the processes of a run, look at the links between devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from memplan import parallel, scaling
+from memplan.cli.arguments import Budget, Debug, Donate, FactoryArgument, Html, Json, donated
+from memplan.cli.steps import plain_step
+from memplan.cli.telling import check_writable, errors_told, save, tell, working
+from memplan.parallel import launch as launching
+from memplan.parallel.measure import measured
+from memplan.planning.topology import TOPOLOGIES
+
+
+def launch(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What to start: python train.py ...")],
+    processes: Annotated[int, typer.Option("-n", "--processes", min=1, help="How many to start on this machine.")],
+    devices: Annotated[int | None, typer.Option(min=1, help="CPU devices of each process.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Of rank 0. Default: a free one.")] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds that processes wait for one another.")] = 60.0,
+    restarts: Annotated[int, typer.Option(min=0, help="How often to start again after a failure.")] = 0,
+    min_processes: Annotated[
+        int | None, typer.Option(min=1, help="Start again without those that failed, down to this many.")
+    ] = None,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds for the others to end after a failure.")] = 10.0,
+    debug: Debug = False,
+) -> None:
+    """Start the processes of a data-parallel run here. Exit code: of the first that failed, 128 + its signal."""
+    with errors_told(debug):
+        wanted = launching.Launch(tuple(command), processes, devices, port, timeout, restarts, min_processes, grace)
+        raise typer.Exit(launching.launch(wanted))
+
+
+topologies = typer.Typer(invoke_without_command=True, help="Links between devices: known, measured, simulated on.")
+
+
+@topologies.callback()
+def topology(
+    context: typer.Context,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Time the links between the devices that are here.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Write what was measured here, for topology=PATH.json.")] = None,
+    json: Json = None,
+    html: Html = None,
+    debug: Debug = False,
+) -> None:
+    """List the known topologies, or measure the links that are here (under memplan launch: between processes)."""
+    if context.invoked_subcommand:
+        return
+    with errors_told(debug):
+        if out is not None and not measure:
+            raise typer.BadParameter("only what --measure finds is written.", param_hint="--out")
+        check_writable(json, html)
+        check_writable(out)
+        if not measure:
+            tell(scaling.told(tuple(TOPOLOGIES.values())), json, html)
+            return
+        cluster = parallel.initialize()
+        with working() as stage:
+            stage("timing all-reduces", None)
+            found = measured(parallel.mesh())
+        if cluster.process == 0:
+            if out is not None:
+                save(out, found.save)
+            tell(scaling.told((found,)), json, html)
+
+
+@topologies.command()
+def simulate(
+    step: FactoryArgument,
+    on: Annotated[str, typer.Option(help="Known topology, with other sizes as 'ddl@16x4', or a measured PATH.json.")],
+    device: Annotated[str, typer.Option(help="What each of its devices is (memplan devices).")],
+    budget: Budget = None,
+    statistics: Annotated[str, typer.Option(help="Of the batch: global, or device (each its own).")] = "global",
+    donate: Donate = None,
+    json: Json = None,
+    html: Html = None,
+    debug: Debug = False,
+) -> None:
+    """Simulate step time on up to 4,096 devices; the factory's batch is that of one device."""
+    with errors_told(debug):
+        check_writable(json, html)
+        with working() as stage:
+            function, args = plain_step(step, stage)
+            limits = {"budget": budget, "donate_argnums": donated(donate, args), "statistics": statistics}
+            found = scaling.simulate(function, args, on, device, notify=stage, **limits)
+        tell(found, json, html)

@@ -1,0 +1,124 @@
+"""Commands that plan one step of the user's."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from memplan import api, factory
+from memplan.cli.arguments import (
+    Budget,
+    Debug,
+    DeviceName,
+    Donate,
+    FactoryArgument,
+    HostBudget,
+    Html,
+    Json,
+    Planner,
+    Verify,
+    donated,
+    verified,
+)  # fmt: skip
+from memplan.cli.telling import INFEASIBLE, STDOUT, check_writable, errors_told, save, tell, working
+from memplan.report.progress import Stages
+
+
+def inspect(
+    step: FactoryArgument,
+    budget: Budget = None,
+    host_budget: HostBudget = None,
+    device: DeviceName = None,
+    planner: Planner = None,
+    verify: Verify = "compile",
+    donate: Donate = None,
+    json: Json = None,
+    html: Html = None,
+    debug: Debug = False,
+) -> None:
+    """Plan one step, compile it and report what it takes; runs nothing unless --verify numbers."""
+    with errors_told(debug):
+        check_writable(json, html)
+        options: dict[str, Any] = {"budget": budget, "host_budget": host_budget, "device": device, "planner": planner}
+        with working() as stage:
+            function, args = load(step, stage)
+            if not hasattr(function, "plan"):
+                options["verify"] = verified(verify)
+                function = api.jit(function, **options, donate_argnums=donated(donate, args))
+            elif donate is not None or verify != "compile" or any(options.values()):
+                raise typer.BadParameter(
+                    "the factory returns a step that memplan.jit already made, with options of its own. Leave out "
+                    "--budget, --host-budget, --device, --planner, --verify and --donate, or return the plain step."
+                )
+            report = function.plan(*args).report
+        tell(report, json, html)
+
+
+def compare(
+    step: FactoryArgument,
+    budget: Budget = None,
+    host_budget: HostBudget = None,
+    device: DeviceName = None,
+    donate: Donate = None,
+    json: Json = None,
+    html: Html = None,
+    debug: Debug = False,
+) -> None:
+    """Compile one step in several ways, memplan's among them, and say which fit. Exit code 3 where none does."""
+    with errors_told(debug):
+        check_writable(json, html)
+        with working() as stage:
+            function, args = plain_step(step, stage)
+            limits = {"budget": budget, "host_budget": host_budget, "device": device}
+            comparison = api.compare(function, args, **limits, donate_argnums=donated(donate, args))
+        tell(comparison, json, html)
+        if not comparison.any_fits:
+            raise typer.Exit(INFEASIBLE)
+
+
+def curve(
+    step: FactoryArgument,
+    points: Annotated[int, typer.Option(min=1, help="Budgets, from the floor up to the plain step.")] = 8,
+    share: Annotated[
+        list[float] | None, typer.Option(help="A budget, as a share of the plain step's peak; may be repeated.")
+    ] = None,
+    host_budget: HostBudget = None,
+    device: DeviceName = None,
+    planner: Planner = None,
+    donate: Donate = None,
+    json: Json = None,
+    html: Html = None,
+    png: Annotated[Path | None, typer.Option(help="Draw the curve into this file; needs the extra plots.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Step time against memory: planned for several budgets, beside what jax and XLA do without a plan."""
+    with errors_told(debug):
+        check_writable(json, html)
+        check_writable(png)
+        if png is not None and png in (STDOUT, json, html):
+            raise typer.BadParameter("name a file of its own for the picture.", param_hint="--png")
+        if png is not None and importlib.util.find_spec("matplotlib") is None:
+            raise typer.BadParameter("it needs matplotlib: pip install 'memplan[plots]'.", param_hint="--png")
+        with working() as stage:
+            function, args = plain_step(step, stage)
+            limits = {"host_budget": host_budget, "device": device, "planner": planner}
+            found = api.curve(function, args, points=share or points, **limits, donate_argnums=donated(donate, args))
+        if png is not None:
+            save(png, found.save_png)
+        tell(found, json, html)
+
+
+def load(step: str, stage: Stages) -> tuple[Any, tuple[Any, ...]]:
+    reference = factory.parse(step)
+    stage(f"loading {reference}")
+    return factory.load(reference)
+
+
+def plain_step(step: str, stage: Stages) -> tuple[Any, tuple[Any, ...]]:
+    function, args = load(step, stage)
+    if hasattr(function, "plan"):
+        raise typer.BadParameter("comparing needs the plain step: return it without memplan.jit around it.")
+    return function, args
