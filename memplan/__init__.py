@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memplan import parallel
-    from memplan.api import jit
+    from memplan.api import jit, largest
     from memplan.errors import InfeasibleBudgetError, MemplanError, PlanMismatchError, UnsupportedProgramError
     from memplan.planning import devices
     from memplan.planning.plan import Plan
@@ -23,6 +23,7 @@ __all__ = [
     "UnsupportedProgramError",
     "devices",
     "jit",
+    "largest",
     "parallel",
 ]
 
@@ -35,6 +36,7 @@ _HOMES = {
     "UnsupportedProgramError": "memplan.errors",
     "devices": "memplan.planning.devices",
     "jit": "memplan.api",
+    "largest": "memplan.api",
     "parallel": "memplan.parallel",
 }
 

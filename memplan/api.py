@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.core import Tracer
 
-from memplan import comparing, curving, pipeline
+from memplan import comparing, curving, pipeline, sizing
 from memplan.errors import MemplanError, UnsupportedProgramError, WrongProgramError
 from memplan.pipeline import Request, Result, planner_named
 from memplan.planning.budget import Size, parse_bytes
@@ -24,10 +24,13 @@ from memplan.program.local import observed_peak_bytes
 from memplan.program.trace import dynamic_part, static_part
 from memplan.report.comparison import Comparison
 from memplan.report.curve import Curve
+from memplan.report.frontier import Frontier
 from memplan.report.model import Report
 from memplan.running import Runner, numbers_gate, runner
 
-__all__ = ["Compiled", "Planned", "PlannedJit", "jit", "parse_bytes", "progress"]
+__all__ = [
+    "Compiled", "Planned", "PlannedJit", "compare", "curve", "frontier", "jit", "largest", "parse_bytes", "progress",
+]  # fmt: skip
 
 _OPTIONS = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "in_shardings", "out_shardings",
             "keep_unused", "compiler_options")  # fmt: skip
@@ -109,8 +112,7 @@ def jit(
         pipeline.target_of(device)
     planner_named(planner)
     given = {name: value for name, value in options.items() if value is not None}
-    held = (host_state,) if isinstance(host_state, int) else tuple(host_state)
-    return PlannedJit(step, Request(budget, host_budget, device, planner, plan, verify, held), given)
+    return PlannedJit(step, Request(budget, host_budget, device, planner, plan, verify, _positions(host_state)), given)
 
 
 def compare(
@@ -151,6 +153,84 @@ def curve(
     """
     request = Request(None, host_budget, device, planner)
     return curving.curve(step, args, {"donate_argnums": donate_argnums}, request, points, _notify.get())
+
+
+def largest(
+    make: sizing.Make,
+    *,
+    low: int | Sequence[int],
+    high: int | Sequence[int],
+    step: int | Sequence[int] = 1,
+    budget: Size = None,
+    host_budget: Size = None,
+    device: str | None = None,
+    planner: str | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    host_state: int | Sequence[int] = (),
+) -> Any:
+    """The biggest size whose step fits, out of low, low + step, ... up to high.
+
+    Args:
+      make: size -> (step, args), the step a plain function, args arrays or `jax.ShapeDtypeStruct`s. Nothing is run.
+        What it needs is taken to rise with the size.
+      low, high, step: integers; or pairs of them, for two sizes that `make` is called with.
+      donate_argnums: as for `jit`; None is the first of several arguments, the state that a step replaces.
+      budget, host_budget, device, planner, host_state: as for `jit`.
+
+    Returns:
+      That size. Of two: a tuple of pairs, for each value of the first the biggest of the second. `frontier` tells more.
+
+    Raises:
+      InfeasibleBudgetError: not even `low` fits.
+      SizeError: there is no size between `low` and `high`.
+    """
+    found = frontier(
+        make,
+        low=low,
+        high=high,
+        step=step,
+        budget=budget,
+        host_budget=host_budget,
+        device=device,
+        planner=planner,
+        donate_argnums=donate_argnums,
+        host_state=host_state,
+    ).largest
+    return found[0][0] if len(found[0]) == 1 else found
+
+
+def frontier(
+    make: sizing.Make,
+    *,
+    low: int | Sequence[int],
+    high: int | Sequence[int],
+    step: int | Sequence[int] = 1,
+    names: Sequence[str] = (),
+    budget: Size = None,
+    host_budget: Size = None,
+    device: str | None = None,
+    planner: str | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    host_state: int | Sequence[int] = (),
+) -> Frontier:
+    """`largest` with everything that was found on the way: bytes, the first size refused and why, what was tried.
+
+    Args:
+      names: of the sizes.
+      The others: as for `largest`.
+    """
+    limits = [bounds if isinstance(bounds, Sequence) else (bounds,) for bounds in (low, high, step)]
+    count = max(map(len, limits))
+    limits = [tuple(bounds) * count if len(bounds) == 1 else bounds for bounds in limits]
+    named = names or ("size",) if count == 1 else names or ("first", "second")
+    axes = [sizing.Axis(name, *bounds) for name, *bounds in zip(named, *limits, strict=True)]
+    request = Request(budget, host_budget, device, planner, host_state=_positions(host_state))
+    donated = None if donate_argnums is None else _positions(donate_argnums)
+    return sizing.frontier(make, axes, donated, request, _notify.get())
+
+
+def _positions(argnums: int | Sequence[int]) -> tuple[int, ...]:
+    return (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
 
 class _NewTypesError(Exception):

@@ -68,7 +68,7 @@ class _Curving:
             self.notify(f"budget {number + 1} of {len(budgets)}", number / len(budgets))
             search = Search(
                 self.program, self.graph, self.ways.target, self.ways.args, {}, budget, self.host_budget,
-                planner_named(self.planner), self.notify, self.plain,
+                planner_named(self.planner), self.notify, lambda: self.plain,
             )  # fmt: skip
             found: dict[str, Callable[[], Iterable[Candidate]]] = {MEMPLAN: search.own}
             if self.ways.target.is_gpu:

@@ -39,6 +39,10 @@ class BudgetError(MemplanError, ValueError):
     """A budget or a host budget that is not a size."""
 
 
+class SizeError(MemplanError, ValueError):
+    """Sizes of a step that make no range, or that nothing can be planned for."""
+
+
 class UnknownDeviceError(MemplanError, ValueError):
     """A device name that no specification answers to."""
 

@@ -34,6 +34,10 @@ class Reference:
     def __str__(self) -> str:
         return f"{self.module}:{self.name}"
 
+    def with_arguments(self, more: Mapping[str, Any]) -> Reference:
+        """The same call with these arguments set."""
+        return Reference(self.module, self.name, {**self.arguments, **more})
+
 
 def parse(text: str) -> Reference:
     """Read a reference. Arguments are Python literals; nothing is evaluated.

@@ -23,7 +23,7 @@ from memplan.program.rewrite import rewrite
 from memplan.program.targets import Target
 from memplan.program.trace import Program, flat_step, trace
 from memplan.report.model import Report
-from memplan.search import Notify, Search, compile_plain
+from memplan.search import Notify, Search, unmodified
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,15 @@ def run(
     notify("tracing", None)
     program = trace(step, args, kwargs, options)
     notify("compiling the unmodified step", None)
-    plain = compile_plain(program, target, args, kwargs)
+    compiled = unmodified(program, target, args, kwargs)
+    plain = compiled()
     if request.host_state:
         program = with_state_on_host(program, large_leaves(program, request.host_state))
     fits = plain.device_bytes <= budget and request.plan is None and not program.held
     if fits and not (plain.traffic and plain.traffic.waits_for_links):
         report = summary.untouched(target, budget, host_budget, plain)
         return Result(program, None, target, plain, report, *shapes_of(args, kwargs))
-    search = Search(program, extract(program), target, args, kwargs, budget, host_budget, planner, notify, plain)
+    search = Search(program, extract(program), target, args, kwargs, budget, host_budget, planner, notify, compiled)
     if fits:
         chosen = search.in_segments()
     else:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 from memplan import guided
@@ -54,6 +54,7 @@ _LOOSE = (0.95, 0.9, 0.7)  # of the budget: where less is needed, a fitting plan
 _LOOP_ATTEMPTS, _MOVING_LOOP_ATTEMPTS = 4, 3  # ways to stack residuals, compiled; those that use the host
 _NEARLY = 1.25  # other residuals predicted to miss by less than this are compiled all the same
 _STREAMING = 0.9  # of the budget for the plan where state streams; in the rest it waits beside the computation
+_NEAR = 1.05  # what the plan for the least memory misses by more, no other plan reaches
 _HOPEFUL = 1.1  # a plan predicted to miss by less than this is compiled all the same
 
 
@@ -77,6 +78,13 @@ def compile_plain(
     )  # fmt: skip
 
 
+def unmodified(
+    program: Program, target: Target, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Callable[[], Candidate]:
+    """`compile_plain`, once and not before it is needed."""
+    return functools.cache(lambda: compile_plain(program, target, args, kwargs))
+
+
 def strange(program: Program, moved: Traffic | None, planned: compat.ClosedJaxpr | None = None) -> tuple[str, ...]:
     """Collectives of an executable that are not those of what it was made from, the step as it is or planned."""
     if program.spmd is None or moved is None:
@@ -86,7 +94,11 @@ def strange(program: Program, moved: Traffic | None, planned: compat.ClosedJaxpr
 
 @dataclass
 class Search:
-    """Candidates, compiled one after the other; what the compiler says of one goes into the next."""
+    """Candidates, compiled one after the other; what the compiler says of one goes into the next.
+
+    Attributes:
+      plain: the unmodified step, compiled when it is first asked for (`unmodified`).
+    """
 
     program: Program
     graph: Graph
@@ -97,7 +109,7 @@ class Search:
     host_budget: int
     planner: Planner
     notify: Notify
-    plain: Candidate
+    plain: Callable[[], Candidate]
     tried: list[Candidate] = field(default_factory=list)
 
     def best(self, verify: str | None) -> Candidate:
@@ -116,6 +128,22 @@ class Search:
             return resort
         return min(fitting, key=lambda candidate: (candidate.step_s or 0.0, candidate.device_bytes))
 
+    def by_memory(self) -> Iterator[Candidate]:
+        """Candidates in the order of the memory that they hope to need, for whoever asks only whether one fits."""
+        if not self.program.held:
+            yield self.plain()
+        found = [resort := self.nearest.last_resort(self.lowest)]
+        yield resort
+        if self.budget < self.lowest.nbytes:
+            return
+        for candidate in self.rematerialized():
+            found.append(candidate)
+            yield candidate
+        if min(candidate.device_bytes for candidate in found) <= _NEAR * self.budget:
+            yield from self.looped()
+            yield from self.nearest.planned()
+            yield from self.nearest.evicted()
+
     def in_segments(self) -> Candidate:
         """For a step that fits as it is but waits for other devices: the faster of it and the same in segments.
 
@@ -124,8 +152,8 @@ class Search:
         plan = keep_everything(self.problem(self.budget, {}).layout(), self.target.device.name)
         candidate = self.compile(replace(plan, planner="segments"), self.simulated(plan).peak_nbytes)
         self.tried.append(candidate)
-        faster = (candidate.step_s or math.inf) < (self.plain.step_s or math.inf)
-        return candidate if faster and self.fits(candidate) else self.plain
+        faster = (candidate.step_s or math.inf) < (self.plain().step_s or math.inf)
+        return candidate if faster and self.fits(candidate) else self.plain()
 
     def follow(self, plan: Plan) -> Candidate:
         """A plan that the user brings."""
@@ -157,12 +185,12 @@ class Search:
         """The same search for the step with its loops rewritten."""
         return replace(self, program=program, graph=extract(program), tried=[])
 
-    @cached_property
+    @functools.cached_property
     def ways(self) -> list[Search]:
         """Searches for the step with fewer residuals, all on the device; the fewest first."""
         return self.looping(moves=False) if not self.program.loops else []
 
-    @cached_property
+    @functools.cached_property
     def moving_ways(self) -> list[Search]:
         """The same with residuals on the host; the fewest on the device first."""
         return self.looping(moves=True) if self.ways and self.host_budget else []
@@ -172,7 +200,7 @@ class Search:
         found = ways(self.program.as_written, self.target.device, moves)
         return [self.on(with_state_on_host(program, self.program.held)) for program in found]
 
-    @cached_property
+    @functools.cached_property
     def lowest(self) -> Floor:
         """The floor, whatever the loops stack."""
         return min(
@@ -180,9 +208,15 @@ class Search:
         )
 
     @property
+    def least_predicted_bytes(self) -> int:
+        """The planner's word for the least device memory; nothing is compiled for it."""
+        search = self.nearest
+        return search.asked(search.planner, self.lowest.nbytes, {}).timeline.peak_nbytes
+
+    @property
     def least_s(self) -> float:
         """Seconds that no plan beats; of what the budget costs, nothing is known where loops can stack less."""
-        budget = self.plain.device_bytes if self.ways else self.budget
+        budget = self.plain().device_bytes if self.ways else self.budget
         return least_seconds(self.graph, self.target.device, budget, self.host_budget)
 
     @property
@@ -209,7 +243,7 @@ class Search:
                 self.notify("compiling other residuals of loops", None)
                 yield search.compile(search.straight, nbytes, flags)
 
-    @cached_property
+    @functools.cached_property
     def straight(self) -> Plan:
         """One segment, the rest left to the compiler."""
         return straight(self.graph, self.target.device.name)
@@ -232,8 +266,8 @@ class Search:
 
         How far XLA lets copies overlap is known once it has compiled them; planners count them in full.
         """
-        needed_s = copy_seconds(self.plain.device_bytes - self.budget, self.target.device)
-        if not self.host_budget or self.planner.name == _OTHER or needed_s > (self.plain.step_s or 0.0):
+        needed_s = copy_seconds(self.plain().device_bytes - self.budget, self.target.device)
+        if not self.host_budget or self.planner.name == _OTHER or needed_s > (self.plain().step_s or 0.0):
             return iter(())
         fastest = min((one.step_s or 0.0 for one in self.tried if self.fits(one)), default=math.inf)
         return self.refined(planner_named(_OTHER), lambda told: told.host_peak_nbytes > 0 and told.step_s < fastest)
@@ -371,7 +405,8 @@ class Search:
         )  # fmt: skip
 
     def effect(self, plan: Plan, hlo: str, moved: Traffic) -> Effect:
-        plain_flops = self.plain.traffic.flops if self.plain.traffic else 0.0
+        plain = self.plain().traffic
+        plain_flops = plain.flops if plain else 0.0
         useful = tidied(plan, self.graph)
         return effect(useful, self.graph, self.program.loops, hlo, moved.copies, moved.flops, plain_flops)
 
@@ -391,7 +426,8 @@ class Search:
         """
         if not self.target.is_gpu or self.program.held:
             return
-        memory = self.plain.executable.memory if self.plain.executable else None
+        plain = self.plain().executable
+        memory = plain.memory if plain else None
         resident = memory.device_bytes - memory.temp_bytes if memory else 0
         limit = self.budget
         for _ in range(_XLA_ATTEMPTS):
@@ -436,12 +472,12 @@ class Search:
         unmodified step knows nothing of state on the host.
         """
         proposal = self.asked(self.planner, lowest.nbytes, {})
-        if proposal.timeline.peak_nbytes >= self.plain.device_bytes and not self.program.held:
-            return self.plain
+        if proposal.timeline.peak_nbytes >= self.plain().device_bytes and not self.program.held:
+            return self.plain()
         candidate = self.compile(proposal.plan, proposal.timeline.peak_nbytes)
         self.tried.append(candidate)
-        small = candidate.device_bytes < self.plain.device_bytes and candidate.host_bytes <= self.host_budget
-        return candidate if small or self.program.held else self.plain
+        small = candidate.device_bytes < self.plain().device_bytes and candidate.host_bytes <= self.host_budget
+        return candidate if small or self.program.held else self.plain()
 
     @property
     def elsewhere(self) -> str:

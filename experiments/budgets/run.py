@@ -93,13 +93,23 @@ def measure(case: Case) -> dict[str, Any]:
     planner = Timed(planner_named(None))
     search = Search(
         known.program, known.graph, known.target, known.args, {}, budget, host_budget, planner,
-        lambda stage, share: None, known.plain,
+        lambda stage, share: None, lambda: known.plain,
     )  # fmt: skip
     found: dict[str, Any] = {"status": "", "planner": None}
     chosen = None
     try:
         chosen = search.best("compile")
-        report = summary.planned(known.graph, known.target, budget, host_budget, chosen, known.plain, search.tried)
+        report = summary.planned(
+            known.graph,
+            known.target,
+            budget,
+            host_budget,
+            chosen,
+            known.plain,
+            search.tried,
+            search.lowest.nbytes,
+            search.least_s,
+        )
         found = {
             "status": report.status,
             "planner": report.planner,

@@ -80,7 +80,7 @@ def measure(name: str) -> dict[str, Any]:
         rows.append(row(f"jax.checkpoint, {policy}", one, planned=False))
     search = Search(
         program, extract(program), target, args, {}, plain.device_bytes - 1, 2 * target.device.memory_bytes,
-        planner_named(None), lambda stage, share: None, plain,
+        planner_named(None), lambda stage, share: None, lambda: plain,
     )  # fmt: skip
     for one in search.looped():
         assert one.program is not None

@@ -53,7 +53,7 @@ def demo(
         raise typer.Exit(code or 0)
 
 
-for command in (steps.inspect, steps.compare, steps.curve, machines.devices, machines.calibrate, demo):
+for command in (steps.inspect, steps.compare, steps.curve, steps.largest, machines.devices, machines.calibrate, demo):
     app.command()(command)
 app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(distributed.launch)
 app.add_typer(distributed.topologies, name="topology")

@@ -111,6 +111,51 @@ def curve(
         tell(found, json, html)
 
 
+def largest(
+    step: FactoryArgument,
+    vary: Annotated[
+        list[str],
+        typer.Option(metavar="NAME=LOW:HIGH[:STEP]", help="An integer argument of the factory; may be given twice."),
+    ],
+    budget: Budget = None,
+    host_budget: HostBudget = None,
+    device: DeviceName = None,
+    planner: Planner = None,
+    donate: Donate = None,
+    json: Json = None,
+    html: Html = None,
+    debug: Debug = False,
+) -> None:
+    """The biggest size whose step fits; of two, for each value of the first the biggest of the second."""
+    with errors_told(debug):
+        check_writable(json, html)
+        ranges = [_range(one) for one in vary]
+        reference = factory.parse(step)
+
+        def make(*sizes: int) -> tuple[Any, tuple[Any, ...]]:
+            named = {name: size for (name, *_), size in zip(ranges, sizes, strict=True)}
+            return factory.load(reference.with_arguments(named))
+
+        with working():
+            names, lows, highs, steps = zip(*ranges, strict=True)
+            _, args = make(*lows)
+            found = api.frontier(
+                make, names=names, low=lows, high=highs, step=steps, budget=budget, host_budget=host_budget,
+                device=device, planner=planner, donate_argnums=donated(donate, args),
+            )  # fmt: skip
+        tell(found, json, html)
+
+
+def _range(text: str) -> tuple[str, int, int, int]:
+    """`batch=1:64` or `image=224:1024:32`."""
+    name, _, limits = text.partition("=")
+    bounds = limits.split(":")
+    if not name.isidentifier() or len(bounds) not in (2, 3) or not all(bound.strip().isdecimal() for bound in bounds):
+        raise typer.BadParameter(f"{text!r} is no range. Write batch=1:64 or image=224:1024:32.", param_hint="--vary")
+    low, high, *step = map(int, bounds)
+    return name, low, high, step[0] if step else 1
+
+
 def load(step: str, stage: Stages) -> tuple[Any, tuple[Any, ...]]:
     reference = factory.parse(step)
     stage(f"loading {reference}")

@@ -1,0 +1,46 @@
+"""Where sizes stop to fit: few trials, aimed by what is known without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+_AIMED = 4  # trials by what the last one needed; from then on the range is halved
+_Bytes = Callable[[int], int]
+
+
+def last_fitting(
+    count: int, budget_bytes: int, floor: _Bytes, predicted: _Bytes, trial: Callable[[int], tuple[bool, int]]
+) -> int:
+    """The last of the sizes 0 .. count - 1 that fits, where every smaller one does too; -1 where none does.
+
+    Of what it returns, the trial has fitted, and that of the next one has not: there was one of each.
+
+    Args:
+      floor: bytes below which a size cannot go; rises with the size. Cheap.
+      predicted: bytes that a size is expected to need. Asked once.
+      trial: does it fit, and the least bytes that it was seen to need. Dear.
+    """
+    below, above, trials = -1, count, 0  # fits; does not
+    first = max(0, _last(below, above, floor, budget_bytes))
+    share = _share(predicted(first), floor(first))
+    while above - below > 1:
+        aimed = _last(below, above, floor, budget_bytes / share)
+        halved = (below + above) // 2
+        size = min(max(aimed, below + 1), above - 1) if trials < _AIMED else halved
+        fits, needed = trial(size)
+        below, above = (size, above) if fits else (below, size)
+        share, trials = _share(needed, floor(size)), trials + 1
+    return below
+
+
+def _last(below: int, above: int, floor: _Bytes, most: float) -> int:
+    """The last size between whose floor is at most that, by halving; `below` where there is none."""
+    while above - below > 1:
+        middle = (below + above) // 2
+        below, above = (middle, above) if floor(middle) <= most else (below, middle)
+    return below
+
+
+def _share(needed: int, floor: int) -> float:
+    """How much more than its floor a size takes; at least as much."""
+    return max(1.0, needed / max(1, floor))

@@ -1,0 +1,125 @@
+"""The largest sizes whose step fits, with the first ones that do not.
+
+Its JSON is an object with the fields below, led by `"schema": "memplan.frontier/1"`; see `memplan.report.model`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from memplan.report.document import Pairs
+from memplan.report.sheet import Sheet, size
+from memplan.report.told import Told
+
+Size = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A size that was compiled.
+
+    Attributes:
+      size: along each axis.
+      fits: some program for it is within both budgets.
+      device_bytes, host_bytes: of the first such program, or of the one that needs least, by the compiler.
+      way: how that runs: `plain`, `xla`, or the planner.
+      floor_bytes: no plan of this size needs less; `operation`: which operation sets that.
+      compilations: programs compiled for it.
+    """
+
+    size: Size
+    fits: bool
+    device_bytes: int
+    host_bytes: int
+    way: str
+    floor_bytes: int
+    operation: str
+    compilations: int
+
+
+@dataclass(frozen=True)
+class Frontier(Told):
+    """The largest size whose step fits; of two axes, for each value of the first the largest of the second.
+
+    Attributes:
+      axes: their names.
+      largest: sizes that fit, while the next one along the last axis does not.
+      refused: that next size; empty where the range ends before the budget does. As long as `largest`. Of two axes, it
+        was not compiled where the row before refused as much.
+      tried: every size that was compiled, in that order.
+      traced: how many sizes were traced to find them.
+      device: what was compiled for.
+      budget_bytes, host_budget_bytes: what a step may take.
+      versions: (name, version) of whatever changes the figures.
+    """
+
+    SCHEMA: ClassVar[str] = "memplan.frontier/1"
+
+    axes: tuple[str, ...]
+    largest: tuple[Size, ...]
+    refused: tuple[Size, ...]
+    tried: tuple[Tried, ...]
+    traced: int
+    device: str
+    budget_bytes: int
+    host_budget_bytes: int
+    versions: Pairs = ()
+
+    @property
+    def title(self) -> str:
+        return "memplan largest"
+
+    @property
+    def compilations(self) -> int:
+        """Of all sizes together."""
+        return sum(one.compilations for one in self.tried)
+
+    def at(self, wanted: Size) -> Tried | None:
+        """What is known of a size."""
+        return next((one for one in self.tried if one.size == wanted), None)
+
+    def limit(self, refused: Size) -> str:
+        """What keeps the step from that size: one operation whose working set is over the budget, or its plans."""
+        known = self.at(refused)
+        if known is None:
+            return "as in the row above" if refused else "the range ends"
+        if known.floor_bytes > self.budget_bytes:
+            return f"floor {size(known.floor_bytes)}, {known.operation}"
+        if known.device_bytes > self.budget_bytes:
+            return f"the next needs {size(known.device_bytes)}"
+        return f"the next needs {size(known.host_bytes)} of the host"
+
+    def sheets(self, rows: int) -> tuple[Sheet, ...]:
+        """The frontier, and every size that was compiled, whatever `rows` says."""
+        return _frontier(self), _tried(self)
+
+
+def _frontier(found: Frontier) -> Sheet:
+    rows = tuple(
+        (
+            *map(str, largest),
+            *((size(known.device_bytes), size(known.host_bytes)) if (known := found.at(largest)) else ("", "")),
+            found.limit(refused),
+        )
+        for largest, refused in zip(found.largest, found.refused, strict=True)
+    )
+    title = f"The largest that fits {size(found.budget_bytes)} on {found.device}"
+    return Sheet(title, (*(f">{name}" for name in found.axes), ">device", ">host", "limit"), rows)
+
+
+def _tried(found: Frontier) -> Sheet:
+    rows = tuple(
+        (
+            *map(str, one.size),
+            size(one.device_bytes),
+            size(one.floor_bytes),
+            one.way,
+            str(one.compilations),
+            "fits" if one.fits else "too large",
+        )
+        for one in found.tried
+    )
+    title = f"Sizes tried: {found.traced} traced, {len(found.tried)} compiled, in {found.compilations} programs"
+    columns = (*(f">{name}" for name in found.axes), ">device", ">floor", "way", ">programs", "")
+    return Sheet(title, columns, rows, tuple("good" if one.fits else "bad" for one in found.tried))

@@ -1,0 +1,61 @@
+"""The last size that fits, against trying them all."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memplan.planning.frontier import last_fitting
+
+
+def found(floors: list[int], needs: list[int], budget: int, predicted: float) -> tuple[int, list[int], int]:
+    """What is found; the sizes that were tried, in order; how many floors were asked for."""
+    tried: list[int] = []
+    asked: set[int] = set()
+
+    def floor(size: int) -> int:
+        asked.add(size)
+        return floors[size]
+
+    def trial(size: int) -> tuple[bool, int]:
+        tried.append(size)
+        return needs[size] <= budget, needs[size]
+
+    last = last_fitting(len(floors), budget, floor, lambda size: int(predicted * floors[size]), trial)
+    return last, tried, len(asked)
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 50), st.floats(1, 3)), min_size=1, max_size=100),
+    budget=st.integers(0, 3000),
+    predicted=st.floats(0.2, 5),
+)
+def test_it_is_the_last_that_fits_and_both_sides_of_it_were_tried(
+    steps: list[tuple[int, float]], budget: int, predicted: float
+) -> None:
+    floors, needs = [0], [0]
+    for more, times in steps:
+        floors.append(floors[-1] + more)
+        needs.append(max(needs[-1], int(times * floors[-1])))
+    last, tried, _ = found(floors, needs, budget, predicted)
+    assert last == max((size for size, need in enumerate(needs) if need <= budget), default=-1)
+    assert last in tried
+    assert last + 1 in tried or last + 1 == len(needs)
+    assert len(tried) == len(set(tried)) <= 4 + math.ceil(math.log2(len(needs) + 1))
+
+
+@given(budget=st.integers(1, 5000), times=st.floats(1, 3), off=st.floats(0.95, 1.05))
+def test_a_good_prediction_makes_few_trials(budget: int, times: float, off: float) -> None:
+    floors = [size**2 for size in range(1, 65)]
+    needs = [int(times * floor) for floor in floors]
+    _, tried, asked = found(floors, needs, budget, times * off)
+    assert len(tried) <= 4
+    assert asked <= 20
+
+
+def test_nothing_fits() -> None:
+    assert found([10, 20], [15, 30], 12, 1.5)[:2] == (-1, [0])
+
+
+def test_what_fits_below_its_floor_is_found_all_the_same() -> None:
+    assert found([10, 20, 30], [10, 11, 12], 11, 1.0)[0] == 1
