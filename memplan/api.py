@@ -219,11 +219,7 @@ def frontier(
       names: of the sizes.
       The others: as for `largest`.
     """
-    limits = [bounds if isinstance(bounds, Sequence) else (bounds,) for bounds in (low, high, step)]
-    count = max(map(len, limits))
-    limits = [tuple(bounds) * count if len(bounds) == 1 else bounds for bounds in limits]
-    named = names or ("size",) if count == 1 else names or ("first", "second")
-    axes = [sizing.Axis(name, *bounds) for name, *bounds in zip(named, *limits, strict=True)]
+    axes = sizing.axes_of(low, high, step, names)
     request = Request(budget, host_budget, device, planner, host_state=_positions(host_state))
     donated = None if donate_argnums is None else _positions(donate_argnums)
     return sizing.frontier(make, axes, donated, request, _notify.get())

@@ -24,6 +24,8 @@ from memplan.summary import versions
 Make = Callable[..., tuple[Callable[..., Any], Sequence[Any]]]
 """Sizes -> (step, args)."""
 
+Bounds = int | Sequence[int]
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -47,6 +49,23 @@ class Axis:
     @property
     def sizes(self) -> range:
         return range(self.low, self.high + 1, self.step)
+
+
+def axes_of(low: Bounds, high: Bounds, step: Bounds, names: Sequence[str]) -> list[Axis]:
+    """One axis or two; a single bound is that of both.
+
+    Raises SizeError where the bounds make none.
+    """
+    limits = [bounds if isinstance(bounds, Sequence) else (bounds,) for bounds in (low, high, step)]
+    count = max(map(len, limits))
+    limits = [tuple(bounds) * count if len(bounds) == 1 else bounds for bounds in limits]
+    names = names or (("size",) if count == 1 else ("first", "second"))
+    if count > 2 or len({len(names), *map(len, limits)}) > 1:
+        raise SizeError(
+            f"low={low}, high={high}, step={step} and names={tuple(names)} are not one axis or two. Give a number "
+            "for each, or a pair; what else the step depends on is for `make` to know."
+        )
+    return [Axis(name, *bounds) for name, *bounds in zip(names, *limits, strict=True)]
 
 
 @dataclass
@@ -147,10 +166,8 @@ def frontier(
 
     Raises:
       InfeasibleBudgetError: the smallest size does not fit.
-      SizeError: no range of sizes, or more than two.
+      SizeError: the step cannot be planned again.
     """
-    if len(axes) not in (1, 2):
-        raise SizeError(f"{len(axes)} axes; sizes rise along one or two. Fix the others in what makes the step.")
     target = pipeline.target_of(request.device)
     budget = parse_bytes(request.budget, target.device.memory_bytes)
     sizing = _Sizing(make, target, budget, pipeline.host_budget_of(request, target), request, donate, notify)

@@ -18,6 +18,7 @@ from memplan import api, cli, factory
 from memplan.errors import BudgetError, InfeasibleBudgetError, MemplanError
 from memplan.report.comparison import Comparison, Row
 from memplan.report.curve import Curve, Point
+from memplan.report.frontier import Frontier, Tried
 from memplan.report.model import LiveValue, Report
 
 REPORT = Report(
@@ -335,6 +336,40 @@ def test_curve_needs_the_plain_step_and_a_place_to_write(curved: list[dict[str, 
     assert "nowhere" in told(run("curve", "workshop:make", "--png", "nowhere/c.png"), 2)
     assert "of its own" in told(run("curve", "workshop:make", "--png", "c", "--json", "c"), 2)
     assert not curved
+
+
+@pytest.fixture
+def sized(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    asked: list[dict[str, Any]] = []
+
+    def frontier(make: Callable[..., Any], **options: Any) -> Frontier:
+        low, high = options["low"], options["high"]
+        asked.append({"made": make(*high)[1], **options})
+        tried = (
+            Tried(low, True, 2**29, 0, "milp", 2**28, "conv", 2),
+            Tried(high, False, 2**31, 0, "xla", 2**28, "", 3),
+        )
+        return Frontier(tuple(options["names"]), (low,), (high,), tried, 4, "v100", 2**30, 0)
+
+    monkeypatch.setattr(api, "frontier", frontier)
+    return asked
+
+
+def test_largest_varies_arguments_of_the_factory(sized: list[dict[str, Any]], workshop: Path) -> None:
+    words = ["--vary", "size=8:64:8", "--vary", "batch=1:4", "--budget", "1GiB", "--json", "l.json"]
+    result = run("largest", "workshop:make(dtype='float32')", *words)
+    assert result.exit_code == 0, result.output
+    assert "2.00 GiB" in result.stdout and "in 5 programs" in result.stdout
+    [asked] = sized
+    assert asked["names"] == ("size", "batch") and asked["step"] == (8, 1) and asked["budget"] == "1GiB"
+    assert asked["made"] == ({"w": 64, "batch": 4, "dtype": "float32"}, 2) and asked["donate_argnums"] == (0,)
+    assert Frontier.from_json((workshop / "l.json").read_text()).largest == ((8, 1),)
+
+
+@pytest.mark.parametrize("words", ["size", "size=1", "size=a:b", "size=1:2:3:4", "=1:2"])
+def test_largest_says_how_ranges_are_written(sized: list[dict[str, Any]], words: str) -> None:
+    assert "batch=1:64" in told(run("largest", "workshop:make", "--vary", words), 2)
+    assert not sized
 
 
 def test_devices_are_listed_with_their_links() -> None:

@@ -20,12 +20,15 @@ def last_fitting(
       predicted: bytes that a size is expected to need. Asked once.
       trial: does it fit, and the least bytes that it was seen to need. Dear.
     """
+
+    def last_below(most: float) -> int:
+        return _last(count, below, above, floor, most)
+
     below, above, trials = -1, count, 0  # fits; does not
-    first = max(0, _last(below, above, floor, budget_bytes))
+    first = max(0, last_below(budget_bytes))
     share = _share(predicted(first), floor(first))
     while above - below > 1:
-        aimed = _last(below, above, floor, budget_bytes / share)
-        halved = (below + above) // 2
+        aimed, halved = last_below(budget_bytes / share), (below + above) // 2
         size = min(max(aimed, below + 1), above - 1) if trials < _AIMED else halved
         fits, needed = trial(size)
         below, above = (size, above) if fits else (below, size)
@@ -33,12 +36,19 @@ def last_fitting(
     return below
 
 
-def _last(below: int, above: int, floor: _Bytes, most: float) -> int:
-    """The last size between whose floor is at most that, by halving; `below` where there is none."""
-    while above - below > 1:
-        middle = (below + above) // 2
-        below, above = (middle, above) if floor(middle) <= most else (below, middle)
-    return below
+def _last(count: int, below: int, above: int, floor: _Bytes, most: float) -> int:
+    """The last size between whose floor is at most that, by halving; `below` where there is none.
+
+    Always along the same tree of halves, so that most floors are known from the time before.
+    """
+    low, high = -1, count
+    while high - low > 1:
+        middle = (low + high) // 2
+        if middle <= below or (middle < above and floor(middle) <= most):
+            low = middle
+        else:
+            high = middle
+    return max(low, below)
 
 
 def _share(needed: int, floor: int) -> float:

@@ -1,0 +1,110 @@
+"""The largest sizes whose step fits, against planning every one of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import memplan
+from memplan import api
+from memplan.errors import InfeasibleBudgetError, SizeError
+from memplan.report.frontier import Frontier
+from tests.dense import step
+
+WIDTH, MIB = 256, 2**20
+ROWS = range(256, 2305, 256)
+BUDGET = 11 * MIB
+
+
+def make(rows: int, layers: int = 8) -> tuple[Any, tuple[Any, ...]]:
+    weights = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * layers
+    return step, (weights, jax.ShapeDtypeStruct((rows, WIDTH), jnp.float32))
+
+
+def fits(rows: int, layers: int = 8) -> bool:
+    function, args = make(rows, layers)
+    planned = memplan.jit(function, device="v100", budget=BUDGET, host_budget=0, planner="greedy", donate_argnums=0)
+    try:
+        planned.plan(*args)
+    except InfeasibleBudgetError:
+        return False
+    return True
+
+
+LIMITS: dict[str, Any] = {"budget": BUDGET, "host_budget": 0, "device": "v100", "planner": "greedy"}
+
+
+@pytest.fixture(scope="module")
+def found() -> Frontier:
+    return api.frontier(make, low=ROWS[0], high=ROWS[-1], step=256, names=("rows",), **LIMITS)
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.slow
+def test_it_is_what_planning_every_size_says(found: Frontier) -> None:
+    [(largest,)], [(refused,)] = found.largest, found.refused
+    assert [rows for rows in ROWS if fits(rows)] == [rows for rows in ROWS if rows <= largest]
+    assert refused == largest + 256
+
+
+@pytest.mark.gpu_aot
+def test_the_compiler_has_seen_both_sides_of_the_frontier(found: Frontier) -> None:
+    inside, outside = found.at(found.largest[0]), found.at(found.refused[0])
+    assert inside is not None and inside.fits and inside.device_bytes <= BUDGET
+    assert outside is not None and not outside.fits and outside.device_bytes > BUDGET
+    assert found.compilations == sum(one.compilations for one in found.tried) and found.traced <= len(ROWS)
+
+
+@pytest.mark.gpu_aot
+def test_it_prints_and_comes_back_from_json(found: Frontier) -> None:
+    assert Frontier.from_json(found.to_json()) == found
+    text = str(found)
+    assert str(found.largest[0][0]) in text and "The largest that fits 11.0 MiB on v100" in text
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.slow
+def test_two_sizes_have_a_frontier_that_falls() -> None:
+    pairs = memplan.largest(
+        lambda layers, rows: make(rows, layers), low=(4, 256), high=(12, 2304), step=(4, 256), **LIMITS
+    )
+    assert [layers for layers, _ in pairs] == [4, 8, 12]
+    rows = [rows for _, rows in pairs]
+    assert rows == sorted(rows, reverse=True)
+    assert all(fits(rows, layers) for layers, rows in pairs)
+
+
+def test_a_range_that_fits_whole_ends_where_it_was_told_to() -> None:
+    small = api.frontier(make, low=1, high=3, budget="1GiB", planner="greedy")
+    assert small.largest == ((3,),) and small.refused == ((),)
+    assert "the range ends" in str(small)
+    assert memplan.largest(make, low=1, high=3, budget="1GiB", planner="greedy") == 3
+
+
+def test_nothing_fits() -> None:
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        memplan.largest(make, low=1, high=64, budget="1KiB", planner="greedy")
+    assert caught.value.smallest_bytes > 1024
+
+
+@pytest.mark.parametrize(("low", "high", "step"), [(2, 1, 1), (1, 2, 0), ((1, 1, 1), (2, 2, 2), 1)])
+def test_what_is_no_range_is_an_error(low: Any, high: Any, step: Any) -> None:
+    with pytest.raises(SizeError):
+        memplan.largest(make, low=low, high=high, step=step)
+
+
+def test_an_error_of_the_maker_names_the_size() -> None:
+    def odd(size: int) -> Any:
+        raise ValueError("only even sizes")
+
+    with pytest.raises(ValueError, match="only even sizes") as caught:
+        memplan.largest(odd, low=1, high=3)
+    assert "of size 2" in caught.value.__notes__[0]
+
+
+def test_a_planned_step_is_refused() -> None:
+    with pytest.raises(SizeError, match="plain one"):
+        memplan.largest(lambda rows: (memplan.jit(step), make(rows)[1]), low=1, high=3)
