@@ -2,7 +2,8 @@
 
 He et al., "Deep Residual Learning" (CVPR 2016), in the "v1.5" form in which the 3x3 convolution of a block carries the
 stride (Gross and Wilber, 2016). Convolutions and the first pool are padded as by TensorFlow's "SAME". The last norm of
-each block starts at zero (Goyal et al., 2017).
+each block starts at zero (Goyal et al., 2017). As a backbone of dense prediction its late stages may dilate instead of
+striding (Chen et al., "Rethinking Atrous Convolution for Semantic Image Segmentation", 2017).
 """
 
 from dataclasses import dataclass
@@ -19,12 +20,16 @@ BLOCKS = {14: (1, 1, 1, 1), 26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 
 EXPANSION = 4
 """Channels leaving a bottleneck block, per channel inside it."""
 
+STEM_STRIDE = 4
+"""Pixels of the image per pixel of the first stage, along an axis."""
+
 
 @dataclass(frozen=True)
 class ResNetConfig:
     """Architecture of a ResNet.
 
     Stage `i` works with `filters * 2**i` channels inside its blocks and 4 times that between them.
+    Stages that would shrink the image beyond `output_stride` keep its size and dilate their 3x3 convolutions instead.
     `dtype` is that of activations; parameters and running statistics are float32.
     """
 
@@ -32,6 +37,11 @@ class ResNetConfig:
     filters: int = 64
     classes: int = 1000
     dtype: Any = jnp.float32
+    output_stride: int = 32
+
+    def __post_init__(self) -> None:
+        if self.output_stride not in (4, 8, 16, 32):
+            raise ValueError(f"A ResNet has an output stride of 4, 8, 16 or 32, not {self.output_stride}.")
 
     @property
     def blocks(self) -> tuple[int, ...]:
@@ -40,13 +50,22 @@ class ResNetConfig:
             raise ValueError(f"No ResNet of depth {self.depth}; choose one of {sorted(BLOCKS)}.")
         return BLOCKS[self.depth]
 
+    def stride(self, stage: int) -> int:
+        """Of the first block of stage `stage`."""
+        return 2 if stage and STEM_STRIDE * 2**stage <= self.output_stride else 1
+
+    def dilation(self, stage: int) -> int:
+        """Of the 3x3 convolutions of stage `stage`."""
+        return max(1, STEM_STRIDE * 2**stage // self.output_stride)
+
 
 class Bottleneck(nn.Module):
-    """1x1 reduce, 3x3 (strided), 1x1 expand, plus the shortcut, projected where shapes differ."""
+    """1x1 reduce, 3x3 (strided or dilated), 1x1 expand, plus the shortcut, projected where shapes differ."""
 
     config: ResNetConfig
     filters: int
     stride: int
+    dilation: int = 1
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -55,7 +74,7 @@ class Bottleneck(nn.Module):
         norm = partial(batch_norm, self.config, train)
         wide, strides = self.filters * EXPANSION, (self.stride, self.stride)
         y = nn.relu(norm("norm_reduce")(conv(self.filters, (1, 1), name="reduce")(x)))
-        y = conv(self.filters, (3, 3), strides, name="spatial")(y)
+        y = conv(self.filters, (3, 3), strides, kernel_dilation=self.dilation, name="spatial")(y)
         y = nn.relu(norm("norm_spatial")(y))
         y = norm("norm_expand", scale_init=nn.initializers.zeros)(conv(wide, (1, 1), name="expand")(y))
         if x.shape != y.shape:
@@ -68,6 +87,36 @@ def batch_norm(config: ResNetConfig, train: bool, name: str, **options: Any) -> 
     return nn.BatchNorm(not train, momentum=0.9, epsilon=1e-5, dtype=config.dtype, name=name, **options)
 
 
+def stage_outputs(config: ResNetConfig, image: jax.Array, train: bool) -> list[jax.Array]:
+    """(batch, h, w, 3) -> what leaves each of the four stages, finest first; blocks belong to the module that calls.
+
+    Stage `i` gives (batch, h / s, w / s, 4 * filters * 2**i) with s = min(4 * 2**i, output_stride).
+    """
+    x = image.astype(config.dtype)
+    x = nn.Conv(config.filters, (7, 7), (2, 2), use_bias=False, dtype=config.dtype, name="stem")(x)
+    x = nn.relu(batch_norm(config, train, "norm_stem")(x))
+    x = nn.max_pool(x, (3, 3), (2, 2), "SAME")
+    outputs = []
+    for stage, blocks in enumerate(config.blocks):
+        filters, dilation = config.filters * 2**stage, config.dilation(stage)
+        for block in range(blocks):
+            stride = 1 if block else config.stride(stage)
+            x = Bottleneck(config, filters, stride, dilation, name=f"stage_{stage}_block_{block}")(x, train)
+        outputs.append(x)
+    return outputs
+
+
+class Backbone(nn.Module):
+    """A ResNet without its head, for dense prediction. Running statistics live in the collection "batch_stats"."""
+
+    config: ResNetConfig = ResNetConfig()
+
+    @nn.compact
+    def __call__(self, image: jax.Array, train: bool = False) -> list[jax.Array]:
+        """(batch, h, w, 3) -> what leaves each stage, as in `stage_outputs`."""
+        return stage_outputs(self.config, image, train)
+
+
 class ResNet(nn.Module):
     """Image classifier, channels last. Running statistics live in the collection "batch_stats"."""
 
@@ -77,13 +126,6 @@ class ResNet(nn.Module):
     def __call__(self, image: jax.Array, train: bool = False) -> jax.Array:
         """(batch, h, w, 3) -> logits (batch, classes), float32. In training, apply with `mutable=["batch_stats"]`."""
         config = self.config
-        x = image.astype(config.dtype)
-        x = nn.Conv(config.filters, (7, 7), (2, 2), use_bias=False, dtype=config.dtype, name="stem")(x)
-        x = nn.relu(batch_norm(config, train, "norm_stem")(x))
-        x = nn.max_pool(x, (3, 3), (2, 2), "SAME")
-        for stage, blocks in enumerate(config.blocks):
-            for block in range(blocks):
-                stride = 2 if stage and not block else 1
-                x = Bottleneck(config, config.filters * 2**stage, stride, name=f"stage_{stage}_block_{block}")(x, train)
-        logits = nn.Dense(config.classes, dtype=config.dtype, name="head")(x.mean((1, 2)))
+        last = stage_outputs(config, image, train)[-1]
+        logits = nn.Dense(config.classes, dtype=config.dtype, name="head")(last.mean((1, 2)))
         return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))

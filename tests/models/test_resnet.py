@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.resnet import ResNet, ResNetConfig
+from models.resnet import Backbone, Bottleneck, ResNet, ResNetConfig
 
 TINY = ResNet(ResNetConfig(depth=14, filters=4, classes=5))
 
@@ -69,6 +69,48 @@ def test_evaluation_sees_each_image_alone(tiny, quick_jit):
     changed = image.at[1].set(0)
     logits, other = (quick_jit(TINY.apply)(variables, batch) for batch in (image, changed))
     np.testing.assert_allclose(logits[0], other[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("output_stride", "strides"), [(32, [4, 8, 16, 32]), (16, [4, 8, 16, 16]), (8, [4, 8, 8, 8]), (4, [4, 4, 4, 4])]
+)
+def test_backbone_gives_every_stage_at_its_stride(output_stride, strides):
+    """With the parameters of the classifier, less the head: dilation changes no shape of theirs."""
+    image = jax.ShapeDtypeStruct((2, 64, 128, 3), jnp.float32)
+    model = Backbone(ResNetConfig(depth=14, filters=4, output_stride=output_stride))
+    outputs, variables = jax.eval_shape(lambda image: model.init_with_output(jax.random.key(0), image), image)
+    assert [output.shape for output in outputs] == [
+        (2, 64 // stride, 128 // stride, 16 * 2**stage) for stage, stride in enumerate(strides)
+    ]
+    classifier = jax.eval_shape(TINY.init, jax.random.key(0), image)
+    del classifier["params"]["head"]
+    assert jax.tree.map(jnp.shape, variables) == jax.tree.map(jnp.shape, classifier)
+
+
+def test_an_impulse_passes_a_dilated_block_to_nine_pixels(quick_jit):
+    block = Bottleneck(TINY.config, 1, 1, dilation=4)
+    impulse = jnp.zeros((1, 15, 15, 4)).at[0, 7, 7].set(1)
+    variables = jax.eval_shape(partial(block.init, train=False), jax.random.key(0), impulse)
+    ones = jax.tree.map_with_path(
+        lambda path, leaf: np.full(leaf.shape, path[-1].key not in ("bias", "mean"), leaf.dtype), variables
+    )
+    response = quick_jit(partial(block.apply, train=False))(ones, impulse)
+    reached = {tuple(map(int, pixel)) for pixel in np.argwhere(np.asarray(response)[0, :, :, 0] > 0)}
+    assert reached == {(row, column) for row in (3, 7, 11) for column in (3, 7, 11)}
+
+
+@pytest.mark.parametrize(("depth", "parameters"), [(101, 44_549_160), (152, 60_192_808)])
+def test_head_of_imagenet_22k(depth, parameters):
+    """2048 weights and a bias for each of 20,841 classes more."""
+    variables = jax.eval_shape(
+        ResNet(ResNetConfig(depth, classes=21841)).init, jax.random.key(0), jnp.zeros((1, 64, 64, 3))
+    )
+    assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) == parameters + 20_841 * 2049
+
+
+def test_unknown_output_stride_is_refused():
+    with pytest.raises(ValueError, match="4, 8, 16 or 32, not 64"):
+        ResNetConfig(output_stride=64)
 
 
 def test_unknown_depth_is_refused():

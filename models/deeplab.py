@@ -1,0 +1,101 @@
+"""DeepLabV3+: a ResNet that dilates in place of its last stride, a pyramid of atrous convolutions, a small decoder.
+
+Chen et al., "Encoder-Decoder with Atrous Separable Convolution for Semantic Image Segmentation" (ECCV 2018), with
+ordinary convolutions in pyramid and decoder. Nothing depends on the size of the image.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from models.resnet import Backbone, ResNetConfig, batch_norm
+
+
+@dataclass(frozen=True)
+class DeepLabConfig:
+    """Architecture of a DeepLabV3+; defaults follow PASCAL VOC.
+
+    `depth`, `filters` and `output_stride` are those of the ResNet. `width` channels leave each branch of the pyramid
+    and each convolution of the decoder, to which the first stage adds `shallow` channels. `rates` dilate the pyramid's
+    3x3 convolutions; the paper doubles them for an output stride of 8.
+    `dtype` is that of activations; parameters, running statistics and logits are float32.
+    """
+
+    depth: int = 101
+    filters: int = 64
+    classes: int = 21
+    output_stride: int = 16
+    rates: Sequence[int] = (6, 12, 18)
+    width: int = 256
+    shallow: int = 48
+    dtype: Any = jnp.float32
+
+    @property
+    def backbone(self) -> ResNetConfig:
+        """The ResNet, whose head is not used."""
+        return ResNetConfig(self.depth, self.filters, dtype=self.dtype, output_stride=self.output_stride)
+
+
+def upsample_bilinear(x: jax.Array, size: Sequence[int]) -> jax.Array:
+    """Resize (batch, *spatial, channels) to the spatial `size`, none smaller: pixels are squares, not corners."""
+    return jax.image.resize(x, (x.shape[0], *size, x.shape[-1]), "bilinear")
+
+
+class ConvNorm(nn.Module):
+    """Convolution, batch norm, ReLU."""
+
+    config: DeepLabConfig
+    channels: int
+    side: int = 1
+    rate: int = 1
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """(batch, h, w, any) -> (batch, h, w, channels)."""
+        sides, dtype = (self.side, self.side), self.config.dtype
+        x = nn.Conv(self.channels, sides, kernel_dilation=self.rate, use_bias=False, dtype=dtype, name="conv")(x)
+        return nn.relu(batch_norm(self.config.backbone, train, "norm")(x))
+
+
+class AtrousPyramid(nn.Module):
+    """The same image through a 1x1 convolution, 3x3 ones of several rates and its own mean, concatenated and mixed."""
+
+    config: DeepLabConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """(batch, h, w, any) -> (batch, h, w, width)."""
+        config, width = self.config, self.config.width
+        mean = ConvNorm(config, width, name="pool")(x.mean((1, 2), keepdims=True), train)
+        branches = [ConvNorm(config, width, name="point")(x, train)]
+        branches += [ConvNorm(config, width, 3, rate, name=f"atrous_{rate}")(x, train) for rate in config.rates]
+        branches += [jnp.broadcast_to(mean, branches[0].shape)]
+        return ConvNorm(config, width, name="mix")(jnp.concatenate(branches, -1), train)
+
+
+class DeepLab(nn.Module):
+    """Semantic segmentation of images, channels last. Running statistics live in the collection "batch_stats"."""
+
+    config: DeepLabConfig = DeepLabConfig()
+
+    @nn.compact
+    def __call__(self, image: jax.Array, train: bool = False) -> jax.Array:
+        """(batch, h, w, 3) -> logits (batch, h, w, classes), float32.
+
+        In training, apply with `mutable=["batch_stats"]`, and to two images at least: the pyramid's mean is one pixel
+        per image, and the statistics of a single pixel make it zero.
+        """
+        config = self.config
+        first, *_, last = Backbone(config.backbone, name="backbone")(image, train)
+        deep = AtrousPyramid(config, name="pyramid")(last, train)
+        shallow = ConvNorm(config, config.shallow, name="shallow")(first, train)
+        x = jnp.concatenate([upsample_bilinear(deep, shallow.shape[1:3]), shallow], -1)
+        for number in range(2):
+            x = ConvNorm(config, config.width, 3, name=f"decode_{number}")(x, train)
+        logits = nn.Conv(config.classes, (1, 1), dtype=config.dtype, name="head")(x)
+        wide = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        return upsample_bilinear(wide, image.shape[1:3])
