@@ -1,7 +1,8 @@
 """GoogLeNet: blocks of parallel convolutions whose results are concatenated.
 
 Szegedy et al., "Going Deeper with Convolutions" (CVPR 2015), table 1, with batch norm behind each convolution (Ioffe
-and Szegedy, 2015) in place of local response norm and the two auxiliary classifiers.
+and Szegedy, 2015) in place of local response norm. The two auxiliary classifiers are an option; an adaptive pool of 4x4
+bins, which a 224^2 image gives with the paper's windows too, lets them take images of any size.
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+
+from models.pooling import adaptive_average
 
 Block = tuple[int, int, int, int, int, int]
 """Channels of the 1x1, the 3x3's reduction, the 3x3, the 5x5's reduction, the 5x5, and the pool's projection."""
@@ -28,11 +31,15 @@ STAGES: tuple[tuple[Block, ...], ...] = (
 )
 """The blocks between pools: 3a and 3b, 4a to 4e, 5a and 5b."""
 
+AUXILIARY = ((1, 0), (1, 3))
+"""Stage and block that feed the auxiliary classifiers: 4a and 4d."""
+
 
 @dataclass(frozen=True)
 class GoogLeNetConfig:
-    """Architecture of a GoogLeNet; `width` multiplies every number of channels.
+    """Architecture of a GoogLeNet; `width` multiplies every number of channels and hidden units.
 
+    `aux` adds the auxiliary classifiers, behind whose hidden layer training drops a unit with probability `dropout`.
     `dtype` is that of activations; parameters and running statistics are float32.
     """
 
@@ -40,6 +47,15 @@ class GoogLeNetConfig:
     classes: int = 1000
     stages: tuple[tuple[Block, ...], ...] = STAGES
     dtype: Any = jnp.float32
+    aux: bool = False
+    dropout: float = 0.7
+
+    def __post_init__(self) -> None:
+        blocks = {(stage, block) for stage, row in enumerate(self.stages) for block in range(len(row))}
+        if self.aux and not blocks.issuperset(AUXILIARY):
+            raise ValueError(
+                "Auxiliary classifiers sit behind blocks 4a and 4d, which `stages` lacks; leave `aux` off."
+            )
 
     def channels(self, count: int) -> int:
         return max(1, round(self.width * count))
@@ -84,15 +100,40 @@ class Inception(nn.Module):
         return jnp.concatenate(branches, -1)
 
 
+class Auxiliary(nn.Module):
+    """Classifier on what a block in the middle sees: gradients for the blocks below, dropped after training."""
+
+    config: GoogLeNetConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """(batch, h, w, any) -> logits (batch, classes), float32."""
+        config = self.config
+        x = Conv(config, 128, 1, name="reduce")(adaptive_average(x, (4, 4)), train)
+        x = nn.Dense(config.channels(1024), dtype=config.dtype, name="hidden")(x.reshape(x.shape[0], -1))
+        x = nn.Dropout(config.dropout, deterministic=not train)(nn.relu(x))
+        return classify(config, x)
+
+
+def classify(config: GoogLeNetConfig, x: jax.Array) -> jax.Array:
+    """The layer "head" of the module that calls: (batch, any) -> logits (batch, classes), float32."""
+    logits = nn.Dense(config.classes, dtype=config.dtype, name="head")(x)
+    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+
+
 class GoogLeNet(nn.Module):
     """Image classifier, channels last. Running statistics live in the collection "batch_stats"."""
 
     config: GoogLeNetConfig = GoogLeNetConfig()
 
     @nn.compact
-    def __call__(self, image: jax.Array, train: bool = False) -> jax.Array:
-        """(batch, h, w, 3) -> logits (batch, classes), float32. In training, apply with `mutable=["batch_stats"]`."""
-        config = self.config
+    def __call__(self, image: jax.Array, train: bool = False) -> jax.Array | tuple[jax.Array, ...]:
+        """(batch, h, w, 3) -> logits (batch, classes), float32; in training with `aux` those of three classifiers,
+        the main one first.
+
+        In training, apply with `mutable=["batch_stats"]`, and with `aux` also `rngs={"dropout": key}`.
+        """
+        config, auxiliary = self.config, []
         pool = partial(nn.max_pool, window_shape=(3, 3), strides=(2, 2), padding="SAME")
         x = pool(Conv(config, 64, 7, 2, name="stem")(image.astype(config.dtype), train))
         x = Conv(config, 64, 1, name="reduce")(x, train)
@@ -101,5 +142,7 @@ class GoogLeNet(nn.Module):
             x = pool(x) if stage else x
             for number, block in enumerate(blocks):
                 x = Inception(config, block, name=f"stage_{stage}_block_{number}")(x, train)
-        logits = nn.Dense(config.classes, dtype=config.dtype, name="head")(x.mean((1, 2)))
-        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+                if config.aux and (stage, number) in AUXILIARY:
+                    auxiliary.append(Auxiliary(config, name=f"auxiliary_{len(auxiliary)}")(x, train))
+        logits = classify(config, x.mean((1, 2)))
+        return (logits, *auxiliary) if config.aux and train else logits

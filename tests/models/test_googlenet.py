@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,39 @@ def test_logits_and_variables_are_float32(dtype):
     assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype(jnp.float32)}
 
 
+@pytest.mark.parametrize("side", [224, 2240])
+def test_auxiliary_classifiers_have_the_published_parameters_whatever_the_size(side):
+    """In torchvision 13,004,888 with them and 6,624,904 without."""
+    image = jnp.zeros((1, side, side, 3))
+    plain, auxiliary = (
+        jax.eval_shape(GoogLeNet(GoogLeNetConfig(aux=aux)).init, jax.random.key(0), image)["params"]
+        for aux in (False, True)
+    )
+    added = auxiliary.keys() - plain.keys()
+    assert added == {"auxiliary_0", "auxiliary_1"}
+    assert sum(leaf.size for name in added for leaf in jax.tree.leaves(auxiliary[name])) == 13_004_888 - 6_624_904
+    assert jax.tree.map(jnp.shape, plain) == {name: jax.tree.map(jnp.shape, auxiliary[name]) for name in plain}
+
+
+def test_auxiliary_classifiers_speak_in_training_only():
+    model = GoogLeNet(replace(TINY, aux=True))
+    image = jax.ShapeDtypeStruct((2, 64, 64, 3), jnp.float32)
+    variables = jax.eval_shape(model.init, jax.random.key(0), image)
+
+    def apply(variables, image, train):
+        options = {"mutable": ["batch_stats"], "rngs": {"dropout": jax.random.key(0)}} if train else {}
+        return model.apply(variables, image, train=train, **options)
+
+    outputs, _ = jax.eval_shape(partial(apply, train=True), variables, image)
+    assert [(output.shape, output.dtype) for output in outputs] == [((2, 5), jnp.float32)] * 3
+    assert jax.eval_shape(partial(apply, train=False), variables, image).shape == (2, 5)
+
+
+def test_auxiliary_classifiers_need_their_blocks():
+    with pytest.raises(ValueError, match="4a and 4d"):
+        replace(TINY, stages=TINY.stages[:1], aux=True)
+
+
 def test_blocks_concatenate_their_branches():
     """The channels that enter each stage's first block are the sum of the branches before."""
     variables = jax.eval_shape(GoogLeNet(TINY).init, jax.random.key(0), jnp.zeros((1, 64, 64, 3)))
@@ -37,9 +71,9 @@ def test_blocks_concatenate_their_branches():
         assert entering == one + three + five + project
 
 
-def test_evaluation_needs_no_statistics_of_the_batch():
+def test_evaluation_needs_no_statistics_of_the_batch(quick_jit):
     image = jax.random.normal(jax.random.key(1), (2, 64, 64, 3))
     model = GoogLeNet(replace(TINY, stages=TINY.stages[:1]))
-    variables = model.init(jax.random.key(0), image)
-    both, alone = (jax.jit(model.apply)(variables, part) for part in (image, image[:1]))
+    variables = quick_jit(model.init)(jax.random.key(0), image)
+    both, alone = (quick_jit(model.apply)(variables, part) for part in (image, image[:1]))
     assert jnp.allclose(both[:1], alone, atol=1e-5)

@@ -1,0 +1,54 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.alexnet import AlexNet, AlexNetConfig
+
+TINY = AlexNet(AlexNetConfig(width=1 / 32, classes=5))
+
+
+@pytest.mark.parametrize("side", [224, 1000])
+def test_parameter_count_whatever_the_size(side):
+    """The published count of the one-column network, as in torchvision."""
+    variables = jax.eval_shape(AlexNet().init, jax.random.key(0), jnp.zeros((1, side, side, 3)))
+    assert sum(leaf.size for leaf in jax.tree.leaves(variables)) == 61_100_840
+
+
+def test_convolutions_end_at_six_by_six():
+    """So that the adaptive pool leaves a 224^2 image alone: its products would be dot_generals of rank 4."""
+    jaxpr = jax.make_jaxpr(lambda image: TINY.init_with_output(jax.random.key(0), image)[0])
+    ranks = {
+        side: {
+            equation.invars[0].aval.ndim
+            for equation in jaxpr(jnp.zeros((1, side, side, 3))).eqns
+            if equation.primitive.name == "dot_general"
+        }
+        for side in (224, 256)
+    }
+    assert ranks == {224: {2}, 256: {2, 4}}
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+def test_logits_and_parameters_are_float32(dtype):
+    model = AlexNet(AlexNetConfig(1 / 32, 5, dtype=dtype))
+    image = jax.ShapeDtypeStruct((3, 63, 95, 3), jnp.float32)
+    logits, variables = jax.eval_shape(lambda image: model.init_with_output(jax.random.key(0), image), image)
+    assert (logits.shape, logits.dtype) == ((3, 5), jnp.float32)
+    assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype(jnp.float32)}
+
+
+def test_training_drops_by_its_key_and_evaluation_nothing(quick_jit):
+    image = jax.random.normal(jax.random.key(1), (1, 63, 63, 3))
+    variables = quick_jit(TINY.init)(jax.random.key(0), image)
+    apply = quick_jit(lambda key: TINY.apply(variables, image, train=True, rngs={"dropout": key}))
+    first, again, other = (apply(jax.random.key(seed)) for seed in (2, 2, 3))
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+    evaluate = quick_jit(TINY.apply)
+    np.testing.assert_array_equal(evaluate(variables, image), evaluate(variables, image))
+
+
+def test_image_that_the_pools_would_use_up_is_refused():
+    with pytest.raises(ValueError, match="63 pixels"):
+        jax.eval_shape(TINY.init, jax.random.key(0), jnp.zeros((1, 63, 62, 3)))
