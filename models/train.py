@@ -3,77 +3,74 @@
 Every builder returns `(step, (state, batch))` with `step(state, batch) -> (state, {"loss": scalar})`. By default the
 arguments are `jax.ShapeDtypeStruct` trees and nothing is allocated; `concrete=True` gives an initialised state and a
 random batch of the right kind, both from `seed`. A step is pure and not yet jitted: `jax.jit(step, donate_argnums=0)`.
+Where a model has dropout, its masks follow from `seed` and `state.step`.
+
+`config` is the model's architecture, and every further keyword one of its fields: `resnet_step(depth=101, classes=10,
+dtype="bfloat16")`. Literals are enough, as on memplan's command line.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
+from models.alexnet import AlexNet, AlexNetConfig
+from models.deeplab import DeepLab, DeepLabConfig
 from models.googlenet import GoogLeNet, GoogLeNetConfig
+from models.losses import (
+    auxiliary_cross_entropy,
+    cross_entropy,
+    deep_supervision_loss,
+    dice_cross_entropy,
+    soft_dice_loss,
+)
+from models.nnunet import NNUNet, NNUNetConfig, planned_strides
 from models.resnet import ResNet, ResNetConfig
+from models.steps import (
+    Batch,
+    Built,
+    Loss,
+    Measure,
+    Metrics,
+    Sample,
+    Step,
+    TrainState,
+    build,
+    configured,
+    make_random_step,
+    make_step,
+    plain_loss,
+    random_images,
+    training_loss,
+)
 from models.transformer import Decoder, DecoderConfig
 from models.unet import UNet
 from models.unet2d import UNet2D, UNet2DConfig
 from models.unet3d import UNet3D, UNet3DConfig
 
-Batch = dict[str, Any]
-Metrics = dict[str, jax.Array]
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class TrainState:
-    """What a step changes. `step` is an int32 scalar; `batch_stats` is empty for models without running statistics."""
-
-    step: Any
-    params: Any
-    batch_stats: Any
-    opt_state: Any
-
-
-Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
-Built = tuple[Step, tuple[TrainState, Batch]]
-Loss = Callable[[Any, Any, Batch], tuple[jax.Array, Any]]
-"""(params, batch_stats, batch) -> (scalar loss, new batch_stats)."""
-
-
-def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Mean softmax cross-entropy in nats of logits (..., classes) against integer labels (...).
-
-    By one-hot product: the gradient of picking by index would be a scatter.
-    """
-    one_hot = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
-    return -(one_hot * jax.nn.log_softmax(logits)).sum(-1).mean()
-
-
-def soft_dice_loss(logits: jax.Array, labels: jax.Array, epsilon: float = 1e-5) -> jax.Array:
-    """One minus the soft Dice overlap (Milletari et al., 2016), meaned over classes, in [0, 1].
-
-    logits (batch, *spatial, classes), integer labels (batch, *spatial); overlaps are summed over batch and space.
-    """
-    one_hot = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
-    axes = tuple(range(logits.ndim - 1))
-    shares = jax.nn.softmax(logits)
-    overlap = (shares * one_hot).sum(axes)
-    total = shares.sum(axes) + one_hot.sum(axes)
-    return 1 - ((2 * overlap + epsilon) / (total + epsilon)).mean()
-
-
-def make_step(loss: Loss, optimizer: optax.GradientTransformation) -> Step:
-    """The step that descends `loss` once with `optimizer`."""
-
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        grad = jax.value_and_grad(loss, has_aux=True)
-        (value, batch_stats), gradient = grad(state.params, state.batch_stats, batch)
-        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        return TrainState(state.step + 1, params, batch_stats, opt_state), {"loss": value}
-
-    return step
+__all__ = [
+    "Batch",
+    "Built",
+    "Loss",
+    "Metrics",
+    "Step",
+    "TrainState",
+    "alexnet_step",
+    "cross_entropy",
+    "decoder_step",
+    "deeplab_step",
+    "googlenet_step",
+    "make_random_step",
+    "make_step",
+    "nnunet2d_step",
+    "nnunet3d_step",
+    "resnet_step",
+    "soft_dice_loss",
+    "unet2d_step",
+    "unet3d_step",
+]
 
 
 def unet3d_step(
@@ -84,13 +81,15 @@ def unet3d_step(
     *,
     concrete: bool = False,
     seed: int = 0,
+    **fields: Any,
 ) -> Built:
     """Segmentation of volumes of `size` voxels (one side of a cube, or three) by cross-entropy plus soft Dice.
 
     batch: "image" (batch, d, h, w, in_channels) float32, "label" (batch, d, h, w) int32. Default optimizer: SGD,
     learning rate 1e-2, momentum 0.9. Raises ValueError where a side cannot be halved `levels - 1` times.
     """
-    return _segmentation_step(UNet3D(config or UNet3DConfig()), size, batch, optimizer, concrete, seed)
+    model = UNet3D(configured(config or UNet3DConfig(), fields))
+    return _unet_step(model, size, batch, optimizer, concrete, seed)
 
 
 def unet2d_step(
@@ -101,9 +100,46 @@ def unet2d_step(
     *,
     concrete: bool = False,
     seed: int = 0,
+    **fields: Any,
 ) -> Built:
     """As `unet3d_step`, for images of `size` pixels (one side of a square, or two)."""
-    return _segmentation_step(UNet2D(config or UNet2DConfig()), size, batch, optimizer, concrete, seed)
+    model = UNet2D(configured(config or UNet2DConfig(), fields))
+    return _unet_step(model, size, batch, optimizer, concrete, seed)
+
+
+def nnunet3d_step(
+    size: int | Sequence[int] = 128,
+    batch: int = 2,
+    stages: int | None = None,
+    config: NNUNetConfig | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    *,
+    concrete: bool = False,
+    seed: int = 0,
+    **fields: Any,
+) -> Built:
+    """As `unet3d_step`, with the network that nnU-Net configures for this size, cut to the first `stages` where given.
+
+    The loss is summed over the outputs by `deep_supervision_weights`. Default optimizer: SGD, learning rate 1e-2,
+    Nesterov momentum 0.99, weight decay 3e-5, gradients clipped to a norm of 12. Raises ValueError for a side that the
+    strides do not divide.
+    """
+    return _nnunet_step(_sides(size, 3), batch, stages, config, fields, optimizer, concrete, seed)
+
+
+def nnunet2d_step(
+    size: int | Sequence[int] = 512,
+    batch: int = 12,
+    stages: int | None = None,
+    config: NNUNetConfig | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    *,
+    concrete: bool = False,
+    seed: int = 0,
+    **fields: Any,
+) -> Built:
+    """As `nnunet3d_step`, for images of `size` pixels (one side of a square, or two)."""
+    return _nnunet_step(_sides(size, 2), batch, stages, config, fields, optimizer, concrete, seed)
 
 
 def resnet_step(
@@ -115,15 +151,17 @@ def resnet_step(
     *,
     concrete: bool = False,
     seed: int = 0,
+    **fields: Any,
 ) -> Built:
     """Classification of square RGB images of side `image` pixels; `depth`, where given, overrides the config's.
 
     batch: "image" (batch, image, image, 3) float32, "label" (batch,) int32. Default optimizer: SGD, learning rate 0.1,
-    momentum 0.9.
+    momentum 0.9. The head of ImageNet-22k: `classes=21841`.
     """
-    config = config or ResNetConfig()
-    config = config if depth is None else replace(config, depth=depth)
-    return _classification_step(ResNet(config), config.classes, image, batch, optimizer, concrete, seed)
+    config = configured(config or ResNetConfig(), fields, depth=depth)
+    model, optimizer = ResNet(config), optimizer or optax.sgd(0.1, momentum=0.9)
+    step = make_step(training_loss(model, cross_entropy), optimizer)
+    return build(model, step, optimizer, _pictures(image, batch, config.classes), concrete, seed)
 
 
 def googlenet_step(
@@ -134,10 +172,56 @@ def googlenet_step(
     *,
     concrete: bool = False,
     seed: int = 0,
+    **fields: Any,
 ) -> Built:
-    """As `resnet_step`, with a GoogLeNet."""
-    config = config or GoogLeNetConfig()
-    return _classification_step(GoogLeNet(config), config.classes, image, batch, optimizer, concrete, seed)
+    """As `resnet_step`, with a GoogLeNet; with `aux=True` the losses of the auxiliary classifiers join by 0.3 each."""
+    config = configured(config or GoogLeNetConfig(), fields)
+    model, optimizer = GoogLeNet(config), optimizer or optax.sgd(0.1, momentum=0.9)
+    if config.aux:
+        step = _dropout_step(model, auxiliary_cross_entropy, optimizer, seed)
+    else:
+        step = make_step(training_loss(model, cross_entropy), optimizer)
+    return build(model, step, optimizer, _pictures(image, batch, config.classes), concrete, seed)
+
+
+def alexnet_step(
+    image: int = 224,
+    batch: int = 128,
+    config: AlexNetConfig | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    *,
+    concrete: bool = False,
+    seed: int = 0,
+    **fields: Any,
+) -> Built:
+    """As `resnet_step`, with an AlexNet, whose default learning rate is 0.01."""
+    config = configured(config or AlexNetConfig(), fields)
+    model, optimizer = AlexNet(config), optimizer or optax.sgd(0.01, momentum=0.9)
+    step = _dropout_step(model, cross_entropy, optimizer, seed)
+    return build(model, step, optimizer, _pictures(image, batch, config.classes), concrete, seed)
+
+
+def deeplab_step(
+    image: int = 513,
+    batch: int = 16,
+    depth: int | None = None,
+    config: DeepLabConfig | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    *,
+    concrete: bool = False,
+    seed: int = 0,
+    **fields: Any,
+) -> Built:
+    """Segmentation of square RGB images of side `image` pixels by cross-entropy; `depth` is the ResNet's.
+
+    batch: "image" (batch, image, image, 3) float32, "label" (batch, image, image) int32. Default optimizer: SGD,
+    learning rate 7e-3, momentum 0.9.
+    """
+    config = configured(config or DeepLabConfig(), fields, depth=depth)
+    model, optimizer = DeepLab(config), optimizer or optax.sgd(7e-3, momentum=0.9)
+    step = make_step(training_loss(model, cross_entropy), optimizer)
+    sample = random_images((batch, image, image, 3), (batch, image, image), config.classes)
+    return build(model, step, optimizer, sample, concrete, seed)
 
 
 def decoder_step(
@@ -150,15 +234,15 @@ def decoder_step(
     *,
     concrete: bool = False,
     seed: int = 0,
+    **fields: Any,
 ) -> Built:
     """Next-token prediction over sequences of `tokens`; `layers` and `width`, where given, override the config's.
 
     batch: "tokens" and "targets", both (batch, tokens) int32, the second being the first moved on by one. Default
     optimizer: AdamW, learning rate 3e-4. Raises ValueError for more tokens than the config's context.
     """
-    config = config or DecoderConfig()
-    config = replace(config, layers=layers or config.layers, width=width or config.width)
-    model = Decoder(config)
+    config = configured(config or DecoderConfig(), fields, layers=layers, width=width)
+    model, optimizer = Decoder(config), optimizer or optax.adamw(3e-4)
 
     def loss(params: Any, batch_stats: Any, batch: Batch) -> tuple[jax.Array, Any]:
         logits = model.apply({"params": params}, batch["tokens"])
@@ -169,34 +253,10 @@ def decoder_step(
         text = jax.random.randint(key, (batch, tokens + 1), 0, config.vocab)
         return {"tokens": text[:, :-1], "targets": text[:, 1:]}
 
-    return _build(model, "tokens", loss, sample, optimizer or optax.adamw(3e-4), concrete, seed)
+    return build(model, make_step(loss, optimizer), optimizer, sample, concrete, seed, inputs="tokens")
 
 
-def _classification_step(
-    model: ResNet | GoogLeNet,
-    classes: int,
-    image: int,
-    batch: int,
-    optimizer: optax.GradientTransformation | None,
-    concrete: bool,
-    seed: int,
-) -> Built:
-    def loss(params: Any, batch_stats: Any, batch: Batch) -> tuple[jax.Array, Any]:
-        variables = {"params": params, "batch_stats": batch_stats}
-        logits, changed = model.apply(variables, batch["image"], train=True, mutable=["batch_stats"])
-        return cross_entropy(logits, batch["label"]), changed["batch_stats"]
-
-    def sample(key: jax.Array) -> Batch:
-        pixels, labels = jax.random.split(key)
-        return {
-            "image": jax.random.normal(pixels, (batch, image, image, 3)),
-            "label": jax.random.randint(labels, (batch,), 0, classes),
-        }
-
-    return _build(model, "image", loss, sample, optimizer or optax.sgd(0.1, momentum=0.9), concrete, seed)
-
-
-def _segmentation_step(
+def _unet_step(
     model: UNet,
     size: int | Sequence[int],
     batch: int,
@@ -204,47 +264,45 @@ def _segmentation_step(
     concrete: bool,
     seed: int,
 ) -> Built:
-    config = model.config
-    sides = (size,) * model.rank if isinstance(size, int) else tuple(size)
+    config, sides = model.config, _sides(size, model.rank)
     config.check_size(sides)
-
-    def loss(params: Any, batch_stats: Any, batch: Batch) -> tuple[jax.Array, Any]:
-        logits = model.apply({"params": params}, batch["image"])
-        assert isinstance(logits, jax.Array)
-        return cross_entropy(logits, batch["label"]) + soft_dice_loss(logits, batch["label"]), batch_stats
-
-    def sample(key: jax.Array) -> Batch:
-        voxels, labels = jax.random.split(key)
-        return {
-            "image": jax.random.normal(voxels, (batch, *sides, config.in_channels)),
-            "label": jax.random.randint(labels, (batch, *sides), 0, config.classes),
-        }
-
-    return _build(model, "image", loss, sample, optimizer or optax.sgd(1e-2, momentum=0.9), concrete, seed)
+    optimizer = optimizer or optax.sgd(1e-2, momentum=0.9)
+    step = make_step(plain_loss(model, dice_cross_entropy), optimizer)
+    sample = random_images((batch, *sides, config.in_channels), (batch, *sides), config.classes)
+    return build(model, step, optimizer, sample, concrete, seed)
 
 
-def _build(
-    model: Any,
-    inputs: str,
-    loss: Loss,
-    sample: Callable[[jax.Array], Batch],
-    optimizer: optax.GradientTransformation,
+def _nnunet_step(
+    sides: tuple[int, ...],
+    batch: int,
+    stages: int | None,
+    config: NNUNetConfig | None,
+    fields: dict[str, Any],
+    optimizer: optax.GradientTransformation | None,
     concrete: bool,
     seed: int,
 ) -> Built:
-    """`inputs` names the entry of a batch that initialises the model."""
-
-    def arguments(key: jax.Array) -> tuple[TrainState, Batch]:
-        weights, data = jax.random.split(key)
-        batch = sample(data)
-        variables = model.init(weights, batch[inputs])
-        params, batch_stats = variables["params"], variables.get("batch_stats", {})
-        return TrainState(jnp.zeros((), jnp.int32), params, batch_stats, optimizer.init(params)), batch
-
-    key, step = jax.random.key(seed), make_step(loss, optimizer)
-    return step, _compile_quickly(arguments)(key) if concrete else jax.eval_shape(arguments, key)
+    config = configured(config or NNUNetConfig(planned_strides(sides)), fields)
+    config = configured(config, {"strides": config.strides[:stages]})
+    config.check_size(sides)
+    model, optimizer = NNUNet(config), optimizer or _nnunet_sgd()
+    step = make_step(plain_loss(model, deep_supervision_loss), optimizer)
+    sample = random_images((batch, *sides, config.in_channels), (batch, *sides), config.classes)
+    return build(model, step, optimizer, sample, concrete, seed)
 
 
-def _compile_quickly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Jit for a function that runs once: random draws take the optimizing compiler far longer than they take to run."""
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+def _nnunet_sgd() -> optax.GradientTransformation:
+    descend = optax.sgd(1e-2, momentum=0.99, nesterov=True)
+    return optax.chain(optax.clip_by_global_norm(12.0), optax.add_decayed_weights(3e-5), descend)
+
+
+def _dropout_step(model: Any, measure: Measure, optimizer: optax.GradientTransformation, seed: int) -> Step:
+    return make_random_step(partial(training_loss, model, measure), optimizer, seed)
+
+
+def _pictures(image: int, batch: int, classes: int) -> Sample:
+    return random_images((batch, image, image, 3), (batch,), classes)
+
+
+def _sides(size: int | Sequence[int], rank: int) -> tuple[int, ...]:
+    return (size,) * rank if isinstance(size, int) else tuple(size)
