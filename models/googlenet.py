@@ -1,8 +1,8 @@
 """GoogLeNet: blocks of parallel convolutions whose results are concatenated.
 
 Szegedy et al., "Going Deeper with Convolutions" (CVPR 2015), table 1, with batch norm behind each convolution (Ioffe
-and Szegedy, 2015) in place of local response norm. The two auxiliary classifiers are an option; an adaptive pool of 4x4
-bins, which a 224^2 image gives with the paper's windows too, lets them take images of any size.
+and Szegedy, 2015) in place of local response norm. The two auxiliary classifiers are an option; their average pool is
+an adaptive one to 4x4, what the paper's windows give of a 224^2 image, so that images may be enlarged.
 """
 
 from dataclasses import dataclass

@@ -305,4 +305,7 @@ def _pictures(image: int, batch: int, classes: int) -> Sample:
 
 
 def _sides(size: int | Sequence[int], rank: int) -> tuple[int, ...]:
-    return (size,) * rank if isinstance(size, int) else tuple(size)
+    sides = (size,) * rank if isinstance(size, int) else tuple(size)
+    if len(sides) != rank:
+        raise ValueError(f"The size is one side or {rank}, not {len(sides)}: {sides}.")
+    return sides

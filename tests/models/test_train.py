@@ -182,3 +182,9 @@ def test_enlarged_images_keep_the_state():
 def test_volume_that_cannot_be_halved_is_refused():
     with pytest.raises(ValueError, match="divisible by 8"):
         train.unet3d_step((16, 16, 20))
+
+
+@pytest.mark.parametrize("build", [train.unet3d_step, train.nnunet3d_step])
+def test_size_of_another_rank_is_refused(build):
+    with pytest.raises(ValueError, match="one side or 3, not 2"):
+        build((16, 16))
