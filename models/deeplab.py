@@ -19,7 +19,7 @@ from models.resnet import Backbone, ResNetConfig, batch_norm
 class DeepLabConfig:
     """Architecture of a DeepLabV3+; defaults follow PASCAL VOC.
 
-    `depth`, `filters` and `output_stride` are those of the ResNet. `width` channels leave each branch of the pyramid
+    `depth`, `filters`, `output_stride` and `remat` are those of the ResNet. `width` channels leave each branch of the pyramid
     and each convolution of the decoder, to which the first stage adds `shallow` channels. `rates` dilate the pyramid's
     3x3 convolutions; the paper doubles them for an output stride of 8.
     `dtype` is that of activations; parameters, running statistics and logits are float32.
@@ -33,11 +33,13 @@ class DeepLabConfig:
     width: int = 256
     shallow: int = 48
     dtype: Any = jnp.float32
+    remat: bool = False
 
     @property
     def backbone(self) -> ResNetConfig:
         """The ResNet, whose head is not used."""
-        return ResNetConfig(self.depth, self.filters, dtype=self.dtype, output_stride=self.output_stride)
+        dtype, stride = self.dtype, self.output_stride
+        return ResNetConfig(self.depth, self.filters, dtype=dtype, output_stride=stride, remat=self.remat)
 
 
 def upsample_bilinear(x: jax.Array, size: Sequence[int]) -> jax.Array:

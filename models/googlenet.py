@@ -40,7 +40,8 @@ class GoogLeNetConfig:
     """Architecture of a GoogLeNet; `width` multiplies every number of channels and hidden units.
 
     `aux` adds the auxiliary classifiers, behind whose hidden layer training drops a unit with probability `dropout`.
-    `dtype` is that of activations; parameters and running statistics are float32.
+    `dtype` is that of activations; parameters and running statistics are float32. `remat` puts `jax.checkpoint` around
+    each block: its input is kept, the rest computed again for the gradient.
     """
 
     width: float = 1.0
@@ -49,6 +50,7 @@ class GoogLeNetConfig:
     dtype: Any = jnp.float32
     aux: bool = False
     dropout: float = 0.7
+    remat: bool = False
 
     def __post_init__(self) -> None:
         blocks = {(stage, block) for stage, row in enumerate(self.stages) for block in range(len(row))}
@@ -138,10 +140,11 @@ class GoogLeNet(nn.Module):
         x = pool(Conv(config, 64, 7, 2, name="stem")(image.astype(config.dtype), train))
         x = Conv(config, 64, 1, name="reduce")(x, train)
         x = pool(Conv(config, 192, 3, name="expand")(x, train))
+        inception = nn.remat(Inception, static_argnums=2) if config.remat else Inception
         for stage, blocks in enumerate(config.stages):
             x = pool(x) if stage else x
             for number, block in enumerate(blocks):
-                x = Inception(config, block, name=f"stage_{stage}_block_{number}")(x, train)
+                x = inception(config, block, name=f"stage_{stage}_block_{number}")(x, train)
                 if config.aux and (stage, number) in AUXILIARY:
                     auxiliary.append(Auxiliary(config, name=f"auxiliary_{len(auxiliary)}")(x, train))
         logits = classify(config, x.mean((1, 2)))

@@ -30,7 +30,8 @@ class ResNetConfig:
 
     Stage `i` works with `filters * 2**i` channels inside its blocks and 4 times that between them.
     Stages that would shrink the image beyond `output_stride` keep its size and dilate their 3x3 convolutions instead.
-    `dtype` is that of activations; parameters and running statistics are float32.
+    `dtype` is that of activations; parameters and running statistics are float32. `remat` puts `jax.checkpoint` around
+    each block: its input is kept, the rest computed again for the gradient.
     """
 
     depth: int = 50
@@ -38,6 +39,7 @@ class ResNetConfig:
     classes: int = 1000
     dtype: Any = jnp.float32
     output_stride: int = 32
+    remat: bool = False
 
     def __post_init__(self) -> None:
         if self.output_stride not in (4, 8, 16, 32):
@@ -97,11 +99,12 @@ def stage_outputs(config: ResNetConfig, image: jax.Array, train: bool) -> list[j
     x = nn.relu(batch_norm(config, train, "norm_stem")(x))
     x = nn.max_pool(x, (3, 3), (2, 2), "SAME")
     outputs = []
+    bottleneck = nn.remat(Bottleneck, static_argnums=2) if config.remat else Bottleneck
     for stage, blocks in enumerate(config.blocks):
         filters, dilation = config.filters * 2**stage, config.dilation(stage)
         for block in range(blocks):
             stride = 1 if block else config.stride(stage)
-            x = Bottleneck(config, filters, stride, dilation, name=f"stage_{stage}_block_{block}")(x, train)
+            x = bottleneck(config, filters, stride, dilation, name=f"stage_{stage}_block_{block}")(x, train)
         outputs.append(x)
     return outputs
 

@@ -1,0 +1,61 @@
+"""What is measured: networks, sizes, devices, and ways to make a step fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from models.train import Built, deeplab_step, googlenet_step, resnet_step
+
+HOST_BUDGET = "256GiB"
+BUDGETS: Mapping[str, str] = {"p100": "15GiB", "v100": "15GiB", "a100": "75GiB", "h200": "130GiB"}
+"""What a step may take: of 16, 16, 80 and 141 GB, the rest left to the workspace of libraries and to fragmentation."""
+
+WAYS = ("plain", "jax.checkpoint", "xla", "memplan")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One size of one network that grows.
+
+    Attributes:
+      make: (size, remat) -> (step, args); with remat, `jax.checkpoint` around each block.
+      pixels: size -> pixels of a batch.
+    """
+
+    name: str
+    axis: str
+    low: int
+    high: int
+    step: int
+    make: Callable[[int, bool], Built]
+    pixels: Callable[[int], int]
+
+    @property
+    def sizes(self) -> range:
+        return range(self.low, self.high + 1, self.step)
+
+
+def _image(builder: Callable[..., Built], batch: int, size: int, remat: bool) -> Built:
+    return builder(image=size, batch=batch, remat=remat)
+
+
+def _batch(builder: Callable[..., Built], size: int, remat: bool) -> Built:
+    return builder(image=224, batch=size, remat=remat)
+
+
+NETWORKS: Mapping[str, tuple[Callable[..., Any], int]] = {
+    "googlenet": (partial(googlenet_step, aux=True), 5),
+    "resnet50": (partial(resnet_step, depth=50), 5),
+    "deeplab": (deeplab_step, 2),
+}
+"""Builder, and the batch of enlarged images (IBM's 5 for the classifiers)."""
+
+
+def cases() -> Iterator[Case]:
+    for name, (builder, batch) in NETWORKS.items():
+        image = partial(_image, builder, batch)
+        yield Case(f"{name}-image", "image", 256, 12288, 64, image, lambda size, batch=batch: batch * size**2)
+        yield Case(f"{name}-batch", "batch", 8, 16384, 8, partial(_batch, builder), lambda size: 224**2 * size)

@@ -1,0 +1,167 @@
+"""The largest image and the largest batch that fit, per device and way to make them fit.
+
+    python -m experiments.large_images.run [--only CASE-DEVICE ...] [--minutes 10]   # what is missing, into results/
+    python -m experiments.large_images.run --table                                   # rewrites the tables of README.md
+
+Sizes that were found are kept, one file for each case and device; a run goes on where the last one stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import memplan
+from experiments.large_images.cases import BUDGETS, HOST_BUDGET, WAYS, Case, cases
+from experiments.large_images.table import tables
+from experiments.readme import inserted
+from memplan import api, pipeline
+from memplan.planning.budget import parse_bytes
+from memplan.planning.floor import floor
+from memplan.planning.frontier import last_fitting
+from memplan.planning.planners.registry import planner_named
+from memplan.program.extract import extract
+from memplan.program.trace import trace
+from memplan.report.document import write_whole
+from memplan.search import Search, compile_plain
+from memplan.summary import versions
+from models.train import Built
+
+HERE = Path(__file__).parent
+RESULTS, README = HERE / "results", HERE / "README.md"
+OPTIONS = {"donate_argnums": 0}
+
+
+@dataclass(frozen=True)
+class Found:
+    """The largest size of one way.
+
+    Attributes:
+      size: None where not even the smallest fits.
+      device_bytes, host_bytes, step_s: there; seconds by the roofline.
+      limit: what refuses the next size.
+      compilations: programs compiled to find it.
+      seconds: that it took.
+    """
+
+    way: str
+    size: int | None
+    device_bytes: int | None
+    host_bytes: int | None
+    step_s: float | None
+    limit: str
+    compilations: int
+    seconds: float
+
+
+def without_a_plan(case: Case, device: str, way: str) -> Found:
+    """By the compiler alone, the step as it is, with `jax.checkpoint` around its blocks, or squeezed by XLA."""
+    start = time.perf_counter()
+    target, budget = pipeline.target_of(device), parse_bytes(BUDGETS[device], 0)
+    compiled: list[Any] = []
+    fitting: dict[int, Any] = {}
+
+    def step(size: int) -> Built:
+        return case.make(case.sizes[size], way == "jax.checkpoint")
+
+    def lowest(size: int) -> int:
+        function, args = step(size)
+        return floor(extract(trace(function, args, {}, OPTIONS))).nbytes
+
+    def candidates(size: int) -> Iterator[Any]:
+        function, args = step(size)
+        program = trace(function, args, {}, OPTIONS)
+        plain = compile_plain(program, target, args, {})
+        yield plain
+        if way == "xla":
+            search = Search(
+                program, extract(program), target, args, {}, budget, 0, planner_named(None), lambda *told: None,
+                lambda: plain,
+            )  # fmt: skip
+            yield from search.rematerialized()
+
+    def trial(size: int) -> tuple[bool, int]:
+        least = None
+        for one in candidates(size):
+            compiled.append(one)
+            least = one if least is None or one.device_bytes < least.device_bytes else least
+            if one.device_bytes <= budget:
+                fitting[size] = one
+                return True, one.device_bytes
+        return False, least.device_bytes
+
+    known: dict[int, int] = {}
+    last = last_fitting(
+        len(case.sizes), budget, lambda size: known.setdefault(size, lowest(size)), lambda size: 2 * known[size], trial
+    )
+    spent = time.perf_counter() - start
+    if last < 0:
+        return Found(way, None, None, None, None, "", len(compiled), spent)
+    one = fitting[last]
+    return Found(way, case.sizes[last], one.device_bytes, one.host_bytes, one.step_s, "", len(compiled), spent)
+
+
+def by_memplan(case: Case, device: str) -> Found:
+    """`memplan.largest`, and then the plan that `memplan.jit` makes there."""
+    start = time.perf_counter()
+    limits: dict[str, Any] = {"device": device, "budget": BUDGETS[device], "host_budget": HOST_BUDGET}
+    found = api.frontier(
+        lambda size: case.make(size, False), low=case.low, high=case.high, step=case.step, names=(case.axis,), **limits
+    )
+    [(size,)], [refused] = found.largest, found.refused
+    function, args = case.make(size, False)
+    report = memplan.jit(function, **limits, donate_argnums=0).plan(*args).report
+    return Found(
+        "memplan", size, report.compiled_peak_bytes, report.host_peak_bytes, report.predicted_step_s,
+        found.limit(refused), found.compilations, time.perf_counter() - start,
+    )  # fmt: skip
+
+
+def measure(case: Case, device: str, way: str) -> Found:
+    return by_memplan(case, device) if way == "memplan" else without_a_plan(case, device, way)
+
+
+def known(path: Path) -> dict[str, Found]:
+    if not path.exists():
+        return {}
+    return {row["way"]: Found(**row) for row in json.loads(path.read_text())["rows"]}
+
+
+def missing(only: list[str] | None) -> Iterator[tuple[Path, Case, str, str]]:
+    for case in cases():
+        for device in BUDGETS:
+            name = f"{case.name}-{device}"
+            if only and not name.startswith(tuple(only)):
+                continue
+            path = RESULTS / f"{name}.json"
+            yield from ((path, case, device, way) for way in WAYS if way not in known(path))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", nargs="+", metavar="CASE-DEVICE")
+    parser.add_argument("--minutes", type=float, default=9.0, help="begin nothing new after that")
+    parser.add_argument("--table", action="store_true")
+    args = parser.parse_args()
+    RESULTS.mkdir(exist_ok=True)
+    until = time.monotonic() + 60 * args.minutes
+    for path, case, device, way in [] if args.table else list(missing(args.only)):
+        if time.monotonic() > until:
+            print("time is over: run it again for the rest")
+            break
+        found = measure(case, device, way)
+        rows = {**known(path), way: found}
+        content = {"case": case.name, "device": device, "budget": BUDGETS[device], "host_budget": HOST_BUDGET}
+        content |= {"rows": [asdict(row) for row in rows.values()], "versions": dict(versions())}
+        write_whole(path, json.dumps(content, indent=1) + "\n")
+        print(path.stem, found, flush=True)
+    README.write_text(inserted(README.read_text(), tables(RESULTS)))
+
+
+if __name__ == "__main__":
+    main()

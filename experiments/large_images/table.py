@@ -1,0 +1,53 @@
+"""The tables of README.md, from the results that are there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from experiments.large_images.cases import BUDGETS, WAYS, cases
+
+MIB = 2**20
+
+
+def tables(results: Path) -> str:
+    return "\n".join([*_sizes(results), "", *_at_the_largest(results)]) + "\n"
+
+
+def _known(results: Path) -> Iterator[tuple[Any, str, dict[str, Any]]]:
+    """(case, device, rows by way) of every file, in the order of the cases."""
+    for case in cases():
+        for device in BUDGETS:
+            path = results / f"{case.name}-{device}.json"
+            if path.exists():
+                yield case, device, {row["way"]: row for row in json.loads(path.read_text())["rows"]}
+
+
+def _sizes(results: Path) -> Iterator[str]:
+    names = ("largest", "device", *WAYS, "over the best other", "what refuses the next")
+    yield f"| {' | '.join(names)} |"
+    yield "|---" * len(names) + "|"
+    for case, device, rows in _known(results):
+        sizes = [rows[way]["size"] if way in rows else None for way in WAYS]
+        *others, own = sizes
+        best = max((size for size in others if size), default=None)
+        over = f"{own / best:.2f}x" if own and best else ""
+        cells = (case.name, device, *("" if size is None else str(size) for size in sizes), over)
+        limit = rows["memplan"]["limit"] if "memplan" in rows else ""
+        yield f"| {' | '.join(cells)} | {limit} |"
+
+
+def _at_the_largest(results: Path) -> Iterator[str]:
+    names = ("largest", "device", "way", "size", "device MiB", "host MiB", "step ms", "Mpixel/s")
+    yield f"| {' | '.join(names)} |"
+    yield "|---" * len(names) + "|"
+    for case, device, rows in _known(results):
+        for way in WAYS:
+            row = rows.get(way)
+            if row is None or row["size"] is None:
+                continue
+            memory = f"{row['device_bytes'] / MIB:.0f}", f"{row['host_bytes'] / MIB:.0f}"
+            speed = f"{1e3 * row['step_s']:.0f}", f"{case.pixels(row['size']) / row['step_s'] / 1e6:.1f}"
+            yield f"| {' | '.join((case.name, device, way, str(row['size']), *memory, *speed))} |"
