@@ -19,9 +19,9 @@ from models.resnet import Backbone, ResNetConfig, batch_norm
 class DeepLabConfig:
     """Architecture of a DeepLabV3+; defaults follow PASCAL VOC.
 
-    `depth`, `filters`, `output_stride` and `remat` are those of the ResNet. `width` channels leave each branch of the pyramid
-    and each convolution of the decoder, to which the first stage adds `shallow` channels. `rates` dilate the pyramid's
-    3x3 convolutions; the paper doubles them for an output stride of 8.
+    `depth`, `filters`, `output_stride` and `remat` are those of the ResNet. `width` channels leave each branch of the
+    pyramid and each convolution of the decoder, to which the first stage adds `shallow` channels. `rates` dilate the
+    pyramid's 3x3 convolutions; the paper doubles them for an output stride of 8.
     `dtype` is that of activations; parameters, running statistics and logits are float32.
     """
 
