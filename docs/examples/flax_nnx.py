@@ -1,0 +1,44 @@
+"""Flax NNX: modules go in and come out; the step may write into them as it would under `nnx.jit`."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+import memplan
+
+
+class Network(nnx.Module):
+    def __init__(self, rngs):
+        sizes = (2, 32, 32, 32)
+        self.hidden = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in zip(sizes, sizes[1:], strict=False)])
+        self.last = nnx.Linear(32, 1, rngs=rngs)
+
+    def __call__(self, x):
+        for layer in self.hidden:
+            x = jnp.tanh(layer(x))
+        return self.last(x)
+
+
+def start():
+    model = Network(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.05, momentum=0.9), wrt=nnx.Param)
+    x = jax.random.normal(jax.random.key(1), (4096, 2))
+    return model, optimizer, {"x": x, "y": jnp.sin(3 * x).sum(1, keepdims=True)}
+
+
+@memplan.jit(budget="1450KiB", donate_argnums=(0, 1))
+def train_step(model, optimizer, batch):
+    def loss_of(model):
+        return ((model(batch["x"]) - batch["y"]) ** 2).mean()
+
+    loss, gradients = nnx.value_and_grad(loss_of)(model)
+    optimizer.update(model, gradients)
+    return model, optimizer, loss  # nnx.jit would carry the changes out by itself
+
+
+model, optimizer, batch = start()
+losses = []
+for _ in range(5):
+    model, optimizer, loss = train_step(model, optimizer, batch)
+    losses.append(float(loss))

@@ -1,0 +1,38 @@
+"""optax.MultiSteps: gradients of four batches, one call each, are averaged before the parameters change."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import memplan
+
+SIZES = (2, 32, 32, 32, 1)
+optimizer = optax.MultiSteps(optax.sgd(0.05, momentum=0.9), every_k_schedule=4)
+
+
+def start():
+    *keys, data = jax.random.split(jax.random.key(0), len(SIZES))
+    params = [jax.random.normal(key, shape) for key, shape in zip(keys, zip(SIZES, SIZES[1:], strict=False), strict=True)]
+    x = jax.random.normal(data, (4096, 2))
+    return params, optimizer.init(params), {"x": x, "y": jnp.sin(3 * x).sum(1, keepdims=True)}
+
+
+def loss_of(params, batch):
+    x = batch["x"]
+    for kernel in params:
+        x = jnp.tanh(x @ kernel / kernel.shape[0] ** 0.5)
+    return ((x - batch["y"]) ** 2).mean()
+
+
+@memplan.jit(budget="1700KiB", donate_argnums=(0, 1))
+def train_step(params, opt_state, batch):
+    loss, gradients = jax.value_and_grad(loss_of)(params, batch)
+    updates, opt_state = optimizer.update(gradients, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, loss
+
+
+params, opt_state, batch = start()
+losses = []
+for _ in range(9):
+    params, opt_state, loss = train_step(params, opt_state, batch)
+    losses.append(float(loss))
