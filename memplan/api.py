@@ -15,10 +15,11 @@ from jax.core import Tracer
 
 from memplan import comparing, curving, pipeline, sizing
 from memplan.errors import MemplanError, UnsupportedProgramError, WrongProgramError
-from memplan.pipeline import Request, Result, planner_named
+from memplan.pipeline import Planner, Request, Result, planner_named
 from memplan.planning.budget import Size, parse_bytes
 from memplan.planning.plan import Plan
 from memplan.program import compat
+from memplan.program.arguments import Written, explain
 from memplan.program.host_state import brought, place
 from memplan.program.local import observed_peak_bytes
 from memplan.program.trace import dynamic_part, static_part
@@ -55,7 +56,7 @@ def jit(
     budget: Size = None,
     host_budget: Size = None,
     device: str | None = None,
-    planner: str | None = None,
+    planner: str | Planner | None = None,
     plan: Plan | None = None,
     verify: str | None = "compile",
     host_state: int | Sequence[int] = (),
@@ -70,7 +71,8 @@ def jit(
         described GPU: twice its own). Not used where the device is the CPU.
       device: what to plan for, by name (`memplan devices`); None is the local backend. A step planned for another
         device still runs on the local backend, in the planned order.
-      planner: by name; None is the default one.
+      planner: by name, or an object with a `name` and `propose(problem) -> Proposal`
+        (`memplan.planning.planners.protocol`); None is the default one.
       plan: a saved plan to follow instead of planning.
       verify: `"compile"` lets the compiler measure the plan; `"numbers"` also compares the outputs with the unmodified
         step's; None believes the planner.
@@ -141,7 +143,7 @@ def curve(
     points: int | Sequence[float] = 8,
     host_budget: Size = None,
     device: str | None = None,
-    planner: str | None = None,
+    planner: str | Planner | None = None,
     donate_argnums: int | Sequence[int] = (),
 ) -> Curve:
     """Step time against memory: the step planned for several budgets, XLA's rematerialization, `jax.checkpoint`.
@@ -248,7 +250,10 @@ class _TraceGate:
         def gated(*args: Any, **kwargs: Any) -> Any:
             if not self._open:
                 raise _NewTypesError
-            return step(*args, **kwargs)
+            written = Written((args, kwargs))
+            results = step(*args, **kwargs)
+            written.check(results)
+            return results
 
         return gated
 
@@ -282,7 +287,7 @@ class PlannedJit:
         """Plan for these arguments (arrays or `jax.ShapeDtypeStruct`s); runs nothing."""
         if self._request.host_state:
             args, kwargs = jax.tree.map(brought, (args, kwargs))
-        with self._gate.opened():
+        with self._gate.opened(), self._explained(args, kwargs):
             result = pipeline.run(self._step, args, kwargs, self._options, self._request, _notify.get())
         planned = Planned(result, args, kwargs)
         if not result.untouched:
@@ -310,6 +315,14 @@ class PlannedJit:
             self._known[key] = self.plan(*args, **kwargs).compile()
             self._direct = None if self._touched else jax.jit(self._step, **self._options)
         return self._known[key](*dynamic, **named)
+
+    @contextlib.contextmanager
+    def _explained(self, args: Any, kwargs: Any) -> Iterator[None]:
+        try:
+            yield
+        except TypeError as error:
+            explain(error, dynamic_part(self._step, args, kwargs, self._options))
+            raise
 
     def _inline(self, args: Any, kwargs: Any) -> Any:
         """Inside another trace: the planned equations become part of it."""

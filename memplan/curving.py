@@ -11,6 +11,7 @@ from memplan.candidates import Candidate
 from memplan.errors import BudgetError
 from memplan.pipeline import Request
 from memplan.planning.floor import floor
+from memplan.planning.planners.protocol import Planner
 from memplan.planning.planners.registry import planner_named
 from memplan.program.extract import extract
 from memplan.report.curve import BOUND, MEMPLAN, XLA, Curve, Point
@@ -25,7 +26,7 @@ _SMALLEST = 1.02  # of the floor: what no plan can go below, most can not reach
 class _Curving:
     ways: Ways
     host_budget: int
-    planner: str | None
+    planner: str | Planner | None
     notify: Notify
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from memplan.planning import devices, spec
 from memplan.planning.budget import Size, parse_bytes
 from memplan.planning.graph import Graph
 from memplan.planning.plan import Plan
+from memplan.planning.planners.protocol import Planner
 from memplan.planning.planners.registry import planner_named
 from memplan.program import compat
 from memplan.program.extract import extract
@@ -33,7 +34,7 @@ class Request:
     budget: Size = None
     host_budget: Size = None
     device: str | None = None
-    planner: str | None = None
+    planner: str | Planner | None = None
     plan: Plan | None = None
     verify: str | None = "compile"
     host_state: tuple[int, ...] = ()

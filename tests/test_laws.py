@@ -145,6 +145,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "memplan.report",
         "memplan.errors",
         "memplan.planning.budget",
+        "memplan.program.arguments",
         "memplan.program.compat",  # is another trace under way, and which
         "memplan.program.host_state",
         "memplan.program.local",

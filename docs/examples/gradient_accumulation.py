@@ -1,5 +1,7 @@
 """optax.MultiSteps: gradients of four batches, one call each, are averaged before the parameters change."""
 
+from itertools import pairwise
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -12,7 +14,7 @@ optimizer = optax.MultiSteps(optax.sgd(0.05, momentum=0.9), every_k_schedule=4)
 
 def start():
     *keys, data = jax.random.split(jax.random.key(0), len(SIZES))
-    params = [jax.random.normal(key, shape) for key, shape in zip(keys, zip(SIZES, SIZES[1:], strict=False), strict=True)]
+    params = [jax.random.normal(key, shape) for key, shape in zip(keys, pairwise(SIZES), strict=True)]
     x = jax.random.normal(data, (4096, 2))
     return params, optimizer.init(params), {"x": x, "y": jnp.sin(3 * x).sum(1, keepdims=True)}
 
@@ -24,7 +26,7 @@ def loss_of(params, batch):
     return ((x - batch["y"]) ** 2).mean()
 
 
-@memplan.jit(budget="1700KiB", donate_argnums=(0, 1))
+@memplan.jit(budget="1700KiB", donate_argnums=(0, 1), verify="numbers")
 def train_step(params, opt_state, batch):
     loss, gradients = jax.value_and_grad(loss_of)(params, batch)
     updates, opt_state = optimizer.update(gradients, opt_state, params)

@@ -1,5 +1,7 @@
 """Moving averages: one of the parameters, to evaluate with, and `optax.ema` of the gradients."""
 
+from itertools import pairwise
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -12,7 +14,7 @@ optimizer = optax.chain(optax.ema(0.9), optax.sgd(0.05))
 
 def start():
     *keys, data = jax.random.split(jax.random.key(0), len(SIZES))
-    params = [jax.random.normal(key, shape) for key, shape in zip(keys, zip(SIZES, SIZES[1:], strict=False), strict=True)]
+    params = [jax.random.normal(key, shape) for key, shape in zip(keys, pairwise(SIZES), strict=True)]
     average = jax.tree.map(jnp.copy, params)  # a donated buffer can be given away only once
     x = jax.random.normal(data, (4096, 2))
     return params, average, optimizer.init(params), {"x": x, "y": jnp.sin(3 * x).sum(1, keepdims=True)}
@@ -25,7 +27,7 @@ def loss_of(params, batch):
     return ((x - batch["y"]) ** 2).mean()
 
 
-@memplan.jit(budget="1700KiB", donate_argnums=(0, 1, 2))
+@memplan.jit(budget="1700KiB", donate_argnums=(0, 1, 2), verify="numbers")
 def train_step(params, average, opt_state, batch):
     loss, gradients = jax.value_and_grad(loss_of)(params, batch)
     updates, opt_state = optimizer.update(gradients, opt_state, params)

@@ -1,5 +1,7 @@
 """Plain pytrees: parameters in lists and dicts, and the training step as a function of them."""
 
+from itertools import pairwise
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -14,7 +16,7 @@ def start():
     *keys, data = jax.random.split(jax.random.key(0), len(SIZES))
     params = [
         {"kernel": jax.random.normal(key, (inputs, outputs)) / inputs**0.5, "bias": jnp.zeros(outputs)}
-        for key, inputs, outputs in zip(keys, SIZES, SIZES[1:], strict=False)
+        for key, (inputs, outputs) in zip(keys, pairwise(SIZES), strict=True)
     ]
     x = jax.random.normal(data, (4096, 2))
     return params, optimizer.init(params), {"x": x, "y": jnp.sin(3 * x).sum(1, keepdims=True)}
@@ -27,7 +29,7 @@ def loss_of(params, batch):
     return ((x - batch["y"]) ** 2).mean()
 
 
-@memplan.jit(budget="1700KiB", donate_argnums=(0, 1))
+@memplan.jit(budget="1700KiB", donate_argnums=(0, 1), verify="numbers")
 def train_step(params, opt_state, batch):
     loss, gradients = jax.value_and_grad(loss_of)(params, batch)
     updates, opt_state = optimizer.update(gradients, opt_state, params)

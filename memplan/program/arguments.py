@@ -1,0 +1,60 @@
+"""What users of Flax NNX and Equinox pass first, and `jax.jit` loses silently or refuses in its own words."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from memplan.errors import UnsupportedProgramError
+
+_NO_ARRAYS = (
+    "memplan.jit takes arrays, as jax.jit does. Leave what is no array outside, or name it in static_argnums. Of an "
+    "Equinox model: params, static = equinox.partition(model, equinox.is_array); pass params, and begin the step with "
+    "model = equinox.combine(params, static)."
+)
+
+
+def explain(error: TypeError, dynamic: Any) -> None:
+    """Add to jax's refusal of arguments what to do about those that are no arrays."""
+    if any(callable(leaf) or isinstance(leaf, (str, bytes)) for leaf in jax.tree.leaves(dynamic)):
+        error.add_note(_NO_ARRAYS)
+
+
+class Written:
+    """Variables in NNX modules among a step's (args, kwargs), and what was in them before the step ran."""
+
+    def __init__(self, arguments: tuple[Any, Any]):
+        nnx = sys.modules.get("flax.nnx")  # flax takes a while to load; who has modules to pass has loaded it
+        self._before: list[tuple[str, Any, list[Any]]] = []
+        if nnx is None:
+            return
+        ends = (nnx.Variable, nnx.State)  # whoever splits a module says himself what comes back
+        for path, node in jax.tree_util.tree_leaves_with_path(arguments, is_leaf=lambda node: isinstance(node, ends)):
+            if isinstance(node, nnx.Variable):
+                self._before.append((jax.tree_util.keystr(path[1:]), node, jax.tree.leaves(node)))
+
+    def check(self, results: Any) -> None:
+        """Raise UnsupportedProgramError where the step wrote into a module and does not return what it wrote."""
+        if not self._before:
+            return
+        returned = set(map(id, jax.tree.leaves(results)))
+        lost = [
+            name
+            for name, variable, before in self._before
+            if not returned.union(map(id, before)).issuperset(map(id, jax.tree.leaves(variable)))
+        ]
+        if lost:
+            raise _lost(lost)
+
+
+def _lost(names: Sequence[str]) -> UnsupportedProgramError:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return UnsupportedProgramError(
+        f"the step writes into NNX modules that it does not return: {', '.join(names[:3])}{more} of its arguments. "
+        "memplan.jit, like jax.jit and unlike nnx.jit, hands back what is returned and nothing else, so the writes "
+        "would be lost. Return the modules as well (return model, optimizer, loss), or use nnx.split before the step "
+        "and nnx.update after it. Plan the function itself, not nnx.jit of it."
+    )

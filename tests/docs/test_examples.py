@@ -1,0 +1,37 @@
+"""Every example of the documentation, run whole: planned for its budget, and the same losses as under `jax.jit`."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "docs" / "examples").glob("*.py"))
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_trains_as_without_a_budget(path: Path) -> None:
+    example = runpy.run_path(str(path))
+    (compiled,) = example["train_step"]._known.values()
+    report, losses = compiled.report, example["losses"]
+    assert report.planner != "none"
+    assert report.compiled_peak_bytes <= report.budget_bytes
+    assert 0.55 < report.budget_bytes / report.baseline_peak_bytes < 0.75
+    assert any(decision.decision == "recompute" for decision in report.decisions)
+
+    plain = jax.jit(example["train_step"].__wrapped__)
+    *state, batch = example["start"]()
+    expected = []
+    for _ in losses:
+        *state, loss = plain(*state, batch)
+        expected.append(float(loss))
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+    assert losses[-1] < losses[0]

@@ -1,0 +1,87 @@
+"""Writes into NNX modules that would be lost are errors; what is no array is refused with a way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+import memplan
+from memplan import UnsupportedProgramError
+
+X = jnp.ones((4, 2))
+
+
+class Network(nnx.Module):
+    def __init__(self) -> None:
+        self.linear = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+        self.norm = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.norm(self.linear(x))
+
+
+def writes(model: Any, x: jax.Array) -> Any:
+    return model(x).sum()
+
+
+def reads(model: Any, x: jax.Array) -> Any:
+    return nnx.value_and_grad(lambda model: model.linear(x).sum())(model)
+
+
+def returns_it(model: Any, x: jax.Array) -> Any:
+    return model(x).sum(), model
+
+
+def returns_its_state(model: Any, x: jax.Array) -> Any:
+    return model(x).sum(), nnx.state(model)
+
+
+def test_a_lost_write_into_a_module_is_refused_and_named() -> None:
+    with pytest.raises(UnsupportedProgramError, match=r" \[0\]\.norm\.mean.*return model, optimizer, loss"):
+        memplan.jit(writes)(Network(), X)
+    with pytest.raises(UnsupportedProgramError, match="not nnx.jit of it"):
+        memplan.jit(nnx.jit(writes))(Network(), X)
+
+
+@pytest.mark.parametrize("step", [reads, returns_it, returns_its_state], ids=lambda step: step.__name__)
+def test_a_step_that_loses_nothing_is_left_alone(step: Callable[..., Any]) -> None:
+    found, expected = memplan.jit(step)(Network(), X), jax.jit(step)(Network(), X)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, found, expected))
+
+
+def test_whoever_splits_a_module_decides_what_comes_back() -> None:
+    graph, state = nnx.split(Network())
+    found = memplan.jit(lambda state, x: writes(nnx.merge(graph, state), x))(state, X)
+    assert found == writes(Network(), X)
+
+
+def test_other_containers_may_be_written_into() -> None:
+    def step(batch: dict[str, jax.Array]) -> jax.Array:
+        batch["x"] = batch["x"] * 2
+        return batch["x"].sum()
+
+    batch = {"x": X}
+    assert memplan.jit(step)(batch) == 16
+    assert batch["x"] is X
+
+
+def test_a_model_with_functions_in_it_is_refused_with_a_way_out() -> None:
+    model = eqx.nn.MLP(2, 1, 4, 2, key=jax.random.key(0))
+    with pytest.raises(TypeError, match="activation") as caught:
+        memplan.jit(lambda model, x: jax.vmap(model)(x))(model, X)
+    assert "equinox.partition" in "".join(caught.value.__notes__)
+
+
+def test_other_type_errors_get_no_note() -> None:
+    def step(x: jax.Array) -> Any:
+        raise TypeError("mine")
+
+    with pytest.raises(TypeError, match="mine") as caught:
+        memplan.jit(step)(X)
+    assert not hasattr(caught.value, "__notes__")
