@@ -147,3 +147,11 @@ def test_an_inner_dimension_that_is_merged_with_an_outer_one_is_not_divided() ->
 def test_what_has_no_rule_has_no_factors() -> None:
     (eqn,) = jax.make_jaxpr(jnp.linalg.cholesky)(np.eye(4, dtype=np.float32)).jaxpr.eqns[-1:]
     assert factors_of(eqn) is None
+
+
+@pytest.mark.parametrize(
+    "activation", [jnp.tanh, jax.nn.gelu, jax.nn.sigmoid, jax.nn.silu, jax.nn.softplus, jax.nn.elu]
+)
+def test_nothing_in_the_gradient_of_an_activation_lacks_a_rule(activation: Callable[..., jax.Array]) -> None:
+    closed = flatten(jax.make_jaxpr(grad_of(activation))(floats(4, 6)))
+    assert [str(eqn) for eqn in closed.jaxpr.eqns if factors_of(eqn) is None] == []

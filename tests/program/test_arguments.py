@@ -45,7 +45,7 @@ def returns_its_state(model: Any, x: jax.Array) -> Any:
 def test_a_lost_write_into_a_module_is_refused_and_named() -> None:
     with pytest.raises(UnsupportedProgramError, match=r" \[0\]\.norm\.mean.*return model, optimizer, loss"):
         memplan.jit(writes)(Network(), X)
-    with pytest.raises(UnsupportedProgramError, match="not nnx.jit of it"):
+    with pytest.raises(UnsupportedProgramError, match=r"not nnx\.jit of it"):
         memplan.jit(nnx.jit(writes))(Network(), X)
 
 
@@ -84,4 +84,4 @@ def test_other_type_errors_get_no_note() -> None:
 
     with pytest.raises(TypeError, match="mine") as caught:
         memplan.jit(step)(X)
-    assert not hasattr(caught.value, "__notes__")
+    assert "equinox" not in "".join(getattr(caught.value, "__notes__", ()))
