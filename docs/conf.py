@@ -44,8 +44,10 @@ autodoc_typehints = "none"  # they stand in the signature
 
 def code_spans(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Docstrings say `code` as Markdown does, also right before a letter; Sphinx reads ``code``\\ s."""
-    text = re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", "\n".join(lines))
-    lines[:] = re.sub(r"(``[^`]+``)(?=\w)", r"\1\\ ", text).split("\n")
+    text = re.sub(
+        r"(?<!`)`([^`]+)`(?!`)(?=(\w?))", lambda found: f"``{found[1]}``" + "\\ " * bool(found[2]), "\n".join(lines)
+    )
+    lines[:] = text.split("\n")
 
 
 def setup(app: Any) -> None:
