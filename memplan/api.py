@@ -166,7 +166,7 @@ def largest(
     budget: Size = None,
     host_budget: Size = None,
     device: str | None = None,
-    planner: str | None = None,
+    planner: str | Planner | None = None,
     donate_argnums: int | Sequence[int] | None = None,
     host_state: int | Sequence[int] = (),
 ) -> Any:
@@ -211,7 +211,7 @@ def frontier(
     budget: Size = None,
     host_budget: Size = None,
     device: str | None = None,
-    planner: str | None = None,
+    planner: str | Planner | None = None,
     donate_argnums: int | Sequence[int] | None = None,
     host_state: int | Sequence[int] = (),
 ) -> Frontier:
