@@ -7,7 +7,7 @@ outlives the segment; a reduction melts its producers into itself.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from memplan.planning.cost import calls_library, has_triton, kernel_seconds
@@ -38,6 +38,29 @@ class _Kernel:
     scratch_nbytes: int
     seconds: float
     op: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A kernel's turn in its segment.
+
+    Attributes:
+      op: that the kernel stands for.
+      seconds: that it runs.
+      nbytes: device bytes while it runs, relative to the live bytes before the segment.
+      extra_nbytes: of these, what no value takes: scratch memory, and what the compiler was seen to need beyond it.
+      makes: values that have a buffer from now on.
+      written_over: of these, the ones that take over an input's buffer when the turn ends.
+      ends: values that have none after it.
+    """
+
+    op: int
+    seconds: float
+    nbytes: int
+    extra_nbytes: int
+    makes: tuple[int, ...]
+    written_over: tuple[int, ...]
+    ends: tuple[int, ...]
 
 
 class SegmentModel:
@@ -84,29 +107,42 @@ class SegmentModel:
         self.leaving: list[int] = []  # elementwise ops whose results outlive the segment: one fusion, at its end
 
     def cost(self) -> Segment:
+        turns, passing = self.replay()
+        peak = change = self.arriving_nbytes
+        at, seconds = self.ops[-1] if self.ops else -1, 0.0
+        for turn in turns:
+            if turn.nbytes >= peak:
+                peak, at = turn.nbytes, turn.op
+            change += sum(map(self.size, turn.makes)) - sum(map(self.size, turn.ends))
+            seconds += turn.seconds
+        return Segment(peak, change - sum(map(self.size, passing)), seconds, at)
+
+    def replay(self) -> tuple[list[Turn], set[int]]:
+        """The kernels' turns, and the values that have no buffer once the segment is over, besides those that ended."""
         kernels = [kernel for action in self.actions for kernel in self.run(action)] + self.last_fusion()
         last = {value: number for number, kernel in enumerate(kernels) for value in kernel.reads}
-        live = peak = sum(map(self.size, self.arriving))
-        at = self.ops[-1] if self.ops else -1
+        turns, live = [], self.arriving_nbytes
         for number, kernel in enumerate(kernels):
-            made = sum(map(self.size, kernel.makes))
             ends = [v for v in kernel.reads if last[v] == number and v in self.freed and v not in self.copied]
             unread = [value for value in kernel.makes if value in self.freed and value not in last]
-            here = live + made - self.in_place(kernel, ends) + kernel.scratch_nbytes
-            here += self.slack.get(kernel.op, 0)
-            if here >= peak:
-                peak, at = here, kernel.op
-            live += made - sum(map(self.size, [*ends, *unread]))
+            written_over = self.written_over(kernel, ends)
+            extra = kernel.scratch_nbytes + self.slack.get(kernel.op, 0)
+            made = sum(map(self.size, kernel.makes))
+            here = live + made - sum(map(self.size, written_over)) + extra
+            ended = (*ends, *unread)
+            turns.append(Turn(kernel.op, kernel.seconds, here, extra, kernel.makes, written_over, ended))
+            live += made - sum(map(self.size, ended))
             if (
                 len(kernel.makes) > 1
                 or calls_library(self.graph.ops[kernel.op], self.device)
                 or self.has_siblings(kernel, kernels)
             ):
                 self.fixed.update(kernel.makes)
-        passing = (self.freed - set(last) - self.made) | self.copied
-        live -= sum(map(self.size, passing))
-        seconds = sum(kernel.seconds for kernel in kernels)
-        return Segment(peak, live, seconds, at)
+        return turns, (self.freed - set(last) - self.made) | self.copied
+
+    @property
+    def arriving_nbytes(self) -> int:
+        return sum(map(self.size, self.arriving))
 
     def run(self, action: Action) -> list[_Kernel]:
         """The kernel that an action becomes, if it does not melt into others."""
@@ -160,22 +196,22 @@ class SegmentModel:
         scratch = max((body_nbytes(body, device) for body in op.bodies), default=op.workspace_nbytes)
         return _Kernel(reads, makes, scratch, seconds, number)
 
-    def in_place(self, kernel: _Kernel, ends: list[int]) -> int:
-        """Bytes of elementwise results that take over the buffer of an input that ends here.
+    def written_over(self, kernel: _Kernel, ends: list[int]) -> tuple[int, ...]:
+        """Elementwise results that take over the buffer of an input that ends here.
 
         An input of as many bytes, from which no other result of the same fusion is computed: XLA lets a fusion write
         over it (`FusionCanShareBufferHint` of XLA:GPU).
         """
         if self.graph.ops[kernel.op].fusion != "elementwise":
-            return 0
-        taken = 0
+            return ()
+        taken = []
         for made in kernel.makes:
             others = [value for value in kernel.makes if value != made]
             size = self.size(made)
             free = (v for v in ends if not self.is_fixed(v) and not self.is_behind(v, others))
             if size and any(self.size(value) == size for value in free):
-                taken += size
-        return taken
+                taken.append(made)
+        return tuple(taken)
 
     def is_fixed(self, value: int) -> bool:
         return value in self.fixed or (self.device.target is not None and value not in self.made)

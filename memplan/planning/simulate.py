@@ -5,7 +5,7 @@ Every fence holds. What a segment needs in itself is the matter of `memplan.plan
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from memplan.planning.cost import copy_seconds
@@ -27,6 +27,7 @@ class Moment:
       start_s, end_s: on the compute stream.
       stall_s: seconds it waits for copies.
       op: the operation at its peak, -1 if it computes nothing.
+      begin_s: when it computes, having waited for copies to the device.
     """
 
     device_nbytes: int
@@ -36,6 +37,24 @@ class Moment:
     end_s: float
     stall_s: float
     op: int
+    begin_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A segment in its plan.
+
+    Attributes:
+      actions: of the segment.
+      moves: values that it copies on the device, and in which direction.
+      made: values that it computes.
+      copied: values whose copies to the host end with it, and so do the values on the device.
+    """
+
+    actions: tuple[Action, ...]
+    moves: tuple[tuple[int, Kind], ...]
+    made: frozenset[int]
+    copied: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +118,10 @@ class Simulator:
         leaves: dict[int, float] = {}
         moments: list[Moment] = []
         copies: list[Copy] = []
-        copying: set[int] = set()  # copies to the host that nothing has waited for yet
         to_come: set[int] = set()  # values copied to the host that take no host memory yet
-        for actions in tuple(plan.segments()) or ((),):  # a step without operations is one empty segment
-            freed = {action.target for action in actions if action.kind is Kind.FREE}
-            moves = [copy for action in actions if (copy := copy_of(action, self.graph))]
-            leaving = {value for value, direction in moves if direction is Kind.OFFLOAD}
-            made = {v for a in actions if a.kind is Kind.COMPUTE for v in self.graph.ops[a.target].outputs}
-            cost = self.segment(actions, frozenset((copying | (leaving - made)) & freed))
-            copying = (copying | leaving) - freed
+        for stretch in stretches(plan, self.graph):
+            actions, moves, made = stretch.actions, stretch.moves, stretch.made
+            cost = self.segment(actions, stretch.copied)
             start = now
             for value, direction in moves:  # copies that this segment starts or needs
                 if direction is Kind.PREFETCH:
@@ -116,8 +130,8 @@ class Simulator:
                     arrives[value] = in_free
                     copies.append(Copy(value, Kind.PREFETCH, begin, in_free))
             needed = [arrives.pop(value) for value in _read(actions, self.graph, arrives)]
-            begin = max([start, *needed])
-            end = begin + cost.compute_s
+            computes = max([start, *needed])
+            end = computes + cost.compute_s
             for value, direction in moves:
                 if direction is Kind.OFFLOAD:
                     begin = max(end if value in made else start, out_free)
@@ -125,21 +139,15 @@ class Simulator:
                     leaves[value] = out_free
                     copies.append(Copy(value, Kind.OFFLOAD, begin, out_free))
             host_peak = host
-            for action in actions:
-                value = action.target
-                if action.kind is Kind.OFFLOAD:
-                    to_come.add(value)
-                elif value in to_come and action.kind is not Kind.COMPUTE:
-                    to_come.discard(value)
-                    host += self.graph.nbytes(value)
-                    host_peak = max(host_peak, host)
-                if action.kind is Kind.RELEASE:
-                    host -= self.graph.nbytes(value)
+            for value, comes in host_changes(actions, to_come):
+                host += self.graph.nbytes(value) if comes else -self.graph.nbytes(value)
+                host_peak = max(host_peak, host)
             waited = [leaves[a.target] for a in actions if a.kind is Kind.FREE and a.target in leaves]
             finish = max([end, *waited])
             peak = live + cost.peak_nbytes
             live += cost.change_nbytes
-            moments.append(Moment(peak, live, host_peak, start, finish, finish - start - cost.compute_s, cost.op))
+            stall = finish - start - cost.compute_s
+            moments.append(Moment(peak, live, host_peak, start, finish, stall, cost.op, computes))
             now = finish
         return Timeline(tuple(moments), tuple(copies))
 
@@ -147,8 +155,7 @@ class Simulator:
         """Cost of a segment.
 
         Args:
-          actions: of the segment.
-          copied: values whose copies to the host end with it, and so do the values on the device.
+          actions, copied: see `Stretch`.
         """
         key = actions, copied
         known = self._known.get(key)
@@ -162,6 +169,34 @@ def base_nbytes(graph: Graph) -> int:
     """Bytes that are there from beginning to end: inputs, and outputs with a buffer of their own."""
     own = graph.returned.difference(graph.reused, graph.inputs)
     return graph.resident_nbytes + sum(map(graph.nbytes, own))
+
+
+def stretches(plan: Plan, graph: Graph) -> Iterator[Stretch]:
+    """The segments of a plan; a step without operations is one empty segment."""
+    copying: frozenset[int] = frozenset()  # copies to the host that nothing has waited for yet
+    for actions in tuple(plan.segments()) or ((),):
+        freed = {action.target for action in actions if action.kind is Kind.FREE}
+        moves = tuple(copy for action in actions if (copy := copy_of(action, graph)))
+        leaving = {value for value, direction in moves if direction is Kind.OFFLOAD}
+        made = frozenset(v for a in actions if a.kind is Kind.COMPUTE for v in graph.ops[a.target].outputs)
+        yield Stretch(actions, moves, made, frozenset((copying | (leaving - made)) & freed))
+        copying = (copying | leaving) - freed
+
+
+def host_changes(actions: tuple[Action, ...], to_come: set[int]) -> Iterator[tuple[int, bool]]:
+    """Values that take host memory (True) or give it back (False) in a segment, in order.
+
+    Args:
+      to_come: values copied to the host that take no host memory yet; updated.
+    """
+    for action in actions:
+        if action.kind is Kind.OFFLOAD:
+            to_come.add(action.target)
+        elif action.target in to_come and action.kind is not Kind.COMPUTE:
+            to_come.discard(action.target)
+            yield action.target, True
+        if action.kind is Kind.RELEASE:
+            yield action.target, False
 
 
 def _read(actions: tuple[Action, ...], graph: Graph, among: Mapping[int, float]) -> set[int]:
