@@ -7,7 +7,7 @@ outlives the segment; a reduction melts its producers into itself.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from memplan.planning.cost import calls_library, has_triton, kernel_seconds
