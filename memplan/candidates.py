@@ -25,6 +25,7 @@ class Candidate:
       step_s: seconds of a step by the roofline.
       traffic: what it moves, by the compiler's schedule; None where it gives none.
       predicted_bytes: device bytes predicted before it was compiled.
+      slack: with which they were predicted; see `Simulator`.
       executable: where one program holds it; None where it is compiled segment by segment.
       gap_s: see `Proposal`.
       strange: collectives that the program has and the executable has not, or the other way, in words.
@@ -47,6 +48,7 @@ class Candidate:
     program: Program | None = None
     graph: Graph | None = None
     strange: tuple[str, ...] = ()
+    slack: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def dropped(self) -> tuple[str, ...]:

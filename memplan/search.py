@@ -65,11 +65,14 @@ def compile_plain(
     kwargs: Mapping[str, Any],
     compiler_options: Mapping[str, Any] | None = None,
     name: str = "plain",
+    with_schedule: bool = False,
 ) -> Candidate:
-    """The unmodified step, by the compiler."""
+    """The unmodified step, by the compiler; `with_schedule` asks for its memory over time too."""
     mesh = target.mesh_for(program.spmd)
     step = program.step if mesh is None else as_step(program, program.jaxpr, mesh)
-    compiled, moved = guided.compiled(program, target, step, args, kwargs, compiler_options)
+    compiled, moved = guided.compiled(
+        program, target, step, args, kwargs, compiler_options, with_schedule=with_schedule
+    )
     memory = compiled.memory
     step_s = moved.step_s if moved else None
     return Candidate(
@@ -81,8 +84,8 @@ def compile_plain(
 def unmodified(
     program: Program, target: Target, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Callable[[], Candidate]:
-    """`compile_plain`, once and not before it is needed."""
-    return functools.cache(lambda: compile_plain(program, target, args, kwargs))
+    """`compile_plain` with its schedule, once and not before it is needed."""
+    return functools.cache(lambda: compile_plain(program, target, args, kwargs, with_schedule=True))
 
 
 def strange(program: Program, moved: Traffic | None, planned: compat.ClosedJaxpr | None = None) -> tuple[str, ...]:
@@ -290,7 +293,7 @@ class Search:
             if proposal.plan in compiled:
                 break  # what the compiler said of it has not changed the planner's mind
             compiled.add(proposal.plan)
-            candidate = self.tested(proposal, HIDES_LATENCY if self.program.held else None)
+            candidate = self.tested(proposal, HIDES_LATENCY if self.program.held else None, slack)
             yield candidate
             left = self.budget - candidate.device_bytes
             if self.fits(candidate):
@@ -304,9 +307,9 @@ class Search:
                 inner = self.learn(proposal, candidate, slack, inner)
         if fitting:
             _, fastest = min(fitting, key=lambda found: found[0])
-            yield from self.loosened(fastest)
+            yield from self.loosened(fastest, slack)
             if fastest.timeline.copies and self.target.is_gpu and not self.program.held:
-                yield self.tested(self.streamed(fastest, self.budget, slack), HIDES_LATENCY)
+                yield self.tested(self.streamed(fastest, self.budget, slack), HIDES_LATENCY, slack)
 
     def proposed(self, planner: Planner, budget: int, slack: Mapping[int, int]) -> Proposal:
         """What the planner says; where state is held, with copies beside computation, and room for them to wait in."""
@@ -330,7 +333,7 @@ class Search:
         plan = streamed(proposal.plan, self.graph, self.target.device, proposal.timeline, budget)
         return self.replayed(proposal, plan, slack)
 
-    def loosened(self, proposal: Proposal) -> Iterator[Candidate]:
+    def loosened(self, proposal: Proposal, slack: Mapping[int, int]) -> Iterator[Candidate]:
         """The plan with fewer fences, until that fits too: mostly faster, in the same memory."""
         if not self.target.is_gpu or self.program.held:
             return
@@ -340,7 +343,7 @@ class Search:
             if plan in known:
                 continue
             known.add(plan)
-            candidate = self.tested(replace(proposal, plan=plan))
+            candidate = self.tested(self.replayed(proposal, plan, slack), None, slack)
             yield candidate
             if self.fits(candidate):
                 return
@@ -366,10 +369,15 @@ class Search:
         base = memory.device_bytes - memory.temp_bytes
         return {segment: base + nbytes for segment, nbytes in schedule.segment_peaks().items()}
 
-    def tested(self, proposal: Proposal, flags: Mapping[str, Any] | None = None) -> Candidate:
-        """What a planner says, compiled."""
+    def tested(
+        self,
+        proposal: Proposal,
+        flags: Mapping[str, Any] | None,
+        slack: Mapping[int, int],
+    ) -> Candidate:
+        """What a planner says, compiled; `slack` is what it was simulated with."""
         candidate = self.compile(proposal.plan, proposal.timeline.peak_nbytes, flags)
-        return replace(candidate, gap_s=proposal.gap_s)
+        return replace(candidate, gap_s=proposal.gap_s, slack=dict(slack))
 
     def compile(self, plan: Plan, predicted: int, flags: Mapping[str, Any] | None = None) -> Candidate:
         """Judge a plan, rewrite, compile for the target."""
@@ -433,7 +441,7 @@ class Search:
         for _ in range(_XLA_ATTEMPTS):
             self.notify("compiling with XLA's own rematerialization", None)
             target, flags = xla_rematerialization(self.target, limit, resident)
-            candidate = compile_plain(self.program, target, self.args, self.kwargs, flags, "xla")
+            candidate = compile_plain(self.program, target, self.args, self.kwargs, flags, "xla", with_schedule=True)
             yield candidate
             if self.fits(candidate) or candidate.device_bytes > 1.25 * self.budget:
                 return

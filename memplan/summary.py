@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 
+from memplan import timelines
 from memplan.candidates import Candidate
 from memplan.planning import cost
 from memplan.planning.devices import Device
@@ -44,6 +45,7 @@ def untouched(target: Target, budget: int, host_budget: int, plain: Candidate) -
         lower_bound_s=None,
         candidates=(Row("plain", plain.device_bytes, plain.host_bytes, plain.step_s, "chosen: it fits as it is"),),
         versions=versions(),
+        timeline=timelines.compiled(plain),
     )
 
 
@@ -64,6 +66,12 @@ def planned(
     account = judge(chosen.plan, graph) if chosen.plan is not None else None
     compiled = chosen.executable is not None or chosen.stages is not None
     host = chosen.host_bytes if target.is_gpu or account is None else account.host_peak_nbytes
+    found = decisions(chosen.plan, graph, target.device) if chosen.plan is not None else {}
+    if chosen.plan is not None:
+        told = {value: decision.decision for value, decision in found.items()}
+        timeline = timelines.simulated(chosen, graph, target.device, told)
+    else:
+        timeline = timelines.compiled(chosen)
     return Report(
         device=target.device.name,
         runs_on=runs_on(),
@@ -91,12 +99,17 @@ def planned(
         recomputations_found=chosen.effect.recomputations if chosen.effect else None,
         attempts=len(tried),
         decisions=by_size(
-            *(decisions(chosen.plan, graph, target.device) if chosen.plan is not None else ()),
+            *found.values(),
             *(row for loop, chosen in loops for row in residual_decisions(loop, chosen, target.device)),
         ),
         live_at_peak=live_at_peak(chosen, graph),
         candidates=tuple(rows([plain, *tried], chosen, budget, host_budget)),
         versions=versions(),
+        timeline=timeline,
+        lines=(
+            *timelines.line("unmodified step", timelines.compiled(plain)),
+            *timelines.line("plan as compiled", timelines.compiled(chosen) if chosen.plan is not None else None),
+        ),
     )
 
 
@@ -115,12 +128,12 @@ def rows(candidates: Iterable[Candidate], chosen: Candidate, budget: int, host_b
         yield Row(one.name, one.device_bytes, one.host_bytes, one.step_s, verdict)
 
 
-def decisions(plan: Plan, graph: Graph, device: Device) -> tuple[Decision, ...]:
-    """What happens to every value that outlives the segment it is made in, largest first."""
+def decisions(plan: Plan, graph: Graph, device: Device) -> dict[int, Decision]:
+    """What happens to every value that outlives the segment it is made in."""
     runs = Counter(a.target for a in plan.actions if a.kind is Kind.COMPUTE)
     moved = Counter(a.target for a in plan.actions if a.kind in (Kind.OFFLOAD, Kind.PREFETCH))
     crossing = _crossing(plan, graph)
-    found = []
+    found: dict[int, Decision] = {}
     for value in sorted(crossing | set(moved)):
         made = graph.producer[value]
         if made is None or graph.ops[made].fusion == "view":
@@ -130,8 +143,8 @@ def decisions(plan: Plan, graph: Graph, device: Device) -> tuple[Decision, ...]:
         seconds = moved[value] * cost.copy_seconds(graph.nbytes(value), device) if moved[value] else 0.0
         seconds += extra * cost.op_seconds(graph, op, device)
         known = graph.values[value]
-        found.append(Decision(known.name, known.shape, known.dtype, known.nbytes, op.source, choice, seconds))
-    return tuple(found)
+        found[value] = Decision(known.name, known.shape, known.dtype, known.nbytes, op.source, choice, seconds)
+    return found
 
 
 def residual_decisions(loop: Loop, residuals: Residuals | None, device: Device) -> Iterator[Decision]:

@@ -69,11 +69,18 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     ),
     "memplan.summary": (
         "memplan.candidates",
+        "memplan.timelines",
         "memplan.planning",
         "memplan.program",
         "memplan.verify",
         "memplan.report",
         "memplan.errors",
+    ),
+    "memplan.timelines": (
+        "memplan.candidates",
+        "memplan.planning",
+        "memplan.program",
+        "memplan.report",
     ),
     "memplan.search": (
         "memplan.candidates",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,9 +91,20 @@ def source_of(eqn: JaxprEqn) -> str:
     A library between jax and the user (flax, optax) is passed over, unless nothing else called it.
     """
     frames = list(_source.user_frames(eqn.source_info.traceback))
-    own = [frame for frame in frames if not _INSTALLED.search(frame.file_name)]
+    own = [frame for frame in frames if not is_installed(frame.file_name)]
     frame = next(iter(own or frames), None)
     return f"{frame.file_name}:{frame.start_line}" if frame else ""
+
+
+def is_installed(file_name: str) -> bool:
+    """A library's, and not the user's own."""
+    return _INSTALLED.search(file_name) is not None
+
+
+def relative(source: str) -> str:
+    """Paths below the working directory are shown relative to it."""
+    here = os.getcwd() + os.sep
+    return source[len(here) :] if source.startswith(here) else source
 
 
 def scope_of(eqn: JaxprEqn) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -104,15 +103,9 @@ def _op(eqn: compat.JaxprEqn, inputs: tuple[int, ...], outputs: tuple[int, ...],
         traffic_nbytes=int(part * rules.traffic_of(eqn)),
         recomputable=not why_not,
         why_not=why_not,
-        source=_short(compat.source_of(eqn)),
+        source=compat.relative(compat.source_of(eqn)),
         scope=compat.scope_of(eqn),
     )
-
-
-def _short(source: str) -> str:
-    """Paths below the working directory are shown relative to it."""
-    here = os.getcwd() + os.sep
-    return source[len(here) :] if source.startswith(here) else source
 
 
 def _fingerprint(values: list[Value], ops: list[Op], returned: tuple[int, ...]) -> str:

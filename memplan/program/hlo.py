@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+
+from memplan.program.frames import sources
 
 HOST_SPACE = 5  # XLA's number for pinned host memory
 
@@ -30,6 +32,7 @@ class Buffer:
         over it, starts.
       temporary: False for arguments and outputs.
       offset: bytes from the beginning of its allocation.
+      shape: as XLA prints it, without its layout.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Buffer:
     temporary: bool
     on_host: bool
     offset: int = 0
+    shape: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,19 +54,29 @@ class Schedule:
       buffers: all buffers.
       marks: instruction name -> (segment of the plan, op id), where the rewriter left its mark.
       paths: instruction name -> jax's name stack.
+      sources: instruction name -> `file:line`.
     """
 
     steps: tuple[str, ...]
     buffers: tuple[Buffer, ...]
     marks: dict[str, tuple[int, int]]
     paths: dict[str, str]
+    sources: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def live_nbytes(self) -> tuple[int, ...]:
         """Device bytes of temporaries alive at each step."""
+        return self._live(on_host=False)
+
+    @cached_property
+    def host_live_nbytes(self) -> tuple[int, ...]:
+        """Host bytes of temporaries alive at each step."""
+        return self._live(on_host=True)
+
+    def _live(self, on_host: bool) -> tuple[int, ...]:
         change = [0] * (len(self.steps) + 2)
         for buffer in self.buffers:
-            if buffer.temporary and not buffer.on_host:
+            if buffer.temporary and buffer.on_host == on_host:
                 change[buffer.start] += buffer.nbytes
                 change[min(buffer.end, len(self.steps)) + 1] -= buffer.nbytes
         live, total = [], 0
@@ -113,7 +127,7 @@ def read_schedule(hlo: str, live_ranges: str, assignment: str) -> Schedule:
         for line in live_ranges.splitlines()
         if (match := _RANGE.match(line))
     }
-    return Schedule(steps, tuple(_written_over(list(_buffers(assignment, ranges)))), marks, paths)
+    return Schedule(steps, tuple(_written_over(list(_buffers(assignment, ranges)))), marks, paths, sources(hlo))
 
 
 def _buffers(assignment: str, ranges: dict[str, tuple[int, int]]) -> Iterator[Buffer]:
@@ -131,7 +145,8 @@ def _buffers(assignment: str, ranges: dict[str, tuple[int, int]]) -> Iterator[Bu
         if name in ranges:
             start, end = ranges[name]
             on_host = int(match["space"]) == HOST_SPACE
-            yield Buffer(name, int(match["size"]), start, end, temporary, on_host, int(match["offset"]))
+            shape = match["shape"].partition("{")[0]
+            yield Buffer(name, int(match["size"]), start, end, temporary, on_host, int(match["offset"]), shape)
 
 
 def _written_over(buffers: list[Buffer]) -> Iterator[Buffer]:

@@ -30,6 +30,24 @@ _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "opt-
          "partition-id", "replica-id"}  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A copy between device and host memory, or a message to other devices.
+
+    Attributes:
+      name: of the instruction that starts it.
+      way: "out" to the host, "in" from it, "net" to other devices.
+      nbytes: bytes.
+      start_s, end_s: on the stream of its way.
+    """
+
+    name: str
+    way: str
+    nbytes: int
+    start_s: float
+    end_s: float
+
+
 @dataclass(frozen=True)
 class Traffic:
     """What one step moves and how long that takes at the device's peak rates.
@@ -47,6 +65,9 @@ class Traffic:
       collective_s, hidden_collective_s: seconds that the links between devices are busy; of these, while kernels run.
       collectives: how often each collective runs.
       seconds: of every instruction by name, loops' bodies included.
+      clock: of every instruction by name, when it starts and ends on the compute stream; loops' bodies not included.
+      transfers: by the time they start; loops' bodies not included.
+      stalls: when the compute stream waits; entries of `clock`.
       copies: how often bytes of this number are copied at once in a direction, "out" to the host or "in" from it.
     """
 
@@ -65,6 +86,9 @@ class Traffic:
     hidden_collective_s: float = 0.0
     collectives: Mapping[Collective, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
+    clock: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    transfers: tuple[Transfer, ...] = ()
+    stalls: frozenset[tuple[float, float]] = frozenset()
 
     @property
     def waits_for_links(self) -> bool:
@@ -107,6 +131,9 @@ def _replayed(hlo_text: str, device: Device, network: Network | None) -> Traffic
         hidden_collective_s=sums["net_hidden_s"],
         collectives=replay.collectives,
         seconds=replay.seconds,
+        clock=replay.clock,
+        transfers=tuple(sorted(replay.transfers, key=lambda one: one.start_s)),
+        stalls=frozenset(replay.stalls),
     )
 
 
@@ -154,18 +181,22 @@ class _Replay:
     def __init__(self, module: Module, device: Device, network: Network | None) -> None:
         self._module, self._device, self._network = module, device, network
         self._clock = 0.0  # compute stream, seconds
-        self._stalls: list[tuple[float, float]] = []  # of the compute stream
+        self.stalls: list[tuple[float, float]] = []  # of the compute stream
         self._copies: dict[str, list[tuple[float, float]]] = {"out": [], "in": [], "net": []}
         self._ready: dict[str, float] = {}  # copies under way -> when they end
         self._sums: dict[str, float] = defaultdict(float)
         self.counts: Counter[tuple[str, int]] = Counter()  # of copies: direction, bytes
         self.collectives: Counter[Collective] = Counter()
         self.seconds: dict[str, float] = {}
+        self.clock: dict[str, tuple[float, float]] = {}
+        self.transfers: list[Transfer] = []
 
     def run(self, name: str) -> _Replay:
         body = self._module[name]
         for op in body.ops.values():
+            start = self._clock
             self._step(body, op)
+            self.clock[op.name] = start, self._clock
         return self
 
     @property
@@ -183,7 +214,7 @@ class _Replay:
 
     def _computed_s(self, time: float) -> float:
         """Seconds until `time` during which the compute stream was busy."""
-        return min(time, self._clock) - sum(min(time, end) - start for start, end in self._stalls if start < time)
+        return min(time, self._clock) - sum(min(time, end) - start for start, end in self.stalls if start < time)
 
     def _step(self, body: Computation, op: Instruction) -> None:
         if op.opcode in _FREE or '"AllocateBuffer"' in op.attributes:
@@ -223,11 +254,11 @@ class _Replay:
             return
         moved = bytes_moved(self._module, body, wrapped) if wrapped.opcode != "call" else Counter()
         if moved["in"] or moved["out"]:
-            self._ready[op.name] = self._copy(moved)
+            self._ready[op.name] = self._copy(op, moved)
         else:
             self._step(body, wrapped)
 
-    def _copy(self, moved: Counter[str]) -> float:
+    def _copy(self, op: Instruction, moved: Counter[str]) -> float:
         """When a copy ends that may start now."""
         end = self._clock
         for way in ("out", "in"):
@@ -236,6 +267,7 @@ class _Replay:
                 start = max(self._clock, free)
                 end = start + copy_seconds(moved[way], self._device)
                 self._copies[way].append((start, end))
+                self.transfers.append(Transfer(op.name, way, moved[way], start, end))
                 self._sums[f"{way}_nbytes"] += moved[way]
                 self.counts[way, moved[way]] += 1
         return end
@@ -249,11 +281,12 @@ class _Replay:
         start = max(self._clock, sent[-1][1] if sent else 0.0)
         self.seconds[op.name] = network.seconds(collective)
         sent.append((start, start + self.seconds[op.name]))
+        self.transfers.append(Transfer(op.name, "net", operands, *sent[-1]))
         return sent[-1][1]
 
     def _wait(self, until: float) -> None:
         if until > self._clock:
-            self._stalls.append((self._clock, until))
+            self.stalls.append((self._clock, until))
             self._clock = until
 
     def _kernel(self, body: Computation, op: Instruction) -> None:
@@ -266,7 +299,7 @@ class _Replay:
         """What touches host memory is a copy that everything waits for."""
         moved = bytes_moved(self._module, body, op)
         if moved["in"] or moved["out"]:
-            self._wait(self._copy(moved))
+            self._wait(self._copy(op, moved))
             return
         flops, dtype = _matrix_work(self._module, body, op)
         seconds = kernel_seconds(flops, dtype, moved["device"], self._device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import numbers
@@ -20,12 +21,12 @@ Pairs = tuple[tuple[str, str], ...]
 
 
 def to_json(record: Any, schema: str) -> str:
-    """The dataclass as an indented JSON object whose first entry is `"schema": schema`.
+    """The dataclass as a JSON object, a row to a line, whose first entry is `"schema": schema`.
 
     Raises:
       ValueError: a number is infinite or not a number; names the field.
     """
-    return json.dumps({"schema": schema, **_plain(record, "")}, indent=2, allow_nan=False)
+    return _laid_out({"schema": schema, **_plain(record, "")}, "")
 
 
 def from_json(record: type[Row], text: str, schema: str) -> Row:
@@ -65,9 +66,32 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
         raise
 
 
+def _laid_out(value: Any, indent: str) -> str:
+    """JSON with an entry to a line, down to rows: objects in arrays, and arrays of numbers, take a line each."""
+    is_object, inner = isinstance(value, dict), indent + "  "
+    rows = [entry for entry in (value.values() if is_object else value) if isinstance(entry, (dict, list))]
+    if not rows:
+        return json.dumps(value, allow_nan=False)
+    if is_object:
+        parts = [f"{json.dumps(name)}: {_part(entry, inner)}" for name, entry in value.items()]
+    else:
+        parts = [json.dumps(entry, allow_nan=False) for entry in value]
+    opened, closed = "{}" if is_object else "[]"
+    return f"{opened}\n{inner}" + f",\n{inner}".join(parts) + f"\n{indent}{closed}"
+
+
+def _part(value: Any, indent: str) -> str:
+    return _laid_out(value, indent) if isinstance(value, (dict, list)) else json.dumps(value, allow_nan=False)
+
+
+@functools.cache
+def _hints(record: type) -> Mapping[str, Any]:
+    return typing.get_type_hints(record)
+
+
 def _plain(value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(value):
-        hints = typing.get_type_hints(type(value))
+        hints = _hints(type(value))
         entries = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return {
             name: dict(entry) if hints[name] == Pairs else _plain(entry, f"{where}.{name}".lstrip("."))
@@ -83,7 +107,7 @@ def _plain(value: Any, where: str) -> Any:
 
 
 def _build(record: type[Row], document: Mapping[str, Any], where: str) -> Row:
-    hints = typing.get_type_hints(record)
+    hints = _hints(record)
     entries: dict[str, Any] = {}
     for field in dataclasses.fields(record):  # pyright: ignore[reportArgumentType]
         name = f"{where}.{field.name}".lstrip(".")
@@ -106,6 +130,8 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     if typing.get_origin(kind) is typing.Literal and value in typing.get_args(kind):
         return value
     options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if len(options) > 1 and isinstance(value, dict):
+        return next(_read(option, value, where) for option in options if dataclasses.is_dataclass(option))
     if type(value) in options or (value is None and types.NoneType in options):
         return value
     if type(value) is int and float in options:

@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 
 from memplan.report.document import Pairs
 from memplan.report.sheet import Sheet, flops, largest, seconds, shape, short_source, size
+from memplan.report.timeline import Line, Timeline
 from memplan.report.told import Told
 
 Choice = Literal["keep", "offload", "recompute"]
@@ -109,6 +110,10 @@ class Report(Told):
       stall_s: predicted seconds of a step during which nothing is computed, by the same.
       copies_found, recomputations_found: planned copies to and from the host, planned second runs of kernels, that are
         in the compiled program: all of them, since a plan of which any is missing is refused. None where nobody looked.
+      timeline: memory over the chosen step, and what it does meanwhile. Of a plan, by the simulator: its peak is
+        `predicted_peak_bytes`; of a step that runs as it is, by the compiler: its peak is `compiled_peak_bytes`. None
+        where the compiler tells no schedule.
+      lines: device memory over time of the unmodified step, and of the plan as it was compiled; as far as known.
       versions: (name, version) of python, jax, jaxlib and whatever else changes the figures.
     """
 
@@ -142,6 +147,8 @@ class Report(Told):
     stall_s: float | None = None
     copies_found: int | None = None
     recomputations_found: int | None = None
+    timeline: Timeline | None = None
+    lines: tuple[Line, ...] = ()
 
     @property
     def title(self) -> str:

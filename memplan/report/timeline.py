@@ -1,0 +1,132 @@
+"""Memory over one step, and what the device does meanwhile: plain rows, as others found them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Origin = Literal["simulated", "compiled"]
+"""By memplan's simulator, or by the compiler's own schedule and buffers at the times of a roofline replay."""
+
+Doing = Literal["compute", "recompute", "wait"]
+Place = Literal["device", "host"]
+Direction = Literal["to host", "to device", "to devices"]
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """A stretch of time on the compute stream. The next one starts where it ends.
+
+    Attributes:
+      start_s, end_s: seconds since the step began.
+      device_bytes: in use on the device, at their peak in this stretch.
+      other_bytes: of these, the ones of no value, such as scratch memory.
+      host_bytes: in use on the host.
+      doing: runs a kernel, runs one again, or waits for a copy.
+      name: of the operation; '' while it waits.
+      layer: what it belongs to by jax's name stack, for example `UNet3D/down_0/Conv_0`, or ''.
+      source: `file:line`, or ''.
+    """
+
+    start_s: float
+    end_s: float
+    device_bytes: int
+    other_bytes: int
+    host_bytes: int
+    doing: Doing
+    name: str
+    layer: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An array that takes memory.
+
+    Attributes:
+      name: as in the graph, or the compiler's.
+      nbytes: bytes.
+      shape: for example `float32[64,112,112]`, or ''.
+      layer, source: as of an instant, of the operation that makes it.
+      decision: `keep`, `offload` or `recompute`; `argument` and `output` for what is there all the time; '' for what
+        comes and goes.
+    """
+
+    name: str
+    nbytes: int
+    shape: str
+    layer: str
+    source: str
+    decision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """The value (an index) is in memory during the instants `[first, last)`."""
+
+    value: int
+    place: Place
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A transfer on the stream of its direction."""
+
+    name: str
+    nbytes: int
+    direction: Direction
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One step of the chosen program.
+
+    At every instant, `device_bytes` is the sum of the values that stay on the device and of `other_bytes`; `host_bytes`
+    that of those that stay on the host.
+
+    Attributes:
+      origin: who says so.
+      instants: in order, without gaps.
+      values, stays: what is in memory, and when.
+      copies: by the time they start.
+      notes: what is not shown, in words.
+    """
+
+    origin: Origin
+    instants: tuple[Instant, ...]
+    values: tuple[Value, ...]
+    stays: tuple[Stay, ...]
+    copies: tuple[Copy, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def peak(self) -> int:
+        """The instant at the device peak."""
+        return max(range(len(self.instants)), key=lambda index: self.instants[index].device_bytes, default=0)
+
+    @property
+    def end_s(self) -> float:
+        """When the last instant and the last copy are over."""
+        return max([one.end_s for one in (*self.instants[-1:], *self.copies)], default=0.0)
+
+
+@dataclass(frozen=True)
+class Line:
+    """Device memory of another program over its own step.
+
+    Attributes:
+      name: of that program.
+      origin: who says so.
+      starts_s, device_bytes: from when on, and how many; as many of each.
+      end_s: of the step.
+    """
+
+    name: str
+    origin: Origin
+    starts_s: tuple[float, ...]
+    device_bytes: tuple[int, ...]
+    end_s: float
