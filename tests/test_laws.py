@@ -192,7 +192,7 @@ JUDGED = (
 )
 
 # Optional extras, which may be imported where they are used.
-OPTIONAL_EXTRAS: tuple[str, ...] = ("matplotlib", "orbax")
+OPTIONAL_EXTRAS: tuple[str, ...] = ("matplotlib", "orbax", "perfetto")
 # Modules that import by a name only known at run time: the user's `MODULE:FACTORY`, and the demo. The demo is an
 # experiment of the repository and not part of the installed package; `memplan demo` looks for it when it is asked to,
 # and says so where it is absent. A plain import of it would break every installation, and is a breach.

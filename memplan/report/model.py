@@ -7,13 +7,17 @@ the same schema; none is removed, renamed or changed in meaning.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from memplan.report import document, page, perfetto, picture
 from memplan.report.document import Pairs
 from memplan.report.sheet import Sheet, flops, largest, seconds, shape, short_source, size
 from memplan.report.timeline import Line, Timeline
 from memplan.report.told import Told
+
+_UNDRAWN = 200  # rows of long tables, where no script draws them
 
 Choice = Literal["keep", "offload", "recompute"]
 
@@ -158,6 +162,45 @@ class Report(Told):
         """Summary, candidates, what stands at the peak, decisions; at most `rows` of each of the last two."""
         parts = (_summary(self), _candidates(self), _live(self, rows), _decisions(self, rows))
         return tuple(sheet for sheet in parts if sheet.rows)
+
+    def to_html(self) -> str:
+        """One self-contained page: memory over the step, decisions, tables. It loads nothing and holds `to_json()`."""
+        told, undrawn = (_summary(self), _candidates(self)), (_live(self, _UNDRAWN), _decisions(self, _UNDRAWN))
+        subtitle = ", ".join(f"{name} {version}" for name, version in self.versions)
+        is_good = self.status == "fits"
+        return page.render(self.title, self.status, is_good, subtitle, self.to_json(), told, undrawn)
+
+    def _repr_html_(self) -> str:
+        return page.frame(self.to_html(), self.title)
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write a trace for ui.perfetto.dev: memory as counters, kernels and copies as slices.
+
+        Raises:
+          ImportError: perfetto, the extra `trace`, is not installed.
+          ValueError: there is no timeline.
+          OSError: the file cannot be written; nothing is left behind.
+        """
+        document.write_whole(path, perfetto.trace(self.title, self._drawable(), self.lines, self.budget_bytes))
+
+    def save_png(self, path: str | os.PathLike[str]) -> None:
+        """Draw memory over the step, and the streams below it.
+
+        Raises:
+          ImportError: matplotlib, the extra `plots`, is not installed.
+          ValueError: there is no timeline.
+          OSError: the file cannot be written; nothing is left behind.
+        """
+        limits = (("budget", self.budget_bytes), ("floor", self.floor_bytes))
+        document.write_whole(path, picture.png(self.title, self._drawable(), self.lines, limits))
+
+    def _drawable(self) -> Timeline:
+        if self.timeline is None or not self.timeline.instants:
+            raise ValueError(
+                f"this report has no memory over time: on {self.device} the compiler tells no schedule, and the step "
+                "was not planned. Plan it for a GPU (device=...), or within a budget that it does not fit as it is."
+            )
+        return self.timeline
 
 
 def _summary(report: Report) -> Sheet:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 _WIDE, _HIGH, _DOTS = 8.0, 5.0, 150  # inches, and dots per inch
 
@@ -24,18 +25,29 @@ def png(title: str, axes: tuple[str, str], series: Sequence[Series], limit: tupl
     Raises:
       ImportError: matplotlib is not installed.
     """
+    picture = figure(_WIDE, _HIGH)
+    axis = picture.add_subplot(xlabel=axes[0], ylabel=axes[1], title=title)
+    axis.axvline(limit[1], color="0.6", linestyle=":", label=limit[0])
+    for one in series:
+        axis.plot(*zip(*one.points, strict=True), marker="o", linestyle="-" if one.is_joined else "", label=one.name)
+    axis.legend(fontsize="small")
+    return drawn(picture)
+
+
+def figure(wide: float, high: float) -> Any:
+    """An empty figure of so many inches; raises ImportError where matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("drawing needs matplotlib: pip install 'memplan[plots]'.") from error
-    figure = Figure((_WIDE, _HIGH), layout="constrained")
-    FigureCanvasAgg(figure)
-    drawn = figure.add_subplot(xlabel=axes[0], ylabel=axes[1], title=title)
-    drawn.axvline(limit[1], color="0.6", linestyle=":", label=limit[0])
-    for one in series:
-        drawn.plot(*zip(*one.points, strict=True), marker="o", linestyle="-" if one.is_joined else "", label=one.name)
-    drawn.legend(fontsize="small")
+    empty = Figure((wide, high), layout="constrained")
+    FigureCanvasAgg(empty)
+    return empty
+
+
+def drawn(figure: Any) -> bytes:
+    """The figure as PNG."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=_DOTS)
     return picture.getvalue()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
@@ -39,6 +39,10 @@ class Told(ABC):
     def _repr_html_(self) -> str:
         return html.body(self.sheets(_NOTEBOOK_ROWS))
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """In notebooks that show no HTML, and in IPython, the tables."""
+        printer.text(str(self))
+
     def to_json(self) -> str:
         """Strict JSON: the fields under their own names, tuples as arrays, what is not known as null.
 
@@ -58,4 +62,8 @@ class Told(ABC):
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
         """Write one self-contained page; the file appears whole or not at all (OSError)."""
-        document.write_whole(path, html.page(self.title, self.sheets(_PAGE_ROWS)))
+        document.write_whole(path, self.to_html())
+
+    def to_html(self) -> str:
+        """The page that `save_html` writes."""
+        return html.page(self.title, self.sheets(_PAGE_ROWS))

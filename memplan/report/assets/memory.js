@@ -1,0 +1,121 @@
+// What is in memory, summed into bands: by layer, or by what was decided.
+
+// Okabe and Ito's colours, told apart by colour-blind people too; lightness differs between neighbours.
+const PALETTE = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442"];
+const GREYS = { argument: "#8b95a1", output: "#a9b1bb", other: "#5d6772", rest: "#c3c9d1" };
+const DECISIONS = [
+  ["keep", "kept", PALETTE[0]],
+  ["offload", "offloaded", PALETTE[1]],
+  ["recompute", "recomputed", PALETTE[2]],
+  ["", "short-lived", PALETTE[4]],
+];
+const SHOWN_LAYERS = PALETTE.length;
+
+/** The first `depth` parts of a layer; a value without one goes by the line that makes it. */
+function layerOf(row, depth) {
+  if (!row.layer) return row.source || "no layer";
+  return depth ? row.layer.split("/").slice(0, depth).join("/") : row.layer;
+}
+
+/** The depth at which layers first differ enough to be worth a colour each. */
+function usualDepth(timeline) {
+  for (let depth = 1; depth < 6; depth += 1) {
+    if (new Set(timeline.values.filter((v) => v.layer).map((v) => layerOf(v, depth))).size >= 4) return depth;
+  }
+  return 0;
+}
+
+function deepest(timeline) {
+  return timeline.values.reduce((most, value) => Math.max(most, value.layer ? value.layer.split("/").length : 0), 0);
+}
+
+/** Bytes at every instant of the stays that `pick` lets through. */
+function summed(timeline, place, pick) {
+  const count = timeline.instants.length;
+  const sums = new Float64Array(count + 1);
+  for (const stay of timeline.stays) {
+    const value = timeline.values[stay.value];
+    if (stay.place !== place || !pick(value)) continue;
+    sums[stay.first] += value.nbytes;
+    sums[stay.last] -= value.nbytes;
+  }
+  for (let index = 1; index < count; index += 1) sums[index] += sums[index - 1];
+  return sums.subarray(0, count);
+}
+
+/** The layers that take most device memory at the peak and over time, most first. */
+function largestLayers(timeline, depth) {
+  const weight = new Map();
+  for (const stay of timeline.stays) {
+    const value = timeline.values[stay.value];
+    if (value.decision === "argument" || value.decision === "output") continue;
+    const key = layerOf(value, depth);
+    const time = timeline.instants[stay.last - 1].end_s - timeline.instants[stay.first].start_s;
+    weight.set(key, (weight.get(key) || 0) + value.nbytes * time);
+  }
+  return [...weight.keys()].sort((a, b) => weight.get(b) - weight.get(a));
+}
+
+/** Bands from below: {key, name, color, device, host}; they add up to the curves. */
+function bandsOf(timeline, grouping, depth) {
+  const groups = [
+    { key: "argument", name: "arguments", color: GREYS.argument, pick: (v) => v.decision === "argument" },
+    { key: "output", name: "outputs", color: GREYS.output, pick: (v) => v.decision === "output" },
+  ];
+  const passing = (value) => value.decision !== "argument" && value.decision !== "output";
+  if (grouping === "decision") {
+    for (const [key, name, color] of DECISIONS) {
+      groups.push({ key: `=${key}`, name, color, pick: (v) => v.decision === key });
+    }
+  } else {
+    const layers = largestLayers(timeline, depth);
+    const few = layers.length <= SHOWN_LAYERS ? layers : layers.slice(0, SHOWN_LAYERS);
+    const shown = new Set(few);
+    few.sort((a, b) => layers.indexOf(a) - layers.indexOf(b));
+    if (layers.length > few.length) {
+      const name = `${layers.length - few.length} other layers`;
+      groups.push({ key: "rest", name, color: GREYS.rest, pick: (v) => passing(v) && !shown.has(layerOf(v, depth)) });
+    }
+    few.forEach((layer, index) => {
+      const pick = (v) => passing(v) && layerOf(v, depth) === layer;
+      groups.push({ key: `/${layer}`, name: layer, color: PALETTE[index], pick });
+    });
+  }
+  const bands = groups.map(({ pick, ...group }) => ({
+    ...group,
+    pick,
+    device: summed(timeline, "device", pick),
+    host: summed(timeline, "host", pick),
+  }));
+  const other = Float64Array.from(timeline.instants, (instant) => instant.other_bytes);
+  const none = new Float64Array(timeline.instants.length);
+  bands.push({ key: "other", name: "scratch and fragments", color: GREYS.other, pick: () => false, device: other, host: none });
+  return bands.filter((band) => band.device.some((count) => count) || band.host.some((count) => count));
+}
+
+/** The values in memory at an instant, largest first: {value, place, first, last}. */
+function liveAt(timeline, index) {
+  const there = timeline.stays.filter((stay) => stay.first <= index && index < stay.last);
+  return there.sort((a, b) => timeline.values[b.value].nbytes - timeline.values[a.value].nbytes);
+}
+
+/** The instant at the device peak. */
+function peakOf(timeline) {
+  let peak = 0;
+  timeline.instants.forEach((instant, index) => {
+    if (instant.device_bytes > timeline.instants[peak].device_bytes) peak = index;
+  });
+  return peak;
+}
+
+/** The instant at a time; of several that take none, the last. */
+function instantAt(timeline, time) {
+  let low = 0;
+  let high = timeline.instants.length - 1;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (timeline.instants[middle].start_s <= time) low = middle;
+    else high = middle - 1;
+  }
+  return low;
+}

@@ -1,0 +1,103 @@
+"""A timeline as a trace for Perfetto (ui.perfetto.dev): counters of bytes, slices of kernels and copies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from memplan.report.timeline import Line, Timeline
+
+_SEQUENCE = 1  # all packets are of one writer
+_STREAMS = ("to host", "to device", "to devices")
+
+
+def trace(title: str, timeline: Timeline, lines: Sequence[Line], budget_bytes: int) -> bytes:
+    """The trace, as protobuf. Counters hold bytes exactly; times are whole nanoseconds.
+
+    Raises:
+      ImportError: perfetto is not installed.
+    """
+    try:
+        from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import CounterDescriptor, TrackEvent
+        from perfetto.trace_builder.proto_builder import TraceProtoBuilder
+    except ImportError as error:
+        raise ImportError("writing traces needs perfetto: pip install 'memplan[trace]'.") from error
+    writer = _Writer(TraceProtoBuilder(), TrackEvent, CounterDescriptor.Unit.UNIT_SIZE_BYTES)
+    writer.track(title)
+    device = writer.counter("device bytes")
+    host = writer.counter("host bytes")
+    budget = writer.counter("budget")
+    writer.count(budget, 0.0, budget_bytes)
+    writer.count(budget, timeline.end_s, budget_bytes)
+    for instant in timeline.instants:
+        writer.count(device, instant.start_s, instant.device_bytes)
+        writer.count(host, instant.start_s, instant.host_bytes)
+    for line in lines:
+        known = writer.counter(f"device bytes, {line.name}")
+        for start_s, nbytes in zip(line.starts_s, line.device_bytes, strict=True):
+            writer.count(known, start_s, nbytes)
+    compute = writer.track("compute", writer.top)
+    for instant in timeline.instants:
+        name = f"{instant.layer}/{instant.name}".lstrip("/") or "wait"
+        told = {"source": instant.source, "layer": instant.layer, "device bytes": instant.device_bytes}
+        writer.slice(compute, name, instant.doing, instant.start_s, instant.end_s, told)
+    for direction in _STREAMS:
+        copies = [copy for copy in timeline.copies if copy.direction == direction]
+        stream = writer.track(f"copies {direction}", writer.top) if copies else 0
+        for copy in copies:
+            writer.slice(stream, copy.name, "copy", copy.start_s, copy.end_s, {"bytes": copy.nbytes})
+    return writer.builder.serialize()
+
+
+class _Writer:
+    """Packets of one sequence; the first track holds the others."""
+
+    def __init__(self, builder: Any, event: Any, unit: int):
+        self.builder, self.event, self.unit = builder, event, unit
+        self.top = 1
+        self._tracks = 0
+
+    def track(self, name: str, parent: int = 0) -> int:
+        return self._track(name, parent).uuid
+
+    def counter(self, name: str) -> int:
+        described = self._track(name, self.top)
+        described.counter.unit = self.unit
+        return described.uuid
+
+    def count(self, track: int, at_s: float, nbytes: int) -> None:
+        self._event(track, at_s, self.event.TYPE_COUNTER).counter_value = nbytes
+
+    def slice(self, track: int, name: str, category: str, start_s: float, end_s: float, told: dict[str, Any]) -> None:
+        """What takes no time is left out."""
+        if end_s <= start_s:
+            return
+        begun = self._event(track, start_s, self.event.TYPE_SLICE_BEGIN)
+        begun.name = name
+        begun.categories.append(category)
+        for key, value in told.items():
+            note = begun.debug_annotations.add()
+            note.name = key
+            if isinstance(value, int):
+                note.int_value = value
+            else:
+                note.string_value = value
+        self._event(track, end_s, self.event.TYPE_SLICE_END)
+
+    def _track(self, name: str, parent: int) -> Any:
+        self._tracks += 1
+        described = self.builder.add_packet().track_descriptor
+        described.uuid, described.name = self._tracks, name
+        if parent:
+            described.parent_uuid = parent
+        described.child_ordering = described.EXPLICIT
+        described.sibling_order_rank = self._tracks
+        return described
+
+    def _event(self, track: int, at_s: float, kind: int) -> Any:
+        packet = self.builder.add_packet()
+        packet.timestamp = round(1e9 * at_s)
+        packet.trusted_packet_sequence_id = _SEQUENCE
+        packet.track_event.type = kind
+        packet.track_event.track_uuid = track
+        return packet.track_event
