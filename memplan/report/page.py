@@ -47,7 +47,7 @@ def render(
 <style>{style}</style>
 </head>
 <body>
-<header><h1>{escape(title)}</h1><span class="status {"good" if is_good else "bad"}">{escape(status)}</span>
+<header><h1>{escape(title)}</h1><span class="status {"good" if is_good else ""}">{escape(status)}</span>
 <span class="subtitle">{escape(subtitle)}</span><span class="spring"></span>
 <button id="theme" type="button" hidden>theme: auto</button></header>
 <main>

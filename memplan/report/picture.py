@@ -64,9 +64,8 @@ def bands(timeline: Timeline, depth: int) -> list[tuple[str, str, Sequence[int]]
             weights[name] += value.nbytes * _seconds(timeline.instants[stay.first : stay.last])
     layers = sorted((name for name in changes if name not in _GREYS), key=lambda name: -weights[name])
     colors = dict(zip(layers[:_SHOWN], _COLORS, strict=False))
-    summed: dict[str, list[int]] = {
-        name: [0] * len(timeline.instants) for name in ("arguments and outputs", "other layers")
-    }
+    empty = [0] * len(timeline.instants)
+    summed: dict[str, list[int]] = {"arguments and outputs": empty, "other layers": empty}
     for name in [*layers[_SHOWN:], "arguments and outputs", *layers[:_SHOWN]]:
         band = name if name in colors or name in _GREYS else "other layers"
         counts = list(accumulate(changes[name]))[:-1]

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import random
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from memplan.report.model import Candidate, Decision, LiveValue, Report
+from tests.report.timelines import HOSTILE, lines_of, random_timeline
 
 MIB = 2**20
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 @pytest.fixture
@@ -46,3 +54,26 @@ def report() -> Report:
         ),
         versions=(("jax", "0.10.2"), ("python", "3.11.7")),
     )
+
+
+@pytest.fixture
+def drawn_report(report: Report) -> Report:
+    """The same with memory over time, and a value whose name is a script."""
+    timeline = random_timeline(random.Random(7), 40, 60)
+    named = (replace(timeline.values[0], name=HOSTILE, nbytes=timeline.values[0].nbytes), *timeline.values[1:])
+    timeline = replace(timeline, values=named)
+    decisions = (replace(report.decisions[0], name=HOSTILE, nbytes=999 * MIB), *report.decisions)
+    return replace(report, timeline=timeline, lines=lines_of(timeline), decisions=decisions)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Headless Chromium, where there is one."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        pytest.skip(f"none of {', '.join(BROWSERS)} is installed (Debian: apt-get install chromium)")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()

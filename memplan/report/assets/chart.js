@@ -174,6 +174,7 @@ class Chart {
       pen.fillStyle = band.color;
       pen.fill();
       pen.globalAlpha = 1;
+      if (last - first > this.width) continue; // edges would cover what they part
       pen.lineWidth = 0.6;
       pen.strokeStyle = ink.panel;
       pen.stroke();

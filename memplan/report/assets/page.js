@@ -29,7 +29,7 @@ function drawTiles() {
       report.observed_peak_bytes !== null ? `${bytes(report.observed_peak_bytes)} observed` : ""),
     tile("Unmodified step", bytes(plain), plain ? `${change(peak, plain)} with this plan` : "",
       report.floor_bytes ? `no order goes below ${bytes(report.floor_bytes)}` : ""),
-    tile("Step time", seconds(step), before ? `${change(step, before)} to ${seconds(before)} unmodified; predicted` : "predicted",
+    tile("Step time", seconds(step), before ? `${change(step, before)} against ${seconds(before)} unmodified; predicted` : "predicted",
       report.lower_bound_s ? `no plan beats ${seconds(report.lower_bound_s)}` : ""),
     tile("To the host and back", bytes(report.offloaded_bytes), `${bytes(report.host_peak_bytes)} on the host at most`, hidden),
     tile("Computed again", operations(report.recomputed_flops), `planner ${report.planner}, ${report.attempts} compiled`),
