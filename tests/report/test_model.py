@@ -41,6 +41,7 @@ def test_json_brings_every_field_back(report: Report) -> None:
 
 def test_json_has_the_documented_form(report: Report) -> None:
     document = json.loads(report.to_json())
+    assert '"observed_peak_bytes": null,\n' in report.to_json()
     assert next(iter(document)) == "schema"
     assert document["schema"] == Report.SCHEMA == "memplan.report/1"
     assert set(document) == {"schema", *(field.name for field in dataclasses.fields(Report))}
@@ -139,23 +140,46 @@ def test_rich_draws_the_report(report: Report) -> None:
     assert "recomputed in a step" in console.export_text()
 
 
-def test_page_is_whole_escaped_and_alone(report: Report, tmp_path: Path) -> None:
-    report.save_html(tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    parsed = Tags(page)
-    names = {tag for tag, _ in parsed.tags}
-    assert not parsed.open
-    assert "&lt;script&gt;" in page
-    assert not names & {"script", "link", "img", "iframe"}
-    assert not any(name in ("src", "href") or name.startswith("on") for _, attrs in parsed.tags for name in attrs)
-    assert not re.search(r"https?://|@import|url\(", page)
-    assert page.count("conv:") == 30
+def test_page_is_whole_escaped_and_alone(report: Report, drawn_report: Report, tmp_path: Path) -> None:
+    for one in (report, drawn_report):
+        one.save_html(tmp_path / "report.html")
+        page = (tmp_path / "report.html").read_text(encoding="utf-8")
+        parsed = Tags(page)
+        names = [tag for tag, _ in parsed.tags]
+        assert not parsed.open
+        assert "&lt;script&gt;" in page and "<script>alert" not in page and "\u2028" not in page
+        assert names.count("script") == 2
+        assert not set(names) & {"link", "img", "iframe"}
+        assert not any(name in ("src", "href") or name.startswith("on") for _, attrs in parsed.tags for name in attrs)
+        assert not re.search(r"https?://|@import|url\(", page)
+        policy = next(attrs["content"] for tag, attrs in parsed.tags if tag == "meta" and "http-equiv" in attrs)
+        assert policy is not None and policy.startswith("default-src 'none'; script-src 'sha256-")
 
 
-def test_notebooks_get_the_escaped_tables(report: Report) -> None:
-    body = report._repr_html_()
-    assert "&lt;script&gt;" in body
-    assert "<html" not in body
+def test_page_holds_the_whole_report(drawn_report: Report) -> None:
+    found = re.search(r'<script type="application/json" id="report">(.*?)</script>', drawn_report.to_html(), re.DOTALL)
+    assert found is not None
+    assert Report.from_json(found[1]) == drawn_report
+
+
+def test_notebooks_get_the_page_in_a_frame_of_its_own(drawn_report: Report) -> None:
+    body = drawn_report._repr_html_()
+    parsed = Tags(body)
+    assert [tag for tag, _ in parsed.tags] == ["iframe"]
+    assert parsed.tags[0][1]["srcdoc"] == drawn_report.to_html()
+    assert parsed.tags[0][1]["sandbox"] == "allow-scripts"
+
+
+def test_where_no_html_is_shown_there_are_tables(report: Report) -> None:
+    class Printer:
+        written = ""
+
+        def text(self, text: str) -> None:
+            self.written += text
+
+    printer = Printer()
+    report._repr_pretty_(printer, False)
+    assert printer.written == str(report)
 
 
 def test_saved_json_replaces_an_older_file_in_place(report: Report, tmp_path: Path) -> None:
