@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import jax
 
@@ -67,8 +67,8 @@ def planned(
     compiled = chosen.executable is not None or chosen.stages is not None
     host = chosen.host_bytes if target.is_gpu or account is None else account.host_peak_nbytes
     found = decisions(chosen.plan, graph, target.device) if chosen.plan is not None else {}
+    told = {value: decision.decision for value, decision in found.items()}
     if chosen.plan is not None:
-        told = {value: decision.decision for value, decision in found.items()}
         timeline = timelines.simulated(chosen, graph, target.device, told)
     else:
         timeline = timelines.compiled(chosen)
@@ -102,7 +102,7 @@ def planned(
             *found.values(),
             *(row for loop, chosen in loops for row in residual_decisions(loop, chosen, target.device)),
         ),
-        live_at_peak=live_at_peak(chosen, graph),
+        live_at_peak=live_at_peak(chosen, graph, told),
         candidates=tuple(rows([plain, *tried], chosen, budget, host_budget)),
         versions=versions(),
         timeline=timeline,
@@ -186,14 +186,14 @@ def _crossing(plan: Plan, graph: Graph) -> set[int]:
     return {value for value in crossing if graph.nbytes(value)}
 
 
-def live_at_peak(chosen: Candidate, graph: Graph) -> tuple[LiveValue, ...]:
+def live_at_peak(chosen: Candidate, graph: Graph, told: Mapping[int, str]) -> tuple[LiveValue, ...]:
     if chosen.executable is None:
         return ()
     found = []
     for row in standing_at_peak(chosen.executable, graph):
         known = graph.values[row.value] if row.value >= 0 else None
         shape = f"{known.dtype}[{','.join(map(str, known.shape))}]" if known else ""
-        found.append(LiveValue(row.name, row.nbytes, shape, row.source, ""))
+        found.append(LiveValue(row.name, row.nbytes, shape, row.source, told.get(row.value, "")))
     return tuple(found)
 
 

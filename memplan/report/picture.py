@@ -30,17 +30,17 @@ def png(
     figure = plot.figure(_WIDE, _HIGH)
     memory, streams = figure.subplots(2, sharex=True, height_ratios=(5, 1))
     edges = [_MS * one.start_s for one in timeline.instants] + [_MS * timeline.instants[-1].end_s]
-    below = [0.0] * len(timeline.instants)
+    below = [0.0] * len(edges)
     for name, color, counts in bands(timeline, depth):
-        top = [low + count / _MIB for low, count in zip(below, counts, strict=True)]
-        memory.stairs(top, edges, baseline=below, fill=True, color=color, label=name, linewidth=0)
+        top = [low + count / _MIB for low, count in zip(below, [*counts, counts[-1]], strict=True)]
+        memory.fill_between(edges, below, top, step="post", color=color, label=name, linewidth=0)
         below = top
-    memory.stairs(below, edges, color="black", linewidth=0.8)
+    memory.step(edges, below, where="post", color="black", linewidth=0.8)
     for line, dash in zip(lines, ("--", ":"), strict=False):
-        ends = [*line.starts_s, line.end_s]
-        counts = [count / _MIB for count in line.device_bytes]
+        ends = [_MS * end for end in (*line.starts_s, line.end_s)]
+        counts = [count / _MIB for count in (*line.device_bytes, line.device_bytes[-1])]
         label = f"{line.name} ({_ORIGINS[line.origin]})"
-        memory.stairs(counts, [_MS * end for end in ends], baseline=None, color="0.3", linestyle=dash, label=label)
+        memory.step(ends, counts, where="post", color="0.3", linestyle=dash, label=label)
     for (name, nbytes), dash in zip(limits, ("-", ":"), strict=False):
         if nbytes is not None:
             memory.axhline(nbytes / _MIB, color="#c4372b", linestyle=dash, linewidth=1, label=name)

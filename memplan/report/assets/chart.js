@@ -33,6 +33,7 @@ class Chart {
     this.grouping = grouping;
     this.depth = depth;
     this.bands = bandsOf(this.timeline, grouping, depth);
+    this.colors = new Map(this.bands.map((band) => [band.key, band.color]));
     this.picked = null;
     this.draw();
   }
@@ -275,8 +276,7 @@ class Chart {
 
   colorOf(instant) {
     if (this.grouping === "decision") return instant.doing === "recompute" ? PALETTE[2] : GREYS.output;
-    const band = this.bands.find((one) => one.key === `/${layerOf(instant, this.depth)}`);
-    return band ? band.color : GREYS.rest;
+    return this.colors.get(`/${layerOf(instant, this.depth)}`) || GREYS.rest;
   }
 
   hatch(x, y, wide, high) {

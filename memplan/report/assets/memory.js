@@ -29,20 +29,6 @@ function deepest(timeline) {
   return timeline.values.reduce((most, value) => Math.max(most, value.layer ? value.layer.split("/").length : 0), 0);
 }
 
-/** Bytes at every instant of the stays that `pick` lets through. */
-function summed(timeline, place, pick) {
-  const count = timeline.instants.length;
-  const sums = new Float64Array(count + 1);
-  for (const stay of timeline.stays) {
-    const value = timeline.values[stay.value];
-    if (stay.place !== place || !pick(value)) continue;
-    sums[stay.first] += value.nbytes;
-    sums[stay.last] -= value.nbytes;
-  }
-  for (let index = 1; index < count; index += 1) sums[index] += sums[index - 1];
-  return sums.subarray(0, count);
-}
-
 /** The layers that take most device memory at the peak and over time, most first. */
 function largestLayers(timeline, depth) {
   const weight = new Map();
@@ -56,41 +42,45 @@ function largestLayers(timeline, depth) {
   return [...weight.keys()].sort((a, b) => weight.get(b) - weight.get(a));
 }
 
-/** Bands from below: {key, name, color, device, host}; they add up to the curves. */
+/** Bands from below: {key, name, color, device, host}, bytes at every instant; they add up to the curves. */
 function bandsOf(timeline, grouping, depth) {
   const groups = [
-    { key: "argument", name: "arguments", color: GREYS.argument, pick: (v) => v.decision === "argument" },
-    { key: "output", name: "outputs", color: GREYS.output, pick: (v) => v.decision === "output" },
+    { key: "argument", name: "arguments", color: GREYS.argument },
+    { key: "output", name: "outputs", color: GREYS.output },
   ];
-  const passing = (value) => value.decision !== "argument" && value.decision !== "output";
+  let keyOf = (value) => `=${value.decision}`;
   if (grouping === "decision") {
-    for (const [key, name, color] of DECISIONS) {
-      groups.push({ key: `=${key}`, name, color, pick: (v) => v.decision === key });
-    }
+    for (const [key, name, color] of DECISIONS) groups.push({ key: `=${key}`, name, color });
   } else {
     const layers = largestLayers(timeline, depth);
-    const few = layers.length <= SHOWN_LAYERS ? layers : layers.slice(0, SHOWN_LAYERS);
-    const shown = new Set(few);
-    few.sort((a, b) => layers.indexOf(a) - layers.indexOf(b));
-    if (layers.length > few.length) {
-      const name = `${layers.length - few.length} other layers`;
-      groups.push({ key: "rest", name, color: GREYS.rest, pick: (v) => passing(v) && !shown.has(layerOf(v, depth)) });
-    }
-    few.forEach((layer, index) => {
-      const pick = (v) => passing(v) && layerOf(v, depth) === layer;
-      groups.push({ key: `/${layer}`, name: layer, color: PALETTE[index], pick });
-    });
+    const shown = layers.slice(0, SHOWN_LAYERS);
+    const others = layers.length - shown.length;
+    if (others) groups.push({ key: "rest", name: `${others} other layers`, color: GREYS.rest });
+    shown.forEach((layer, index) => groups.push({ key: `/${layer}`, name: layer, color: PALETTE[index] }));
+    keyOf = (value) => {
+      const layer = layerOf(value, depth);
+      return shown.includes(layer) ? `/${layer}` : "rest";
+    };
   }
-  const bands = groups.map(({ pick, ...group }) => ({
-    ...group,
-    pick,
-    device: summed(timeline, "device", pick),
-    host: summed(timeline, "host", pick),
-  }));
-  const other = Float64Array.from(timeline.instants, (instant) => instant.other_bytes);
-  const none = new Float64Array(timeline.instants.length);
-  bands.push({ key: "other", name: "scratch and fragments", color: GREYS.other, pick: () => false, device: other, host: none });
-  return bands.filter((band) => band.device.some((count) => count) || band.host.some((count) => count));
+  const count = timeline.instants.length;
+  const bands = new Map(groups.map((group) => [group.key, { ...group, device: new Float64Array(count + 1), host: new Float64Array(count + 1) }]));
+  const always = (value) => value.decision === "argument" || value.decision === "output";
+  const ofValue = timeline.values.map((value) => bands.get(always(value) ? value.decision : keyOf(value)));
+  for (const stay of timeline.stays) {
+    const changes = ofValue[stay.value][stay.place];
+    changes[stay.first] += timeline.values[stay.value].nbytes;
+    changes[stay.last] -= timeline.values[stay.value].nbytes;
+  }
+  for (const { device, host } of bands.values()) {
+    for (let index = 1; index < count; index += 1) {
+      device[index] += device[index - 1];
+      host[index] += host[index - 1];
+    }
+  }
+  const device = Float64Array.from(timeline.instants, (instant) => instant.other_bytes);
+  bands.set("other", { key: "other", name: "scratch and fragments", color: GREYS.other, device, host: new Float64Array(count) });
+  const isSeen = (counts) => counts.subarray(0, count).some((nbytes) => nbytes);
+  return [...bands.values()].filter((band) => isSeen(band.device) || isSeen(band.host));
 }
 
 /** The values in memory at an instant, largest first: {value, place, first, last}. */
