@@ -13,7 +13,8 @@ from memplan.report.timeline import Instant, Line, Timeline
 _WIDE, _HIGH = 8.0, 5.0  # inches
 _SHOWN = 7  # layers with a colour of their own
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")  # Okabe and Ito
-_GREYS = {"arguments and outputs": "#8b95a1", "other layers": "#c3c9d1", "scratch": "#5d6772"}
+_ALWAYS, _OTHERS, _SCRATCH = "arguments and outputs", "other layers", "scratch"
+_GREYS = {_ALWAYS: "#8b95a1", _OTHERS: "#c3c9d1", _SCRATCH: "#5d6772"}
 _ORIGINS = {"simulated": "simulated", "compiled": "compiler's schedule"}
 _MIB = 2**20
 _MS = 1e3
@@ -54,32 +55,31 @@ def bands(timeline: Timeline, depth: int) -> list[tuple[str, str, Sequence[int]]
     """Name, color and bytes at every instant of each band, from below; together they are the device memory."""
     changes: dict[str, list[int]] = defaultdict(lambda: [0] * (len(timeline.instants) + 1))
     weights: dict[str, float] = defaultdict(float)
-    for stay in timeline.stays:
+    for stay in sorted(timeline.stays, key=lambda stay: stay.first):
         value = timeline.values[stay.value]
         always = value.decision in ("argument", "output")
-        name = "arguments and outputs" if always else _layer(value.layer or value.source, depth)
+        name = _ALWAYS if always else _layer(value.layer or value.source, depth)
         if stay.place == "device":
             changes[name][stay.first] += value.nbytes
             changes[name][stay.last] -= value.nbytes
-            weights[name] += value.nbytes * _seconds(timeline.instants[stay.first : stay.last])
-    layers = sorted((name for name in changes if name not in _GREYS), key=lambda name: -weights[name])
-    colors = dict(zip(layers[:_SHOWN], _COLORS, strict=False))
-    empty = [0] * len(timeline.instants)
-    summed: dict[str, list[int]] = {"arguments and outputs": empty, "other layers": empty}
-    for name in [*layers[_SHOWN:], "arguments and outputs", *layers[:_SHOWN]]:
-        band = name if name in colors or name in _GREYS else "other layers"
-        counts = list(accumulate(changes[name]))[:-1]
-        summed[band] = [a + b for a, b in zip(summed.get(band, empty), counts, strict=True)]
-    summed["scratch"] = [one.other_bytes for one in timeline.instants]
-    return [(name, {**_GREYS, **colors}[name], counts) for name, counts in summed.items() if any(counts)]
+            weights[name] += value.nbytes * _seconds(timeline.instants[stay.first], timeline.instants[stay.last - 1])
+    largest = set(sorted(changes.keys() - {_ALWAYS}, key=lambda name: (-weights[name], name))[:_SHOWN])
+    colors = {**dict(zip((name for name in changes if name in largest), _COLORS, strict=False)), **_GREYS}
+    summed = {name: [0] * len(timeline.instants) for name in (_ALWAYS, *(n for n in colors if n in largest), _OTHERS)}
+    for name, change in changes.items():
+        band = summed[name if name in colors else _OTHERS]
+        for index, nbytes in enumerate(accumulate(change[:-1])):
+            band[index] += nbytes
+    summed[_SCRATCH] = [one.other_bytes for one in timeline.instants]
+    return [(name, colors[name], counts) for name, counts in summed.items() if any(counts)]
 
 
 def _layer(name: str, depth: int) -> str:
     return "/".join(name.split("/")[:depth]) or "no layer"
 
 
-def _seconds(instants: Sequence[Instant]) -> float:
-    return instants[-1].end_s - instants[0].start_s if instants else 0.0
+def _seconds(first: Instant, last: Instant) -> float:
+    return last.end_s - first.start_s
 
 
 def _draw_streams(axes: Any, timeline: Timeline) -> None:

@@ -27,8 +27,7 @@ function operations(count) {
 }
 
 function percent(part, whole) {
-  const share = (100 * part) / whole;
-  return `${share < 10 ? share.toFixed(1) : share.toFixed(0)} %`;
+  return `${((100 * part) / whole).toFixed(1)} %`;
 }
 
 /** `+3.1 %`: how much more than `whole`. */

@@ -29,7 +29,7 @@ function deepest(timeline) {
   return timeline.values.reduce((most, value) => Math.max(most, value.layer ? value.layer.split("/").length : 0), 0);
 }
 
-/** The layers that take most device memory at the peak and over time, most first. */
+/** The layers by what they take: bytes times seconds, most first. */
 function largestLayers(timeline, depth) {
   const weight = new Map();
   for (const stay of timeline.stays) {
@@ -40,6 +40,22 @@ function largestLayers(timeline, depth) {
     weight.set(key, (weight.get(key) || 0) + value.nbytes * time);
   }
   return [...weight.keys()].sort((a, b) => weight.get(b) - weight.get(a));
+}
+
+/** `UNet/` where all layers are below that, else ''. */
+function rootOf(timeline) {
+  const roots = new Set(timeline.values.filter((value) => value.layer).map((value) => value.layer.split("/")[0]));
+  return roots.size === 1 ? `${[...roots][0]}/` : "";
+}
+
+/** When each layer first takes memory: in this order they stack, as the step makes them. */
+function firstInstants(timeline, depth) {
+  const first = new Map();
+  for (const stay of timeline.stays) {
+    const layer = layerOf(timeline.values[stay.value], depth);
+    first.set(layer, Math.min(stay.first, first.get(layer) ?? Infinity));
+  }
+  return first;
 }
 
 /** Bands from below: {key, name, color, device, host}, bytes at every instant; they add up to the curves. */
@@ -53,10 +69,13 @@ function bandsOf(timeline, grouping, depth) {
     for (const [key, name, color] of DECISIONS) groups.push({ key: `=${key}`, name, color });
   } else {
     const layers = largestLayers(timeline, depth);
-    const shown = layers.slice(0, SHOWN_LAYERS);
+    const first = firstInstants(timeline, depth);
+    const shown = layers.slice(0, SHOWN_LAYERS).sort((a, b) => first.get(a) - first.get(b));
     const others = layers.length - shown.length;
+    const root = rootOf(timeline);
+    const named = (layer) => (layer.startsWith(root) ? layer.slice(root.length) : layer);
+    shown.forEach((layer, index) => groups.push({ key: `/${layer}`, name: named(layer), color: PALETTE[index] }));
     if (others) groups.push({ key: "rest", name: `${others} other layers`, color: GREYS.rest });
-    shown.forEach((layer, index) => groups.push({ key: `/${layer}`, name: layer, color: PALETTE[index] }));
     keyOf = (value) => {
       const layer = layerOf(value, depth);
       return shown.includes(layer) ? `/${layer}` : "rest";
