@@ -61,7 +61,7 @@ def executable() -> Candidate:
     clock = {"argument": (0.0, 0.0), "a": (0.0, 1.0), "loop": (1.0, 3.0), "copy-start": (3.0, 3.0)}
     clock |= {"copy-done": (3.0, 5.0), "b": (5.0, 6.0), "end": (6.0, 6.0)}
     traffic = Traffic(
-        0, 0.0, 0, 0, 4.0, 0, 0, 0.0, 0.0, 6.0, clock=clock, stalls=frozenset({(3.0, 5.0)}),
+        0, 0.0, 0, 0, 4.0, 0, 0, 0.0, 0.0, 6.0, clock=clock, stalls=frozenset({(3.0, 5.0)}), seconds={"inner": 0.5},
         transfers=(Transfer("copy-start", "out", 40, 3.0, 5.0),),
     )  # fmt: skip
     memory = Memory(10 + 110, 40, 110, 10, 0, 0)  # three bytes of the heap are nobody's
@@ -79,8 +79,7 @@ def test_an_executable_over_time() -> None:
     ]
     assert told == [
         ("add", "Net/conv_0", "compute", 0.0, 1.0),
-        ("inner", "", "compute", 1.0, 2.0),
-        ("loop", "", "compute", 2.0, 3.0),
+        ("inner", "", "compute", 1.0, 3.0),
         ("", "", "wait", 3.0, 5.0),
         ("mul", "Net/conv_0", "compute", 5.0, 6.0),
     ]

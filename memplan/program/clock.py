@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from memplan.program.hlo import Schedule
 from memplan.program.traffic import Traffic
 
@@ -9,17 +11,21 @@ from memplan.program.traffic import Traffic
 def clocked(schedule: Schedule, traffic: Traffic) -> list[tuple[float, float]]:
     """Start and end, in seconds on the compute stream, of every step.
 
-    Steps of a loop's body come before the loop itself in a schedule. They share its time evenly, as if they ran once.
+    Steps of a loop's body come before the loop itself in a schedule. They share its time in proportion to what they
+    take, as if they ran once.
     """
     times: list[tuple[float, float]] = []
-    inside = 0
+    inside: list[float] = []
     for name in schedule.steps:
-        known = traffic.clock.get(name)
-        if known is None:
-            inside += 1
+        if name not in traffic.clock:
+            inside.append(traffic.seconds.get(name, 0.0))
             continue
-        start, width = known[0], (known[1] - known[0]) / (inside + 1)
-        times += [(start + part * width, start + (part + 1) * width) for part in range(inside)]
-        times.append((start + inside * width, known[1]))
-        inside = 0
-    return times + [(traffic.step_s, traffic.step_s)] * inside
+        start, end = traffic.clock[name]
+        if inside:
+            scale = (end - start) / (sum(inside) or 1.0)
+            edges = [start, *(start + scale * part for part in accumulate(inside))]
+            times += zip(edges, edges[1:], strict=False)
+            start = edges[-1]
+            inside = []
+        times.append((start, end))
+    return times + [(traffic.step_s, traffic.step_s)] * len(inside)

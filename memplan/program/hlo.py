@@ -12,7 +12,7 @@ from memplan.program.frames import sources
 HOST_SPACE = 5  # XLA's number for pinned host memory
 
 _VALUE = re.compile(
-    r"^ value: <\d+ (?P<name>[^ {]+)(?P<index>\{[\d,]*\})? @(?P<space>\d+)> "
+    r"^ value: <\d+ (?P<name>[^ {]+)(?P<index>\{[\d,]*\})?(?: \(phi\))? @(?P<space>\d+)> "
     r"\(size=(?P<size>\d+),offset=(?P<offset>\d+)\): (?P<shape>.*)$"
 )
 _RANGE = re.compile(r"^    (?P<name>[^ {]+)(?P<index>\{[\d,]*\}):(?P<start>\d+)-(?P<end>\d+)$")

@@ -99,9 +99,9 @@ def test_steps_in_order() -> None:
 
 def test_buffers_with_their_spans_and_places() -> None:
     found = {buffer.name: buffer for buffer in schedule().buffers}
-    assert found["wrapped_sine{}"] == Buffer("wrapped_sine{}", 16384, 4, 8, True, False, 4228096)
-    assert found["custom-call.5{1}"] == Buffer("custom-call.5{1}", 4194304, 2, 2, True, False, 1024)
-    assert found["copy-start.2{0}"] == Buffer("copy-start.2{0}", 16384, 5, 8, True, True)
+    assert found["wrapped_sine{}"] == Buffer("wrapped_sine{}", 16384, 4, 8, True, False, 4228096, "f32[64,64]")
+    assert found["custom-call.5{1}"] == Buffer("custom-call.5{1}", 4194304, 2, 2, True, False, 1024, "s8[4194304]")
+    assert found["copy-start.2{0}"] == Buffer("copy-start.2{0}", 16384, 5, 8, True, True, shape="f32[64,64]")
     assert not found["x.1{}"].temporary
     assert not found["input_reduce_fusion{}"].temporary
     assert "reduce_sum.5.0{}" not in found  # it lives inside a kernel
@@ -113,6 +113,11 @@ def test_a_buffer_that_is_written_over_ends_before() -> None:
     spans = {buffer.name: (buffer.start, buffer.end) for buffer in buffers if buffer.nbytes == 16384}
     assert spans["custom-call.5{0}"] == (2, 3)  # the sine is written over it at step 4
     assert spans["wrapped_sine{}"] == (4, 8)
+
+
+def test_what_a_loop_hands_on_counts() -> None:
+    handed = ASSIGNMENT.replace("<13 wrapped_sine @0>", "<13 wrapped_sine (phi) @0>")
+    assert read_schedule(HLO, LIVE_RANGES, handed) == schedule()
 
 
 def test_marks_of_the_rewriter() -> None:
@@ -131,6 +136,7 @@ def test_live_bytes_leave_out_the_host_and_the_arguments() -> None:
     assert found.live_nbytes[4] == 2 * 16384
     assert found.live_nbytes[6] == 16384
     assert found.live_nbytes[8] == 4194304 + 3 * 16384
+    assert found.host_live_nbytes == (0, 0, 0, 0, 0, 16384, 16384, 16384, 16384, 0)
     assert found.peak_step == 8
     assert [buffer.nbytes for buffer in found.alive(8)] == [4194304, 16384, 16384, 16384]
 
