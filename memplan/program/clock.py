@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from memplan.program.hlo import Schedule
 from memplan.program.traffic import Traffic
@@ -24,7 +24,7 @@ def clocked(schedule: Schedule, traffic: Traffic) -> list[tuple[float, float]]:
         if inside:
             scale = (end - start) / (sum(inside) or 1.0)
             edges = [start, *(start + scale * part for part in accumulate(inside))]
-            times += zip(edges, edges[1:], strict=False)
+            times += pairwise(edges)
             start = edges[-1]
             inside = []
         times.append((start, end))
