@@ -87,7 +87,7 @@ class _Replay:
     live: int
     instants: list[Instant] = field(default_factory=list)
     found: list[Lifetime] = field(default_factory=list)
-    _on_device: dict[int, int] = field(default_factory=dict)  # value -> the instant it came at
+    _on_device: dict[int, list[int]] = field(default_factory=dict)  # value -> the instants its copies came at
     _on_host: dict[int, int] = field(default_factory=dict)
     _to_come: set[int] = field(default_factory=set)
     _host: set[int] = field(default_factory=set)
@@ -118,7 +118,7 @@ class _Replay:
 
     def close(self) -> None:
         """What is left ends with the step."""
-        self._end(list(self._on_device), len(self.instants))
+        self._end([value for value, came in self._on_device.items() for _ in came], len(self.instants))
         self._leave_host(list(self._on_host), len(self.instants))
 
     def _turn(self, number: int, moment: Moment, turn: Turn, now: float, nbytes: int) -> None:
@@ -139,13 +139,12 @@ class _Replay:
     def _come(self, values: Iterable[int], at: int) -> None:
         for value in values:
             if self.graph.passing_nbytes(value):
-                assert value not in self._on_device, self.graph.values[value].name
-                self._on_device[value] = at
+                self._on_device.setdefault(value, []).append(at)  # a result may be there still when it is made again
 
     def _end(self, values: Iterable[int], at: int) -> None:
         for value in values:
-            first = self._on_device.pop(value, at)
-            if first < at:
+            came = self._on_device.get(value)
+            if came and (first := came.pop(0)) < at:
                 self.found.append(Lifetime(value, False, first, at))
 
     def _move_host(self, stretch: Stretch, at: int) -> None:
