@@ -122,7 +122,7 @@ def test_decisions_sort_search_and_filter(shown: Shown, drawn_report: Report) ->
 
 
 def test_bands_group_by_layer_or_decision(shown: Shown) -> None:
-    assert any("other layers" in text for text in shown.texts(".legend button"))
+    assert any("other layer" in text for text in shown.texts(".legend button"))
     shown.page.get_by_role("button", name="by decision").click()
     assert {"kept", "offloaded", "recomputed", "arguments"} <= set(shown.texts(".legend button"))
     first = shown.page.locator(".legend button").first

@@ -46,7 +46,7 @@ class Chart {
     const hasHost = this.timeline.instants.some((instant) => instant.host_bytes);
     const lanes = [...LANES];
     if (this.timeline.copies.some((copy) => copy.direction === "to devices")) lanes.push(["to devices", "to devices"]);
-    this.left = narrow ? 58 : 78;
+    this.left = narrow ? 70 : 78;
     this.right = width - (narrow ? 6 : 14);
     let y = 10;
     this.panels = [];

@@ -75,7 +75,7 @@ function bandsOf(timeline, grouping, depth) {
     const root = rootOf(timeline);
     const named = (layer) => (layer.startsWith(root) ? layer.slice(root.length) : layer);
     shown.forEach((layer, index) => groups.push({ key: `/${layer}`, name: named(layer), color: PALETTE[index] }));
-    if (others) groups.push({ key: "rest", name: `${others} other layers`, color: GREYS.rest });
+    if (others) groups.push({ key: "rest", name: others === 1 ? "another layer" : `${others} other layers`, color: GREYS.rest });
     keyOf = (value) => {
       const layer = layerOf(value, depth);
       return shown.includes(layer) ? `/${layer}` : "rest";

@@ -20,6 +20,7 @@ function drawTiles() {
   const said = report.compiled_peak_bytes === null ? "predicted" : "measured by the compiler";
   const plain = report.baseline_peak_bytes;
   const [step, before] = [report.predicted_step_s, report.baseline_step_s];
+  const isPlanned = report.planner !== "none";
   const hidden = report.copy_s ? `${percent(report.hidden_copy_s || 0, report.copy_s)} of copies under computation` : "";
   byId("tiles").append(
     tile("Device peak", bytes(peak), bar(peak, report.budget_bytes),
@@ -27,12 +28,12 @@ function drawTiles() {
       report.compiled_peak_bytes !== null && peak !== report.predicted_peak_bytes
         ? `${bytes(report.predicted_peak_bytes)} predicted` : "",
       report.observed_peak_bytes !== null ? `${bytes(report.observed_peak_bytes)} observed` : ""),
-    tile("Unmodified step", bytes(plain), plain ? `${change(peak, plain)} with this plan` : "",
+    tile("Unmodified step", bytes(plain), !isPlanned ? "it runs as it is" : plain ? `${change(peak, plain)} with this plan` : "",
       report.floor_bytes ? `no order goes below ${bytes(report.floor_bytes)}` : ""),
-    tile("Step time", seconds(step), before ? `${change(step, before)} against ${seconds(before)} unmodified; predicted` : "predicted",
+    tile("Step time", seconds(step), before && isPlanned ? `${change(step, before)} against ${seconds(before)} unmodified; predicted` : "predicted",
       report.lower_bound_s ? `no plan beats ${seconds(report.lower_bound_s)}` : ""),
     tile("To the host and back", bytes(report.offloaded_bytes), `${bytes(report.host_peak_bytes)} on the host at most`, hidden),
-    tile("Computed again", operations(report.recomputed_flops), `planner ${report.planner}, ${report.attempts} compiled`),
+    tile("Computed again", operations(report.recomputed_flops), isPlanned ? `planner ${report.planner}, ${report.attempts} compiled` : ""),
   );
 }
 
@@ -57,7 +58,8 @@ function drawMemory() {
   byId("memory").append(legend);
   drawControls(bar_, legend, chart);
   const notes = [`Filled: ${ORIGINS[timeline.origin]}. Its peak is ${bytes(timeline.instants[chart.pin].device_bytes)}.`];
-  for (const line of report.lines) notes.push(`Dashed, ${line.name}: ${ORIGINS[line.origin]}.`);
+  const drawn = ["Dashed", "Dotted"];
+  report.lines.forEach((line, index) => notes.push(`${drawn[index % 2]}, ${line.name}: ${ORIGINS[line.origin]}.`));
   if (report.budget_bytes > chart.highest("device")) notes.push(`The budget of ${bytes(report.budget_bytes)} lies above the picture.`);
   byId("memory").append(make("p", { className: "note", textContent: [...notes, ...timeline.notes].join(" ") }));
   live(chart, chart.pin);
@@ -84,6 +86,7 @@ function drawControls(parent, legend, chart) {
     choice.append(button);
   }
   depth.onchange = () => group("layer");
+  choice.hidden = !timeline.values.some((value) => DECISIONS.some(([key]) => key && key === value.decision));
   const button = (text, label, action) => make("button", { type: "button", textContent: text, title: label, ariaLabel: label, onclick: action });
   const lines = make("input", { type: "checkbox", checked: true });
   lines.onchange = () => {
