@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from memplan.report import perfetto
 from memplan.report.model import Report
@@ -46,6 +46,7 @@ def _counted(trace: bytes, name: str) -> list[int]:
 
 
 @given(timeline=TIMELINES)
+@settings(deadline=None)
 def test_counters_are_the_curves(timeline: Timeline) -> None:
     trace = perfetto.trace("title", timeline, lines_of(timeline), 2**30)
     assert _counted(trace, "device bytes") == [instant.device_bytes for instant in timeline.instants]
@@ -55,6 +56,7 @@ def test_counters_are_the_curves(timeline: Timeline) -> None:
 
 
 @given(timeline=TIMELINES)
+@settings(deadline=None)
 def test_slices_are_paired_and_in_order(timeline: Timeline) -> None:
     events = [p for p in _packets(perfetto.trace("title", timeline, (), 1)) if p.HasField("track_event")]
     kinds = [p.track_event.type for p in events]

@@ -16,7 +16,7 @@ from tests.report.timelines import TIMELINES, lines_of
 
 
 @given(timeline=TIMELINES)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_json_brings_it_back(report: Report, timeline: Timeline) -> None:
     whole = replace(report, timeline=timeline, lines=lines_of(timeline))
     assert Report.from_json(whole.to_json()) == whole
@@ -41,6 +41,7 @@ def test_json_that_is_no_timeline_is_refused(drawn_report: Report) -> None:
 
 
 @given(timeline=TIMELINES)
+@settings(deadline=None)
 def test_bands_add_up_to_the_curve(timeline: Timeline) -> None:
     found = picture.bands(timeline, 2)
     total = [sum(counts) for counts in zip(*(counts for _, _, counts in found), strict=True)]
