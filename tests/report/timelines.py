@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import accumulate
 
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ def random_timeline(draw: random.Random, instants: int = 0, values: int = 0) -> 
     times = [0.0]
     for _ in range(count):
         times.append(times[-1] + draw.choice([0.0, draw.random() * 1e-3, 1e-6]))
+    device, host = (_sums(rows, stays, place, count) for place in ("device", "host"))
     other = [draw.choice([0, draw.randint(0, 2**20)]) for _ in range(count)]
     return Timeline(
         origin=draw.choice(["simulated", "compiled"]),
@@ -28,9 +30,9 @@ def random_timeline(draw: random.Random, instants: int = 0, values: int = 0) -> 
             Instant(
                 times[index],
                 times[index + 1],
-                _sum(rows, stays, "device", index) + other[index],
+                device[index] + other[index],
                 other[index],
-                _sum(rows, stays, "host", index),
+                host[index],
                 draw.choice(["compute", "recompute", "wait"]),
                 draw.choice(NAMES),
                 draw.choice(["Net/<b>", "Net/conv_0/Conv_0", ""]),
@@ -58,9 +60,14 @@ def _stay(draw: random.Random, rows: list[Value], index: int, count: int) -> Sta
     return Stay(index, draw.choice(["device", "device", "host"]), first, draw.randint(first + 1, count))
 
 
-def _sum(rows: list[Value], stays: list[Stay], place: str, index: int) -> int:
-    there = (stay for stay in stays if stay.place == place and stay.first <= index < stay.last)
-    return sum(rows[stay.value].nbytes for stay in there)
+def _sums(rows: list[Value], stays: list[Stay], place: str, count: int) -> list[int]:
+    """Bytes of what stays in a place, at every instant."""
+    changes = [0] * (count + 1)
+    for stay in stays:
+        if stay.place == place:
+            changes[stay.first] += rows[stay.value].nbytes
+            changes[stay.last] -= rows[stay.value].nbytes
+    return list(accumulate(changes))
 
 
 def _copy(draw: random.Random, row: Value, end_s: float) -> Copy:
