@@ -33,6 +33,16 @@ def test_values_move_where_their_copies_overlap_and_that_is_the_fastest() -> Non
     assert allowed.status == forbidden.status == "fits"
     assert allowed.offloaded_bytes > 0 == forbidden.offloaded_bytes
     assert allowed.predicted_step_s < forbidden.predicted_step_s
+    for found in (allowed, forbidden):
+        timeline, (plain, compiled) = found.timeline, found.lines
+        assert timeline.instants[timeline.peak].device_bytes == found.predicted_peak_bytes
+        assert (max(plain.device_bytes), max(compiled.device_bytes)) == (
+            found.baseline_peak_bytes,
+            found.compiled_peak_bytes,
+        )
+    moved = sum(copy.nbytes for copy in allowed.timeline.copies if copy.direction == "to host")
+    assert moved == allowed.offloaded_bytes and forbidden.timeline.copies == ()
+    assert any(instant.host_bytes for instant in allowed.timeline.instants)
 
 
 class Stubborn:

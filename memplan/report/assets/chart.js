@@ -25,7 +25,7 @@ class Chart {
     this.marked = []; // stays of a value
     this.pin = peakOf(this.timeline);
     this.hover = null;
-    new ResizeObserver(() => this.draw()).observe(this.frame);
+    new ResizeObserver(() => this.frame.clientWidth !== this.width && this.draw()).observe(this.frame);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
 

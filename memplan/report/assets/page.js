@@ -62,6 +62,8 @@ function drawMemory() {
   report.lines.forEach((line, index) => notes.push(`${drawn[index % 2]}, ${line.name}: ${ORIGINS[line.origin]}.`));
   if (report.budget_bytes > chart.highest("device")) notes.push(`The budget of ${bytes(report.budget_bytes)} lies above the picture.`);
   byId("memory").append(make("p", { className: "note", textContent: [...notes, ...timeline.notes].join(" ") }));
+  byId("memory").append(make("p", { className: "note", textContent:
+    "Click to hold a moment, drag to zoom. Keys: arrows for the next moment, Home, End, p for the peak, + and − to zoom, 0 for all." }));
   live(chart, chart.pin);
   return chart;
 }
