@@ -50,13 +50,13 @@ function drawMemory() {
       "No memory over time: the compiler of this device tells no schedule, and nothing was planned." }));
     return null;
   }
-  const bar_ = make("div", { className: "controls" });
+  const controls = make("div", { className: "controls" });
   const legend = make("div", { className: "legend", role: "group", ariaLabel: "Bands" });
-  byId("memory").append(bar_);
+  byId("memory").append(controls);
   const live = drawLive();
   const chart = new Explorer(report, byId("memory"), (index) => live(chart, index));
   byId("memory").append(legend);
-  drawControls(bar_, legend, chart);
+  drawControls(controls, legend, chart);
   const notes = [`Filled: ${ORIGINS[timeline.origin]}. Its peak is ${bytes(timeline.instants[chart.pin].device_bytes)}.`];
   const drawn = ["Dashed", "Dotted"];
   report.lines.forEach((line, index) => notes.push(`${drawn[index % 2]}, ${line.name}: ${ORIGINS[line.origin]}.`));
