@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import random
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from memplan.report.comparison import Comparison, Row
 from memplan.report.curve import Curve, Point
 from memplan.report.frontier import Frontier, Tried
 from memplan.report.model import LiveValue, Report
+from tests.report.timelines import random_timeline
 
 REPORT = Report(
     device="v100",
@@ -338,6 +340,20 @@ def test_curve_needs_the_plain_step_and_a_place_to_write(curved: list[dict[str, 
     assert not curved
 
 
+def test_inspect_writes_traces_and_pictures(planner: Planner, workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "report", replace(REPORT, timeline=random_timeline(random.Random(0))), raising=False)
+    result = run("inspect", "workshop:make", "--trace", "t.pftrace", "--png", "t.png")
+    assert result.exit_code == 0, result.output
+    assert (workshop / "t.pftrace").stat().st_size and (workshop / "t.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_inspect_says_why_there_is_no_trace(planner: Planner, workshop: Path) -> None:
+    result = run("inspect", "workshop:make", "--trace", "t.pftrace")
+    assert result.exit_code == 2 and "no memory over time" in " ".join(result.stderr.replace("│", " ").split())
+    assert "greedy" in result.stdout and not (workshop / "t.pftrace").exists()
+    assert "of its own" in told(run("inspect", "workshop:make", "--trace", "a", "--json", "a"), 2)
+
+
 @pytest.fixture
 def sized(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     asked: list[dict[str, Any]] = []
@@ -429,7 +445,7 @@ def test_demo_names_the_package_it_lacks(workshop: Path, monkeypatch: pytest.Mon
 
 def test_progress_reaches_the_stage_line(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    monkeypatch.setattr(cli.Stages, "__call__", lambda self, stage, fraction=None: seen.append(stage))
+    monkeypatch.setattr(cli.telling.Stages, "__call__", lambda self, stage, fraction=None: seen.append(stage))
     assert run("inspect", "workshop:make").exit_code == 0
     assert seen == ["loading workshop:make"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +22,7 @@ from memplan.cli.arguments import (
     donated,
     verified,
 )  # fmt: skip
-from memplan.cli.telling import INFEASIBLE, STDOUT, check_writable, errors_told, save, tell, working
+from memplan.cli.telling import INFEASIBLE, check_extra, check_writable, errors_told, save, tell, working
 from memplan.report.progress import Stages
 
 
@@ -37,11 +36,17 @@ def inspect(
     donate: Donate = None,
     json: Json = None,
     html: Html = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a trace for ui.perfetto.dev to this file; needs the extra trace.")
+    ] = None,
+    png: Annotated[Path | None, typer.Option(help="Draw memory over the step here; needs the extra plots.")] = None,
     debug: Debug = False,
 ) -> None:
     """Plan one step, compile it and report what it takes; runs nothing unless --verify numbers."""
     with errors_told(debug):
         check_writable(json, html)
+        check_extra(trace, "--trace", "perfetto", "trace", json, html)
+        check_extra(png, "--png", "matplotlib", "plots", json, html, trace)
         options: dict[str, Any] = {"budget": budget, "host_budget": host_budget, "device": device, "planner": planner}
         with working() as stage:
             function, args = load(step, stage)
@@ -55,6 +60,9 @@ def inspect(
                 )
             report = function.plan(*args).report
         tell(report, json, html)
+        for path, write in ((trace, report.save_trace), (png, report.save_png)):
+            if path is not None:
+                save(path, write)
 
 
 def compare(
@@ -97,11 +105,7 @@ def curve(
     """Step time against memory: planned for several budgets, beside what jax and XLA do without a plan."""
     with errors_told(debug):
         check_writable(json, html)
-        check_writable(png)
-        if png is not None and png in (STDOUT, json, html):
-            raise typer.BadParameter("name a file of its own for the picture.", param_hint="--png")
-        if png is not None and importlib.util.find_spec("matplotlib") is None:
-            raise typer.BadParameter("it needs matplotlib: pip install 'memplan[plots]'.", param_hint="--png")
+        check_extra(png, "--png", "matplotlib", "plots", json, html)
         with working() as stage:
             function, args = plain_step(step, stage)
             limits = {"host_budget": host_budget, "device": device, "planner": planner}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import sys
 import traceback
@@ -42,7 +43,8 @@ def _explained(error: Exception) -> tuple[str, int]:
         return str(error), INFEASIBLE
     if isinstance(error, MemplanError):
         return str(error), USAGE
-    return f"{type(error).__name__}: {error}\nRun again with --debug for the traceback.", FAILED
+    notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+    return f"{type(error).__name__}: {error}{notes}\nRun again with --debug for the traceback.", FAILED
 
 
 @contextlib.contextmanager
@@ -71,6 +73,17 @@ def check_writable(json: Path | None, html: Path | None = None) -> None:
             raise typer.BadParameter(f"{path} cannot be written: {reason}.")
 
 
+def check_extra(path: Path | None, option: str, package: str, extra: str, *others: Path | None) -> None:
+    """Refuse a file that a package of an extra writes, where it is missing or the file is not its own."""
+    if path is None:
+        return
+    if path in (STDOUT, *others):
+        raise typer.BadParameter("name a file of its own for it.", param_hint=option)
+    if importlib.util.find_spec(package) is None:
+        raise typer.BadParameter(f"it needs {package}: pip install 'memplan[{extra}]'.", param_hint=option)
+    check_writable(path)
+
+
 def tell(result: Told, json: Path | None, html: Path | None) -> None:
     """Write what was asked for, and the tables unless standard output is for JSON alone."""
     if json == STDOUT:
@@ -90,8 +103,9 @@ def tell(result: Told, json: Path | None, html: Path | None) -> None:
 def save(path: Path, write: Callable[[Path], None]) -> None:
     try:
         write(path)
-    except OSError as error:
-        raise typer.BadParameter(f"{path} cannot be written: {error.strerror or error}.") from error
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise typer.BadParameter(f"{path} cannot be written: {why.rstrip('.')}.") from error
     Console(stderr=True).print(Text(f"memplan: wrote {path}"), soft_wrap=True)
 
 
