@@ -10,6 +10,7 @@ import jax
 
 from memplan import summary
 from memplan.candidates import Candidate
+from memplan.compiling import unmodified
 from memplan.planning import devices, spec
 from memplan.planning.budget import Size, parse_bytes
 from memplan.planning.graph import Graph
@@ -24,7 +25,7 @@ from memplan.program.rewrite import rewrite
 from memplan.program.targets import Target
 from memplan.program.trace import Program, flat_step, trace
 from memplan.report.model import Report
-from memplan.search import Notify, Search, unmodified
+from memplan.search import Notify, Search
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from memplan import guided
 from memplan.candidates import Candidate
+from memplan.compiling import Compiling, bytes_by_segment, compile_plain
 from memplan.errors import InfeasibleBudgetError, PlanMismatchError
 from memplan.looping import ways
 from memplan.planning.budget import show_bytes
@@ -17,7 +17,6 @@ from memplan.planning.cost import copy_seconds
 from memplan.planning.floor import Floor, floor
 from memplan.planning.graph import Graph
 from memplan.planning.least import least_seconds
-from memplan.planning.loop import moved_nbytes
 from memplan.planning.loosen import loosened
 from memplan.planning.plan import Plan
 from memplan.planning.planners.protocol import Planner, Problem, Proposal
@@ -27,20 +26,12 @@ from memplan.planning.straight import straight
 from memplan.planning.streams import streamed
 from memplan.planning.tidy import tidied
 from memplan.planning.unfold import keep_everything
-from memplan.program import compat
-from memplan.program.executor import compile_stages
 from memplan.program.extract import extract
 from memplan.program.host_state import with_state_on_host
 from memplan.program.loops import with_loops
-from memplan.program.rewrite import rewrite
 from memplan.program.targets import HIDES_LATENCY, Target, xla_rematerialization
-from memplan.program.trace import Program, as_step
-from memplan.program.traffic import Traffic
-from memplan.verify.collectives import differing
-from memplan.verify.effect import Effect, effect
+from memplan.program.trace import Program
 from memplan.verify.memory import excess
-from memplan.verify.plan import judge
-from memplan.verify.program import check_types
 
 Notify = Callable[[str, float | None], None]
 
@@ -56,43 +47,6 @@ _NEARLY = 1.25  # other residuals predicted to miss by less than this are compil
 _STREAMING = 0.9  # of the budget for the plan where state streams; in the rest it waits beside the computation
 _NEAR = 1.05  # what the plan for the least memory misses by more, no other plan reaches
 _HOPEFUL = 1.1  # a plan predicted to miss by less than this is compiled all the same
-
-
-def compile_plain(
-    program: Program,
-    target: Target,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    compiler_options: Mapping[str, Any] | None = None,
-    name: str = "plain",
-    with_schedule: bool = False,
-) -> Candidate:
-    """The unmodified step, by the compiler; `with_schedule` asks for its memory over time too."""
-    mesh = target.mesh_for(program.spmd)
-    step = program.step if mesh is None else as_step(program, program.jaxpr, mesh)
-    compiled, moved = guided.compiled(
-        program, target, step, args, kwargs, compiler_options, with_schedule=with_schedule
-    )
-    memory = compiled.memory
-    step_s = moved.step_s if moved else None
-    return Candidate(
-        name, memory.device_bytes, memory.host_bytes, step_s, memory.device_bytes, traffic=moved, executable=compiled,
-        compiler_options=dict(compiler_options or {}), strange=strange(program, moved),
-    )  # fmt: skip
-
-
-def unmodified(
-    program: Program, target: Target, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Callable[[], Candidate]:
-    """`compile_plain` with its schedule, once and not before it is needed."""
-    return functools.cache(lambda: compile_plain(program, target, args, kwargs, with_schedule=True))
-
-
-def strange(program: Program, moved: Traffic | None, planned: compat.ClosedJaxpr | None = None) -> tuple[str, ...]:
-    """Collectives of an executable that are not those of what it was made from, the step as it is or planned."""
-    if program.spmd is None or moved is None:
-        return ()
-    return differing(planned or program.jaxpr, program.spmd.axes, moved.collectives)
 
 
 @dataclass
@@ -351,23 +305,12 @@ class Search:
     def learn(self, proposal: Proposal, candidate: Candidate, slack: dict[int, int], inner: int) -> int:
         """Take the compiler's own bytes per segment as constraints; what they do not explain narrows the budget."""
         moments = proposal.timeline.moments
-        measured = self.measured(candidate)
+        measured = bytes_by_segment(candidate)
         found = excess([m.device_nbytes for m in moments], [m.op for m in moments], measured)
         for op, nbytes in found.items():
             slack[op] = slack.get(op, 0) + nbytes
         unexplained = candidate.device_bytes - max(measured.values(), default=0)
         return min(inner, self.budget - unexplained)
-
-    def measured(self, candidate: Candidate) -> dict[int, int]:
-        """Device bytes by segment of the plan, as far as the compiler tells."""
-        if candidate.stages is not None:
-            return dict(enumerate(candidate.stages.peak_by_segment))
-        assert candidate.executable is not None
-        schedule, memory = candidate.executable.schedule, candidate.executable.memory
-        if schedule is None:
-            return {}
-        base = memory.device_bytes - memory.temp_bytes
-        return {segment: base + nbytes for segment, nbytes in schedule.segment_peaks().items()}
 
     def tested(
         self,
@@ -380,52 +323,12 @@ class Search:
         return replace(candidate, gap_s=proposal.gap_s, slack=dict(slack))
 
     def compile(self, plan: Plan, predicted: int, flags: Mapping[str, Any] | None = None) -> Candidate:
-        """Judge a plan, rewrite, compile for the target."""
-        plan = self.whole(plan)
-        judge(plan, self.graph)
         self.notify("compiling the planned step", None)
-        if not self.target.is_gpu:
-            timeline = self.simulated(plan)
-            flags = dict(self.program.options.get("compiler_options") or {}) or None
-            stages = compile_stages(self.program, self.graph, plan, flags)
-            return Candidate(
-                plan.planner, stages.peak_nbytes, 0, timeline.step_s, predicted, plan, stages=stages,
-                program=self.program, graph=self.graph,
-            )  # fmt: skip
-        rewritten = self.rewritten(plan)
-        compiled, moved = guided.compiled(
-            self.program,
-            self.target,
-            as_step(self.program, rewritten, self.target.mesh_for(self.program.spmd)),
-            self.args,
-            self.kwargs,
-            flags,
-            with_schedule=True,
-            held=self.program.held,
-        )
-        assert moved is not None
-        memory = compiled.memory
-        text = compiled.text
-        return Candidate(
-            plan.planner, memory.device_bytes, memory.host_bytes, moved.step_s, predicted, plan, compiled,
-            compiler_options=dict(flags or {}), program=self.program, graph=self.graph,
-            effect=self.effect(plan, text, moved), traffic=moved, strange=strange(self.program, moved, rewritten),
-        )  # fmt: skip
+        return self.compiling.planned(plan, predicted, flags)
 
-    def effect(self, plan: Plan, hlo: str, moved: Traffic) -> Effect:
-        plain = self.plain().traffic
-        plain_flops = plain.flops if plain else 0.0
-        useful = tidied(plan, self.graph)
-        return effect(useful, self.graph, self.program.loops, hlo, moved.copies, moved.flops, plain_flops)
-
-    def whole(self, plan: Plan) -> Plan:
-        """A planner's actions, with what the program already is: its loops, its state on the host."""
-        return replace(plan, loops=self.program.residuals, held=tuple(sorted(self.program.held)))
-
-    def rewritten(self, plan: Plan) -> compat.ClosedJaxpr:
-        jaxpr = rewrite(self.program, self.graph, plan)
-        check_types(self.program.jaxpr, jaxpr)
-        return jaxpr
+    @property
+    def compiling(self) -> Compiling:
+        return Compiling(self.program, self.graph, self.target, self.args, self.kwargs, self.plain)
 
     def rematerialized(self) -> Iterator[Candidate]:
         """The unmodified step with XLA's own rematerialization, its limit set to the budget and then below it.
@@ -452,7 +355,7 @@ class Search:
         for search in (*self.ways[::-1], *self.moving_ways[::-1]):
             timeline = search.simulated(search.straight)
             if timeline.peak_nbytes <= self.budget:
-                return search.believed(search.straight, timeline)
+                return search.compiling.believed(search.straight, timeline)
         search = self.nearest
         proposal = search.asked(search.planner, self.budget, {})
         if not proposal.fits:
@@ -460,18 +363,7 @@ class Search:
         timeline = proposal.timeline
         if timeline.peak_nbytes > self.budget or timeline.host_peak_nbytes > self.host_budget:
             raise self.infeasible(lowest, timeline.peak_nbytes)
-        return search.believed(proposal.plan, timeline, proposal.gap_s)
-
-    def believed(self, plan: Plan, timeline: Timeline, gap_s: float | None = None) -> Candidate:
-        """A plan that nobody compiles."""
-        device = timeline.peak_nbytes
-        inputs = self.program.jaxpr.jaxpr.invars
-        held = sum(compat.nbytes_of(inputs[position].aval) for position in self.program.held)
-        host = timeline.host_peak_nbytes + held + sum(moved_nbytes(*known) for known in self.program.loops)
-        return Candidate(
-            plan.planner, device, host, timeline.step_s, device, self.whole(plan), gap_s=gap_s,
-            program=self.program, graph=self.graph,
-        )  # fmt: skip
+        return search.compiling.believed(proposal.plan, timeline, proposal.gap_s)
 
     def last_resort(self, lowest: Floor) -> Candidate:
         """The plan for the floor itself, or the unmodified step where that takes less.

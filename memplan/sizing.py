@@ -8,6 +8,7 @@ from typing import Any
 
 from memplan import pipeline
 from memplan.candidates import Candidate
+from memplan.compiling import unmodified
 from memplan.errors import SizeError
 from memplan.pipeline import Request
 from memplan.planning.budget import parse_bytes
@@ -18,7 +19,7 @@ from memplan.program.host_state import large_leaves, with_state_on_host
 from memplan.program.targets import Target
 from memplan.program.trace import trace
 from memplan.report.frontier import Frontier, Size, Tried
-from memplan.search import Notify, Search, unmodified
+from memplan.search import Notify, Search
 from memplan.summary import versions
 
 Make = Callable[..., tuple[Callable[..., Any], Sequence[Any]]]

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 
 from memplan.candidates import Candidate
+from memplan.compiling import compile_plain
 from memplan.program import compat
 from memplan.program.targets import Target, xla_rematerialization
 from memplan.program.trace import Program, trace
-from memplan.search import compile_plain
 
 REFUSALS = (jax.errors.JaxRuntimeError, ValueError, NotImplementedError)  # what a way that does not compile raises
 

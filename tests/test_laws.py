@@ -82,9 +82,16 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "memplan.program",
         "memplan.report",
     ),
-    "memplan.search": (
+    "memplan.compiling": (
         "memplan.candidates",
         "memplan.guided",
+        "memplan.planning",
+        "memplan.program",
+        "memplan.verify",
+    ),
+    "memplan.search": (
+        "memplan.candidates",
+        "memplan.compiling",
         "memplan.looping",
         "memplan.planning",
         "memplan.program",
@@ -94,6 +101,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "memplan.looping": ("memplan.planning", "memplan.program"),
     "memplan.pipeline": (
         "memplan.candidates",
+        "memplan.compiling",
         "memplan.search",
         "memplan.summary",
         "memplan.planning",
@@ -101,7 +109,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "memplan.report",
         "memplan.errors",
     ),
-    "memplan.ways": ("memplan.candidates", "memplan.search", "memplan.program", *TYPES),
+    "memplan.ways": ("memplan.candidates", "memplan.compiling", "memplan.program", *TYPES),
     "memplan.comparing": (
         "memplan.candidates",
         "memplan.pipeline",
@@ -127,6 +135,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     ),
     "memplan.sizing": (
         "memplan.candidates",
+        "memplan.compiling",
         "memplan.pipeline",
         "memplan.search",
         "memplan.summary",

@@ -27,6 +27,7 @@ from typing import Any
 from experiments.budgets.cases import CASES, Case, Program
 from memplan import pipeline, summary
 from memplan.candidates import Candidate
+from memplan.compiling import bytes_by_segment, compile_plain
 from memplan.errors import InfeasibleBudgetError
 from memplan.pipeline import Request
 from memplan.planning.floor import floor
@@ -36,7 +37,7 @@ from memplan.planning.planners.registry import planner_named
 from memplan.planning.simulate import Simulator
 from memplan.program import extract, trace
 from memplan.program.targets import Target
-from memplan.search import Search, compile_plain
+from memplan.search import Search
 from memplan.verify.memory import standing_at_peak
 
 RESULTS = Path(__file__).parent / "results"
@@ -165,7 +166,7 @@ def modelled(search: Search, one: Candidate) -> dict[str, Any]:
         "host_predicted_bytes": timeline.host_peak_nbytes,
         "simulated_step_s": timeline.step_s,
     }
-    measured = search.measured(one)
+    measured = bytes_by_segment(one)
     if measured:
         at = max(measured, key=measured.__getitem__)
         moment = timeline.moments[at] if at < len(timeline.moments) else None

@@ -21,6 +21,7 @@ from experiments.large_images.cases import BUDGETS, HOST_BUDGET, WAYS, Case, cas
 from experiments.large_images.table import tables
 from experiments.readme import inserted
 from memplan import api, pipeline
+from memplan.compiling import compile_plain
 from memplan.planning.budget import parse_bytes
 from memplan.planning.floor import floor
 from memplan.planning.frontier import last_fitting
@@ -28,7 +29,7 @@ from memplan.planning.planners.registry import planner_named
 from memplan.program.extract import extract
 from memplan.program.trace import trace
 from memplan.report.document import write_whole
-from memplan.search import Search, compile_plain
+from memplan.search import Search
 from memplan.summary import versions
 from models.train import Built
 

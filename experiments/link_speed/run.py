@@ -17,6 +17,7 @@ from typing import Any
 from experiments.readme import measure_and_tell
 from memplan import pipeline
 from memplan.candidates import Candidate
+from memplan.compiling import compile_plain
 from memplan.errors import InfeasibleBudgetError
 from memplan.planning.budget import parse_bytes
 from memplan.planning.devices import named
@@ -25,14 +26,14 @@ from memplan.planning.planners.registry import planner_named
 from memplan.program.extract import extract
 from memplan.program.trace import trace
 from memplan.program.traffic import traffic
-from memplan.search import Search, compile_plain
+from memplan.search import Search
 from memplan.summary import versions
 from models.train import googlenet_step
 
 HERE = Path(__file__).parent
 RESULTS, README = HERE / "results", HERE / "README.md"
 LINKS = ("pcie3x16", "pcie4x16", "pcie5x16", "power9-nvlink2", "nvlink-c2c")
-DEVICE, BUDGET, HOST_BUDGET = "v100", "15GiB", "256GiB"
+DEVICE, BUDGET, HOST_BUDGET = "v100", "6GiB", "256GiB"
 IMAGE, BATCH = 2240, 5
 MIB = 2**20
 _LIGHT = ("view", "elementwise")

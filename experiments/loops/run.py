@@ -16,13 +16,14 @@ import jax.numpy as jnp
 
 from experiments.readme import measure_and_tell
 from memplan.candidates import Candidate
+from memplan.compiling import compile_plain
 from memplan.pipeline import target_of
 from memplan.planning.loop import moved_nbytes, stacked_nbytes
 from memplan.planning.planners.registry import planner_named
 from memplan.program.extract import extract
 from memplan.program.trace import trace
 from memplan.program.traffic import traffic
-from memplan.search import Search, compile_plain
+from memplan.search import Search
 from memplan.summary import versions
 from models.train import decoder_step
 from models.transformer import CHECKPOINTS, DecoderConfig
