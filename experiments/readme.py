@@ -25,20 +25,27 @@ def inserted(text: str, new: str) -> str:
 
 
 def measure_and_tell(
-    told: str | None, cases: Collection[str], measure: Callable[[str], str], readme: Path, table: Callable[[], str]
+    told: str | None,
+    cases: Collection[str],
+    measure: Callable[[str], str],
+    readme: Path,
+    table: Callable[[], str],
+    keep: bool = False,
 ) -> None:
     """The command line of an experiment with a result per case: `--only NAME ...`, or `--table` for the README alone.
 
     Args:
       told: the module's docstring.
       measure: case -> JSON, written whole to `results/` beside the README.
+      keep: measure a case that has a result only where `--only` names it.
     """
     parser = argparse.ArgumentParser(description=told.splitlines()[0] if told else None)
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=cases, default=tuple(cases))
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=cases)
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     results = readme.parent / "results"
     results.mkdir(exist_ok=True)
-    for name in args.only if not args.table else ():
+    wanted = args.only or [name for name in cases if not (keep and (results / f"{name}.json").exists())]
+    for name in wanted if not args.table else ():
         write_whole(results / f"{name}.json", measure(name) + "\n")
     readme.write_text(inserted(readme.read_text(), table()))

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from experiments.segmentation.nifti import DatasetError, read_voxels
+from experiments.datasets import DatasetError
+from experiments.segmentation.nifti import read_voxels
 
 __all__ = ["Case", "Dataset", "DatasetError", "Volume", "load_case", "open_dataset"]
 

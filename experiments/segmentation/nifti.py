@@ -16,20 +16,10 @@ from nibabel.nifti1 import Nifti1Image
 from nibabel.spatialimages import HeaderDataError
 from nibabel.wrapstruct import WrapStructError
 
+from experiments.datasets import DatasetError
+
 _UNREADABLE = (ImageFileError, HeaderDataError, WrapStructError, ValueError, OverflowError, OSError, EOFError)
 """What nibabel raises on bytes that are not a NIfTI-1 file."""
-
-
-class DatasetError(ValueError):
-    """A data set that cannot be read as it claims to be: the file, what is wrong with it, what to try."""
-
-    def __init__(self, path: Path, problem: str, advice: str) -> None:
-        super().__init__(path, problem, advice)
-        self.path = path
-
-    def __str__(self) -> str:
-        path, problem, advice = self.args
-        return f"{path}: {problem}. {advice}"
 
 
 def read_voxels(path: Path) -> np.ndarray:

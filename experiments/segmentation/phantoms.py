@@ -86,12 +86,12 @@ def draw(size: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndar
     """One phantom: image int16 [size, size, size, 4], zero outside the head; label uint8 [size, size, size]."""
     centre = (size - 1) / 2 + size * generator.uniform(-0.02, 0.02, 3)
     axes = size * np.array([0.37, 0.42, 0.35]) * generator.uniform(0.95, 1.05, 3)
-    head = _ellipsoid(size, centre, axes)
+    head = ellipsoid(size, centre, axes)
     label = _tumours(size, centre, axes, generator) * head
-    texture = _smooth(size, generator)
+    texture = smooth(size, generator)
     image = np.zeros((size, size, size, len(MODALITIES)), np.int16)
     for channel, means in enumerate(INTENSITY):
-        shade = 1 + 0.12 * texture + 0.06 * _smooth(size, generator)
+        shade = 1 + 0.12 * texture + 0.06 * smooth(size, generator)
         voxels = means[label] * shade + 10 * generator.standard_normal(label.shape, np.float32)
         image[..., channel] = np.where(head, np.clip(np.rint(voxels), 1, 4095), 0)
     return image, label
@@ -108,17 +108,17 @@ def _tumours(size: int, centre: np.ndarray, axes: np.ndarray, generator: np.rand
     label = np.zeros((size,) * 3, np.uint8)
     for tissue, share in ((EDEMA, 1.0), (RIM, 0.65), (CORE, 0.4)):
         for middle, radius in zip(middles, radii, strict=True):
-            label[_ellipsoid(size, middle, share * radius)] = tissue
+            label[ellipsoid(size, middle, share * radius)] = tissue
     return label
 
 
-def _ellipsoid(size: int, centre: np.ndarray, axes: np.ndarray) -> np.ndarray:
+def ellipsoid(size: int, centre: np.ndarray, axes: np.ndarray) -> np.ndarray:
     """Boolean [size, size, size]: voxels whose middle lies within semi-axes `axes` (voxels) of `centre`."""
     squares = [((np.arange(size) - middle) / axis) ** 2 for middle, axis in zip(centre, axes, strict=True)]
     return squares[0][:, None, None] + squares[1][:, None] + squares[2] <= 1
 
 
-def _smooth(size: int, generator: np.random.Generator, knots: int = 7) -> np.ndarray:
+def smooth(size: int, generator: np.random.Generator, knots: int = 7) -> np.ndarray:
     """Float32 [size, size, size]: standard normal numbers on a grid of `knots`^3, linear in between."""
     at = np.linspace(0, knots - 1, size)
     weights = np.maximum(0, 1 - np.abs(at[:, None] - np.arange(knots))).astype(np.float32)

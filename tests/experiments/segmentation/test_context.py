@@ -1,0 +1,131 @@
+"""Phantoms whose labels need context, the patches cut from them, and how far the network sees."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.readme import inserted
+from experiments.segmentation import patches, run
+from experiments.segmentation.context import LEFT, RIGHT, draw
+from experiments.segmentation.decathlon import Volume
+from experiments.segmentation.patches import Settings, Way, random_patch, reach, ways
+from models.unet import UNet, UNetConfig
+
+
+@pytest.mark.parametrize("size", [16, 32, 47, 48, 64])
+def test_no_patch_holds_both_lesion_and_marker(size: int) -> None:
+    """Between any two of their voxels lies at least half a volume along x, and the whole volume reaches over."""
+    for number in range(40):
+        head = draw(size, 3, number)
+        lesion, marker = np.argwhere(head.volume.label)[:, 0], np.argwhere(head.marker)[:, 0]
+        assert marker.min() - lesion.max() >= size / 2
+        assert set(np.unique(head.volume.label)) == {0, RIGHT if number % 2 else LEFT}
+
+
+def test_the_marker_tells_the_class_and_the_lesion_does_not() -> None:
+    """Which half of the head the marker is in is the class; lesions of both classes have the same mean and place."""
+    heads = [draw(32, 0, number) for number in range(60)]
+    means, middles = {LEFT: [], RIGHT: []}, {LEFT: [], RIGHT: []}
+    for head in heads:
+        kind = int(head.volume.label.max())
+        assert (np.argwhere(head.marker)[:, 1].mean() > 15.5) == (kind == RIGHT)
+        at = head.volume.label > 0
+        means[kind].append(head.volume.image[at].mean())
+        middles[kind].append(np.argwhere(at).mean(0))
+    assert abs(np.mean(means[LEFT]) - np.mean(means[RIGHT])) < 0.3
+    np.testing.assert_allclose(np.mean(middles[LEFT], 0), np.mean(middles[RIGHT], 0), atol=1.5)
+
+
+def test_a_phantom_depends_on_seed_and_number_alone() -> None:
+    one, again, other, later = draw(16, 1, 2), draw(16, 1, 2), draw(16, 2, 2), draw(16, 1, 4)
+    np.testing.assert_array_equal(one.volume.image, again.volume.image)
+    assert not np.array_equal(one.volume.image, other.volume.image)
+    assert not np.array_equal(one.volume.image, later.volume.image)
+
+
+def test_a_patch_is_a_piece_of_its_volume() -> None:
+    numbered = np.arange(10 * 11 * 12, dtype=np.float32).reshape(10, 11, 12)
+    lesion = numbered.astype(np.int32) == 5 * 132 + 5 * 12 + 6
+    volume, random, found = Volume(numbered[..., None], lesion.astype(np.int32)), np.random.default_rng(0), 0
+    for _ in range(300):
+        patch = random_patch(volume, 4, random)
+        first = np.array(np.unravel_index(int(patch.image[0, 0, 0, 0]), numbered.shape))
+        box = tuple(slice(low, low + 4) for low in first)
+        np.testing.assert_array_equal(patch.image[..., 0], numbered[box])
+        np.testing.assert_array_equal(patch.label, volume.label[box])
+        found += patch.label.any()
+    assert 1 / 3 < found / 300 < 1 / 2  # a third by choice, others by chance
+
+
+@pytest.mark.parametrize("levels", [1, 2, 3, 4])
+def test_reach_is_what_the_gradient_sees(levels: int) -> None:
+    """On a line, with positive weights, so that nothing cancels: the least reach of any voxel to either side."""
+    side = 2 ** (levels + 4)
+    model = UNet(UNetConfig(levels, filters=1, classes=1, in_channels=1, norm=None), rank=1)
+    line = jnp.ones((1, side, 1))
+    params = jax.tree.map(lambda leaf: jnp.ones_like(leaf) / leaf.size, model.init(jax.random.key(0), line))
+    middle = side // 2
+    seen = []
+    for voxel in range(middle, middle + 2 ** (levels - 1)):
+        gradient = jax.grad(lambda x, at=voxel: model.apply(params, x)[0, at, 0])(line)  # pyright: ignore[reportIndexIssue]
+        within = np.flatnonzero(np.asarray(gradient[0, :, 0]))
+        seen += [voxel - within[0], within[-1] - voxel]
+    assert min(seen) == reach(levels)
+
+
+def test_the_network_sees_the_marker_from_every_voxel_of_the_lesion() -> None:
+    """With one level less it would not."""
+    settings, furthest = Settings(), 0
+    for number in range(60):
+        head = draw(settings.size, 5, number)
+        lesion, marker = np.argwhere(head.volume.label), np.argwhere(head.marker)
+        furthest = max(furthest, *(marker.max(0) - lesion.min(0)), *(lesion.max(0) - marker.min(0)))
+    assert reach(settings.levels - 1) < furthest <= reach(settings.levels)
+
+
+def test_ways_differ_in_what_a_step_sees_alone() -> None:
+    whole, as_many_steps, as_many_voxels = ways(Settings()).values()
+    assert as_many_steps.steps == whole.steps
+    assert as_many_voxels.steps * as_many_voxels.side**3 == whole.steps * whole.side**3
+    assert as_many_steps.side == as_many_voxels.side == whole.side // 2
+
+
+@pytest.mark.slow
+def test_a_training_of_few_steps() -> None:
+    settings = Settings(size=16, patch=8, levels=2, filters=2, steps=6, heads=2, held_out=2)
+    found = run.trained(settings, "patches", Way(8, 6), 0)
+    assert np.isfinite(found.loss) and 0 < found.loss < 3
+    assert set(found.scores) == {"whole", "windows"}
+    for scores in found.scores.values():
+        assert len(scores.dice) == 3 and 0 <= min(*scores.dice, scores.lesion_dice) <= 1
+
+
+def test_scores_are_of_the_held_out_phantoms() -> None:
+    """Who finds every lesion and calls all of them left is right in half of the volumes."""
+    settings = Settings(size=16, patch=8, levels=2, held_out=6)
+    truth = {
+        draw(16, patches.HELD_OUT, n).volume.image.tobytes(): draw(16, patches.HELD_OUT, n).volume for n in range(6)
+    }
+
+    def infer(image: np.ndarray) -> np.ndarray:
+        left = truth[image.tobytes()].label > 0
+        return np.stack([~left, left, np.zeros_like(left)], -1).astype(np.float32)
+
+    found = patches.score(settings, infer)
+    assert found.lesion_dice == 1
+    assert found.dice == (1, 0.5, 0)
+
+
+def test_readme_is_what_the_results_say() -> None:
+    text = run.README.read_text()
+    assert text == inserted(text, run.tables())
+
+
+def test_every_case_was_measured() -> None:
+    assert {(row.way, row.seed) for row in run.known_trainings()} == {
+        (w, s) for w in ways(Settings()) for s in run.SEEDS
+    }
+    assert len(list(run.known_inferences())) == len(run.INFERENCES)
