@@ -420,9 +420,11 @@ def _undifferentiable(evaluate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _type_of(leaf: Any) -> Any:
+    if isinstance(leaf, (bool, int, float, complex)):
+        leaf = jax.typeof(leaf)  # to jax.jit it is an array of weak type
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False), compat.placement_of(leaf)
-    return (type(leaf),) if isinstance(leaf, (bool, int, float, complex)) else leaf
+    return leaf
 
 
 def _as_shape(leaf: Any) -> Any:

@@ -15,7 +15,7 @@ from experiments.segmentation.phantoms import ellipsoid, smooth
 
 LABELS = ("background", "lesion, marker left", "lesion, marker right")
 LEFT, RIGHT = 1, 2
-TISSUE, LESION, MARKER = 0.0, 3.0, -3.0
+TISSUE, LESION, MARKER = 0.0, 4.0, -6.0
 """Mean intensity, in standard deviations of the tissue's."""
 
 
@@ -43,8 +43,8 @@ def draw(size: int, seed: int, number: int) -> Head:
     random = np.random.default_rng([seed, number])
     side = RIGHT if number % 2 else LEFT
     head = ellipsoid(size, np.full(3, (size - 1) / 2), size * np.array([0.47, 0.44, 0.42]))
-    lesion = _blob(size, (0.19, random.uniform(0.35, 0.65), random.uniform(0.4, 0.6)), 0.09, random)
-    marker = _blob(size, (0.86, 0.65 if side == RIGHT else 0.35, random.uniform(0.45, 0.55)), 0.06, random)
+    lesion = _blob(size, (0.15, random.uniform(0.35, 0.65), random.uniform(0.4, 0.6)), 0.09, random)
+    marker = _blob(size, (0.82, 0.7 if side == RIGHT else 0.3, random.uniform(0.45, 0.55)), 0.06, random)
     image = TISSUE + 0.5 * smooth(size, random) + 0.5 * random.standard_normal(head.shape, np.float32)
     image[lesion] += LESION
     image[marker] += MARKER

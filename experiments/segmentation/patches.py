@@ -39,11 +39,11 @@ class Settings:
       rate: peak learning rate of Adam; it rises over a tenth of the steps and falls to zero by half a cosine.
     """
 
-    size: int = 48
-    patch: int = 24
+    size: int = 32
+    patch: int = 16
     levels: int = 4
-    filters: int = 4
-    steps: int = 200
+    filters: int = 8
+    steps: int = 120
     heads: int = 64
     held_out: int = 16
     rate: float = 3e-3
