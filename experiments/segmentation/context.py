@@ -43,8 +43,8 @@ def draw(size: int, seed: int, number: int) -> Head:
     random = np.random.default_rng([seed, number])
     side = RIGHT if number % 2 else LEFT
     head = ellipsoid(size, np.full(3, (size - 1) / 2), size * np.array([0.47, 0.44, 0.42]))
-    lesion = _blob(size, (0.15, random.uniform(0.35, 0.65), random.uniform(0.4, 0.6)), 0.09, random)
-    marker = _blob(size, (0.82, 0.7 if side == RIGHT else 0.3, random.uniform(0.45, 0.55)), 0.06, random)
+    lesion = _blob(size, (0.15, random.uniform(0.4, 0.6), 0.5), (0.09, 0.18, 0.18), random)
+    marker = _blob(size, (0.82, 0.7 if side == RIGHT else 0.3, 0.5), (0.06, 0.12, 0.18), random)
     image = TISSUE + 0.5 * smooth(size, random) + 0.5 * random.standard_normal(head.shape, np.float32)
     image[lesion] += LESION
     image[marker] += MARKER
@@ -53,7 +53,11 @@ def draw(size: int, seed: int, number: int) -> Head:
     return Head(Volume(image[..., None], label), marker & head)
 
 
-def _blob(size: int, middle: tuple[float, float, float], radius: float, random: np.random.Generator) -> np.ndarray:
-    """An ellipsoid about `middle` and of at most `radius`, shares of the side; each a little off, along x the least."""
+Place = tuple[float, float, float]
+"""Shares of the side along x, y and z."""
+
+
+def _blob(size: int, middle: Place, radii: Place, random: np.random.Generator) -> np.ndarray:
+    """An ellipsoid about `middle`, a little off, along x the least, and of at most these radii."""
     off = random.uniform(-1, 1, 3) * np.array([0.01, 0.03, 0.03])
-    return ellipsoid(size, size * (np.array(middle) + off) - 0.5, size * radius * random.uniform(0.8, 1, 3))
+    return ellipsoid(size, size * (np.array(middle) + off) - 0.5, size * np.array(radii) * random.uniform(0.8, 1, 3))
