@@ -1,6 +1,6 @@
-"""Phantoms whose labels cannot be told from nearby: a lesion's class is the side of the head where a far marker lies.
+"""Phantoms whose labels cannot be told from nearby: a lesion's class is that of a marker far from it.
 
-The lesion lies in the front of the head and looks the same in both classes; the marker lies in the back, left or right.
+The lesion lies in the front of the head and looks the same in both classes; the marker in the back is bright or dark.
 At least half a volume is between the two, so no cube of half the volume's side ever holds voxels of both.
 """
 
@@ -13,10 +13,10 @@ import numpy as np
 from experiments.segmentation.decathlon import Volume
 from experiments.segmentation.phantoms import ellipsoid, smooth
 
-LABELS = ("background", "lesion, marker left", "lesion, marker right")
-LEFT, RIGHT = 1, 2
-TISSUE, LESION, MARKER = 0.0, 4.0, -6.0
-"""Mean intensity, in standard deviations of the tissue's."""
+LABELS = ("background", "lesion, marker bright", "lesion, marker dark")
+BRIGHT, DARK = 1, 2
+LESION, MARKER = 4.0, {BRIGHT: 8.0, DARK: -8.0}
+"""Mean intensity less that of the tissue, in standard deviations of the tissue's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Head:
 
 
 def draw(size: int, seed: int, number: int) -> Head:
-    """Phantom `number` of the sequence that `seed` begins; even ones have the marker on the left, others on the right.
+    """Phantom `number` of the sequence that `seed` begins; even ones have a bright marker, others a dark one.
 
     Raises:
       ValueError: below 16 voxels a side the marker is smaller than a voxel.
@@ -41,15 +41,15 @@ def draw(size: int, seed: int, number: int) -> Head:
     if size < 16:
         raise ValueError(f"a phantom with a marker needs at least 16 voxels a side; got {size}.")
     random = np.random.default_rng([seed, number])
-    side = RIGHT if number % 2 else LEFT
+    kind = DARK if number % 2 else BRIGHT
     head = ellipsoid(size, np.full(3, (size - 1) / 2), size * np.array([0.47, 0.44, 0.42]))
-    lesion = _blob(size, (0.15, random.uniform(0.4, 0.6), 0.5), (0.09, 0.18, 0.18), random)
-    marker = _blob(size, (0.82, 0.7 if side == RIGHT else 0.3, 0.5), (0.06, 0.12, 0.18), random)
-    image = TISSUE + 0.5 * smooth(size, random) + 0.5 * random.standard_normal(head.shape, np.float32)
+    lesion = _blob(size, (0.15, random.uniform(0.4, 0.6), 0.5), (0.11, 0.28, 0.28), random)
+    marker = _blob(size, (0.84, random.uniform(0.4, 0.6), 0.5), (0.06, 0.2, 0.2), random)
+    image = 0.5 * smooth(size, random) + 0.5 * random.standard_normal(head.shape, np.float32)
     image[lesion] += LESION
-    image[marker] += MARKER
+    image[marker] += MARKER[kind]
     image = np.where(head, image, 0).astype(np.float32)
-    label = np.where(lesion & head, side, 0).astype(np.int32)
+    label = np.where(lesion & head, kind, 0).astype(np.int32)
     return Head(Volume(image[..., None], label), marker & head)
 
 

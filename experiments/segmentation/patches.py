@@ -1,6 +1,6 @@
 """A 3D U-Net trained on whole volumes or on random patches of them, on phantoms whose labels depend on context.
 
-Volumes, network, optimizer and the number of steps, or of voxels seen, are the same; only what one step sees differs.
+Volumes, network, optimizer and the number of steps are the same; only what one step sees differs.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from functools import cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
 import memplan
 from experiments.segmentation.context import LABELS, Head, draw
 from experiments.segmentation.decathlon import Volume
-from experiments.segmentation.inference import Predict, Windows, sliding, whole
+from experiments.segmentation.inference import Windows, sliding, whole
 from experiments.segmentation.losses import hard_dice
-from experiments.segmentation.training import batch_of, factory
-from models.train import TrainState
+from models.train import Batch, Step, TrainState, unet3d_step
 from models.unet3d import UNet3D, UNet3DConfig
 
 TRAINING, HELD_OUT = 0, 1  # seeds of phantoms
@@ -34,19 +34,18 @@ class Settings:
     """What all trainings have in common; sides in voxels.
 
     Attributes:
-      steps: of a training on whole volumes; each sees one volume.
       heads, held_out: phantoms to train on and to score.
       rate: peak learning rate of Adam; it rises over a tenth of the steps and falls to zero by half a cosine.
     """
 
-    size: int = 32
-    patch: int = 16
-    levels: int = 4
+    size: int = 16
+    patch: int = 8
+    levels: int = 3
     filters: int = 8
     steps: int = 120
     heads: int = 64
     held_out: int = 16
-    rate: float = 3e-3
+    rate: float = 1e-2
 
     @property
     def model(self) -> UNet3DConfig:
@@ -59,17 +58,18 @@ class Settings:
 
 @dataclass(frozen=True)
 class Way:
-    """What one step sees, a cube of `side` voxels, and how many steps there are."""
+    """What one step sees: so many cubes of `side` voxels."""
 
     side: int
-    steps: int
+    batch: int
 
 
 def ways(settings: Settings) -> dict[str, Way]:
+    """By name; the patches of the last have as many voxels as the volume of the first."""
     return {
-        "whole volumes": Way(settings.size, settings.steps),
-        "patches, as many steps": Way(settings.patch, settings.steps),
-        "patches, as many voxels": Way(settings.patch, settings.steps * settings.patches_a_volume),
+        "a whole volume": Way(settings.size, 1),
+        "a patch": Way(settings.patch, 1),
+        f"{settings.patches_a_volume} patches": Way(settings.patch, settings.patches_a_volume),
     }
 
 
@@ -105,23 +105,36 @@ def random_patch(volume: Volume, side: int, random: np.random.Generator) -> Volu
 
 def train(settings: Settings, way: Way, seed: int) -> tuple[TrainState, float, float]:
     """The state after all steps, the mean loss of the last tenth of them, and seconds without compilation."""
-    rate = optax.warmup_cosine_decay_schedule(0.0, settings.rate, way.steps // 10, way.steps)
-    step, (state, batch) = factory(way.side, settings.model, optax.adam(rate), concrete=True, seed=seed)
-    run = jax.jit(step, donate_argnums=0).lower(state, batch).compile()
-    start, losses = time.perf_counter(), []
+    initial, run = _compiled(settings, way)
+    state, start, losses = initial(jax.random.key(seed)), time.perf_counter(), []
     for batch in _batches(settings, way, seed):
         state, metrics = run(state, batch)
         losses.append(metrics["loss"])
-    last = np.array(jax.device_get(losses[-max(1, way.steps // 10) :]))
+    last = np.array(jax.device_get(losses[-max(1, settings.steps // 10) :]))
     return state, float(last.mean()), time.perf_counter() - start
 
 
-def _batches(settings: Settings, way: Way, seed: int) -> Iterator[Any]:
+@cache
+def _compiled(settings: Settings, way: Way) -> tuple[Callable[[jax.Array], TrainState], Step]:
+    """The first state from a key, and the step; compiled once for all seeds."""
+    rate = optax.warmup_cosine_decay_schedule(0.0, settings.rate, settings.steps // 10, settings.steps)
+    optimizer = optax.adam(rate)
+    step, (state, batch) = unet3d_step(way.side, way.batch, settings.model, optimizer)
+    image = jnp.zeros((1, *batch["image"].shape[1:]))
+
+    def initial(key: jax.Array) -> TrainState:
+        params = UNet3D(settings.model).init(key, image)["params"]
+        return TrainState(jnp.zeros((), jnp.int32), params, {}, optimizer.init(params))
+
+    return jax.jit(initial), jax.jit(step, donate_argnums=0).lower(state, batch).compile()
+
+
+def _batches(settings: Settings, way: Way, seed: int) -> Iterator[Batch]:
     random = np.random.default_rng(seed)
     heads = training_heads(settings.size, settings.heads)
-    for _ in range(way.steps):
-        volume = heads[random.integers(len(heads))].volume
-        yield batch_of(volume if way.side == settings.size else random_patch(volume, way.side, random))
+    for _ in range(settings.steps):
+        seen = [random_patch(heads[random.integers(len(heads))].volume, way.side, random) for _ in range(way.batch)]
+        yield {"image": np.stack([one.image for one in seen]), "label": np.stack([one.label for one in seen])}
 
 
 @cache
@@ -131,7 +144,11 @@ def training_heads(size: int, count: int) -> Sequence[Head]:
 
 def inferences(settings: Settings, params: Any) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
     """The two ways to predict a volume: image [X, Y, Z, 1] -> logits [X, Y, Z, C]."""
-    predict = predictor(settings.model, params)
+    run = _predictor(settings.model)
+
+    def predict(images: np.ndarray) -> Any:
+        return run(params, images)
+
     windows = Windows((settings.patch,) * 3)
     return {
         "whole": lambda image: whole(predict, image, 2 ** (settings.levels - 1)),
@@ -139,10 +156,9 @@ def inferences(settings: Settings, params: Any) -> dict[str, Callable[[np.ndarra
     }
 
 
-def predictor(config: UNet3DConfig, params: Any, budget: str | int | None = None) -> Predict:
-    """The network within a budget of device bytes, as `memplan.jit` takes it."""
-    run = memplan.jit(forward(config), budget=budget)
-    return lambda images: run(params, images)
+@cache
+def _predictor(config: UNet3DConfig) -> Callable[[Any, Any], Any]:
+    return memplan.jit(forward(config))
 
 
 def forward(config: UNet3DConfig) -> Callable[[Any, Any], Any]:

@@ -42,6 +42,7 @@ class Trained:
     """One training and what became of it.
 
     Attributes:
+      voxels: seen in all steps.
       loss: mean of the last tenth of the steps.
       train_s: without compilation.
       scores: by inference.
@@ -50,7 +51,7 @@ class Trained:
     way: str
     seed: int
     steps: int
-    voxels_a_step: int
+    voxels: int
     loss: float
     train_s: float
     scores: dict[str, Scores]
@@ -80,7 +81,8 @@ class Inference:
 def trained(settings: Settings, name: str, way: Way, seed: int) -> Trained:
     state, loss, train_s = train(settings, way, seed)
     scores = {how: score(settings, infer) for how, infer in inferences(settings, state.params).items()}
-    return Trained(name, seed, way.steps, way.side**3, loss, train_s, scores)
+    voxels = settings.steps * way.batch * way.side**3
+    return Trained(name, seed, settings.steps, voxels, loss, train_s, scores)
 
 
 def inference(side: int, budget: str | None) -> Inference:
@@ -97,7 +99,7 @@ def inference(side: int, budget: str | None) -> Inference:
 
 
 TRAININGS: dict[str, Callable[[], Trained]] = {
-    f"{name.replace(', ', '-').replace(' ', '_')}-{seed}": partial(trained, Settings(), name, way, seed)
+    f"{name.removeprefix('a ').replace(' ', '_')}-{seed}": partial(trained, Settings(), name, way, seed)
     for name, way in ways(Settings()).items()
     for seed in SEEDS
 }
@@ -139,10 +141,10 @@ def tables() -> str:
 
 def by_way(rows: Sequence[Trained]) -> str:
     """Hard Dice in per cent: the mean over seeds, and the lowest and highest."""
-    lines = _head("trained on", "steps", "Mvoxels seen", "predicted", "lesion", *LABELS[1:], "training s")
+    lines = _head("a step sees", "steps", "Mvoxels seen", "predicted", "lesion", *LABELS[1:], "training s")
     for way in dict.fromkeys(row.way for row in rows):
         of_way = [row for row in rows if row.way == way]
-        seen = of_way[0].steps * of_way[0].voxels_a_step / 1e6
+        seen = of_way[0].voxels / 1e6
         seconds = statistics.mean(row.train_s for row in of_way)
         for how in of_way[0].scores:
             scores = [row.scores[how] for row in of_way]
