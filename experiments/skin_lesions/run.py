@@ -102,12 +102,12 @@ class Deployed:
 
 def trained(name: str, task: Task, lesions: Sequence[Lesion]) -> tuple[TrainState, dict[str, Any]]:
     """The state after training, and all of `Trained` but the scores."""
-    settings, start = task.settings, time.perf_counter()
+    settings, (step, (first_state, _)) = task.settings, task.built
+    some = itertools.islice(training_batches(lesions, task.prepare, settings.batch, SEED), FIRST)
+    _, plain = descend(jax.jit(step), first_state, some)  # first: the planned step takes the state's buffers
+    start = time.perf_counter()
     state, losses, report = train(task, training_batches(lesions, task.prepare, settings.batch, SEED))
     train_s = time.perf_counter() - start
-    step, (first_state, _) = task.built
-    again = itertools.islice(training_batches(lesions, task.prepare, settings.batch, SEED), FIRST)
-    _, plain = descend(jax.jit(step), first_state, again)
     figures = {
         "name": name,
         "steps": settings.steps,
@@ -123,10 +123,9 @@ def trained(name: str, task: Task, lesions: Sequence[Lesion]) -> tuple[TrainStat
     return state, figures
 
 
-def outlines(dataset: Dataset) -> Trained:
-    """Train the segmentation and score its masks."""
+def outlines(dataset: Dataset, task: Task) -> Trained:
+    """Train a segmentation and score its masks."""
     learnt, held_out = split(dataset.lesions)
-    task = segmentation(OUTLINER)
     state, figures = trained("U-Net, masks", task, learnt)
     examples = examples_of(held_out, task.prepare)
     masks = predicted(task.predict(state), examples["image"], EXAMINED_AT_ONCE)
@@ -134,14 +133,13 @@ def outlines(dataset: Dataset) -> Trained:
     return Trained(**figures, scores={"Dice": dice, "Jaccard": jaccard})
 
 
-def classes(dataset: Dataset, detector: Path) -> tuple[Trained, Deployed]:
-    """Train the classifier, score it, export it to `detector` and deploy that."""
+def classes(dataset: Dataset, task: Task, detector: Path) -> tuple[Trained, Deployed]:
+    """Train a classifier, score it, export it to `detector` and deploy that."""
     learnt, held_out = split(dataset.lesions)
-    task = classification(CLASSIFIER, dataset.classes)
     state, figures = trained("ResNet, classes", task, learnt)
     examples = examples_of(held_out, task.prepare)
     here = predicted(task.predict(state), examples["image"], EXAMINED_AT_ONCE)
-    shares = np.stack(list(here.values()), axis=-1)
+    shares = np.stack([here[name] for name in dataset.classes], axis=-1)
     scores = _scores(examples["label"], shares)
     write_whole(detector, exported(task.predict(state), task.settings.side))
     there = np.array([[told[name] for name in dataset.classes] for told in deployed(detector, held_out)], np.float32)
@@ -238,9 +236,16 @@ def main() -> None:
     if not args.table:
         with tempfile.TemporaryDirectory() as scratch:
             dataset = open_dataset(*given) if all(given) else write_phantoms(Path(scratch) / "isic", LESIONS, SEED)
-            found = classes(dataset, args.detector or Path(scratch) / "detector.bin")
+            masks = outlines(dataset, segmentation(OUTLINER))
+            print(masks, flush=True)
+            task, detector = (
+                classification(CLASSIFIER, dataset.classes),
+                args.detector or Path(scratch) / "detector.bin",
+            )
+            found, deployment = classes(dataset, task, detector)
+            print(found, deployment, sep="\n", flush=True)
             RESULTS.parent.mkdir(exist_ok=True)
-            write_whole(RESULTS, document([outlines(dataset), found[0]], found[1], len(dataset.lesions)))
+            write_whole(RESULTS, document([masks, found], deployment, len(dataset.lesions)))
     write_whole(README, inserted(README.read_text(), tables()))
 
 

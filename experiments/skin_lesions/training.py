@@ -37,7 +37,7 @@ class Settings:
     steps: int
     filters: int
     rate: float
-    budget: str | int
+    budget: str | int | None
 
     @property
     def optimizer(self) -> optax.GradientTransformation:

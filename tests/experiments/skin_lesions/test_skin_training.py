@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -21,7 +23,8 @@ from experiments.skin_lesions.preparing import (
     training_batches,
     turned,
 )
-from experiments.skin_lesions.training import OUTLINER
+from experiments.skin_lesions.training import Predict, Settings, Task, segmentation
+from models.train import Batch, TrainState, cross_entropy, make_step
 
 
 def test_channels_are_standardized_in_single_precision() -> None:
@@ -81,17 +84,46 @@ def test_a_quarter_is_held_out(dataset: Dataset) -> None:
     assert set(learnt) | set(held_out) == set(dataset.lesions)
 
 
-@pytest.mark.slow
-def test_from_photographs_to_a_detector(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A training of few steps within its budget, whose detector tells elsewhere what it tells here."""
-    tiny = replace(OUTLINER, side=16, batch=4, steps=10, filters=2, budget_share=0.9)
-    monkeypatch.setattr(run, "CLASSIFIER", tiny)
-    found, deployment = run.classes(dataset, tmp_path / "detector.bin")
-    assert found.device_bytes <= found.budget_bytes < found.plain_bytes
-    assert found.losses_off < 1e-3
-    assert np.isfinite(found.last_loss) and set(found.scores) == {"balanced accuracy", "area under ROC"}
+def mean_colours(dataset: Dataset) -> Task:
+    """A network of one layer, on the mean colour of a photograph."""
+    settings, width = Settings(8, 6, 20, 1, 0.1, None), len(dataset.classes)
+
+    def logits(params: Any, image: Any) -> Any:
+        return image.mean((1, 2)) @ params
+
+    def loss(params: Any, batch_stats: Any, batch: Batch) -> tuple[jax.Array, Any]:
+        return cross_entropy(logits(params, batch["image"]), batch["label"]), batch_stats
+
+    def predict(state: TrainState) -> Predict:
+        def shares(images: Any) -> dict[str, Any]:
+            told = jax.nn.softmax(logits(state.params, standardized_pixels(images)))
+            return dict(zip(dataset.classes, told.T, strict=True))
+
+        return shares
+
+    params = jnp.zeros((3, width))
+    state = TrainState(jnp.zeros((), jnp.int32), params, {}, settings.optimizer.init(params))
+    batch = {"image": jnp.zeros((6, 8, 8, 3)), "label": jnp.zeros(6, jnp.int32)}
+    return Task(settings, (make_step(loss, settings.optimizer), (state, batch)), classified(8), predict)
+
+
+def test_from_photographs_to_a_detector(dataset: Dataset, tmp_path: Path) -> None:
+    """A training whose detector tells elsewhere what it tells here; and what is written down of it can be read."""
+    found, deployment = run.classes(dataset, mean_colours(dataset), tmp_path / "detector.bin")
+    assert found.steps == 20 and found.planner == "none" and found.device_bytes == found.plain_bytes
+    assert found.first_loss == pytest.approx(np.log(7)) and found.last_loss < found.first_loss
+    assert found.losses_off == 0
     assert deployment.photographs == deployment.same == 6 and deployment.off == 0
     assert deployment.accuracy == found.scores["balanced accuracy"]
+    table = run.by_training([found]) + run.by_deployment(deployment)
+    assert f"| {found.first_loss:.2f} to {found.last_loss:.2f} |" in table
+
+
+def test_masks_are_learnt_and_scored(dataset: Dataset) -> None:
+    """A U-Net of a single level tells dark from bright in a few steps."""
+    found = run.outlines(dataset, segmentation(Settings(16, 6, 40, 4, 0.1, None), levels=1))
+    assert found.last_loss < 0.8 * found.first_loss
+    assert 0.3 < found.scores["Jaccard"] < found.scores["Dice"] < 1
 
 
 def test_results_are_within_budget_and_the_detector_agrees() -> None:
