@@ -42,7 +42,7 @@ class Settings:
     patch: int = 8
     levels: int = 3
     filters: int = 8
-    steps: int = 120
+    steps: int = 400
     heads: int = 64
     held_out: int = 16
     rate: float = 1e-2

@@ -8,6 +8,7 @@ python -m experiments.segmentation.run --table            # rewrites the tables 
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import statistics
@@ -62,19 +63,15 @@ class Inference:
     """One prediction, compiled for a described GPU; bytes by the compiler, seconds by the roofline.
 
     Attributes:
-      side: voxels along each side of what one prediction sees.
+      side: voxels along each side of what one prediction sees, `batch` at a time.
       predictions: that a volume of `SIDE`^3 voxels takes.
-      plain_bytes: on the device without a budget.
     """
 
     device: str
     side: int
+    batch: int
     predictions: int
-    budget: str | None
-    planner: str
-    plain_bytes: int
     device_bytes: int
-    host_bytes: int
     prediction_s: float
 
 
@@ -85,17 +82,14 @@ def trained(settings: Settings, name: str, way: Way, seed: int) -> Trained:
     return Trained(name, seed, settings.steps, voxels, loss, train_s, scores)
 
 
-def inference(side: int, budget: str | None) -> Inference:
+def inference(side: int, batch: int) -> Inference:
     config = UNet3DConfig()
-    image = jax.ShapeDtypeStruct((1, side, side, side, config.in_channels), np.float32)
+    image = jax.ShapeDtypeStruct((batch, side, side, side, config.in_channels), np.float32)
     params = jax.eval_shape(UNet3D(config).init, jax.random.key(0), image)["params"]
-    report = memplan.jit(forward(config), device=DEVICE, budget=budget).plan(params, image).report
-    assert report.baseline_peak_bytes and report.compiled_peak_bytes and report.predicted_step_s
-    predictions = len(list(places((SIDE,) * 3, Windows((side,) * 3))))
-    return Inference(
-        DEVICE, side, predictions, budget, report.planner, report.baseline_peak_bytes, report.compiled_peak_bytes,
-        report.host_peak_bytes, report.predicted_step_s,
-    )  # fmt: skip
+    report = memplan.jit(forward(config), device=DEVICE).plan(params, image).report
+    assert report.compiled_peak_bytes and report.predicted_step_s
+    predictions = math.ceil(len(list(places((SIDE,) * 3, Windows((side,) * 3)))) / batch)
+    return Inference(DEVICE, side, batch, predictions, report.compiled_peak_bytes, report.predicted_step_s)
 
 
 TRAININGS: dict[str, Callable[[], Trained]] = {
@@ -104,8 +98,7 @@ TRAININGS: dict[str, Callable[[], Trained]] = {
     for seed in SEEDS
 }
 INFERENCES: dict[str, Callable[[], Inference]] = {
-    f"inference-{side}" + (f"-{budget}" if budget else ""): partial(inference, side, budget)
-    for side, budget in ((SIDE, None), (SIDE, "8GiB"), (PATCH, None))
+    f"inference-{side}-b{batch}": partial(inference, side, batch) for side, batch in ((SIDE, 1), (PATCH, 1), (PATCH, 4))
 }
 
 
@@ -155,13 +148,10 @@ def by_way(rows: Sequence[Trained]) -> str:
 
 
 def by_inference(rows: Sequence[Inference]) -> str:
-    lines = _head(
-        "prediction", "for a volume", "budget", "chosen", "plain MiB", "device MiB", "host MiB", "s a volume"
-    )  # fmt: skip
+    lines = _head("prediction of", "for a volume", "device MiB", "s a volume")
     for row in rows:
-        figures = (f"{nbytes / MIB:.0f}" for nbytes in (row.plain_bytes, row.device_bytes, row.host_bytes))
         seconds = f"{row.predictions * row.prediction_s:.2f}"
-        lines.append(_line(f"{row.side}^3", row.predictions, row.budget or "", row.planner, *figures, seconds))
+        lines.append(_line(f"{row.batch} x {row.side}^3", row.predictions, f"{row.device_bytes / MIB:.0f}", seconds))
     return "\n".join(lines) + "\n"
 
 
