@@ -96,7 +96,7 @@ def test_ways_differ_in_what_a_step_sees_alone() -> None:
 
 @pytest.mark.slow
 def test_a_training_of_few_steps() -> None:
-    settings = Settings(size=16, patch=8, levels=2, filters=2, steps=6, heads=2, held_out=2)
+    settings = Settings(size=16, patch=8, levels=1, filters=2, steps=6, heads=2, held_out=2)
     found = run.trained(settings, "2 patches", Way(8, 2), 0)
     assert np.isfinite(found.loss) and 0 < found.loss < 3
     assert set(found.scores) == {"whole", "windows"}
