@@ -421,7 +421,8 @@ def _undifferentiable(evaluate: Callable[..., Any]) -> Callable[..., Any]:
 
 def _type_of(leaf: Any) -> Any:
     if isinstance(leaf, (bool, int, float, complex)):
-        leaf = jax.typeof(leaf)  # to jax.jit it is an array of weak type
+        aval = jax.typeof(leaf)  # to jax.jit it is an array of weak type
+        return aval.shape, aval.dtype, aval.weak_type, None
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False), compat.placement_of(leaf)
     return leaf

@@ -115,6 +115,14 @@ class TestLikeJit:
         for number in (2.0, np.float32(2), 2.0, jnp.float32(2), 2):
             close(jax.jit(lambda x, s: x * s)(half, number), step(half, number))
 
+    def test_a_counter_that_begins_as_a_python_number_is_planned_once(self, runs: list[Any]) -> None:
+        step = memplan.jit(lambda count, x: (count + 1, count * x))
+        count: Any = 0
+        for expected in (0, 1, 2):
+            count, y = step(count, jnp.ones(3))
+            close(y, expected * jnp.ones(3))
+        assert len(runs) == 1
+
     def test_keys_are_arguments_like_others(self, runs: list[Any]) -> None:
         def noisy(key: Any, x: jax.Array) -> Any:
             return jax.random.split(key)[0], x + jax.random.normal(key, x.shape) @ jnp.ones((8, 8))
