@@ -25,7 +25,8 @@ class UNetConfig:
     way down and two on the way up. With the defaults the last decoder level concatenates 64 upsampled and 32 skipped
     channels at full resolution. "nearest" upsampling keeps the channels; "transpose" halves them.
 
-    `dtype` is that of activations; parameters are float32.
+    `dtype` is that of activations; parameters are float32. `remat` puts `jax.checkpoint` around each pair of
+    convolutions: its input is kept, the rest computed again for the gradient.
     """
 
     levels: int = 4
@@ -35,6 +36,7 @@ class UNetConfig:
     norm: Norm = "instance"
     upsampling: Upsampling = "nearest"
     dtype: Any = jnp.float32
+    remat: bool = False
 
     def check_size(self, size: Sequence[int]) -> None:
         """Raise ValueError unless every side in `size` (pixels or voxels) can be halved `levels - 1` times."""
@@ -116,14 +118,15 @@ class UNet(nn.Module):
         config, window = self.config, (2,) * self.rank
         widths = [config.filters * 2**level for level in range(config.levels)]
         x, skips = image.astype(config.dtype), []
+        block = nn.remat(ConvBlock) if config.remat else ConvBlock
         for level, width in enumerate(widths):
             if level:
                 skips.append(x)
                 x = nn.max_pool(x, window, strides=window)
-            x = ConvBlock(config, width, self.rank, name=f"down_{level}")(x)
+            x = block(config, width, self.rank, name=f"down_{level}")(x)
         for level in reversed(range(config.levels - 1)):
             x = jnp.concatenate([self._upsample(x, level), skips[level]], axis=-1)
-            x = ConvBlock(config, widths[level], self.rank, name=f"up_{level}")(x)
+            x = block(config, widths[level], self.rank, name=f"up_{level}")(x)
         logits = nn.Conv(config.classes, (1,) * self.rank, dtype=config.dtype, name="head")(x)
         return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 

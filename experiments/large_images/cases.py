@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from models.train import Built, deeplab_step, googlenet_step, resnet_step
+from models.train import Built, deeplab_step, googlenet_step, resnet_step, unet3d_step
 
 HOST_BUDGET = "256GiB"
 BUDGETS: Mapping[str, str] = {"p100": "15GiB", "v100": "15GiB", "a100": "75GiB", "h200": "130GiB"}
@@ -22,7 +22,7 @@ class Case:
 
     Attributes:
       make: (size, remat) -> (step, args); with remat, `jax.checkpoint` around each block.
-      pixels: size -> pixels of a batch.
+      pixels: size -> pixels or voxels of a batch.
     """
 
     name: str
@@ -54,8 +54,13 @@ NETWORKS: Mapping[str, tuple[Callable[..., Any], int]] = {
 """Builder, and the batch of enlarged images (IBM's 5 for the classifiers)."""
 
 
+def _volume(size: int, remat: bool) -> Built:
+    return unet3d_step(size, remat=remat)
+
+
 def cases() -> Iterator[Case]:
     for name, (builder, batch) in NETWORKS.items():
         image = partial(_image, builder, batch)
         yield Case(f"{name}-image", "image", 256, 12288, 64, image, lambda size, batch=batch: batch * size**2)
         yield Case(f"{name}-batch", "batch", 8, 16384, 8, partial(_batch, builder), lambda size: 224**2 * size)
+    yield Case("unet3d-volume", "size", 64, 768, 8, _volume, lambda size: size**3)

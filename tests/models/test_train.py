@@ -196,10 +196,11 @@ def test_size_of_another_rank_is_refused(build):
         (train.resnet_step, {"depth": 14, "filters": 4, "classes": 3}, 4),
         (train.deeplab_step, {"depth": 14, "filters": 4, "width": 4, "shallow": 2, "classes": 3}, 4),
         (train.googlenet_step, {"width": 0.05, "classes": 3}, 9),
+        (train.unet2d_step, {"levels": 2, "filters": 2}, 3),
     ],
 )
 def test_blocks_are_checkpointed_and_the_state_stays(build, fields, blocks):
-    step, args = build(image=32, batch=2, **fields)
-    checkpointed, same = build(image=32, batch=2, remat=True, **fields)
+    step, args = build(32, batch=2, **fields)
+    checkpointed, same = build(32, batch=2, remat=True, **fields)
     assert jax.tree.structure(same) == jax.tree.structure(args)
     assert [str(jax.make_jaxpr(one)(*args)).count("remat") for one in (step, checkpointed)] == [0, blocks]
