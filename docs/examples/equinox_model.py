@@ -28,7 +28,7 @@ def loss_of(model, batch):
     return ((jax.vmap(model)(batch["x"]) - batch["y"]) ** 2).mean()
 
 
-@memplan.jit(budget="1700KiB", donate_argnums=(0, 1), verify="numbers")
+@memplan.jit(budget="1700KiB", donate_argnums=(0, 1))
 def train_step(params, opt_state, batch):
     model = eqx.combine(params, static)
     loss, gradients = eqx.filter_value_and_grad(loss_of)(model, batch)
