@@ -88,6 +88,7 @@ def test_a_gpu_without_a_specification_can_be_measured_but_not_planned_for(
         pipeline.target_of(saved(by_hand(base, "gpu", "Unheard-of X1", matrix=1e12), tmp_path))
 
 
+@pytest.mark.slow
 def test_plans_use_the_rates(tmp_path: Path) -> None:
     seconds = []
     for slowness in (1, 10):
@@ -101,6 +102,7 @@ def test_plans_use_the_rates(tmp_path: Path) -> None:
     assert slow == pytest.approx(10 * fast) and most == pytest.approx(10 * least)
 
 
+@pytest.mark.slow
 def test_a_step_planned_with_measured_rates_runs_here(tmp_path: Path) -> None:
     path = saved(by_hand(local_device(), "cpu", "cpu", matrix=1e9), tmp_path)
     weights, x = [0.1 * jnp.ones((64, 64))] * 6, jnp.ones((4096, 64))

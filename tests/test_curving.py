@@ -14,6 +14,9 @@ from tests.dense import step
 WIDTH, ROWS = 256, 4096
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def curve() -> Curve:
     weights = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * 8

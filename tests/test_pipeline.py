@@ -27,6 +27,7 @@ def report(host_budget: Any) -> Any:
 
 
 @pytest.mark.gpu_aot
+@pytest.mark.slow
 def test_values_move_where_their_copies_overlap_and_that_is_the_fastest() -> None:
     """Counted in full, the copies would take longer than computing again: the planner alone would not move them."""
     allowed, forbidden = report(None), report(0)

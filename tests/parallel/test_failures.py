@@ -30,6 +30,9 @@ class Undisturbed:
     seen: str
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     folder = tmp_path_factory.mktemp("undisturbed")

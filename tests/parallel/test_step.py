@@ -11,6 +11,9 @@ import pytest
 SAME = 3e-5  # what rounding does to these steps, three times over
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def found() -> Any:
     script = Path(__file__).with_name("eight_devices.py")

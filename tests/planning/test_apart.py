@@ -13,7 +13,19 @@ TESTS = Path(__file__).parents[1]
 def test_the_planners_on_stages_pass_their_tests_in_a_process_of_their_own() -> None:
     folders = [TESTS / "planning" / "planners", TESTS / "experiments" / "planners"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *folders],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            "-m",
+            "slow or not slow",
+            *folders,
+        ],
         env={**os.environ, "MEMPLAN_APART": "1"},
         cwd=TESTS.parent,
         capture_output=True,

@@ -135,6 +135,7 @@ def test_a_described_gpu_holds_the_state_in_host_memory() -> None:
 
 @needs_compiler
 @pytest.mark.gpu_aot
+@pytest.mark.slow
 def test_a_state_larger_than_the_device_is_trained() -> None:
     args = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments(16))
     nbytes = sum(leaf.dtype.itemsize * leaf.size for leaf in jax.tree.leaves(args[0]))
@@ -148,6 +149,7 @@ def test_a_state_larger_than_the_device_is_trained() -> None:
 
 @needs_compiler
 @pytest.mark.gpu_aot
+@pytest.mark.slow
 def test_state_streams_under_the_computation() -> None:
     state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), start(16))
     x = jax.ShapeDtypeStruct((131072, WIDTH), jnp.float32)

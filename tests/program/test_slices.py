@@ -116,6 +116,7 @@ def test_outputs_take_donated_inputs_of_their_type_first_come() -> None:
     ],
     ids=["adamw", "clipped", "momentum", "lion"],
 )
+@pytest.mark.slow
 def test_training_layer_by_layer_is_training(optimizer: optax.GradientTransformation, reverse: bool) -> None:
     step, state = step_of(optimizer, reverse), start(optimizer)
     nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))

@@ -123,6 +123,7 @@ def test_a_compiled_plan_takes_effect() -> None:
 
 @needs_compiler
 @pytest.mark.gpu_aot
+@pytest.mark.slow
 def test_a_plan_that_the_compiler_does_not_carry_out_is_refused() -> None:
     plan = tight_plan().plan
     assert plan is not None
