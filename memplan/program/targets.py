@@ -19,6 +19,7 @@ from memplan.errors import UnknownDeviceError
 from memplan.planning.devices import Device
 from memplan.program import compat, hlo
 from memplan.program.gpu_target import target_config
+from memplan.program.kernels import kept_kernels
 from memplan.program.spmd import Spmd
 
 HIDES_LATENCY = {
@@ -108,7 +109,9 @@ class Target:
         flags = {**own, **(options.get("compiler_options") or {}), **(compiler_options or {})}
         options = {name: value for name, value in options.items() if name != "compiler_options"}
         if self.described:
-            flags = {**_DESCRIBED_OPTIONS, **flags}
+            assert self.device.target is not None
+            kernels = {"xla_gpu_kernel_cache_file": str(kept_kernels(self.device.target))}
+            flags = {**_DESCRIBED_OPTIONS, **kernels, **flags}
             args, kwargs = self._placed(args, kwargs, spmd)
         lowered = jax.jit(step, **options).lower(*args, **kwargs)
         compat.hold_on_host(lowered, held)

@@ -1,0 +1,46 @@
+import jax
+import jax.numpy as jnp
+import pytest
+
+from memplan.planning import devices
+from memplan.planning.devices import Device, GpuTarget
+from memplan.program import kernels
+from memplan.program.kernels import kept_kernels
+from memplan.program.targets import Executable, Target
+
+P100, V100 = devices.named("p100"), devices.named("v100")
+
+
+def test_each_gpu_has_a_file_of_its_own() -> None:
+    assert P100.target and V100.target
+    assert kept_kernels(P100.target) == kept_kernels(P100.target) != kept_kernels(V100.target)
+
+
+def test_a_file_that_has_grown_large_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = kept_kernels(GpuTarget((7, 0), 1, 1, 1, 1, 1, 1.0))
+    kept.write_bytes(bytes(8))
+    assert kept_kernels(GpuTarget((7, 0), 1, 1, 1, 1, 1, 1.0)).exists()
+    monkeypatch.setattr(kernels, "_MOST_BYTES", 7)
+    assert not kept_kernels(GpuTarget((7, 0), 1, 1, 1, 1, 1, 1.0)).exists()
+
+
+@pytest.mark.gpu_aot
+def test_a_kernel_is_made_once() -> None:
+    def compiled(device: Device, factor: float) -> Executable:
+        def step(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return jnp.tanh(x @ x).sum(0), jnp.cumsum(factor * x, axis=1)
+
+        shape = jax.ShapeDtypeStruct((96, 96), jnp.float32)
+        return Target(device, described=True).compile(step, (shape,), {}, {}, with_schedule=True)
+
+    assert V100.target
+    kept = kept_kernels(V100.target)
+    first = compiled(V100, 3.0)
+    made = kept.read_bytes()
+    again = compiled(V100, 3.0)
+    assert len(kept.read_bytes()) == len(made)
+    assert (again.memory, again.schedule) == (first.memory, first.schedule)
+    compiled(P100, 3.0)
+    assert len(kept.read_bytes()) == len(made)
+    compiled(V100, 5.0)
+    assert len(kept.read_bytes()) > len(made)
