@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from memplan.errors import MeshError
 from memplan.planning.topology import Topology, topology_named
@@ -66,3 +67,16 @@ def fitted(topology: Topology | str | None, mesh: Mesh | AbstractMesh) -> Topolo
             "Name the mesh's axes as the topology does, outermost first."
         )
     return known.resized(dict(mesh.shape))
+
+
+def untyped(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
+    """The same mesh for arrays whose types do not say how they lie on it; jax makes meshes whose arrays' types do."""
+    auto = (AxisType.Auto,) * len(mesh.axis_names)
+    if isinstance(mesh, Mesh):
+        return Mesh(mesh.devices, mesh.axis_names, axis_types=auto)
+    return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=auto)
+
+
+def is_typed(leaf: Any) -> bool:
+    """Whether the type of an array says how it lies on a mesh."""
+    return AxisType.Explicit in jax.typeof(leaf).sharding.mesh.axis_types

@@ -104,7 +104,7 @@ class DataParallel:
         own = self._spec(split(0))
         run = jax.shard_map(
             local,
-            mesh=self.mesh,
+            mesh=self.mesh if any(map(meshes.is_typed, leaves)) else meshes.untyped(self.mesh),
             in_specs=([self._spec(layout) for layout in layouts], own),
             out_specs=(outputs, own),
             check_vma=False,

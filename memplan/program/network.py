@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
-import re
 from dataclasses import dataclass
 
 from memplan.planning.collectives import (
@@ -15,11 +12,7 @@ from memplan.planning.collectives import (
     reduce_scatter_seconds,
 )
 from memplan.planning.topology import Topology
-
-_LISTED = re.compile(r"replica_groups=\{\{(?P<first>[\d,]*)\}")
-_COUNTED = re.compile(
-    r"replica_groups=\[(?P<groups>\d+),(?P<size>\d+)\]<=\[(?P<dims>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?"
-)
+from memplan.program.replica_groups import first_group
 
 REDUCE, SCATTER, GATHER, EXCHANGE = "all-reduce", "reduce-scatter", "all-gather", "all-to-all"
 COLLECTIVES = (REDUCE, SCATTER, GATHER, EXCHANGE)
@@ -61,7 +54,7 @@ class Network:
     def axes(self, attributes: str) -> tuple[str, ...]:
         """The axes along which the devices of one replica group differ; without groups, all."""
         names = tuple(self.compiled_for.sizes)
-        group = _first_group(attributes)
+        group = first_group(attributes)
         if not group:
             return tuple(axis.name for axis in self.compiled_for.axes if axis.size > 1)
         places = [self._place(device) for device in group]
@@ -85,25 +78,3 @@ class Network:
             device, at = divmod(device, axis.size)
             found.append(at)
         return tuple(reversed(found))
-
-
-@functools.lru_cache(maxsize=256)
-def _first_group(attributes: str) -> tuple[int, ...]:
-    """Devices of the first replica group, in either of HLO's two notations."""
-    if listed := _LISTED.search(attributes):
-        return tuple(map(int, filter(None, listed["first"].split(","))))
-    counted = _COUNTED.search(attributes)
-    if counted is None:
-        return ()
-    dims = _numbers(counted["dims"])
-    order = _numbers(counted["order"]) if counted["order"] else tuple(range(len(dims)))
-    strides = [1] * len(dims)
-    for dim in range(len(dims) - 2, -1, -1):
-        strides[dim] = strides[dim + 1] * dims[dim + 1]
-    turned = itertools.product(*(range(dims[dim]) for dim in order))
-    devices = (sum(at * strides[dim] for at, dim in zip(place, order, strict=True)) for place in turned)
-    return tuple(itertools.islice(devices, int(counted["size"])))
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(",")))

@@ -194,6 +194,19 @@ def own_statistics() -> dict[str, float]:
     }
 
 
+def over_typed_mesh() -> dict[str, float]:
+    """A mesh as jax makes it, whose arrays' types say how they lie on it: arrays that lie there, and others."""
+    mesh = jax.make_mesh(MESH.axis_sizes, MESH.axis_names)
+    args = jax.random.normal(jax.random.key(1), (6, 6)), X
+    expected = jax.jit(dropped)(*args)
+    divided = parallel.data_parallel(dropped, mesh)
+    return {
+        "placed": off(expected, jax.jit(divided)(*divided.place(*args))),
+        "not placed": off(expected, jax.jit(divided)(*args)),
+        "planned": off(expected, memplan.jit(divided)(*args)),
+    }
+
+
 def compressed() -> dict[str, Any]:
     config = DecoderConfig(vocab=256, context=32, heads=2)
     step, (state, batch) = decoder_step(2, 64, 8, 32, config=config, concrete=True)
@@ -276,6 +289,7 @@ if __name__ == "__main__":
                     "sorted": function(sorted_batch, X),
                 },
                 "own statistics": own_statistics(),
+                "over typed mesh": over_typed_mesh(),
                 "compressed": compressed(),
                 "split state": split_state(),
                 "refused": {name: refused(make) for name, make in REFUSED.items()},

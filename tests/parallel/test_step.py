@@ -64,6 +64,11 @@ def test_statistics_of_each_devices_own_are_those_of_the_customary_way(found: An
     assert own["sums"] <= 6
 
 
+@pytest.mark.parametrize("how", ["placed", "not placed", "planned"])
+def test_a_mesh_may_be_the_one_that_jax_makes(found: Any, how: str) -> None:
+    assert found["over typed mesh"][how] < SAME
+
+
 def test_compressed_sums_remember_what_they_left_out(found: Any) -> None:
     compressed = found["compressed"]
     assert compressed["loss"] == pytest.approx(1, abs=1e-4)

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 import memplan
 from memplan import parallel
@@ -75,12 +75,14 @@ def test_a_step_for_eight_absent_gpus_has_the_collectives_that_it_was_written_wi
 
 
 @pytest.mark.gpu_aot
-def test_a_step_over_a_mesh_is_compiled_for_a_like_mesh_of_described_gpus() -> None:
+@pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit])
+def test_a_step_over_a_mesh_is_compiled_for_a_like_mesh_of_described_gpus(axes: AxisType) -> None:
     def step(w: jax.Array, x: jax.Array) -> jax.Array:
         return w - jax.grad(lambda w: (jnp.tanh(x @ w) ** 2).mean())(w)
 
     shapes = jax.ShapeDtypeStruct((128, 128), jnp.float32), jax.ShapeDtypeStruct((256, 128), jnp.float32)
-    divided = parallel.data_parallel(step, MESH, topology="today@2x4", device="h100")
+    mesh = AbstractMesh((2, 4), ("host", "device"), axis_types=(axes, axes))
+    divided = parallel.data_parallel(step, mesh, topology="today@2x4", device="h100")
     planned = memplan.jit(divided, device="h100").plan(*shapes)
     executable = planned._result.chosen.executable
     assert executable is not None and isinstance(planned._result.target, Target)
