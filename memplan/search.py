@@ -46,6 +46,7 @@ _LOOP_ATTEMPTS, _MOVING_LOOP_ATTEMPTS = 4, 3  # ways to stack residuals, compile
 _NEARLY = 1.25  # other residuals predicted to miss by less than this are compiled all the same
 _STREAMING = 0.9  # of the budget for the plan where state streams; in the rest it waits beside the computation
 _NEAR = 1.05  # what the plan for the least memory misses by more, no other plan reaches
+_FAR = 1.25  # nor does any other way, XLA's own rematerialization among them
 _HOPEFUL = 1.1  # a plan predicted to miss by less than this is compiled all the same
 
 
@@ -89,14 +90,17 @@ class Search:
         """Candidates in the order of the memory that they hope to need, for whoever asks only whether one fits."""
         if not self.program.held:
             yield self.plain()
-        found = [resort := self.nearest.last_resort(self.lowest)]
+        resort = self.nearest.last_resort(self.lowest)
         yield resort
-        if self.budget < self.lowest.nbytes:
+        if self.budget < self.lowest.nbytes or resort.device_bytes > _FAR * self.budget:
             return
+        least = resort.device_bytes
         for candidate in self.rematerialized():
-            found.append(candidate)
             yield candidate
-        if min(candidate.device_bytes for candidate in found) <= _NEAR * self.budget:
+            if candidate.device_bytes >= least:
+                break
+            least = candidate.device_bytes
+        if least <= _NEAR * self.budget:
             yield from self.looped()
             yield from self.nearest.planned()
             yield from self.nearest.evicted()
