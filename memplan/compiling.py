@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memplan import guided
@@ -49,11 +48,20 @@ def compile_plain(
     )  # fmt: skip
 
 
-def unmodified(
-    program: Program, target: Target, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Callable[[], Candidate]:
-    """`compile_plain` with its schedule, once and not before it is needed."""
-    return functools.cache(lambda: compile_plain(program, target, args, kwargs, with_schedule=True))
+@dataclass
+class Unmodified:
+    """The unmodified step with its schedule, compiled once and not before it is asked for."""
+
+    program: Program
+    target: Target
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    compiled: Candidate | None = field(default=None, init=False)
+
+    def __call__(self) -> Candidate:
+        if self.compiled is None:
+            self.compiled = compile_plain(self.program, self.target, self.args, self.kwargs, with_schedule=True)
+        return self.compiled
 
 
 def strange(program: Program, moved: Traffic | None, planned: compat.ClosedJaxpr | None = None) -> tuple[str, ...]:
@@ -68,7 +76,7 @@ class Compiling:
     """What plans are compiled of, and for.
 
     Attributes:
-      plain: the unmodified step (`unmodified`).
+      plain: the unmodified step (`Unmodified`).
     """
 
     program: Program
@@ -111,8 +119,10 @@ class Compiling:
         )  # fmt: skip
 
     def effect(self, plan: Plan, hlo: str, moved: Traffic) -> Effect:
-        plain = self.plain().traffic
-        plain_flops = plain.flops if plain else 0.0
+        def plain_flops() -> float:
+            plain = self.plain().traffic
+            return plain.flops if plain else 0.0
+
         useful = tidied(plan, self.graph)
         return effect(useful, self.graph, self.program.loops, hlo, moved.copies, moved.flops, plain_flops)
 

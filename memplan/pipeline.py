@@ -10,7 +10,7 @@ import jax
 
 from memplan import summary
 from memplan.candidates import Candidate
-from memplan.compiling import unmodified
+from memplan.compiling import Unmodified
 from memplan.planning import devices, spec
 from memplan.planning.budget import Size, parse_bytes
 from memplan.planning.graph import Graph
@@ -81,7 +81,7 @@ def run(
     notify("tracing", None)
     program = trace(step, args, kwargs, options)
     notify("compiling the unmodified step", None)
-    compiled = unmodified(program, target, args, kwargs)
+    compiled = Unmodified(program, target, args, kwargs)
     plain = compiled()
     if request.host_state:
         program = with_state_on_host(program, large_leaves(program, request.host_state))

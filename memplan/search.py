@@ -55,7 +55,7 @@ class Search:
     """Candidates, compiled one after the other; what the compiler says of one goes into the next.
 
     Attributes:
-      plain: the unmodified step, compiled when it is first asked for (`unmodified`).
+      plain: the unmodified step, compiled when it is first asked for (`Unmodified`).
     """
 
     program: Program
@@ -80,17 +80,19 @@ class Search:
             self.tried.extend(self.rematerialized())
         fitting = [candidate for candidate in self.tried if self.fits(candidate)]
         if not fitting:
-            resort = self.nearest.last_resort(lowest)
+            resort = self.last_resort
             if not self.fits(resort):
                 raise self.infeasible(lowest, resort.device_bytes)
             return resort
         return min(fitting, key=lambda candidate: (candidate.step_s or 0.0, candidate.device_bytes))
 
     def by_memory(self) -> Iterator[Candidate]:
-        """Candidates in the order of the memory that they hope to need, for whoever asks only whether one fits."""
-        if not self.program.held:
+        """Candidates, those that are predicted to fit first, for whoever asks only whether one does."""
+        if not self.program.held and self.simulated(self.straight).peak_nbytes <= self.budget:
             yield self.plain()
-        resort = self.nearest.last_resort(self.lowest)
+        if self.least_proposed.timeline.peak_nbytes <= self.budget:
+            yield self.least
+        resort = self.last_resort
         yield resort
         if self.budget < self.lowest.nbytes or resort.device_bytes > _FAR * self.budget:
             return
@@ -168,11 +170,34 @@ class Search:
             (floor(search.graph) for search in (self, *self.ways, *self.moving_ways)), key=lambda found: found.nbytes
         )
 
+    @functools.cached_property
+    def least_proposed(self) -> Proposal:
+        """The planner's way to the floor; nothing is compiled for it.
+
+        It is the same whatever the budget is: so a budget that an error promises to work is kept when it is tried.
+        """
+        return self.nearest.asked(self.planner, self.lowest.nbytes, {})
+
+    @functools.cached_property
+    def least(self) -> Candidate:
+        """That plan, compiled."""
+        candidate = self.nearest.compile(self.least_proposed.plan, self.least_proposed.timeline.peak_nbytes)
+        self.tried.append(candidate)
+        return candidate
+
     @property
-    def least_predicted_bytes(self) -> int:
-        """The planner's word for the least device memory; nothing is compiled for it."""
-        search = self.nearest
-        return search.asked(search.planner, self.lowest.nbytes, {}).timeline.peak_nbytes
+    def last_resort(self) -> Candidate:
+        """The plan for the floor, or the unmodified step where that takes less.
+
+        The unmodified step knows nothing of state on the host.
+        """
+        if self.program.held:
+            return self.least
+        plain = self.plain()
+        if self.least_proposed.timeline.peak_nbytes >= plain.device_bytes:
+            return plain
+        small = self.least.device_bytes < plain.device_bytes and self.least.host_bytes <= self.host_budget
+        return self.least if small else plain
 
     @property
     def least_s(self) -> float:
@@ -363,25 +388,11 @@ class Search:
         search = self.nearest
         proposal = search.asked(search.planner, self.budget, {})
         if not proposal.fits:
-            proposal = search.asked(search.planner, lowest.nbytes, {})  # see `last_resort`
+            proposal = self.least_proposed
         timeline = proposal.timeline
         if timeline.peak_nbytes > self.budget or timeline.host_peak_nbytes > self.host_budget:
             raise self.infeasible(lowest, timeline.peak_nbytes)
         return search.compiling.believed(proposal.plan, timeline, proposal.gap_s)
-
-    def last_resort(self, lowest: Floor) -> Candidate:
-        """The plan for the floor itself, or the unmodified step where that takes less.
-
-        It is the same whatever the budget is: so a budget that an error promises to work is kept when it is tried. The
-        unmodified step knows nothing of state on the host.
-        """
-        proposal = self.asked(self.planner, lowest.nbytes, {})
-        if proposal.timeline.peak_nbytes >= self.plain().device_bytes and not self.program.held:
-            return self.plain()
-        candidate = self.compile(proposal.plan, proposal.timeline.peak_nbytes)
-        self.tried.append(candidate)
-        small = candidate.device_bytes < self.plain().device_bytes and candidate.host_bytes <= self.host_budget
-        return candidate if small or self.program.held else self.plain()
 
     @property
     def elsewhere(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from memplan import pipeline
 from memplan.candidates import Candidate
-from memplan.compiling import unmodified
+from memplan.compiling import Unmodified
 from memplan.errors import SizeError
 from memplan.pipeline import Request
 from memplan.planning.budget import parse_bytes
@@ -79,6 +79,7 @@ class _Sizing:
     donate: tuple[int, ...] | None
     notify: Notify
     searches: dict[Size, Search] = field(default_factory=dict)
+    unmodified: dict[Size, Unmodified] = field(default_factory=dict)
     tried: dict[Size, Tried] = field(default_factory=dict)
 
     def search(self, size: Size) -> Search:
@@ -98,7 +99,7 @@ class _Sizing:
             raise SizeError("the step is planned by memplan.jit already: return the plain one, which is then planned.")
         donated = self.donate if self.donate is not None else (0,) if len(args) > 1 else ()
         program = trace(step, args, {}, {"donate_argnums": donated})
-        plain = unmodified(program, self.target, args, {})
+        plain = self.unmodified[size] = Unmodified(program, self.target, args, {})
         if self.request.host_state:
             program = with_state_on_host(program, large_leaves(program, self.request.host_state))
         planner = planner_named(self.request.planner)
@@ -123,7 +124,7 @@ class _Sizing:
                 way=best.name,
                 floor_bytes=search.lowest.nbytes,
                 operation=search.lowest.where,
-                compilations=len({id(candidate) for candidate in seen}),
+                compilations=len({id(candidate) for candidate in (*seen, self.unmodified[size].compiled) if candidate}),
             )
         return self.tried[size]
 
@@ -139,7 +140,7 @@ class _Sizing:
             len(sizes),
             self.budget,
             lambda position: self.search(sizes[position]).lowest.nbytes,
-            lambda position: self.search(sizes[position]).least_predicted_bytes,
+            lambda position: self.search(sizes[position]).least_proposed.timeline.peak_nbytes,
             trial,
         )
 

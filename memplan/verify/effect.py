@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from memplan.planning.graph import Graph
@@ -43,7 +43,7 @@ class Effect:
 
 
 def effect(
-    plan: Plan, graph: Graph, loops: Loops, hlo: str, copies: Copies, flops: float, plain_flops: float
+    plan: Plan, graph: Graph, loops: Loops, hlo: str, copies: Copies, flops: float, plain_flops: Callable[[], float]
 ) -> Effect:
     """Look for what the plan says.
 
@@ -51,15 +51,18 @@ def effect(
       plan: for `graph`, in whose step `loops` are what they are.
       hlo: optimized text of the executable.
       copies: that the executable makes.
-      flops: of its matrix products and convolutions; `plain_flops`: of the unmodified step's executable.
+      flops: of its matrix products and convolutions.
+      plain_flops: of the unmodified step's executable; asked where a mark is missing.
     """
     found: Counter[str] = Counter()
     dropped: list[str] = []
     repetitions = list(_repetitions(plan, graph, hlo))
-    marked_flops = sum(there * graph.ops[op].flops for op, _, there in repetitions)
-    planned_flops = sum(planned * graph.ops[op].flops for op, planned, _ in repetitions)
-    again = flops - plain_flops - _again_in(loops)
-    merged = again > (marked_flops + planned_flops) / 2
+    merged = False
+    if any(there < planned for _, planned, there in repetitions):
+        marked_flops = sum(there * graph.ops[op].flops for op, _, there in repetitions)
+        planned_flops = sum(planned * graph.ops[op].flops for op, planned, _ in repetitions)
+        again = flops - plain_flops() - _again_in(loops)
+        merged = again > (marked_flops + planned_flops) / 2
     findings = [
         ("recomputation", planned, planned if merged else there, f"{graph.ops[op].where} is computed again")
         for op, planned, there in repetitions

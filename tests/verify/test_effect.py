@@ -44,7 +44,7 @@ def moving_plan(graph: Graph) -> Plan:
 def test_what_is_there_is_counted() -> None:
     graph = products()
     text, copies = marks((0, 0), (1, 0), (1, 1)), {("out", 10): 1, ("in", 10): 1}
-    found = effect(moving_plan(graph), graph, (), text, copies, 7.0, 6.0)
+    found = effect(moving_plan(graph), graph, (), text, copies, 7.0, lambda: 6.0)
     assert (found.copies, found.recomputations, found.dropped) == (2, 1, ())
 
 
@@ -59,27 +59,27 @@ def test_what_is_there_is_counted() -> None:
 )
 def test_what_is_missing_is_said(copies: dict[tuple[str, int], int], text: str, missing: str) -> None:
     graph = products()
-    (dropped,) = effect(moving_plan(graph), graph, (), text, copies, 6.0, 6.0).dropped
+    (dropped,) = effect(moving_plan(graph), graph, (), text, copies, 6.0, lambda: 6.0).dropped
     assert missing in dropped
 
 
 def test_kernels_without_any_mark_are_none() -> None:
     graph = products()
     copies = {("out", 10): 1, ("in", 10): 1}
-    assert effect(moving_plan(graph), graph, (), "", copies, 6.0, 6.0).recomputations == 0
+    assert effect(moving_plan(graph), graph, (), "", copies, 6.0, lambda: 6.0).recomputations == 0
 
 
 def test_a_lost_mark_without_lost_work_is_a_merged_kernel() -> None:
     graph = products()
     copies = {("out", 10): 1, ("in", 10): 1}
-    found = effect(moving_plan(graph), graph, (), marks((1, 0)), copies, 7.0, 6.0)
+    found = effect(moving_plan(graph), graph, (), marks((1, 0)), copies, 7.0, lambda: 6.0)
     assert (found.recomputations, found.dropped) == (1, ())
 
 
 def test_work_that_melts_is_not_looked_for() -> None:
     graph = chain(2, fusion="elementwise")
     actions = (Action(Kind.COMPUTE, 0), FENCE, Action(Kind.COMPUTE, 0), Action(Kind.COMPUTE, 1))
-    assert effect(Plan(actions, graph.fingerprint, ""), graph, (), marks((0, 0)), {}, 0.0, 0.0).dropped == ()
+    assert effect(Plan(actions, graph.fingerprint, ""), graph, (), marks((0, 0)), {}, 0.0, lambda: 0.0).dropped == ()
 
 
 def test_every_trip_of_a_loop_copies_a_slice() -> None:
@@ -88,8 +88,8 @@ def test_every_trip_of_a_loop_copies_a_slice() -> None:
     graph = Builder()
     plan = Plan((), graph.build(graph.argument(1)).fingerprint, "")
     loops = ((loop, Residuals(kept=(), moved=(1,))),)
-    assert effect(plan, chain(1), loops, "", {("out", 10): 6, ("in", 10): 6}, 0.0, 0.0).copies == 12
-    (dropped,) = effect(plan, chain(1), loops, "", {("out", 10): 6, ("in", 10): 5}, 0.0, 0.0).dropped
+    assert effect(plan, chain(1), loops, "", {("out", 10): 6, ("in", 10): 6}, 0.0, lambda: 0.0).copies == 12
+    (dropped,) = effect(plan, chain(1), loops, "", {("out", 10): 6, ("in", 10): 5}, 0.0, lambda: 0.0).dropped
     assert "5 times instead of 6" in dropped
 
 
