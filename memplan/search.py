@@ -86,12 +86,14 @@ class Search:
             return resort
         return min(fitting, key=lambda candidate: (candidate.step_s or 0.0, candidate.device_bytes))
 
-    def by_memory(self) -> Iterator[Candidate]:
-        """Candidates, those that are predicted to fit first, for whoever asks only whether one does."""
+    def likely(self) -> Iterator[Candidate]:
+        """What fits first of all, for whoever asks only whether anything does."""
         if not self.program.held and self.simulated(self.straight).peak_nbytes <= self.budget:
             yield self.plain()
-        if self.least_proposed.timeline.peak_nbytes <= self.budget:
-            yield self.least
+        yield self.least
+
+    def by_memory(self) -> Iterator[Candidate]:
+        """Whatever may fit, in the order of the memory that it hopes to need."""
         resort = self.last_resort
         yield resort
         if self.budget < self.lowest.nbytes or resort.device_bytes > _FAR * self.budget:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from memplan import pipeline
@@ -107,33 +108,36 @@ class _Sizing:
             program, extract(program), self.target, args, {}, self.budget, self.host_budget, planner, self.notify, plain
         )
 
-    def trial(self, size: Size) -> Tried:
-        """Compile for this size until something fits."""
-        if size not in self.tried:
-            search, seen = self.search(size), list[Candidate]()
-            for candidate in search.by_memory():
-                seen.append(candidate)
-                if search.fits(candidate):
-                    break
-            best = seen[-1] if search.fits(seen[-1]) else min(seen, key=lambda one: one.device_bytes)
-            self.tried[size] = Tried(
-                size=size,
-                fits=search.fits(best),
-                device_bytes=best.device_bytes,
-                host_bytes=best.host_bytes,
-                way=best.name,
-                floor_bytes=search.lowest.nbytes,
-                operation=search.lowest.where,
-                compilations=len({id(candidate) for candidate in (*seen, self.unmodified[size].compiled) if candidate}),
-            )
+    def trial(self, size: Size, thorough: bool) -> Tried:
+        """Compile for this size until something fits, or nothing that is likely to does; all there is, if thorough."""
+        known = self.tried.get(size)
+        if known and (known.fits or known.thorough or not thorough):
+            return known
+        search, seen = self.search(size), list[Candidate]()
+        for candidate in chain(search.likely(), search.by_memory() if thorough else ()):
+            seen.append(candidate)
+            if search.fits(candidate):
+                break
+        best = seen[-1] if search.fits(seen[-1]) else min(seen, key=lambda one: one.device_bytes)
+        self.tried[size] = Tried(
+            size=size,
+            fits=search.fits(best),
+            device_bytes=best.device_bytes,
+            host_bytes=best.host_bytes,
+            way=best.name,
+            floor_bytes=search.lowest.nbytes,
+            operation=search.lowest.where,
+            thorough=thorough,
+            compilations=len({id(candidate) for candidate in (*seen, self.unmodified[size].compiled) if candidate}),
+        )
         return self.tried[size]
 
     def last(self, sizes: Sequence[Size]) -> int:
         """Position of the last of these, which rise, that fits; -1 for none."""
 
-        def trial(position: int) -> tuple[bool, int]:
+        def trial(position: int, thorough: bool) -> tuple[bool, int]:
             self.notify(f"trying {_spelled(sizes[position])}", None)
-            found = self.trial(sizes[position])
+            found = self.trial(sizes[position], thorough)
             return found.fits, found.device_bytes
 
         return last_fitting(
@@ -177,7 +181,7 @@ def frontier(
     if not edges:
         smallest = tuple(axis.low for axis in axes)
         search = sizing.search(smallest)
-        raise search.infeasible(search.lowest, sizing.trial(smallest).device_bytes)
+        raise search.infeasible(search.lowest, sizing.trial(smallest, thorough=True).device_bytes)
     return Frontier(
         axes=tuple(axis.name for axis in axes),
         largest=tuple(fits for fits, _ in edges),

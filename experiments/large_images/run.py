@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -86,18 +87,24 @@ def without_a_plan(case: Case, device: str, way: str) -> Found:
             )  # fmt: skip
             yield from search.rematerialized()
 
-    def trial(size: int) -> tuple[bool, int]:
-        least = None
+    @cache
+    def tried(size: int) -> tuple[bool, int]:
+        needed: list[int] = []
         for one in candidates(size):
             compiled.append(one)
-            least = one if least is None or one.device_bytes < least.device_bytes else least
+            needed.append(one.device_bytes)
             if one.device_bytes <= budget:
                 fitting[size] = one
                 return True, one.device_bytes
-        return False, least.device_bytes
+        return False, min(needed)
+
+    def trial(size: int, thorough: bool) -> tuple[bool, int]:
+        return tried(size)
 
     share = shown(case, way)
-    last = last_fitting(len(case.sizes), budget, lowest, lambda size: int(share * lowest(size)), trial)
+    last = last_fitting(
+        len(case.sizes), budget, lowest, lambda size: int(share * lowest(size)), lambda size, _: tried(size)
+    )
     spent = time.perf_counter() - start
     if last < 0:
         return Found(way, None, None, None, None, "", len(compiled), spent)

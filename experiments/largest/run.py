@@ -19,7 +19,7 @@ from experiments.readme import measure_and_tell
 from memplan import api
 from memplan.errors import InfeasibleBudgetError
 from memplan.summary import versions
-from models.train import Built, decoder_step, googlenet_step, resnet_step, unet2d_step, unet3d_step
+from models.train import Built, alexnet_step, decoder_step, googlenet_step, resnet_step, unet2d_step, unet3d_step
 
 HERE = Path(__file__).parent
 RESULTS, README = HERE / "results", HERE / "README.md"
@@ -41,13 +41,16 @@ class Model:
 
 
 _DECODER = partial(decoder_step, 2, 64, tokens=64, vocab=256)
+_BLOCK = (8, 8, 8, 8, 8, 8)
+_GOOGLENET = partial(googlenet_step, 32, width=1 / 2, classes=5, stages=((), (_BLOCK, _BLOCK)))
 
 MODELS: Mapping[str, Model] = {
-    "resnet14-batch": Model(lambda size: resnet_step(32, size, depth=14, filters=8, classes=10), 2, 2, "5MiB"),
+    "alexnet-batch": Model(lambda size: alexnet_step(95, size, width=1 / 32, classes=5), 2, 2, "20MiB"),
+    "googlenet-batch": Model(lambda size: _GOOGLENET(batch=size), 2, 2, "14MiB"),
+    "resnet14-size": Model(lambda size: resnet_step(size, 4, depth=14, filters=8, classes=10), 32, 8, "30MiB"),
     "unet2d-size": Model(lambda size: unet2d_step(size, levels=3, filters=4), 16, 4, "3MiB"),
     "unet3d-size": Model(lambda size: unet3d_step(size, levels=2, filters=4), 8, 2, "60MiB"),
-    "googlenet-batch": Model(lambda size: googlenet_step(32, size, width=0.1, classes=10), 2, 2, "5MiB"),
-    "decoder-batch": Model(lambda size: _DECODER(batch=size), 1, 1, "10MiB"),
+    "decoder-batch": Model(lambda size: _DECODER(batch=size), 1, 1, "32MiB"),
 }
 LIMITS = {"device": "v100", "host_budget": 0, "planner": "greedy"}
 

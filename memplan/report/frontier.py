@@ -21,11 +21,13 @@ class Tried:
 
     Attributes:
       size: along each axis.
-      fits: some program for it is within both budgets.
+      fits: some program for it is within both budgets; of a size that was not tried thoroughly, only the likeliest ones
+        are known not to be.
       device_bytes, host_bytes: of the first such program, or of the one that needs least, by the compiler.
       way: how that runs: `plain`, `xla`, or the planner.
       floor_bytes: no plan of this size needs less; `operation`: which operation sets that.
       compilations: programs compiled for it.
+      thorough: whatever there is was compiled until something fitted.
     """
 
     size: Size
@@ -36,6 +38,7 @@ class Tried:
     floor_bytes: int
     operation: str
     compilations: int
+    thorough: bool = True
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def _tried(found: Frontier) -> Sheet:
             size(one.floor_bytes),
             one.way,
             str(one.compilations),
-            "fits" if one.fits else "too large",
+            "fits" if one.fits else "too large" if one.thorough else "too large at first",
         )
         for one in found.tried
     )
