@@ -59,6 +59,14 @@ def test_the_compiler_has_seen_both_sides_of_the_frontier(found: Frontier) -> No
 
 
 @pytest.mark.gpu_aot
+def test_only_what_is_refused_is_tried_in_every_way(found: Frontier) -> None:
+    outside = found.at(found.refused[0])
+    assert outside is not None and outside.thorough
+    planned = [one for one in found.tried if one.fits and not one.thorough and one.way == LIMITS["planner"]]
+    assert planned and any(one.compilations == 1 for one in planned)  # the unmodified step is not among them
+
+
+@pytest.mark.gpu_aot
 def test_it_prints_and_comes_back_from_json(found: Frontier) -> None:
     assert Frontier.from_json(found.to_json()) == found
     text = str(found)

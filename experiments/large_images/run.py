@@ -13,11 +13,12 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import memplan
+from experiments.large_images import speed
 from experiments.large_images.cases import BUDGETS, HOST_BUDGET, WAYS, Case, cases
 from experiments.large_images.table import tables
 from experiments.readme import inserted
@@ -147,14 +148,30 @@ def known(path: Path) -> dict[str, Found]:
     return {row["way"]: Found(**row) for row in json.loads(path.read_text())["rows"]}
 
 
-def missing(only: list[str] | None) -> Iterator[tuple[Path, Case, str, str]]:
+def sized(path: Path, case: Case, device: str, way: str) -> str:
+    found = measure(case, device, way)
+    rows = {**known(path), way: found}
+    content = {"case": case.name, "device": device, "budget": BUDGETS[device], "host_budget": HOST_BUDGET}
+    content |= {"rows": [asdict(row) for row in rows.values()], "versions": dict(versions())}
+    write_whole(path, json.dumps(content, indent=1) + "\n")
+    return f"{path.stem} {found}"
+
+
+def timed(path: Path, case: Case, device: str) -> str:
+    speed.measure(case, device, path)
+    return f"{path.stem}: {len(speed.known(path))} sizes"
+
+
+def missing(only: list[str] | None) -> Iterator[partial[str]]:
     for case in cases():
         for device in BUDGETS:
             name = f"{case.name}-{device}"
             if only and not name.startswith(tuple(only)):
                 continue
-            path = RESULTS / f"{name}.json"
-            yield from ((path, case, device, way) for way in WAYS if way not in known(path))
+            path, drawn = RESULTS / f"{name}.json", RESULTS / f"speed-{name}.json"
+            if not drawn.exists() and case.axis != "batch":
+                yield partial(timed, drawn, case, device)
+            yield from (partial(sized, path, case, device, way) for way in WAYS if way not in known(path))
 
 
 def main() -> None:
@@ -165,16 +182,11 @@ def main() -> None:
     args = parser.parse_args()
     RESULTS.mkdir(exist_ok=True)
     until = time.monotonic() + 60 * args.minutes
-    for path, case, device, way in [] if args.table else list(missing(args.only)):
+    for work in [] if args.table else list(missing(args.only)):
         if time.monotonic() > until:
             print("time is over: run it again for the rest")
             break
-        found = measure(case, device, way)
-        rows = {**known(path), way: found}
-        content = {"case": case.name, "device": device, "budget": BUDGETS[device], "host_budget": HOST_BUDGET}
-        content |= {"rows": [asdict(row) for row in rows.values()], "versions": dict(versions())}
-        write_whole(path, json.dumps(content, indent=1) + "\n")
-        print(path.stem, found, flush=True)
+        print(work(), flush=True)
     README.write_text(inserted(README.read_text(), tables(RESULTS)))
 
 

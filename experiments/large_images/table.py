@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from experiments.large_images import speed
 from experiments.large_images.cases import BUDGETS, WAYS, cases
 
 MIB = 2**20
 
 
 def tables(results: Path) -> str:
-    return "\n".join([*_sizes(results), "", *_at_the_largest(results)]) + "\n"
+    return "\n".join([*_sizes(results), "", *_at_the_largest(results), "", *_speeds(results)]) + "\n"
 
 
 def _known(results: Path) -> Iterator[tuple[Any, str, dict[str, Any]]]:
@@ -51,3 +52,25 @@ def _at_the_largest(results: Path) -> Iterator[str]:
             memory = f"{row['device_bytes'] / MIB:.0f}", f"{row['host_bytes'] / MIB:.0f}"
             speed = f"{1e3 * row['step_s']:.0f}", f"{case.pixels(row['size']) / row['step_s'] / 1e6:.1f}"
             yield f"| {' | '.join((case.name, device, way, str(row['size']), *memory, *speed))} |"
+
+
+def _speeds(results: Path) -> Iterator[str]:
+    names = (
+        "predicted",
+        "device",
+        "size",
+        "plain Mpixel/s",
+        "jax.checkpoint",
+        "memplan",
+        "its device MiB",
+        "its host MiB",
+    )
+    yield f"| {' | '.join(names)} |"
+    yield "|---" * len(names) + "|"
+    for case in cases():
+        for device in BUDGETS:
+            for row in speed.known(results / f"speed-{case.name}-{device}.json"):
+                seconds = row.plain_s, row.checkpoint_s, row.memplan_s
+                speeds = (f"{case.pixels(row.size) / one / 1e6:.1f}" if one else "" for one in seconds)
+                memory = f"{row.device_bytes / MIB:.0f}", f"{row.host_bytes / MIB:.0f}"
+                yield f"| {' | '.join((case.name, device, str(row.size), *speeds, *memory))} |"

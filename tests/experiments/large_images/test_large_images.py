@@ -6,11 +6,17 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from experiments.large_images import run
-from experiments.large_images.cases import BUDGETS, WAYS, cases
+from experiments.large_images.cases import BUDGETS, WAYS, Case, cases
 from experiments.large_images.run import Found
+from experiments.large_images.speed import Speed, series
 from experiments.large_images.table import tables
+from tests import dense
 
 
 def write(folder: Path, name: str, *rows: Found) -> None:
@@ -20,9 +26,14 @@ def write(folder: Path, name: str, *rows: Found) -> None:
 def test_only_what_is_missing_is_measured(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(run, "RESULTS", tmp_path)
     write(tmp_path, "resnet50-batch-v100", Found("plain", 240, 1, 0, 0.1, "", 4, 1.0))
-    left = [(case.name, device, way) for _, case, device, way in run.missing(["resnet50-batch-v100"])]
+    left = [(case.name, device, way) for _, case, device, way in arguments(["resnet50-batch-v100"])]
     assert left == [("resnet50-batch", "v100", way) for way in WAYS if way != "plain"]
-    assert len(list(run.missing(None))) == len(list(cases())) * len(BUDGETS) * len(WAYS) - 1
+    drawn = sum(case.axis != "batch" for case in cases())
+    assert len(arguments(None)) == (len(list(cases())) * len(WAYS) + drawn) * len(BUDGETS) - 1
+
+
+def arguments(only: list[str] | None) -> list[Any]:
+    return [work.args for work in run.missing(only)]
 
 
 def test_the_tables_tell_every_way(tmp_path: Path) -> None:
@@ -36,6 +47,26 @@ def test_the_tables_tell_every_way(tmp_path: Path) -> None:
     told = tables(tmp_path)
     assert "| resnet50-batch | v100 | 240 |  |  | 480 | 2.00x | floor 16.00 GiB, conv (net.py:7) |" in told
     assert f"| resnet50-batch | v100 | memplan | 480 | 1024 | 1 | 1000 | {480 * 224**2 / 1e6:.1f} |" in told
+
+
+def test_speeds_are_told_where_a_way_fits(tmp_path: Path) -> None:
+    rows = [asdict(Speed(512, 0.5, None, 0.25, 2**30, 2**20))]
+    (tmp_path / "speed-unet3d-volume-v100.json").write_text(json.dumps({"rows": rows}))
+    speeds = (f"{512**3 / seconds / 1e6:.1f}" for seconds in (0.5, 0.25))
+    assert "| unet3d-volume | v100 | 512 | {} |  | {} | 1024 | 1 |".format(*speeds) in tables(tmp_path)
+
+
+def test_sizes_double_until_no_plan_is_predicted_to_fit() -> None:
+    def make(rows: int, remat: bool) -> Any:
+        layers = [jax.ShapeDtypeStruct((2**13, 2**13), jnp.float32)] * 4
+        return dense.step, (layers, jax.ShapeDtypeStruct((rows, 2**13), jnp.float32))
+
+    low = 3 * 2**13
+    rows = list(series(Case("dense", "rows", low, 2**20, low, make, lambda rows: rows), "v100"))
+    assert [row.size for row in rows] == [low * 2**doubled for doubled in range(len(rows))]
+    assert rows[0].plain_s is not None and rows[0].host_bytes == 0
+    assert rows[-1].plain_s is None and rows[-1].size < 2**20
+    assert all(row.device_bytes <= 15 * 2**30 for row in rows)
 
 
 def test_pixels_are_those_of_the_batch() -> None:
