@@ -38,6 +38,11 @@ class Case:
         return range(self.low, self.high + 1, self.step)
 
 
+def limits(case: Case, device: str) -> dict[str, Any]:
+    """What a result is of, as its file says it."""
+    return {"case": case.name, "device": device, "budget": BUDGETS[device], "host_budget": HOST_BUDGET}
+
+
 def _image(builder: Callable[..., Built], batch: int, size: int, remat: bool) -> Built:
     return builder(image=size, batch=batch, remat=remat)
 

@@ -19,24 +19,18 @@ from typing import Any
 
 import memplan
 from experiments.large_images import speed
-from experiments.large_images.cases import BUDGETS, HOST_BUDGET, WAYS, Case, cases
+from experiments.large_images.cases import BUDGETS, HOST_BUDGET, WAYS, Case, cases, limits
+from experiments.large_images.searches import search_for
 from experiments.large_images.table import tables
 from experiments.readme import inserted
-from memplan import api, pipeline
-from memplan.compiling import compile_plain
+from memplan import api
 from memplan.planning.budget import parse_bytes
 from memplan.planning.frontier import last_fitting
-from memplan.planning.planners.registry import planner_named
-from memplan.program.extract import extract
-from memplan.program.trace import trace
 from memplan.report.document import write_whole
-from memplan.search import Search
 from memplan.summary import versions
-from models.train import Built
 
 HERE = Path(__file__).parent
 RESULTS, README = HERE / "results", HERE / "README.md"
-OPTIONS = {"donate_argnums": 0}
 _NUMBER_NBYTES = 4
 _GUESSED = 150.0  # numbers for a pixel
 
@@ -66,26 +60,17 @@ class Found:
 def without_a_plan(case: Case, device: str, way: str) -> Found:
     """By the compiler alone, the step as it is, with `jax.checkpoint` around its blocks, or squeezed by XLA."""
     start = time.perf_counter()
-    target, budget = pipeline.target_of(device), parse_bytes(BUDGETS[device], 0)
+    budget = parse_bytes(BUDGETS[device], 0)
     compiled: list[Any] = []
     fitting: dict[int, Any] = {}
-
-    def step(size: int) -> Built:
-        return case.make(case.sizes[size], way == "jax.checkpoint")
 
     def lowest(size: int) -> int:
         return _NUMBER_NBYTES * case.pixels(case.sizes[size])
 
     def candidates(size: int) -> Iterator[Any]:
-        function, args = step(size)
-        program = trace(function, args, {}, OPTIONS)
-        plain = compile_plain(program, target, args, {})
-        yield plain
+        search = search_for(case, device, case.sizes[size], way == "jax.checkpoint")
+        yield search.plain()
         if way == "xla":
-            search = Search(
-                program, extract(program), target, args, {}, budget, 0, planner_named(None), lambda *told: None,
-                lambda: plain,
-            )  # fmt: skip
             yield from search.rematerialized()
 
     @cache
@@ -98,9 +83,6 @@ def without_a_plan(case: Case, device: str, way: str) -> Found:
                 fitting[size] = one
                 return True, one.device_bytes
         return False, min(needed)
-
-    def trial(size: int, thorough: bool) -> tuple[bool, int]:
-        return tried(size)
 
     share = shown(case, way)
     last = last_fitting(
@@ -125,13 +107,13 @@ def shown(case: Case, way: str) -> float:
 def by_memplan(case: Case, device: str) -> Found:
     """`memplan.largest`, and then the plan that `memplan.jit` makes there."""
     start = time.perf_counter()
-    limits: dict[str, Any] = {"device": device, "budget": BUDGETS[device], "host_budget": HOST_BUDGET}
+    given: dict[str, Any] = {"device": device, "budget": BUDGETS[device], "host_budget": HOST_BUDGET}
     found = api.frontier(
-        lambda size: case.make(size, False), low=case.low, high=case.high, step=case.step, names=(case.axis,), **limits
+        lambda size: case.make(size, False), low=case.low, high=case.high, step=case.step, names=(case.axis,), **given
     )
     [(size,)], [refused] = found.largest, found.refused
     function, args = case.make(size, False)
-    report = memplan.jit(function, **limits, donate_argnums=0).plan(*args).report
+    report = memplan.jit(function, **given, donate_argnums=0).plan(*args).report
     return Found(
         "memplan", size, report.compiled_peak_bytes, report.host_peak_bytes, report.predicted_step_s,
         found.limit(refused), found.compilations, time.perf_counter() - start,
@@ -151,8 +133,7 @@ def known(path: Path) -> dict[str, Found]:
 def sized(path: Path, case: Case, device: str, way: str) -> str:
     found = measure(case, device, way)
     rows = {**known(path), way: found}
-    content = {"case": case.name, "device": device, "budget": BUDGETS[device], "host_budget": HOST_BUDGET}
-    content |= {"rows": [asdict(row) for row in rows.values()], "versions": dict(versions())}
+    content = limits(case, device) | {"rows": [asdict(row) for row in rows.values()], "versions": dict(versions())}
     write_whole(path, json.dumps(content, indent=1) + "\n")
     return f"{path.stem} {found}"
 

@@ -7,20 +7,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from experiments.large_images.cases import BUDGETS, HOST_BUDGET, Case
-from memplan import pipeline
-from memplan.compiling import Unmodified
+from experiments.large_images.cases import Case, limits
+from experiments.large_images.searches import PLANNER, search_for
 from memplan.errors import InfeasibleBudgetError
-from memplan.planning.budget import parse_bytes
-from memplan.planning.planners.registry import planner_named
-from memplan.program.extract import extract
-from memplan.program.trace import trace
 from memplan.report.document import write_whole
 from memplan.search import Search
 from memplan.summary import versions
 
 GROWTH = 2.0  # pixels from one size to the next
-PLANNER = "greedy"
 
 
 @dataclass(frozen=True)
@@ -52,8 +46,8 @@ def speed_of(case: Case, device: str, size: int) -> Speed | None:
         timeline = search.simulated(search.straight)
         return timeline.step_s if timeline.peak_nbytes <= search.budget else None
 
-    search = _search(case, device, size, remat=False)
-    plain_s, checkpoint_s = kept(search), kept(_search(case, device, size, remat=True))
+    search = search_for(case, device, size, remat=False)
+    plain_s, checkpoint_s = kept(search), kept(search_for(case, device, size, remat=True))
     try:
         plan = search.unverified(search.lowest)
     except InfeasibleBudgetError:
@@ -62,20 +56,8 @@ def speed_of(case: Case, device: str, size: int) -> Speed | None:
     return Speed(size, plain_s, checkpoint_s, plan.step_s, plan.device_bytes, plan.host_bytes)
 
 
-def _search(case: Case, device: str, size: int, remat: bool) -> Search:
-    function, args = case.make(size, remat)
-    target = pipeline.target_of(device)
-    program = trace(function, args, {}, {"donate_argnums": 0})
-    return Search(
-        program, extract(program), target, args, {}, parse_bytes(BUDGETS[device], 0), parse_bytes(HOST_BUDGET, 0),
-        planner_named(PLANNER), lambda *told: None, Unmodified(program, target, args, {}),
-    )  # fmt: skip
-
-
 def measure(case: Case, device: str, path: Path) -> None:
-    """Into a file, if it is not there."""
-    content = {"case": case.name, "device": device, "budget": BUDGETS[device], "host_budget": HOST_BUDGET}
-    content |= {"planner": PLANNER, "rows": [asdict(row) for row in series(case, device)]}
+    content = limits(case, device) | {"planner": PLANNER, "rows": [asdict(row) for row in series(case, device)]}
     write_whole(path, json.dumps(content | {"versions": dict(versions())}, indent=1) + "\n")
 
 

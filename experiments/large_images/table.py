@@ -50,21 +50,13 @@ def _at_the_largest(results: Path) -> Iterator[str]:
             if row is None or row["size"] is None:
                 continue
             memory = f"{row['device_bytes'] / MIB:.0f}", f"{row['host_bytes'] / MIB:.0f}"
-            speed = f"{1e3 * row['step_s']:.0f}", f"{case.pixels(row['size']) / row['step_s'] / 1e6:.1f}"
-            yield f"| {' | '.join((case.name, device, way, str(row['size']), *memory, *speed))} |"
+            times = f"{1e3 * row['step_s']:.0f}", f"{case.pixels(row['size']) / row['step_s'] / 1e6:.1f}"
+            yield f"| {' | '.join((case.name, device, way, str(row['size']), *memory, *times))} |"
 
 
 def _speeds(results: Path) -> Iterator[str]:
-    names = (
-        "predicted",
-        "device",
-        "size",
-        "plain Mpixel/s",
-        "jax.checkpoint",
-        "memplan",
-        "its device MiB",
-        "its host MiB",
-    )
+    memplan = "memplan", "its device MiB", "its host MiB"
+    names = ("predicted", "device", "size", "plain Mpixel/s", "jax.checkpoint", *memplan)
     yield f"| {' | '.join(names)} |"
     yield "|---" * len(names) + "|"
     for case in cases():
