@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from memplan.planning.simulate import Simulator, Timeline
 from memplan.planning.tidy import tidied
 from memplan.program import compat
 from memplan.program.executor import compile_stages
+from memplan.program.extract import extract
 from memplan.program.rewrite import rewrite
 from memplan.program.targets import Target
 from memplan.program.trace import Program, as_step
@@ -73,18 +75,23 @@ def strange(program: Program, moved: Traffic | None, planned: compat.ClosedJaxpr
 
 @dataclass(frozen=True)
 class Compiling:
-    """What plans are compiled of, and for.
+    """A step on a device: what plans are compiled of, and for.
 
     Attributes:
-      plain: the unmodified step (`Unmodified`).
+      program: to be planned, its loops and its state rewritten or not.
+      plain: the step as it came.
     """
 
     program: Program
-    graph: Graph
-    target: Target
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-    plain: Callable[[], Candidate]
+    plain: Unmodified
+
+    @functools.cached_property
+    def graph(self) -> Graph:
+        return extract(self.program)
+
+    @property
+    def target(self) -> Target:
+        return self.plain.target
 
     def planned(self, plan: Plan, predicted: int, flags: Mapping[str, Any] | None = None) -> Candidate:
         """Judge a plan, rewrite, compile; `predicted` are its device bytes by the simulator."""
@@ -103,8 +110,8 @@ class Compiling:
             self.program,
             self.target,
             as_step(self.program, rewritten, self.target.mesh_for(self.program.spmd)),
-            self.args,
-            self.kwargs,
+            self.plain.args,
+            self.plain.kwargs,
             flags,
             with_schedule=True,
             held=self.program.held,

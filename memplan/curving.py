@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memplan import pipeline
@@ -11,9 +11,6 @@ from memplan.candidates import Candidate
 from memplan.errors import BudgetError
 from memplan.pipeline import Request
 from memplan.planning.floor import floor
-from memplan.planning.planners.protocol import Planner
-from memplan.planning.planners.registry import planner_named
-from memplan.program.extract import extract
 from memplan.report.curve import BOUND, MEMPLAN, XLA, Curve, Point
 from memplan.search import Notify, Search
 from memplan.summary import versions
@@ -24,16 +21,16 @@ _SMALLEST = 1.02  # of the floor: what no plan can go below, most can not reach
 
 @dataclass
 class _Curving:
+    """Ways that know no budget, and a search to be repeated for many."""
+
     ways: Ways
-    host_budget: int
-    planner: str | Planner | None
+    search: Search
     notify: Notify
 
     def __post_init__(self) -> None:
         self.notify("compiling the unmodified step", None)
-        self.program, self.plain = self.ways.program(), self.ways.plain()
-        self.graph = extract(self.program)
-        self.lowest = floor(self.graph).nbytes
+        self.plain = self.search.plain()
+        self.lowest = floor(self.search.graph).nbytes
 
     def fixed(self) -> Iterator[Point]:
         """Ways that know no budget."""
@@ -67,12 +64,9 @@ class _Curving:
         budgets = self.budgets(shares)
         for number, budget in enumerate(budgets):
             self.notify(f"budget {number + 1} of {len(budgets)}", number / len(budgets))
-            search = Search(
-                self.program, self.graph, self.ways.target, self.ways.args, {}, budget, self.host_budget,
-                planner_named(self.planner), self.notify, lambda: self.plain,
-            )  # fmt: skip
+            search = replace(self.search, budget=budget, tried=[])
             found: dict[str, Callable[[], Iterable[Candidate]]] = {MEMPLAN: search.own}
-            if self.ways.target.is_gpu:
+            if search.target.is_gpu:
                 found[XLA] = search.rematerialized
             for way, candidates in found.items():
                 fitting = [*filter(search.fits, candidates()), *filter(None, (best[way],))]
@@ -97,9 +91,8 @@ def curve(
     notify: Notify,
 ) -> Curve:
     """Plan a step for budgets below what it takes as it is (see `api.curve`); `request.budget` is not read."""
-    target = pipeline.target_of(request.device)
-    host_budget = pipeline.host_budget_of(request, target)
-    curving = _Curving(Ways(step, args, options, target), host_budget, request.planner, notify)
+    search = pipeline.search_for(step, args, {}, options, replace(request, budget=None), notify)
+    curving = _Curving(Ways(step, args, options, search.target), search, notify)
     points = (*curving.fixed(), *curving.planned(shares))
     plain = curving.plain
-    return Curve(points, target.device.name, plain.device_bytes, plain.step_s, curving.lowest, versions())
+    return Curve(points, search.target.device.name, plain.device_bytes, plain.step_s, curving.lowest, versions())

@@ -10,7 +10,7 @@ import jax
 
 from memplan import summary
 from memplan.candidates import Candidate
-from memplan.compiling import Unmodified
+from memplan.compiling import Compiling, Unmodified
 from memplan.planning import devices, spec
 from memplan.planning.budget import Size, parse_bytes
 from memplan.planning.graph import Graph
@@ -18,7 +18,6 @@ from memplan.planning.plan import Plan
 from memplan.planning.planners.protocol import Planner
 from memplan.planning.planners.registry import planner_named
 from memplan.program import compat
-from memplan.program.extract import extract
 from memplan.program.host_state import large_leaves, with_state_on_host
 from memplan.program.local import host_memory_bytes, is_here, local_device
 from memplan.program.rewrite import rewrite
@@ -74,33 +73,49 @@ def run(
       InfeasibleBudgetError: nothing that the compiler measured fits.
       PlanMismatchError: `request.plan` is for another program.
     """
-    target = target_of(request.device)
-    budget = parse_bytes(request.budget, target.device.memory_bytes)
-    host_budget = host_budget_of(request, target)
-    planner = planner_named(request.planner)
     notify("tracing", None)
-    program = trace(step, args, kwargs, options)
+    search = search_for(step, args, kwargs, options, request, notify)
     notify("compiling the unmodified step", None)
-    compiled = Unmodified(program, target, args, kwargs)
-    plain = compiled()
+    plain, chosen = search.plain(), _chosen(search, request)
+    limits, seen = (search.target, search.budget, search.host_budget), shapes_of(args, kwargs)
+    if chosen is plain:
+        return Result(search.program, None, search.target, plain, summary.untouched(*limits, plain), *seen)
+    bounds = search.lowest.nbytes, search.least_s
+    report = summary.planned(search.graph, *limits, chosen, plain, search.tried, *bounds)
+    ran = chosen.program or search.program, chosen.graph or search.graph
+    return Result(*ran, search.target, chosen, report, *seen)
+
+
+def search_for(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+    request: Request,
+    notify: Notify = lambda stage, share: None,
+) -> Search:
+    """What there is to try for a step, traced; nothing is compiled yet.
+
+    Raises BudgetError and UnknownDeviceError like `run`.
+    """
+    target = target_of(request.device)
+    budget, host_budget = parse_bytes(request.budget, target.device.memory_bytes), host_budget_of(request, target)
+    planner = planner_named(request.planner)
+    program = trace(step, args, kwargs, options)
+    plain = Unmodified(program, target, args, kwargs)
     if request.host_state:
         program = with_state_on_host(program, large_leaves(program, request.host_state))
-    fits = plain.device_bytes <= budget and request.plan is None and not program.held
-    if fits and not (plain.traffic and plain.traffic.waits_for_links):
-        report = summary.untouched(target, budget, host_budget, plain)
-        return Result(program, None, target, plain, report, *shapes_of(args, kwargs))
-    search = Search(program, extract(program), target, args, kwargs, budget, host_budget, planner, notify, compiled)
-    if fits:
-        chosen = search.in_segments()
-    else:
-        chosen = search.follow(request.plan) if request.plan is not None else search.best(request.verify)
-    if chosen is plain:
-        report = summary.untouched(target, budget, host_budget, plain)
-        return Result(program, None, target, plain, report, *shapes_of(args, kwargs))
-    bounds = search.lowest.nbytes, search.least_s
-    report = summary.planned(search.graph, target, budget, host_budget, chosen, plain, search.tried, *bounds)
-    ran = chosen.program or program, chosen.graph or search.graph
-    return Result(*ran, target, chosen, report, *shapes_of(args, kwargs))
+    return Search(Compiling(program, plain), budget, host_budget, planner, notify)
+
+
+def _chosen(search: Search, request: Request) -> Candidate:
+    """The step as it is, where that fits and waits for no other device; else what is asked for, or the best."""
+    plain = search.plain()
+    if request.plan is not None:
+        return search.follow(request.plan)
+    if plain.device_bytes > search.budget or search.program.held:
+        return search.best(request.verify)
+    return search.in_segments() if plain.traffic and plain.traffic.waits_for_links else plain
 
 
 def planned_jaxpr(result: Result) -> compat.ClosedJaxpr:

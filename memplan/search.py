@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,7 +26,6 @@ from memplan.planning.straight import straight
 from memplan.planning.streams import streamed
 from memplan.planning.tidy import tidied
 from memplan.planning.unfold import keep_everything
-from memplan.program.extract import extract
 from memplan.program.host_state import with_state_on_host
 from memplan.program.loops import with_loops
 from memplan.program.targets import HIDES_LATENCY, Target, xla_rematerialization
@@ -55,34 +54,45 @@ class Search:
     """Candidates, compiled one after the other; what the compiler says of one goes into the next.
 
     Attributes:
-      plain: the unmodified step, compiled when it is first asked for (`Unmodified`).
+      compiling: the step.
+      budget, host_budget: bytes.
     """
 
-    program: Program
-    graph: Graph
-    target: Target
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
+    compiling: Compiling
     budget: int
     host_budget: int
     planner: Planner
     notify: Notify
-    plain: Callable[[], Candidate]
     tried: list[Candidate] = field(default_factory=list)
+
+    @property
+    def program(self) -> Program:
+        return self.compiling.program
+
+    @property
+    def graph(self) -> Graph:
+        return self.compiling.graph
+
+    @property
+    def target(self) -> Target:
+        return self.compiling.target
+
+    def plain(self) -> Candidate:
+        """The unmodified step, compiled when it is first asked for."""
+        return self.compiling.plain()
 
     def best(self, verify: str | None) -> Candidate:
         """The fastest candidate that the compiler measured inside the budget."""
-        lowest = self.lowest
         if verify is None:
-            return self.unverified(lowest)
-        if self.budget >= lowest.nbytes:
+            return self.unverified()
+        if self.budget >= self.lowest.nbytes:
             self.own()
             self.tried.extend(self.rematerialized())
         fitting = [candidate for candidate in self.tried if self.fits(candidate)]
         if not fitting:
             resort = self.last_resort
             if not self.fits(resort):
-                raise self.infeasible(lowest, resort.device_bytes)
+                raise self.infeasible(resort.device_bytes)
             return resort
         return min(fitting, key=lambda candidate: (candidate.step_s or 0.0, candidate.device_bytes))
 
@@ -135,7 +145,7 @@ class Search:
                 "another device or version of jaxlib, or by hand. Plan again."
             )
         if not self.fits(candidate):
-            raise self.infeasible(self.lowest, candidate.device_bytes)
+            raise self.infeasible(candidate.device_bytes)
         return candidate
 
     def fits(self, candidate: Candidate) -> bool:
@@ -148,7 +158,7 @@ class Search:
 
     def on(self, program: Program) -> Search:
         """The same search for the step with its loops rewritten."""
-        return replace(self, program=program, graph=extract(program), tried=[])
+        return replace(self, compiling=replace(self.compiling, program=program), tried=[])
 
     @functools.cached_property
     def ways(self) -> list[Search]:
@@ -357,10 +367,6 @@ class Search:
         self.notify("compiling the planned step", None)
         return self.compiling.planned(plan, predicted, flags)
 
-    @property
-    def compiling(self) -> Compiling:
-        return Compiling(self.program, self.graph, self.target, self.args, self.kwargs, self.plain)
-
     def rematerialized(self) -> Iterator[Candidate]:
         """The unmodified step with XLA's own rematerialization, its limit set to the budget and then below it.
 
@@ -368,20 +374,20 @@ class Search:
         """
         if not self.target.is_gpu or self.program.held:
             return
-        plain = self.plain().executable
-        memory = plain.memory if plain else None
+        plain, executable = self.compiling.plain, self.plain().executable
+        memory = executable.memory if executable else None
         resident = memory.device_bytes - memory.temp_bytes if memory else 0
         limit = self.budget
         for _ in range(_XLA_ATTEMPTS):
             self.notify("compiling with XLA's own rematerialization", None)
             target, flags = xla_rematerialization(self.target, limit, resident)
-            candidate = compile_plain(self.program, target, self.args, self.kwargs, flags, "xla", with_schedule=True)
+            candidate = compile_plain(self.program, target, plain.args, plain.kwargs, flags, "xla", with_schedule=True)
             yield candidate
             if self.fits(candidate) or candidate.device_bytes > 1.25 * self.budget:
                 return
             limit -= int(1.2 * (candidate.device_bytes - self.budget))
 
-    def unverified(self, lowest: Floor) -> Candidate:
+    def unverified(self) -> Candidate:
         """The planner's word alone (`verify=None`)."""
         for search in (*self.ways[::-1], *self.moving_ways[::-1]):
             timeline = search.simulated(search.straight)
@@ -393,7 +399,7 @@ class Search:
             proposal = self.least_proposed
         timeline = proposal.timeline
         if timeline.peak_nbytes > self.budget or timeline.host_peak_nbytes > self.host_budget:
-            raise self.infeasible(lowest, timeline.peak_nbytes)
+            raise self.infeasible(timeline.peak_nbytes)
         return search.compiling.believed(proposal.plan, timeline, proposal.gap_s)
 
     @property
@@ -402,9 +408,9 @@ class Search:
         larger = f"or a larger host budget (now {show_bytes(self.host_budget)})"
         return larger if self.program.held else f"parameters and optimizer state on the host (host_state), {larger}"
 
-    def infeasible(self, lowest: Floor, smallest: int) -> InfeasibleBudgetError:
+    def infeasible(self, smallest: int) -> InfeasibleBudgetError:
         """Says the floor, what sets it, and a budget that works."""
-        where = lowest.where
+        lowest, where = self.lowest, self.lowest.where
         if self.budget < lowest.nbytes:
             what = f"less than {where} alone needs"
         else:

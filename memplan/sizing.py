@@ -9,16 +9,10 @@ from typing import Any
 
 from memplan import pipeline
 from memplan.candidates import Candidate
-from memplan.compiling import Unmodified
 from memplan.errors import SizeError
 from memplan.pipeline import Request
 from memplan.planning.budget import parse_bytes
 from memplan.planning.frontier import last_fitting
-from memplan.planning.planners.registry import planner_named
-from memplan.program.extract import extract
-from memplan.program.host_state import large_leaves, with_state_on_host
-from memplan.program.targets import Target
-from memplan.program.trace import trace
 from memplan.report.frontier import Frontier, Size, Tried
 from memplan.search import Notify, Search
 from memplan.summary import versions
@@ -73,14 +67,11 @@ def axes_of(low: Bounds, high: Bounds, step: Bounds, names: Sequence[str]) -> li
 @dataclass
 class _Sizing:
     make: Make
-    target: Target
-    budget: int
-    host_budget: int
     request: Request
+    budget: int
     donate: tuple[int, ...] | None
     notify: Notify
     searches: dict[Size, Search] = field(default_factory=dict)
-    unmodified: dict[Size, Unmodified] = field(default_factory=dict)
     tried: dict[Size, Tried] = field(default_factory=dict)
 
     def search(self, size: Size) -> Search:
@@ -99,14 +90,7 @@ class _Sizing:
         if hasattr(step, "plan"):
             raise SizeError("the step is planned by memplan.jit already: return the plain one, which is then planned.")
         donated = self.donate if self.donate is not None else (0,) if len(args) > 1 else ()
-        program = trace(step, args, {}, {"donate_argnums": donated})
-        plain = self.unmodified[size] = Unmodified(program, self.target, args, {})
-        if self.request.host_state:
-            program = with_state_on_host(program, large_leaves(program, self.request.host_state))
-        planner = planner_named(self.request.planner)
-        return Search(
-            program, extract(program), self.target, args, {}, self.budget, self.host_budget, planner, self.notify, plain
-        )
+        return pipeline.search_for(step, args, {}, {"donate_argnums": donated}, self.request, self.notify)
 
     def trial(self, size: Size, thorough: bool) -> Tried:
         """Compile for this size until something fits, or nothing that is likely to does; all there is, if thorough."""
@@ -128,7 +112,7 @@ class _Sizing:
             floor_bytes=search.lowest.nbytes,
             operation=search.lowest.where,
             thorough=thorough,
-            compilations=len({id(candidate) for candidate in (*seen, self.unmodified[size].compiled) if candidate}),
+            compilations=len({id(candidate) for candidate in (*seen, search.compiling.plain.compiled) if candidate}),
         )
         return self.tried[size]
 
@@ -176,12 +160,12 @@ def frontier(
     """
     target = pipeline.target_of(request.device)
     budget = parse_bytes(request.budget, target.device.memory_bytes)
-    sizing = _Sizing(make, target, budget, pipeline.host_budget_of(request, target), request, donate, notify)
+    sizing = _Sizing(make, request, budget, donate, notify)
     edges = list(sizing.edges(axes))
     if not edges:
         smallest = tuple(axis.low for axis in axes)
         search = sizing.search(smallest)
-        raise search.infeasible(search.lowest, sizing.trial(smallest, thorough=True).device_bytes)
+        raise search.infeasible(sizing.trial(smallest, thorough=True).device_bytes)
     return Frontier(
         axes=tuple(axis.name for axis in axes),
         largest=tuple(fits for fits, _ in edges),
@@ -190,7 +174,7 @@ def frontier(
         traced=len(sizing.searches),
         device=target.device.name,
         budget_bytes=budget,
-        host_budget_bytes=sizing.host_budget,
+        host_budget_bytes=pipeline.host_budget_of(request, target),
         versions=versions(),
     )
 

@@ -31,8 +31,9 @@ TYPES = (
 # What a room may import of memplan; the longest matching name counts, and a module outside every room is a breach.
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "memplan.errors": (),
-    "memplan.report": ("memplan.report",),
-    "memplan.planning": ("memplan.planning", "memplan.errors"),
+    "memplan.files": (),
+    "memplan.report": ("memplan.report", "memplan.files"),
+    "memplan.planning": ("memplan.planning", "memplan.files", "memplan.errors"),
     "memplan.program": ("memplan.program", "memplan.errors", *TYPES),
     "memplan.program.traffic": ("memplan.program", "memplan.planning.cost", *TYPES),  # kernels in seconds
     "memplan.program.network": ("memplan.program", "memplan.planning.collectives", *TYPES),  # collectives in seconds
@@ -185,7 +186,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
 }
 OPEN_ROOMS = {"memplan"}  # only the package itself, not whatever stands in it
 
-PURE = ("memplan.planning", "memplan.report", "memplan.errors")
+PURE = ("memplan.planning", "memplan.report", "memplan.errors", "memplan.files")
 JAX = ("jax", "jaxlib", "flax", "optax")
 INTERNALS = ("jax._src", "jax.extend")
 DOOR = "memplan.program.compat"

@@ -14,11 +14,10 @@ import json
 import os
 import platform
 import subprocess
-import tempfile
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -27,16 +26,13 @@ from typing import Any
 from experiments.budgets.cases import CASES, Case, Program
 from memplan import pipeline, summary
 from memplan.candidates import Candidate
-from memplan.compiling import bytes_by_segment, compile_plain
+from memplan.compiling import bytes_by_segment
 from memplan.errors import InfeasibleBudgetError
+from memplan.files import write_whole
 from memplan.pipeline import Request
 from memplan.planning.floor import floor
-from memplan.planning.graph import Graph
 from memplan.planning.planners.protocol import Planner, Problem, Proposal
-from memplan.planning.planners.registry import planner_named
 from memplan.planning.simulate import Simulator
-from memplan.program import extract, trace
-from memplan.program.targets import Target
 from memplan.search import Search
 from memplan.verify.memory import standing_at_peak
 
@@ -64,49 +60,33 @@ class Timed:
             self.seconds += time.perf_counter() - start
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What the cases of one program on one device share."""
-
-    program: trace.Program
-    graph: Graph
-    target: Target
-    args: Any
-    plain: Candidate
-
-
 @lru_cache(maxsize=1)  # one at a time: executables are large
-def setting(program: Program, device: str) -> Setting:
-    """Traced, and compiled unmodified."""
+def known(program: Program, device: str) -> Search:
+    """Traced, and compiled unmodified: what the cases of one program on one device share."""
     step, args = program.make()
-    target = pipeline.target_of(device)
-    traced = trace.trace(step, args, {}, OPTIONS)
-    return Setting(traced, extract.extract(traced), target, args, compile_plain(traced, target, args, {}))
+    search = pipeline.search_for(step, args, {}, OPTIONS, Request(device=device))
+    search.plain()
+    return search
 
 
 def measure(case: Case) -> dict[str, Any]:
     """Plan one case; the figures as a JSON object."""
     start = time.perf_counter()
-    known = setting(case.program, case.device)
-    compiled_plain = time.perf_counter()
-    budget = known.plain.device_bytes * case.percent // 100
-    host_budget = pipeline.host_budget_of(Request(device=case.device), known.target)
-    planner = Timed(planner_named(None))
-    search = Search(
-        known.program, known.graph, known.target, known.args, {}, budget, host_budget, planner,
-        lambda stage, share: None, lambda: known.plain,
-    )  # fmt: skip
+    shared = known(case.program, case.device)
+    plain, compiled_plain = shared.plain(), time.perf_counter()
+    planner = Timed(shared.planner)
+    search = replace(shared, budget=plain.device_bytes * case.percent // 100, planner=planner, tried=[])
     found: dict[str, Any] = {"status": "", "planner": None}
     chosen = None
     try:
         chosen = search.best("compile")
         report = summary.planned(
-            known.graph,
-            known.target,
-            budget,
-            host_budget,
+            search.graph,
+            search.target,
+            search.budget,
+            search.host_budget,
             chosen,
-            known.plain,
+            plain,
             search.tried,
             search.lowest.nbytes,
             search.least_s,
@@ -129,9 +109,9 @@ def measure(case: Case) -> dict[str, Any]:
     end = time.perf_counter()
     return {
         "case": case.name, "program": case.program.name, "device": case.device, "percent": case.percent,
-        "required": case.required, "budget_bytes": budget, "host_budget_bytes": host_budget,
-        "baseline_peak_bytes": known.plain.device_bytes, "baseline_step_s": known.plain.step_s,
-        "floor_bytes": floor(known.graph).nbytes, **found,
+        "required": case.required, "budget_bytes": search.budget, "host_budget_bytes": search.host_budget,
+        "baseline_peak_bytes": plain.device_bytes, "baseline_step_s": plain.step_s,
+        "floor_bytes": floor(search.graph).nbytes, **found,
         "attempts": attempts(search, chosen),
         "planning_s": planner.seconds, "plain_compile_s": compiled_plain - start, "wall_s": end - start,
         "environment": environment(),
@@ -208,12 +188,7 @@ def _git(*args: str) -> str:
 def write(path: Path, document: Mapping[str, Any]) -> None:
     """Whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "w") as file:
-        json.dump(document, file, indent=1, allow_nan=False)
-        file.write("\n")
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
+    write_whole(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
 def selected(names: list[str] | None) -> list[Case]:

@@ -24,6 +24,7 @@ import jax
 
 from experiments.budgets.cases import mlp_step
 from memplan import calibrating
+from memplan.files import write_whole
 from memplan.planning import spec
 from memplan.planning.devices import Device
 from memplan.planning.graph import Graph, Op
@@ -33,7 +34,6 @@ from memplan.program.executor import as_array, compile_stages
 from memplan.program.extract import extract
 from memplan.program.local import local_device
 from memplan.program.trace import trace
-from memplan.report.document import write_whole
 from memplan.running import segmented_plan
 from models.resnet import ResNetConfig
 from models.train import Built, decoder_step, resnet_step, unet3d_step

@@ -24,9 +24,9 @@ from experiments.large_images.searches import search_for
 from experiments.large_images.table import tables
 from experiments.readme import inserted
 from memplan import api
+from memplan.files import write_whole
 from memplan.planning.budget import parse_bytes
 from memplan.planning.frontier import last_fitting
-from memplan.report.document import write_whole
 from memplan.summary import versions
 
 HERE = Path(__file__).parent

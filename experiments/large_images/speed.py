@@ -10,7 +10,7 @@ from pathlib import Path
 from experiments.large_images.cases import Case, limits
 from experiments.large_images.searches import PLANNER, search_for
 from memplan.errors import InfeasibleBudgetError
-from memplan.report.document import write_whole
+from memplan.files import write_whole
 from memplan.search import Search
 from memplan.summary import versions
 
@@ -49,7 +49,7 @@ def speed_of(case: Case, device: str, size: int) -> Speed | None:
     search = search_for(case, device, size, remat=False)
     plain_s, checkpoint_s = kept(search), kept(search_for(case, device, size, remat=True))
     try:
-        plan = search.unverified(search.lowest)
+        plan = search.unverified()
     except InfeasibleBudgetError:
         return None
     assert plan.step_s is not None

@@ -9,7 +9,7 @@ A plan is made and compiled once; its compiled schedule is then replayed with th
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,14 @@ from typing import Any
 from experiments.readme import measure_and_tell
 from memplan import pipeline
 from memplan.candidates import Candidate
-from memplan.compiling import compile_plain
 from memplan.errors import InfeasibleBudgetError
-from memplan.planning.budget import parse_bytes
+from memplan.pipeline import Request
 from memplan.planning.devices import named
 from memplan.planning.graph import Graph
+from memplan.planning.planners.greedy import GreedyPlanner
+from memplan.planning.planners.protocol import Planner, Problem, Proposal
 from memplan.planning.planners.registry import planner_named
-from memplan.program.extract import extract
-from memplan.program.trace import trace
 from memplan.program.traffic import traffic
-from memplan.search import Search
 from memplan.summary import versions
 from models.train import googlenet_step
 
@@ -44,24 +42,22 @@ def swapping(graph: Graph) -> Graph:
     return replace(graph, ops=tuple(op if op.fusion in _LIGHT else replace(op, recomputable=False) for op in graph.ops))
 
 
-PLANS: Mapping[str, tuple[str, Callable[[Graph], Graph]]] = {
-    "swapping": ("greedy", swapping),
-    "memplan": ("milp", lambda graph: graph),
-}
-"""Planner, and what it may do."""
+class Swapping(GreedyPlanner):
+    def propose(self, problem: Problem) -> Proposal:
+        return super().propose(replace(problem, graph=swapping(problem.graph)))
+
+
+PLANNERS: Mapping[str, Planner] = {"swapping": Swapping(), "memplan": planner_named("milp")}
 
 
 def planned(name: str) -> tuple[Candidate, Candidate]:
     """The unmodified step, and the fastest plan that fits with the slowest of the links."""
-    planner, allowed = PLANS[name]
     step, args = googlenet_step(image=IMAGE, batch=BATCH)
-    target = pipeline.target_of(f"{DEVICE}@{LINKS[0]}")
-    program = trace(step, args, {}, {"donate_argnums": 0})
-    plain = compile_plain(program, target, args, {})
-    search = Search(
-        program, allowed(extract(program)), target, args, {}, parse_bytes(BUDGET, 0), parse_bytes(HOST_BUDGET, 0),
-        planner_named(planner), lambda stage, share: print(stage, flush=True), lambda: plain,
-    )  # fmt: skip
+    request = Request(BUDGET, HOST_BUDGET, f"{DEVICE}@{LINKS[0]}", PLANNERS[name])
+    search = pipeline.search_for(
+        step, args, {}, {"donate_argnums": 0}, request, lambda stage, share: print(stage, flush=True)
+    )
+    plain = search.plain()
     fitting = [*filter(search.fits, search.own())]
     if not fitting:
         raise InfeasibleBudgetError("no plan fits", floor_bytes=search.lowest.nbytes, smallest_bytes=0, operation="")
@@ -86,7 +82,7 @@ def measure(name: str) -> str:
 def table() -> str:
     names = ("plan", "link", "GB/s", "device MiB", "host MiB", "copies ms", "step ms", "Mpixel/s", "against PCIe 3")
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-    for name in PLANS:
+    for name in PLANNERS:
         path = RESULTS / f"{name}.json"
         if path.exists():
             found = json.loads(path.read_text())
@@ -112,4 +108,4 @@ def _row(name: str, found: Mapping[str, Any], link: str) -> str:
 
 
 if __name__ == "__main__":
-    measure_and_tell(__doc__, PLANS, measure, README, table)
+    measure_and_tell(__doc__, PLANNERS, measure, README, table)

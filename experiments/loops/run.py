@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 
 from experiments.readme import measure_and_tell
+from memplan import pipeline
 from memplan.candidates import Candidate
 from memplan.compiling import compile_plain
-from memplan.pipeline import target_of
+from memplan.pipeline import Request
 from memplan.planning.loop import moved_nbytes, stacked_nbytes
-from memplan.planning.planners.registry import planner_named
-from memplan.program.extract import extract
 from memplan.program.trace import trace
 from memplan.program.traffic import traffic
-from memplan.search import Search
 from memplan.summary import versions
 from models.train import decoder_step
 from models.transformer import CHECKPOINTS, DecoderConfig
@@ -58,7 +56,6 @@ class Row:
 
 def measure(name: str) -> dict[str, Any]:
     device, dtype = CASES[name]
-    target = target_of(device)
 
     def step_of(checkpoint: str) -> Any:
         return decoder_step(batch=8, tokens=1024, config=DecoderConfig(scan=True, checkpoint=checkpoint, dtype=dtype))
@@ -72,17 +69,14 @@ def measure(name: str) -> dict[str, Any]:
         return Row(way, *figures)
 
     step, args = step_of("")
-    program = trace(step, args, {}, OPTIONS)
-    plain = compile_plain(program, target, args, {})
+    search = pipeline.search_for(step, args, {}, OPTIONS, Request(device=device))
+    plain, target = search.plain(), search.target
     rows = [row("plain", plain, planned=False)]
     for policy in CHECKPOINTS:
         checkpointed, _ = step_of(policy)
         one = compile_plain(trace(checkpointed, args, {}, OPTIONS), target, args, {})
         rows.append(row(f"jax.checkpoint, {policy}", one, planned=False))
-    search = Search(
-        program, extract(program), target, args, {}, plain.device_bytes - 1, 2 * target.device.memory_bytes,
-        planner_named(None), lambda stage, share: None, lambda: plain,
-    )  # fmt: skip
+    search = replace(search, budget=plain.device_bytes - 1)
     for one in search.looped():
         assert one.program is not None
         kept = sum(stacked_nbytes(*known) for known in one.program.loops) / MIB

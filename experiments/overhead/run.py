@@ -20,13 +20,13 @@ from typing import Any
 import jax
 
 import memplan
+from memplan.files import write_whole
 from memplan.planning import devices
 from memplan.planning.planners.protocol import Problem
 from memplan.planning.planners.registry import planner_named
 from memplan.program.extract import extract
 from memplan.program.rewrite import rewrite
 from memplan.program.trace import trace
-from memplan.report.document import write_whole
 from memplan.verify.plan import judge
 from models.resnet import ResNetConfig
 from models.train import resnet_step

@@ -16,10 +16,10 @@ import numpy as np
 
 from experiments.parallel.cases import CASES, trained
 from experiments.parallel.table import write_table
+from memplan.files import write_whole
 from memplan.program.executor import compile_stages
 from memplan.program.extract import extract
 from memplan.program.trace import trace
-from memplan.report.document import write_whole
 from memplan.running import Runner, chopped_plans
 from memplan.summary import versions
 from memplan.verify.program import compare

@@ -23,8 +23,8 @@ from experiments.segmentation.phantoms import write_phantoms
 from experiments.segmentation.training import factory
 from experiments.segmentation.worker import WAYS
 from memplan.errors import MemplanError
+from memplan.files import write_whole
 from memplan.planning.budget import parse_bytes, show_bytes
-from memplan.report.document import write_whole
 from models.unet3d import UNet3DConfig
 
 FILTERS = 8

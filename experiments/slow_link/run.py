@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from experiments.slow_link.table import write_table
-from memplan.report.document import write_whole
+from memplan.files import write_whole
 from memplan.summary import versions
 
 HERE = Path(__file__).parent

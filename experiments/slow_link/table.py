@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from experiments.readme import inserted
-from memplan.report.document import write_whole
+from memplan.files import write_whole
 
 README = Path(__file__).parent / "README.md"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import operator
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from memplan.errors import PlanMismatchError
+from memplan.files import write_whole
 from memplan.planning.graph import Graph
 from memplan.planning.loop import Residuals
 
@@ -94,15 +94,7 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON to `path`; the file appears whole or not at all."""
-        target = Path(path)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(self._document(), file, separators=(",", ":"))
-            os.replace(temporary, target)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_whole(path, json.dumps(self._document(), separators=(",", ":")))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from memplan.errors import UnknownDeviceError
+from memplan.files import write_whole
 from memplan.planning.devices import Device, HostLink
-from memplan.planning.files import write_whole
 
 FORMAT = 1
 

@@ -19,8 +19,8 @@ from types import MappingProxyType
 from typing import Any
 
 from memplan.errors import TopologyError
+from memplan.files import write_whole
 from memplan.planning.devices import LINKS
-from memplan.planning.files import write_whole
 from memplan.planning.spec import is_path
 
 FORMAT = 1

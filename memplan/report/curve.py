@@ -9,7 +9,8 @@ import os
 from dataclasses import dataclass
 from typing import ClassVar
 
-from memplan.report import document, plot
+from memplan.files import write_whole
+from memplan.report import plot
 from memplan.report.document import Pairs
 from memplan.report.sheet import UNKNOWN, Sheet, seconds, size
 from memplan.report.told import Told
@@ -99,7 +100,7 @@ class Curve(Told):
         ways = dict.fromkeys(point.way for point in self.points)
         series = [found for way in ways if (found := self._series(way)).points]
         axes = "device memory (GiB)", "step (ms)"
-        document.write_whole(path, plot.png(self.device, axes, series, ("floor", self.floor_bytes / _GIB)))
+        write_whole(path, plot.png(self.device, axes, series, ("floor", self.floor_bytes / _GIB)))
 
     def _series(self, way: str) -> plot.Series:
         points = [point for point in self.points if point.way == way]

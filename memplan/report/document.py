@@ -1,18 +1,15 @@
-"""Frozen dataclasses to strict JSON and back, and files that appear whole or not at all."""
+"""Frozen dataclasses to strict JSON and back."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
 import math
 import numbers
-import os
 import types
 import typing
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 Row = TypeVar("Row")
@@ -43,27 +40,6 @@ def from_json(record: type[Row], text: str, schema: str) -> Row:
     if found != schema:
         raise ValueError(f"This document has schema {found!r}, expected {schema!r}. Write it again with this memplan.")
     return _build(record, document, "")
-
-
-def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Write text as UTF-8, or bytes; an existing file is replaced in one step, a pipe or terminal is written to.
-
-    Raises:
-      OSError: the folder is missing or may not be written to; nothing is left behind.
-    """
-    target = Path(os.path.realpath(path))
-    written = content.encode() if isinstance(content, str) else content
-    if target.exists() and not target.is_file():
-        target.write_bytes(written)
-        return
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        temporary.write_bytes(written)
-        temporary.replace(target)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        raise
 
 
 def _laid_out(value: Any, indent: str) -> str:

@@ -11,7 +11,8 @@ import os
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from memplan.report import document, page, perfetto, picture
+from memplan.files import write_whole
+from memplan.report import page, perfetto, picture
 from memplan.report.document import Pairs
 from memplan.report.sheet import Sheet, flops, largest, seconds, shape, short_source, size
 from memplan.report.timeline import Line, Timeline
@@ -181,7 +182,7 @@ class Report(Told):
           ValueError: there is no timeline.
           OSError: the file cannot be written; nothing is left behind.
         """
-        document.write_whole(path, perfetto.trace(self.title, self._drawable(), self.lines, self.budget_bytes))
+        write_whole(path, perfetto.trace(self.title, self._drawable(), self.lines, self.budget_bytes))
 
     def save_png(self, path: str | os.PathLike[str]) -> None:
         """Draw memory over the step, and the streams below it.
@@ -192,7 +193,7 @@ class Report(Told):
           OSError: the file cannot be written; nothing is left behind.
         """
         limits = (("budget", self.budget_bytes), ("floor", self.floor_bytes))
-        document.write_whole(path, picture.png(self.title, self._drawable(), self.lines, limits))
+        write_whole(path, picture.png(self.title, self._drawable(), self.lines, limits))
 
     def _drawable(self) -> Timeline:
         if self.timeline is None or not self.timeline.instants:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
+from memplan.files import write_whole
 from memplan.report import document, html, text
 from memplan.report.sheet import Sheet
 
@@ -58,11 +59,11 @@ class Told(ABC):
 
     def save_json(self, path: str | os.PathLike[str]) -> None:
         """Write `to_json()`; the file appears whole or not at all (OSError)."""
-        document.write_whole(path, self.to_json() + "\n")
+        write_whole(path, self.to_json() + "\n")
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
         """Write one self-contained page; the file appears whole or not at all (OSError)."""
-        document.write_whole(path, self.to_html())
+        write_whole(path, self.to_html())
 
     def to_html(self) -> str:
         """The page that `save_html` writes."""
