@@ -34,6 +34,8 @@ KEEPS_COLLECTIVES = {  # as they were written, one beside the other's computatio
     "xla_gpu_experimental_parallel_collective_overlap_limit": 8,  # under way at once; by default one
 }
 _DESCRIBED_OPTIONS = {"xla_gpu_autotune_level": 0}  # there is nothing to time on
+_WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
+_BAD_TILE = "Couldn't find output tile sizes"  # of a product; where XLA times kernels, it passes such tiles over
 
 
 @dataclass(frozen=True)
@@ -60,15 +62,18 @@ class Executable:
       compiled: `jax.stages.Compiled`.
       memory: see `Memory`.
       schedule: instructions in order with their buffers; None where the backend tells nothing.
+      printed: scheduled HLO, where it has been printed already.
     """
 
     compiled: Any
     memory: Memory
     schedule: hlo.Schedule | None
+    printed: str | None = None
 
     @functools.cached_property
     def text(self) -> str:
-        return self.compiled.as_text()
+        """Scheduled HLO."""
+        return self.printed or self.compiled.as_text()
 
 
 @dataclass(frozen=True)
@@ -117,13 +122,22 @@ class Target:
         compat.hold_on_host(lowered, held)
         dumps = self.is_gpu and with_schedule
         if not dumps and not profile:
-            return _account(lowered.compile(compiler_options=flags or None), None)
+            return _account(self._compiled(lowered, flags), None)
         with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
             if profile:
                 flags |= {"xla_gpu_pgle_profile_file_or_directory_path": _written(profile, Path(folder))}
             if dumps:
                 flags |= {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-            return _account(lowered.compile(compiler_options=flags), Path(folder) if dumps else None)
+            return _account(self._compiled(lowered, flags), Path(folder) if dumps else None)
+
+    def _compiled(self, lowered: Any, flags: Mapping[str, Any]) -> Any:
+        """For a GPU that is not here by cuBLAS, where the tile that XLA takes untimed does not suit its own Triton."""
+        try:
+            return lowered.compile(compiler_options=dict(flags) or None)
+        except jax.errors.JaxRuntimeError as error:
+            if not self.described or _BAD_TILE not in str(error):
+                raise
+        return lowered.compile(compiler_options={**flags, **_WITHOUT_TRITON})
 
     def mesh_for(self, spmd: Spmd | None) -> Mesh | None:
         """A mesh of so many described devices; None where the step's own will do."""
@@ -187,12 +201,11 @@ def _account(compiled: Any, dump: Path | None) -> Executable:
         output_bytes=stats.output_size_in_bytes,
         alias_bytes=stats.alias_size_in_bytes,
     )
-    schedule = None
-    if dump is not None:
-        live, assignment = _dumped(dump, "-live-range.txt"), _dumped(dump, "-buffer-assignment.txt")
-        if live and assignment:
-            schedule = hlo.read_schedule(compiled.as_text(), live, assignment)
-    return Executable(compiled, memory, schedule)
+    live, assignment = (_dumped(dump, "-live-range.txt"), _dumped(dump, "-buffer-assignment.txt")) if dump else ("", "")
+    if not live or not assignment:
+        return Executable(compiled, memory, None)
+    text = compiled.as_text()
+    return Executable(compiled, memory, hlo.read_schedule(text, live, assignment), text)
 
 
 def _written(profile: Mapping[str, float], folder: Path) -> str:

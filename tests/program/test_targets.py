@@ -96,6 +96,18 @@ class TestDescribedGpu:
         assert compiled.memory.argument_bytes == 32 + 12 + 4 + 1 + 8
         assert compiled.compiled.out_info[0].dtype == jnp.bfloat16
 
+    @pytest.mark.parametrize("with_schedule", [False, True])
+    def test_products_whose_untimed_tile_xla_refuses_are_compiled(self, with_schedule: bool) -> None:
+        def resized(image: jax.Array) -> jax.Array:
+            return jax.image.resize(image, (2, 512, 512, 3), "bilinear")
+
+        image = jax.ShapeDtypeStruct((2, 128, 128, 3), jnp.float32)
+        h200 = Target(devices.named("h200"), described=True)
+        compiled = h200.compile(resized, (image,), {}, {}, with_schedule=with_schedule)
+        assert compiled.memory.output_bytes == 4 * 2 * 512 * 512 * 3
+        assert (compiled.schedule is not None) == with_schedule
+        assert "ENTRY" in compiled.text
+
     def test_donation_is_seen(self) -> None:
         shape = jax.ShapeDtypeStruct((1024,), jnp.float32)
         target = Target(devices.named("v100"), described=True)
