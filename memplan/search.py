@@ -28,7 +28,7 @@ from memplan.planning.tidy import tidied
 from memplan.planning.unfold import keep_everything
 from memplan.program.host_state import with_state_on_host
 from memplan.program.loops import with_loops
-from memplan.program.targets import HIDES_LATENCY, Target, xla_rematerialization
+from memplan.program.targets import HIDES_LATENCY, XLA_LIMIT, Target, xla_rematerialization
 from memplan.program.trace import Program
 from memplan.verify.memory import excess
 
@@ -46,6 +46,7 @@ _NEARLY = 1.25  # other residuals predicted to miss by less than this are compil
 _STREAMING = 0.9  # of the budget for the plan where state streams; in the rest it waits beside the computation
 _NEAR = 1.05  # what the plan for the least memory misses by more, no other plan reaches
 _FAR = 1.25  # nor does any other way, XLA's own rematerialization among them
+_SQUEEZED = 1.5  # of XLA's own limit: a step that still takes more has been rematerialized as far as XLA can
 _HOPEFUL = 1.1  # a plan predicted to miss by less than this is compiled all the same
 
 
@@ -373,6 +374,8 @@ class Search:
         It knows nothing of state on the host.
         """
         if not self.target.is_gpu or self.program.held:
+            return
+        if self.plain().device_bytes > _SQUEEZED * max(self.budget, XLA_LIMIT * self.target.device.memory_bytes):
             return
         plain, executable = self.compiling.plain, self.plain().executable
         memory = executable.memory if executable else None

@@ -13,6 +13,9 @@ HOST_BUDGET = "256GiB"
 BUDGETS: Mapping[str, str] = {"p100": "15GiB", "v100": "15GiB", "a100": "75GiB", "h200": "130GiB"}
 """What a step may take: of 16, 16, 80 and 141 GB, the rest left to the workspace of libraries and to fragmentation."""
 
+BATCH_STEPS: Mapping[str, int] = {"p100": 8, "v100": 8, "a100": 64, "h200": 64}
+"""From one batch to the next: about as much of what fits on each card."""
+
 WAYS = ("plain", "jax.checkpoint", "xla", "memplan")
 
 
@@ -63,9 +66,17 @@ def _volume(size: int, remat: bool) -> Built:
     return unet3d_step(size, remat=remat)
 
 
-def cases() -> Iterator[Case]:
+def cases(device: str) -> Iterator[Case]:
+    """For one of `BUDGETS`."""
+    step = BATCH_STEPS[device]
     for name, (builder, batch) in NETWORKS.items():
         image = partial(_image, builder, batch)
         yield Case(f"{name}-image", "image", 256, 12288, 64, image, lambda size, batch=batch: batch * size**2)
-        yield Case(f"{name}-batch", "batch", 8, 16384, 8, partial(_batch, builder), lambda size: 224**2 * size)
+        yield Case(f"{name}-batch", "batch", step, 16384, step, partial(_batch, builder), lambda size: 224**2 * size)
     yield Case("unet3d-volume", "size", 64, 768, 8, _volume, lambda size: size**3)
+
+
+def on_devices() -> Iterator[tuple[Case, str]]:
+    """Every case on every device, a case at a time."""
+    for same in zip(*map(cases, BUDGETS), strict=True):
+        yield from zip(same, BUDGETS, strict=True)

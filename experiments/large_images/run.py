@@ -19,7 +19,7 @@ from typing import Any
 
 import memplan
 from experiments.large_images import speed
-from experiments.large_images.cases import BUDGETS, HOST_BUDGET, WAYS, Case, cases, limits
+from experiments.large_images.cases import BUDGETS, HOST_BUDGET, WAYS, Case, limits, on_devices
 from experiments.large_images.searches import search_for
 from experiments.large_images.table import tables
 from experiments.readme import inserted
@@ -96,8 +96,9 @@ def without_a_plan(case: Case, device: str, way: str) -> Found:
 
 
 def shown(case: Case, way: str) -> float:
-    """How many numbers this way keeps for each pixel, as far as another device has shown it."""
-    for path in sorted(RESULTS.glob(f"{case.name}-*.json")):
+    """How many numbers this way keeps for each pixel, as far as another device or size of this network has shown it."""
+    network, _, _ = case.name.partition("-")
+    for path in sorted(RESULTS.glob(f"{network}-*.json")):
         row = known(path).get(way)
         if row and row.size and row.device_bytes:
             return row.device_bytes / (_NUMBER_NBYTES * case.pixels(row.size))
@@ -144,15 +145,14 @@ def timed(path: Path, case: Case, device: str) -> str:
 
 
 def missing(only: list[str] | None) -> Iterator[partial[str]]:
-    for case in cases():
-        for device in BUDGETS:
-            name = f"{case.name}-{device}"
-            if only and not name.startswith(tuple(only)):
-                continue
-            path, drawn = RESULTS / f"{name}.json", RESULTS / f"speed-{name}.json"
-            if not drawn.exists() and case.axis != "batch":
-                yield partial(timed, drawn, case, device)
-            yield from (partial(sized, path, case, device, way) for way in WAYS if way not in known(path))
+    for case, device in on_devices():
+        name = f"{case.name}-{device}"
+        if only and not name.startswith(tuple(only)):
+            continue
+        path, drawn = RESULTS / f"{name}.json", RESULTS / f"speed-{name}.json"
+        if not drawn.exists() and case.axis != "batch":
+            yield partial(timed, drawn, case, device)
+        yield from (partial(sized, path, case, device, way) for way in WAYS if way not in known(path))
 
 
 def main() -> None:

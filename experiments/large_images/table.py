@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.large_images import speed
-from experiments.large_images.cases import BUDGETS, WAYS, cases
+from experiments.large_images.cases import WAYS, on_devices
 
 MIB = 2**20
 
@@ -19,11 +19,10 @@ def tables(results: Path) -> str:
 
 def _known(results: Path) -> Iterator[tuple[Any, str, dict[str, Any]]]:
     """(case, device, rows by way) of every file, in the order of the cases."""
-    for case in cases():
-        for device in BUDGETS:
-            path = results / f"{case.name}-{device}.json"
-            if path.exists():
-                yield case, device, {row["way"]: row for row in json.loads(path.read_text())["rows"]}
+    for case, device in on_devices():
+        path = results / f"{case.name}-{device}.json"
+        if path.exists():
+            yield case, device, {row["way"]: row for row in json.loads(path.read_text())["rows"]}
 
 
 def _sizes(results: Path) -> Iterator[str]:
@@ -59,10 +58,9 @@ def _speeds(results: Path) -> Iterator[str]:
     names = ("predicted", "device", "size", "plain Mpixel/s", "jax.checkpoint", *memplan)
     yield f"| {' | '.join(names)} |"
     yield "|---" * len(names) + "|"
-    for case in cases():
-        for device in BUDGETS:
-            for row in speed.known(results / f"speed-{case.name}-{device}.json"):
-                seconds = row.plain_s, row.checkpoint_s, row.memplan_s
-                speeds = (f"{case.pixels(row.size) / one / 1e6:.1f}" if one else "" for one in seconds)
-                memory = f"{row.device_bytes / MIB:.0f}", f"{row.host_bytes / MIB:.0f}"
-                yield f"| {' | '.join((case.name, device, str(row.size), *speeds, *memory))} |"
+    for case, device in on_devices():
+        for row in speed.known(results / f"speed-{case.name}-{device}.json"):
+            seconds = row.plain_s, row.checkpoint_s, row.memplan_s
+            speeds = (f"{case.pixels(row.size) / one / 1e6:.1f}" if one else "" for one in seconds)
+            memory = f"{row.device_bytes / MIB:.0f}", f"{row.host_bytes / MIB:.0f}"
+            yield f"| {' | '.join((case.name, device, str(row.size), *speeds, *memory))} |"

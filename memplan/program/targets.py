@@ -33,6 +33,7 @@ KEEPS_COLLECTIVES = {  # as they were written, one beside the other's computatio
     "xla_gpu_reduce_scatter_combine_threshold_bytes": 0,
     "xla_gpu_experimental_parallel_collective_overlap_limit": 8,  # under way at once; by default one
 }
+XLA_LIMIT = 0.8  # of a GPU's memory: what takes more, XLA rematerializes by itself, as far as it can
 _DESCRIBED_OPTIONS = {"xla_gpu_autotune_level": 0}  # there is nothing to time on
 _WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
 _BAD_TILE = "Couldn't find output tile sizes"  # of a product; where XLA times kernels, it passes such tiles over
@@ -228,8 +229,8 @@ def xla_rematerialization(target: Target, limit_bytes: int, resident_bytes: int)
     described device gets just the memory that makes this the limit; a real one only whole percents of its own.
     """
     if target.described:
-        device = replace(target.device, memory_bytes=int(limit_bytes / 0.8) + 1)
+        device = replace(target.device, memory_bytes=int(limit_bytes / XLA_LIMIT) + 1)
         return replace(target, device=device), {"xla_gpu_memory_limit_slop_factor": 100}
-    whole = 0.8 * target.device.memory_bytes - resident_bytes
+    whole = XLA_LIMIT * target.device.memory_bytes - resident_bytes
     percent = int(100 * (limit_bytes - resident_bytes) / whole) if whole > 0 else 100
     return target, {"xla_gpu_memory_limit_slop_factor": max(1, percent)}
