@@ -54,3 +54,7 @@ class Candidate:
     def dropped(self) -> tuple[str, ...]:
         """What the plan says and the executable does not do."""
         return (*(self.effect.dropped if self.effect else ()), *self.strange)
+
+    def fits(self, budget: int, host_budget: int) -> bool:
+        """Within both budgets (bytes), and doing what its plan says."""
+        return self.device_bytes <= budget and self.host_bytes <= host_budget and not self.dropped

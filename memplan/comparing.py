@@ -11,8 +11,8 @@ from memplan.candidates import Candidate
 from memplan.errors import InfeasibleBudgetError
 from memplan.pipeline import Request
 from memplan.planning.budget import parse_bytes
+from memplan.refining import Notify
 from memplan.report.comparison import Comparison, Row
-from memplan.search import Notify
 from memplan.summary import versions
 from memplan.ways import REFUSALS, Ways, policies, refusal
 

@@ -13,6 +13,7 @@ from memplan.planning.graph import Graph
 from memplan.planning.loop import moved_nbytes
 from memplan.planning.plan import Plan
 from memplan.planning.simulate import Simulator, Timeline
+from memplan.planning.straight import straight
 from memplan.planning.tidy import tidied
 from memplan.program import compat
 from memplan.program.executor import compile_stages
@@ -93,12 +94,25 @@ class Compiling:
     def target(self) -> Target:
         return self.plain.target
 
+    @functools.cached_property
+    def straight(self) -> Plan:
+        """One segment, the rest left to the compiler."""
+        return straight(self.graph, self.target.device.name)
+
+    @functools.cached_property
+    def straight_timeline(self) -> Timeline:
+        """What `straight` is predicted to be like."""
+        return self.simulated(self.straight)
+
+    def simulated(self, plan: Plan, slack: Mapping[int, int] | None = None) -> Timeline:
+        return Simulator(self.graph, self.target.device, slack or {}).run(plan)
+
     def planned(self, plan: Plan, predicted: int, flags: Mapping[str, Any] | None = None) -> Candidate:
         """Judge a plan, rewrite, compile; `predicted` are its device bytes by the simulator."""
         plan = self.whole(plan)
         judge(plan, self.graph)
         if not self.target.is_gpu:
-            timeline = Simulator(self.graph, self.target.device).run(plan)
+            timeline = self.simulated(plan)
             flags = dict(self.program.options.get("compiler_options") or {}) or None
             stages = compile_stages(self.program, self.graph, plan, flags)
             return Candidate(

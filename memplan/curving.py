@@ -11,8 +11,9 @@ from memplan.candidates import Candidate
 from memplan.errors import BudgetError
 from memplan.pipeline import Request
 from memplan.planning.floor import floor
+from memplan.refining import Notify
 from memplan.report.curve import BOUND, MEMPLAN, XLA, Curve, Point
-from memplan.search import Notify, Search
+from memplan.search import Search
 from memplan.summary import versions
 from memplan.ways import REFUSALS, Ways, policies, refusal
 

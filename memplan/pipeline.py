@@ -23,8 +23,9 @@ from memplan.program.local import host_memory_bytes, is_here, local_device
 from memplan.program.rewrite import rewrite
 from memplan.program.targets import Target
 from memplan.program.trace import Program, flat_step, trace
+from memplan.refining import Notify
 from memplan.report.model import Report
-from memplan.search import Notify, Search
+from memplan.search import Search
 
 
 @dataclass(frozen=True)

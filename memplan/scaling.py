@@ -17,8 +17,8 @@ from memplan.pipeline import Request
 from memplan.planning.budget import Size
 from memplan.planning.topology import Topology, topology_named
 from memplan.program.traffic import Traffic, replayed
+from memplan.refining import Notify
 from memplan.report.scaling import Count, Level, Links, Point, Scaling, Topologies
-from memplan.search import Notify
 from memplan.summary import versions
 
 LARGEST = 4096

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memplan.candidates import Candidate
-from memplan.compiling import Compiling, bytes_by_segment, compile_plain
+from memplan.compiling import Compiling, compile_plain
 from memplan.errors import InfeasibleBudgetError, PlanMismatchError
 from memplan.looping import ways
 from memplan.planning.budget import show_bytes
@@ -17,37 +17,23 @@ from memplan.planning.cost import copy_seconds
 from memplan.planning.floor import Floor, floor
 from memplan.planning.graph import Graph
 from memplan.planning.least import least_seconds
-from memplan.planning.loosen import loosened
 from memplan.planning.plan import Plan
-from memplan.planning.planners.protocol import Planner, Problem, Proposal
+from memplan.planning.planners.protocol import Planner, Proposal
 from memplan.planning.planners.registry import planner_named
-from memplan.planning.simulate import Simulator, Timeline
-from memplan.planning.straight import straight
-from memplan.planning.streams import streamed
-from memplan.planning.tidy import tidied
 from memplan.planning.unfold import keep_everything
 from memplan.program.host_state import with_state_on_host
 from memplan.program.loops import with_loops
 from memplan.program.targets import HIDES_LATENCY, XLA_LIMIT, Target, xla_rematerialization
 from memplan.program.trace import Program
-from memplan.verify.memory import excess
+from memplan.refining import Notify, Refining
 
-Notify = Callable[[str, float | None], None]
-
-_ATTEMPTS = 6  # plans compiled before giving up
 _XLA_ATTEMPTS = 3  # limits given to XLA's own rematerialization
-_SPARE = 0.01  # of the budget, left to the compiler at first: half of all plans need that much more than predicted
 _OTHER = "greedy"  # the planner that is asked where the first one finds nothing, and to use the host
-_LEFT = 0.02  # of the budget: more than that is not left over without another try
-_CAREFUL = 0.75  # of what is left: so much more the next plan may take
-_LOOSE = (0.95, 0.9, 0.7)  # of the budget: where less is needed, a fitting plan is tried without fences
 _LOOP_ATTEMPTS, _MOVING_LOOP_ATTEMPTS = 4, 3  # ways to stack residuals, compiled; those that use the host
 _NEARLY = 1.25  # other residuals predicted to miss by less than this are compiled all the same
-_STREAMING = 0.9  # of the budget for the plan where state streams; in the rest it waits beside the computation
 _NEAR = 1.05  # what the plan for the least memory misses by more, no other plan reaches
 _FAR = 1.25  # nor does any other way, XLA's own rematerialization among them
 _SQUEEZED = 1.5  # of XLA's own limit: a step that still takes more has been rematerialized as far as XLA can
-_HOPEFUL = 1.1  # a plan predicted to miss by less than this is compiled all the same
 
 
 @dataclass
@@ -99,7 +85,7 @@ class Search:
 
     def likely(self) -> Iterator[Candidate]:
         """What fits first of all, for whoever asks only whether anything does."""
-        if not self.program.held and self.simulated(self.straight).peak_nbytes <= self.budget:
+        if not self.program.held and self.compiling.straight_timeline.peak_nbytes <= self.budget:
             yield self.plain()
         yield self.least
 
@@ -125,8 +111,8 @@ class Search:
 
         Fences keep the order in which gradients are made, so that their sums go early.
         """
-        plan = keep_everything(self.problem(self.budget, {}).layout(), self.target.device.name)
-        candidate = self.compile(replace(plan, planner="segments"), self.simulated(plan).peak_nbytes)
+        plan = keep_everything(self.refining(self.planner).problem(self.budget).layout(), self.target.device.name)
+        candidate = self.compile(replace(plan, planner="segments"), self.compiling.simulated(plan).peak_nbytes)
         self.tried.append(candidate)
         faster = (candidate.step_s or math.inf) < (self.plain().step_s or math.inf)
         return candidate if faster and self.fits(candidate) else self.plain()
@@ -138,7 +124,7 @@ class Search:
         search = self.on(with_state_on_host(looped, plan.held))
         plan.check(search.graph)
         moves = plan.held or any(residuals and residuals.moved for residuals in plan.loops)
-        candidate = search.compile(plan, search.simulated(plan).peak_nbytes, HIDES_LATENCY if moves else None)
+        candidate = search.compile(plan, search.compiling.simulated(plan).peak_nbytes, HIDES_LATENCY if moves else None)
         self.tried.append(candidate)
         if candidate.dropped:
             raise PlanMismatchError(
@@ -151,11 +137,10 @@ class Search:
 
     def fits(self, candidate: Candidate) -> bool:
         """Within both budgets, and doing what its plan says."""
-        inside = candidate.device_bytes <= self.budget and candidate.host_bytes <= self.host_budget
-        return inside and not candidate.dropped
+        return candidate.fits(self.budget, self.host_budget)
 
-    def problem(self, budget: int, slack: Mapping[int, int]) -> Problem:
-        return Problem(self.graph, self.target.device, budget, self.host_budget, slack)
+    def refining(self, planner: Planner) -> Refining:
+        return Refining(self.compiling, self.budget, self.host_budget, planner, self.notify)
 
     def on(self, program: Program) -> Search:
         """The same search for the step with its loops rewritten."""
@@ -189,7 +174,7 @@ class Search:
 
         It is the same whatever the budget is: so a budget that an error promises to work is kept when it is tried.
         """
-        return self.nearest.asked(self.planner, self.lowest.nbytes, {})
+        return self.nearest.refining(self.planner).asked(self.lowest.nbytes)
 
     @functools.cached_property
     def least(self) -> Candidate:
@@ -236,29 +221,21 @@ class Search:
         """The step with other residuals in its loops and no fences: what leaves most to the compiler."""
         for searches, most in ((self.ways, _LOOP_ATTEMPTS), (self.moving_ways, _MOVING_LOOP_ATTEMPTS)):
             flags = HIDES_LATENCY if self.program.held or searches is self.moving_ways else None
-            hopeful = [(search, search.simulated(search.straight).peak_nbytes) for search in searches]
+            hopeful = [(search, search.compiling.straight_timeline.peak_nbytes) for search in searches]
             hopeful = [(search, nbytes) for search, nbytes in hopeful if nbytes <= _NEARLY * self.budget]
             for search, nbytes in hopeful[:: max(1, -(-len(hopeful) // most))]:
                 self.notify("compiling other residuals of loops", None)
-                yield search.compile(search.straight, nbytes, flags)
-
-    @functools.cached_property
-    def straight(self) -> Plan:
-        """One segment, the rest left to the compiler."""
-        return straight(self.graph, self.target.device.name)
-
-    def simulated(self, plan: Plan) -> Timeline:
-        return Simulator(self.graph, self.target.device).run(plan)
+                yield search.compile(search.compiling.straight, nbytes, flags)
 
     def planned(self) -> Iterator[Candidate]:
         """Plans of the planner that was asked for."""
-        return self.refined(self.planner, lambda timeline: True)
+        return self.refining(self.planner).candidates()
 
     def evicted(self) -> Iterator[Candidate]:
         """Plans of the other planner, where no plan fits so far: what the compiler adds depends on the plan."""
         if self.planner.name == _OTHER or any(map(self.fits, self.tried)):
             return iter(())
-        return self.refined(planner_named(_OTHER), lambda timeline: True)
+        return self.refining(planner_named(_OTHER)).candidates()
 
     def moved(self) -> Iterator[Candidate]:
         """Plans that move values to the host, where their copies could overlap and they be the fastest.
@@ -269,100 +246,9 @@ class Search:
         if not self.host_budget or self.planner.name == _OTHER or needed_s > (self.plain().step_s or 0.0):
             return iter(())
         fastest = min((one.step_s or 0.0 for one in self.tried if self.fits(one)), default=math.inf)
-        return self.refined(planner_named(_OTHER), lambda told: told.host_peak_nbytes > 0 and told.step_s < fastest)
-
-    def refined(self, planner: Planner, is_hopeful: Callable[[Timeline], bool]) -> Iterator[Candidate]:
-        """Plan, compile, learn where the compiler needs more than predicted, plan again.
-
-        Where a plan leaves memory over, one for as much more is tried; the faster one is loosened.
-        """
-        slack: dict[int, int] = {}
-        inner = self.budget - int(_SPARE * self.budget)
-        compiled: set[Plan] = set()
-        fitting: list[tuple[float, Proposal]] = []
-        for attempt in range(_ATTEMPTS):
-            self.notify(f"planning, attempt {attempt + 1}", attempt / _ATTEMPTS)
-            proposal = self.proposed(planner, inner, slack)
-            timeline = proposal.timeline
-            if (not proposal.fits and timeline.peak_nbytes > _HOPEFUL * self.budget) or not is_hopeful(timeline):
-                break
-            if proposal.plan in compiled:
-                break  # what the compiler said of it has not changed the planner's mind
-            compiled.add(proposal.plan)
-            candidate = self.tested(proposal, HIDES_LATENCY if self.program.held else None, slack)
-            yield candidate
-            left = self.budget - candidate.device_bytes
-            if self.fits(candidate):
-                fitting.append((candidate.step_s or 0.0, proposal))
-                if left < _LEFT * self.budget or len(fitting) > 1:
-                    break
-                inner += int(_CAREFUL * left)
-            elif fitting:
-                break
-            else:
-                inner = self.learn(proposal, candidate, slack, inner)
-        if fitting:
-            _, fastest = min(fitting, key=lambda found: found[0])
-            yield from self.loosened(fastest, slack)
-            if fastest.timeline.copies and self.target.is_gpu and not self.program.held:
-                yield self.tested(self.streamed(fastest, self.budget, slack), HIDES_LATENCY, slack)
-
-    def proposed(self, planner: Planner, budget: int, slack: Mapping[int, int]) -> Proposal:
-        """What the planner says; where state is held, with copies beside computation, and room for them to wait in."""
-        if not self.program.held:
-            return self.asked(planner, budget, slack)
-        proposal = self.asked(planner, int(_STREAMING * budget), slack)
-        if not proposal.fits:
-            proposal = self.asked(planner, budget, slack)
-        return self.streamed(proposal, budget, slack)
-
-    def asked(self, planner: Planner, budget: int, slack: Mapping[int, int]) -> Proposal:
-        """What the planner says, tidied."""
-        proposal = planner.propose(self.problem(budget, slack))
-        plan = tidied(proposal.plan, self.graph)
-        return proposal if plan is proposal.plan else self.replayed(proposal, plan, slack)
-
-    def replayed(self, proposal: Proposal, plan: Plan, slack: Mapping[int, int]) -> Proposal:
-        return replace(proposal, plan=plan, timeline=Simulator(self.graph, self.target.device, slack).run(plan))
-
-    def streamed(self, proposal: Proposal, budget: int, slack: Mapping[int, int]) -> Proposal:
-        plan = streamed(proposal.plan, self.graph, self.target.device, proposal.timeline, budget)
-        return self.replayed(proposal, plan, slack)
-
-    def loosened(self, proposal: Proposal, slack: Mapping[int, int]) -> Iterator[Candidate]:
-        """The plan with fewer fences, until that fits too: mostly faster, in the same memory."""
-        if not self.target.is_gpu or self.program.held:
-            return
-        known, layout = {proposal.plan}, self.problem(self.budget, {}).layout()
-        for share in _LOOSE:
-            plan = loosened(proposal.plan, proposal.timeline, layout, share * self.budget)
-            if plan in known:
-                continue
-            known.add(plan)
-            candidate = self.tested(self.replayed(proposal, plan, slack), None, slack)
-            yield candidate
-            if self.fits(candidate):
-                return
-
-    def learn(self, proposal: Proposal, candidate: Candidate, slack: dict[int, int], inner: int) -> int:
-        """Take the compiler's own bytes per segment as constraints; what they do not explain narrows the budget."""
-        moments = proposal.timeline.moments
-        measured = bytes_by_segment(candidate)
-        found = excess([m.device_nbytes for m in moments], [m.op for m in moments], measured)
-        for op, nbytes in found.items():
-            slack[op] = slack.get(op, 0) + nbytes
-        unexplained = candidate.device_bytes - max(measured.values(), default=0)
-        return min(inner, self.budget - unexplained)
-
-    def tested(
-        self,
-        proposal: Proposal,
-        flags: Mapping[str, Any] | None,
-        slack: Mapping[int, int],
-    ) -> Candidate:
-        """What a planner says, compiled; `slack` is what it was simulated with."""
-        candidate = self.compile(proposal.plan, proposal.timeline.peak_nbytes, flags)
-        return replace(candidate, gap_s=proposal.gap_s, slack=dict(slack))
+        return self.refining(planner_named(_OTHER)).candidates(
+            lambda told: told.host_peak_nbytes > 0 and told.step_s < fastest
+        )
 
     def compile(self, plan: Plan, predicted: int, flags: Mapping[str, Any] | None = None) -> Candidate:
         self.notify("compiling the planned step", None)
@@ -393,11 +279,11 @@ class Search:
     def unverified(self) -> Candidate:
         """The planner's word alone (`verify=None`)."""
         for search in (*self.ways[::-1], *self.moving_ways[::-1]):
-            timeline = search.simulated(search.straight)
+            timeline = search.compiling.straight_timeline
             if timeline.peak_nbytes <= self.budget:
-                return search.compiling.believed(search.straight, timeline)
+                return search.compiling.believed(search.compiling.straight, timeline)
         search = self.nearest
-        proposal = search.asked(search.planner, self.budget, {})
+        proposal = search.refining(self.planner).asked(self.budget)
         if not proposal.fits:
             proposal = self.least_proposed
         timeline = proposal.timeline

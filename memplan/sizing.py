@@ -13,8 +13,9 @@ from memplan.errors import SizeError
 from memplan.pipeline import Request
 from memplan.planning.budget import parse_bytes
 from memplan.planning.frontier import last_fitting
+from memplan.refining import Notify
 from memplan.report.frontier import Frontier, Size, Tried
-from memplan.search import Notify, Search
+from memplan.search import Search
 from memplan.summary import versions
 
 Make = Callable[..., tuple[Callable[..., Any], Sequence[Any]]]

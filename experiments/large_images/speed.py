@@ -43,7 +43,7 @@ def series(case: Case, device: str) -> Iterator[Speed]:
 
 def speed_of(case: Case, device: str, size: int) -> Speed | None:
     def kept(search: Search) -> float | None:
-        timeline = search.simulated(search.straight)
+        timeline = search.compiling.straight_timeline
         return timeline.step_s if timeline.peak_nbytes <= search.budget else None
 
     search = search_for(case, device, size, remat=False)
