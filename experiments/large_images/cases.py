@@ -71,7 +71,7 @@ def cases(device: str) -> Iterator[Case]:
     step = BATCH_STEPS[device]
     for name, (builder, batch) in NETWORKS.items():
         image = partial(_image, builder, batch)
-        yield Case(f"{name}-image", "image", 256, 12288, 64, image, lambda size, batch=batch: batch * size**2)
+        yield Case(f"{name}-image", "image", 256, 24576, 64, image, lambda size, batch=batch: batch * size**2)
         yield Case(f"{name}-batch", "batch", step, 16384, step, partial(_batch, builder), lambda size: 224**2 * size)
     yield Case("unet3d-volume", "size", 64, 768, 8, _volume, lambda size: size**3)
 
