@@ -26,17 +26,19 @@ def _known(results: Path) -> Iterator[tuple[Any, str, dict[str, Any]]]:
 
 
 def _sizes(results: Path) -> Iterator[str]:
-    names = ("largest", "device", *WAYS, "over the best other", "what refuses the next")
+    over = "pixels, plain's", "jax.checkpoint's"
+    names = ("largest", "device", *WAYS, *over, "what refuses the next")
     yield f"| {' | '.join(names)} |"
     yield "|---" * len(names) + "|"
     for case, device, rows in _known(results):
         sizes = [rows[way]["size"] if way in rows else None for way in WAYS]
-        *others, own = sizes
-        best = max((size for size in others if size), default=None)
-        over = f"{own / best:.2f}x" if own and best else ""
-        cells = (case.name, device, *("" if size is None else str(size) for size in sizes), over)
+        plain, checkpoint, _, own = sizes
+        times = (
+            f"{case.pixels(own) / case.pixels(other):.1f}x" if own and other else "" for other in (plain, checkpoint)
+        )
         limit = rows["memplan"]["limit"] if "memplan" in rows else ""
-        yield f"| {' | '.join(cells)} | {limit} |"
+        cells = (case.name, device, *("" if size is None else str(size) for size in sizes), *times, limit)
+        yield f"| {' | '.join(cells)} |"
 
 
 def _at_the_largest(results: Path) -> Iterator[str]:

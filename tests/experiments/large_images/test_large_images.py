@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,17 @@ def test_the_tables_tell_every_way(tmp_path: Path) -> None:
         Found("memplan", 480, 2**30, 2**20, 1.0, "floor 16.00 GiB, conv (net.py:7)", 8, 1.0),
     )
     told = tables(tmp_path)
-    assert "| resnet50-batch | v100 | 240 |  |  | 480 | 2.00x | floor 16.00 GiB, conv (net.py:7) |" in told
+    assert "| resnet50-batch | v100 | 240 |  |  | 480 | 2.0x |  | floor 16.00 GiB, conv (net.py:7) |" in told
     assert f"| resnet50-batch | v100 | memplan | 480 | 1024 | 1 | 1000 | {480 * 224**2 / 1e6:.1f} |" in told
+
+
+def test_what_fits_as_it_is_fits_where_xla_rematerializes() -> None:
+    plain, less = Found("plain", 256, 9, 0, 0.5, "", 4, 1.0), Found("xla", 192, 7, 0, 0.4, "", 9, 2.0)
+    assert run.at_least(plain, less) == Found("xla", 256, 9, 0, 0.5, "", 9, 2.0)
+    assert run.at_least(plain, replace(less, size=None)) == run.at_least(plain, less)
+    more = replace(less, size=320)
+    assert run.at_least(plain, more) is more
+    assert run.at_least(replace(plain, size=None), less) is less
 
 
 def test_speeds_are_told_where_a_way_fits(tmp_path: Path) -> None:
