@@ -36,7 +36,10 @@ KEEPS_COLLECTIVES = {  # as they were written, one beside the other's computatio
 XLA_LIMIT = 0.8  # of a GPU's memory: what takes more, XLA rematerializes by itself, as far as it can
 _DESCRIBED_OPTIONS = {"xla_gpu_autotune_level": 0}  # there is nothing to time on
 _WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
-_BAD_TILE = "Couldn't find output tile sizes"  # of a product; where XLA times kernels, it passes such tiles over
+_BAD_TILES = (  # of a product, as jaxlib 0.10 and 0.11 say it; where XLA times kernels, it passes such tiles over
+    "Couldn't find output tile sizes",
+    "No supported config found",
+)
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,7 @@ class Target:
         try:
             return lowered.compile(compiler_options=dict(flags) or None)
         except jax.errors.JaxRuntimeError as error:
-            if not self.described or _BAD_TILE not in str(error):
+            if not self.described or not any(words in str(error) for words in _BAD_TILES):
                 raise
         return lowered.compile(compiler_options={**flags, **_WITHOUT_TRITON})
 
