@@ -176,5 +176,4 @@ def bytes_by_segment(candidate: Candidate) -> dict[int, int]:
     schedule, memory = candidate.executable.schedule, candidate.executable.memory
     if schedule is None:
         return {}
-    base = memory.device_bytes - memory.temp_bytes
-    return {segment: base + nbytes for segment, nbytes in schedule.segment_peaks().items()}
+    return {segment: memory.resident_bytes + nbytes for segment, nbytes in schedule.segment_peaks().items()}

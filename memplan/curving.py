@@ -26,10 +26,9 @@ class _Curving:
 
     ways: Ways
     search: Search
-    notify: Notify
 
     def __post_init__(self) -> None:
-        self.notify("compiling the unmodified step", None)
+        self.search.notify("compiling the unmodified step", None)
         self.plain = self.search.plain()
         self.lowest = floor(self.search.graph).nbytes
 
@@ -38,7 +37,7 @@ class _Curving:
         plain = self.plain
         yield Point("plain jax", None, plain.device_bytes, plain.host_bytes, plain.step_s)
         for name, policy in policies().items():
-            self.notify(f"compiling: {name}", None)
+            self.search.notify(f"compiling: {name}", None)
             try:
                 found = self.ways.checkpointed(policy)
             except REFUSALS as error:
@@ -64,7 +63,7 @@ class _Curving:
         best: dict[str, Candidate | None] = {MEMPLAN: None, XLA: None}
         budgets = self.budgets(shares)
         for number, budget in enumerate(budgets):
-            self.notify(f"budget {number + 1} of {len(budgets)}", number / len(budgets))
+            self.search.notify(f"budget {number + 1} of {len(budgets)}", number / len(budgets))
             search = replace(self.search, budget=budget, tried=[])
             found: dict[str, Callable[[], Iterable[Candidate]]] = {MEMPLAN: search.own}
             if search.target.is_gpu:
@@ -93,7 +92,7 @@ def curve(
 ) -> Curve:
     """Plan a step for budgets below what it takes as it is (see `api.curve`); `request.budget` is not read."""
     search = pipeline.search_for(step, args, {}, options, replace(request, budget=None), notify)
-    curving = _Curving(Ways(step, args, options, search.target), search, notify)
+    curving = _Curving(Ways(step, args, options, search.target), search)
     points = (*curving.fixed(), *curving.planned(shares))
     plain = curving.plain
     return Curve(points, search.target.device.name, plain.device_bytes, plain.step_s, curving.lowest, versions())

@@ -264,8 +264,7 @@ class Search:
         if self.plain().device_bytes > _SQUEEZED * max(self.budget, XLA_LIMIT * self.target.device.memory_bytes):
             return
         plain, executable = self.compiling.plain, self.plain().executable
-        memory = executable.memory if executable else None
-        resident = memory.device_bytes - memory.temp_bytes if memory else 0
+        resident = executable.memory.resident_bytes if executable else 0
         limit = self.budget
         for _ in range(_XLA_ATTEMPTS):
             self.notify("compiling with XLA's own rematerialization", None)

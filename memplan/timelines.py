@@ -152,7 +152,7 @@ class _Compiled:
         self.places: dict[int, list[Buffer]] = defaultdict(list)
         for buffer in self.buffers:
             self.places[buffer.offset].append(buffer)
-        self.resident = memory.device_bytes - memory.temp_bytes
+        self.resident = memory.resident_bytes
         self.unused = max(0, memory.temp_bytes - max(schedule.live_nbytes, default=0))  # gaps in XLA's heap
         self.held = max(0, memory.host_bytes - max(schedule.host_live_nbytes, default=0))
         cuts = {0, count}

@@ -53,8 +53,7 @@ class Ways:
     def xla(self, plain: Candidate, budget: int, extra: Mapping[str, Any]) -> Candidate:
         """XLA's own rematerialization, its limit set to the budget."""
         assert plain.executable is not None
-        memory = plain.executable.memory
-        target, flags = xla_rematerialization(self.target, budget, memory.device_bytes - memory.temp_bytes)
+        target, flags = xla_rematerialization(self.target, budget, plain.executable.memory.resident_bytes)
         return compile_plain(self.program(), target, self.args, {}, {**flags, **extra}, "xla")
 
 

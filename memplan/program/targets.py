@@ -57,6 +57,11 @@ class Memory:
     output_bytes: int
     alias_bytes: int
 
+    @property
+    def resident_bytes(self) -> int:
+        """On the device throughout: arguments and outputs."""
+        return self.device_bytes - self.temp_bytes
+
 
 @dataclass(frozen=True)
 class Executable:
@@ -205,11 +210,12 @@ def _account(compiled: Any, dump: Path | None) -> Executable:
         output_bytes=stats.output_size_in_bytes,
         alias_bytes=stats.alias_size_in_bytes,
     )
-    live, assignment = (_dumped(dump, "-live-range.txt"), _dumped(dump, "-buffer-assignment.txt")) if dump else ("", "")
-    if not live or not assignment:
-        return Executable(compiled, memory, None)
-    text = compiled.as_text()
-    return Executable(compiled, memory, hlo.read_schedule(text, live, assignment), text)
+    if dump is not None:
+        live, assignment = _dumped(dump, "-live-range.txt"), _dumped(dump, "-buffer-assignment.txt")
+        if live and assignment:
+            text = compiled.as_text()
+            return Executable(compiled, memory, hlo.read_schedule(text, live, assignment), text)
+    return Executable(compiled, memory, None)
 
 
 def _written(profile: Mapping[str, float], folder: Path) -> str:
