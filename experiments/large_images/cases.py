@@ -13,8 +13,8 @@ HOST_BUDGET = "256GiB"
 BUDGETS: Mapping[str, str] = {"p100": "15GiB", "v100": "15GiB", "a100": "75GiB", "h200": "130GiB"}
 """What a step may take: of 16, 16, 80 and 141 GB, the rest left to the workspace of libraries and to fragmentation."""
 
-BATCH_STEPS: Mapping[str, int] = {"p100": 8, "v100": 8, "a100": 64, "h200": 64}
-"""From one batch to the next: about as much of what fits on each card."""
+ROOM: Mapping[str, int] = {"p100": 1, "v100": 1, "a100": 8, "h200": 8}
+"""How many times faster batches grow there: a step is then about as much of what fits on each card."""
 
 WAYS = ("plain", "jax.checkpoint", "xla", "memplan")
 
@@ -54,12 +54,12 @@ def _batch(builder: Callable[..., Built], size: int, remat: bool) -> Built:
     return builder(image=224, batch=size, remat=remat)
 
 
-NETWORKS: Mapping[str, tuple[Callable[..., Any], int]] = {
-    "googlenet": (partial(googlenet_step, aux=True), 5),
-    "resnet50": (partial(resnet_step, depth=50), 5),
-    "deeplab": (deeplab_step, 2),
+NETWORKS: Mapping[str, tuple[Callable[..., Any], int, int]] = {
+    "googlenet": (partial(googlenet_step, aux=True), 5, 16),
+    "resnet50": (partial(resnet_step, depth=50), 5, 16),
+    "deeplab": (deeplab_step, 2, 8),
 }
-"""Builder, and the batch of enlarged images (IBM's 5 for the classifiers)."""
+"""Builder, the batch of enlarged images (IBM's 5 for the classifiers), and from one batch to the next at 224^2."""
 
 
 def _volume(size: int, remat: bool) -> Built:
@@ -68,8 +68,8 @@ def _volume(size: int, remat: bool) -> Built:
 
 def cases(device: str) -> Iterator[Case]:
     """For one of `BUDGETS`."""
-    step = BATCH_STEPS[device]
-    for name, (builder, batch) in NETWORKS.items():
+    for name, (builder, batch, apart) in NETWORKS.items():
+        step = apart * ROOM[device]
         image = partial(_image, builder, batch)
         yield Case(f"{name}-image", "image", 256, 24576, 64, image, lambda size, batch=batch: batch * size**2)
         yield Case(f"{name}-batch", "batch", step, 16384, step, partial(_batch, builder), lambda size: 224**2 * size)
