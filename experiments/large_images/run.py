@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -133,20 +133,16 @@ def known(path: Path) -> dict[str, Found]:
 
 def sized(path: Path, case: Case, device: str, way: str) -> str:
     rows = known(path)
-    found = measure(case, device, way)
-    if way == "xla" and "plain" in rows:
-        found = at_least(rows["plain"], found)
-    rows[way] = found
+    rows[way] = found = measure(left(case, way, rows), device, way)
     content = limits(case, device) | {"rows": [asdict(row) for row in rows.values()], "versions": dict(versions())}
     write_whole(path, json.dumps(content, indent=1) + "\n")
     return f"{path.stem} {found}"
 
 
-def at_least(plain: Found, found: Found) -> Found:
-    """A step that fits as it is needs no rematerialization; where bytes rise unevenly, a search can miss that."""
-    if (plain.size or 0) <= (found.size or 0):
-        return found
-    return replace(plain, way=found.way, compilations=found.compilations, seconds=found.seconds)
+def left(case: Case, way: str, rows: Mapping[str, Found]) -> Case:
+    """Sizes that are not known to fit: what fits as it is needs no rematerialization."""
+    plain = rows.get("plain")
+    return replace(case, low=plain.size) if way == "xla" and plain and plain.size else case
 
 
 def timed(path: Path, case: Case, device: str) -> str:

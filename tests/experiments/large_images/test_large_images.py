@@ -49,13 +49,11 @@ def test_the_tables_tell_every_way(tmp_path: Path) -> None:
     assert f"| resnet50-batch | v100 | memplan | 480 | 1024 | 1 | 1000 | {480 * 224**2 / 1e6:.1f} |" in told
 
 
-def test_what_fits_as_it_is_fits_where_xla_rematerializes() -> None:
-    plain, less = Found("plain", 256, 9, 0, 0.5, "", 4, 1.0), Found("xla", 192, 7, 0, 0.4, "", 9, 2.0)
-    assert run.at_least(plain, less) == Found("xla", 256, 9, 0, 0.5, "", 9, 2.0)
-    assert run.at_least(plain, replace(less, size=None)) == run.at_least(plain, less)
-    more = replace(less, size=320)
-    assert run.at_least(plain, more) is more
-    assert run.at_least(replace(plain, size=None), less) is less
+def test_what_fits_as_it_is_is_not_rematerialized() -> None:
+    case, plain = next(cases("v100")), Found("plain", 2176, 9, 0, 0.5, "", 4, 1.0)
+    assert run.left(case, "xla", {"plain": plain}).sizes == range(2176, case.high + 1, case.step)
+    assert run.left(case, "xla", {"plain": replace(plain, size=None)}) is case
+    assert run.left(case, "memplan", {"plain": plain}) is case
 
 
 def test_speeds_are_told_where_a_way_fits(tmp_path: Path) -> None:
