@@ -48,4 +48,4 @@ def measure_and_tell(
     wanted = args.only or [name for name in cases if not (keep and (results / f"{name}.json").exists())]
     for name in wanted if not args.table else ():
         write_whole(results / f"{name}.json", measure(name) + "\n")
-    readme.write_text(inserted(readme.read_text(), table()))
+    write_whole(readme, inserted(readme.read_text(), table()))

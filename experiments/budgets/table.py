@@ -16,6 +16,7 @@ from typing import Any
 from experiments.budgets.cases import CASES
 from experiments.budgets.run import RESULTS
 from experiments.readme import inserted
+from memplan.files import write_whole
 
 README = RESULTS.parent / "README.md"
 NUMBERS = RESULTS.parent / "numbers.json"
@@ -181,7 +182,7 @@ def regenerate() -> str:
 
 
 def main() -> None:
-    README.write_text(regenerate())
+    write_whole(README, regenerate())
 
 
 if __name__ == "__main__":

@@ -174,7 +174,7 @@ def main() -> None:
             print("time is over: run it again for the rest")
             break
         print(work(), flush=True)
-    README.write_text(inserted(README.read_text(), tables(RESULTS)))
+    write_whole(README, inserted(README.read_text(), tables(RESULTS)))
 
 
 if __name__ == "__main__":

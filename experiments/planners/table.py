@@ -20,6 +20,7 @@ from typing import Any
 from experiments.planners.graphs import random_layered
 from experiments.planners.run import plan
 from experiments.planners.validate import measure
+from memplan.files import write_whole
 
 HERE = Path(__file__).parent
 MARK = "<!-- table -->"
@@ -101,11 +102,11 @@ def main() -> None:
         path = _file(name, ratio, seconds)
         known = name.startswith("layered") or (chosen.folder / f"{name}.json").exists()
         if known and name.startswith(tuple(chosen.only)) and (chosen.force or not path.exists()):
-            path.write_text(json.dumps(run(chosen.folder, name, ratio, seconds), indent=1) + "\n")
+            write_whole(path, json.dumps(run(chosen.folder, name, ratio, seconds), indent=1) + "\n")
     readme = HERE / "README.md"
     before, _, after = readme.read_text().partition(MARK)
     rest = after.partition("\n## ")
-    readme.write_text(f"{before}{MARK}\n\n{table()}\n" + (f"\n## {rest[2]}" if rest[2] else ""))
+    write_whole(readme, f"{before}{MARK}\n\n{table()}\n" + (f"\n## {rest[2]}" if rest[2] else ""))
 
 
 if __name__ == "__main__":

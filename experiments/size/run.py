@@ -106,7 +106,7 @@ def main() -> None:
             row = measure(batch)
             save({**known(), batch: row}.values())
             print(row, flush=True)
-    README.write_text(regenerate())
+    write_whole(README, regenerate())
 
 
 if __name__ == "__main__":
