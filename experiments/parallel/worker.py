@@ -37,9 +37,9 @@ def main() -> None:
 
 
 def save(path: Path, state: Any, losses: list[float]) -> None:
-    leaves = {f"leaf_{i:05d}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
+    arrays: dict[str, Any] = {f"leaf_{i:05d}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
     written = io.BytesIO()
-    np.savez(written, losses=np.asarray(losses), **leaves)
+    np.savez(written, losses=np.asarray(losses), **arrays)
     write_whole(path, written.getvalue())
 
 

@@ -51,11 +51,13 @@ def table() -> str:
         "| collectives hidden | efficiency |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
+    versions: dict[str, str] = {}
     for name, case in CASES.items():
         path = HERE / "results" / f"{name}.json"
         if not path.exists():
             continue
         found = Scaling.from_json(path.read_text())
+        versions |= dict(found.versions)
         first = f"{name} | {case.statistics} | {found.compiled_shape} | {found.device_bytes / 2**20:.0f}"
         whole = f"| {first} | {found.planner} | {1e3 * found.single_s:.1f}"
         for one in found.points:
@@ -64,8 +66,7 @@ def table() -> str:
                 figures = f"{one.devices} | {1e3 * one.step_s:.1f} | {hidden:.0%} | {one.efficiency:.1%}"
                 lines.append(f"{whole} | {figures} |")
                 whole = "| | | | | | "
-    told = ", ".join(f"{name} {version}" for name, version in found.versions)
-    return "\n".join([*lines, "", told])
+    return "\n".join([*lines, "", ", ".join(f"{name} {version}" for name, version in versions.items())])
 
 
 if __name__ == "__main__":

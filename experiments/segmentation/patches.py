@@ -133,7 +133,9 @@ def _batches(settings: Settings, way: Way, seed: int) -> Iterator[Batch]:
     random = np.random.default_rng(seed)
     heads = training_heads(settings.size, settings.heads)
     for _ in range(settings.steps):
-        seen = [random_patch(heads[random.integers(len(heads))].volume, way.side, random) for _ in range(way.batch)]
+        seen = [
+            random_patch(heads[int(random.integers(len(heads)))].volume, way.side, random) for _ in range(way.batch)
+        ]
         yield {"image": np.stack([one.image for one in seen]), "label": np.stack([one.label for one in seen])}
 
 

@@ -18,7 +18,7 @@ Prepare = Callable[[Lesion], Example]
 
 def classified(side: int) -> Prepare:
     """Lesion -> "image" uint8 [side, side, 3] and "label" int32, its class."""
-    return lambda lesion: {"image": pixels(lesion.image, side), "label": np.int32(lesion.label)}
+    return lambda lesion: {"image": pixels(lesion.image, side), "label": np.asarray(lesion.label, np.int32)}
 
 
 def outlined(side: int) -> Prepare:
@@ -67,5 +67,5 @@ def standardized(batch: Example) -> Example:
 
 def standardized_pixels(image: Any) -> Any:
     """Bytes [..., 3] to float32, each channel by ImageNet's mean and deviation; of numpy or of jax."""
-    shift, scale = np.float32(MEAN), np.float32(DEVIATION)
+    shift, scale = np.asarray(MEAN, np.float32), np.asarray(DEVIATION, np.float32)
     return (image.astype(np.float32) / np.float32(255) - shift) / scale

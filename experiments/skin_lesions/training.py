@@ -71,7 +71,7 @@ def classification(settings: Settings, classes: Sequence[str], depth: int = DEPT
         weights = {"params": state.params, "batch_stats": state.batch_stats}
 
         def shares(images: Any) -> dict[str, Any]:
-            logits = ResNet(config).apply(weights, standardized_pixels(images))
+            logits: Any = ResNet(config).apply(weights, standardized_pixels(images))
             return dict(zip(classes, jax.nn.softmax(logits).T, strict=True))
 
         return shares
@@ -88,7 +88,7 @@ def segmentation(settings: Settings, levels: int = LEVELS, seed: int = 0) -> Tas
 
     def predict(state: TrainState) -> Predict:
         def mask(images: Any) -> Any:
-            logits = UNet2D(config).apply({"params": state.params}, standardized_pixels(images))
+            logits: Any = UNet2D(config).apply({"params": state.params}, standardized_pixels(images))
             return logits[..., 1] > logits[..., 0]
 
         return mask

@@ -16,16 +16,17 @@ def table(results: Path) -> str:
         "| link | sums | sent by a host, MiB a step | over the lower bound | ms a step | against flat | last loss |",
         "|---|---|---|---|---|---|---|",
     ]
+    versions: dict[str, str] = {}
     for path in sorted(results.glob("*.json")):
         document = json.loads(path.read_text())
+        versions |= document["versions"]
         hosts, flat = document["hosts"], document["ways"]["flat"]
         for way, one in document["ways"].items():
             bound = 2 * (hosts - 1) / hosts * document["gradient_bytes"] / (2 if way == "compressed" else 1)
             over, faster = one["sent_bytes"] / bound, flat["step_s"] / one["step_s"]
             figures = f"{one['sent_bytes'] / 2**20:.2f} | {over:.3f} | {1e3 * one['step_s']:.0f} | {faster:.2f}x"
             lines.append(f"| {document['rate']} | {way} | {figures} | {one['losses'][-1]:.4f} |")
-        told = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
-    return "\n".join([*lines, "", told])
+    return "\n".join([*lines, "", ", ".join(f"{name} {version}" for name, version in versions.items())])
 
 
 def write_table(results: Path) -> None:
