@@ -24,6 +24,15 @@ def inserted(text: str, new: str) -> str:
     return f"{before}{BEGIN}\n{new}\n{END}{after}"
 
 
+def insert(readme: Path, new: str) -> None:
+    """The same in a file, which is written whole or not at all.
+
+    Raises:
+      ValueError: it lacks a mark; nothing is written.
+    """
+    write_whole(readme, inserted(readme.read_text(), new))
+
+
 def measure_and_tell(
     told: str | None,
     cases: Collection[str],
@@ -48,4 +57,4 @@ def measure_and_tell(
     wanted = args.only or [name for name in cases if not (keep and (results / f"{name}.json").exists())]
     for name in wanted if not args.table else ():
         write_whole(results / f"{name}.json", measure(name) + "\n")
-    write_whole(readme, inserted(readme.read_text(), table()))
+    insert(readme, table())

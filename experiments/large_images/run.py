@@ -22,7 +22,7 @@ from experiments.large_images import speed
 from experiments.large_images.cases import BUDGETS, HOST_BUDGET, WAYS, Case, limits, on_devices
 from experiments.large_images.searches import search_for
 from experiments.large_images.table import tables
-from experiments.readme import inserted
+from experiments.readme import insert
 from memplan import api
 from memplan.files import write_whole
 from memplan.planning.budget import parse_bytes
@@ -174,7 +174,7 @@ def main() -> None:
             print("time is over: run it again for the rest")
             break
         print(work(), flush=True)
-    write_whole(README, inserted(README.read_text(), tables(RESULTS)))
+    insert(README, tables(RESULTS))
 
 
 if __name__ == "__main__":

@@ -20,10 +20,10 @@ from typing import Any
 from experiments.planners.graphs import random_layered
 from experiments.planners.run import plan
 from experiments.planners.validate import measure
+from experiments.readme import insert
 from memplan.files import write_whole
 
 HERE = Path(__file__).parent
-MARK = "<!-- table -->"
 # name, ratio, seconds allowed, what was asked for: percent and seconds
 CASES: tuple[tuple[str, float, float, str], ...] = (
     ("random_layered_n100", 0.9, 60, "0.79 proven, 20 s"),
@@ -103,10 +103,7 @@ def main() -> None:
         known = name.startswith("layered") or (chosen.folder / f"{name}.json").exists()
         if known and name.startswith(tuple(chosen.only)) and (chosen.force or not path.exists()):
             write_whole(path, json.dumps(run(chosen.folder, name, ratio, seconds), indent=1) + "\n")
-    readme = HERE / "README.md"
-    before, _, after = readme.read_text().partition(MARK)
-    rest = after.partition("\n## ")
-    write_whole(readme, f"{before}{MARK}\n\n{table()}\n" + (f"\n## {rest[2]}" if rest[2] else ""))
+    insert(HERE / "README.md", table())
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ import numpy as np
 import optax
 import PIL
 
-from experiments.readme import inserted
+from experiments.readme import insert
 from experiments.skin_lesions.detector import EXAMINED_AT_ONCE
 from experiments.skin_lesions.isic import Dataset, Lesion, open_dataset
 from experiments.skin_lesions.phantoms import write_phantoms
@@ -246,7 +246,7 @@ def main() -> None:
             print(found, deployment, sep="\n", flush=True)
             RESULTS.parent.mkdir(exist_ok=True)
             write_whole(RESULTS, document([masks, found], deployment, len(dataset.lesions)))
-    write_whole(README, inserted(README.read_text(), tables()))
+    insert(README, tables())
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from experiments.readme import inserted
-from memplan.files import write_whole
+from experiments.readme import insert
 
 README = Path(__file__).parent / "README.md"
 
@@ -30,4 +29,4 @@ def table(results: Path) -> str:
 
 
 def write_table(results: Path) -> None:
-    write_whole(README, inserted(README.read_text(), table(results)))
+    insert(README, table(results))
