@@ -11,8 +11,8 @@ from memplan import parallel, scaling
 from memplan.cli.arguments import Budget, Debug, Donate, FactoryArgument, Html, Json, donated
 from memplan.cli.steps import plain_step
 from memplan.cli.telling import check_writable, errors_told, save, tell, working
-from memplan.parallel import launch as launching
 from memplan.parallel.measure import measured
+from memplan.parallel.runtime import launch as launching
 from memplan.planning.topology import TOPOLOGIES
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from memplan.parallel.checkpoint import Checkpoints
-from memplan.parallel.cluster import Cluster, initialize
 from memplan.parallel.meshes import mesh
-from memplan.parallel.preflight import agree, preflight
+from memplan.parallel.runtime.checkpoint import Checkpoints
+from memplan.parallel.runtime.cluster import Cluster, initialize
+from memplan.parallel.runtime.preflight import agree, preflight
+from memplan.parallel.runtime.watchdog import Watchdog
 from memplan.parallel.step import DataParallel, data_parallel
-from memplan.parallel.watchdog import Watchdog
 
 __all__ = [
     "Checkpoints",

@@ -15,12 +15,12 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from memplan.errors import MemplanError, MeshError
 from memplan.parallel import meshes
-from memplan.parallel.assign import Assigned, Wanted, assign, gathers
-from memplan.parallel.bucketing import Buckets, buckets, sunk
-from memplan.parallel.compression import WIRES, Remembered, Wire
-from memplan.parallel.layout import WHOLE, Layout, split
-from memplan.parallel.links import Links, Sum
-from memplan.parallel.local import Local
+from memplan.parallel.emit.buckets import Buckets, buckets, sunk
+from memplan.parallel.emit.collectives import Links, Sum
+from memplan.parallel.emit.compression import WIRES, Remembered, Wire
+from memplan.parallel.partition.lower import Local
+from memplan.parallel.partition.placement import WHOLE, Layout, split
+from memplan.parallel.partition.propagate import Assigned, Wanted, assign, gathers
 from memplan.planning import devices
 from memplan.planning.devices import Device
 from memplan.planning.topology import Topology

@@ -23,10 +23,10 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from memplan.parallel.checkpoint import Checkpoints, TrainState
-from memplan.parallel.cluster import initialize
-from memplan.parallel.preflight import agree, preflight
-from memplan.parallel.watchdog import Watchdog
+from memplan.parallel.runtime.checkpoint import Checkpoints, TrainState
+from memplan.parallel.runtime.cluster import initialize
+from memplan.parallel.runtime.preflight import agree, preflight
+from memplan.parallel.runtime.watchdog import Watchdog
 
 ROWS, WIDTH = 64, 8
 OPTIMIZER = optax.adam(0.05)

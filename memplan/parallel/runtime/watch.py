@@ -15,9 +15,9 @@ import threading
 import time
 from collections.abc import Mapping
 
-from memplan.parallel import roster
-from memplan.parallel.roster import Beat, Member, Seen
-from memplan.parallel.wire import Line, Message
+from memplan.parallel.runtime import roster
+from memplan.parallel.runtime.messages import Line, Message
+from memplan.parallel.runtime.roster import Beat, Member, Seen
 
 EXIT_CODE = 75  # EX_TEMPFAIL: another process failed or this one stood still; starting again may well work
 GRACE_S = 5.0  # a rank other than 0 leaves judging to rank 0 for this long

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from memplan.errors import MemplanError
-from memplan.parallel.checkpoint import Checkpoints, TrainState
+from memplan.parallel.runtime.checkpoint import Checkpoints, TrainState
 
 
 def state(scale: float = 1.0) -> TrainState:
@@ -116,7 +116,7 @@ def test_damage_is_named_and_the_older_one_not_taken_silently(saved: Checkpoints
     assert same(saved.restore(state(), step=30)[1], state(30))
 
 
-def test_a_damaged_inventory_is_named(saved: Checkpoints) -> None:
+def test_a_damaged_manifest_is_named(saved: Checkpoints) -> None:
     (saved.folder / "000000040" / "memplan.json").write_text("{")
     with pytest.raises(MemplanError, match=r"Checkpoint 40 is damaged: .*memplan\.json"):
         saved.restore(state())

@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from memplan.errors import MemplanError
-from memplan.parallel.cluster import Cluster
+from memplan.parallel.runtime.cluster import Cluster
 from memplan.program import compat
 
 SHOWN = 300  # characters of a value in a message

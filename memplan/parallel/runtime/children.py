@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import BinaryIO
 
-FOLLOWED = 75  # exit code of a process that ended because another failed (memplan.parallel.watch.EXIT_CODE)
+FOLLOWED = 75  # exit code of a process that ended because another failed (memplan.parallel.runtime.watch.EXIT_CODE)
 POLL_S = 0.05
 SETTLE_S = 0.3  # failures this close together are one: whoever did not merely follow is the first
 # Linux ends the process (9) when the launcher, its parent, ends in whatever way (PR_SET_PDEATHSIG is 1). Set by a few

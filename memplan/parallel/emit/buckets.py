@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from memplan.parallel.assign import Assigned
+from memplan.parallel.partition.propagate import Assigned
 from memplan.planning.buckets import cut
 from memplan.planning.collectives import all_reduce_seconds, cheapest
 from memplan.planning.cost import op_seconds

@@ -15,14 +15,14 @@ import time
 from collections.abc import Iterator
 
 from memplan.errors import MemplanError
-from memplan.parallel.cluster import Cluster
+from memplan.parallel.runtime.cluster import Cluster
 
 START_S = 600.0  # restoring, tracing and compiling lie between the first beats
 STARTING = 4  # beats that may take as long: two steps, since the second may compile again
 
 
 class Watchdog:
-    """Ends the process with exit code 75 (`memplan.parallel.watch.EXIT_CODE`) when any rank made no beat for its limit.
+    """Ends the process with exit code 75 (`runtime.watch.EXIT_CODE`) when any rank made no beat for its limit.
 
     Attributes:
       timeout_s: how long a rank may take from one beat to the next, the slowest save or evaluation included.

@@ -17,7 +17,7 @@ SHOWN = 5  # differences in a message
 
 
 @dataclass(frozen=True)
-class Inventory:
+class Manifest:
     """Names of leaves to `dtype[shape]`, in the order in which they are numbered; files to bytes and CRC-32."""
 
     leaves: Mapping[str, str]
@@ -33,14 +33,14 @@ def write(folder: Path, leaves: Mapping[str, Any]) -> None:
     part.replace(folder / NAME)
 
 
-def read(folder: Path) -> Inventory:
+def read(folder: Path) -> Manifest:
     """An OSError, ValueError, KeyError or TypeError where it is damaged."""
     held = json.loads((folder / NAME).read_text(encoding="utf-8"))
     files = {name: (int(nbytes), int(checksum)) for name, (nbytes, checksum) in held["files"].items()}
-    return Inventory(dict(held["leaves"]), files)
+    return Manifest(dict(held["leaves"]), files)
 
 
-def check_alike(held: Inventory, wanted: Mapping[str, Any], folder: Path) -> None:
+def check_alike(held: Manifest, wanted: Mapping[str, Any], folder: Path) -> None:
     """A MemplanError with the leaves that were not saved so."""
     saved, asked = held.leaves, _described(wanted)
     differing = [

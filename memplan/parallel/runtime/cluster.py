@@ -18,10 +18,10 @@ from types import TracebackType
 import jax
 
 from memplan.errors import MemplanError
-from memplan.parallel import meeting
-from memplan.parallel.roster import Member
-from memplan.parallel.watch import Watch
-from memplan.parallel.wire import Line
+from memplan.parallel.runtime import rendezvous
+from memplan.parallel.runtime.messages import Line
+from memplan.parallel.runtime.roster import Member
+from memplan.parallel.runtime.watch import Watch
 from memplan.program import compat
 
 ALONE, BY_HAND, LAUNCHED, DETECTED = "alone", "by hand", "memplan launch", "found by jax.distributed"
@@ -134,7 +134,7 @@ def _met(coordinator: str, processes: int, process: int, how: str, timeout_s: fl
         raise MemplanError(f"{process} is no rank of {processes} processes: they are 0 to {processes - 1}.")
     me = _me(process)
     watch = _watch(coordinator, me, processes, timeout_s, silence_s)
-    host, port = meeting.split(coordinator)
+    host, port = rendezvous.split(coordinator)
     bind = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     chosen = os.environ.get("MEMPLAN_LOCAL_DEVICE_IDS")
     jax.distributed.initialize(
@@ -144,7 +144,7 @@ def _met(coordinator: str, processes: int, process: int, how: str, timeout_s: fl
         local_device_ids=[int(number) for number in chosen.split(",")] if chosen else None,
         cluster_detection_method="deactivate",
         initialization_timeout=max(10, round(timeout_s)),
-        coordinator_bind_address=bind if meeting.is_loopback(host) else None,
+        coordinator_bind_address=bind if rendezvous.is_loopback(host) else None,
     )
     return _joined(watch, coordinator, how)
 
@@ -171,9 +171,9 @@ def _detected(timeout_s: float, silence_s: float) -> Cluster:
 def _watch(address: str, me: Member, processes: int, timeout_s: float, silence_s: float) -> Watch:
     lines: dict[int, Line]
     if me.process == 0:
-        lines, members = meeting.gather(address, me, processes, timeout_s)
+        lines, members = rendezvous.gather(address, me, processes, timeout_s)
     else:
-        line, members = meeting.join(address, me, processes, timeout_s)
+        line, members = rendezvous.join(address, me, processes, timeout_s)
         lines = {0: line}
     watch = Watch(me, members, lines, silence_s)
     watch.start()

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memplan.parallel.factors import Factors, factors_of, is_linear
-from memplan.parallel.layout import OWN, PARTIAL, WHOLE, Layout, split
+from memplan.parallel.partition.placement import OWN, PARTIAL, WHOLE, Layout, split
+from memplan.parallel.partition.rules import Factors, factors_of, is_linear
 from memplan.program import compat
 from memplan.program.trace import flatten
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memplan.parallel.roster import Beat, Member, Seen, gone, held_up, silent
+from memplan.parallel.runtime.roster import Beat, Member, Seen, gone, held_up, silent
 
 NOW = 1000.0
 

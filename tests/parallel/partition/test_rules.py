@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from memplan.parallel.factors import Factors, factors_of, is_linear, local_params
+from memplan.parallel.partition.rules import Factors, factors_of, is_linear, local_params
 from memplan.program import compat
 from memplan.program.trace import flatten
 

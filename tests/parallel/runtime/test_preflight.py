@@ -10,9 +10,9 @@ import jax
 import pytest
 
 from memplan.errors import MemplanError
-from memplan.parallel.cluster import BY_HAND, Cluster
-from memplan.parallel.preflight import agree, preflight, versions_here
-from memplan.parallel.roster import Member
+from memplan.parallel.runtime.cluster import BY_HAND, Cluster
+from memplan.parallel.runtime.preflight import agree, preflight, versions_here
+from memplan.parallel.runtime.roster import Member
 from memplan.program import compat
 
 MEMBERS = {rank: Member(rank, f"node{rank}", 100 + rank) for rank in range(4)}

@@ -17,10 +17,12 @@ from typer.testing import CliRunner
 
 from memplan import cli
 from memplan.errors import MemplanError
-from memplan.parallel.launch import Launch, launch
+from memplan.parallel.runtime.launch import Launch, launch
 
-ROOT = Path(__file__).parents[2]
-LAUNCHER = "import sys; from memplan.parallel.launch import *; sys.exit(launch(Launch((sys.executable, '-c', {}), 2)))"
+ROOT = Path(__file__).parents[3]
+LAUNCHER = (
+    "import sys; from memplan.parallel.runtime.launch import *; sys.exit(launch(Launch((sys.executable, '-c', {}), 2)))"
+)
 RANK = "import os, sys, time; rank = int(os.environ['MEMPLAN_PROCESS']); attempt = int(os.environ['MEMPLAN_ATTEMPT'])\n"
 
 

@@ -1,6 +1,6 @@
 """Checkpoints that another number of processes can go on from: Orbax writes and reads, every file has its sum.
 
-A folder `000000120` holds one step, and its inventory, written last, what belongs to it. Orbax by itself would read a
+A folder `000000120` holds one step, and its manifest, written last, what belongs to it. Orbax by itself would read a
 file with flipped bits without a word, and would turn one dtype into another.
 """
 
@@ -16,8 +16,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from memplan.errors import MemplanError
-from memplan.parallel import inventory
-from memplan.parallel.inventory import Inventory
+from memplan.parallel.runtime import manifest
+from memplan.parallel.runtime.manifest import Manifest
 
 
 @jax.tree_util.register_dataclass
@@ -63,7 +63,7 @@ class Checkpoints:
             with _checkpointer() as checkpointer:
                 checkpointer.save(target, args=orbax.args.StandardSave(arrays), force=True)
             if jax.process_index() == 0:
-                inventory.write(target, leaves)
+                manifest.write(target, leaves)
                 self._remove_old()
         except OSError as error:
             raise MemplanError(f"Step {step} cannot be saved in {self.folder}: {error}.") from error
@@ -71,7 +71,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The complete steps that this process sees, oldest first."""
-        return sorted(int(path.parent.name) for path in self.folder.glob(f"[0-9]*/{inventory.NAME}"))
+        return sorted(int(path.parent.name) for path in self.folder.glob(f"[0-9]*/{manifest.NAME}"))
 
     def latest(self) -> int | None:
         """The newest complete step, the same for all processes; None where there is none."""
@@ -96,13 +96,13 @@ class Checkpoints:
             raise MemplanError(f"There is {which} in {self.folder}; it holds the steps {self.steps()}.")
         source = self.folder / f"{step:09d}"
         try:
-            held = inventory.read(source)
+            held = manifest.read(source)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise MemplanError(
-                self._damaged(source / inventory.NAME, f"{type(error).__name__}: {error}", step)
+                self._damaged(source / manifest.NAME, f"{type(error).__name__}: {error}", step)
             ) from error
         wanted = _named_leaves(like)
-        inventory.check_alike(held, wanted, source)
+        manifest.check_alike(held, wanted, source)
         self._check_files(source, held, step)
         numbers = {name: f"{number:05d}" for number, name in enumerate(held.leaves)}
         abstract = {
@@ -117,12 +117,12 @@ class Checkpoints:
             raise MemplanError(self._damaged(source, str(error).splitlines()[0][:300], step)) from error
         return step, jax.tree.unflatten(jax.tree.structure(like), [arrays[number] for number in abstract])
 
-    def _check_files(self, source: Path, held: Inventory, step: int) -> None:
+    def _check_files(self, source: Path, held: Manifest, step: int) -> None:
         """Each process reads its share; one that finds damage fails, and the watch tells the others."""
         for name, written in list(held.files.items())[jax.process_index() :: jax.process_count()]:
             path = source / name
             try:
-                what = "" if inventory.file_sum(path) == written else "its bytes are not those that were written"
+                what = "" if manifest.file_sum(path) == written else "its bytes are not those that were written"
             except OSError as error:
                 what = error.strerror or str(error)
             if what:

@@ -12,22 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from memplan.parallel.watch import EXIT_CODE
+from memplan.parallel.runtime.watch import EXIT_CODE
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 WATCHING = """
 import os, socket, sys, time, types
 sys.modules["memplan.parallel"] = bare = types.ModuleType("memplan.parallel")
 bare.__path__ = ["memplan/parallel"]  # without what it imports: jax takes seconds, four at a time
-from memplan.parallel import meeting
-from memplan.parallel.roster import Member
-from memplan.parallel.watch import Watch
+from memplan.parallel.runtime import rendezvous
+from memplan.parallel.runtime.roster import Member
+from memplan.parallel.runtime.watch import Watch
 address, processes, rank, limit_s, ill, what = sys.argv[1], *map(int, sys.argv[2:4]), float(sys.argv[4]), *sys.argv[5:7]
 me = Member(rank, "host", os.getpid())
 if rank == 0:
-    lines, members = meeting.gather(address, me, processes, 20)
+    lines, members = rendezvous.gather(address, me, processes, 20)
 else:
-    line, members = meeting.join(address, me, processes, 20)
+    line, members = rendezvous.join(address, me, processes, 20)
     lines = {0: line}
 watch = Watch(me, members, lines, 2.0)
 watch.start()

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from memplan.parallel.compression import Wire
-from memplan.parallel.layout import Layout
+from memplan.parallel.emit.compression import Wire
+from memplan.parallel.partition.placement import Layout
 from memplan.planning.collectives import Decomposition, Phase, cheapest
 from memplan.planning.topology import Topology
 

@@ -12,9 +12,9 @@ import jax
 import pytest
 
 from memplan.errors import MemplanError
-from memplan.parallel import cluster
-from memplan.parallel.cluster import ALONE, initialize
-from memplan.parallel.watchdog import Watchdog
+from memplan.parallel.runtime import cluster
+from memplan.parallel.runtime.cluster import ALONE, initialize
+from memplan.parallel.runtime.watchdog import Watchdog
 
 
 @pytest.fixture
@@ -77,12 +77,10 @@ def test_a_watchdog_needs_some_time() -> None:
 
 def initialized(words: str) -> tuple[float, str]:
     """Seconds and the last line of what a fresh process says."""
-    program = (
-        f"import time; from memplan.parallel.cluster import initialize; t = time.time()\ntry: initialize({words})\n"
-    )
+    program = f"import time; from memplan.parallel.runtime.cluster import initialize; t = time.time()\ntry: initialize({words})\n"
     program += "except Exception as e: print(time.time() - t, type(e).__name__, e)"
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=60
     )
     seconds, told = done.stdout.splitlines()[-1].split(" ", 1)
     return float(seconds), told

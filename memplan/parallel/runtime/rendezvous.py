@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterator, Mapping
 
 from memplan.errors import MemplanError
-from memplan.parallel.roster import Member
-from memplan.parallel.wire import Line
+from memplan.parallel.runtime.messages import Line
+from memplan.parallel.runtime.roster import Member
 
 RETRY_S = 0.2
 Members = Mapping[int, Member]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memplan.errors import MemplanError
-from memplan.parallel import children
-from memplan.parallel.children import Ended
+from memplan.parallel.runtime import children
+from memplan.parallel.runtime.children import Ended
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from memplan.parallel.assign import Assigned, Step
-from memplan.parallel.bucketing import Buckets
-from memplan.parallel.factors import local_params
-from memplan.parallel.layout import OWN, PARTIAL, WHOLE, Layout
-from memplan.parallel.links import Links
+from memplan.parallel.emit.buckets import Buckets
+from memplan.parallel.emit.collectives import Links
+from memplan.parallel.partition.placement import OWN, PARTIAL, WHOLE, Layout
+from memplan.parallel.partition.propagate import Assigned, Step
+from memplan.parallel.partition.rules import local_params
 from memplan.program import compat
 
 
