@@ -47,8 +47,9 @@ def refuse(jaxpr: compat.ClosedJaxpr) -> None:
 
 def _equations(jaxpr: compat.ClosedJaxpr) -> Iterator[compat.JaxprEqn]:
     for eqn in jaxpr.jaxpr.eqns:
-        if compat.control_bodies(eqn):
-            for body in compat.control_bodies(eqn):
-                yield from _equations(body)
-        else:
+        called = compat.call_body(eqn)
+        bodies = compat.control_bodies(eqn) if called is None else [called]
+        for body in bodies:
+            yield from _equations(body)
+        if not bodies:
             yield eqn

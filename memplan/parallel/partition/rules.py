@@ -57,7 +57,7 @@ Rule = Callable[[compat.JaxprEqn], Factors | None]
 
 def factors_of(eqn: compat.JaxprEqn) -> Factors | None:
     """The rule's answer; None where nothing can be divided."""
-    rule = _RULES.get(eqn.primitive.name)
+    rule = RULES.get(eqn.primitive.name)
     return rule(eqn) if rule else None
 
 
@@ -381,7 +381,7 @@ _ELEMENTWISE = (
     "shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta"
 )
 
-_RULES: dict[str, Rule] = {
+RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE.split(), _parallel),
     "reduce_sum": _reduce("sum"),
     "reduce_max": _reduce("max"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -87,3 +90,12 @@ def test_every_rule_is_tried() -> None:
         operations.SHAPED, operations.SHAPED_EXACT, operations.SHAPED_SMOOTH,
     ]  # fmt: skip
     assert set(RULES) - set().union(*tried) == set()
+
+
+@pytest.mark.slow
+def test_fifty_steps_on_eight_devices() -> None:
+    module = "tests.parallel.partition.on_devices"
+    done = subprocess.run([sys.executable, "-m", module, "50"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) == 50 and {seed: off for seed, off in found.items() if not off <= 1} == {}
