@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -13,20 +14,23 @@ from jax.sharding import AbstractMesh
 from memplan import pipeline
 from memplan.errors import MemplanError
 from memplan.parallel.step import data_parallel
-from memplan.pipeline import Request
+from memplan.pipeline import Request, Result
 from memplan.planning.budget import Size
+from memplan.planning.overheads import SOURCES, Overheads
 from memplan.planning.topology import Topology, topology_named
-from memplan.program.traffic import Traffic, replayed
+from memplan.program.traffic import Traffic, replays
 from memplan.refining import Notify
-from memplan.report.scaling import Count, Level, Links, Point, Scaling, Topologies
+from memplan.report.scaling import Assumed, Count, Level, Links, Point, Scaling, Topologies
 from memplan.summary import versions
 
 LARGEST = 4096
 
 ASSUMPTIONS = (
-    "simulated: kernels take their roofline (peak rates, no launches), on one device as on many",
-    "collectives take latency and bandwidth of the links in the topology, one after another, nothing else on the links",
-    "the batch of a device stays the same; data loading, stragglers and checkpoints cost nothing",
+    "simulated: kernels take their roofline (peak rates), on one device as on many; real ones take longer, and then "
+    "collectives hide better and stragglers cost more",
+    "one device is slowest throughout a step, and all the others wait for it; which one may change from step to step",
+    "collectives take latency and bandwidth of the links in the topology, one after another, no other job on the links",
+    "the batch of a device stays the same; checkpoints and failures cost nothing",
     "the schedule is XLA's for the compiled number of devices; for other numbers its collectives take other times",
 )
 
@@ -40,38 +44,40 @@ def simulate(
     budget: Size = None,
     donate_argnums: Any = (),
     statistics: str = "global",
+    overheads: Overheads | None = None,
     notify: Notify = lambda stage, share: None,
 ) -> Scaling:
     """Simulate a step from one device to 4,096.
+
+    A step that fits is simulated as it is divided, one that does not as it is planned for the budget.
 
     Args:
       step: of one device; args: shapes of one device's arguments, the batch second.
       topology: the machine that the step is compiled for; device: one of its devices, by name.
       budget, donate_argnums: as for `memplan.jit`; statistics: as for `memplan.parallel.data_parallel`.
+      overheads: stragglers, launches and what shares the links; None for the defaults of `Overheads`.
 
     Raises:
       MemplanError: nothing to communicate, or no GPU.
     """
     links = topology_named(topology) if isinstance(topology, str) else topology
-    request, options = Request(budget, None, device), {"donate_argnums": donate_argnums}
+    overheads = overheads or Overheads()
+    request, options = Request(budget, None, device, in_segments=False), {"donate_argnums": donate_argnums}
     mesh = AbstractMesh(tuple(links.sizes.values()), tuple(links.sizes))
     divided = data_parallel(step, mesh, topology=links, device=device, statistics=statistics)
     notify("planning for one device", None)
     single = pipeline.run(step, args, {}, options, request, notify)
     notify(f"planning for {links.devices} devices", None)
     whole = pipeline.run(divided, _global(args, links.devices), {}, options, request, notify)
-    executable = whole.chosen.executable
-    if executable is None or whole.chosen.traffic is None:
+    if whole.chosen.executable is None or whole.chosen.traffic is None:
         raise MemplanError(f"{device} is no GPU that XLA compiles whole programs for; name one (memplan devices).")
-    single_s = single.chosen.step_s or 0.0
-    counted: Counter[str] = Counter()
-    for one, times in whole.chosen.traffic.collectives.items():
-        counted[str(one)] += times
+    single_s = next(_replays(single, links, [dict.fromkeys(links.sizes, 1)], overheads)).step_s
     points: list[Point] = []
-    for sizes in shapes(links):
-        notify(f"replaying on {math.prod(sizes.values())} devices", None)
-        found = replayed(executable.text, whole.target.device, links, links.resized(sizes))
-        points.append(_point(sizes, found, min(single_s, points[0].step_s if points else found.step_s)))
+    for sizes, found in zip(shapes(links), _replays(whole, links, shapes(links), overheads), strict=True):
+        devices = math.prod(sizes.values())
+        notify(f"replayed on {devices} devices", None)
+        alone_s = min(single_s, points[0].step_s if points else found.step_s)
+        points.append(_point(sizes, found, alone_s, overheads.slowest(devices)))
     return Scaling(
         device=device,
         topology=f"{links.name}: {links.description}",
@@ -81,19 +87,31 @@ def simulate(
         planner=whole.report.planner,
         unexpected=whole.chosen.strange,
         single_s=single_s,
-        collectives=tuple(Count(name, times) for name, times in sorted(counted.items())),
-        assumptions=(*ASSUMPTIONS, *links.sources, f"statistics of the batch: {statistics}"),
+        collectives=_counts(whole.chosen.traffic),
+        assumed=_assumed(overheads),
+        assumptions=(*ASSUMPTIONS, *_unknown(links), *links.sources, f"statistics of the batch: {statistics}"),
         points=tuple(points),
         versions=versions(),
     )
 
 
+def _replays(
+    planned: Result, links: Topology, sizes: Sequence[dict[str, int]], overheads: Overheads
+) -> Iterator[Traffic]:
+    executable = planned.chosen.executable
+    assert executable is not None
+    return replays(executable.text, planned.target.device, links, map(links.resized, sizes), overheads)
+
+
 def shapes(links: Topology) -> list[dict[str, int]]:
-    """One device, the inner axes filled, then the outermost doubled up to 4,096 devices."""
+    """One device, the inner axes filled, then the outermost doubled up to 4,096 devices.
+
+    An axis of one node stays at one: what was compiled for it sends nothing along it.
+    """
     found = []
     sizes = dict.fromkeys(links.sizes, 1)
     for name in reversed(links.sizes):
-        outermost = name == links.axes[0].name
+        outermost = name == links.axes[0].name and links.sizes[name] > 1
         limit = LARGEST // math.prod(sizes.values()) if outermost else links.sizes[name]
         size = 1
         while size <= limit:
@@ -104,10 +122,32 @@ def shapes(links: Topology) -> list[dict[str, int]]:
     return found
 
 
-def _point(sizes: dict[str, int], found: Traffic, alone_s: float) -> Point:
+def _unknown(links: Topology) -> tuple[str, ...]:
+    """Why there are no more points along some axes."""
+    alone = ", ".join(axis.name for axis in links.axes if axis.size == 1)
+    return (f"compiled for one node of the axis {alone}: nothing is known of what several would send",) if alone else ()
+
+
+def _counts(found: Traffic) -> tuple[Count, ...]:
+    counted: Counter[str] = Counter()
+    for one, times in found.collectives.items():
+        counted[str(one)] += times
+    return tuple(Count(name, times) for name, times in sorted(counted.items()))
+
+
+def _point(sizes: dict[str, int], found: Traffic, alone_s: float, slowest: float) -> Point:
     shape, devices = "x".join(map(str, sizes.values())), math.prod(sizes.values())
     busy, hidden = found.collective_s, found.hidden_collective_s
-    return Point(shape, devices, found.step_s, found.compute_s, busy, hidden, alone_s / found.step_s)
+    return Point(shape, devices, found.step_s, found.compute_s, busy, hidden, slowest, alone_s / found.step_s)
+
+
+def _assumed(overheads: Overheads) -> tuple[Assumed, ...]:
+    """Every overhead with the reason for it: its source, or that it was given."""
+    usual = Overheads()
+    return tuple(
+        Assumed(name, float(value), SOURCES[name] if value == getattr(usual, name) else "given")
+        for name, value in dataclasses.asdict(overheads).items()
+    )
 
 
 def _global(args: Sequence[Any], devices: int) -> tuple[Any, ...]:
