@@ -81,9 +81,15 @@ def simulate(
     budget: Budget = None,
     statistics: Annotated[str, typer.Option(help="Of the batch: global, or device (each its own).")] = "global",
     donate: Donate = None,
+    segments: Annotated[
+        bool, typer.Option("--segments", help="Also in segments, as memplan.jit compiles a step that waits for others.")
+    ] = False,
     spread: Annotated[
         float, typer.Option(help="Of step times between devices: standard deviation over mean, 0.02 for 2 %.")
     ] = _USUAL.spread,
+    roofline_share: Annotated[
+        float, typer.Option(help="Speed of kernels over that of their roofline; below 1 as measured.")
+    ] = _USUAL.roofline_share,
     kernel_launch: Annotated[
         float, typer.Option(help="Seconds from the end of a kernel to the start of the next.")
     ] = _USUAL.kernel_launch_s,
@@ -107,10 +113,11 @@ def simulate(
     with errors_told(debug):
         check_writable(json, html)
         overheads = Overheads(
-            spread, kernel_launch, collective_launch, accesses_per_byte, input_bytes, copies_share_links
+            spread, roofline_share, kernel_launch, collective_launch, accesses_per_byte, input_bytes, copies_share_links
         )
         with working() as stage:
             function, args = plain_step(step, stage)
             limits = {"budget": budget, "donate_argnums": donated(donate, args), "statistics": statistics}
-            found = scaling.simulate(function, args, on, device, overheads=overheads, notify=stage, **limits)
+            more = {"overheads": overheads, "in_segments": segments, "notify": stage}
+            found = scaling.simulate(function, args, on, device, **limits, **more)
         tell(found, json, html)

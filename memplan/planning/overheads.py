@@ -23,6 +23,7 @@ _LARGEST_SHARE = 0.5
 
 _MEANING = {
     "spread": "0.015 is 1.5 %",
+    "roofline_share": "0.5 for kernels that reach half of their roofline",
     "kernel_launch_s": "in seconds",
     "collective_launch_s": "in seconds",
     "accesses_per_byte": "accesses of device memory for each byte sent",
@@ -36,6 +37,7 @@ class Overheads:
 
     Attributes:
       spread: standard deviation over mean of the time that one device takes for its part of a step.
+      roofline_share: speed of kernels over that of their roofline.
       kernel_launch_s: seconds between the end of a kernel and the start of the next.
       collective_launch_s: seconds that a collective takes before its first byte.
       accesses_per_byte: of device memory, for each byte that a device sends to others; kernels beside them have so much
@@ -49,6 +51,7 @@ class Overheads:
     """
 
     spread: float = 0.015
+    roofline_share: float = 1.0
     kernel_launch_s: float = 0.9e-6
     collective_launch_s: float = LAUNCH_S
     accesses_per_byte: float = 3.0
@@ -67,6 +70,15 @@ class Overheads:
                 f"a spread of {self.spread!r} is a third of the mean or more: a normal distribution, which is assumed "
                 "of step times, would have times below zero. It is a share, as in 0.02 for 2 %."
             )
+        if not 0 < self.roofline_share <= 1:
+            raise OverheadError(
+                f"a roofline_share of {self.roofline_share!r}: kernels reach more than nothing and at most all of "
+                "their roofline. It is a share, as in 0.6; divide the simulated step by a measured one."
+            )
+
+    def kernel_s(self, roofline_s: float) -> float:
+        """Seconds of a kernel on a device of mean speed, until the next one starts."""
+        return roofline_s / self.roofline_share + self.kernel_launch_s
 
     def slowest(self, devices: int) -> float:
         """Expected time of the slowest of so many devices, over the mean.
@@ -97,18 +109,19 @@ SOURCES = {
         "normal distribution: 1.5 %. Every step waits for the slowest (Dutta et al., arXiv:1803.01113): the expected "
         "largest of n independent normal times"
     ),
+    "roofline_share": "as in all of memplan's times: kernels at the device's peak rates. Measure a step to know better",
     "kernel_launch_s": (
-        "NVIDIA, Getting Started with CUDA Graphs (https://developer.nvidia.com/blog/cuda-graphs): on a V100 kernels of "
-        "2.9 us, launched one after another without waiting, come every 3.8 us"
+        "NVIDIA, Getting Started with CUDA Graphs (https://developer.nvidia.com/blog/cuda-graphs): on a V100 kernels "
+        "of 2.9 us, launched one after another without waiting, come every 3.8 us"
     ),
     "collective_launch_s": (
         "assumed; NCCL's tuner has 8.4 us before the first byte of its protocol Simple (baseLatencies, "
         "https://github.com/NVIDIA/nccl, src/graph/tuning.cc)"
     ),
     "accesses_per_byte": (
-        "counted: each byte of a ring is read, written where it comes in, and read again to be added or sent on. At the "
-        "full rate of NVLink 4 it takes 22 % of an H200's memory bandwidth; measured, kernels beside collectives are "
-        "18.9 % slower on average (Lee et al., arXiv:2507.03114)"
+        "counted: each byte of a ring is read, written where it comes in, and read again to be added or sent on. At "
+        "the full rate of NVLink 4 that is 22 % of an H200's memory bandwidth; measured, kernels beside collectives "
+        "are 18.9 % slower on average (Lee et al., arXiv:2507.03114)"
     ),
     "input_bytes": "none unless given: data lie with each host, or come over links of their own",
     "copies_share_links": "not unless given: in an S822LC, GPUs reach the host by NVLink and the network by PCIe",

@@ -366,7 +366,7 @@ class _Replay:
             return
         flops, dtype = self._kernels.work(body, op)
         roofline_s = kernel_seconds(flops, dtype, moved["device"], self._device)
-        seconds = self._slowest * (roofline_s + self._overheads.kernel_launch_s)
+        seconds = self._slowest * self._overheads.kernel_s(roofline_s)
         start = self._clock
         self._compute(seconds)
         self.seconds[op.name] = seconds

@@ -119,7 +119,11 @@ class Scaling(Told):
         )
         figures = tuple((one.name, f"{one.value:.6g}", one.why) for one in self.assumed)
         assumed = (*figures, *(("", "", text) for text in self.assumptions))
-        return Sheet("memplan", ("", ""), first), Sheet("Simulated", columns, listed), Sheet("Assumed", ("", "", ""), assumed)
+        return (
+            Sheet("memplan", ("", ""), first),
+            Sheet("Simulated", columns, listed),
+            Sheet("Assumed", ("", "", ""), assumed),
+        )
 
 
 @dataclass(frozen=True, slots=True)

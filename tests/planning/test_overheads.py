@@ -50,7 +50,7 @@ def test_messages_leave_kernels_half_of_the_memory_bandwidth(nbytes: float, seco
     assert NONE.memory_share(nbytes, seconds, bandwidth) == 0
 
 
-NUMBERS = ["spread", "kernel_launch_s", "collective_launch_s", "accesses_per_byte", "input_bytes"]
+NUMBERS = ["spread", "roofline_share", "kernel_launch_s", "collective_launch_s", "accesses_per_byte", "input_bytes"]
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -63,6 +63,17 @@ def test_what_is_no_amount_is_refused(name: str, value: Any) -> None:
 def test_a_spread_that_a_normal_distribution_cannot_have_is_refused() -> None:
     with pytest.raises(OverheadError, match=r"below zero.*0\.02 for 2 %"):
         Overheads(spread=2.0)
+
+
+@pytest.mark.parametrize("share", [0, 1.1])
+def test_no_kernel_beats_its_roofline(share: float) -> None:
+    with pytest.raises(OverheadError, match=r"roofline\. It is a share"):
+        Overheads(roofline_share=share)
+
+
+def test_slow_kernels_take_longer_and_launches_come_on_top() -> None:
+    assert Overheads(roofline_share=0.5, kernel_launch_s=1.0).kernel_s(3.0) == 7.0
+    assert NONE.kernel_s(3.0) == 3.0
 
 
 def test_every_default_says_why() -> None:
