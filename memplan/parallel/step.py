@@ -324,6 +324,15 @@ def data_parallel(
       compress: `"bfloat16"` or `"float16"` for gradients on the slowest links, with error feedback; the step then takes
         and returns the state as `place` makes it.
       device: what each of them is, by name; None: what jax runs on. It says when gradients are ready to be sent.
+
+    Its numbers are those of one device but for the order of sums: random draws too, also from a key of each example.
+    What cannot be divided along the batch as it lies (a sort of it, a concatenation) is gathered, with a warning that
+    names the line. `jax.debug.print` prints once, what one device would.
+
+    Raises:
+      MemplanError: an option that cannot be; when the step is first traced, a batch that cannot be divided (MeshError),
+        or a step that places its arrays itself, is written for several devices, or has effects that would come once
+        for each device (UnsupportedProgramError), with its line.
     """
     if statistics not in (GLOBAL, DEVICE):
         raise MemplanError(f"statistics is {statistics!r}; it is {GLOBAL!r} or {DEVICE!r}.")

@@ -435,7 +435,6 @@ RULES: dict[str, Rule] = {
     "random_split": _keywise,
     "random_seed": _keywise,
     "random_clone": _keywise,
-    "random_gamma": _keywise,
 }
 
 

@@ -150,7 +150,7 @@ def convolution(dice: Dice, x: Array) -> Array:
         x,
         weight,
         window_strides=dice.of(((1, 1), (2, 1))),
-        padding=dice.of((((0, 1), (0, 1)), ((1, 0), (0, 0)))),
+        padding=dice.of((((1, 1), (1, 1)), ((0, 2), (2, 1)))),
         lhs_dilation=dice.of(((1, 1), (2, 1))),
         rhs_dilation=dice.of(((1, 1), (1, 2))),
         dimension_numbers=specs,
@@ -169,7 +169,7 @@ LAYOUTS = (
 def pooled(function: Callable[..., Array], start: float) -> Op:
     def op(dice: Dice, x: Array) -> Array:
         x = images(x)
-        window = dice.of(((1, 2, 2, 1), (1, 2, 1, 1), (1, 1, 2, 2), (3, 1, 1, 1)))
+        window = dice.of(((1, 2, 2, 1), (1, 2, 1, 1), (1, 1, 2, 2), (2, 1, 1, 1)))
         return lax.reduce_window(
             x, np.float32(start), function, window, dice.of((window, (1, 1, 1, 1))), dice.of(("SAME", "VALID"))
         )
@@ -185,14 +185,23 @@ def odd_window(dice: Dice, x: Array) -> Array:
 
 
 def tangent_of_pool(dice: Dice, x: Array) -> Array:
-    pool = functools.partial(pooled(lax.max, -np.inf), dice)
-    at = dice.at
+    pool, at = pooled(lax.max, -np.inf), dice.at
 
     def again(x: Array) -> Array:
         dice.at = at
-        return pool(x)
+        return pool(dice, x)
 
     return jax.jvp(again, (lax.stop_gradient(x),), (lax.stop_gradient(x * 2),))[1]
+
+
+def gradient_of_pool(dice: Dice, x: Array) -> Array:
+    pool, at = pooled(lax.max, -np.inf), dice.at
+
+    def total(x: Array) -> Array:
+        dice.at = at
+        return (2 * pool(dice, x)).sum()
+
+    return jax.grad(total)(lax.stop_gradient(x)) + x
 
 
 def taken(dice: Dice, x: Array) -> Array:
@@ -354,12 +363,12 @@ def keys_of(dice: Dice, x: Array, seed: int = 3) -> tuple[Array, Array]:
     return key, x
 
 
-def drawn(how: Callable[[Array, tuple[int, ...]], Array]) -> Op:
+def drawn(how: Callable[[Array, tuple[int, ...]], Array], *ways: int) -> Op:
     """From one key for all, or from a key of each example."""
 
     def op(dice: Dice, x: Array) -> Array:
         key, x = keys_of(dice, x)
-        way = dice.below(5)
+        way = dice.of(ways or range(5))
         if not x.ndim or way == 0:
             return x + how(key, x.shape)
         if way == 1:
@@ -406,8 +415,8 @@ def seeded(dice: Dice, x: Array) -> Array:
 
 
 def empty(dice: Dice, x: Array) -> Array:
-    made = lax.empty(x.shape, x.dtype) if hasattr(lax, "empty") else jnp.zeros(x.shape, x.dtype)
-    return x + jnp.zeros_like(made) * jnp.float32(made.ndim)
+    """What is read of it is never what it holds."""
+    return lax.select(x == x, 2 * x, lax.empty(x.shape, x.dtype))
 
 
 def counted(dice: Dice, x: Array) -> Array:
@@ -472,7 +481,7 @@ ELEMENTWISE_EXACT: dict[str, Op] = {
     "le": compared(lax.le),
     "lt": compared(lax.lt),
     "is_finite": unary(lambda x: jnp.where(lax.is_finite(x), x, 0.0)),
-    "nextafter": unary(lambda x: jnp.round(lax.nextafter(x, 2 * x))),
+    "nextafter": unequal(unary(lambda x: jnp.round(lax.nextafter(x, 2 * x)))),
     "reduce_precision": unary(lambda x: lax.reduce_precision(x, 8, 7)),
     "imag": complexes,
     "real": complexes,
@@ -500,8 +509,8 @@ ELEMENTWISE_SMOOTH: dict[str, Op] = {
     "exp": unary(lax.exp),
     "exp2": unary(lax.exp2),
     "expm1": unary(lax.expm1),
-    "igamma": binary(lambda x, y: special.gammainc(x * x + 1, lax.stop_gradient(y * y) + 1)),
-    "igammac": binary(lambda x, y: special.gammaincc(lax.stop_gradient(x * x) + 1, y * y + 1)),
+    "igamma": binary(lambda x, y: lax.stop_gradient(special.gammainc(x * x + 1, y * y + 1)) * x),
+    "igammac": binary(lambda x, y: lax.stop_gradient(special.gammaincc(x * x + 1, y * y + 1)) * x),
     "lgamma": unary(lambda x: lax.lgamma(x * x + 1)),
     "log": unary(lambda x: lax.log(x * x + 1)),
     "log1p": unary(lambda x: lax.log1p(x * x)),
@@ -515,7 +524,7 @@ ELEMENTWISE_SMOOTH: dict[str, Op] = {
     "sqrt": unary(lambda x: lax.sqrt(x * x + 1)),
     "tan": unary(lambda x: lax.tan(x / 4)),
     "tanh": unary(lax.tanh),
-    "zeta": unary(lambda x: lax.stop_gradient(special.zeta(x * x + 2, 1.0)) * x),
+    "zeta": unary(lambda x: lax.stop_gradient(special.zeta(x * x + 2, 1.0) + special.zeta(x * x + 3, 1.0)) * x),
 }
 SHAPED: dict[str, Op] = {
     "reduce_sum": reduced(jnp.sum),
@@ -549,9 +558,9 @@ SHAPED_EXACT: dict[str, Op] = {
     "reduce_and": truths(jnp.all),
     "argmax": along(lambda x, at: jnp.argmax(x, at).astype(jnp.float32) + x.sum(at)),
     "argmin": along(lambda x, at: jnp.argmin(x, at, keepdims=True) - x),
-    "cummax": along(lax.cummax),
-    "cummin": along(lax.cummin),
-    "cumprod": along(lambda x, at: lax.cumprod(jnp.sign(x), at)),
+    "cummax": unequal(along(lax.cummax)),
+    "cummin": unequal(along(lax.cummin)),
+    "cumprod": unequal(along(lambda x, at: lax.cumprod(jnp.sign(x), at))),
     "sort": sorted_by,
     "top_k": largest,
     "gather": taken,
@@ -564,19 +573,18 @@ SHAPED_EXACT: dict[str, Op] = {
     "reduce_window_max": pooled(lax.max, -np.inf),
     "reduce_window_min": pooled(lax.min, np.inf),
     "reduce_window": odd_window,
-    "select_and_scatter_add": pooled(lax.max, -np.inf),
+    "select_and_scatter_add": gradient_of_pool,
     "select_and_gather_add": tangent_of_pool,
     "random_bits": drawn(whole_draw),
-    "random_split": drawn(coins),
-    "random_fold_in": drawn(permuted),
-    "random_clone": drawn(cloned),
+    "random_split": drawn(coins, 3),
+    "random_fold_in": drawn(permuted, 2),
+    "random_clone": drawn(cloned, 2, 4),
     "random_wrap": drawn(wrapped),
     "random_unwrap": drawn(wrapped),
     "random_seed": seeded,
 }
 SHAPED_SMOOTH: dict[str, Op] = {
     "cumlogsumexp": along(lax.cumlogsumexp),
-    "random_gamma": drawn(lambda key, shape: jax.random.gamma(key, 2.0, shape)),
     "normalised": along(lambda x, at: (x - x.mean(at, keepdims=True)) * lax.rsqrt(x.var(at, keepdims=True) + 0.1)),
     "softmax": along(jax.nn.softmax),
     "normal": drawn(jax.random.normal),

@@ -42,27 +42,31 @@ class Drawn:
 
 
 MESHES: tuple[tuple[int, ...], ...] = ((2,), (4,), (3,), (2, 2), (8,), (6,), (5,), (7,), (2, 3))
-ROUNDS = 5  # of a single operation; of many, each comes twice
+ROUNDS = 8  # of a single operation; of many, each comes three times
 
 
 def drawn_step(numbers: Sequence[int], ops: Mapping[str, Op], exact: bool, meshes: Any = MESHES) -> Drawn:
     """A step of these operations: one of them several times, or if they are many each of them, one after the other."""
     dice = Dice(numbers)
     sizes, axis, split_state = dice.of(meshes), dice.below(2), bool(dice.below(2))
-    first_in_step, shuffled = dice.at, bool(dice.below(4) == 1)
+    shuffled, learns = dice.below(4) == 1, dice.below(2) == 1
+    first_in_step = dice.at
     rows = 35 if sizes in ((5,), (7,)) else 24
     made = arguments(rows, axis, exact)
-    chosen = list(ops.values()) * (2 if len(ops) > 1 else ROUNDS)
 
     def step(state: Any, batch: Any) -> Any:
-        dice.at = first_in_step + 1
+        dice.at = first_in_step
         moved = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, axis, 0) if shuffled else leaf, batch)
 
         def loss(weights: Any) -> Any:
-            results = applied(dice, chosen, moved, weights, exact)
+            results = applied(dice, list(ops.values()), moved, weights, exact)
             return sum((settled(one, exact) * (1 + i % 2)).sum() for i, one in enumerate(results)), results
 
-        (value, results), gradient = jax.value_and_grad(loss, has_aux=True)(state["weights"])
+        if learns:
+            (value, results), gradient = jax.value_and_grad(loss, has_aux=True)(state["weights"])
+        else:
+            value, results = loss(state["weights"])
+            gradient = jax.tree.map(lambda w: w * value, state["weights"])
         rate = jnp.float32(0.5)
         weights = jax.tree.map(lambda w, g: w - rate * g, state["weights"], gradient)
         moments = jax.tree.map(lambda m, g: rate * m + g, state["moments"], gradient)
@@ -85,21 +89,27 @@ def arguments(rows: int, axis: int, exact: bool) -> tuple[Any, Any]:
 
 
 def applied(dice: Dice, ops: Sequence[Op], batch: Any, weights: Any, exact: bool) -> list[Array]:
-    """The results of the operations, each of an example's values, of weights, or of both; nested jits at times."""
-    examples, others, made = jax.tree.leaves(batch), jax.tree.leaves(weights), list[Array]()
-    for op in ops:
-        x = dice.of((examples, examples, made or examples, made or others))
-        x = settled(x[dice.below(len(x))], exact)
-        if dice.below(3) == 1 and x.shape[-1:] == (FEATURES,):
-            x = settled(x @ weights["w"], exact)
-        start = dice.at
+    """The results of one operation again and again, or of many, on the values of examples, on weights, or on both."""
+    made: list[Array] = []
+    for _ in range(ROUNDS if len(ops) == 1 else 3):
+        x = chosen(dice, jax.tree.leaves(batch), made, weights, exact)
+        for op in ops:
+            start = dice.at
 
-        def again(x: Array, op: Op = op, start: int = start) -> Array:
-            dice.at = start
-            return op(dice, x)
+            def again(x: Array, op: Op = op, start: int = start) -> Array:
+                dice.at = start
+                return op(dice, x)
 
-        made.append(jax.jit(again)(x) if dice.below(4) == 1 else again(x))
+            made.append(jax.jit(again)(x) if dice.below(8) == 1 else again(x))
     return made
+
+
+def chosen(dice: Dice, examples: list[Array], made: list[Array], weights: Any, exact: bool) -> Array:
+    x = dice.of((examples, examples, examples, made or examples, made or jax.tree.leaves(weights)))
+    x = settled(dice.of(x), exact)
+    if dice.below(2) and x.shape[-1:] == (FEATURES,):
+        return settled(x @ weights["w"], exact)
+    return x
 
 
 def settled(x: Array, exact: bool) -> Array:
