@@ -5,10 +5,13 @@ Nothing is done, and nothing paid, where a mesh has the devices of one process.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
+import inspect
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -16,47 +19,64 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from memplan.parallel.runtime import cluster
-from memplan.parallel.runtime.ledger import APART, PROGRAM, ROWS, VALUES, said
+from memplan.parallel.runtime.ledger import APART, PROGRAM, ROWS, VALUES, Said, said
 from memplan.program import compat
 
 COMPARED = 4  # of the same kind of values, the first few: training begins with them, and hashing takes a second per GB
 PRIVATE = re.compile(r"0x[0-9a-f]+|id=\d+|/[^\s:]+(?=:\d+)")  # of one process: addresses, paths
 UNORDERED = re.compile(r"\{('[^{}]*')\}")  # sets of names come in another order in each process
 
-_seen: dict[tuple[str, ...], int] = {}
+Step = Callable[..., Any]
+_compared: dict[tuple[str, ...], int] = {}
 
 
-def same_rows(mesh: Mesh, name: str, position: int, batch: Any) -> None:
+def same_rows(mesh: Mesh, step: Step, position: int, batch: Any) -> None:
     """Called with each process's own rows, before anything is made of them."""
-    among = _among(mesh)
-    if not among:
+    if among := _among(mesh):
+        apart = APART if threading.current_thread() is not threading.main_thread() else ""
+        lines = tuple(f"{_type(leaf)} in {_argument(step, position)}{path}" for path, leaf in _leaves(batch))
+        cluster.given.rows(_rows(f"{_name(step)}/{position}{apart}", repr(_name(step)), lines, among))
+
+
+@functools.lru_cache(maxsize=64)  # every step brings the same
+def _rows(key: str, name: str, lines: tuple[str, ...], among: tuple[int, ...]) -> Said:
+    return said(ROWS, key, name, lines, among)
+
+
+def same_values(mesh: Mesh | AbstractMesh, step: Step, values: tuple[Any, ...]) -> None:
+    """Called with arguments of the step that every process has whole."""
+    if not (among := _among(mesh)):
         return
-    lines = [f"{_type(leaf)} in argument {position}{path}" for path, leaf in _leaves(batch)]
-    apart = APART if threading.current_thread() is not threading.main_thread() else ""
-    cluster.given.rows(said(ROWS, f"{name}/{position}{apart}", repr(name), lines, among))
+    leaves = [
+        (f"{_argument(step, position)}{path}", leaf)
+        for position, value in enumerate(values)
+        for path, leaf in _leaves(value)
+    ]
+    kind = (_name(step), *(f"{path} {_type(leaf)}" for path, leaf in leaves))
+    _compared[kind] = _compared.get(kind, 0) + 1
+    if _compared[kind] <= COMPARED:
+        lines = [f"{path} {_type(leaf)} of digest {_digest(leaf)}" for path, leaf in leaves]
+        cluster.given.values(said(VALUES, _name(step), repr(_name(step)), lines, among))
 
 
-def same_values(mesh: Mesh | AbstractMesh, name: str, values: Any) -> None:
-    """Called with values that every process has whole."""
-    among = _among(mesh)
-    if not among:
+def same_step(mesh: Mesh | AbstractMesh, step: Step, program: compat.ClosedJaxpr, options: Any) -> None:
+    """Called with a step's program for some shapes, and with all that decides how it is divided."""
+    if not (among := _among(mesh)):
         return
-    kinds = (name, *(f"{path} {_type(leaf)}" for path, leaf in _leaves(values)))
-    _seen[kinds] = _seen.get(kinds, 0) + 1
-    if _seen[kinds] <= COMPARED:
-        lines = [f"{path} {_type(leaf)} with sum {_digest(leaf)}" for path, leaf in _leaves(values)]
-        cluster.given.values(said(VALUES, name, f"what {name!r} begins with", lines, among))
-
-
-def same_step(mesh: Mesh | AbstractMesh, name: str, step: compat.ClosedJaxpr, options: Any) -> None:
-    """Called with a step as it was traced, for some shapes, and with all that decides how it is divided."""
-    among = _among(mesh)
-    if not among:
-        return
-    shapes = ", ".join(aval.str_short() for aval in step.in_avals)
+    shapes = ", ".join(aval.str_short() for aval in program.in_avals)
     key = hashlib.blake2b(shapes.encode(), digest_size=8).hexdigest()
-    lines = [f"shapes {shapes}", *_options(mesh, options), *_plain(str(step)).split("\n"), *_constants(step)]
-    cluster.given.program(said(PROGRAM, f"{name}/{key}", repr(name), lines, among))
+    lines = [f"shapes {shapes}", *_options(mesh, options), *_plain(str(program)).split("\n"), *_constants(program)]
+    cluster.given.program(said(PROGRAM, f"{_name(step)}/{key}", repr(_name(step)), lines, among))
+
+
+def _name(step: Step) -> str:
+    return getattr(step, "__name__", type(step).__name__)
+
+
+def _argument(step: Step, position: int) -> str:
+    with contextlib.suppress(TypeError, ValueError, IndexError):  # a built-in function, or *args
+        return list(inspect.signature(step).parameters)[position]
+    return f"argument {position}"
 
 
 def _among(mesh: Mesh | AbstractMesh) -> tuple[int, ...]:
@@ -86,11 +106,11 @@ def _plain(text: str) -> str:
 
 def _constants(step: compat.ClosedJaxpr) -> Iterator[str]:
     for number, (_, value) in enumerate(compat.consts_of(step)):
-        yield f"captured constant {number}: {_type(value)} with sum {_digest(value)}"
+        yield f"captured constant {number}: {_type(value)} of digest {_digest(value)}"
     for eqn in step.jaxpr.eqns:
         for inner in compat.sub_jaxprs(eqn):
             yield from _constants(inner) if hasattr(inner, "consts") else ()
-        yield from (f"literal with sum {_digest(atom.val)}" for atom in eqn.invars if _is_long(atom))
+        yield from (f"literal of digest {_digest(atom.val)}" for atom in eqn.invars if _is_long(atom))
 
 
 def _is_long(atom: Any) -> bool:
@@ -111,5 +131,5 @@ def _digest(leaf: Any) -> str:
     if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
         return "-"
     plain = jax.random.key_data(leaf) if compat.is_key(leaf) else leaf
-    found = np.ascontiguousarray(np.asarray(plain))
-    return hashlib.blake2b(found.reshape(-1).view(np.uint8), digest_size=8).hexdigest()
+    found = np.ascontiguousarray(np.asarray(plain)).reshape(-1).view(np.uint8)
+    return hashlib.blake2b(found.data, digest_size=8).hexdigest()

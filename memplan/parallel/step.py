@@ -131,10 +131,6 @@ class DataParallel:
         return PartitionSpec(*(None,) * layout.dim, tuple(self.topology.sizes)) if layout.is_split else PartitionSpec()
 
     @property
-    def _name(self) -> str:
-        return getattr(self.step, "__name__", type(self.step).__name__)
-
-    @property
     def whole(self) -> NamedSharding:
         """Of what every device has all of."""
         return NamedSharding(self.mesh, PartitionSpec())
@@ -149,7 +145,7 @@ class DataParallel:
 
         With compressed messages the first comes back as `Remembered`, nothing left out yet.
         """
-        agreement.same_values(self.mesh, self._name, args)
+        agreement.same_values(self.mesh, self.step, args)
         placed = jax.tree.map(_placed, args, self.shardings(*args))
         if self.options.wire is not None:
             placed = (Remembered(placed[0], self._nothing_left_out(args)), *placed[1:])
@@ -176,7 +172,7 @@ class DataParallel:
             raise MeshError(
                 "an AbstractMesh has no devices to put a batch on. Make the step with memplan.parallel.mesh()."
             )
-        agreement.same_rows(self.mesh, self._name, position, batch)
+        agreement.same_rows(self.mesh, self.step, position, batch)
         processes = len({device.process_index for device in self.mesh.devices.flat})
 
         def whole(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -257,7 +253,7 @@ class DataParallel:
             return assign(jaxpr, layouts, wanted, self.devices, self.options.statistics == DEVICE)
 
         assigned = assigned_to(sunk(assigned_to(flatten(traced.jaxpr))))
-        agreement.same_step(self.mesh, self._name, assigned.jaxpr, (self.options, self.topology, self.device.name))
+        agreement.same_step(self.mesh, self.step, assigned.jaxpr, (self.options, self.topology, self.device.name))
         for eqn, atom in gathers(assigned):
             warnings.warn(
                 f"{eqn.primitive.name} at {compat.source_of(eqn) or 'an unknown line'} cannot be divided along the "

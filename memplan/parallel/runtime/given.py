@@ -22,7 +22,8 @@ class Given:
     """Any thread may give; `settle` is called by whoever hears rank 0."""
 
     def __init__(self) -> None:
-        self.reached: dict[str, int] = {}
+        self.reached: dict[str, int] = {}  # batches begun, by key
+        self.among: dict[str, tuple[int, ...]] = {}  # who must bring them
         self.off = False  # nobody will ever answer
         self.waits = False  # a thread waits for the others' next batch
         self._order = threading.Lock()  # of what is sent: never held by whoever hears rank 0
@@ -78,6 +79,7 @@ class Given:
             if new:
                 self._last[one.key] = one.digest
                 self._say(one)
+            self.among = {**self.among, one.key: one.among}
             self.reached = {**self.reached, one.key: one.number}  # told after what is new in it
         if new:
             self._wait(one)

@@ -20,6 +20,7 @@ PATIENCE_S = 2.0  # of two ranks that differ nobody knows who is odd: the others
 APART = " in a thread"  # ends the key of batches that are not made by the main thread: it may be ahead of the steps
 TEXT_CHARACTERS = 200_000  # of what is shown where ranks differ: some 20 kB compressed, from every rank to rank 0
 SHOWN = 160  # characters of a line in a message
+VERBS = {ROWS: "brings other rows to", VALUES: "gives other values to", PROGRAM: "has another program for"}
 ADVICE = {
     ROWS: "All must bring equally many rows of the same types to every step: drop or pad a last, smaller batch on all",
     VALUES: "Was it another seed or checkpoint? Begin all alike, or give all the values of one with "
@@ -164,7 +165,7 @@ class Ledger:
     def _other_values(self, among: tuple[int, ...]) -> str | None:
         """Each of two ranks has given values that the other has not."""
         held = {rank: frozenset(d for d, one in self._values[rank].items() if one.among == among) for rank in among}
-        usual = _usual(held)
+        usual = typical(held)
         odd = [rank for rank in among if held[rank] - held[usual] and held[usual] - held[rank]]
         if not odd:
             return None
@@ -190,16 +191,15 @@ class Ledger:
         return None
 
     def _told(self, answers: Mapping[int, Said], digests: Mapping[int, str], where: str) -> str:
-        usual = _usual(digests)
+        usual = typical(digests)
         odd = [rank for rank in sorted(answers) if digests[rank] != digests[usual]]
         return self._sentence(odd, usual, answers[odd[0]], answers[usual], where)
 
     def _sentence(self, odd: list[int], usual: int, theirs: Said, ours: Said, where: str) -> str:
-        what = "another step" if theirs.kind == PROGRAM else f"other {theirs.kind}"
         one, other = _difference(theirs.text, ours.text)
         return (
-            f"{self._ranks(odd)} has {what} of {theirs.name}{where} than {self._members[usual]}: {one} against {other}. "
-            f"{ADVICE[theirs.kind]}"
+            f"{self._ranks(odd)} {VERBS[theirs.kind]} {theirs.name}{where} than {self._members[usual]}: {one} against "
+            f"{other}. {ADVICE[theirs.kind]}"
         )
 
     def _ranks(self, ranks: Collection[int]) -> str:
@@ -208,7 +208,7 @@ class Ledger:
         return f"{self._members[first]}{also}"
 
 
-def _usual(digests: Mapping[int, Hashable]) -> int:
+def typical(digests: Mapping[int, Hashable]) -> int:
     """The first rank that gave what most gave; of two halves that of rank 0 (or the first known) is right."""
     counts, first = Counter(digests.values()), min(digests)
     most = max(counts, key=lambda digest: (counts[digest], digest == digests[first]))
@@ -224,6 +224,10 @@ def _difference(one: str, other: str) -> tuple[str, str]:
         if a != b:
             return _cut(a), _cut(b)
     return f"{len(mine)} lines", f"{len(yours)} lines"
+
+
+def _lines(text: str) -> list[str]:
+    return zlib.decompress(base64.b64decode(text)).decode(errors="replace").split("\n")
 
 
 def _cut(line: str) -> str:

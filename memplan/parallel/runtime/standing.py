@@ -19,6 +19,8 @@ from typing import Any
 
 import jax
 
+from memplan.program import compat
+
 IDLE_S = 2.0  # how far back the processor's time counts
 IDLE_SHARE = 0.2  # of one core: gloo waits with 1 %, what computes takes a core
 BLOCKING = ("jax._src.array", "jax._src.api")  # where jax waits for values to be ready; on a GPU it may spin there
@@ -51,7 +53,9 @@ class Standing:
         frame = self._frame
         while frame is not None and _is_jax(frame) and frame.f_back is not None:
             frame = frame.f_back
-        return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "an unknown line"
+        if frame is None:
+            return "an unknown line"
+        return compat.relative(f"{frame.f_code.co_filename}:{frame.f_lineno}")
 
     def in_lock(self) -> bool:
         """Waits for another thread of this process."""
@@ -119,9 +123,8 @@ def _call(frame: FrameType) -> tuple[Any, list[Any]]:
     whole = here.positions
     if any(_begins(one, whole) and one is not here and one.opname in MAKING and _within(one, whole) for one in code):
         return MISSING, []
-    inside = [
-        one for one in code if one.offset < here.offset and one.opname.startswith("LOAD_") and _within(one, whole)
-    ]
+    before = [one for one in code if one.offset < here.offset and one.opname.startswith("LOAD_")]
+    inside = [one for one in before if _within(one, whole)]
     first = next((number for number, one in enumerate(inside) if not _begins(one, whole)), len(inside))
     called: Any = MISSING
     for one in inside[:first]:

@@ -192,7 +192,7 @@ class Watch(threading.Thread):
         others = list(self._seen.values())
         for seen in others:
             quiet_s = now_s - seen.heard_s
-            stopped = STOPPED_S < quiet_s and seen.member.host == self.me.host and _is_stopped(seen.member.pid)
+            stopped = quiet_s > STOPPED_S and seen.member.host == self.me.host and _is_stopped(seen.member.pid)
             if not seen.beat.finished and (stopped or quiet_s > self._silence_s):
                 self._end(roster.silent(seen, now_s))
         own = Seen(self.me, self.own, now_s)
@@ -207,8 +207,7 @@ class Watch(threading.Thread):
         if not self._left or self._stands is None or self.own.finished or self._complained_s is not None:
             return
         still_s = min(self._stands.look(now_s), now_s - min(gone.at_s for gone in self._left.values()))
-        own = self._given.reached
-        behind = any(gone.batches.get(key, 0) < own[key] for gone in self._left.values() for key in own)
+        behind = any(self._is_behind(rank, gone) for rank, gone in self._left.items())
         if still_s < (BEHIND_S if behind else ALIKE_S):
             return
         waits = self._stands.waits(self._left)
@@ -219,6 +218,11 @@ class Watch(threading.Thread):
         elif waits is None and still_s > UNKNOWN_S and now_s - self._told_s > AGAIN_S:
             self._told_s = now_s
             os.write(2, f"memplan: {self._waiting(now_s)}, if it waits for others at all.\n".encode())
+
+    def _is_behind(self, rank: int, gone: Gone) -> bool:
+        """It has left with fewer batches than are begun here of something that needs it."""
+        own, among = self._given.reached, self._given.among
+        return any(rank in among[key] and gone.batches.get(key, 0) < own[key] for key in own)
 
     def _complain(self, now_s: float) -> None:
         self._complained_s = now_s
@@ -232,11 +236,12 @@ class Watch(threading.Thread):
         begun = {rank: sum(gone.batches.values()) for rank, gone in self._left.items()}
         ranks = [rank for rank in sorted(begun) if begun[rank] == min(begun.values())]
         gone_s = max(now_s - self._left[rank].at_s for rank in ranks)
-        where = self._stands.where() if self._stands else ""
+        where = self._stands.where() if self._stands else "an unknown line"
+        named = ", ".join(str(self.members[rank]) for rank in ranks)
+        own = sum(self._given.reached.values())
         return (
-            f"{', '.join(str(self.members[rank]) for rank in ranks)} left {gone_s:.1f} s ago, after "
-            f"{begun[ranks[0]]} batches, while rank {self.me.process}, after {sum(self._given.reached.values())}, waits "
-            f"at {where}"
+            f"{named} left {gone_s:.1f} s ago with {begun[ranks[0]]} batches begun, while rank {self.me.process} has "
+            f"begun {own} and waits at {where}"
         )
 
     def _end(self, verdict: str) -> None:
@@ -250,8 +255,11 @@ class Watch(threading.Thread):
 
     def _leave(self, code: int) -> None:
         flushing = threading.Thread(target=_flush, daemon=True)  # the main thread may hold a stream for ever
-        flushing.start()
-        flushing.join(0.3)
+        try:
+            flushing.start()
+            flushing.join(0.3)
+        except RuntimeError:  # Python 3.12 starts no thread any more once the main thread has ended
+            _flush()
         if self.me.process == 0:  # or the message could be lost with the connection
             end = time.monotonic() + 1.0
             for line in list(self._lines.values()):
