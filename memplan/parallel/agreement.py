@@ -73,6 +73,7 @@ def _name(step: Step) -> str:
     return getattr(step, "__name__", type(step).__name__)
 
 
+@functools.lru_cache(maxsize=64)
 def _argument(step: Step, position: int) -> str:
     with contextlib.suppress(TypeError, ValueError, IndexError):  # a built-in function, or *args
         return list(inspect.signature(step).parameters)[position]
@@ -81,15 +82,19 @@ def _argument(step: Step, position: int) -> str:
 
 def _among(mesh: Mesh | AbstractMesh) -> tuple[int, ...]:
     """The processes of a mesh; none where there is nobody to compare with."""
-    if not isinstance(mesh, Mesh):
-        return ()
-    found = tuple(sorted({device.process_index for device in mesh.devices.flat}))
+    found = _processes(mesh)
     if len(found) < 2 or jax.process_index() not in found:
         return ()
     if not cluster.is_watched() and len(found) < jax.process_count():
         return ()  # the others may never use memplan, and could not be met
     cluster.join_in_background()
     return found
+
+
+@functools.lru_cache(maxsize=64)
+def _processes(mesh: Mesh | AbstractMesh) -> tuple[int, ...]:
+    """Of an abstract mesh none: it has no devices."""
+    return tuple(sorted({one.process_index for one in mesh.devices.flat})) if isinstance(mesh, Mesh) else ()
 
 
 def _options(mesh: Mesh | AbstractMesh, options: Any) -> Iterator[str]:
