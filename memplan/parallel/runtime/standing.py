@@ -24,6 +24,7 @@ from memplan.program import compat
 IDLE_S = 2.0  # how far back the processor's time counts
 IDLE_SHARE = 0.2  # of one core: gloo waits with 1 %, what computes takes a core
 BLOCKING = ("jax._src.array", "jax._src.api")  # where jax waits for values to be ready; on a GPU it may spin there
+CALLING = ("CALL", "PRECALL")  # 3.11: the second one itself calls some functions that are written in C
 MAKING = ("CALL", "BINARY_SUBSCR", "BINARY_OP")  # what makes a function that has no name
 MISSING = object()
 
@@ -49,9 +50,9 @@ class Standing:
         return now_s - self._since_s
 
     def where(self) -> str:
-        """`file:line` of the innermost frame that is not jax's."""
+        """`file:line` of the innermost frame that is neither jax's nor memplan's."""
         frame = self._frame
-        while frame is not None and _is_jax(frame) and frame.f_back is not None:
+        while frame is not None and _room(frame) in ("jax", "jaxlib", "memplan") and frame.f_back is not None:
             frame = frame.f_back
         if frame is None:
             return "an unknown line"
@@ -59,7 +60,7 @@ class Standing:
 
     def in_lock(self) -> bool:
         """Waits for another thread of this process."""
-        return self._frame is not None and _module(self._frame).split(".")[0] in ("threading", "queue", "concurrent")
+        return self._frame is not None and _room(self._frame) in ("threading", "queue", "concurrent")
 
     def waits(self, left: Collection[int]) -> bool | None:
         """For processes among these; None where that cannot be known."""
@@ -92,8 +93,12 @@ def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
+def _room(frame: FrameType) -> str:
+    return _module(frame).split(".")[0]
+
+
 def _is_jax(frame: FrameType) -> bool:
-    return _module(frame).split(".")[0] in ("jax", "jaxlib")
+    return _room(frame) in ("jax", "jaxlib")
 
 
 def _jax_frames(frame: FrameType | None) -> Iterator[FrameType]:
@@ -118,7 +123,7 @@ def _call(frame: FrameType) -> tuple[Any, list[Any]]:
     """
     code = list(dis.get_instructions(frame.f_code))
     here = next((one for one in code if one.offset == frame.f_lasti), None)
-    if here is None or here.positions is None or not here.opname.startswith("CALL"):
+    if here is None or here.positions is None or not here.opname.startswith(CALLING):
         return MISSING, []
     whole = here.positions
     if any(_begins(one, whole) and one is not here and one.opname in MAKING and _within(one, whole) for one in code):

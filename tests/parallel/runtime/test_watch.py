@@ -71,7 +71,8 @@ for step in range(40 if what == "finish" else 100_000):
         watch.own = watch.own.next(step, time.monotonic(), limit_s)
     time.sleep(0.02)
 watch.finish()
-time.sleep(1000 if what in ("leave", "behind") else 8 if what == "alone" and rank != int(ill) else 0.3 * rank)  # in jax, for the others
+in_jax_s = 1000 if what in ("leave", "behind") else 8 if what == "alone" and rank != int(ill) else 0.3 * rank
+time.sleep(in_jax_s)
 """
 
 
