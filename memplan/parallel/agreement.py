@@ -82,7 +82,7 @@ def _argument(step: Step, position: int) -> str:
 
 def _among(mesh: Mesh | AbstractMesh) -> tuple[int, ...]:
     """The processes of a mesh; none where there is nobody to compare with."""
-    found = _processes(mesh)
+    found = _processes(mesh) if jax.process_count() > 1 else ()  # one process may describe devices of many
     if len(found) < 2 or jax.process_index() not in found:
         return ()
     if not cluster.is_watched() and len(found) < jax.process_count():

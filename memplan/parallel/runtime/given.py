@@ -98,7 +98,7 @@ class Given:
             self.waits = False
 
     def _say(self, one: Said) -> None:
-        if self._post is None:
-            self._unsent.append(one)
-        else:
+        if self._post is not None:
             self._post(one)
+        elif not self.off:
+            self._unsent.append(one)
