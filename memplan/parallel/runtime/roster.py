@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-STOPPED_S = 5.0  # a process that its own host says is stopped, and that has been silent for so long, is lost
 SILENT_S = 2.0  # a process sends several messages in this time, whatever its main thread does
+STOPPED_S = 3.0  # after that, seen stopped for so long it is lost; a whole run that was suspended goes on at once
 
 
 @dataclass(frozen=True)

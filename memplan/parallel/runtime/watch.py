@@ -25,7 +25,7 @@ from memplan.parallel.runtime import ledger, roster
 from memplan.parallel.runtime.given import Given
 from memplan.parallel.runtime.ledger import Ledger, Said
 from memplan.parallel.runtime.messages import Line, Message
-from memplan.parallel.runtime.roster import STOPPED_S, Beat, Member, Seen
+from memplan.parallel.runtime.roster import SILENT_S, STOPPED_S, Beat, Member, Seen
 
 EXIT_CODE = 75  # EX_TEMPFAIL: another process failed or this one stood still; starting again may well work
 GRACE_S = 5.0  # a rank other than 0 leaves judging to rank 0 for this long
@@ -82,6 +82,7 @@ class Watch(threading.Thread):
         self._left: dict[int, Gone] = {}
         self._complained_s: float | None = None
         self._told_s = 0.0
+        self._stopped: dict[int, float] = {}
 
     def run(self) -> None:
         next_s = 0.0
@@ -145,7 +146,7 @@ class Watch(threading.Thread):
         with self._comparing:
             self._ledger.reached(rank, message["batches"])
         if message["finished"] and rank not in self._left:
-            self._left[rank] = Gone(message["batches"], time.monotonic())
+            self._left = {**self._left, rank: Gone(message["batches"], time.monotonic())}
             for line in list(self._lines.values()):
                 line.send({"left": rank, "batches": message["batches"]})
         self._compare()
@@ -174,7 +175,7 @@ class Watch(threading.Thread):
         elif "settled" in message:
             self._given.settle([(key, number) for key, number in message["settled"]])
         elif "left" in message:
-            self._left[message["left"]] = Gone(message["batches"], now_s)
+            self._left = {**self._left, message["left"]: Gone(message["batches"], now_s)}
         else:
             beat = Beat(message["count"], message["step"], now_s - message["age_s"], message["limit_s"],
                         message["finished"])  # fmt: skip
@@ -191,14 +192,22 @@ class Watch(threading.Thread):
     def _judge(self, now_s: float) -> None:
         others = list(self._seen.values())
         for seen in others:
-            quiet_s = now_s - seen.heard_s
-            stopped = quiet_s > STOPPED_S and seen.member.host == self.me.host and _is_stopped(seen.member.pid)
-            if not seen.beat.finished and (stopped or quiet_s > self._silence_s):
+            lost = now_s - seen.heard_s > self._silence_s or self._stopped_s(seen, now_s) > STOPPED_S
+            if not seen.beat.finished and lost:
                 self._end(roster.silent(seen, now_s))
         own = Seen(self.me, self.own, now_s)
         late = roster.held_up([own, *others], now_s if self.me.process == 0 else now_s - GRACE_S)
         if late:
             self._end(late)
+
+    def _stopped_s(self, seen: Seen, now_s: float) -> float:
+        """For how long this process has seen that one, on its own host, stopped and silent."""
+        member = seen.member
+        quiet = now_s - seen.heard_s > SILENT_S and member.host == self.me.host
+        if not quiet or not _is_stopped(member.pid):
+            self._stopped.pop(member.process, None)
+            return 0.0
+        return now_s - self._stopped.setdefault(member.process, now_s)
 
     def _look(self, now_s: float) -> None:
         """Does this process wait for one that has left?"""
@@ -210,14 +219,19 @@ class Watch(threading.Thread):
         behind = any(self._is_behind(rank, gone) for rank, gone in self._left.items())
         if still_s < (BEHIND_S if behind else ALIKE_S):
             return
-        waits = self._stands.waits(self._left)
-        if behind and self._given.waits and self._stands.in_lock():
-            waits = True  # for a thread that makes its batches, and that waits for the others' next
+        waits = self._waits(self._stands, behind=behind)
         if waits or (waits is None and behind and still_s > UNKNOWN_S):
             self._complain(now_s)
         elif waits is None and still_s > UNKNOWN_S and now_s - self._told_s > AGAIN_S:
             self._told_s = now_s
             os.write(2, f"memplan: {self._waiting(now_s)}, if it waits for others at all.\n".encode())
+
+    def _waits(self, stands: Stands, *, behind: bool) -> bool | None:
+        if behind and self._given.waits and stands.in_lock():
+            return True  # for a thread that makes its batches, and that waits for the others' next
+        with contextlib.suppress(Exception):  # the user's objects are asked what they are, and this thread must live
+            return stands.waits(self._left)
+        return None
 
     def _is_behind(self, rank: int, gone: Gone) -> bool:
         """It has left with fewer batches than are begun here of something that needs it."""
