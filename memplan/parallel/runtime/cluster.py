@@ -221,6 +221,8 @@ def join_in_background() -> None:
 def _join() -> None:
     try:
         _met_by_store(LEAVING_S, SILENCE_S)
+    except jax.errors.JaxRuntimeError:
+        given.silence()  # jax's store is gone: the run ends
     except MemplanError as error:
         os.write(2, f"memplan: {error}\nmemplan: this process therefore ends with exit code {EXIT_CODE}.\n".encode())
         os._exit(EXIT_CODE)
