@@ -30,7 +30,11 @@ from memplan.search import Search
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for; see `memplan.jit`."""
+    """What the user asked for; see `memplan.jit`.
+
+    Attributes:
+      in_segments: a step that fits but waits for other devices is compiled in segments as well, and the faster taken.
+    """
 
     budget: Size = None
     host_budget: Size = None
@@ -39,6 +43,7 @@ class Request:
     plan: Plan | None = None
     verify: str | None = "compile"
     host_state: tuple[int, ...] = ()
+    in_segments: bool = True
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,8 @@ def _chosen(search: Search, request: Request) -> Candidate:
         return search.follow(request.plan)
     if plain.device_bytes > search.budget or search.program.held:
         return search.best(request.verify)
-    return search.in_segments() if plain.traffic and plain.traffic.waits_for_links else plain
+    waits = request.in_segments and plain.traffic is not None and plain.traffic.waits_for_links
+    return search.in_segments() if waits else plain
 
 
 def planned_jaxpr(result: Result) -> compat.ClosedJaxpr:

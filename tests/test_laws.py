@@ -24,6 +24,7 @@ TYPES = (
     "memplan.planning.loop",
     "memplan.planning.plan",
     "memplan.planning.devices",
+    "memplan.planning.overheads",
     "memplan.planning.spec",
     "memplan.planning.topology",
 )

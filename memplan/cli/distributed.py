@@ -13,7 +13,10 @@ from memplan.cli.steps import plain_step
 from memplan.cli.telling import check_writable, errors_told, save, tell, working
 from memplan.parallel.measure import measured
 from memplan.parallel.runtime import launch as launching
+from memplan.planning.overheads import Overheads
 from memplan.planning.topology import TOPOLOGIES
+
+_USUAL = Overheads()
 
 
 def launch(
@@ -78,6 +81,30 @@ def simulate(
     budget: Budget = None,
     statistics: Annotated[str, typer.Option(help="Of the batch: global, or device (each its own).")] = "global",
     donate: Donate = None,
+    segments: Annotated[
+        bool, typer.Option("--segments", help="Also in segments, as memplan.jit compiles a step that waits for others.")
+    ] = False,
+    spread: Annotated[
+        float, typer.Option(help="Of step times between devices: standard deviation over mean, 0.02 for 2 %.")
+    ] = _USUAL.spread,
+    roofline_share: Annotated[
+        float, typer.Option(help="Speed of kernels over that of their roofline; below 1 as measured.")
+    ] = _USUAL.roofline_share,
+    kernel_launch: Annotated[
+        float, typer.Option(help="Seconds from the end of a kernel to the start of the next.")
+    ] = _USUAL.kernel_launch_s,
+    collective_launch: Annotated[
+        float, typer.Option(help="Seconds of a collective before its first byte.")
+    ] = _USUAL.collective_launch_s,
+    accesses_per_byte: Annotated[
+        float, typer.Option(help="Accesses of device memory for each byte sent; kernels get so much less bandwidth.")
+    ] = _USUAL.accesses_per_byte,
+    input_bytes: Annotated[
+        int, typer.Option(help="That each device gets in every step over the outermost links.")
+    ] = _USUAL.input_bytes,
+    copies_share_links: Annotated[
+        bool, typer.Option("--copies-share-links", help="Copies to and from host memory go over the same links.")
+    ] = _USUAL.copies_share_links,
     json: Json = None,
     html: Html = None,
     debug: Debug = False,
@@ -85,8 +112,12 @@ def simulate(
     """Simulate step time on up to 4,096 devices; the factory's batch is that of one device."""
     with errors_told(debug):
         check_writable(json, html)
+        overheads = Overheads(
+            spread, roofline_share, kernel_launch, collective_launch, accesses_per_byte, input_bytes, copies_share_links
+        )
         with working() as stage:
             function, args = plain_step(step, stage)
             limits = {"budget": budget, "donate_argnums": donated(donate, args), "statistics": statistics}
-            found = scaling.simulate(function, args, on, device, notify=stage, **limits)
+            more = {"overheads": overheads, "in_segments": segments, "notify": stage}
+            found = scaling.simulate(function, args, on, device, **limits, **more)
         tell(found, json, html)

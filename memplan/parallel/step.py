@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +17,12 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from memplan.errors import MemplanError, MeshError
 from memplan.parallel import agreement, meshes
 from memplan.parallel.emit.buckets import Buckets, buckets, sunk
-from memplan.parallel.emit.collectives import Links, Sum
+from memplan.parallel.emit.collectives import Links, Sum, trusts_reduce_scatter
 from memplan.parallel.emit.compression import WIRES, Remembered, Wire
 from memplan.parallel.partition.lower import Local
 from memplan.parallel.partition.placement import WHOLE, Layout, split
-from memplan.parallel.partition.propagate import Assigned, Wanted, assign, gathers
+from memplan.parallel.partition.propagate import Assigned, Gathered, Wanted, assign, gathers
+from memplan.parallel.partition.refusals import refuse
 from memplan.planning import devices
 from memplan.planning.devices import Device
 from memplan.planning.topology import Topology
@@ -81,35 +83,55 @@ class DataParallel:
     def devices(self) -> int:
         return self.topology.devices
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, errors = self._opened(args)
-        divided = self.divided(args)
-        results, after = self._run(divided, self.layouts(*args), jax.tree_util.tree_leaves(args), errors)
+        args, kwargs = self._by_position(args, kwargs)
+        divided = self.divided(args, kwargs)
+        leaves = jax.tree_util.tree_leaves((args, kwargs))
+        results, after = self._run(divided, self.layouts(*args, **kwargs), leaves, errors)
         out = jax.tree_util.tree_unflatten(divided.out_tree, results)
         return out if self.options.wire is None else self._closed(out, after)
+
+    def _by_position(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments as `batch_argnums` counts them, whether the caller names them or not."""
+        if not kwargs:
+            return args, kwargs
+        try:
+            bound = inspect.signature(self.step).bind(*args, **kwargs)
+        except TypeError as error:
+            raise MemplanError(f"the step does not take these arguments: {error}.") from error
+        return bound.args, bound.kwargs
 
     def _run(
         self, divided: Divided, layouts: Sequence[Layout], leaves: Sequence[Any], errors: Sequence[Any] | None
     ) -> tuple[list[Any], list[Any]]:
         """Results of the step, and what compressed messages left out."""
 
-        def local(parts: Sequence[Any], before: Sequence[Any] | None) -> tuple[list[Any], list[Any]]:
-            wire = Wire(self.options.wire, before) if self.options.wire else None
-            links = Links(self.topology, self.options.decompose, wire)
-            results = Local(divided.assigned, links, divided.buckets).run(parts)
-            self.sums = tuple(links.sums)
-            return results, wire.after if wire else []
-
         outputs = [self._spec(layout) for layout in divided.assigned.outputs]
         own = self._spec(split(0))
         run = jax.shard_map(
-            local,
+            functools.partial(self.local, divided),
             mesh=self.mesh if any(map(meshes.is_typed, leaves)) else meshes.untyped(self.mesh),
             in_specs=([self._spec(layout) for layout in layouts], own),
             out_specs=(outputs, own),
             check_vma=False,
         )
         return run(list(leaves), errors)
+
+    def local(
+        self, divided: Divided, parts: Sequence[Any], before: Sequence[Any] | None
+    ) -> tuple[list[Any], list[Any]]:
+        """What one device runs: results in their layouts, and what its compressed messages left out.
+
+        Args:
+          parts: the device's own of every leaf of the arguments.
+          before: what the last step's messages left out; None where only shapes are asked for.
+        """
+        wire = Wire(self.options.wire, before) if self.options.wire else None
+        links = Links(self.topology, self.options.decompose, wire, trusts_reduce_scatter(self.mesh))
+        results = Local(divided.assigned, links, divided.buckets).run(parts)
+        self.sums = tuple(links.sums)
+        return results, wire.after if wire else []
 
     def _opened(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], Sequence[Any]]:
         """The step's own arguments, and what the last step's messages left out."""
@@ -193,14 +215,14 @@ class DataParallel:
 
         return jax.tree_util.tree_map_with_path(assembled, batch, shapes)
 
-    def layouts(self, *args: Any) -> list[Layout]:
-        """The layout of every leaf of the arguments.
+    def layouts(self, *args: Any, **kwargs: Any) -> list[Layout]:
+        """The layout of every leaf of the arguments; those that only a name says are never the batch.
 
         Raises:
           MeshError: a batch that cannot be divided.
         """
         found = []
-        for position, arg in enumerate(args):
+        for position, arg in [*enumerate(args), *((None, kwargs[name]) for name in sorted(kwargs))]:
             for path, leaf in jax.tree_util.tree_flatten_with_path(arg)[0]:
                 name = jax.tree_util.keystr(path)
                 if position in self.options.batch_argnums:
@@ -235,31 +257,29 @@ class DataParallel:
         dims = [dim for dim, size in enumerate(shape) if size and size % self.devices == 0]
         return split(max(dims, key=lambda dim: shape[dim])) if wanted and dims and self.devices > 1 else WHOLE
 
-    def divided(self, args: Sequence[Any]) -> Divided:
+    def divided(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Divided:
         """The step's equations with layouts, for the shapes of these (global) arguments."""
-        leaves, tree = jax.tree_util.tree_flatten(tuple(args))
+        leaves, tree = jax.tree_util.tree_flatten((tuple(args), dict(kwargs or {})))
         shapes = [_struct(leaf) for leaf in leaves]
         key = tree, tuple((one.shape, one.dtype, one.weak_type) for one in shapes)
         if key not in self._known:
-            self._known[key] = self._divide(jax.tree_util.tree_unflatten(tree, shapes))
+            self._known[key] = self._divide(*jax.tree_util.tree_unflatten(tree, shapes))
         return self._known[key]
 
-    def _divide(self, args: tuple[Any, ...]) -> Divided:
-        traced = jax.jit(self.step).trace(*args)
-        layouts = self.layouts(*args)
+    def _divide(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Divided:
+        traced = jax.jit(self.step).trace(*args, **kwargs)
+        layouts = self.layouts(*args, **kwargs)
         wanted = self._wanted(args, layouts, traced.out_info)
+        flat = flatten(traced.jaxpr)
+        refuse(flat)
 
         def assigned_to(jaxpr: compat.ClosedJaxpr) -> Assigned:
             return assign(jaxpr, layouts, wanted, self.devices, self.options.statistics == DEVICE)
 
-        assigned = assigned_to(sunk(assigned_to(flatten(traced.jaxpr))))
+        assigned = assigned_to(sunk(assigned_to(flat)))
         agreement.same_step(self.mesh, self.step, assigned.jaxpr, (self.options, self.topology, self.device.name))
-        for eqn, atom in gathers(assigned):
-            warnings.warn(
-                f"{eqn.primitive.name} at {compat.source_of(eqn) or 'an unknown line'} cannot be divided along the "
-                f"batch: every device gathers its operand {atom.aval.str_short()} and computes all of it.",
-                stacklevel=2,
-            )
+        for told in dict.fromkeys(map(_told, gathers(assigned))):
+            warnings.warn(told, stacklevel=2)
         return Divided(
             assigned, buckets(assigned, self.topology, self.device, self.options.wire is not None), traced.out_tree
         )
@@ -329,6 +349,16 @@ def data_parallel(
     positions = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
     options = Options(positions, batch_axis, split_state, decompose, compress, statistics)
     return DataParallel(step, mesh, meshes.fitted(topology, mesh), kind, options)
+
+
+def _told(gathered: Gathered) -> str:
+    eqn, atom, divides = gathered
+    line = compat.relative(compat.source_of(eqn)) or "an unknown line"
+    work = "its part" if divides else "all of it"
+    return (
+        f"{eqn.primitive.name} at {line} cannot be divided along the batch as it lies: every device gathers its "
+        f"operand {atom.aval.str_short()} and computes {work}; what follows is divided where it can be."
+    )
 
 
 def _placed(leaf: Leaf, sharding: NamedSharding) -> jax.Array:

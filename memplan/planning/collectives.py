@@ -123,7 +123,7 @@ class _Ring:
       latency_s: of its slowest step.
       slowness: seconds per byte of its slowest link. A ring enters and leaves a node once, but the rings beside it that
         start in the same node pass the same link if it is shared.
-      levels: axes in the group, those of size 1 left out.
+      levels: axes that the ring crosses. One of size 1 is not crossed: a ring within one host never sees the network.
     """
 
     size: int
@@ -147,14 +147,15 @@ class _Ring:
         return (self.size - 1) / self.size * nbytes * self.slowness
 
 
+@functools.lru_cache(maxsize=1024)  # a cut into buckets asks for the same few rings 100,000 times
 def _ring(topology: Topology, names: tuple[str, ...]) -> _Ring:
-    axes = [topology.axis(name) for name in names]
+    axes = [axis for axis in map(topology.axis, names) if axis.size > 1]
     shares = [_beside(topology, axis.name, names) if axis.shared else 1 for axis in axes]
     return _Ring(
         size=math.prod(axis.size for axis in axes),
-        latency_s=max(axis.latency_s for axis in axes),
-        slowness=max(share / axis.bandwidth for share, axis in zip(shares, axes, strict=True)),
-        levels=sum(axis.size > 1 for axis in axes),
+        latency_s=max((axis.latency_s for axis in axes), default=0.0),
+        slowness=max((share / axis.bandwidth for share, axis in zip(shares, axes, strict=True)), default=0.0),
+        levels=len(axes),
     )
 
 

@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -239,6 +239,11 @@ class Scan:
         first = self.consts + self.carries
         return list(operands[: self.consts]), list(operands[self.consts : first]), list(operands[first:])
 
+    def among(self, parts: int) -> Scan:
+        """One of equal parts of the trips."""
+        trips = self.trips // parts
+        return replace(self, trips=trips, unroll=min(self.unroll, trips))
+
     def run(self, body: Callable[..., Sequence[Any]], operands: Sequence[Any]) -> list[Any]:
         """The loop with another flat body of the same signature; operands and results as of the equation."""
         consts, carries, stacks = self.split(operands)
@@ -383,16 +388,28 @@ def checkpointed_gradients(policy: Any) -> Iterator[None]:
         _api.vjp = plain
 
 
+def draws_by_itself(atom: Any) -> bool:
+    """True for what is no array of keys, and for keys of threefry: drawing from many is drawing from each.
+
+    The other generators draw for a whole batch from its first key (`jax.random`: "vmap over rbg keys").
+    """
+    dtype = atom.aval.dtype
+    return not jax.numpy.issubdtype(dtype, jax.dtypes.prng_key) or _is_threefry(dtype)
+
+
+def _is_threefry(dtype: Any) -> bool:
+    """Of keys that jax's default generator draws from."""
+    return dtype._impl.name == "threefry2x32"
+
+
 def random_bits_between(key: Any, bit_width: int, shape: Sequence[int], part: Any, parts: int) -> Any:
     """One of equal parts, along the first dimension, of the random bits that a key gives for a shape.
 
     threefry in its partitionable form, jax's default, draws every element from the key and the element's number alone;
     any other generator gives None.
     """
-    impl = jax.random.key_impl(key)
-    name = impl if isinstance(impl, str) else getattr(impl, "_impl_name", str(impl))
     count = math.prod(shape)
-    if "threefry2x32" not in name or not _config.threefry_partitionable.value or not 0 < count < 2**32:
+    if not _is_threefry(key.dtype) or not _config.threefry_partitionable.value or not 0 < count < 2**32:
         return None
     local = (shape[0] // parts, *shape[1:])
     low = jax.lax.iota(jax.numpy.uint32, count // parts) + part.astype(jax.numpy.uint32) * (count // parts)

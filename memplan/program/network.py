@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from memplan.planning.collectives import (
+    LAUNCH_S,
     Decomposition,
     Phase,
     all_gather_seconds,
@@ -16,6 +18,8 @@ from memplan.program.replica_groups import first_group
 
 REDUCE, SCATTER, GATHER, EXCHANGE = "all-reduce", "reduce-scatter", "all-gather", "all-to-all"
 COLLECTIVES = (REDUCE, SCATTER, GATHER, EXCHANGE)
+
+_SECONDS = {REDUCE: all_reduce_seconds, GATHER: all_gather_seconds}
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,12 @@ class Network:
 
     Attributes:
       compiled_for: sizes of the axes in the program; links: those that it is replayed on.
+      launch_s: of each collective, before its first byte.
     """
 
     compiled_for: Topology
     links: Topology
+    launch_s: float = LAUNCH_S
 
     def collective(self, opcode: str, attributes: str, operand_nbytes: int, result_nbytes: int) -> Collective:
         kind = next(kind for kind in COLLECTIVES if opcode.startswith(kind))
@@ -65,12 +71,19 @@ class Network:
         if not collective.axes:
             return 0.0
         alone = Decomposition((Phase(collective.axes, False),))
-        match collective.kind:
-            case "all-reduce":
-                return all_reduce_seconds(self.links, alone, collective.nbytes)
-            case "all-gather":
-                return all_gather_seconds(self.links, alone, collective.nbytes)
-        return reduce_scatter_seconds(self.links, alone, collective.nbytes)  # an all-to-all sends as many bytes
+        take = _SECONDS.get(collective.kind, reduce_scatter_seconds)  # an all-to-all sends as many bytes
+        return take(self.links, alone, collective.nbytes, launch_s=self.launch_s)
+
+    def sent_bytes(self, collective: Collective) -> float:
+        """What leaves each device."""
+        devices = math.prod(self.links.axis(name).size for name in collective.axes)
+        return (2 if collective.kind == REDUCE else 1) * (devices - 1) / devices * collective.nbytes
+
+    def input_seconds(self, nbytes: float) -> float:
+        """Until every device has so many bytes from outside, over the links of the outermost axis."""
+        outermost = self.links.axes[0]
+        beside = math.prod(axis.size for axis in self.links.axes[1:]) if outermost.shared else 1
+        return beside * nbytes / outermost.bandwidth
 
     def _place(self, device: int) -> tuple[int, ...]:
         found: list[int] = []

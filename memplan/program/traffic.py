@@ -2,20 +2,22 @@
 
 The same account for every executable, whoever decided what it recomputes and offloads.
 
-Left out: launches, caches, elementwise arithmetic, the conditions of loops. A loop is one block: its body is replayed
-with idle streams and taken times its trip count.
+Left out: caches, elementwise arithmetic, the conditions of loops; and unless `Overheads` are given, launches, slow
+devices and what messages take of device memory's bandwidth. A loop is one block: its body is replayed with idle streams
+and taken times its trip count.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from memplan.planning.cost import copy_seconds, kernel_seconds
 from memplan.planning.devices import Device
+from memplan.planning.overheads import NONE, Overheads
 from memplan.planning.topology import Topology
 from memplan.program.module import Array, Computation, Instruction, Module, bytes_moved, fused_in, read_module
 from memplan.program.network import COLLECTIVES, Collective, Network
@@ -102,16 +104,22 @@ def traffic(hlo_text: str, device: Device, topology: Topology | None = None) -> 
     Raises:
       ValueError: the text is not a scheduled HLO module.
     """
-    return _replayed(hlo_text, device, Network(topology, topology) if topology else None)
+    kernels = _Kernels(read_module(hlo_text), device)
+    return _replayed(_Replay(kernels, Network(topology, topology) if topology else None))
 
 
-def replayed(hlo_text: str, device: Device, compiled_for: Topology, topology: Topology) -> Traffic:
-    """The same for a program that was compiled for other sizes of the axes than those of `topology`."""
-    return _replayed(hlo_text, device, Network(compiled_for, topology))
+def replays(
+    hlo_text: str, device: Device, compiled_for: Topology, links: Iterable[Topology], overheads: Overheads
+) -> Iterator[Traffic]:
+    """The same for a program that was compiled for other sizes of the axes, on each of `links`, with overheads."""
+    kernels = _Kernels(read_module(hlo_text), device)
+    for topology in links:
+        network = Network(compiled_for, topology, overheads.collective_launch_s)
+        yield _replayed(_Replay(kernels, network, overheads))
 
 
-def _replayed(hlo_text: str, device: Device, network: Network | None) -> Traffic:
-    replay = _Replay(read_module(hlo_text), device, network).run("ENTRY")
+def _replayed(idle: _Replay) -> Traffic:
+    replay = idle.run("ENTRY")
     sums = replay.sums()
     ways = ((sums[f"{way}_s"], sums[f"{way}_hidden_s"]) for way in ("out", "in"))
     copy_s, hidden_s = max(ways, key=lambda way: (round(way[0], 12), -way[1]))  # as busy: the less hidden one
@@ -175,12 +183,39 @@ _FLOPS: dict[str, Callable[[Array, Array, Array, str], float]] = {
 }
 
 
-class _Replay:
-    """The compute stream, one copy stream in each direction and the links, advanced instruction by instruction."""
+class _Kernels:
+    """What the instructions of a module move and compute on a device: worked out once, for all replays."""
 
-    def __init__(self, module: Module, device: Device, network: Network | None) -> None:
-        self._module, self._device, self._network = module, device, network
+    def __init__(self, module: Module, device: Device) -> None:
+        self.module, self.device = module, device
+        self._moved: dict[tuple[str, str], Counter[str]] = {}
+        self._work: dict[str, tuple[float, str]] = {}
+
+    def moved(self, body: Computation, op: Instruction) -> Counter[str]:
+        key = op.name, op.opcode
+        if key not in self._moved:
+            self._moved[key] = bytes_moved(self.module, body, op)
+        return self._moved[key]
+
+    def work(self, body: Computation, op: Instruction) -> tuple[float, str]:
+        if op.name not in self._work:
+            self._work[op.name] = _matrix_work(self.module, body, op)
+        return self._work[op.name]
+
+
+class _Replay:
+    """The compute stream, one copy stream in each direction and the links, advanced instruction by instruction.
+
+    With overheads it is the slowest device's: the others wait for it.
+    """
+
+    def __init__(self, kernels: _Kernels, network: Network | None, overheads: Overheads = NONE) -> None:
+        self._kernels, self._network, self._overheads = kernels, network, overheads
+        self._module, self._device = kernels.module, kernels.device
+        self._slowest = overheads.slowest(network.links.devices) if network else 1.0
         self._clock = 0.0  # compute stream, seconds
+        self._input_s = network.input_seconds(overheads.input_bytes) if network else 0.0
+        self._shares: deque[tuple[float, float, float]] = deque()  # of memory's bandwidth: from, until, how much
         self.stalls: list[tuple[float, float]] = []  # of the compute stream
         self._copies: dict[str, list[tuple[float, float]]] = {"out": [], "in": [], "net": []}
         self._ready: dict[str, float] = {}  # copies under way -> when they end
@@ -201,7 +236,7 @@ class _Replay:
 
     @property
     def end_s(self) -> float:
-        return max(self._clock, *(copies[-1][1] for copies in self._copies.values() if copies), 0.0)
+        return max(self._clock, self._input_s, *(copies[-1][1] for copies in self._copies.values() if copies))
 
     def sums(self) -> dict[str, float]:
         """Totals, the copies' seconds included."""
@@ -234,7 +269,8 @@ class _Replay:
             self._kernel(body, op)
 
     def _alone(self, name: str) -> _Replay:
-        return _Replay(self._module, self._device, self._network).run(name)
+        once_in_a_step = replace(self._overheads, input_bytes=0)
+        return _Replay(self._kernels, self._network, once_in_a_step).run(name)
 
     def _block(self, part: _Replay, times: int) -> None:
         for key, value in part.sums().items():
@@ -244,7 +280,7 @@ class _Replay:
         for collective, count in part.collectives.items():
             self.collectives[collective] += times * count
         self.seconds.update(part.seconds)
-        self._clock += times * part.end_s
+        self._compute(times * part.end_s)
 
     def _start(self, body: Computation, op: Instruction) -> None:
         done, _ = body.uses[op.name][0]
@@ -252,7 +288,7 @@ class _Replay:
         if self._network and wrapped.opcode.startswith(COLLECTIVES):
             self._ready[op.name] = self._send(self._network, body, wrapped)
             return
-        moved = bytes_moved(self._module, body, wrapped) if wrapped.opcode != "call" else Counter()
+        moved = self._kernels.moved(body, wrapped) if wrapped.opcode != "call" else Counter()
         if moved["in"] or moved["out"]:
             self._ready[op.name] = self._copy(op, moved)
         else:
@@ -263,8 +299,7 @@ class _Replay:
         end = self._clock
         for way in ("out", "in"):
             if moved[way]:
-                free = self._copies[way][-1][1] if self._copies[way] else 0.0
-                start = max(self._clock, free)
+                start = max(self._clock, self._free(way))
                 end = start + copy_seconds(moved[way], self._device)
                 self._copies[way].append((start, end))
                 self.transfers.append(Transfer(op.name, way, moved[way], start, end))
@@ -277,12 +312,40 @@ class _Replay:
         operands = sum(body.ops[name].nbytes for name in op.operands)
         collective = network.collective(op.opcode, op.attributes, operands, op.nbytes)
         self.collectives[collective] += 1
-        sent = self._copies["net"]
-        start = max(self._clock, sent[-1][1] if sent else 0.0)
-        self.seconds[op.name] = network.seconds(collective)
-        sent.append((start, start + self.seconds[op.name]))
-        self.transfers.append(Transfer(op.name, "net", operands, *sent[-1]))
-        return sent[-1][1]
+        start, seconds = max(self._clock, self._free("net")), network.seconds(collective)
+        self.seconds[op.name] = seconds
+        self._copies["net"].append((start, start + seconds))
+        self.transfers.append(Transfer(op.name, "net", operands, start, start + seconds))
+        sent_bytes = network.sent_bytes(collective)
+        share = self._overheads.memory_share(sent_bytes, seconds, self._device.memory_bandwidth)
+        if share:
+            self._shares.append((start, start + seconds, share))
+        return start + seconds
+
+    def _free(self, way: str) -> float:
+        """When the links of a stream are free; each direction of the host's goes beside the other."""
+        ways = {way}
+        if self._overheads.copies_share_links:
+            ways |= set(self._copies) if way == "net" else {"net"}
+        free = max((self._copies[one][-1][1] for one in ways if self._copies[one]), default=0.0)
+        return max(free, self._input_s) if "net" in ways else free
+
+    def _compute(self, seconds: float) -> None:
+        """Advance the compute stream by so many seconds of work, which messages beside it slow down."""
+        while self._shares and self._shares[0][1] <= self._clock:
+            self._shares.popleft()
+        for start, end, share in self._shares:
+            before = max(0.0, start - self._clock)
+            if seconds <= before:
+                break
+            seconds -= before
+            self._clock = max(self._clock, start)
+            beside = (end - self._clock) * (1 - share)
+            if seconds <= beside:
+                self._clock += seconds / (1 - share)
+                return
+            seconds, self._clock = seconds - beside, end
+        self._clock += seconds
 
     def _wait(self, until: float) -> None:
         if until > self._clock:
@@ -297,16 +360,18 @@ class _Replay:
 
     def _run(self, body: Computation, op: Instruction) -> None:
         """What touches host memory is a copy that everything waits for."""
-        moved = bytes_moved(self._module, body, op)
+        moved = self._kernels.moved(body, op)
         if moved["in"] or moved["out"]:
             self._wait(self._copy(op, moved))
             return
-        flops, dtype = _matrix_work(self._module, body, op)
-        seconds = kernel_seconds(flops, dtype, moved["device"], self._device)
-        self._clock += seconds
+        flops, dtype = self._kernels.work(body, op)
+        roofline_s = kernel_seconds(flops, dtype, moved["device"], self._device)
+        seconds = self._slowest * self._overheads.kernel_s(roofline_s)
+        start = self._clock
+        self._compute(seconds)
         self.seconds[op.name] = seconds
         self._sums["nbytes"] += moved["device"]
         self._sums["flops"] += flops
         self._sums["kernels"] += 1
         self._sums["convolutions"] += flops > 0
-        self._sums["compute_s"] += seconds
+        self._sums["compute_s"] += self._clock - start

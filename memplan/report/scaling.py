@@ -1,6 +1,6 @@
 """Step time against the number of devices, simulated; and the links between devices.
 
-Their JSON is led by `"schema": "memplan.scaling/1"` and `"memplan.topologies/1"`; see `memplan.report.model`.
+Their JSON is led by `"schema": "memplan.scaling/2"` and `"memplan.topologies/1"`; see `memplan.report.model`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ class Point:
     Attributes:
       shape: sizes of the axes, outermost first, as in `64x4`.
       devices: all of them.
-      step_s: simulated seconds of a step.
+      step_s: simulated seconds of a step: of the slowest device, for which the others wait.
       compute_s: of these, seconds of computation; collective_s: seconds that the links are busy, hidden_collective_s:
         of these, while something is computed.
+      slowest: expected time of the slowest device for its own work, over the mean of all.
       efficiency: seconds alone over `step_s`, with the same batch: of the single-device step or of the divided program
         on one device, whichever is faster.
     """
@@ -33,6 +34,7 @@ class Point:
     compute_s: float
     collective_s: float
     hidden_collective_s: float
+    slowest: float
     efficiency: float
 
 
@@ -42,6 +44,15 @@ class Count:
 
     name: str
     times: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """A figure that the simulation takes for granted, by name (seconds, bytes or shares; see `Overheads`), and why."""
+
+    name: str
+    value: float
+    why: str
 
 
 @dataclass(frozen=True)
@@ -56,11 +67,11 @@ class Scaling(Told):
       unexpected: collectives that the program has and the executable has not, or the other way, in words.
       single_s: seconds of the step on one device, with the same batch.
       collectives: of the compiled program.
-      assumptions: of the simulation.
+      assumed: figures that can be replaced; assumptions: of the simulation, in words.
       points: by number of devices.
     """
 
-    SCHEMA: ClassVar[str] = "memplan.scaling/1"
+    SCHEMA: ClassVar[str] = "memplan.scaling/2"
 
     device: str
     topology: str
@@ -71,6 +82,7 @@ class Scaling(Told):
     unexpected: tuple[str, ...]
     single_s: float
     collectives: tuple[Count, ...]
+    assumed: tuple[Assumed, ...]
     assumptions: tuple[str, ...]
     points: tuple[Point, ...]
     versions: Pairs = ()
@@ -91,7 +103,7 @@ class Scaling(Told):
             ("one device", seconds(self.single_s)),
             ("versions", ", ".join(f"{name} {version}" for name, version in self.versions)),
         )
-        columns = (">devices", ">shape", ">step", ">computation", ">collectives", ">hidden", ">efficiency")
+        columns = (">devices", ">shape", ">step", ">computation", ">collectives", ">hidden", ">slowest", ">efficiency")
         listed = tuple(
             (
                 f"{one.devices:,}",
@@ -100,12 +112,18 @@ class Scaling(Told):
                 seconds(one.compute_s),
                 seconds(one.collective_s),
                 f"{one.hidden_collective_s / one.collective_s:.0%}" if one.collective_s else "",
+                f"{one.slowest - 1:+.1%}",
                 f"{one.efficiency:.1%}",
             )
             for one in self.points
         )
-        assumed = tuple((text,) for text in self.assumptions)
-        return Sheet("memplan", ("", ""), first), Sheet("Simulated", columns, listed), Sheet("Assumed", ("",), assumed)
+        figures = tuple((one.name, f"{one.value:.6g}", one.why) for one in self.assumed)
+        assumed = (*figures, *(("", "", text) for text in self.assumptions))
+        return (
+            Sheet("memplan", ("", ""), first),
+            Sheet("Simulated", columns, listed),
+            Sheet("Assumed", ("", "", ""), assumed),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,22 @@ def test_axes_of_one_node_are_left_out() -> None:
     assert str(collectives.cheapest(hosts(1, 4), 8)) == "all-reduce(device)"
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(["ddl", "today"]), st.integers(1, 8), st.floats(0, 1e9), st.sampled_from([0.0, 1e-5]))
+def test_within_one_host_a_collective_over_all_axes_never_sees_the_network(
+    name: str, devices: int, nbytes: float, launch_s: float
+) -> None:
+    one = topology_named(name).resized({"host": 1, "device": devices})
+    link = one.axis("device")
+    steps = 2 * math.ceil(math.log2(devices))  # along a tree; around a ring of two as many
+    by_hand = launch_s + steps * link.latency_s + 2 * (devices - 1) / devices * nbytes / link.bandwidth
+    assert seconds(one, FLAT, nbytes, launch_s) == pytest.approx(by_hand if devices > 1 else 0.0)
+    across = one.resized({"host": devices, "device": 1})
+    for take in (collectives.all_reduce_seconds, collectives.reduce_scatter_seconds, collectives.all_gather_seconds):
+        assert take(one, FLAT, nbytes) <= take(across, FLAT, nbytes)
+        assert take(one, FLAT, nbytes) == take(one, Decomposition((Phase(("device",), False),)), nbytes)
+
+
 def test_a_part_of_the_axes_may_be_reduced_over() -> None:
     ddl = topology_named("ddl")
     assert str(collectives.cheapest(ddl, 1e6, axes=["device"])) == "all-reduce(device)"

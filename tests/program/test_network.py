@@ -62,3 +62,36 @@ def test_on_other_sizes_the_same_collective_takes_another_time() -> None:
     alone = Network(topology_named("ddl@2x4"), topology_named("ddl@1x4"))
     reduce = wide.collective("all-reduce", "replica_groups={{0,4},{1,5}}", 1 << 20, 1 << 20)
     assert wide.seconds(reduce) > NETWORK.seconds(reduce) > alone.seconds(reduce) == 0
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("opcode", ["all-reduce", "reduce-scatter", "all-gather", "all-to-all"])
+def test_replayed_within_one_host_nothing_goes_over_the_network(devices: int, opcode: str) -> None:
+    groups = "replica_groups={{0,1,2,3,4,5,6,7}}"
+    inside, across = (
+        Network(NETWORK.compiled_for, topology_named(shape)) for shape in (f"ddl@1x{devices}", f"ddl@{devices}x1")
+    )
+    one = inside.collective(opcode, groups, 1 << 28, 1 << 28)
+    assert one.axes == ("host", "device")
+    link = inside.links.axis("device")
+    least_s = (devices - 1) / devices * one.nbytes / link.bandwidth
+    assert least_s < inside.seconds(one) < 2.01 * least_s < across.seconds(one)
+    assert inside.sent_bytes(one) == pytest.approx((2 if opcode == "all-reduce" else 1) * least_s * link.bandwidth)
+
+
+def test_compiled_for_one_host_the_groups_are_those_of_its_devices() -> None:
+    single = topology_named("ddl@1x2")
+    network = Network(single, single)
+    assert network.axes("replica_groups={{0,1}}") == network.axes("replica_groups={}") == ("device",)
+
+
+def test_a_launch_is_what_it_is_said_to_be() -> None:
+    slow = Network(NETWORK.compiled_for, NETWORK.links, launch_s=1.0)
+    reduce = slow.collective("all-reduce", "replica_groups={{0,4},{1,5}}", 8, 8)
+    assert slow.seconds(reduce) == pytest.approx(1 + NETWORK.seconds(reduce), abs=1e-4)
+
+
+def test_input_comes_over_the_links_of_a_host_for_all_its_devices() -> None:
+    link = NETWORK.links.axis("host")
+    assert NETWORK.input_seconds(10**6) == pytest.approx(4 * 10**6 / link.bandwidth)
+    assert NETWORK.input_seconds(0) == 0

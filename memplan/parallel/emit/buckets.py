@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from memplan.parallel.partition.placement import PARTIAL
 from memplan.parallel.partition.propagate import Assigned
 from memplan.planning.buckets import cut
 from memplan.planning.collectives import all_reduce_seconds, cheapest
@@ -48,24 +50,42 @@ def sunk(assigned: Assigned) -> compat.ClosedJaxpr:
     The sums then travel beside the heavy work. Level by level: what others wait for is made when the first of them is
     needed.
     """
-    eqns = assigned.jaxpr.jaxpr.eqns
+    eqns = _terms_first(assigned)
     needed: set[Any] = set()
     for eqn in reversed(eqns):
-        if eqn.primitive.name in HEAVY or eqn.effects or not needed.isdisjoint(eqn.outvars):
+        if eqn.primitive.name in HEAVY or not needed.isdisjoint(eqn.outvars):
             needed.update(filter(compat.is_var, eqn.invars))
             needed.update(eqn.outvars)
     level = dict.fromkeys(assigned.rests, 0)
     early: list[compat.JaxprEqn] = []
-    late: list[compat.JaxprEqn] = []
+    late: list[tuple[int, compat.JaxprEqn]] = []
     for eqn in eqns:
         below = [level[atom] for atom in eqn.invars if compat.is_var(atom) and atom in level]
         if not below or not needed.isdisjoint(eqn.outvars):
             early.append(eqn)
         else:
-            late.append(eqn)
+            late.append((1 + max(below), eqn))
             level.update(dict.fromkeys(eqn.outvars, 1 + max(below)))
-    ordered = sorted(late, key=lambda eqn: level[eqn.outvars[0]])
+    ordered = [eqn for _, eqn in sorted(late, key=operator.itemgetter(0))]
     return compat.reordered(assigned.jaxpr, [*early, *ordered])
+
+
+def _terms_first(assigned: Assigned) -> list[compat.JaxprEqn]:
+    """Equations with those that turn terms into terms as early as can be: `rate * gradient` behind the gradient.
+
+    Written where the weights are updated, they would hold all sums back until the last gradient is there.
+    """
+    made_at: dict[Any, tuple[int, int]] = {}
+    places: list[tuple[int, int]] = []
+    for number, (eqn, step) in enumerate(zip(assigned.jaxpr.jaxpr.eqns, assigned.steps, strict=True)):
+        place = number, 0
+        if PARTIAL in step.needs and PARTIAL in step.gives and not step.bodies:
+            read = [made_at.get(atom, (-1, 0)) for atom in eqn.invars if compat.is_var(atom)]
+            place = max(read)[0], number
+        places.append(place)
+        made_at.update(dict.fromkeys(eqn.outvars, place))
+    order = sorted(range(len(places)), key=places.__getitem__)
+    return [assigned.jaxpr.jaxpr.eqns[number] for number in order]
 
 
 def buckets(assigned: Assigned, topology: Topology, device: Device, compresses: bool) -> Buckets:

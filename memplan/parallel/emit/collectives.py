@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax.sharding import AbstractMesh, Mesh
 
-from memplan.parallel.emit.compression import Wire
+from memplan.parallel.emit.compression import Wire, padded
 from memplan.parallel.partition.placement import Layout
 from memplan.planning.collectives import Decomposition, Phase, cheapest
 from memplan.planning.topology import Topology
@@ -45,11 +45,13 @@ class Links:
       decomposes: an all-reduce goes in the cheapest phases; False: in one, over all axes, and what becomes of it is
         the engine's affair.
       wire: of compressed messages, if any.
+      scatters: the engine's reduce-scatter is trusted; see `trusts_reduce_scatter`.
     """
 
     topology: Topology
     decomposes: bool = True
     wire: Wire | None = None
+    scatters: bool = True
     sums: list[Sum] = field(default_factory=list)
     _sent: Array | None = None
 
@@ -93,7 +95,7 @@ class Links:
         flat = self._after_the_last(flat) if in_turn else flat
         told = f"{how}, the last in {wire.dtype}" if wire else str(how)
         self.sums.append(Sum(flat.nbytes, len(terms), told, False))
-        result = _all_reduce(flat, how.phases, self.topology, wire)
+        result = self._all_reduce(flat, how.phases, wire)
         self._sent = result if in_turn else self._sent
         return _parted(result, [term.shape for term in terms])
 
@@ -109,6 +111,27 @@ class Links:
             return cheapest(self.topology, nbytes, wire_ratio)
         axes = tuple(axis.name for axis in self.topology.axes if axis.size > 1)
         return Decomposition((Phase(axes, False),) if axes else ())
+
+    def _all_reduce(self, flat: Array, phases: Sequence[Phase], wire: Wire | None) -> Array:
+        if not phases:
+            return flat
+        first, rest = phases[0], phases[1:]
+        sizes = [self.topology.axis(name).size for name in first.axes]
+        if not rest:
+            return wire.all_reduce(flat, first.axes, sizes) if wire else jax.lax.psum(flat, first.axes)
+        if not first.scatters:
+            apart = jax.lax.optimization_barrier(jax.lax.psum(flat, first.axes))  # else XLA makes both phases one
+            return self._all_reduce(apart, rest, wire)
+        size = math.prod(sizes)
+        table = padded(flat, size).reshape(size, -1)
+        part = self._all_reduce(self._reduce_scatter(table, first.axes, 0), rest, wire)
+        return jax.lax.all_gather(part, first.axes, tiled=True)[: flat.size]
+
+    def _reduce_scatter(self, table: Array, axes: Sequence[str], dim: int) -> Array:
+        """Summed over the devices of the axes; each keeps its own index of a dimension."""
+        if self.scatters:
+            return jax.lax.psum_scatter(table, axes, scatter_dimension=dim, tiled=False)
+        return jax.lax.all_to_all(table, axes, dim, dim, tiled=False).sum(dim, dtype=table.dtype)
 
     def _scatter(self, terms: Sequence[Array], dims: Sequence[int]) -> list[Callable[[], Array]]:
         """Row `r` of what is scattered holds what device `r` keeps, moved to the front dimension."""
@@ -163,7 +186,7 @@ class Links:
         left = list(self.names)
         for name in order:
             at = left.index(name)
-            cube = jax.lax.psum_scatter(cube, name, scatter_dimension=at, tiled=False)
+            cube = self._reduce_scatter(cube, (name,), at)
             left.pop(at)
         return cube.reshape(-1)
 
@@ -175,6 +198,15 @@ class Links:
             cube = jax.lax.all_gather(cube, name, axis=at, tiled=False)
             there.append(name)
         return cube.reshape(self.devices, -1)
+
+
+def trusts_reduce_scatter(mesh: Mesh | AbstractMesh) -> bool:
+    """False on CPU, where gloo's reduce-scatter reads what others overwrite and gives wrong sums now and then.
+
+    Reported with its cause as https://github.com/jax-ml/jax/issues/40830. There the parts are exchanged, and every
+    device adds up its own: as many bytes, and in one order.
+    """
+    return isinstance(mesh, AbstractMesh) or mesh.devices.flat[0].platform != "cpu"
 
 
 def _alike(arrays: Sequence[Array], layouts: Sequence[Layout]) -> Iterator[list[int]]:
@@ -199,20 +231,3 @@ def _parted(flat: Array, shapes: Sequence[tuple[int, ...]]) -> list[Callable[[],
 
 def _part(flat: Array, start: int, end: int, shape: tuple[int, ...]) -> Array:
     return jax.lax.slice(flat, (start,), (end,)).reshape(shape)
-
-
-def _all_reduce(flat: Array, phases: Sequence[Phase], topology: Topology, wire: Wire | None) -> Array:
-    """Perhaps longer than what went in."""
-    if not phases:
-        return flat
-    first, rest = phases[0], phases[1:]
-    sizes = [topology.axis(name).size for name in first.axes]
-    if not rest:
-        return wire.all_reduce(flat, first.axes, sizes) if wire else jax.lax.psum(flat, first.axes)
-    if not first.scatters:
-        apart = jax.lax.optimization_barrier(jax.lax.psum(flat, first.axes))  # else XLA makes both phases one
-        return _all_reduce(apart, rest, topology, wire)
-    size = math.prod(sizes)
-    padded = jax.lax.pad(flat, np.zeros((), flat.dtype), [(0, -flat.size % size, 0)]) if flat.size % size else flat
-    part = _all_reduce(jax.lax.psum_scatter(padded, first.axes, tiled=True), rest, topology, wire)
-    return jax.lax.all_gather(part, first.axes, tiled=True)

@@ -49,13 +49,12 @@ class Wire:
         return flat.dtype == jnp.float32 and flat.nbytes >= LEAST_BYTES
 
     def all_reduce(self, flat: Array, axes: Sequence[str], sizes: Sequence[int]) -> Array:
-        """Over axes of these sizes; the result may be longer than what went in."""
+        """Over axes of these sizes."""
         devices, names = math.prod(sizes), tuple(axes)
-        padded = jax.lax.pad(flat, np.zeros((), flat.dtype), [(0, -flat.size % devices, 0)])
-        sent = self._rounded(padded).reshape(devices, -1)
+        sent = self._rounded(padded(flat, devices)).reshape(devices, -1)
         parts = self._widened(jax.lax.all_to_all(sent, names, 0, 0, tiled=True))
         own = self._rounded(parts.sum(0))
-        return self._widened(jax.lax.all_gather(own, names, tiled=True))
+        return self._widened(jax.lax.all_gather(own, names, tiled=True))[: flat.size]
 
     def _rounded(self, value: Array) -> Array:
         """As bits, which no compiler widens on the way."""
@@ -67,3 +66,9 @@ class Wire:
 
     def _widened(self, bits: Array) -> Array:
         return jax.lax.bitcast_convert_type(bits, jnp.dtype(self.dtype)).astype(jnp.float32)
+
+
+def padded(flat: Array, parts: int) -> Array:
+    """With zeros behind it, so that it falls into so many equal parts."""
+    rest = -flat.size % parts
+    return jax.lax.pad(flat, np.zeros((), flat.dtype), [(0, rest, 0)]) if rest else flat

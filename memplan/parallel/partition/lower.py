@@ -52,7 +52,8 @@ class Local:
             operands = [self.read(atom, need) for atom, need in zip(eqn.invars, step.needs, strict=True)]
             with compat.as_written(eqn):
                 results = self.apply(eqn, step, operands)
-            for var, layout, result in zip(eqn.outvars, step.gives, results, strict=True):
+            made = [WHOLE] * len(results) if step.made_whole else step.gives
+            for var, layout, result in zip(eqn.outvars, made, results, strict=True):
                 self.write(var, layout, result)
         self.gather_outputs()
         return [
@@ -131,6 +132,8 @@ class Local:
     def apply(self, eqn: compat.JaxprEqn, step: Step, operands: list[Any]) -> list[Any]:
         if step.bodies:
             return self.control(eqn, step, operands)
+        if eqn.effects:
+            return self.once(eqn, operands)
         if step.factors is None or step.factor is None:
             return compat.bind(eqn, operands)
         match eqn.primitive.name:
@@ -144,6 +147,15 @@ class Local:
         if how in ("max", "min"):
             results = [self.links.largest(result, how) for result in results]
         return results
+
+    def once(self, eqn: compat.JaxprEqn, operands: list[Any]) -> list[Any]:
+        """What is printed is printed by the first device alone."""
+
+        def told(*values: Any) -> None:
+            compat.bind(eqn, values)
+
+        jax.lax.cond(self.links.rank == 0, told, lambda *values: None, *operands)
+        return []
 
     def iota(self, eqn: compat.JaxprEqn, step: Step) -> Any:
         """Counts from where this device's part begins."""
@@ -170,7 +182,8 @@ class Local:
     def control(self, eqn: compat.JaxprEqn, step: Step, operands: list[Any]) -> list[Any]:
         scan = compat.scan_of(eqn)
         if scan is not None:
-            return scan.run(lambda *inputs: self.inner(step.bodies[0], inputs), operands)
+            mine = scan.among(self.links.devices) if step.spread else scan
+            return mine.run(lambda *inputs: self.inner(step.bodies[0], inputs), operands)
         if eqn.primitive.name == "cond":
             branches = [lambda *inputs, body=body: self.inner(body, inputs) for body in step.bodies]
             return list(jax.lax.switch(operands[0].astype(jnp.int32), branches, *operands[1:]))

@@ -7,10 +7,11 @@ parts, and how a gradient that only updates a part of the optimizer's state is s
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from memplan.parallel.partition.placement import OWN, PARTIAL, WHOLE, Layout, split
 from memplan.parallel.partition.rules import Factors, factors_of, is_linear
@@ -31,6 +32,8 @@ class Step:
       factors, factor: what it is divided along, if anything.
       bodies: of a loop or conditional, assigned likewise.
       gathered: positions of split operands that have to be made whole for want of a rule.
+      made_whole: every device makes all of the results; that they are given in parts says how they are best read.
+      spread: of a loop without carries, the trips are divided among the devices.
     """
 
     needs: tuple[Layout, ...]
@@ -39,6 +42,8 @@ class Step:
     factor: int | None = None
     bodies: tuple[Assigned, ...] = ()
     gathered: tuple[int, ...] = ()
+    made_whole: bool = False
+    spread: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,7 +155,7 @@ class _Walk:
         steps = []
         for number, eqn in enumerate(self.jaxpr.jaxpr.eqns):
             self.feeds = number in self.feeding
-            step = self.step(eqn)
+            step = self.read_in_parts(eqn, self.step(eqn))
             self.make(eqn.outvars, step.gives)
             steps.append(step)
         outputs = []
@@ -223,6 +228,20 @@ class _Walk:
         self.settle_all(unsettled)
         return self.divided(eqn, [self.layout(atom) for atom in eqn.invars])
 
+    def read_in_parts(self, eqn: compat.JaxprEqn, step: Step) -> Step:
+        """What is made from gathered operands is divided again by whoever reads it: a device has its part already."""
+        if not step.gathered or step.bodies or OWN in step.gives:
+            return step
+        shapes = [compat.aval_of(eqn.invars[position]).shape for position in step.gathered]
+        dims = [self.layout(eqn.invars[position]).dim for position in step.gathered]
+        batch = {shape[dim] for shape, dim in zip(shapes, dims, strict=True)}
+        largest = max(math.prod(shape) for shape in shapes)
+        gives = tuple(
+            _parts_again(compat.aval_of(var).shape, batch, largest, self.devices) if layout.is_whole else layout
+            for var, layout in zip(eqn.outvars, step.gives, strict=True)
+        )
+        return replace(step, gives=gives, made_whole=True) if step.factor is None else step
+
     def divided(self, eqn: compat.JaxprEqn, given: Sequence[Layout]) -> Step:
         factors = factors_of(eqn)
         return _divided(given, factors, self.chosen(eqn, given, factors), len(eqn.outvars))
@@ -265,8 +284,13 @@ class _Walk:
         consts, carries, stacks = scan.split([self.layout(atom) for atom in eqn.invars])
         first = len(eqn.invars) - len(stacks)
         whole = [first + number for number, layout in enumerate(stacks) if layout.is_split and layout.dim == 0]
-        slices = [_within(layout) for layout in stacks]
         body = flatten(scan.body)
+        if whole and self.may_spread(scan, body, consts):
+            return self.spread(scan, body)
+        slices = [
+            _within(layout, compat.aval_of(var).shape, self.devices)
+            for layout, var in zip(stacks, stack_vars, strict=True)
+        ]
         summed = [True] * scan.carries  # carries that may be partial: only where no trip needs their sum
         others = [Wanted(partial=True)] * (len(body.jaxpr.outvars) - scan.carries)
         for _ in range(_ROUNDS):
@@ -287,6 +311,18 @@ class _Walk:
         needs = (*consts, *carries, *map(_around, slices))
         gives = (*carries, *map(_around, found.outputs[scan.carries :]))
         return Step(needs, gives, bodies=(found,), gathered=tuple(whole))
+
+    def may_spread(self, scan: compat.Scan, body: compat.ClosedJaxpr, consts: Sequence[Layout]) -> bool:
+        """Trips that know nothing of one another (`lax.map`) are as good on different devices."""
+        alone = not scan.carries and not body.jaxpr.effects
+        return alone and scan.trips % self.devices == 0 and all(layout.is_whole for layout in consts)
+
+    def spread(self, scan: compat.Scan, body: compat.ClosedJaxpr) -> Step:
+        inputs = [WHOLE] * len(body.jaxpr.invars)
+        found = assign(body, inputs, [Wanted(WHOLE)] * len(body.jaxpr.outvars), self.devices)
+        stacks = [split(0)] * (len(inputs) - scan.consts)
+        gives = [split(0)] * len(body.jaxpr.outvars)
+        return Step((*inputs[: scan.consts], *stacks), tuple(gives), bodies=(found,), spread=True)
 
     def loop(self, eqn: compat.JaxprEqn, given: Sequence[Layout]) -> Step:
         """A `while`: what decides whether it goes on is whole, carries keep one layout."""
@@ -340,11 +376,21 @@ def _divided(given: Sequence[Layout], factors: Factors | None, factor: int | Non
     return Step(tuple(needs), gives, factors, factor, gathered=tuple(gathered))
 
 
-def _within(layout: Layout) -> Layout:
-    """Of a stack, the layout of its slices. The dimension that is scanned over cannot be split."""
+def _parts_again(shape: Sequence[int], batch: Collection[int], largest: int, devices: int) -> Layout:
+    """Along a dimension that has the whole batch in it, or of what is as large as an operand along its largest."""
+    whole = [dim for dim, size in enumerate(shape) if size and any(size % one == 0 for one in batch)]
+    if not whole and math.prod(shape) >= largest:
+        whole = sorted(range(len(shape)), key=lambda dim: -shape[dim])
+    return next((split(dim) for dim in whole if shape[dim] % devices == 0), WHOLE)
+
+
+def _within(layout: Layout, shape: Sequence[int], devices: int) -> Layout:
+    """Of a stack, the layout of its slices: the dimension that is scanned over cannot be split, another perhaps can."""
     if not layout.is_split:
         return layout
-    return split(layout.dim - 1) if layout.dim else WHOLE
+    if layout.dim:
+        return split(layout.dim - 1)
+    return next((split(dim) for dim, size in enumerate(shape[1:]) if size and size % devices == 0), WHOLE)
 
 
 def _around(layout: Layout) -> Layout:
@@ -391,10 +437,19 @@ def _passed_on(
     return step.needs
 
 
-def gathers(found: Assigned) -> Iterator[tuple[compat.JaxprEqn, Any]]:
-    """Equations with operands that every device has to make whole, loops included."""
+class Gathered(NamedTuple):
+    """An equation with an operand that every device has to make whole; whether its work is divided all the same."""
+
+    eqn: compat.JaxprEqn
+    operand: Any
+    divides: bool
+
+
+def gathers(found: Assigned) -> Iterator[Gathered]:
+    """What has to be gathered, loops included."""
     for eqn, step in zip(found.jaxpr.jaxpr.eqns, found.steps, strict=True):
         for position in step.gathered:
-            yield eqn, eqn.invars[position]
+            divides = step.factor is not None or step.needs[position].is_split
+            yield Gathered(eqn, eqn.invars[position], divides)
         for body in step.bodies:
             yield from gathers(body)

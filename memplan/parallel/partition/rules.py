@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import jax.numpy as jnp
+
 from memplan.program import compat
 
 Factor = int | None
@@ -55,7 +57,7 @@ Rule = Callable[[compat.JaxprEqn], Factors | None]
 
 def factors_of(eqn: compat.JaxprEqn) -> Factors | None:
     """The rule's answer; None where nothing can be divided."""
-    rule = _RULES.get(eqn.primitive.name)
+    rule = RULES.get(eqn.primitive.name)
     return rule(eqn) if rule else None
 
 
@@ -66,12 +68,19 @@ def local_params(eqn: compat.JaxprEqn, factors: Factors, factor: int, devices: i
     if known is None:
         return params
     name, of_operand = known
-    dim = factors.dim_of(factors.operands[0] if of_operand else factors.results[0], factor)
-    if dim is not None:
-        sizes = list(params[name])
-        sizes[dim] //= devices
-        params[name] = tuple(sizes)
-    return params
+    side = factors.operands[0] if of_operand else factors.results[0]
+    dim, sizes = factors.dim_of(side, factor), list(params[name])
+    if dim is not None and eqn.primitive.name == "random_bits":
+        dim -= len(factors.operands[0])  # its shape is that of one key's draw
+    if dim is None or dim < 0 or (eqn.primitive.name == "gather" and dim in _batched(eqn)):
+        return params
+    sizes[dim] //= devices
+    return {**params, name: tuple(sizes)}
+
+
+def _batched(gather: compat.JaxprEqn) -> tuple[int, ...]:
+    """Dimensions of its operand of which every slice has one element, the one of its index."""
+    return gather.params["dimension_numbers"].operand_batching_dims
 
 
 # Parameters that hold sizes, by dimension of the first operand (True) or of the first result.
@@ -81,6 +90,7 @@ _SIZES = {
     "reshape": ("new_sizes", False),
     "slice": ("limit_indices", True),
     "dynamic_slice": ("slice_sizes", True),
+    "gather": ("slice_sizes", True),
     "random_bits": ("shape", False),
     "empty": ("shape", False),
 }
@@ -113,6 +123,28 @@ def _along(name: str) -> Rule:
         return _parallel(eqn, [axis % rank] if rank else [])
 
     return rule
+
+
+def _top_k(eqn: compat.JaxprEqn) -> Factors:
+    rank = len(_shape(eqn.invars[0]))
+    return _parallel(eqn, [eqn.params.get("axis", rank - 1) % rank])
+
+
+def _stack(eqn: compat.JaxprEqn) -> Factors:
+    """The new dimension cannot be divided: its parts are different operands."""
+    rank, axis = len(_shape(eqn.invars[0])), eqn.params["axis"]
+    names = tuple(range(rank))
+    return Factors(tuple(names for _ in eqn.invars), ((*names[:axis], None, *names[axis:]),))
+
+
+def _unstack(eqn: compat.JaxprEqn) -> Factors:
+    rank, axis = len(_shape(eqn.invars[0])), eqn.params["axis"]
+    names = tuple(range(rank - 1))
+    return Factors(((*names[:axis], None, *names[axis:]),), tuple(names for _ in eqn.outvars))
+
+
+def _tile(eqn: compat.JaxprEqn) -> Factors:
+    return _parallel(eqn, [dim for dim, times in enumerate(eqn.params["reps"]) if times != 1])
 
 
 def _same_size(eqn: compat.JaxprEqn) -> Factors:
@@ -258,50 +290,80 @@ def _slice(eqn: compat.JaxprEqn) -> Factors:
 
 
 def _gather(eqn: compat.JaxprEqn) -> Factors:
-    """Along the indices, and along dimensions of the operand that are batched with them."""
+    """Along the indices, dimensions of the operand that are batched with them, and those that every slice has whole."""
     numbers = eqn.params["dimension_numbers"]
-    rank, indices = len(_shape(eqn.outvars[0])), len(_shape(eqn.invars[1])) - 1
+    shape, rank, indices = _shape(eqn.invars[0]), len(_shape(eqn.outvars[0])), len(_shape(eqn.invars[1])) - 1
     batch = [dim for dim in range(rank) if dim not in numbers.offset_dims]
     result: list[Factor] = [None] * rank
     for factor, dim in enumerate(batch):
         result[dim] = factor
-    operand: list[Factor] = [None] * len(_shape(eqn.invars[0]))
+    operand: list[Factor] = [None] * len(shape)
     for of_operand, of_indices in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True):
         operand[of_operand] = of_indices
+    window = _window(len(shape), numbers.collapsed_slice_dims, numbers.operand_batching_dims)
+    for of_operand, dim in zip(window, numbers.offset_dims, strict=True):
+        if eqn.params["slice_sizes"][of_operand] == shape[of_operand] and of_operand not in numbers.start_index_map:
+            operand[of_operand] = result[dim] = indices + of_operand
     return Factors((tuple(operand), (*range(indices), None)), (tuple(result),))
 
 
-def _scatter_add(eqn: compat.JaxprEqn) -> Factors:
-    """Along the indices: the updates of all devices are summed, what they are added to counts once."""
+def _window(rank: int, gone: Sequence[int], batched: Sequence[int]) -> list[int]:
+    """Dimensions of an operand that its slices have."""
+    return [dim for dim in range(rank) if dim not in gone and dim not in batched]
+
+
+def _scatter(eqn: compat.JaxprEqn) -> Factors:
+    """Along dimensions that are batched with the indices, and those that every update has whole."""
     numbers = eqn.params["dimension_numbers"]
-    rank, indices = len(_shape(eqn.invars[2])), len(_shape(eqn.invars[1])) - 1
-    batch = [dim for dim in range(rank) if dim not in numbers.update_window_dims]
-    updates: list[Factor] = [None] * rank
-    for factor, dim in enumerate(batch):
-        updates[dim] = factor
-    operand: list[Factor] = [None] * len(_shape(eqn.invars[0]))
+    shape, given = _shape(eqn.invars[0]), _shape(eqn.invars[2])
+    indices = len(_shape(eqn.invars[1])) - 1
+    batch = [dim for dim in range(len(given)) if dim not in numbers.update_window_dims]
+    operand: list[Factor] = [None] * len(shape)
+    updates: list[Factor] = [None] * len(given)
+    rows: list[Factor] = [None] * indices
     pairs = zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
     for of_operand, of_indices in pairs:
-        operand[of_operand] = of_indices
-    summed: dict[int, Reduction] = {factor: "sum" for factor in range(indices) if factor not in operand}
-    operands = (tuple(operand), (*range(indices), None), tuple(updates))
-    return Factors(operands, (tuple(operand),), summed, masked=(0,))
+        operand[of_operand] = rows[of_indices] = updates[batch[of_indices]] = of_indices
+    window = _window(len(shape), numbers.inserted_window_dims, numbers.operand_batching_dims)
+    for of_operand, dim in zip(window, numbers.update_window_dims, strict=True):
+        if given[dim] == shape[of_operand] and of_operand not in numbers.scatter_dims_to_operand_dims:
+            operand[of_operand] = updates[dim] = indices + of_operand
+    return Factors((tuple(operand), (*rows, None), tuple(updates)), (tuple(operand),))
+
+
+def _scatter_add(eqn: compat.JaxprEqn) -> Factors:
+    """Along the indices too: the updates of all devices are summed, what they are added to counts once."""
+    numbers = eqn.params["dimension_numbers"]
+    found = _scatter(eqn)
+    updates, rows = list(found.operands[2]), list(found.operands[1])
+    batch = [dim for dim in range(len(updates)) if dim not in numbers.update_window_dims]
+    summed = [factor for factor, known in enumerate(rows[:-1]) if known is None]
+    for factor in summed:
+        rows[factor] = updates[batch[factor]] = factor
+    operands = (found.operands[0], tuple(rows), tuple(updates))
+    return Factors(operands, found.results, dict.fromkeys(summed, "sum"), masked=(0,))
 
 
 def _iota(eqn: compat.JaxprEqn) -> Factors:
     return Factors(tuple(() for _ in eqn.invars), (tuple(range(len(eqn.params["shape"]))),))
 
 
-def _random_bits(eqn: compat.JaxprEqn) -> Factors:
-    """One key for each part, or the bits of one key, which `local` counts from where the part begins."""
+def _random_bits(eqn: compat.JaxprEqn) -> Factors | None:
+    """One key for each part, or the bits of one key, which `lower` counts from where the part begins."""
     keys, rank = len(_shape(eqn.invars[0])), len(_shape(eqn.outvars[0]))
+    if keys:
+        return _keywise(eqn)
     bits: tuple[Factor, ...] = (0, *(None,) * (rank - 1)) if rank else ()
-    names = tuple(range(keys))
-    return Factors((names,), ((*names, *(None,) * (rank - keys)),)) if keys else Factors(((),), (bits,))
+    return Factors(((),), (bits,))
 
 
-def _keywise(eqn: compat.JaxprEqn) -> Factors:
-    """Of arrays of keys, along the dimensions that all have."""
+def _keywise(eqn: compat.JaxprEqn) -> Factors | None:
+    """Of arrays of keys, along the dimensions that all have: with threefry each draws by itself, whatever the others.
+
+    Other generators do not promise that: one key of a batch draws for all.
+    """
+    if not all(map(compat.draws_by_itself, (*eqn.invars, *eqn.outvars))):
+        return None
     rank = min(len(_shape(atom)) for atom in (*eqn.invars, *eqn.outvars))
     names = tuple(range(rank))
 
@@ -313,13 +375,13 @@ def _keywise(eqn: compat.JaxprEqn) -> Factors:
 
 _ELEMENTWISE = (
     "abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clamp clz complex conj "
-    "convert_element_type copy copy_p cos cosh device_put digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt "
-    "igamma igammac imag integer_pow is_finite le lgamma log log1p logistic lt max min mul name ne neg nextafter not "
+    "convert_element_type copy cos cosh device_put digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma "
+    "igammac imag integer_pow is_finite le lgamma log log1p log2 logistic lt max min mul name ne neg nextafter not "
     "one_minus_square or polygamma population_count pow real reduce_precision rem round rsqrt select_n shift_left "
     "shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta"
 )
 
-_RULES: dict[str, Rule] = {
+RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE.split(), _parallel),
     "reduce_sum": _reduce("sum"),
     "reduce_max": _reduce("max"),
@@ -343,7 +405,10 @@ _RULES: dict[str, Rule] = {
     "cumlogsumexp": _along("axis"),
     "sort": _along("dimension"),
     "rev": lambda eqn: _parallel(eqn, eqn.params["dimensions"]),
-    "top_k": lambda eqn: _parallel(eqn, [len(_shape(eqn.invars[0])) - 1]),
+    "top_k": _top_k,
+    "stack": _stack,
+    "unstack": _unstack,
+    "tile": _tile,
     "pad": _pad,
     "slice": _slice,
     "dynamic_slice": _same_size,
@@ -355,7 +420,12 @@ _RULES: dict[str, Rule] = {
     "select_and_scatter_add": _windowed,
     "select_and_gather_add": _windowed,
     "gather": _gather,
+    "scatter": _scatter,
     "scatter-add": _scatter_add,
+    "scatter-max": _scatter,
+    "scatter-min": _scatter,
+    "scatter-mul": _scatter,
+    "scatter-sub": _scatter,
     "iota": _iota,
     "empty": _iota,
     "random_bits": _random_bits,
@@ -364,6 +434,8 @@ _RULES: dict[str, Rule] = {
     "random_fold_in": _keywise,
     "random_split": _keywise,
     "random_seed": _keywise,
+    "random_clone": _keywise,
+    "random_gamma": _keywise,
 }
 
 
@@ -372,7 +444,7 @@ def is_linear(eqn: compat.JaxprEqn, partial: Sequence[bool], whole: Sequence[boo
     name = eqn.primitive.name
     if name in _LINEAR:
         return all(partial)
-    if name in _ONE_FACTOR:
+    if name == "dynamic_slice" or (name == "div" and _is_inexact(eqn.outvars[0])):  # whole numbers are cut
         return partial[0] and all(whole[1:])
     if name == "mul":
         shape = _shape(eqn.outvars[0])
@@ -382,13 +454,21 @@ def is_linear(eqn: compat.JaxprEqn, partial: Sequence[bool], whole: Sequence[boo
     if name == "pad":
         return partial[0] and isinstance(eqn.invars[1], compat.Literal) and eqn.invars[1].val == 0
     if name == "convert_element_type":
-        kinds = {compat.aval_of(atom).dtype.kind for atom in (*eqn.invars, *eqn.outvars)}
-        return all(partial) and kinds <= {"f", "V"}  # bfloat16 has numpy's kind V
+        return all(partial) and _keeps_all(compat.aval_of(eqn.invars[0]).dtype, compat.aval_of(eqn.outvars[0]).dtype)
     if name == "broadcast_in_dim":
         return all(partial) and math.prod(_shape(eqn.outvars[0])) == math.prod(_shape(eqn.invars[0]))
     return False
 
 
-_LINEAR = {"neg", "reshape", "transpose", "squeeze", "rev", "copy", "copy_p", "name", "reduce_sum", "add", "add_any",
-           "sub", "concatenate", "slice"}  # fmt: skip
-_ONE_FACTOR = {"div", "dynamic_slice"}  # linear in the first operand
+_LINEAR = {"neg", "reshape", "transpose", "squeeze", "rev", "copy", "name", "reduce_sum", "add", "add_any",
+           "sub", "concatenate", "slice", "stack", "unstack"}  # fmt: skip
+
+
+def _is_inexact(atom: Any) -> bool:
+    return jnp.issubdtype(compat.aval_of(atom).dtype, jnp.inexact)
+
+
+def _keeps_all(before: Any, after: Any) -> bool:
+    """The conversion rounds nothing: a sum of what was rounded on each device is not the rounded sum."""
+    floats = jnp.issubdtype(before, jnp.floating) and jnp.issubdtype(after, jnp.floating)
+    return floats and jnp.promote_types(before, after) == after
