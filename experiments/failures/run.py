@@ -119,6 +119,7 @@ class Run:
     Args:
       words: for the training script, besides those of the experiment.
       launcher: options of `memplan launch`; None starts by hand.
+      script: another one, with `words` alone.
     """
 
     def __init__(
@@ -128,12 +129,15 @@ class Run:
         *,
         launcher: Sequence[str] | None = None,
         processes: int = PROCESSES,
+        script: Path | None = None,
     ):
         folder.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "1"}
         self.processes = processes
         self.launcher = launcher is not None
         toy = [sys.executable, "-u", str(TOY), "--folder", str(folder), *SETTINGS, *words]
+        if script is not None:
+            toy = [sys.executable, "-u", str(script), *words]
         launch = [*MEMPLAN, str(processes), *(launcher or ()), "--", *toy]
         commands = by_hand(toy, processes) if launcher is None else [launch]
         self.started = [

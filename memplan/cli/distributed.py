@@ -29,7 +29,7 @@ def launch(
     min_processes: Annotated[
         int | None, typer.Option(min=1, help="Start again without those that failed, down to this many.")
     ] = None,
-    grace: Annotated[float, typer.Option(min=0, help="Seconds for the others to end after a failure.")] = 10.0,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds for the others to end, half after SIGTERM.")] = 5.0,
     debug: Debug = False,
 ) -> None:
     """Start the processes of a data-parallel run here. Exit code: of the first that failed, 128 + its signal."""

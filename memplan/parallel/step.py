@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from memplan.errors import MemplanError, MeshError
-from memplan.parallel import meshes
+from memplan.parallel import agreement, meshes
 from memplan.parallel.emit.buckets import Buckets, buckets, sunk
 from memplan.parallel.emit.collectives import Links, Sum, trusts_reduce_scatter
 from memplan.parallel.emit.compression import WIRES, Remembered, Wire
@@ -163,10 +163,11 @@ class DataParallel:
         return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(args), found)
 
     def place(self, *args: Any) -> Any:
-        """The arguments on the mesh, from values that every process has whole.
+        """The arguments on the mesh, from values that every process has whole; a run whose processes differ ends.
 
         With compressed messages the first comes back as `Remembered`, nothing left out yet.
         """
+        agreement.same_values(self.mesh, self.step, args)
         placed = jax.tree.map(_placed, args, self.shardings(*args))
         if self.options.wire is not None:
             placed = (Remembered(placed[0], self._nothing_left_out(args)), *placed[1:])
@@ -183,6 +184,8 @@ class DataParallel:
     def assemble(self, batch: Any, position: int | None = None) -> Any:
         """The global batch from each process's own rows: equally many, in the order of the processes.
 
+        All processes call it, once for each step. Where one brings another number of rows, the run ends and names it.
+
         Args:
           position: of the argument; by default the first that is divided.
         """
@@ -191,6 +194,7 @@ class DataParallel:
             raise MeshError(
                 "an AbstractMesh has no devices to put a batch on. Make the step with memplan.parallel.mesh()."
             )
+        agreement.same_rows(self.mesh, self.step, position, batch)
         processes = len({device.process_index for device in self.mesh.devices.flat})
 
         def whole(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -204,6 +208,9 @@ class DataParallel:
         def assembled(path: Any, leaf: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
             layout = self._batch_layout(position, jax.tree_util.keystr(path), shape)
             sharding = NamedSharding(self.mesh, self._spec(layout))
+            if compat.is_key(leaf):
+                data = assembled(path, jax.random.key_data(leaf), jax.eval_shape(jax.random.key_data, shape))
+                return jax.random.wrap_key_data(data, impl=compat.key_impl_of(leaf.dtype))
             return jax.make_array_from_process_local_data(sharding, np.asarray(leaf), shape.shape)
 
         return jax.tree_util.tree_map_with_path(assembled, batch, shapes)
@@ -270,6 +277,7 @@ class DataParallel:
             return assign(jaxpr, layouts, wanted, self.devices, self.options.statistics == DEVICE)
 
         assigned = assigned_to(sunk(assigned_to(flat)))
+        agreement.same_step(self.mesh, self.step, assigned.jaxpr, (self.options, self.topology, self.device.name))
         for told in dict.fromkeys(map(_told, gathers(assigned))):
             warnings.warn(told, stacklevel=2)
         return Divided(
@@ -363,9 +371,11 @@ def _told(gathered: Gathered) -> str:
 
 
 def _placed(leaf: Leaf, sharding: NamedSharding) -> jax.Array:
+    """A key is placed by its words: jax puts no typed key on devices of other processes."""
     array = jax.numpy.asarray(leaf)
-    if jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
-        return jax.device_put(array, sharding)
+    if compat.is_key(array):
+        data = _placed(jax.random.key_data(array), sharding)
+        return jax.random.wrap_key_data(data, impl=compat.key_impl_of(array.dtype))
     known = np.asarray(array)
     return jax.make_array_from_callback(known.shape, sharding, lambda index: known[index])
 

@@ -422,6 +422,16 @@ def random_bits_between(key: Any, bit_width: int, shape: Sequence[int], part: An
     return bits.reshape(local)
 
 
+def is_key(leaf: Any) -> bool:
+    """True for typed random keys (`jax.random.key`), arrays and shapes alike."""
+    return hasattr(leaf, "dtype") and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def key_impl_of(dtype: Any) -> str:
+    """The generator's name, as `jax.random.wrap_key_data(impl=...)` takes it; jax.random.key_impl wants an array."""
+    return dtype._impl.name
+
+
 def coordination_client() -> Any:
     """The key-value store of jax.distributed (0.10 and 0.11 alike), None before it is initialized."""
     return _distributed.global_state.client

@@ -45,7 +45,8 @@ class Ended:
 def run(command: Sequence[str], environments: Sequence[Mapping[str, str]], grace_s: float) -> list[Ended]:
     """One process per environment. Those that failed, the first one first; empty where all went well.
 
-    After a failure the others may report and end by themselves for `grace_s`, as long again after SIGTERM.
+    After a failure the others may report and end by themselves. SIGTERM comes after half of `grace_s`, SIGKILL at its
+    end.
     """
     started: list[subprocess.Popen[bytes]] = []
     readers: list[threading.Thread] = []
@@ -125,6 +126,7 @@ def _failed(started: Sequence[subprocess.Popen[bytes]]) -> list[Ended]:
 
 def _end(started: Sequence[subprocess.Popen[bytes]], grace_s: float, *, wait_first: bool = False) -> None:
     if wait_first:
+        grace_s /= 2
         _all_ended(started, grace_s)
     for number in (signal.SIGTERM, signal.SIGKILL):
         running = [(rank, process) for rank, process in enumerate(started) if process.poll() is None]

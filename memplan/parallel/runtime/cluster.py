@@ -11,20 +11,36 @@ import contextlib
 import os
 import socket
 import sys
+import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Any
 
 import jax
 
 from memplan.errors import MemplanError
 from memplan.parallel.runtime import rendezvous
+from memplan.parallel.runtime.given import Given
 from memplan.parallel.runtime.messages import Line
 from memplan.parallel.runtime.roster import Member
-from memplan.parallel.runtime.watch import Watch
+from memplan.parallel.runtime.standing import Standing
+from memplan.parallel.runtime.watch import EXIT_CODE, Watch
 from memplan.program import compat
 
 ALONE, BY_HAND, LAUNCHED, DETECTED = "alone", "by hand", "memplan launch", "found by jax.distributed"
+JOINED = "joined jax.distributed"
+SILENCE_S = 60.0  # a process that loads with the interpreter's lock held sends nothing meanwhile
+# At its end a process waits in jax for all others, and jax ends every one of them when that takes longer. Rank 0 may go
+# on for hours with an evaluation of its own; a death meanwhile is known by the watch.
+LEAVING_S = 86_400
+ASKED_S = 2.0  # per look for rank 0's address
+
+given = Given()  # what this process gave to the run, from before the ranks have met
+_meeting = threading.Lock()
+_watching: Watch | None = None
+_joining: threading.Thread | None = None
 
 
 @dataclass(frozen=True)
@@ -60,31 +76,37 @@ def initialize(
     process: int | None = None,
     *,
     timeout_s: float | None = None,
-    silence_s: float = 60.0,
+    silence_s: float = SILENCE_S,
 ) -> Cluster:
     """Meet the other processes, start jax.distributed, and from then on end with a message when one of them dies.
+
+    The run also ends, with exit code 75 and the name of the rank, when one leaves while others wait for it, or gives a
+    `data_parallel` step other values, code or rows than the others do. Where jax.distributed.initialize was called
+    before, the processes exist and merely join one another here. A second call is an error, as jax's own is.
 
     Args:
       coordinator: host:port of rank 0; by default what `memplan launch` says, else what jax.distributed finds.
       processes, process: how many there are and which one this is; `processes=1` is alone whatever the surroundings.
       timeout_s: how long to wait for the others; 60, or what `memplan launch --timeout` says.
-      silence_s: a process that sends nothing for this long (stopped, or its network is down) counts as lost. One
-        that dies is noticed at once.
+      silence_s: a process that sends nothing for this long (its host or its network is down) counts as lost. One
+        that dies is noticed at once, one that is stopped, on rank 0's host, after 5 s.
 
     Raises:
       MemplanError: jax was used before; the coordinator cannot be reached or its port is taken; a process did not come;
         two have the same rank. In time: within `timeout_s` of the process that says so.
     """
-    _refuse_late()
     environment = os.environ
+    if timeout_s is None:
+        timeout_s = float(environment.get("MEMPLAN_TIMEOUT", "60"))
+    if jax.distributed.is_initialized():
+        return _late(processes, process, timeout_s, silence_s)
+    _refuse_late()
     how = BY_HAND
     if coordinator is None and processes is None and process is None and "MEMPLAN_COORDINATOR" in environment:
         how, coordinator = LAUNCHED, environment["MEMPLAN_COORDINATOR"]
         processes, process = _number("MEMPLAN_PROCESSES"), _number("MEMPLAN_PROCESS")
     if "MEMPLAN_DEVICES" in environment:
         jax.config.update("jax_num_cpu_devices", _number("MEMPLAN_DEVICES"))
-    if timeout_s is None:
-        timeout_s = float(environment.get("MEMPLAN_TIMEOUT", "60"))
     if processes == 1:
         return _alone()
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -98,8 +120,6 @@ def initialize(
 
 def _refuse_late() -> None:
     """jax.distributed looks for a used jax before anything else, and asks for an address after that."""
-    if jax.distributed.is_initialized():
-        raise MemplanError("This process has joined a run already: call memplan.parallel.initialize once.")
     try:
         jax.distributed.initialize(coordinator_address="", cluster_detection_method="deactivate")
     except RuntimeError as error:
@@ -145,39 +165,106 @@ def _met(coordinator: str, processes: int, process: int, how: str, timeout_s: fl
         cluster_detection_method="deactivate",
         initialization_timeout=max(10, round(timeout_s)),
         coordinator_bind_address=bind if rendezvous.is_loopback(host) else None,
+        shutdown_timeout_seconds=LEAVING_S,
     )
     return _joined(watch, coordinator, how)
 
 
 def _detected(timeout_s: float, silence_s: float) -> Cluster:
     """jax finds its coordinator and tells nobody, so the watch meets at a port of rank 0 that jax's store passes on."""
+    patience_s = max(10, round(timeout_s))
     try:
-        jax.distributed.initialize(initialization_timeout=max(10, round(timeout_s)))
+        jax.distributed.initialize(initialization_timeout=patience_s, shutdown_timeout_seconds=LEAVING_S)
     except ValueError as error:
         if "coordinator_address" in str(error):  # jax knows none of the surroundings
             return _alone()
         raise MemplanError(f"jax.distributed could not read what started this process: {error}") from error
-    process, processes = jax.process_index(), jax.process_count()
+    return _joined(_met_by_store(timeout_s, silence_s), "", DETECTED)
+
+
+def _late(processes: int | None, process: int | None, timeout_s: float, silence_s: float) -> Cluster:
+    """jax.distributed runs already: the script called it, or memplan did."""
+    if is_watched():
+        raise MemplanError("This process has joined a run already: call memplan.parallel.initialize once.")
+    here = jax.process_index(), jax.process_count()
+    if (process, processes) not in (here, (None, None)):
+        raise MemplanError(
+            f"jax.distributed.initialize has made this process rank {here[0]} of {here[1]}, not {process} of "
+            f"{processes}. Call memplan.parallel.initialize() without arguments after it, or instead of it."
+        )
+    if _joining is None:
+        return _joined(_met_by_store(timeout_s, silence_s), "", JOINED)
+    _joining.join(timeout_s)
+    if _watching is None:
+        raise MemplanError(f"Not all processes called memplan.parallel.initialize within {timeout_s:g} s.")
+    return _joined(_watching, "", JOINED)
+
+
+def is_watched() -> bool:
+    """True where all processes called `initialize`."""
+    return _watching is not None and _joining is None
+
+
+def join_in_background() -> None:
+    """For a run that uses a mesh of many processes and has not called `initialize`; the others may come much later."""
+    global _joining
+    with _meeting:
+        if _watching is not None or _joining is not None:
+            return
+        if compat.coordination_client() is None:  # processes that jax.distributed did not start
+            given.silence()
+            return
+        _joining = threading.Thread(target=_join, name="memplan joining", daemon=True)
+        _joining.start()
+
+
+def _join() -> None:
+    try:
+        _met_by_store(LEAVING_S, SILENCE_S)
+    except jax.errors.JaxRuntimeError:
+        given.silence()  # jax's store is gone: the run ends
+    except MemplanError as error:
+        os.write(2, f"memplan: {error}\nmemplan: this process therefore ends with exit code {EXIT_CODE}.\n".encode())
+        os._exit(EXIT_CODE)
+
+
+def _met_by_store(timeout_s: float, silence_s: float) -> Watch | None:
+    """jax tells nobody where its coordinator is, so the watch meets at a port of rank 0 that jax's store passes on."""
+    me, processes, store = _me(jax.process_index()), jax.process_count(), compat.coordination_client()
     if processes == 1:
-        return _joined(None, "", DETECTED)
-    store = compat.coordination_client()
-    if process == 0:
+        return None
+    if me.process == 0:
         with contextlib.closing(socket.create_server(("", 0))) as free:
             store.key_value_set("memplan/watch", f"{socket.gethostname()}:{free.getsockname()[1]}")
-    address = store.blocking_key_value_get("memplan/watch", round(timeout_s * 1000))
-    return _joined(_watch(address, _me(process), processes, timeout_s, silence_s), "", DETECTED)
+    return _watch(_asked(store, timeout_s), me, processes, timeout_s, silence_s)
+
+
+def _asked(store: Any, timeout_s: float) -> str:
+    """Where rank 0 can be met."""
+    end = time.monotonic() + timeout_s
+    while True:
+        try:
+            return store.blocking_key_value_get("memplan/watch", round(1000 * min(ASKED_S, timeout_s)))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+            if time.monotonic() > end:
+                raise MemplanError(
+                    f"Rank 0 did not call memplan.parallel.initialize within {timeout_s:g} s."
+                ) from error
 
 
 def _watch(address: str, me: Member, processes: int, timeout_s: float, silence_s: float) -> Watch:
+    global _watching
     lines: dict[int, Line]
     if me.process == 0:
         lines, members = rendezvous.gather(address, me, processes, timeout_s)
     else:
         line, members = rendezvous.join(address, me, processes, timeout_s)
         lines = {0: line}
-    watch = Watch(me, members, lines, silence_s)
+    _watching = watch = Watch(me, members, lines, silence_s, given, Standing())
     watch.start()
-    atexit.register(watch.finish)
+    atexit.register(watch.finish)  # runs before jax's own end, where processes wait for one another: jax is imported
     _tell_of_failures(watch)
     return watch
 

@@ -29,7 +29,7 @@ class Launch:
       timeout_s: how long the processes wait for one another at the start.
       restarts: how often to start again after a failure.
       min_processes: with fewer, down to this many: whoever failed is left out. None keeps the number.
-      grace_s: how long the others may report by themselves after a failure, and again after SIGTERM.
+      grace_s: how long the others may take to end after a failure, the second half of it after SIGTERM.
     """
 
     command: tuple[str, ...]
@@ -39,7 +39,7 @@ class Launch:
     timeout_s: float = 60.0
     restarts: int = 0
     min_processes: int | None = None
-    grace_s: float = 10.0
+    grace_s: float = 5.0  # ranks that watch one another end by themselves within about 2 s
 
 
 def launch(wanted: Launch) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memplan.errors import MemplanError
+from memplan.program import compat
 
 NAME = "memplan.json"
 CHUNK_BYTES = 2**24
@@ -66,4 +67,9 @@ def file_sum(path: Path) -> tuple[int, int]:
 
 
 def _described(leaves: Mapping[str, Any]) -> dict[str, str]:
-    return {name: f"{leaf.dtype.name}{list(leaf.shape)}" for name, leaf in leaves.items()}
+    return {name: f"{_dtype(leaf)}{list(leaf.shape)}" for name, leaf in leaves.items()}
+
+
+def _dtype(leaf: Any) -> str:
+    """Of a typed key its generator: another one's words mean other numbers."""
+    return f"key<{compat.key_impl_of(leaf.dtype)}>" if compat.is_key(leaf) else leaf.dtype.name

@@ -12,7 +12,6 @@ import itertools
 import json
 import platform
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from memplan.errors import MemplanError
 from memplan.parallel.runtime.cluster import Cluster
+from memplan.parallel.runtime.ledger import typical
 from memplan.program import compat
 
 SHOWN = 300  # characters of a value in a message
@@ -112,9 +112,8 @@ def agree(name: str, value: Any, cluster: Cluster, *, timeout_s: float = 60.0) -
     told = {"text": text[:20_000], "digest": hashlib.sha256(text.encode()).hexdigest()}
     everyone = _exchange(f"{next(_rounds)}/{name}", json.dumps(told), cluster, timeout_s)
     found = {rank: json.loads(one) for rank, one in everyone.items()}
-    counts = Counter(one["digest"] for one in found.values())
-    if len(counts) > 1:
-        raise MemplanError(_disagreement(name, found, counts, cluster))
+    if len({one["digest"] for one in found.values()}) > 1:
+        raise MemplanError(_disagreement(name, found, cluster))
 
 
 def _exchange(key: str, value: str, cluster: Cluster, timeout_s: float) -> dict[int, str]:
@@ -138,10 +137,9 @@ def _exchange(key: str, value: str, cluster: Cluster, timeout_s: float) -> dict[
     return found
 
 
-def _disagreement(name: str, found: Mapping[int, Mapping[str, str]], counts: Counter[str], cluster: Cluster) -> str:
-    """Rank 0's value counts as the usual one where no other is more frequent."""
-    most = max(counts, key=lambda digest: (counts[digest], digest == found[0]["digest"]))
-    usual = next(rank for rank in found if found[rank]["digest"] == most)
+def _disagreement(name: str, found: Mapping[int, Mapping[str, str]], cluster: Cluster) -> str:
+    usual = typical({rank: one["digest"] for rank, one in found.items()})
+    most = found[usual]["digest"]
     odd = [rank for rank in found if found[rank]["digest"] != most]
     theirs, ours = _shortened(found[odd[0]]["text"], found[usual]["text"])
     also = f" (and rank {', '.join(map(str, odd[1:]))})" if odd[1:] else ""

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 SILENT_S = 2.0  # a process sends several messages in this time, whatever its main thread does
+STOPPED_S = 3.0  # after that, seen stopped for so long it is lost; a whole run that was suspended goes on at once
 
 
 @dataclass(frozen=True)

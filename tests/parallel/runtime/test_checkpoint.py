@@ -67,11 +67,20 @@ def test_a_step_can_be_saved_again_and_out_of_turn(saved: Checkpoints) -> None:
     assert same(saved.restore(state(), step=40)[1], state(7.0)) and saved.latest() == 41
 
 
-def test_typed_keys_come_back(tmp_path: Path) -> None:
-    one = {"key": jax.random.key(5)}
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_typed_keys_come_back_as_keys(tmp_path: Path, impl: str) -> None:
+    one = {"key": jax.random.key(5, impl=impl), "many": jax.random.split(jax.random.key(6, impl=impl), 4)}
     Checkpoints(tmp_path).save(1, one)
-    found = Checkpoints(tmp_path).restore(one)[1]
-    assert (jax.random.bits(found["key"]) == jax.random.bits(one["key"])).all()
+    for wanted in (one, like(one)):
+        found = Checkpoints(tmp_path).restore(wanted)[1]
+        assert same(jax.tree.map(jax.random.key_data, found), jax.tree.map(jax.random.key_data, one))
+        assert [str(jax.random.key_impl(key)) for key in found.values()] == [impl, impl]
+
+
+def test_keys_of_another_generator_are_refused(tmp_path: Path) -> None:
+    Checkpoints(tmp_path).save(1, {"key": jax.random.key(5)})
+    with pytest.raises(MemplanError, match=r"\['key'\]: key<threefry2x32>\[\], wanted key<rbg>\[\]"):
+        Checkpoints(tmp_path).restore({"key": jax.random.key(5, impl="rbg")})
 
 
 @pytest.mark.parametrize(

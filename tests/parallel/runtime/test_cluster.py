@@ -77,7 +77,8 @@ def test_a_watchdog_needs_some_time() -> None:
 
 def initialized(words: str) -> tuple[float, str]:
     """Seconds and the last line of what a fresh process says."""
-    program = f"import time; from memplan.parallel.runtime.cluster import initialize; t = time.time()\ntry: initialize({words})\n"
+    program = "import time; from memplan.parallel.runtime.cluster import initialize; t = time.time()\n"
+    program += f"try: initialize({words})\n"
     program += "except Exception as e: print(time.time() - t, type(e).__name__, e)"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=60
@@ -100,3 +101,26 @@ def test_a_missing_rank_and_a_taken_port_are_told() -> None:
         assert "another program listens there" in initialized(f"{address!r}, 2, 0, timeout_s=1")[1]
     seconds, told = initialized(f"{address!r}, 3, 0, timeout_s=1")
     assert told.startswith("MemplanError ranks 1, 2 of 3 did not show up within 1 s") and seconds < 3
+
+
+JOINED = """
+import socket, jax
+from memplan.errors import MemplanError
+from memplan.parallel.runtime.cluster import initialize
+with socket.create_server(("127.0.0.1", 0)) as free:
+    address = f"127.0.0.1:{free.getsockname()[1]}"
+jax.distributed.initialize(address, 1, 0)
+print(initialize(), "|", initialize(processes=1, process=0).how)
+try: initialize(processes=2, process=1)
+except MemplanError as error: print(error)
+"""
+
+
+def test_a_run_that_jax_started_is_joined() -> None:
+    """What several processes of such a run do is in test_unlike.py."""
+    done = subprocess.run(
+        [sys.executable, "-c", JOINED], cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=60
+    )
+    told = done.stdout.splitlines()
+    assert told[0].startswith("rank 0 of 1") and told[0].endswith("| joined jax.distributed"), done
+    assert told[1].startswith("jax.distributed.initialize has made this process rank 0 of 1, not 1 of 2.")

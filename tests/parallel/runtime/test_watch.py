@@ -20,6 +20,8 @@ import os, socket, sys, time, types
 sys.modules["memplan.parallel"] = bare = types.ModuleType("memplan.parallel")
 bare.__path__ = ["memplan/parallel"]  # without what it imports: jax takes seconds, four at a time
 from memplan.parallel.runtime import rendezvous
+from memplan.parallel.runtime.given import Given
+from memplan.parallel.runtime.ledger import PROGRAM, ROWS, VALUES, said
 from memplan.parallel.runtime.roster import Member
 from memplan.parallel.runtime.watch import Watch
 address, processes, rank, limit_s, ill, what = sys.argv[1], *map(int, sys.argv[2:4]), float(sys.argv[4]), *sys.argv[5:7]
@@ -29,20 +31,48 @@ if rank == 0:
 else:
     line, members = rendezvous.join(address, me, processes, 20)
     lines = {0: line}
-watch = Watch(me, members, lines, 2.0)
+class Stands:  # where the main thread stands, as it says itself
+    since_s, waiting = 0.0, False
+    def look(self, now_s): return now_s - self.since_s
+    def waits(self, left): return self.waiting
+    def in_lock(self): return False
+    def where(self): return "here.py:1"
+given, stands = Given(), Stands()
+def give(kind, text): return said(kind, "k", "'step'", [text], tuple(range(processes)))
+watch = Watch(me, members, lines, 2.0, given, stands)
 watch.start()
 print("met", flush=True)
+odd = str(rank == int(ill))
+if what == "values":
+    given.values(give(VALUES, odd))
+if what == "program":
+    time.sleep(0.3 * rank)
+    given.program(give(PROGRAM, odd))
 for step in range(40 if what == "finish" else 100_000):
     if rank == int(ill) and step == 20:
         if what == "hang":
             time.sleep(1000)
+        if what in ("leave", "behind"):
+            break
         if what == "fail":
             watch.fail("ValueError: bad data")
+    if what in ("rows", "values", "leave", "behind", "alone") and step <= 20 - (what == "leave"):
+        given.rows(give(ROWS, odd if what == "rows" and step == 20 else "same"))
+    if what == "alone" and step == 30 and rank != int(ill):
+        break
+    if what in ("leave", "behind") and step == 20:
+        stands.since_s, stands.waiting = time.monotonic(), True
+        time.sleep(1000)
+    if what == "alone" and step == 30:
+        stands.since_s = time.monotonic()
+        time.sleep(7)
+        break
     if what != "hang" or step <= 20:  # a collective that one process does not come to
         watch.own = watch.own.next(step, time.monotonic(), limit_s)
     time.sleep(0.02)
 watch.finish()
-time.sleep(0.3 * rank)
+in_jax_s = 1000 if what in ("leave", "behind") else 8 if what == "alone" and rank != int(ill) else 0.3 * rank
+time.sleep(in_jax_s)
 """
 
 
@@ -145,3 +175,34 @@ def test_why_a_rank_failed_is_told_by_the_others(watching: Callable[..., Watchin
 
 def test_processes_that_finish_at_different_times_end_well(watching: Callable[..., Watching]) -> None:
     assert [code for code, _ in watching(what="finish").ends(6.0).values()] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("rows", "brings other rows to 'step' in batch 21 than rank 0"),
+        ("values", "gives other values to 'step' than rank 0"),
+        ("program", "has another program for 'step' than rank 0"),
+    ],
+)
+@pytest.mark.parametrize("rank", [1, 3])
+def test_the_odd_rank_is_named_by_all(watching: Callable[..., Watching], rank: int, what: str, told: str) -> None:
+    ends = watching(rank, what, 60.0).ends(6.0)
+    for code, output in ends.values():
+        assert code == EXIT_CODE and f"memplan: rank {rank} (host host" in output and told in output, ends
+
+
+@pytest.mark.parametrize(("what", "rank", "seconds"), [("behind", 2, 5.0), ("leave", 0, 9.0)])
+def test_a_rank_that_leaves_while_others_wait_is_named_by_all(
+    watching: Callable[..., Watching], what: str, rank: int, seconds: float
+) -> None:
+    """With fewer batches than the others have begun, or with as many."""
+    ends = watching(rank, what, 60.0).ends(seconds)
+    for code, output in ends.values():
+        assert code == EXIT_CODE and f"rank {rank} (host host" in output and " left " in output, ends
+        assert "with 20 batches begun, while rank" in output and "waits at here.py:1" in output
+
+
+def test_a_rank_may_go_on_alone_after_the_others_left(watching: Callable[..., Watching]) -> None:
+    ends = watching(0, "alone", 60.0).ends(15.0)
+    assert all(code == 0 and output == "" for code, output in ends.values()), ends
