@@ -217,9 +217,7 @@ def typical(digests: Mapping[int, Hashable]) -> int:
 
 def _difference(one: str, other: str) -> tuple[str, str]:
     """The first line that differs, of both."""
-    mine, yours = (
-        zlib.decompress(base64.b64decode(text)).decode(errors="replace").split("\n") for text in (one, other)
-    )
+    mine, yours = _lines(one), _lines(other)
     for a, b in zip(mine, yours, strict=False):
         if a != b:
             return _cut(a), _cut(b)

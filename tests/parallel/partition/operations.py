@@ -551,7 +551,7 @@ SHAPED: dict[str, Op] = {
     "control": mapped,
 }
 SHAPED_EXACT: dict[str, Op] = {
-    "div": on_ints(lambda a, b: lax.div(a.sum(0) if a.ndim else a, 2) + b),
+    "whole division": on_ints(lambda a, b: lax.div(a.sum(0) if a.ndim else a, 2) + b),
     "reduce_max": unequal(reduced(jnp.max)),
     "reduce_min": unequal(reduced(jnp.min)),
     "reduce_or": truths(jnp.any),

@@ -24,7 +24,7 @@ from tests.parallel.partition.random_steps import Drawn, drawn_step
 from tests.parallel.partition.simulated import alone, mesh, raw, simulated, steps_of
 
 HITS = 100  # of every rule
-SHAPED, ELEMENTWISE = 36, 44  # steps for each operation, and for each group of elementwise ones
+SHAPED, ELEMENTWISE = 34, 44  # steps for each operation, and for each group of elementwise ones
 GROUP = 8
 
 Case = tuple[Mapping[str, Op], bool]
