@@ -273,11 +273,7 @@ class DataParallel:
         flat = flatten(traced.jaxpr)
         refuse(flat)
 
-        def assigned_to(jaxpr: compat.ClosedJaxpr) -> Assigned:
-            return assign(jaxpr, layouts, wanted, self.devices, self.options.statistics == DEVICE)
-
-        assigned = assigned_to(sunk(assigned_to(flat)))
-        agreement.same_step(self.mesh, self.step, assigned.jaxpr, (self.options, self.topology, self.device.name))
+        assigned = sunk(assign(flat, layouts, wanted, self.devices, self.options.statistics == DEVICE))
         for told in dict.fromkeys(map(_told, gathers(assigned))):
             warnings.warn(told, stacklevel=2)
         return Divided(

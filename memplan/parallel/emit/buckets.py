@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memplan.parallel.partition.placement import PARTIAL
@@ -44,34 +44,37 @@ class Buckets:
     exact: frozenset[int] = frozenset()
 
 
-def sunk(assigned: Assigned) -> compat.ClosedJaxpr:
-    """The jaxpr with what reads sums last, unless heavy work needs it: updates, running statistics, metrics.
+def sunk(assigned: Assigned) -> Assigned:
+    """The same with what reads sums last, unless heavy work needs it: updates, running statistics, metrics.
 
     The sums then travel beside the heavy work. Level by level: what others wait for is made when the first of them is
     needed.
     """
-    eqns = _terms_first(assigned)
+    eqns = assigned.jaxpr.jaxpr.eqns
+    order = _terms_first(assigned)
     needed: set[Any] = set()
-    for eqn in reversed(eqns):
+    for eqn in (eqns[number] for number in reversed(order)):
         if eqn.primitive.name in HEAVY or not needed.isdisjoint(eqn.outvars):
             needed.update(filter(compat.is_var, eqn.invars))
             needed.update(eqn.outvars)
     level = dict.fromkeys(assigned.rests, 0)
-    early: list[compat.JaxprEqn] = []
-    late: list[tuple[int, compat.JaxprEqn]] = []
-    for eqn in eqns:
+    early: list[int] = []
+    late: list[tuple[int, int]] = []
+    for number in order:
+        eqn = eqns[number]
         below = [level[atom] for atom in eqn.invars if compat.is_var(atom) and atom in level]
         if not below or not needed.isdisjoint(eqn.outvars):
-            early.append(eqn)
+            early.append(number)
         else:
-            late.append((1 + max(below), eqn))
+            late.append((1 + max(below), number))
             level.update(dict.fromkeys(eqn.outvars, 1 + max(below)))
-    ordered = [eqn for _, eqn in sorted(late, key=operator.itemgetter(0))]
-    return compat.reordered(assigned.jaxpr, [*early, *ordered])
+    order = [*early, *(number for _, number in sorted(late, key=operator.itemgetter(0)))]
+    jaxpr = compat.reordered(assigned.jaxpr, [eqns[number] for number in order])
+    return replace(assigned, jaxpr=jaxpr, steps=tuple(assigned.steps[number] for number in order))
 
 
-def _terms_first(assigned: Assigned) -> list[compat.JaxprEqn]:
-    """Equations with those that turn terms into terms as early as can be: `rate * gradient` behind the gradient.
+def _terms_first(assigned: Assigned) -> list[int]:
+    """Numbers of equations, those that turn terms into terms as early as can be: `rate * gradient` behind the gradient.
 
     Written where the weights are updated, they would hold all sums back until the last gradient is there.
     """
@@ -84,8 +87,7 @@ def _terms_first(assigned: Assigned) -> list[compat.JaxprEqn]:
             place = max(read)[0], number
         places.append(place)
         made_at.update(dict.fromkeys(eqn.outvars, place))
-    order = sorted(range(len(places)), key=places.__getitem__)
-    return [assigned.jaxpr.jaxpr.eqns[number] for number in order]
+    return sorted(range(len(places)), key=places.__getitem__)
 
 
 def buckets(assigned: Assigned, topology: Topology, device: Device, compresses: bool) -> Buckets:

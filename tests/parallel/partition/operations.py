@@ -439,6 +439,8 @@ def mapped(dice: Dice, x: Array) -> Array:
     return lax.fori_loop(0, 2, lambda i, c: jnp.clip(c * 2 - c.sum(), -3, 3), lax.stop_gradient(x))
 
 
+kept = lax.stop_gradient  # where jax knows no gradient, or takes seconds to compile it
+
 ELEMENTWISE: dict[str, Op] = {
     "add": binary(operator.add),
     "sub": binary(operator.sub),
@@ -509,14 +511,14 @@ ELEMENTWISE_SMOOTH: dict[str, Op] = {
     "exp": unary(lax.exp),
     "exp2": unary(lax.exp2),
     "expm1": unary(lax.expm1),
-    "igamma": binary(lambda x, y: lax.stop_gradient(special.gammainc(x * x + 1, y * y + 1)) * x),
-    "igammac": binary(lambda x, y: lax.stop_gradient(special.gammaincc(x * x + 1, y * y + 1)) * x),
+    "igamma": binary(lambda x, y: special.gammainc(kept(x * x) + 1, kept(y * y) + 1) * x),
+    "igammac": binary(lambda x, y: special.gammaincc(kept(x * x) + 1, kept(y * y) + 1) * x),
     "lgamma": unary(lambda x: lax.lgamma(x * x + 1)),
     "log": unary(lambda x: lax.log(x * x + 1)),
     "log1p": unary(lambda x: lax.log1p(x * x)),
     "log2": unary(lambda x: jnp.log2(x * x + 1)),
     "logistic": unary(lax.logistic),
-    "polygamma": unary(lambda x: lax.stop_gradient(special.polygamma(1, x * x + 1)) * x),
+    "polygamma": unary(lambda x: special.polygamma(1, kept(x * x) + 1) * x),
     "pow": binary(lambda x, y: lax.pow(x * x + 1, y / 2)),
     "rsqrt": unary(lambda x: lax.rsqrt(x * x + 1)),
     "sin": unary(lax.sin),
@@ -524,8 +526,10 @@ ELEMENTWISE_SMOOTH: dict[str, Op] = {
     "sqrt": unary(lambda x: lax.sqrt(x * x + 1)),
     "tan": unary(lambda x: lax.tan(x / 4)),
     "tanh": unary(lax.tanh),
-    "zeta": unary(lambda x: lax.stop_gradient(special.zeta(x * x + 2, 1.0) + special.zeta(x * x + 3, 1.0)) * x),
+    "zeta": unary(lambda x: (special.zeta(kept(x * x) + 2, 1.0) + special.zeta(kept(x * x) + 3, 1.0)) * x),
 }
+if hasattr(lax, "one_minus_square"):
+    ELEMENTWISE_SMOOTH["one_minus_square"] = unary(lax.one_minus_square)
 SHAPED: dict[str, Op] = {
     "reduce_sum": reduced(jnp.sum),
     "transpose": transposed,
@@ -564,12 +568,12 @@ SHAPED_EXACT: dict[str, Op] = {
     "sort": sorted_by,
     "top_k": largest,
     "gather": taken,
-    "scatter": scattered("set"),
+    "scatter": unequal(scattered("set")),
     "scatter-add": scattered("add"),
     "scatter-max": unequal(scattered("max")),
     "scatter-min": unequal(scattered("min")),
     "scatter-mul": unequal(scattered("multiply")),
-    "scatter-sub": subtracted,
+    "scatter-sub": unequal(subtracted),
     "reduce_window_max": pooled(lax.max, -np.inf),
     "reduce_window_min": pooled(lax.min, np.inf),
     "reduce_window": odd_window,
