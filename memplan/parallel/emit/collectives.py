@@ -161,11 +161,14 @@ class Links:
         return [results[i] for i in range(len(parts))]
 
     def largest(self, value: Array, how: str) -> Array:
-        """The maximum or minimum over all devices."""
-        of_truth = value.dtype == bool
-        value = value.astype(jnp.int8) if of_truth else value
-        found = jax.lax.pmax(value, self.names) if how == "max" else jax.lax.pmin(value, self.names)
-        return found.astype(bool) if of_truth else found
+        """The maximum or minimum over all devices; not a number where it is none on any, which no engine promises."""
+        reduce = jax.lax.pmax if how == "max" else jax.lax.pmin
+        if value.dtype == bool:
+            return reduce(value.astype(jnp.int8), self.names).astype(bool)
+        if not jnp.issubdtype(value.dtype, jnp.inexact):
+            return reduce(value, self.names)
+        value, ordered = (-value, -1) if how == "min" else (value, 1)
+        return ordered * _floats(jax.lax.pmax(_ordered(value), self.names), value.dtype)
 
     def part(self, whole: Array, dim: int) -> Array:
         size = whole.shape[dim] // self.devices
@@ -198,6 +201,19 @@ class Links:
             cube = jax.lax.all_gather(cube, name, axis=at, tiled=False)
             there.append(name)
         return cube.reshape(self.devices, -1)
+
+
+def _ordered(value: Array) -> Array:
+    """Whole numbers in the order of these floats, above all of them what is not a number."""
+    wide = value.astype(jnp.promote_types(value.dtype, jnp.float32))
+    bits = jax.lax.bitcast_convert_type(jnp.where(jnp.isnan(wide), jnp.nan, wide), f"int{8 * wide.dtype.itemsize}")
+    return jnp.where(bits < 0, ~bits | jnp.iinfo(bits.dtype).min, bits)
+
+
+def _floats(ordered: Array, dtype: Any) -> Array:
+    """What `_ordered` was made of."""
+    bits = jnp.where(ordered < 0, ~(ordered & jnp.iinfo(ordered.dtype).max), ordered)
+    return jax.lax.bitcast_convert_type(bits, f"float{8 * ordered.dtype.itemsize}").astype(dtype)
 
 
 def trusts_reduce_scatter(mesh: Mesh | AbstractMesh) -> bool:

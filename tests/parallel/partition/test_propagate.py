@@ -38,7 +38,8 @@ def same(step: Step, *args: Any, sizes: Sequence[int] = (4,), **options: Any) ->
         warnings.simplefilter("always", UserWarning)
         found = simulated(divided, *args)
     for expected, one in zip(jax.tree.leaves(step(*args)), jax.tree.leaves(found), strict=True):
-        np.testing.assert_allclose(raw(one), raw(expected), rtol=2e-5, atol=2e-6)
+        wide = np.float32 if raw(expected).dtype == jnp.bfloat16 else raw(expected).dtype
+        np.testing.assert_allclose(raw(one).astype(wide), raw(expected).astype(wide), rtol=2e-5, atol=2e-6)
     return divided, [str(one.message) for one in told]
 
 
@@ -244,3 +245,11 @@ def test_a_sum_is_rounded_once() -> None:
     """In bfloat16 the sum of rounded terms would be another number."""
     x = jnp.asarray(np.random.default_rng(0).integers(-2000, 2000, (ROWS, 1)), jnp.float32)
     same(lambda w, x: x.sum(0).astype(jnp.bfloat16).astype(jnp.float32), W, x)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("at", range(4))
+def test_what_is_not_a_number_is_not_lost_in_a_maximum(at: int, dtype: Any) -> None:
+    x = jnp.asarray([[0.0, -jnp.inf, -1.0], [1.0, 3.0, -2.0], [-2.0, jnp.inf, -3.5], [-0.0, 2.0, -4.0]], dtype)
+    for given in (x, x.at[at, 0].set(jnp.nan), x.at[at, 0].set(-jnp.nan)):
+        same(lambda w, x: (x.max(0), x.min(0), x.max(), x.min()), W, given)

@@ -1,6 +1,6 @@
 """Is every step right? Each one over many processes against the same step on one device, from the same state.
 
-    memplan launch -n 3 --devices 4 -- python -m experiments.parallel.steady --mesh 3x4 --steps 200
+    memplan launch -n 3 --devices 4 -- python -m experiments.every_step.worker --mesh 3x4 --steps 200
 
 A sum that is wrong now and then, or on one rank, hides in a training that goes on from it: here it cannot.
 """
