@@ -274,6 +274,7 @@ class DataParallel:
         refuse(flat)
 
         assigned = sunk(assign(flat, layouts, wanted, self.devices, self.options.statistics == DEVICE))
+        agreement.same_step(self.mesh, self.step, assigned.jaxpr, (self.options, self.topology, self.device.name))
         for told in dict.fromkeys(map(_told, gathers(assigned))):
             warnings.warn(told, stacklevel=2)
         return Divided(

@@ -1,4 +1,4 @@
 """What travels between devices: sums, gathers and compressed messages, in the phases and buckets that cost least.
 
-May import `program`, the layouts of `partition` and the plain data of `planning`; never `runtime`.
+May import `program`, what `partition` assigned and the plain data of `planning`; never `runtime`.
 """

@@ -171,7 +171,12 @@ def pooled(function: Callable[..., Array], start: float) -> Op:
         x = images(x)
         window = dice.of(((1, 2, 2, 1), (1, 2, 1, 1), (1, 1, 2, 2), (2, 1, 1, 1)))
         return lax.reduce_window(
-            x, np.float32(start), function, window, dice.of((window, (1, 1, 1, 1))), dice.of(("SAME", "VALID"))
+            x,
+            np.float32(start),
+            function,
+            window,
+            dice.of((window, (1, 1, 1, 1))),
+            dice.of(("SAME", "VALID")) if len(x) > 1 else "SAME",
         )
 
     return op
@@ -568,7 +573,7 @@ SHAPED_EXACT: dict[str, Op] = {
     "sort": sorted_by,
     "top_k": largest,
     "gather": taken,
-    "scatter": unequal(scattered("set")),
+    "scatter": scattered("set"),
     "scatter-add": scattered("add"),
     "scatter-max": unequal(scattered("max")),
     "scatter-min": unequal(scattered("min")),
@@ -583,12 +588,12 @@ SHAPED_EXACT: dict[str, Op] = {
     "random_split": drawn(coins, 3),
     "random_fold_in": drawn(permuted, 2),
     "random_clone": drawn(cloned, 2, 4),
-    "random_wrap": drawn(wrapped),
-    "random_unwrap": drawn(wrapped),
+    "random_wrap": drawn(wrapped, 2, 3, 4),
+    "random_unwrap": drawn(wrapped, 2, 3, 4),
     "random_seed": seeded,
 }
 SHAPED_SMOOTH: dict[str, Op] = {
-    "cumlogsumexp": along(lax.cumlogsumexp),
+    "cumlogsumexp": unequal(along(lax.cumlogsumexp)),
     "normalised": along(lambda x, at: (x - x.mean(at, keepdims=True)) * lax.rsqrt(x.var(at, keepdims=True) + 0.1)),
     "softmax": along(jax.nn.softmax),
     "normal": drawn(jax.random.normal),

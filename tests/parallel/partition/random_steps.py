@@ -60,7 +60,7 @@ def drawn_step(numbers: Sequence[int], ops: Mapping[str, Op], exact: bool, meshe
 
         def loss(weights: Any) -> Any:
             results = applied(dice, list(ops.values()), moved, weights, exact)
-            return sum((settled(one, exact) * (1 + i % 2)).sum() for i, one in enumerate(results)), results
+            return sum(one.astype(jnp.float32).sum() for one in results), results
 
         if learns:
             (value, results), gradient = jax.value_and_grad(loss, has_aux=True)(state["weights"])
@@ -91,8 +91,12 @@ def arguments(rows: int, axis: int, exact: bool) -> tuple[Any, Any]:
 def applied(dice: Dice, ops: Sequence[Op], batch: Any, weights: Any, exact: bool) -> list[Array]:
     """The results of one operation again and again, or of many, on the values of examples, on weights, or on both."""
     made: list[Array] = []
-    for _ in range(ROUNDS if len(ops) == 1 else 3):
-        x = chosen(dice, jax.tree.leaves(batch), made, weights, exact)
+    examples = jax.tree.leaves(batch)
+    sources = examples, examples, [*examples, *jax.tree.leaves(weights)]
+    values = [chosen(dice, leaves, weights, exact) for leaves in sources]
+    rounds = [dice.of(values) for _ in range(ROUNDS)] if len(ops) == 1 else values
+    for x in rounds:
+        x = settled(dice.of(made), exact) if made and dice.below(6) == 1 else x
         for op in ops:
             start = dice.at
 
@@ -104,12 +108,11 @@ def applied(dice: Dice, ops: Sequence[Op], batch: Any, weights: Any, exact: bool
     return made
 
 
-def chosen(dice: Dice, examples: list[Array], made: list[Array], weights: Any, exact: bool) -> Array:
-    x = dice.of((examples, examples, examples, made or examples, made or jax.tree.leaves(weights)))
-    x = settled(dice.of(x), exact)
+def chosen(dice: Dice, leaves: list[Array], weights: Any, exact: bool) -> Array:
+    x = dice.of(leaves)
     if dice.below(2) and x.shape[-1:] == (FEATURES,):
-        return settled(x @ weights["w"], exact)
-    return x
+        x = x @ weights["w"]
+    return settled(x, exact)
 
 
 def settled(x: Array, exact: bool) -> Array:
