@@ -66,11 +66,13 @@ def test_arguments_are_abstract_and_the_step_keeps_their_types(name):
 
 
 @builders
+@pytest.mark.slow
 def test_concrete_arguments_match_the_abstract_ones(name):
     assert types(built(name)[1]) == types(TINY[name]()[1])
 
 
 @builders
+@pytest.mark.slow
 def test_loss_falls(name):
     state, batch = built(name)[1]
     losses = []
@@ -81,6 +83,7 @@ def test_loss_falls(name):
     assert int(state.step) == 4
 
 
+@pytest.mark.slow
 def test_seed_decides_state_and_batch():
     args, again, other = (smallest(concrete=True, seed=seed)[1] for seed in (0, 0, 1))
     jax.tree.map(np.testing.assert_array_equal, args, again)
@@ -199,6 +202,7 @@ def test_size_of_another_rank_is_refused(build):
         (train.unet2d_step, {"levels": 2, "filters": 2}, 3),
     ],
 )
+@pytest.mark.slow
 def test_blocks_are_checkpointed_and_the_state_stays(build, fields, blocks):
     step, args = build(32, batch=2, **fields)
     checkpointed, same = build(32, batch=2, remat=True, **fields)

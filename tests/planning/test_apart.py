@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_the_planners_on_stages_pass_their_tests_in_a_process_of_their_own() -> None:
     folders = [TESTS / "planning" / "planners", TESTS / "experiments" / "planners"]
     done = subprocess.run(

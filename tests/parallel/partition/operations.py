@@ -269,10 +269,13 @@ def _put(x: Array, column: Array, how: str) -> Array:
 
 
 def subtracted(dice: Dice, x: Array) -> Array:
-    rows = ints(x.reshape(x.shape[0], -1).sum(1)) % x.shape[0] if x.ndim else None
-    return x if rows is None else lax.scatter_sub(
-        x, rows[:, None], x, lax.ScatterDimensionNumbers(tuple(range(1, x.ndim)), (0,), (0,))
-    ) if hasattr(lax, "scatter_sub") else x  # fmt: skip
+    """Rows from rows, by index."""
+    if not x.ndim or not hasattr(lax, "scatter_sub"):
+        return x
+    rows = ints(x.reshape(x.shape[0], -1).sum(1)) % x.shape[0]
+    numbers = lax.ScatterDimensionNumbers(tuple(range(1, x.ndim)), (0,), (0,))
+    once = lax.scatter_sub(x, rows[:, None], x, numbers)
+    return lax.scatter_sub(once, rows[:, None], 2 * x, numbers)
 
 
 def reshaped(dice: Dice, x: Array) -> Array:
