@@ -19,9 +19,10 @@ from memplan.parallel import agreement, meshes
 from memplan.parallel.emit.buckets import Buckets, buckets, sunk
 from memplan.parallel.emit.collectives import Links, Sum, trusts_reduce_scatter
 from memplan.parallel.emit.compression import WIRES, Remembered, Wire
+from memplan.parallel.partition.assigned import Assigned, Gathered, Wanted, gathers
 from memplan.parallel.partition.lower import Local
 from memplan.parallel.partition.placement import WHOLE, Layout, split
-from memplan.parallel.partition.propagate import Assigned, Gathered, Wanted, assign, gathers
+from memplan.parallel.partition.propagate import assign
 from memplan.parallel.partition.refusals import refuse
 from memplan.planning import devices
 from memplan.planning.devices import Device

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from memplan.parallel.partition.assigned import Assigned
 from memplan.parallel.partition.placement import PARTIAL
-from memplan.parallel.partition.propagate import Assigned
 from memplan.planning.buckets import cut
 from memplan.planning.collectives import all_reduce_seconds, cheapest
 from memplan.planning.cost import op_seconds

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from memplan.parallel.emit.buckets import Buckets
 from memplan.parallel.emit.collectives import Links
+from memplan.parallel.partition.assigned import Assigned, Step
 from memplan.parallel.partition.placement import OWN, PARTIAL, WHOLE, Layout
-from memplan.parallel.partition.propagate import Assigned, Step
 from memplan.parallel.partition.rules import local_params
 from memplan.program import compat
 

@@ -9,66 +9,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
+from memplan.parallel.partition.assigned import Assigned, Step, Wanted
 from memplan.parallel.partition.placement import OWN, PARTIAL, WHOLE, Layout, split
 from memplan.parallel.partition.rules import Factors, factors_of, is_linear
 from memplan.program import compat
 from memplan.program.trace import flatten
 
 _ROUNDS = 4
-Wish = Layout | None
-
-
-@dataclass(frozen=True)
-class Step:
-    """What becomes of one equation.
-
-    Attributes:
-      needs: layout of each operand.
-      gives: layout of each result as it is made.
-      factors, factor: what it is divided along, if anything.
-      bodies: of a loop or conditional, assigned likewise.
-      gathered: positions of split operands that have to be made whole for want of a rule.
-      made_whole: every device makes all of the results; that they are given in parts says how they are best read.
-      spread: of a loop without carries, the trips are divided among the devices.
-    """
-
-    needs: tuple[Layout, ...]
-    gives: tuple[Layout, ...]
-    factors: Factors | None = None
-    factor: int | None = None
-    bodies: tuple[Assigned, ...] = ()
-    gathered: tuple[int, ...] = ()
-    made_whole: bool = False
-    spread: bool = False
-
-
-@dataclass(frozen=True)
-class Assigned:
-    """A flat jaxpr with a layout for every array.
-
-    Attributes:
-      inputs, outputs: layouts.
-      steps: one for each equation.
-      rests: variables made partial -> the layout that their sum is given, for those that are summed.
-    """
-
-    jaxpr: compat.ClosedJaxpr
-    inputs: tuple[Layout, ...]
-    outputs: tuple[Layout, ...]
-    steps: tuple[Step, ...]
-    rests: Mapping[Any, Layout]
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What is asked of an output: a layout, or none in particular; may it stay partial?"""
-
-    layout: Wish = None
-    partial: bool = False
 
 
 def assign(
@@ -435,21 +386,3 @@ def _passed_on(
         if factors and factor is not None and factors.divisible(factor, eqn, devices):
             return _divided(step.needs, factors, factor, len(eqn.outvars)).needs
     return step.needs
-
-
-class Gathered(NamedTuple):
-    """An equation with an operand that every device has to make whole; whether its work is divided all the same."""
-
-    eqn: compat.JaxprEqn
-    operand: Any
-    divides: bool
-
-
-def gathers(found: Assigned) -> Iterator[Gathered]:
-    """What has to be gathered, loops included."""
-    for eqn, step in zip(found.jaxpr.jaxpr.eqns, found.steps, strict=True):
-        for position in step.gathered:
-            divides = step.factor is not None or step.needs[position].is_split
-            yield Gathered(eqn, eqn.invars[position], divides)
-        for body in step.bodies:
-            yield from gathers(body)

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh
 
+from memplan.parallel.partition.assigned import Assigned, Step
 from memplan.parallel.partition.placement import Layout
-from memplan.parallel.partition.propagate import Assigned, Step
 from memplan.parallel.step import DataParallel
 from memplan.program import compat
 from tests.parallel.partition.kernels import Keys
