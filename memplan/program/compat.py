@@ -24,9 +24,13 @@ from jax._src import core as _core
 from jax._src import distributed as _distributed
 from jax._src import source_info_util as _source
 from jax._src.interpreters import partial_eval as _pe
+from jax._src.lib import _jax as _jax_lib
+from jax._src.lib import _xla as _xla_lib
+from jax._src.lib import hlo as _hlo
 from jax._src.lib.mlir import ir as _ir  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.state import discharge as _discharge
 from jax._src.state.types import AbstractRef
+from jax.extend import xla as _xla_hooks
 
 ClosedJaxpr = jex.ClosedJaxpr
 JaxprEqn = jex.JaxprEqn
@@ -435,3 +439,29 @@ def key_impl_of(dtype: Any) -> str:
 def coordination_client() -> Any:
     """The key-value store of jax.distributed (0.10 and 0.11 alike), None before it is initialized."""
     return _distributed.global_state.client
+
+
+def register_after_scheduling(callback: Callable[[bytes], bytes | None], platform: str) -> None:
+    """Have XLA call back with every module that it has scheduled, serialized; what is returned replaces it.
+
+    Of "cuda" also where no GPU is: the plugin must be loaded, as it is once a topology has been described.
+    """
+    stage = _xla_hooks.PipelineStage.POST_SCHEDULER
+    if platform == "cpu":
+        _xla_hooks.register_hlo_module_transformation(callback, name="memplan", stage=stage, platforms="cpu")
+    else:
+        _xla_lib.register_xla_transform_c_api(
+            _jax_lib.get_pjrt_plugin(platform), "memplan", stage.value, callback
+        )
+
+
+def module_text(proto: bytes) -> str:
+    """A serialized module as XLA prints it, constants whole."""
+    options = _hlo.HloPrintOptions()
+    options.print_large_constants = True
+    return _hlo.HloModule.from_serialized_hlo_module_proto(proto).to_string(options)
+
+
+def module_proto(text: str) -> bytes:
+    """The serialized module of a text."""
+    return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()

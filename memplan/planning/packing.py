@@ -1,0 +1,286 @@
+"""Where XLA puts the buffers of a sequence of runs, and how many bytes that takes.
+
+Sources: `BufferAssigner` and `HeapSimulator` (`GlobalDecreasingSizeBestFitHeap`, the better of its two orders).
+Three steps, as there:
+
+1. Every donated argument is a place, every output one of its own. From the largest buffer down, each takes the smallest
+   of these places that holds it and is free for as long as it is there.
+2. What is left is walked through in time: a kernel writes over what it reads for the last time, where it may.
+3. The others go into one heap, the largest first, or the longest first, each into the smallest gap that holds it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from memplan.planning.problem import Problem, Role
+
+ALIGNMENT = 128  # bytes, of the heap's offsets (`kXlaAllocatedBufferAlignBytes` of XLA:GPU)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What a sequence takes on the device.
+
+    Attributes:
+      nbytes: of temporaries, as XLA lays them out.
+      live_nbytes: of those that are there at once, at the most.
+      reused_nbytes: of buffers that lie in donated arguments or outputs.
+    """
+
+    nbytes: int
+    live_nbytes: int
+    reused_nbytes: int
+
+
+@dataclass
+class _Version:
+    """A buffer as one run writes it; times are positions of runs, both included."""
+
+    buffer: int
+    start: int
+    end: int
+
+
+def pack(problem: Problem, sequence: Sequence[int] | None = None) -> Packing:
+    """Lay out a sequence of runs (numbers of kernels); by default each runs once, in the module's order."""
+    runs = range(len(problem.kernels)) if sequence is None else sequence
+    return _Layout(problem, runs).packing()
+
+
+class _Layout:
+    def __init__(self, problem: Problem, runs: Sequence[int]) -> None:
+        self._problem, self._runs = problem, runs
+        self._versions: list[_Version] = []
+        self._served: list[list[int]] = []  # of every run: the versions that it reads
+        self._written: list[list[int]] = []
+        self._run_through()
+        self._groups: dict[int, list[int]] = defaultdict(list)  # versions that are one by necessity
+        for number, version in enumerate(self._versions):
+            place = problem.buffers[version.buffer].place
+            repeated = problem.buffers[version.buffer].maker is not None and place == version.buffer
+            self._groups[len(problem.buffers) + number if repeated else place].append(number)
+        self._join_alone()
+        for group in self._groups.values():
+            self._part_in_time(group)
+
+    def _run_through(self) -> None:
+        problem, current = self._problem, dict[int, int]()
+        for number, buffer in enumerate(problem.buffers):
+            if buffer.maker is None:
+                current[number] = len(self._versions)
+                self._versions.append(_Version(number, -1, -1))
+        for time, run in enumerate(self._runs):
+            kernel = problem.kernels[run]
+            reads = [current[number] for number in kernel.reads]
+            for version in reads:
+                self._versions[version].end = time
+            writes = []
+            for number in kernel.writes:
+                current[number] = len(self._versions)
+                writes.append(current[number])
+                self._versions.append(_Version(number, time, time))
+            self._served.append(reads)
+            self._written.append(writes)
+        for number in problem.outputs:
+            self._versions[current[number]].end = len(self._runs)
+
+    def _join_alone(self) -> None:
+        """A buffer that others are one with, and its first version, make one group."""
+        shared = {buffer.place for n, buffer in enumerate(self._problem.buffers) if buffer.place != n}
+        for key in [key for key in self._groups if key >= len(self._problem.buffers)]:
+            place = self._versions[key - len(self._problem.buffers)].buffer
+            if place in shared:
+                self._groups[place] = sorted(self._groups[place] + self._groups.pop(key))
+
+    def _part_in_time(self, group: list[int]) -> None:
+        """In one place, one version ends where the next begins (`HloLiveRange::NormalizeAliasedBuffers`)."""
+        versions = sorted((self._versions[number] for number in group), key=lambda one: (one.start, one.end))
+        for one, other in zip(versions, versions[1:], strict=False):
+            if (one.start, one.end) != (other.start, other.end) and one.end >= other.start:
+                other.end = max(one.end, other.end)
+                one.end = other.start - 1
+
+    def packing(self) -> Packing:
+        reused, left = self._reused()
+        groups = self._shared(left)
+        by_size = self._heap(groups, lambda g: (-groups.nbytes[g], groups.own_span(g), g))
+        by_span = self._heap(groups, lambda g: (-groups.span(g), -groups.nbytes[g], g))
+        tables = self._problem.tables_nbytes
+        return Packing(min(by_size, by_span) + tables, groups.live_nbytes() + tables, reused)
+
+    def _nbytes(self, group: Iterable[int]) -> int:
+        return max(self._problem.buffers[self._versions[number].buffer].nbytes for number in group)
+
+    def _reused(self) -> tuple[int, list[list[int]]]:
+        """Bytes that found a place in arguments and outputs; the groups of versions that did not."""
+        problem = self._problem
+        roles = {
+            key: {problem.buffers[self._versions[n].buffer].role for n in group} for key, group in self._groups.items()
+        }
+        lives_out = {
+            key: any(self._versions[n].buffer in problem.outputs for n in group) for key, group in self._groups.items()
+        }
+        first_made = {
+            key: min(self._versions[n].start for n in group) for key, group in self._groups.items()
+        }
+        places: list[tuple[int, list[int]]] = []
+        left, reused = [], 0
+        order = sorted(self._groups, key=lambda k: (-self._nbytes(self._groups[k]), not lives_out[k], first_made[k], k))
+        for key in order:
+            group = self._groups[key]
+            nbytes = self._nbytes(group)
+            if Role.ARGUMENT in roles[key]:
+                if any(self._versions[n].buffer in problem.donated for n in group):
+                    places.append((nbytes, list(group)))
+                continue
+            if Role.CONSTANT in roles[key] or Role.ON_HOST in roles[key] or not nbytes:
+                continue
+            for size, inside in reversed(places):
+                if lives_out[key] and size != nbytes:
+                    continue
+                if not any(self._interfere(one, other) for one in inside for other in group):
+                    inside += group
+                    reused += nbytes
+                    break
+            else:
+                if lives_out[key]:
+                    places.append((nbytes, list(group)))
+                else:
+                    left.append(sorted(group))
+        return reused, left
+
+    def _interfere(self, one: int, other: int) -> bool:
+        first, second = self._versions[one], self._versions[other]
+        if first.end < second.start or second.end < first.start:
+            return False
+        if first.end == second.start:
+            return not self._may_cover(other, one)
+        if second.end == first.start:
+            return not self._may_cover(one, other)
+        return True
+
+    def _may_cover(self, new: int, old: int) -> bool:
+        time = self._versions[new].start
+        if time < 0 or new not in self._written[time]:
+            return False
+        over = self._problem.kernels[self._runs[time]].over.get(self._versions[new].buffer, ())
+        return self._versions[old].buffer in over and old in self._served[time]
+
+    def _shared(self, left: list[list[int]]) -> _Groups:
+        """Events in time: kernels write over what ends there."""
+        group_of = {number: at for at, group in enumerate(left) for number in group}
+        several = {number for group in left if len(group) > 1 for number in group}
+        starts: dict[int, list[int]] = defaultdict(list)
+        ends: dict[int, list[int]] = defaultdict(list)
+        for number in sorted(group_of, key=lambda n: (self._versions[n].start, self._versions[n].end, n)):
+            starts[self._versions[number].start].append(number)
+            ends[self._versions[number].end].append(number)
+        clock, begun, ended, home = 0, {}, {}, {}
+        for time in range(-1, len(self._runs) + 1):
+            for number in starts[time]:
+                home[number] = group_of[number]
+                if number not in several:
+                    covered = self._covered(number, ends[time], several)
+                    if covered is not None:
+                        ends[time].remove(covered)
+                        ended[covered] = clock
+                        clock += 1
+                        home[number] = home[covered]
+                begun[number] = clock
+                clock += 1
+            for number in ends[time]:
+                ended[number] = clock
+                clock += 1
+        nbytes = {n: self._problem.buffers[self._versions[n].buffer].nbytes for n in group_of}
+        return _Groups.made(home, begun, ended, nbytes, several)
+
+    def _covered(self, number: int, ending: Sequence[int], several: set[int]) -> int | None:
+        time = self._versions[number].start
+        if time < 0:
+            return None
+        nbytes = self._problem.buffers[self._versions[number].buffer].nbytes
+        for old in self._served[time]:
+            same_size = self._problem.buffers[self._versions[old].buffer].nbytes == nbytes
+            if old in ending and old not in several and same_size and self._may_cover(number, old):
+                return old
+        return None
+
+    def _heap(self, groups: _Groups, key: Callable[[int], tuple[int, ...]]) -> int:
+        """Bytes of the heap, its groups placed in the order of the key."""
+        count = sum(map(len, groups.members.values()))
+        begun, ended, low, high = (np.zeros(count, np.int64) for _ in range(4))
+        placed = top = 0
+        for group in sorted(groups.members, key=key):
+            nbytes = groups.nbytes[group]
+            beside = np.zeros(placed, bool)
+            for number in groups.members[group]:
+                beside |= (begun[:placed] <= groups.ended[number]) & (ended[:placed] >= groups.begun[number])
+            at = _smallest_gap(sorted(zip(low[:placed][beside], high[:placed][beside], strict=True)), nbytes)
+            for number in groups.members[group]:
+                begun[placed], ended[placed] = groups.begun[number], groups.ended[number]
+                low[placed], high[placed] = at, at + nbytes
+                placed += 1
+            top = max(top, at + nbytes)
+        return top
+
+
+def _smallest_gap(taken: Iterable[tuple[int, int]], nbytes: int) -> int:
+    """Where so many bytes go: into the smallest gap that holds them, the lowest of several, else on top."""
+    free, best, at = 0, None, 0
+    for low, high in taken:
+        gap = low - free
+        if gap >= nbytes and (best is None or gap < best):
+            best, at = gap, free
+        free = max(free, -(-int(high) // ALIGNMENT) * ALIGNMENT)
+    return int(free if best is None else at)
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Versions that lie in one place of the heap.
+
+    Attributes:
+      members: of each group, by its first version.
+      begun, ended: of versions, in events.
+      nbytes: of groups.
+      several: versions that are one with others by necessity.
+    """
+
+    members: dict[int, list[int]]
+    begun: dict[int, int]
+    ended: dict[int, int]
+    nbytes: dict[int, int]
+    several: set[int]
+
+    @staticmethod
+    def made(
+        home: dict[int, int], begun: dict[int, int], ended: dict[int, int], nbytes: dict[int, int], several: set[int]
+    ) -> _Groups:
+        together: dict[int, list[int]] = defaultdict(list)
+        for number in sorted(home, key=begun.__getitem__):
+            together[home[number]].append(number)
+        members = {numbers[0]: numbers for numbers in together.values()}
+        sizes = {first: max(nbytes[n] for n in numbers) for first, numbers in members.items()}
+        return _Groups(members, begun, ended, sizes, several)
+
+    def span(self, group: int) -> int:
+        numbers = self.members[group]
+        return max(self.ended[n] for n in numbers) - min(self.begun[n] for n in numbers)
+
+    def own_span(self, group: int) -> int:
+        """Minus the duration that ties of size go by: of the first version, of those that are one the whole's."""
+        alone = [n for n in self.members[group] if n == group or n in self.several]
+        return self.begun[group] - max(self.ended[n] for n in alone)
+
+    def live_nbytes(self) -> int:
+        change = np.zeros(2 * len(self.begun) + 2, np.int64)
+        for group, numbers in self.members.items():
+            for number in numbers:
+                change[self.begun[number]] += self.nbytes[group]
+                change[self.ended[number]] -= self.nbytes[group]
+        return int(np.cumsum(change).max())

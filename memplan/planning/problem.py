@@ -1,0 +1,79 @@
+"""The planning problem: kernels in an order, and the buffers that they write and read. Types, and nothing that decides.
+
+Times are positions in a sequence of runs; a buffer is there from the run that writes it to the last that reads it, both
+included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Role(Enum):
+    """What a buffer is of the step."""
+
+    TEMPORARY = "temporary"
+    ARGUMENT = "argument"
+    OUTPUT = "output"
+    CONSTANT = "constant"
+    ON_HOST = "on host"
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """What one kernel writes, or the caller gives.
+
+    Attributes:
+      name: of the instruction and, of a tuple, the leaf: `fusion.3{1}`.
+      maker: number of the kernel that writes it; None of arguments and constants.
+      place: number of the first buffer that it shares its place with by necessity, what is updated in place or carried
+        by a loop; its own number where there is none.
+    """
+
+    name: str
+    nbytes: int
+    role: Role
+    maker: int | None
+    place: int
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A run of the device, or a loop, in the module's order.
+
+    Attributes:
+      reads, writes: numbers of buffers.
+      over: a buffer that it writes -> those that it reads and may write it over, where they are read for the last time.
+      seconds: of one run.
+      within: number of the loop that it stands in.
+      repeatable: it may run again: it has no effect but its results, and updates nothing in place.
+      copies: it is a `copy`, which shares nothing with what it reads.
+    """
+
+    name: str
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    over: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    seconds: float = 0.0
+    within: int | None = None
+    repeatable: bool = True
+    copies: bool = False
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A step as kernels.
+
+    Attributes:
+      outputs: buffers that are there at the end.
+      donated: arguments that may be written over, whether an output is or not.
+      tables_nbytes: pointers of tuples, which stand beside the buffers.
+    """
+
+    buffers: tuple[Buffer, ...]
+    kernels: tuple[Kernel, ...]
+    outputs: frozenset[int]
+    donated: frozenset[int]
+    tables_nbytes: int = 0

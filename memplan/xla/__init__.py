@@ -1,0 +1,1 @@
+"""The compiler: asked, read and written, each in one place."""

@@ -1,0 +1,342 @@
+"""A scheduled module -> the planning problem: its kernels, and the buffers that they write and read.
+
+What only names a value (tuples, their elements, bitcasts, barriers) has no buffer. What a loop carries is one buffer
+from its first value through its body to its result, and so are what is updated in place and the update, and a donated
+argument and the output that is written over it (`HloAliasAnalysis`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from memplan.planning.problem import Buffer, Kernel, Problem, Role
+from memplan.xla.module import Array, Computation, Instruction, Module, Shape
+from memplan.xla.sharing import may_overwrite, updated
+
+Tree = int | tuple["Tree", ...]  # numbers of buffers, in the structure of a shape
+
+POINTER_BYTES = 8
+_EFFECTS = ("custom_call_has_side_effect=true", "has_side_effect=true")
+_ONCE = frozenset(
+    "while conditional call infeed outfeed send recv send-done recv-done rng rng-bit-generator "
+    "rng-get-and-update-state all-reduce all-gather reduce-scatter all-to-all collective-permute "
+    "collective-broadcast".split()
+)
+
+
+@dataclass
+class _Value:
+    """A buffer while it is found."""
+
+    name: str
+    array: Array
+    role: Role
+    maker: int | None
+    first: int  # of those that are one with it by necessity
+    same: int | None = None  # the value that it turned out to be
+
+
+def problem_of(module: Module, on_gpu: bool, seconds: Mapping[str, float] | None = None) -> Problem:
+    """The problem of a module as it stands.
+
+    Args:
+      seconds: of a run, by the instruction's name; what is left out takes none.
+    """
+    return _Reading(module, on_gpu, seconds or {}).problem()
+
+
+class _Reading:
+    def __init__(self, module: Module, on_gpu: bool, seconds: Mapping[str, float]) -> None:
+        self._module, self._on_gpu, self._seconds = module, on_gpu, seconds
+        self._values: list[_Value] = []
+        self._kernels: list[Kernel] = []
+        self._arguments: dict[int, Tree] = {}
+        self._tables_nbytes = 0
+
+    def problem(self) -> Problem:
+        root = self._computation(self._module.entry, None, None)
+        outputs = [self._found(value) for value in leaves_of(root)]
+        donated = set()
+        for output, argument in self._module.aliases.items():
+            (given,) = leaves_of(self._arguments[argument])
+            donated.add(given)
+            self._unite(given, outputs[output])
+        for value in outputs:
+            if self._values[value].role is Role.TEMPORARY:
+                self._values[value].role = Role.OUTPUT
+        return self._settled(frozenset(outputs), frozenset(donated))
+
+    def _settled(self, outputs: frozenset[int], donated: frozenset[int]) -> Problem:
+        """Buffers numbered without those that turned out to be others."""
+        kept = [number for number, value in enumerate(self._values) if value.same is None]
+        number = {old: new for new, old in enumerate(kept)}
+
+        def now(values: Sequence[int]) -> tuple[int, ...]:
+            return tuple(dict.fromkeys(number[self._found(value)] for value in values))
+
+        buffers = []
+        for old in kept:
+            value = self._values[old]
+            place = number[self._found(self._first(old))]
+            buffers.append(Buffer(value.name, value.array.nbytes, value.role, value.maker, place))
+        kernels = tuple(
+            Kernel(
+                one.name,
+                now(one.reads),
+                tuple(value for value in now(one.writes) if buffers[value].maker == at),
+                {now([result])[0]: now(sources) for result, sources in one.over.items()},
+                one.seconds,
+                one.within,
+                one.repeatable,
+                one.copies,
+            )
+            for at, one in enumerate(self._kernels)
+        )
+        return Problem(
+            tuple(buffers), kernels, frozenset(now([*outputs])), frozenset(now([*donated])), self._tables_nbytes
+        )
+
+    def _computation(self, body: Computation, given: Sequence[Tree] | None, within: int | None) -> Tree:
+        """Walk one computation; the entry's arguments are made here, others are given. What its root names."""
+        trees: dict[str, Tree] = {}
+        for op in body.ops.values():
+            if op.opcode == "parameter":
+                number = int(op.attributes)
+                if given is None:
+                    self._arguments[number] = self._new(op, None, Role.ARGUMENT)
+                trees[op.name] = given[number] if given is not None else self._arguments[number]
+            else:
+                trees[op.name] = self._instruction(body, op, [trees[name] for name in op.operands], within)
+        return trees[body.root.name]
+
+    def _instruction(self, body: Computation, op: Instruction, operands: list[Tree], within: int | None) -> Tree:
+        if op.opcode in ("bitcast", "opt-barrier", "add-dependency"):
+            return operands[0]
+        if op.opcode == "get-tuple-element":
+            return _part(operands[0], op.index)
+        if op.opcode == "tuple":
+            self._tables_nbytes += POINTER_BYTES * len(operands)
+            return tuple(operands)
+        if op.opcode in ("constant", "after-all"):
+            return self._new(op, None, Role.CONSTANT)
+        if op.opcode == "while":
+            return self._loop(op, operands[0], within)
+        if op.opcode == "call":
+            return self._computation(self._module[op.called[0]], operands, within)
+        if op.opcode == "conditional":
+            return self._choice(op, operands, within)
+        if op.opcode.endswith("-done"):
+            self._kernel(op, operands, (), within)
+            return _done(op, operands[0])
+        if op.opcode.endswith("-start"):
+            return self._start(op, operands, within)
+        return self._plain(body, op, operands, within)
+
+    def _plain(self, body: Computation, op: Instruction, operands: list[Tree], within: int | None) -> Tree:
+        tree = self._new(op, len(self._kernels), Role.TEMPORARY)
+        made = list(leaves_of(tree))
+        self._table(op.shape)
+        by_name = dict(zip(op.operands, operands, strict=True))
+        in_place = dict(updated(self._module, body, op))
+        over = {made[leaf]: sources for leaf in range(len(made)) if (sources := self._sources(body, op, leaf, by_name))}
+        self._kernel(op, operands, made, within, over, bool(in_place))
+        for leaf, name in in_place.items():
+            (source,) = leaves_of(by_name[name])
+            self._unite(source, made[leaf])
+        return tree
+
+    def _sources(self, body: Computation, op: Instruction, leaf: int, by_name: Mapping[str, Tree]) -> tuple[int, ...]:
+        """The operands that this leaf may be written over: their own makers' results, seen through nothing."""
+        found = []
+        for name, tree in by_name.items():
+            maker = body.ops[name]
+            direct = isinstance(tree, int) and self._values[tree].name == name
+            if direct and may_overwrite(self._module, op, leaf, maker, self._on_gpu):
+                found.append(tree)
+        return tuple(found)
+
+    def _kernel(
+        self,
+        op: Instruction,
+        operands: Sequence[Tree],
+        writes: Sequence[int],
+        within: int | None,
+        over: Mapping[int, tuple[int, ...]] | None = None,
+        updates: bool = False,
+    ) -> None:
+        reads = tuple(dict.fromkeys(value for tree in operands for value in leaves_of(tree)))
+        started = op.opcode.endswith(("-start", "-done"))
+        once = op.opcode in _ONCE or started or updates or any(effect in op.attributes for effect in _EFFECTS)
+        seconds = self._seconds.get(op.name, 0.0)
+        copies = op.opcode == "copy"
+        self._kernels.append(Kernel(op.name, reads, tuple(writes), over or {}, seconds, within, not once, copies))
+
+    def _start(self, op: Instruction, operands: list[Tree], within: int | None) -> Tree:
+        """An asynchronous pair begins: its tuple names the operands, and holds what will be written."""
+        shape = op.shape
+        if op.opcode == "copy-start":
+            given: dict[int, Tree] = {1: operands[0]}
+        elif isinstance(shape, tuple) and isinstance(shape[0], tuple):
+            given = {0: tuple(operands)}
+        elif op.opcode.startswith(("all-gather", "collective-permute")) and isinstance(shape, tuple):
+            given = {0: operands[0] if len(operands) == 1 else tuple(operands)}
+        else:
+            given = {}
+        if not isinstance(shape, tuple):
+            tree = self._new(op, len(self._kernels), Role.TEMPORARY)
+        else:
+            parts = ((i, part) for i, part in enumerate(shape))
+            tree = tuple(given[i] if i in given else self._made(op, part, i) for i, part in parts)
+            self._tables_nbytes += POINTER_BYTES * len(shape)
+        old = {value for part in given.values() for value in leaves_of(part)}
+        self._kernel(op, operands, [value for value in leaves_of(tree) if value not in old], within)
+        return tree
+
+    def _made(self, op: Instruction, shape: Shape, index: int) -> Tree:
+        return _mapped(shape, self._maker(op, len(self._kernels), Role.TEMPORARY, f"{index},"))
+
+    def _loop(self, op: Instruction, state: Tree, within: int | None) -> Tree:
+        """Body and condition stand in front of the loop itself, as in XLA's flattened schedule."""
+        condition, body = op.attribute("condition").lstrip("%"), op.attribute("body").lstrip("%")
+        first = len(self._kernels)
+        carried = {name: self._phi(op, state, f"{name}:") for name in (condition, body)}
+        ends = {}
+        for name in (condition, body):
+            tree = carried[name]
+            self._kernels.append(Kernel(f"{name}:begin", (), tuple(leaves_of(tree)), within=within, repeatable=False))
+            for value in leaves_of(tree):
+                self._values[value].maker = len(self._kernels) - 1
+            ends[name] = self._computation(self._module[name], [tree], within)
+            reads = tuple(dict.fromkeys(leaves_of(ends[name])))
+            self._kernels.append(Kernel(f"{name}:end", reads, (), within=within, repeatable=False))
+        result = self._phi(op, state, "")
+        self._table(op.shape)
+        for value in leaves_of(result):
+            self._values[value].maker = len(self._kernels)
+        self._kernel(op, [state], list(leaves_of(result)), within)
+        self._tie(state, carried[condition], carried[body], ends[body], result)
+        loop = len(self._kernels) - 1
+        for number in range(first, loop):
+            if self._kernels[number].within == within:
+                self._kernels[number] = _moved(self._kernels[number], loop)
+        return result
+
+    def _tie(self, state: Tree, *others: Tree) -> None:
+        """Leaf by leaf one buffer; what the body hands on as it was given is one value throughout."""
+        for begin, tested, inside, end, after in zip(*map(list, map(leaves_of, (state, *others))), strict=True):
+            if self._found(end) == self._found(inside):
+                for value in (tested, inside, after):
+                    self._values[value].same = begin
+            else:
+                for value in (tested, inside, end, after):
+                    self._unite(begin, value)
+
+    def _choice(self, op: Instruction, operands: list[Tree], within: int | None) -> Tree:
+        """The branches one after another, then the choice: its results are one buffer with theirs."""
+        first = len(self._kernels)
+        ends = []
+        for name, given in zip(op.called, operands[1:], strict=True):
+            end = self._computation(self._module[name], [given], within)
+            self._kernels.append(Kernel(f"{name}:end", tuple(leaves_of(end)), (), within=within, repeatable=False))
+            ends.append(end)
+        result = self._new(op, len(self._kernels), Role.TEMPORARY)
+        self._table(op.shape)
+        self._kernel(op, operands, list(leaves_of(result)), within)
+        for end in ends:
+            for made, given in zip(leaves_of(result), leaves_of(end), strict=True):
+                self._unite(given, made)
+        for number in range(first, len(self._kernels) - 1):
+            if self._kernels[number].within == within:
+                self._kernels[number] = _moved(self._kernels[number], len(self._kernels) - 1)
+        return result
+
+    def _phi(self, op: Instruction, like: Tree, prefix: str) -> Tree:
+        """A value for every leaf of a loop's state."""
+        numbers = iter(range(10**9))
+
+        def copy(value: int) -> int:
+            one = self._values[value]
+            self._values.append(
+                _Value(f"{prefix}{op.name}{{{next(numbers)}}}", one.array, Role.TEMPORARY, None, len(self._values))
+            )
+            return len(self._values) - 1
+
+        return _over_leaves(like, copy)
+
+    def _new(self, op: Instruction, maker: int | None, role: Role) -> Tree:
+        return _mapped(op.shape, self._maker(op, maker, role, ""))
+
+    def _maker(self, op: Instruction, maker: int | None, role: Role, prefix: str) -> Callable[[Array, str], int]:
+        def make(array: Array, index: str) -> int:
+            where = prefix + index if index else prefix.rstrip(",")
+            name = f"{op.name}{{{where}}}" if where else op.name
+            kind = Role.ON_HOST if array.on_host and role is Role.TEMPORARY else role
+            self._values.append(_Value(name, array, kind, maker, len(self._values)))
+            return len(self._values) - 1
+
+        return make
+
+    def _table(self, shape: Shape) -> None:
+        self._tables_nbytes += POINTER_BYTES * len(shape) if isinstance(shape, tuple) else 0
+
+    def _found(self, value: int) -> int:
+        """The value that this one is."""
+        while (same := self._values[value].same) is not None:
+            value = same
+        return value
+
+    def _first(self, value: int) -> int:
+        """Of those that are one buffer with it."""
+        value = self._found(value)
+        while self._values[value].first != value:
+            value = self._found(self._values[value].first)
+        return value
+
+    def _unite(self, one: int, other: int) -> None:
+        low, high = sorted((self._first(one), self._first(other)))
+        self._values[high].first = low
+
+
+def leaves_of(tree: Tree) -> Iterator[int]:
+    if isinstance(tree, int):
+        yield tree
+    else:
+        for part in tree:
+            yield from leaves_of(part)
+
+
+def _part(tree: Tree, index: int) -> Tree:
+    assert isinstance(tree, tuple)
+    return tree[index]
+
+
+def _done(op: Instruction, started: Tree) -> Tree:
+    if op.opcode == "copy-done":
+        return _part(started, 0)
+    if op.opcode == "all-reduce-done" or isinstance(started, int):
+        return started
+    return started[1]
+
+
+def _moved(kernel: Kernel, within: int) -> Kernel:
+    return Kernel(
+        kernel.name,
+        kernel.reads,
+        kernel.writes,
+        kernel.over,
+        kernel.seconds,
+        within,
+        kernel.repeatable,
+        kernel.copies,
+    )
+
+
+def _mapped(shape: Shape, make: Callable[[Array, str], int], index: str = "") -> Tree:
+    if isinstance(shape, Array):
+        return make(shape, index.rstrip(","))
+    return tuple(_mapped(part, make, f"{index}{i},") for i, part in enumerate(shape))
+
+
+def _over_leaves(tree: Tree, make: Callable[[int], int]) -> Tree:
+    return make(tree) if isinstance(tree, int) else tuple(_over_leaves(part, make) for part in tree)

@@ -1,0 +1,83 @@
+"""The compiler calls back after scheduling: who asked for a module by name may hand another one back.
+
+The hook belongs to the platform and sees every compilation of the process; of modules that nobody asked for it reads the
+name alone. Nothing is raised into XLA: an error is kept, the module goes through as it is, and `Asked.result` raises.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from memplan.program import compat
+
+Rewrite = Callable[[str], str | None]  # text of the scheduled module -> what is compiled in its place, or None
+
+_lock = threading.Lock()
+_asked: dict[str, Asked] = {}
+_platforms: set[str] = set()
+
+
+@dataclass
+class Asked:
+    """A module that somebody waits for.
+
+    Attributes:
+      called: the compiler has been here.
+      error: what went wrong then.
+    """
+
+    rewrite: Rewrite
+    called: bool = False
+    error: Exception | None = None
+
+    def check(self) -> None:
+        """Raise what went wrong in the hook."""
+        if self.error is not None:
+            raise self.error
+
+
+@contextmanager
+def asking(name: str, rewrite: Rewrite, platform: str) -> Iterator[Asked]:
+    """While this lasts, a module of that name is given to `rewrite` once it is scheduled; "cpu" or "cuda"."""
+    asked = Asked(rewrite)
+    with _lock:
+        if platform not in _platforms:
+            compat.register_after_scheduling(_scheduled, platform)
+            _platforms.add(platform)
+        if name in _asked:
+            raise RuntimeError(f"{name} is being compiled already")
+        _asked[name] = asked
+    try:
+        yield asked
+    finally:
+        with _lock:
+            del _asked[name]
+
+
+def _scheduled(proto: bytes) -> bytes | None:
+    asked = _asked.get(module_name(proto))
+    if asked is None:
+        return None
+    asked.called = True
+    try:
+        text = asked.rewrite(compat.module_text(proto))
+        return None if text is None else compat.module_proto(text)
+    except Exception as error:
+        asked.error = error
+        return None
+
+
+def module_name(proto: bytes) -> str:
+    """Of a serialized HloModuleProto, whose first field it is; "" where another one comes first."""
+    if not proto.startswith(b"\x0a"):
+        return ""
+    length = shift = 0
+    for at in range(1, 6):
+        length |= (proto[at] & 0x7F) << shift
+        shift += 7
+        if not proto[at] & 0x80:
+            return proto[at + 1 : at + 1 + length].decode()
+    return ""

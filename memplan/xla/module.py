@@ -1,0 +1,287 @@
+"""Text of a scheduled module -> computations and instructions, each parsed once, when it is asked for."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from memplan.errors import MemplanError
+
+HOST_SPACE = 5  # of a layout: memory of the host
+
+_HEADER = re.compile(r"^(?:ENTRY )?%(?P<name>[\w.\-]+) .*\{$")
+_LINE = re.compile(
+    r"^\s*(?P<root>ROOT )?%(?P<name>[\w.\-]+) = (?P<shape>.*?) (?P<opcode>[a-z][\w\-]*)\((?P<rest>.*)$"
+)
+_SHAPE = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<dims>[\d,<=]*)\](?P<layout>\{[^}]*\})?|(?P<open>\()|(?P<close>\))")
+_COMMENT = re.compile(r"/\*.*?\*/")
+_NAME = re.compile(r"%([\w.\-]+)")
+_CALLED = re.compile(
+    r"\b(?:calls|to_apply|condition|body|(?:true|false)_computation|branch_computations|called_computations)="
+    r"(\{[^}]*\}|%[\w.\-]+)"
+)
+_ALIAS = re.compile(r"\{(?P<output>[\d, ]*)\}: \((?P<argument>\d+), \{(?P<index>[\d, ]*)\}, (?:may|must)-alias\)")
+_NUMPY = {"bf": "bfloat", "f": "float", "s": "int", "u": "uint", "c": "complex"}
+
+
+class UnreadableModuleError(MemplanError, ValueError):
+    """Text that is not a scheduled module as this version of memplan knows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """One leaf of a shape.
+
+    Attributes:
+      dtype: HLO's name: f32, bf16, pred.
+      layout: as it is written, braces included.
+    """
+
+    dtype: str
+    dims: tuple[int, ...]
+    layout: str = ""
+
+    @property
+    def on_host(self) -> bool:
+        return f"S({HOST_SPACE})" in self.layout
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.dims)
+
+    @property
+    def bits(self) -> int:
+        """Of an element; tokens have none."""
+        digits = re.match(r"[a-z]+(\d+)", self.dtype)
+        return int(digits[1]) if digits else 8 * (self.dtype == "pred")
+
+    @property
+    def nbytes(self) -> int:
+        return -(-self.size * self.bits // 8)
+
+    @property
+    def numpy_name(self) -> str:
+        prefix = re.match(r"[a-z]+", self.dtype)
+        return _NUMPY.get(prefix[0], prefix[0]) + self.dtype[prefix.end() :] if prefix else self.dtype
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.dims))}]{self.layout}"
+
+
+Shape = Array | tuple["Shape", ...]
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line of a computation.
+
+    Attributes:
+      shape: of the result.
+      operands: names, in order.
+      attributes: what follows the operands; of a parameter its number, of a constant its value.
+      line: as it stands.
+    """
+
+    name: str
+    opcode: str
+    shape: Shape
+    operands: tuple[str, ...]
+    attributes: str
+    root: bool
+    line: str = field(default="", repr=False, compare=False)
+
+    @cached_property
+    def result(self) -> tuple[Array, ...]:
+        """The shape's leaves, in order."""
+        return tuple(leaves(self.shape))
+
+    @cached_property
+    def called(self) -> tuple[str, ...]:
+        """Names of the computations it calls."""
+        return tuple(name for found in _CALLED.findall(self.attributes) for name in _NAME.findall(found))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.result)
+
+    def attribute(self, name: str) -> str:
+        """What is written for an attribute up to the next comma or blank; "" where there is none."""
+        found = re.search(rf"\b{re.escape(name)}=([^,\s]*)", self.attributes)
+        return found[1] if found else ""
+
+    @property
+    def index(self) -> int:
+        """Of a get-tuple-element."""
+        return int(self.attribute("index"))
+
+
+@dataclass(frozen=True)
+class Computation:
+    """A computation in schedule order.
+
+    Attributes:
+      text: as it stands, without blank lines around it.
+    """
+
+    name: str
+    text: str
+
+    @cached_property
+    def ops(self) -> Mapping[str, Instruction]:
+        lines = self.text.split("\n")[1:-1]
+        return {op.name: op for op in map(read_instruction, lines)}
+
+    @cached_property
+    def root(self) -> Instruction:
+        return next(op for op in self.ops.values() if op.root)
+
+    @cached_property
+    def uses(self) -> Mapping[str, Sequence[tuple[Instruction, int]]]:
+        """Of every instruction: who reads it, at which position."""
+        found: dict[str, list[tuple[Instruction, int]]] = {name: [] for name in self.ops}
+        for op in self.ops.values():
+            for position, name in enumerate(op.operands):
+                found[name].append((op, position))
+        return found
+
+    @cached_property
+    def parameters(self) -> Mapping[int, Instruction]:
+        return {int(op.attributes): op for op in self.ops.values() if op.opcode == "parameter"}
+
+    @cached_property
+    def results(self) -> tuple[Instruction, ...]:
+        """What the root returns, one instruction for each element of its tuple."""
+        names = self.root.operands if self.root.opcode == "tuple" else (self.root.name,)
+        return tuple(self.ops[name] for name in names)
+
+    def behind_bitcasts(self, op: Instruction) -> Instruction:
+        while op.opcode == "bitcast":
+            op = self.ops[op.operands[0]]
+        return op
+
+
+@dataclass(frozen=True)
+class Module(Mapping[str, Computation]):
+    """A scheduled module: computations by name.
+
+    Attributes:
+      head: what stands before the first computation: options, tables of files and stack frames.
+      texts: of every computation, in order.
+      entry_name: of the one that runs.
+    """
+
+    head: str
+    texts: Mapping[str, str]
+    entry_name: str
+    _parsed: dict[str, Computation] = field(default_factory=dict, repr=False, compare=False)
+
+    def __getitem__(self, name: str) -> Computation:
+        if name not in self._parsed:
+            self._parsed[name] = Computation(name, self.texts[name])
+        return self._parsed[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.texts)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @property
+    def entry(self) -> Computation:
+        return self[self.entry_name]
+
+    @property
+    def name(self) -> str:
+        return self.head.partition(" ")[2].partition(",")[0]
+
+    @cached_property
+    def aliases(self) -> Mapping[int, int]:
+        """Number of an output -> number of the donated argument that it is written over.
+
+        Raises:
+          UnreadableModuleError: an argument or an output is a tuple of tuples, which jax never makes.
+        """
+        options = self.head.partition("\n")[0]
+        begin = options.find("input_output_alias={")
+        found: dict[int, int] = {}
+        for one in _ALIAS.finditer(options, begin) if begin >= 0 else ():
+            if one["index"] or "," in one["output"]:
+                raise UnreadableModuleError(f"{self.name} donates a part of a tuple: {one[0]}.")
+            found[int(one["output"] or 0)] = int(one["argument"])
+        return found
+
+
+def read_module(text: str) -> Module:
+    """The computations of a scheduled module, as XLA prints it.
+
+    Raises:
+      UnreadableModuleError: the text is not one.
+    """
+    texts: dict[str, str] = {}
+    head: list[str] = []
+    current: list[str] | None = None
+    name = entry = ""
+    for line in text.split("\n"):
+        if current is None:
+            if header := _HEADER.match(line):
+                name, current = header["name"], [line]
+                entry = name if line.startswith("ENTRY ") else entry
+            elif not texts:
+                head.append(line)
+        else:
+            current.append(line)
+            if line.startswith("}"):
+                texts[name], current = "\n".join(current), None
+    if not entry or "is_scheduled=true" not in (head[0] if head else ""):
+        raise UnreadableModuleError(
+            "This is not scheduled HLO; pass the text of `jax.jit(step).lower(...).compile().as_text()`."
+        )
+    return Module("\n".join(head).rstrip("\n"), texts, entry)
+
+
+def read_instruction(line: str) -> Instruction:
+    """One line.
+
+    Raises:
+      UnreadableModuleError: it is none.
+    """
+    found = _LINE.match(line)
+    if not found:
+        raise UnreadableModuleError(f"memplan cannot read this line of a compiled module: {line.strip()[:200]}")
+    operands, attributes = _parted(found["rest"], found["opcode"] in ("parameter", "constant"))
+    names = tuple(_NAME.findall(operands))
+    return Instruction(
+        found["name"], found["opcode"], read_shape(found["shape"]), names, attributes, bool(found["root"]), line
+    )
+
+
+def _parted(rest: str, literal: bool) -> tuple[str, str]:
+    """Operands and attributes of what follows an opening parenthesis."""
+    operands, _, attributes = re.sub(r"\)(, |$)", "\0", rest, count=1).partition("\0")
+    return ("", operands) if literal else (operands, attributes)
+
+
+def read_shape(text: str) -> Shape:
+    """An array, or a tuple of shapes."""
+    stack: list[list[Shape]] = [[]]
+    for found in _SHAPE.finditer(_COMMENT.sub("", text) if "/*" in text else text):
+        if found["open"]:
+            stack.append([])
+        elif found["close"]:
+            done = tuple(stack.pop())
+            stack[-1].append(done)
+        else:
+            dims = tuple(int(side) for side in found["dims"].replace("<=", "").split(",") if side)
+            stack[-1].append(Array(found["dtype"], dims, found["layout"] or ""))
+    return stack[0][0]
+
+
+def leaves(shape: Shape) -> Iterator[Array]:
+    if isinstance(shape, Array):
+        yield shape
+    else:
+        for part in shape:
+            yield from leaves(part)

@@ -1,0 +1,116 @@
+"""Which of its operands a kernel may write a result over, where they are read for the last time; by backend.
+
+Sources: `FusionCanShareBufferHint` and `CanShareBufferHint` of XLA:GPU, `CanShareOperandBufferWithUser` of
+`HloDataflowAnalysis` for XLA:CPU and whatever the first two leave open.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+
+from memplan.xla.module import Array, Computation, Instruction, Module
+
+ELEMENTWISE = frozenset(
+    "abs add and atan2 bitcast-convert cbrt ceil clamp clz compare complex convert cosine divide erf exponential "
+    "exponential-minus-one floor imag is-finite log log-plus-one logistic maximum minimum multiply negate not or "
+    "popcnt power real reduce-precision remainder round-nearest-afz round-nearest-even rsqrt select shift-left "
+    "shift-right-arithmetic shift-right-logical sign sine sqrt subtract tan tanh xor".split()
+)
+IN_PLACE = frozenset({"dynamic-update-slice", "scatter"})
+
+
+def updated(module: Module, body: Computation, op: Instruction) -> Iterator[tuple[int, str]]:
+    """(leaf, operand) of what a kernel updates in place: both are one buffer."""
+    if op.opcode in IN_PLACE:
+        yield 0, op.operands[0]
+    elif op.opcode == "fusion":
+        fused = module[op.called[0]]
+        for leaf, result in enumerate(fused.results):
+            update = fused.behind_bitcasts(result)
+            if update.opcode in IN_PLACE:
+                source = fused.behind_bitcasts(fused.ops[update.operands[0]])
+                if source.opcode == "parameter":
+                    yield leaf, op.operands[int(source.attributes)]
+
+
+def may_overwrite(module: Module, op: Instruction, leaf: int, operand: Instruction, on_gpu: bool) -> bool:
+    """May a leaf of a kernel's result be written over an operand, an instruction with one leaf?"""
+    if op.opcode == "copy" or not isinstance(operand.shape, Array):
+        return False
+    source, result = operand.result[0], op.result[leaf]
+    if on_gpu and op.opcode == "fusion":
+        return _alike(source, result) and _fused_over(module[op.called[0]], op, leaf, operand.name)
+    if on_gpu and op.opcode == "custom-call":
+        adds = op.attribute("custom_call_target").strip('"').startswith("__cublas$lt$matmul")
+        return adds and len(op.operands) > 2 and op.operands[2] == operand.name and '"beta":0,' not in op.attributes
+    if source != result:
+        return False
+    if op.opcode == "fusion":
+        return "kind=kLoop" in op.attributes and _elementwise_throughout(module[op.called[0]], op, operand.name)
+    return op.opcode in ELEMENTWISE and op.operands.count(operand.name) == 1
+
+
+def _alike(source: Array, result: Array) -> bool:
+    return math.prod(source.dims) == math.prod(result.dims) and source.bits == result.bits
+
+
+def _elementwise_throughout(fused: Computation, op: Instruction, operand: str) -> bool:
+    """Everything made of a parameter is made element by element (XLA:CPU)."""
+    todo = [fused.parameters[op.operands.index(operand)]]
+    while todo:
+        for user, _ in fused.uses[todo.pop().name]:
+            if user.opcode not in ELEMENTWISE and user.opcode != "tuple":
+                return False
+            todo.append(user)
+    return True
+
+
+def _fused_over(fused: Computation, op: Instruction, leaf: int, operand: str) -> bool:
+    """Every way from the parameter to that result goes element by element (XLA:GPU)."""
+    several = fused.root.opcode == "tuple"
+    if not several and leaf:
+        return False
+    result = fused.results[leaf]
+    maker = fused.ops[result.operands[0]] if result.opcode == "bitcast" else result
+    reduced = _first_reduction(fused) if "kind=kInput" in op.attributes else None
+    start = fused.parameters[op.operands.index(operand)]
+    seen, todo, arrived = {start.name}, deque([start]), False
+    while todo:
+        here = todo.popleft()
+        arrived |= here is result
+        if here is reduced:
+            continue
+        for user, _ in fused.uses[here.name]:
+            if user.name not in seen:
+                seen.add(user.name)
+                todo.append(user)
+            if not _passes(here, user, maker, reduced):
+                return False
+    if several and maker.opcode not in ELEMENTWISE and any(one.name in seen for one in fused.results if one is not result):
+        return False
+    return arrived
+
+
+def _first_reduction(fused: Computation) -> Instruction | None:
+    makers = map(fused.behind_bitcasts, fused.results)
+    return next((maker for maker in makers if maker.opcode == "reduce"), None)
+
+
+def _passes(here: Instruction, user: Instruction, maker: Instruction, reduced: Instruction | None) -> bool:
+    """May the result be written while `user` reads `here`: at each place only what is written there?"""
+    once = user.operands.count(here.name) == 1
+    if user is maker and user.opcode == "scatter" and once and user.operands[0] == here.name:
+        return True
+    if (
+        maker.opcode == "dynamic-update-slice"
+        and user.opcode == "dynamic-slice"
+        and user.operands[0] == maker.operands[0]
+    ):
+        return user.operands[1:] == maker.operands[2:]
+    if user.opcode in ELEMENTWISE or user.opcode in ("bitcast", "tuple") or user is reduced:
+        return True
+    if user.opcode != "dynamic-update-slice":
+        return False
+    return (user.operands[0] == here.name and once) or (user is maker and user.operands.index(here.name) == 1)
