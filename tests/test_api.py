@@ -408,6 +408,7 @@ class TestInsideOthers:
 
 
 class TestVerify:
+    @pytest.mark.slow
     def test_numbers_pass_on_arrays(self, tight: int) -> None:
         step = memplan.jit(train, budget=tight, verify="numbers", donate_argnums=0)
         weights, x = arguments()

@@ -61,6 +61,7 @@ def test_a_step_without_loops_has_no_ways() -> None:
     assert ways(program, target_of("h200").device, moves=False) == []
 
 
+@pytest.mark.slow
 def test_a_scanned_step_runs_in_half_its_memory_here(tmp_path: Path) -> None:
     args = arrays()
     plain = memplan.jit(train).plan(*args).report.baseline_peak_bytes

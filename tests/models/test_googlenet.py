@@ -71,6 +71,7 @@ def test_blocks_concatenate_their_branches():
         assert entering == one + three + five + project
 
 
+@pytest.mark.slow
 def test_evaluation_needs_no_statistics_of_the_batch(quick_jit):
     image = jax.random.normal(jax.random.key(1), (2, 64, 64, 3))
     model = GoogLeNet(replace(TINY, stages=TINY.stages[:1]))

@@ -112,6 +112,7 @@ def test_targets_are_the_next_tokens():
     np.testing.assert_array_equal(batch["targets"][:, :-1], batch["tokens"][:, 1:])
 
 
+@pytest.mark.slow
 def test_running_statistics_are_part_of_the_state():
     state, batch = built("resnet")[1]
     after, _ = compiled("resnet")(state, batch)
@@ -140,6 +141,7 @@ def test_full_size_models_are_described_without_allocation():
 
 
 @pytest.mark.parametrize("name", ["alexnet", "googlenet-aux"])
+@pytest.mark.slow
 def test_dropout_follows_from_seed_and_step(name):
     """Recomputed, a step sees the masks that it saw; the next step and another seed see others."""
     state, batch = built(name)[1]
@@ -173,6 +175,7 @@ def test_nnunet_takes_its_stages_from_the_size():
         assert max(name for name in params if name.startswith("down")) == coarsest
 
 
+@pytest.mark.slow
 def test_enlarged_images_keep_the_state():
     """GoogLeNet with auxiliary classifiers at ten times the side, as in the first systems of this kind."""
     googlenet, deeplab = partial(train.googlenet_step, batch=5, aux=True), partial(train.deeplab_step, depth=14)

@@ -44,6 +44,7 @@ def test_logits_and_parameters_are_float32(scan, tied, dtype):
     assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype(jnp.float32)}
 
 
+@pytest.mark.slow
 def test_scanned_decoder_equals_the_unrolled_one(params, quick_jit):
     def loss(params, scan):
         logits = Decoder(replace(TINY, scan=scan)).apply({"params": params}, TOKENS)

@@ -185,6 +185,7 @@ def test_steps_with_nothing_to_decide(graph: Graph) -> None:
     assert not propose(graph, resident - 1).fits
 
 
+@pytest.mark.slow
 def test_three_thousand_operations() -> None:
     graph = training_chain([1000] * 1500)
     proposal = propose(graph, 1400 * 1000)

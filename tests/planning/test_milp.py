@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,6 +44,7 @@ def test_every_proposal_is_legal_and_keeps_its_word(draw: random.Random, device:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=3, max_size=6), st.integers(20, 60))
+@pytest.mark.slow
 def test_a_training_chain_is_planned_as_well_as_by_trying_everything_with_one_value_less(
     sizes: list[int], budget: int
 ) -> None:

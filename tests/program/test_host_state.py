@@ -68,6 +68,7 @@ def test_arguments_that_are_not_there_are_refused() -> None:
         memplan.jit(train_step, host_state=2).plan(*arguments())
 
 
+@pytest.mark.slow
 def test_training_with_state_on_the_host_is_training() -> None:
     state, x = arguments()
     nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))

@@ -73,6 +73,7 @@ def slices_of(known: Program) -> Slices:
     return Slices(known.jaxpr, frozenset(inputs[position] for position in held), taken)
 
 
+@pytest.mark.slow
 def test_stacks_that_scans_slice_and_their_moments_are_found() -> None:
     found = slices_of(program(step_of(), start(), *batch()))
     assert len(found.held) == 9 and len(found.stacks) == 6  # not the table and its moments

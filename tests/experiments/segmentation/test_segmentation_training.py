@@ -70,6 +70,7 @@ def test_momentum_looks_ahead() -> None:
     assert float(np.asarray(update)) == pytest.approx(-0.15)
 
 
+@pytest.mark.slow
 def test_training_on_a_phantom_learns_it(pristine: Path) -> None:
     """The middle of one phantom, by heart: the loss falls and edema is found."""
     dataset = open_dataset(pristine)

@@ -119,6 +119,7 @@ def test_from_photographs_to_a_detector(dataset: Dataset, tmp_path: Path) -> Non
     assert f"| {found.first_loss:.2f} to {found.last_loss:.2f} |" in table
 
 
+@pytest.mark.slow
 def test_masks_are_learnt_and_scored(dataset: Dataset) -> None:
     """A U-Net of a single level tells dark from bright in a few steps."""
     found = run.outlines(dataset, segmentation(Settings(16, 6, 40, 4, 0.1, None), levels=1))
