@@ -97,7 +97,7 @@ def random_images(image: Sequence[int], label: Sequence[int], classes: int) -> S
     return sample
 
 
-def configured(config: Config, fields: Mapping[str, Any], **given: Any) -> Config:
+def configured[Config](config: Config, fields: Mapping[str, Any], **given: Any) -> Config:
     """`config` with `fields` replaced, and those of `given` that are not None. A dtype may be a name: "bfloat16"."""
     fields = {**fields, **{name: value for name, value in given.items() if value is not None}}
     if "dtype" in fields:

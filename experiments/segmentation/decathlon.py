@@ -104,7 +104,7 @@ def _read_description(path: Path) -> Mapping[str, Any]:
     return fields
 
 
-def _field(path: Path, fields: Mapping[str, Any], key: str, kind: type[T]) -> T:
+def _field[T](path: Path, fields: Mapping[str, Any], key: str, kind: type[T]) -> T:
     if key not in fields:
         raise DatasetError(path, f"lacks the field {key!r}", "A Decathlon dataset.json has it; restore the file.")
     if not isinstance(fields[key], kind):

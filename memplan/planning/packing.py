@@ -11,6 +11,7 @@ Three steps, as there:
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ class _Layout:
     def _part_in_time(self, group: list[int]) -> None:
         """In one place, one version ends where the next begins (`HloLiveRange::NormalizeAliasedBuffers`)."""
         versions = sorted((self._versions[number] for number in group), key=lambda one: (one.start, one.end))
-        for one, other in zip(versions, versions[1:], strict=False):
+        for one, other in itertools.pairwise(versions):
             if (one.start, one.end) != (other.start, other.end) and one.end >= other.start:
                 other.end = max(one.end, other.end)
                 one.end = other.start - 1
@@ -125,9 +126,7 @@ class _Layout:
         lives_out = {
             key: any(self._versions[n].buffer in problem.outputs for n in group) for key, group in self._groups.items()
         }
-        first_made = {
-            key: min(self._versions[n].start for n in group) for key, group in self._groups.items()
-        }
+        first_made = {key: min(self._versions[n].start for n in group) for key, group in self._groups.items()}
         places: list[tuple[int, list[int]]] = []
         left, reused = [], 0
         order = sorted(self._groups, key=lambda k: (-self._nbytes(self._groups[k]), not lives_out[k], first_made[k], k))

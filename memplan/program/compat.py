@@ -1,7 +1,4 @@
-"""The only door to jax._src and jax.extend. Each switch names the release that needs it.
-
-jax 0.10.2 (the last for Python 3.11) and jax 0.11 both work.
-"""
+"""The only door to jax._src and jax.extend. Each switch names the release that needs it: 0.11.2 to 0.12 work."""
 
 from __future__ import annotations
 
@@ -36,17 +33,14 @@ ClosedJaxpr = jex.ClosedJaxpr
 JaxprEqn = jex.JaxprEqn
 Literal = jex.Literal
 Var = jex.Var
-DropVar = _core.DropVar  # jex.DropVar is missing from 0.10.2's type stubs
+DropVar = jex.DropVar
 jaxpr_as_fun = jex.jaxpr_as_fun
 
 _INSTALLED = re.compile(r"[\\/](site|dist)-packages[\\/]")
 
 
 def consts_of(closed: ClosedJaxpr) -> list[tuple[Var, Any]]:
-    """Constant variables with their values.
-
-    0.11: `ClosedJaxpr is Jaxpr`, constants lead `all_invars`; 0.10 keeps them in `jaxpr.constvars`.
-    """
+    """Constant variables with their values."""
     return list(zip(closed.jaxpr.constvars, closed.consts, strict=True))
 
 
@@ -199,21 +193,15 @@ def call_body(eqn: JaxprEqn) -> ClosedJaxpr | None:
             return None
         return eqn.params["jaxpr"]
     if name in ("custom_jvp_call", "custom_vjp_call", "closed_call", "core_call"):
-        return _closed(eqn.params.get("call_jaxpr"))
+        return eqn.params.get("call_jaxpr")
     if name in ("remat2", "checkpoint", "remat"):
-        return _closed(eqn.params["jaxpr"])
+        return eqn.params["jaxpr"]
     return None
 
 
 def needs_barrier(eqn: JaxprEqn) -> bool:
     """True for a differentiated `jax.checkpoint`, which jax lowers behind a barrier against CSE."""
     return bool(eqn.params.get("differentiated")) and bool(eqn.params.get("prevent_cse"))
-
-
-def _closed(jaxpr: Any) -> ClosedJaxpr | None:
-    if jaxpr is None or isinstance(jaxpr, jex.ClosedJaxpr):
-        return jaxpr
-    return _core.ClosedJaxpr(jaxpr, ())  # 0.10: remat2 holds an open Jaxpr
 
 
 @dataclass(frozen=True)
@@ -261,17 +249,11 @@ class Scan:
 
 
 def scan_of(eqn: JaxprEqn) -> Scan | None:
-    """What an equation loops over; None where it is no `lax.scan`.
-
-    0.10: `num_consts` and `num_carry`; 0.11: `ft_in`, a tree of the operands.
-    """
+    """What an equation loops over; None where it is no `lax.scan`."""
     if eqn.primitive.name != "scan":
         return None
     params = eqn.params
-    if "num_consts" in params:
-        consts, carries = params["num_consts"], params["num_carry"]
-    else:
-        consts, carries, _ = (len(list(part)) for part in params["ft_in"].unpack())
+    consts, carries, _ = (len(list(part)) for part in params["ft_in"].unpack())
     return Scan(params["jaxpr"], consts, carries, params["length"], params["reverse"], params["unroll"])
 
 
@@ -299,10 +281,8 @@ def aval_of(atom: Any) -> Any:
 
 
 def body_of(eqn: JaxprEqn) -> ClosedJaxpr:
-    """The body of a `shard_map`, which is an open jaxpr in 0.10."""
-    body = _closed(eqn.params["jaxpr"])
-    assert body is not None
-    return body
+    """The body of a `shard_map`."""
+    return eqn.params["jaxpr"]
 
 
 def sub_jaxprs(eqn: JaxprEqn) -> list[Any]:
@@ -354,12 +334,12 @@ def hold_on_host(lowered: Any, inputs: Collection[int]) -> None:
 def drop_dead(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Remove equations that nothing observable depends on; inputs stay as they are."""
     jaxpr, _ = _pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
-    return _core.ClosedJaxpr(jaxpr, closed.consts)
+    return jex.ClosedJaxpr(jaxpr, closed.consts)
 
 
 def reordered(closed: ClosedJaxpr, eqns: Sequence[JaxprEqn]) -> ClosedJaxpr:
     """The same with its equations in another order."""
-    return _core.ClosedJaxpr(closed.jaxpr.replace(eqns=list(eqns)), closed.consts)
+    return jex.ClosedJaxpr(closed.jaxpr.replace(eqns=list(eqns)), closed.consts)
 
 
 def nbytes_of(aval: Any) -> int:
@@ -437,7 +417,7 @@ def key_impl_of(dtype: Any) -> str:
 
 
 def coordination_client() -> Any:
-    """The key-value store of jax.distributed (0.10 and 0.11 alike), None before it is initialized."""
+    """The key-value store of jax.distributed, None before it is initialized."""
     return _distributed.global_state.client
 
 
@@ -450,9 +430,7 @@ def register_after_scheduling(callback: Callable[[bytes], bytes | None], platfor
     if platform == "cpu":
         _xla_hooks.register_hlo_module_transformation(callback, name="memplan", stage=stage, platforms="cpu")
     else:
-        _xla_lib.register_xla_transform_c_api(
-            _jax_lib.get_pjrt_plugin(platform), "memplan", stage.value, callback
-        )
+        _xla_lib.register_xla_transform_c_api(_jax_lib.get_pjrt_plugin(platform), "memplan", stage.value, callback)
 
 
 def module_text(proto: bytes) -> str:

@@ -26,7 +26,7 @@ def to_json(record: Any, schema: str) -> str:
     return _laid_out({"schema": schema, **_plain(record, "")}, "")
 
 
-def from_json(record: type[Row], text: str, schema: str) -> Row:
+def from_json[Row](record: type[Row], text: str, schema: str) -> Row:
     """The dataclass that `to_json` wrote. Entries that it does not know are passed over.
 
     Raises:
@@ -82,7 +82,7 @@ def _plain(value: Any, where: str) -> Any:
     return value
 
 
-def _build(record: type[Row], document: Mapping[str, Any], where: str) -> Row:
+def _build[Row](record: type[Row], document: Mapping[str, Any], where: str) -> Row:
     hints = _hints(record)
     entries: dict[str, Any] = {}
     for field in dataclasses.fields(record):  # pyright: ignore[reportArgumentType]

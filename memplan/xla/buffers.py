@@ -8,7 +8,7 @@ argument and the output that is written over it (`HloAliasAnalysis`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memplan.planning.problem import Buffer, Kernel, Problem, Role
 from memplan.xla.module import Array, Computation, Instruction, Module, Shape
@@ -19,9 +19,10 @@ Tree = int | tuple["Tree", ...]  # numbers of buffers, in the structure of a sha
 POINTER_BYTES = 8
 _EFFECTS = ("custom_call_has_side_effect=true", "has_side_effect=true")
 _ONCE = frozenset(
-    "while conditional call infeed outfeed send recv send-done recv-done rng rng-bit-generator "
-    "rng-get-and-update-state all-reduce all-gather reduce-scatter all-to-all collective-permute "
-    "collective-broadcast".split()
+    """
+    while conditional call infeed outfeed send recv rng rng-bit-generator rng-get-and-update-state
+    all-reduce all-gather reduce-scatter all-to-all collective-permute collective-broadcast
+    """.split()  # noqa: SIM905
 )
 
 
@@ -138,7 +139,7 @@ class _Reading:
         made = list(leaves_of(tree))
         self._table(op.shape)
         by_name = dict(zip(op.operands, operands, strict=True))
-        in_place = dict(updated(self._module, body, op))
+        in_place = dict(updated(self._module, op))
         over = {made[leaf]: sources for leaf in range(len(made)) if (sources := self._sources(body, op, leaf, by_name))}
         self._kernel(op, operands, made, within, over, bool(in_place))
         for leaf, name in in_place.items():
@@ -219,7 +220,7 @@ class _Reading:
         loop = len(self._kernels) - 1
         for number in range(first, loop):
             if self._kernels[number].within == within:
-                self._kernels[number] = _moved(self._kernels[number], loop)
+                self._kernels[number] = replace(self._kernels[number], within=loop)
         return result
 
     def _tie(self, state: Tree, *others: Tree) -> None:
@@ -248,19 +249,18 @@ class _Reading:
                 self._unite(given, made)
         for number in range(first, len(self._kernels) - 1):
             if self._kernels[number].within == within:
-                self._kernels[number] = _moved(self._kernels[number], len(self._kernels) - 1)
+                self._kernels[number] = replace(self._kernels[number], within=len(self._kernels) - 1)
         return result
 
     def _phi(self, op: Instruction, like: Tree, prefix: str) -> Tree:
         """A value for every leaf of a loop's state."""
-        numbers = iter(range(10**9))
+        first = len(self._values)
 
         def copy(value: int) -> int:
-            one = self._values[value]
-            self._values.append(
-                _Value(f"{prefix}{op.name}{{{next(numbers)}}}", one.array, Role.TEMPORARY, None, len(self._values))
-            )
-            return len(self._values) - 1
+            number = len(self._values)
+            name = f"{prefix}{op.name}{{{number - first}}}"
+            self._values.append(_Value(name, self._values[value].array, Role.TEMPORARY, None, number))
+            return number
 
         return _over_leaves(like, copy)
 
@@ -317,19 +317,6 @@ def _done(op: Instruction, started: Tree) -> Tree:
     if op.opcode == "all-reduce-done" or isinstance(started, int):
         return started
     return started[1]
-
-
-def _moved(kernel: Kernel, within: int) -> Kernel:
-    return Kernel(
-        kernel.name,
-        kernel.reads,
-        kernel.writes,
-        kernel.over,
-        kernel.seconds,
-        within,
-        kernel.repeatable,
-        kernel.copies,
-    )
 
 
 def _mapped(shape: Shape, make: Callable[[Array, str], int], index: str = "") -> Tree:

@@ -1,7 +1,7 @@
 """The compiler calls back after scheduling: who asked for a module by name may hand another one back.
 
-The hook belongs to the platform and sees every compilation of the process; of modules that nobody asked for it reads the
-name alone. Nothing is raised into XLA: an error is kept, the module goes through as it is, and `Asked.result` raises.
+The hook belongs to the platform and sees every compilation of the process; of modules that nobody asked for it reads
+the name alone. Nothing is raised into XLA: an error is kept, the module goes through as it is, `Asked.check` raises.
 """
 
 from __future__ import annotations

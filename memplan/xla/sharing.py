@@ -13,15 +13,17 @@ from collections.abc import Iterator
 from memplan.xla.module import Array, Computation, Instruction, Module
 
 ELEMENTWISE = frozenset(
-    "abs add and atan2 bitcast-convert cbrt ceil clamp clz compare complex convert cosine divide erf exponential "
-    "exponential-minus-one floor imag is-finite log log-plus-one logistic maximum minimum multiply negate not or "
-    "popcnt power real reduce-precision remainder round-nearest-afz round-nearest-even rsqrt select shift-left "
-    "shift-right-arithmetic shift-right-logical sign sine sqrt subtract tan tanh xor".split()
+    """
+    abs add and atan2 bitcast-convert cbrt ceil clamp clz compare complex convert cosine divide erf exponential
+    exponential-minus-one floor imag is-finite log log-plus-one logistic maximum minimum multiply negate not or
+    popcnt power real reduce-precision remainder round-nearest-afz round-nearest-even rsqrt select shift-left
+    shift-right-arithmetic shift-right-logical sign sine sqrt subtract tan tanh xor
+    """.split()  # noqa: SIM905
 )
 IN_PLACE = frozenset({"dynamic-update-slice", "scatter"})
 
 
-def updated(module: Module, body: Computation, op: Instruction) -> Iterator[tuple[int, str]]:
+def updated(module: Module, op: Instruction) -> Iterator[tuple[int, str]]:
     """(leaf, operand) of what a kernel updates in place: both are one buffer."""
     if op.opcode in IN_PLACE:
         yield 0, op.operands[0]
@@ -88,7 +90,11 @@ def _fused_over(fused: Computation, op: Instruction, leaf: int, operand: str) ->
                 todo.append(user)
             if not _passes(here, user, maker, reduced):
                 return False
-    if several and maker.opcode not in ELEMENTWISE and any(one.name in seen for one in fused.results if one is not result):
+    if (
+        several
+        and maker.opcode not in ELEMENTWISE
+        and any(one.name in seen for one in fused.results if one is not result)
+    ):
         return False
     return arrived
 

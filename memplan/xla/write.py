@@ -34,7 +34,7 @@ class _Writing:
         self._clones: list[str] = []
         self._current: dict[str, str] = {}  # kernels, arguments and constants -> the instruction that serves them now
         self._views: dict[tuple[str, ...], str] = {}
-        self._taken = {name for name in module.entry.ops} | set(module)
+        self._taken = set(module.entry.ops) | set(module)
 
     def text(self, sequence: Sequence[str]) -> str:
         ops = self._entry.ops

@@ -24,7 +24,6 @@ from memplan.program import compat
 IDLE_S = 2.0  # how far back the processor's time counts
 IDLE_SHARE = 0.2  # of one core: gloo waits with 1 %, what computes takes a core
 BLOCKING = ("jax._src.array", "jax._src.api")  # where jax waits for values to be ready; on a GPU it may spin there
-CALLING = ("CALL", "PRECALL")  # 3.11: the second one itself calls some functions that are written in C
 MAKING = ("CALL", "BINARY_SUBSCR", "BINARY_OP")  # what makes a function that has no name
 MISSING = object()
 
@@ -123,7 +122,7 @@ def _call(frame: FrameType) -> tuple[Any, list[Any]]:
     """
     code = list(dis.get_instructions(frame.f_code))
     here = next((one for one in code if one.offset == frame.f_lasti), None)
-    if here is None or here.positions is None or not here.opname.startswith(CALLING):
+    if here is None or here.positions is None or not here.opname.startswith("CALL"):
         return MISSING, []
     whole = here.positions
     if any(_begins(one, whole) and one is not here and one.opname in MAKING and _within(one, whole) for one in code):

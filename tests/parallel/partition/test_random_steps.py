@@ -24,7 +24,6 @@ from tests.parallel.partition.random_steps import Drawn, drawn_step
 from tests.parallel.partition.simulated import alone, mesh, raw, simulated, steps_of
 
 HITS = 100  # of every rule
-LACKING = {"log2", "one_minus_square", "stack", "tile", "unstack"} if jax.__version_info__ < (0, 11) else set()
 SHAPED, ELEMENTWISE = 36, 44  # steps for each operation, and for each group of elementwise ones
 GROUP = 8
 
@@ -59,7 +58,7 @@ def test_a_divided_step_is_that_of_one_device(ops: Mapping[str, Op], exact: bool
         divided.update(compared(drawn))
 
     check()
-    assert {name: divided[name] for name in ops if name in RULES and name not in LACKING and divided[name] < HITS} == {}
+    assert {name: divided[name] for name in ops if name in RULES and divided[name] < HITS} == {}
 
 
 def compared(drawn: Drawn) -> Iterator[str]:
@@ -90,7 +89,7 @@ def test_every_rule_is_tried() -> None:
         operations.ELEMENTWISE, operations.ELEMENTWISE_EXACT, operations.ELEMENTWISE_SMOOTH,
         operations.SHAPED, operations.SHAPED_EXACT, operations.SHAPED_SMOOTH,
     ]  # fmt: skip
-    assert set(RULES) - set().union(*tried) <= LACKING
+    assert set(RULES) <= set().union(*tried)
 
 
 @pytest.mark.slow
