@@ -40,11 +40,20 @@ class Packing:
 
 @dataclass
 class _Version:
-    """A buffer as one run writes it; times are positions of runs, both included."""
+    """A buffer as one run writes it; times are positions of runs, both included.
+
+    Attributes:
+      read: somebody reads it, or it is an output.
+      made: of a fusion's results that nobody reads it is not.
+      alone: its run makes nothing else, but would have.
+    """
 
     buffer: int
     start: int
     end: int
+    read: bool = False
+    made: bool = True
+    alone: bool = False
 
 
 def pack(problem: Problem, sequence: Sequence[int] | None = None) -> Packing:
@@ -79,7 +88,7 @@ class _Layout:
             kernel = problem.kernels[run]
             reads = [current[number] for number in kernel.reads]
             for version in reads:
-                self._versions[version].end = time
+                self._versions[version].end, self._versions[version].read = time, True
             writes = []
             for number in kernel.writes:
                 current[number] = len(self._versions)
@@ -88,7 +97,18 @@ class _Layout:
             self._served.append(reads)
             self._written.append(writes)
         for number in problem.outputs:
-            self._versions[current[number]].end = len(self._runs)
+            version = self._versions[current[number]]
+            version.end, version.read = len(self._runs), True
+        for run, written in zip(self._runs, self._written, strict=True):
+            if problem.kernels[run].sheds and len(written) > 1:
+                self._shed([self._versions[version] for version in written])
+
+    def _shed(self, results: Sequence[_Version]) -> None:
+        """XLA takes out of a fusion what nobody reads."""
+        read = [version for version in results if version.read]
+        for version in results:
+            version.made = version.read or not read
+            version.alone = len(read) == 1
 
     def _join_alone(self) -> None:
         """A buffer that others are one with, and its first version, make one group."""
@@ -115,7 +135,8 @@ class _Layout:
         return Packing(min(by_size, by_span) + tables, groups.live_nbytes() + tables, reused)
 
     def _nbytes(self, group: Iterable[int]) -> int:
-        return max(self._problem.buffers[self._versions[number].buffer].nbytes for number in group)
+        versions = (self._versions[number] for number in group)
+        return max(version.made * self._problem.buffers[version.buffer].nbytes for version in versions)
 
     def _reused(self) -> tuple[int, list[list[int]]]:
         """Bytes that found a place in arguments and outputs; the groups of versions that did not."""
@@ -167,8 +188,9 @@ class _Layout:
         time = self._versions[new].start
         if time < 0 or new not in self._written[time]:
             return False
-        over = self._problem.kernels[self._runs[time]].over.get(self._versions[new].buffer, ())
-        return self._versions[old].buffer in over and old in self._served[time]
+        kernel, source = self._problem.kernels[self._runs[time]], self._versions[old]
+        over = kernel.over_alone if source.alone else kernel.over
+        return source.buffer in over.get(self._versions[new].buffer, ()) and old in self._served[time]
 
     def _shared(self, left: list[list[int]]) -> _Groups:
         """Events in time: kernels write over what ends there."""
@@ -195,7 +217,7 @@ class _Layout:
             for number in ends[time]:
                 ended[number] = clock
                 clock += 1
-        nbytes = {n: self._problem.buffers[self._versions[n].buffer].nbytes for n in group_of}
+        nbytes = {n: self._nbytes([n]) for n in group_of}
         return _Groups.made(home, begun, ended, nbytes, several)
 
     def _covered(self, number: int, ending: Sequence[int], several: set[int]) -> int | None:

@@ -46,20 +46,22 @@ class Kernel:
     Attributes:
       reads, writes: numbers of buffers.
       over: a buffer that it writes -> those that it reads and may write it over, where they are read for the last time.
+      over_alone: likewise, of those that one run of a kernel with several results makes, where nobody reads its others.
       seconds: of one run.
       within: number of the loop that it stands in.
       repeatable: it may run again: it has no effect but its results, and updates nothing in place.
-      copies: it is a `copy`, which shares nothing with what it reads.
+      sheds: results that nobody reads are not made: XLA takes them out of a fusion.
     """
 
     name: str
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     over: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    over_alone: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     seconds: float = 0.0
     within: int | None = None
     repeatable: bool = True
-    copies: bool = False
+    sheds: bool = False
 
 
 @dataclass(frozen=True)

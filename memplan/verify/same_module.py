@@ -36,6 +36,8 @@ _EFFECT = re.compile(r"\b(?:custom_call_)?has_side_effect=true")
 _ONCE = re.compile(
     r"^(?:infeed|outfeed|send|recv|rng.*|(?:all|reduce|collective)-.*|while|conditional|call|after-all|add-dependency)$"
 )
+_ADDED = re.compile(r"output_to_operand_aliasing=\{(.*?)\}(?:, [a-z]|$)")
+_POSITION = re.compile(r"\((\d+), \{\}\)")
 _UPDATES = ("dynamic-update-slice", "scatter")
 
 
@@ -71,7 +73,7 @@ def judge(plain: Module, planned: Module) -> None:
 def _require(holds: bool, what: str) -> None:
     if not holds:
         raise NotThePlainModuleError(
-            f"The planned module {what}. This is a bug of memplan's, not of the step; nothing was run. Please report it."
+            f"The planned module {what}. That is a bug of memplan's; nothing was run. Please report it."
         )
 
 
@@ -200,21 +202,18 @@ class _Reading:
 
     def _updates(self, op: Instruction, operands: Sequence[Tree]) -> Iterator[Place]:
         """The buffers that an instruction overwrites, of those that it is given."""
-        if op.opcode in _UPDATES:
-            yield from _places(operands[0])
-        elif op.opcode == "fusion":
-            fused = self._module[op.called[0]]
-            for number in _updated_parameters(fused):
+        if op.opcode == "fusion":
+            for number in _updated_parameters(self._module[op.called[0]]):
                 yield from _places(operands[number])
         elif op.opcode == "while":
-            body = self._module[op.attribute("body").lstrip("%")]
-            handed_on = _handed_on(body)
-            for number, place in enumerate(_places(operands[0])):
-                if number not in handed_on:
-                    yield place
+            handed_on = _handed_on(self._module[op.attribute("body").lstrip("%")])
+            yield from (place for number, place in enumerate(_places(operands[0])) if number not in handed_on)
         elif op.opcode in ("conditional", "call"):
             for tree in operands:
                 yield from _places(tree)
+        else:
+            for position in _updated_operands(op):
+                yield from _places(operands[position])
 
     def _end(self, outputs: Sequence[Place]) -> None:
         """Outputs overwrite the donated arguments when they are made; whatever lives to the end is read there."""
@@ -271,12 +270,21 @@ def _one(tree: Tree, op: Instruction) -> Place:
     return tree
 
 
+def _updated_operands(op: Instruction) -> list[int]:
+    """Positions of the operands that an instruction updates in place, or a library adds to."""
+    if op.opcode in _UPDATES:
+        return [0]
+    found = _ADDED.search(op.attributes)
+    return [int(position) for position in _POSITION.findall(found[1])] if found else []
+
+
 def _updated_parameters(fused: Computation) -> Iterator[int]:
-    """Numbers of the parameters that a fusion updates in place."""
+    """Numbers of the parameters whose updates a fusion returns."""
     for result in fused.results:
-        update = fused.behind_bitcasts(result)
-        if update.opcode in _UPDATES:
-            source = fused.behind_bitcasts(fused.ops[update.operands[0]])
+        while result.opcode in ("bitcast", "get-tuple-element"):
+            result = fused.ops[result.operands[0]]
+        for position in _updated_operands(result):
+            source = fused.behind_bitcasts(fused.ops[result.operands[position]])
             if source.opcode == "parameter":
                 yield int(source.attributes)
 

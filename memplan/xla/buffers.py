@@ -81,16 +81,17 @@ class _Reading:
             value = self._values[old]
             place = number[self._found(self._first(old))]
             buffers.append(Buffer(value.name, value.array.nbytes, value.role, value.maker, place))
+
+        def among(sources: Mapping[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+            return {now([result])[0]: now(values) for result, values in sources.items() if values}
+
         kernels = tuple(
-            Kernel(
-                one.name,
-                now(one.reads),
-                tuple(value for value in now(one.writes) if buffers[value].maker == at),
-                {now([result])[0]: now(sources) for result, sources in one.over.items()},
-                one.seconds,
-                one.within,
-                one.repeatable,
-                one.copies,
+            replace(
+                one,
+                reads=now(one.reads),
+                writes=tuple(value for value in now(one.writes) if buffers[value].maker == at),
+                over=among(one.over),
+                over_alone=among(one.over_alone),
             )
             for at, one in enumerate(self._kernels)
         )
@@ -140,22 +141,29 @@ class _Reading:
         self._table(op.shape)
         by_name = dict(zip(op.operands, operands, strict=True))
         in_place = dict(updated(self._module, op))
-        over = {made[leaf]: sources for leaf in range(len(made)) if (sources := self._sources(body, op, leaf, by_name))}
-        self._kernel(op, operands, made, within, over, bool(in_place))
+        over, over_alone = {}, {}
+        for leaf, number in enumerate(made):
+            over[number], over_alone[number] = self._sources(body, op, leaf, by_name)
+        self._kernel(op, operands, made, within, over, over_alone, bool(in_place))
         for leaf, name in in_place.items():
             (source,) = leaves_of(by_name[name])
             self._unite(source, made[leaf])
         return tree
 
-    def _sources(self, body: Computation, op: Instruction, leaf: int, by_name: Mapping[str, Tree]) -> tuple[int, ...]:
-        """The operands that this leaf may be written over: their own makers' results, seen through nothing."""
-        found = []
+    def _sources(
+        self, body: Computation, op: Instruction, leaf: int, by_name: Mapping[str, Tree]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The operands that this leaf may be written over: of kernels with one result, and elements of fusions'."""
+        found: dict[bool, list[int]] = {True: [], False: []}
         for name, tree in by_name.items():
-            maker = body.ops[name]
+            operand = body.ops[name]
             direct = isinstance(tree, int) and self._values[tree].name == name
-            if direct and may_overwrite(self._module, op, leaf, maker, self._on_gpu):
-                found.append(tree)
-        return tuple(found)
+            element = operand.opcode == "get-tuple-element" and body.ops[operand.operands[0]].opcode == "fusion"
+            if not isinstance(tree, int) or not (direct or element):
+                continue
+            if may_overwrite(self._module, op, leaf, operand, self._on_gpu):
+                found[direct].append(tree)
+        return tuple(found[True]), tuple(found[False])
 
     def _kernel(
         self,
@@ -164,14 +172,25 @@ class _Reading:
         writes: Sequence[int],
         within: int | None,
         over: Mapping[int, tuple[int, ...]] | None = None,
+        over_alone: Mapping[int, tuple[int, ...]] | None = None,
         updates: bool = False,
     ) -> None:
         reads = tuple(dict.fromkeys(value for tree in operands for value in leaves_of(tree)))
         started = op.opcode.endswith(("-start", "-done"))
         once = op.opcode in _ONCE or started or updates or any(effect in op.attributes for effect in _EFFECTS)
-        seconds = self._seconds.get(op.name, 0.0)
-        copies = op.opcode == "copy"
-        self._kernels.append(Kernel(op.name, reads, tuple(writes), over or {}, seconds, within, not once, copies))
+        self._kernels.append(
+            Kernel(
+                op.name,
+                reads,
+                tuple(writes),
+                over or {},
+                over_alone or {},
+                self._seconds.get(op.name, 0.0),
+                within,
+                repeatable=not once,
+                sheds=op.opcode == "fusion" and "kind=kCustom" not in op.attributes,
+            )
+        )
 
     def _start(self, op: Instruction, operands: list[Tree], within: int | None) -> Tree:
         """An asynchronous pair begins: its tuple names the operands, and holds what will be written."""

@@ -74,10 +74,9 @@ def module_name(proto: bytes) -> str:
     """Of a serialized HloModuleProto, whose first field it is; "" where another one comes first."""
     if not proto.startswith(b"\x0a"):
         return ""
-    length = shift = 0
-    for at in range(1, 6):
-        length |= (proto[at] & 0x7F) << shift
-        shift += 7
-        if not proto[at] & 0x80:
-            return proto[at + 1 : at + 1 + length].decode()
+    length = 0
+    for at, byte in enumerate(proto[1:6]):
+        length |= (byte & 0x7F) << (7 * at)
+        if not byte & 0x80:
+            return proto[at + 2 : at + 2 + length].decode()
     return ""

@@ -7,6 +7,7 @@ Sources: `FusionCanShareBufferHint` and `CanShareBufferHint` of XLA:GPU, `CanSha
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from collections.abc import Iterator
 
@@ -21,20 +22,43 @@ ELEMENTWISE = frozenset(
     """.split()  # noqa: SIM905
 )
 IN_PLACE = frozenset({"dynamic-update-slice", "scatter"})
+_ALIASED = re.compile(r"output_to_operand_aliasing=\{(.*?)\}(?:, [a-z]|$)")
+_PAIR = re.compile(r"\{(\d*)\}: \((\d+), \{\}\)")
 
 
 def updated(module: Module, op: Instruction) -> Iterator[tuple[int, str]]:
     """(leaf, operand) of what a kernel updates in place: both are one buffer."""
-    if op.opcode in IN_PLACE:
-        yield 0, op.operands[0]
-    elif op.opcode == "fusion":
+    if op.opcode == "fusion":
         fused = module[op.called[0]]
-        for leaf, result in enumerate(fused.results):
-            update = fused.behind_bitcasts(result)
-            if update.opcode in IN_PLACE:
-                source = fused.behind_bitcasts(fused.ops[update.operands[0]])
-                if source.opcode == "parameter":
-                    yield leaf, op.operands[int(source.attributes)]
+        for leaf in range(len(op.result)):
+            source = _updated_in(fused, leaf)
+            if source is not None and source.opcode == "parameter":
+                yield leaf, op.operands[int(source.attributes)]
+        return
+    for leaf, position in _in_place(op).items():
+        yield leaf, op.operands[position]
+
+
+def _in_place(op: Instruction) -> dict[int, int]:
+    """Leaf -> position of the operand that it is an update of."""
+    if op.opcode in IN_PLACE:
+        return {0: 0}
+    found = _ALIASED.search(op.attributes)
+    pairs = _PAIR.findall(found[1]) if found else ()
+    return {int(leaf or 0): int(position) for leaf, position in pairs}
+
+
+def _updated_in(fused: Computation, leaf: int) -> Instruction | None:
+    """What a leaf of a fusion's result is an update of, behind bitcasts."""
+    result = fused.root
+    if result.opcode == "tuple":
+        result, leaf = fused.behind_bitcasts(fused.results[leaf]), 0
+        if result.opcode == "get-tuple-element":
+            result, leaf = fused.ops[result.operands[0]], result.index
+    else:
+        result = fused.behind_bitcasts(result)
+    position = _in_place(result).get(leaf)
+    return None if position is None else fused.behind_bitcasts(fused.ops[result.operands[position]])
 
 
 def may_overwrite(module: Module, op: Instruction, leaf: int, operand: Instruction, on_gpu: bool) -> bool:
@@ -44,9 +68,8 @@ def may_overwrite(module: Module, op: Instruction, leaf: int, operand: Instructi
     source, result = operand.result[0], op.result[leaf]
     if on_gpu and op.opcode == "fusion":
         return _alike(source, result) and _fused_over(module[op.called[0]], op, leaf, operand.name)
-    if on_gpu and op.opcode == "custom-call":
-        adds = op.attribute("custom_call_target").strip('"').startswith("__cublas$lt$matmul")
-        return adds and len(op.operands) > 2 and op.operands[2] == operand.name and '"beta":0,' not in op.attributes
+    if op.opcode == "custom-call":
+        return False  # where a library adds to an operand, it says so: that is an update
     if source != result:
         return False
     if op.opcode == "fusion":

@@ -1,0 +1,139 @@
+"""Steps compiled through the hook, and sequences that run some of their kernels again."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from memplan.planning import devices
+from memplan.planning.packing import Packing, pack
+from memplan.planning.problem import Problem
+from memplan.program.targets import Target, described_mesh
+from memplan.verify.same_module import judge
+from memplan.xla import hook
+from memplan.xla.buffers import problem_of
+from memplan.xla.module import read_module
+from memplan.xla.write import write
+
+Step = Callable[..., Any]
+
+
+def dense(width: int, layers: int) -> tuple[Step, tuple[Any, ...]]:
+    """Training of equal layers with momentum; (params, momentum), batch."""
+    optimizer = optax.sgd(0.1, momentum=0.9)
+
+    def step(state: Any, x: jax.Array) -> Any:
+        def loss(weights: list[jax.Array]) -> jax.Array:
+            y = x
+            for weight in weights:
+                y = jnp.tanh(y @ weight) + jnp.sin(y)
+            return (y**2).mean()
+
+        weights, momentum = state
+        value, gradient = jax.value_and_grad(loss)(weights)
+        updates, momentum = optimizer.update(gradient, momentum)
+        return (optax.apply_updates(weights, updates), momentum), value
+
+    weights = [
+        jnp.cos(jnp.arange(width * width, dtype=jnp.float32) + i).reshape(width, width) / 8 for i in range(layers)
+    ]
+    return step, (
+        (weights, optimizer.init(weights)),
+        jnp.sin(jnp.arange(8.0 * width * width)).reshape(8 * width, width),
+    )
+
+
+def scanned(width: int, layers: int) -> tuple[Step, tuple[Any, ...]]:
+    """The same by a scan, with a table that is updated in place."""
+
+    def step(state: Any, x: jax.Array) -> Any:
+        def loss(weights: jax.Array) -> jax.Array:
+            y, _ = jax.lax.scan(lambda y, weight: (jnp.tanh(y @ weight) + jnp.sin(y), None), x, weights)
+            return (y**2).mean()
+
+        weights, table = state
+        value, gradient = jax.value_and_grad(loss)(weights)
+        return (weights - 0.1 * gradient, table.at[3].set(value)), value
+
+    weights = jnp.cos(jnp.arange(layers * width * width, dtype=jnp.float32)).reshape(layers, width, width) / 8
+    return step, ((weights, jnp.zeros(64)), jnp.sin(jnp.arange(8.0 * width * width)).reshape(8 * width, width))
+
+
+STEPS: Mapping[str, Callable[[int, int], tuple[Step, tuple[Any, ...]]]] = {"dense": dense, "scanned": scanned}
+
+
+@dataclass
+class Compiled:
+    compiled: Any
+    packing: Packing
+    repeated: int
+
+
+def compiled(step: Step, args: Sequence[Any], name: str, seed: int, device: str | None = None) -> Compiled:
+    """With kernels run again as the seed has it, none with 0; judged. For a described GPU or the CPU that is here."""
+    told: dict[str, Any] = {}
+
+    def rewrite(text: str) -> str:
+        module = read_module(text)
+        problem = problem_of(module, on_gpu=device is not None)
+        sequence = again(problem, Random(seed), 60 if seed else 0)
+        told.update(packing=pack(problem, sequence), repeated=len(sequence) - len(problem.kernels))
+        names = [problem.kernels[run].name for run in sequence if problem.kernels[run].within is None]
+        planned = write(module, names)
+        judge(module, read_module(planned))
+        return planned
+
+    def unique(*args: Any) -> Any:
+        return step(*args)
+
+    unique.__name__ = f"memplan_test_{name}_{seed}_{device}"
+    if device is not None:
+        target = Target(devices.DEVICES[device], described=True)
+        described_mesh(target.device)
+        with hook.asking(f"jit_{unique.__name__}", rewrite, "cuda") as asked:
+            done = target.compile(unique, args, {}, {"donate_argnums": 0}).compiled
+    else:
+        with hook.asking(f"jit_{unique.__name__}", rewrite, "cpu") as asked:
+            done = jax.jit(unique, donate_argnums=0).lower(*args).compile()
+    asked.check()
+    assert asked.called
+    return Compiled(done, **told)
+
+
+def again(problem: Problem, random: Random, tries: int) -> list[int]:
+    """The module's order, with kernels run again right before one of their later readers, where that is right."""
+    outer = [number for number, kernel in enumerate(problem.kernels) if kernel.within is None]
+    repeated: dict[int, set[int]] = defaultdict(set)
+    for _ in range(tries):
+        number = random.choice(outer)
+        kernel = problem.kernels[number]
+        alone = all(problem.buffers[b].place == b and b not in problem.outputs for b in kernel.writes)
+        if not kernel.repeatable or not alone or shared(problem) & set(kernel.writes):
+            continue
+        readers = [n for n in outer if set(problem.kernels[n].reads) & set(kernel.writes) and n > number + 1]
+        if readers and still_there(problem, number, reader := random.choice(readers)):
+            repeated[reader].add(number)
+    return [run for number in range(len(problem.kernels)) for run in (*sorted(repeated[number]), number)]
+
+
+def shared(problem: Problem) -> set[int]:
+    """Buffers whose place others take over."""
+    return {buffer.place for number, buffer in enumerate(problem.buffers) if buffer.place != number}
+
+
+def still_there(problem: Problem, number: int, time: int) -> bool:
+    """Has nothing been written over what a kernel reads, until then?"""
+    for read in problem.kernels[number].reads:
+        since = problem.buffers[read].maker
+        for other, buffer in enumerate(problem.buffers):
+            taken = buffer.place == problem.buffers[read].place and other != read and buffer.maker is not None
+            if taken and (-1 if since is None else since) <= (buffer.maker or 0) < time:
+                return False
+    return True

@@ -1,0 +1,73 @@
+"""The hook acts on modules that are asked for, keeps errors for after, and is invisible to all others."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memplan.program import compat
+from memplan.xla import hook
+from memplan.xla.module import UnreadableModuleError, read_module
+
+
+def lowered(name: str) -> jax.stages.Lowered:
+    def step(x: jax.Array) -> jax.Array:
+        return jnp.sin(x) @ x
+
+    step.__name__ = name
+    return jax.jit(step).lower(jnp.ones((8, 8)))
+
+
+def test_a_module_that_is_asked_for_is_given_in_its_order() -> None:
+    seen: list[str] = []
+
+    def rewrite(text: str) -> None:
+        seen.append(text)
+
+    with hook.asking("jit_asked", rewrite, "cpu") as asked:
+        lowered("another").compile()
+        assert not asked.called
+        lowered("asked").compile()
+    lowered("asked").compile(compiler_options={"xla_cpu_enable_fast_math": False})
+    asked.check()
+    (text,) = seen
+    assert read_module(text).name == "jit_asked"
+
+
+def test_an_error_is_kept_and_the_module_goes_through() -> None:
+    def rewrite(text: str) -> str:
+        raise UnreadableModuleError("what is this?")
+
+    with hook.asking("jit_wrong", rewrite, "cpu") as asked:
+        done = lowered("wrong").compile()
+    with pytest.raises(UnreadableModuleError, match="what is this"):
+        asked.check()
+    assert done(jnp.ones((8, 8))).shape == (8, 8)
+
+
+def test_text_that_xla_refuses_is_an_error_too() -> None:
+    with hook.asking("jit_garbled", lambda text: text.replace("ENTRY", "EXIT"), "cpu") as asked:
+        lowered("garbled").compile()
+    with pytest.raises(Exception, match="EXIT"):
+        asked.check()
+
+
+def test_two_may_not_ask_for_one_name() -> None:
+    first, second = (hook.asking("jit_twice", lambda text: None, "cpu") for _ in range(2))
+    with first, pytest.raises(RuntimeError, match="jit_twice"), second:
+        pass
+
+
+@given(st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1, max_size=300))
+def test_the_name_stands_in_front(name: str) -> None:
+    text = f"HloModule {name}\n\nENTRY e {{\n  ROOT a = f32[] parameter(0)\n}}\n"
+    if name[0].isalpha():
+        assert hook.module_name(compat.module_proto(text)) == name
+
+
+@pytest.mark.parametrize("proto", [b"", b"\x12\x03abc", b"\x0a", b"\x0a\xff\xff\xff\xff\xff"])
+def test_what_has_no_name_in_front_is_nobodys(proto: bytes) -> None:
+    assert hook.module_name(proto) == ""
