@@ -97,9 +97,9 @@ def random_patch(volume: Volume, side: int, random: np.random.Generator) -> Volu
     shape = np.array(volume.label.shape)
     corner = random.integers(0, shape - side + 1)
     if random.random() < FOREGROUND:
-        lesion = np.argwhere(volume.label)
+        lesion: np.ndarray = np.argwhere(volume.label)
         corner = np.clip(random.choice(lesion) - side // 2, 0, shape - side)
-    box = tuple(slice(low, low + side) for low in corner)
+    box = tuple(slice(low, low + side) for low in corner.tolist())
     return Volume(volume.image[box], volume.label[box])
 
 

@@ -116,7 +116,8 @@ def _colours(look: Look, depth: np.ndarray, random: np.random.Generator) -> np.n
     colours = middle * inner + (1 - middle) * outer
     y, x = np.mgrid[: depth.shape[0], : depth.shape[1]]
     for _ in range(random.integers(look.spots + 1)):
-        at = random.choice(np.argwhere(depth > 0.1)) if (depth > 0.1).any() else (0, 0)
+        deep = np.argwhere(depth > 0.1)
+        at = deep[random.integers(len(deep))] if len(deep) else (0, 0)
         near = np.hypot(y - at[0], x - at[1]) < random.uniform(0.02, 0.05) * depth.shape[0]
         colours[near] *= 0.55
     return colours

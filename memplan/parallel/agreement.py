@@ -115,7 +115,7 @@ def _constants(step: compat.ClosedJaxpr) -> Iterator[str]:
     for eqn in step.jaxpr.eqns:
         for inner in compat.sub_jaxprs(eqn):
             yield from _constants(inner) if hasattr(inner, "consts") else ()
-        yield from (f"literal of digest {_digest(atom.val)}" for atom in eqn.invars if _is_long(atom))
+        yield from (f"literal of digest {_digest(compat.value_of(atom))}" for atom in eqn.invars if _is_long(atom))
 
 
 def _is_long(atom: Any) -> bool:

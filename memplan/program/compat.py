@@ -21,15 +21,15 @@ from jax._src import core as _core
 from jax._src import distributed as _distributed
 from jax._src import source_info_util as _source
 from jax._src.interpreters import partial_eval as _pe
-from jax._src.lib import _jax as _jax_lib
-from jax._src.lib import _xla as _xla_lib
-from jax._src.lib import hlo as _hlo
+from jax._src.lib import _jax as _jax_lib  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.lib import _xla as _xla_lib  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.lib import hlo as _hlo  # pyright: ignore[reportAttributeAccessIssue]
 from jax._src.lib.mlir import ir as _ir  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.state import discharge as _discharge
 from jax._src.state.types import AbstractRef
 from jax.extend import xla as _xla_hooks
 
-ClosedJaxpr = jex.ClosedJaxpr
+ClosedJaxpr = jex.Jaxpr  # one since 0.11
 JaxprEqn = jex.JaxprEqn
 Literal = jex.Literal
 Var = jex.Var
@@ -275,6 +275,11 @@ def as_struct(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 
+def value_of(literal: Any) -> Any:
+    """The value of a literal; jax's stubs give variables and literals one type."""
+    return literal.val
+
+
 def aval_of(atom: Any) -> Any:
     """The type of a variable or literal; jax's stubs give its base class, which knows neither shape nor dtype."""
     return atom.aval
@@ -334,12 +339,12 @@ def hold_on_host(lowered: Any, inputs: Collection[int]) -> None:
 def drop_dead(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Remove equations that nothing observable depends on; inputs stay as they are."""
     jaxpr, _ = _pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
-    return jex.ClosedJaxpr(jaxpr, closed.consts)
+    return jex.Jaxpr(jaxpr, closed.consts)
 
 
 def reordered(closed: ClosedJaxpr, eqns: Sequence[JaxprEqn]) -> ClosedJaxpr:
     """The same with its equations in another order."""
-    return jex.ClosedJaxpr(closed.jaxpr.replace(eqns=list(eqns)), closed.consts)
+    return jex.Jaxpr(closed.jaxpr.replace(eqns=list(eqns)), closed.consts)
 
 
 def nbytes_of(aval: Any) -> int:

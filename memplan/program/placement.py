@@ -37,7 +37,7 @@ def placements(traced: Any, flat: compat.ClosedJaxpr) -> dict[compat.Var, Shardi
     given = _positional(unmodified.input_shardings, flat.jaxpr.invars)
     made = [var for eqn in flat.jaxpr.eqns for var in eqn.outvars if _has_buffer(var)]
     spread = jax.jit(functools.partial(_every_value, flat), in_shardings=given, keep_unused=True)
-    types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=_is_weak(v)) for v in flat.jaxpr.invars]
+    types = [compat.as_struct(v.aval) for v in flat.jaxpr.invars]
     found = dict(zip(flat.jaxpr.invars, given, strict=True))
     found.update(zip(made, spread.lower(*types).compile().output_shardings, strict=True))
     returned = jax.tree.leaves(unmodified.output_shardings)

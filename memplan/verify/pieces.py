@@ -96,7 +96,8 @@ def _trips(scan: compat.Scan, body: _Runner, operands: Sequence[Any]) -> list[An
         carries, made[trip] = results[: scan.carries], results[scan.carries :]
     if not made:
         slices = [
-            jax.numpy.zeros((0, *var.aval.shape), var.aval.dtype) for var in body.closed.jaxpr.outvars[scan.carries :]
+            jax.numpy.zeros((0, *aval.shape), aval.dtype)
+            for aval in map(compat.aval_of, body.closed.jaxpr.outvars[scan.carries :])
         ]
         return [*carries, *slices]
     return [

@@ -62,7 +62,7 @@ def check_types(original: compat.ClosedJaxpr, planned: compat.ClosedJaxpr) -> No
         ("input", original.jaxpr.invars, planned.jaxpr.invars),
         ("output", original.jaxpr.outvars, planned.jaxpr.outvars),
     ):
-        shapes = [[(var.aval.shape, str(var.aval.dtype)) for var in side] for side in (before, after)]
+        shapes = [[(aval.shape, str(aval.dtype)) for aval in map(compat.aval_of, side)] for side in (before, after)]
         if shapes[0] != shapes[1]:
             raise WrongProgramError(
                 f"the planned step has other {what} types than the step: {shapes[0]} became {shapes[1]}."
