@@ -38,6 +38,8 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "memplan.program": ("memplan.program", "memplan.errors", *TYPES),
     "memplan.program.traffic": ("memplan.program", "memplan.planning.cost", *TYPES),  # kernels in seconds
     "memplan.program.network": ("memplan.program", "memplan.planning.collectives", *TYPES),  # collectives in seconds
+    "memplan.xla": ("memplan.xla", "memplan.planning.problem", "memplan.program.compat", "memplan.errors"),
+    "memplan.verify.same_module": ("memplan.xla.module", "memplan.errors"),  # nothing of what plans and writes
     "memplan.verify": (
         "memplan.verify",
         "memplan.errors",

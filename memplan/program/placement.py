@@ -61,10 +61,6 @@ def _is_wide(sharding: Any) -> bool:
     return isinstance(sharding, Sharding) and sharding.num_devices > 1
 
 
-def _is_weak(var: compat.Var) -> bool:
-    return bool(getattr(var.aval, "weak_type", False))
-
-
 def _has_buffer(var: compat.Var) -> bool:
     aval = compat.aval_of(var)
     return hasattr(aval, "shape") and aval.dtype != jax.dtypes.float0 and not isinstance(var, compat.DropVar)
