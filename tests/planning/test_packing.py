@@ -1,0 +1,128 @@
+"""Bytes of a sequence of runs: what shares a place, what lies in an argument, what is there at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memplan.planning.packing import ALIGNMENT, pack
+from memplan.planning.problem import Buffer, Kernel, Problem, Role
+
+KIB = 1024
+
+
+def problem(
+    reads: Sequence[Sequence[int]],
+    nbytes: Sequence[int],
+    outputs: Sequence[int] = (),
+    places: Mapping[int, int] | None = None,
+    over: Mapping[int, tuple[int, ...]] | None = None,
+    arguments: Sequence[int] = (),
+    donated: Sequence[int] = (),
+) -> Problem:
+    """Arguments first, then kernel `i` makes the next buffer and reads `reads[i]`."""
+    first = len(arguments)
+    buffers = [Buffer(f"argument{i}", size, Role.ARGUMENT, None, i) for i, size in enumerate(arguments)]
+    for i, size in enumerate(nbytes):
+        number = first + i
+        role = Role.OUTPUT if number in outputs else Role.TEMPORARY
+        buffers.append(Buffer(f"kernel{i}", size, role, i, (places or {}).get(number, number)))
+    kernels = [
+        Kernel(f"kernel{i}", tuple(read), (first + i,), {first + i: (over or {}).get(first + i, ())})
+        for i, read in enumerate(reads)
+    ]
+    return Problem(tuple(buffers), tuple(kernels), frozenset(outputs), frozenset(donated))
+
+
+CHAIN = ([], [0], [1], [2], [3])
+
+
+def test_what_a_kernel_reads_and_what_it_writes_are_apart() -> None:
+    assert pack(problem(CHAIN, [KIB] * 5)).nbytes == 2 * KIB
+
+
+def test_an_operand_that_ends_may_be_written_over() -> None:
+    over = {1: (0,), 2: (1,), 3: (2,), 4: (3,)}
+    assert pack(problem(CHAIN, [KIB] * 5, over=over)).nbytes == KIB
+
+
+def test_an_operand_that_is_read_later_may_not() -> None:
+    over = {1: (0,), 2: (1,)}
+    assert pack(problem([[], [0], [1, 0]], [KIB] * 3, over=over)).nbytes == 2 * KIB
+
+
+def test_nor_one_of_another_size() -> None:
+    assert pack(problem([[], [0]], [KIB, 2 * KIB], over={1: (0,)})).nbytes == 3 * KIB
+
+
+def test_what_is_updated_in_place_is_there_once() -> None:
+    assert pack(problem([[], [0], [1]], [KIB] * 3, places={1: 0, 2: 0})).nbytes == KIB
+
+
+def test_a_donated_argument_holds_temporaries_once_it_has_been_read() -> None:
+    chain = [[0], [1], [2]]  # the argument is free when the second of three temporaries is made
+    donated = pack(problem(chain, [KIB] * 3, arguments=[KIB], donated=[0]))
+    assert (donated.nbytes, donated.reused_nbytes) == (KIB, KIB)
+    kept = pack(problem(chain, [KIB] * 3, arguments=[KIB]))
+    assert (kept.nbytes, kept.reused_nbytes) == (2 * KIB, 0)
+
+
+def test_an_output_is_no_temporary_and_holds_others_before_it_is_made() -> None:
+    found = pack(problem([[], [0], [1]], [KIB, 8, KIB], outputs=[2]))
+    assert found.nbytes == 8
+    assert found.reused_nbytes == KIB
+
+
+def test_a_kernel_that_runs_again_makes_room_in_between() -> None:
+    one = problem([[], [0], [1], [2], [3, 0]], [4 * KIB, 8, 6 * KIB, 8, 8])
+    assert pack(one).nbytes >= 10 * KIB
+    again = pack(one, [0, 1, 2, 3, 0, 4])
+    assert 6 * KIB < again.nbytes < 6 * KIB + 4 * ALIGNMENT
+
+
+def test_results_that_nobody_reads_are_taken_out_of_a_fusion() -> None:
+    buffers = [Buffer(f"pair{{{i}}}", KIB, Role.TEMPORARY, 0, i) for i in range(2)]
+    last = Buffer("last", 8, Role.OUTPUT, 1, 2)
+
+    def of(sheds: bool) -> int:
+        pair = Kernel("pair", (), (0, 1), sheds=sheds)
+        reader = Kernel("last", (1,), (2,))
+        return pack(Problem((*buffers, last), (pair, reader), frozenset({2}), frozenset())).nbytes
+
+    assert of(sheds=False) == 2 * KIB
+    assert of(sheds=True) == KIB
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    count = draw(st.integers(1, 14))
+    reads = [draw(st.lists(st.integers(0, i - 1), max_size=3, unique=True)) if i else [] for i in range(count)]
+    return problem(
+        reads, draw(st.lists(st.integers(1, 40).map(lambda n: n * ALIGNMENT), min_size=count, max_size=count))
+    )
+
+
+@given(problems())
+def test_the_bytes_that_are_there_at_once(one: Problem) -> None:
+    """Counted moment by moment; the layout takes at least these and at most all."""
+    live = []
+    for moment in range(len(one.kernels)):
+        ends = [
+            max([i, *(k for k, kernel in enumerate(one.kernels) if i in kernel.reads)]) for i in range(len(one.buffers))
+        ]
+        live.append(sum(b.nbytes for i, b in enumerate(one.buffers) if i <= moment <= ends[i]))
+    found = pack(one)
+    assert found.live_nbytes == max(live)
+    assert found.live_nbytes <= found.nbytes <= sum(buffer.nbytes for buffer in one.buffers)
+
+
+@given(problems(), st.integers(0, 13), st.integers(0, 13))
+def test_a_run_again_takes_nothing_but_what_it_makes_and_keeps(one: Problem, number: int, time: int) -> None:
+    run, at = sorted((number % len(one.kernels), time % len(one.kernels)))
+    sequence = [*range(at), run, *range(at, len(one.kernels))]
+    kernel = one.kernels[run]
+    more = sum(one.buffers[b].nbytes for b in (*kernel.writes, *kernel.reads))
+    if run < at:
+        assert pack(one, sequence).live_nbytes <= pack(one).live_nbytes + more
