@@ -215,7 +215,8 @@ class _Sweep:
             if current in pairs:
                 continue
             cost = stages.ticks[current]
-            if cost is None or len(pairs) >= self.longest:
+            too_late = bool(stages.until) and event > stages.until[current]
+            if cost is None or too_late or len(pairs) >= self.longest:
                 return None
             pairs[current] = None
             ticks += cost

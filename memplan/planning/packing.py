@@ -62,6 +62,12 @@ def pack(problem: Problem, sequence: Sequence[int] | None = None) -> Packing:
     return _Layout(problem, runs).packing()
 
 
+def live_nbytes(problem: Problem, sequence: Sequence[int] | None = None) -> np.ndarray:
+    """Bytes of temporaries that are there while each run runs, arguments and outputs put to use; as many as runs."""
+    runs = range(len(problem.kernels)) if sequence is None else sequence
+    return _Layout(problem, runs).live_nbytes()
+
+
 class _Layout:
     def __init__(self, problem: Problem, runs: Sequence[int]) -> None:
         self._problem, self._runs = problem, runs
@@ -133,6 +139,18 @@ class _Layout:
         by_span = self._heap(groups, lambda g: (-groups.span(g), -groups.nbytes[g], g))
         tables = self._problem.tables_nbytes
         return Packing(min(by_size, by_span) + tables, groups.live_nbytes() + tables, reused)
+
+    def live_nbytes(self) -> np.ndarray:
+        _, left = self._reused()
+        groups = self._shared(left)
+        change = np.zeros(len(self._runs) + 2, np.int64)
+        for group, numbers in groups.members.items():
+            until = -1
+            for version in sorted((self._versions[number] for number in numbers), key=lambda one: one.start):
+                change[max(version.start, until)] += groups.nbytes[group]
+                change[max(version.end + 1, until)] -= groups.nbytes[group]
+                until = max(until, version.end + 1)
+        return np.cumsum(change)[: len(self._runs)]
 
     def _nbytes(self, group: Iterable[int]) -> int:
         versions = (self._versions[number] for number in group)

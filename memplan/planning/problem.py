@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
 
 class Role(Enum):
@@ -79,3 +80,17 @@ class Problem:
     outputs: frozenset[int]
     donated: frozenset[int]
     tables_nbytes: int = 0
+
+    @cached_property
+    def places(self) -> Mapping[int, tuple[int, ...]]:
+        """The first buffer of each place -> all that share it, itself included."""
+        found: dict[int, list[int]] = {}
+        for number, buffer in enumerate(self.buffers):
+            found.setdefault(buffer.place, []).append(number)
+        return {place: tuple(numbers) for place, numbers in found.items()}
+
+    def outermost(self, number: int) -> int:
+        """The kernel itself, or the loop around it that stands in no other."""
+        while (around := self.kernels[number].within) is not None:
+            number = around
+        return number

@@ -35,6 +35,7 @@ class Stages:
       copy_ticks: per item, the time to copy it, one way; empty where nothing moves.
       tick_s: seconds per tick.
       late: items are computed again only in stages that need them at once.
+      until: per item, the last stage in which it may be computed again; empty where that is any.
     """
 
     nbytes: tuple[int, ...]
@@ -49,6 +50,7 @@ class Stages:
     copy_ticks: tuple[int, ...] = ()
     tick_s: float = 1.0
     late: bool = False
+    until: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ import jax.numpy as jnp
 import optax
 
 from memplan.planning import devices
+from memplan.planning.evict import evict
+from memplan.planning.kernels import staged
 from memplan.planning.packing import Packing, pack
 from memplan.planning.problem import Problem
 from memplan.program.targets import Target, described_mesh
@@ -33,7 +36,7 @@ def dense(width: int, layers: int) -> tuple[Step, tuple[Any, ...]]:
         def loss(weights: list[jax.Array]) -> jax.Array:
             y = x
             for weight in weights:
-                y = jnp.tanh(y @ weight) + jnp.sin(y)
+                y = jnp.tanh(y @ weight)
             return (y**2).mean()
 
         weights, momentum = state
@@ -69,21 +72,45 @@ def scanned(width: int, layers: int) -> tuple[Step, tuple[Any, ...]]:
 STEPS: Mapping[str, Callable[[int, int], tuple[Step, tuple[Any, ...]]]] = {"dense": dense, "scanned": scanned}
 
 
+_COUNT = itertools.count()
+
+
 @dataclass
 class Compiled:
+    """What was compiled, what was predicted of it and of the plain order, and how many runs were added."""
+
     compiled: Any
+    plain: Packing
     packing: Packing
     repeated: int
 
 
-def compiled(step: Step, args: Sequence[Any], name: str, seed: int, device: str | None = None) -> Compiled:
-    """With kernels run again as the seed has it, none with 0; judged. For a described GPU or the CPU that is here."""
+def randomly(seed: int) -> Callable[[Problem], list[int]]:
+    """Kernels run again as the seed has it, none with 0."""
+    return lambda problem: again(problem, Random(seed), 60 if seed else 0)
+
+
+def within(share: float) -> Callable[[Problem], list[int]]:
+    """What fits a share of the bytes that are there at once in the plain order."""
+
+    def planned(problem: Problem) -> list[int]:
+        found = staged(problem, int(share * pack(problem).live_nbytes))
+        return found.sequence(evict(found.stages))
+
+    return planned
+
+
+def compiled(
+    step: Step, args: Sequence[Any], name: str, plan: Callable[[Problem], list[int]], device: str | None = None
+) -> Compiled:
+    """A step with a plan, judged; for a described GPU or the CPU that is here."""
     told: dict[str, Any] = {}
 
     def rewrite(text: str) -> str:
         module = read_module(text)
         problem = problem_of(module, on_gpu=device is not None)
-        sequence = again(problem, Random(seed), 60 if seed else 0)
+        sequence = plan(problem)
+        told.update(plain=pack(problem))
         told.update(packing=pack(problem, sequence), repeated=len(sequence) - len(problem.kernels))
         names = [problem.kernels[run].name for run in sequence if problem.kernels[run].within is None]
         planned = write(module, names)
@@ -93,7 +120,7 @@ def compiled(step: Step, args: Sequence[Any], name: str, seed: int, device: str 
     def unique(*args: Any) -> Any:
         return step(*args)
 
-    unique.__name__ = f"memplan_test_{name}_{seed}_{device}"
+    unique.__name__ = f"memplan_test_{name}_{next(_COUNT)}"
     if device is not None:
         target = Target(devices.DEVICES[device], described=True)
         described_mesh(target.device)
