@@ -6,7 +6,7 @@ equations are operations like any other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -100,7 +100,7 @@ def inside(closed: compat.ClosedJaxpr, topology: Topology | None = None) -> tupl
     avals = [compat.as_struct(types.get(var, var.aval)) for var in closed.jaxpr.invars]
     traced = jax.make_jaxpr(local, axis_env=list(mesh.shape.items()))(*avals)
     whole = PartitionSpec()
-    found: Mapping[Any, PartitionSpec] = specs  # results may be literals
-    inputs = tuple(found.get(var, whole) for var in closed.jaxpr.invars)
-    outputs = tuple(made.get(atom) or found.get(atom, whole) for atom in closed.jaxpr.outvars)
+    inputs = tuple(specs.get(var, whole) for var in closed.jaxpr.invars)
+    split = {**specs, **made}
+    outputs = tuple(split.get(atom, whole) if compat.is_var(atom) else whole for atom in closed.jaxpr.outvars)
     return Spmd(mesh, inputs, outputs, topology), traced
