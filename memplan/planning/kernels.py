@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from memplan.planning.packing import live_nbytes
+from memplan.planning.packing import live_nbytes, needed
 from memplan.planning.problem import Problem, Role
 from memplan.planning.stages import Pair, Stages
 
@@ -39,7 +39,7 @@ class Staged:
         runs, inside = [], _inside(self.problem)
         for stage, number in enumerate(self.outer):
             runs += [*sorted(repeated[stage]), *inside.get(number, ()), number]
-        return runs
+        return needed(self.problem, runs)
 
 
 def staged(problem: Problem, budget_bytes: int) -> Staged:

@@ -62,6 +62,19 @@ def pack(problem: Problem, sequence: Sequence[int] | None = None) -> Packing:
     return _Layout(problem, runs).packing()
 
 
+def needed(problem: Problem, sequence: Sequence[int]) -> list[int]:
+    """The runs whose results somebody reads, or that act. XLA:GPU deletes the others, XLA:CPU runs them."""
+    wanted, kept = set(problem.outputs), []
+    for run in reversed(sequence):
+        kernel = problem.kernels[run]
+        if kernel.repeatable and wanted.isdisjoint(kernel.writes):
+            continue
+        wanted.difference_update(kernel.writes)
+        wanted.update(kernel.reads)
+        kept.append(run)
+    return kept[::-1]
+
+
 def live_nbytes(problem: Problem, sequence: Sequence[int] | None = None) -> np.ndarray:
     """Bytes of temporaries that are there while each run runs, arguments and outputs put to use; as many as runs."""
     runs = range(len(problem.kernels)) if sequence is None else sequence

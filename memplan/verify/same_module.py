@@ -208,12 +208,37 @@ class _Reading:
         elif op.opcode == "while":
             handed_on = _handed_on(self._module[op.attribute("body").lstrip("%")])
             yield from (place for number, place in enumerate(_places(operands[0])) if number not in handed_on)
-        elif op.opcode in ("conditional", "call"):
-            for tree in operands:
-                yield from _places(tree)
+        elif op.opcode == "conditional":
+            for name, tree in zip(op.called, operands[1:], strict=True):
+                yield from self._overwritten_in(name, [tree])
+        elif op.opcode == "call":
+            yield from self._overwritten_in(op.called[0], operands)
         else:
             for position in _updated_operands(op):
                 yield from _places(operands[position])
+
+    def _overwritten_in(self, name: str, given: Sequence[Tree]) -> Iterator[Place]:
+        """Of what a computation is given, the buffers that it overwrites."""
+        body = self._module[name]
+        inner: dict[Place, Place] = {}
+        trees: dict[str, Tree] = {}
+        for op in body.ops.values():
+            operands = [trees[operand] for operand in op.operands]
+            if op.opcode == "parameter":
+                tree = _tree(op.name, op.shape)
+                inner.update(zip(_places(tree), _places(given[int(op.attributes)]), strict=True))
+            elif op.opcode in ("bitcast", "opt-barrier"):
+                (tree,) = operands
+            elif op.opcode == "get-tuple-element":
+                (parts,) = operands
+                assert not isinstance(parts, Place)
+                tree = parts[op.index]
+            elif op.opcode == "tuple":
+                tree = tuple(operands)
+            else:
+                tree = _tree(op.name, op.shape)
+                yield from (inner[place] for place in self._updates(op, operands) if place in inner)
+            trees[op.name] = tree
 
     def _end(self, outputs: Sequence[Place]) -> None:
         """Outputs overwrite the donated arguments when they are made; whatever lives to the end is read there."""

@@ -125,7 +125,7 @@ class _Reading:
         if op.opcode == "while":
             return self._loop(op, operands[0], within)
         if op.opcode == "call":
-            return self._computation(self._module[op.called[0]], operands, within)
+            return self._call(op, operands, within)
         if op.opcode == "conditional":
             return self._choice(op, operands, within)
         if op.opcode.endswith("-done"):
@@ -188,7 +188,7 @@ class _Reading:
                 self._seconds.get(op.name, 0.0),
                 within,
                 repeatable=not once,
-                sheds=op.opcode == "fusion" and "kind=kCustom" not in op.attributes,
+                sheds=self._on_gpu and op.opcode == "fusion" and "kind=kCustom" not in op.attributes,
             )
         )
 
@@ -216,6 +216,25 @@ class _Reading:
     def _made(self, op: Instruction, shape: Shape, index: int) -> Tree:
         return _mapped(shape, self._maker(op, len(self._kernels), Role.TEMPORARY, f"{index},"))
 
+    def _call(self, op: Instruction, operands: list[Tree], within: int | None) -> Tree:
+        """One kernel where it calls one, as XLA:CPU does for what it runs in parallel; else kernels within it."""
+        first = len(self._kernels)
+        result = self._computation(self._module[op.called[0]], operands, within)
+        if len(self._kernels) == first + 1:
+            seconds = self._seconds.get(op.name, self._kernels[first].seconds)
+            self._kernels[first] = replace(self._kernels[first], name=op.name, seconds=seconds, repeatable=False)
+        else:
+            self._kernel(op, operands, (), within)
+            self._put_within(first, within)
+        return result
+
+    def _put_within(self, first: int, around: int | None) -> None:
+        """The last kernel holds those from the first on."""
+        last = len(self._kernels) - 1
+        for number in range(first, last):
+            if self._kernels[number].within == around:
+                self._kernels[number] = replace(self._kernels[number], within=last)
+
     def _loop(self, op: Instruction, state: Tree, within: int | None) -> Tree:
         """Body and condition stand in front of the loop itself, as in XLA's flattened schedule."""
         condition, body = op.attribute("condition").lstrip("%"), op.attribute("body").lstrip("%")
@@ -236,10 +255,7 @@ class _Reading:
             self._values[value].maker = len(self._kernels)
         self._kernel(op, [state], list(leaves_of(result)), within)
         self._tie(state, carried[condition], carried[body], ends[body], result)
-        loop = len(self._kernels) - 1
-        for number in range(first, loop):
-            if self._kernels[number].within == within:
-                self._kernels[number] = replace(self._kernels[number], within=loop)
+        self._put_within(first, within)
         return result
 
     def _tie(self, state: Tree, *others: Tree) -> None:
@@ -266,9 +282,7 @@ class _Reading:
         for end in ends:
             for made, given in zip(leaves_of(result), leaves_of(end), strict=True):
                 self._unite(given, made)
-        for number in range(first, len(self._kernels) - 1):
-            if self._kernels[number].within == within:
-                self._kernels[number] = replace(self._kernels[number], within=len(self._kernels) - 1)
+        self._put_within(first, within)
         return result
 
     def _phi(self, op: Instruction, like: Tree, prefix: str) -> Tree:

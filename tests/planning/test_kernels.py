@@ -36,7 +36,8 @@ def training(layers: int, seed: int) -> Problem:
     for layer in reversed(range(layers)):
         own = add(f"weights{layer}", (made[layer], gradient), MIB)
         outputs.append(add(f"update{layer}", (layer, own), MIB, place=layer))
-        gradient = add(f"backward{layer}", (made[layer], gradient), random.randint(1, 8) * MIB)
+        if layer:
+            gradient = add(f"backward{layer}", (made[layer], gradient), random.randint(1, 8) * MIB)
     return Problem(tuple(buffers), tuple(kernels), frozenset(outputs), frozenset(range(layers)))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.planning.packing import ALIGNMENT, pack
+from memplan.planning.packing import ALIGNMENT, needed, pack
 from memplan.planning.problem import Buffer, Kernel, Problem, Role
 
 KIB = 1024
@@ -80,6 +80,12 @@ def test_a_kernel_that_runs_again_makes_room_in_between() -> None:
     assert pack(one).nbytes >= 10 * KIB
     again = pack(one, [0, 1, 2, 3, 0, 4])
     assert 6 * KIB < again.nbytes < 6 * KIB + 4 * ALIGNMENT
+
+
+def test_a_run_that_nobody_reads_is_not_there() -> None:
+    one = problem([[], [0], [1]], [KIB, 8, 8], outputs=[2])
+    assert needed(one, [0, 1, 0, 1, 2]) == [0, 1, 2]
+    assert needed(one, [0, 0, 1, 2]) == [0, 1, 2]
 
 
 def test_results_that_nobody_reads_are_taken_out_of_a_fusion() -> None:

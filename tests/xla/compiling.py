@@ -16,7 +16,7 @@ import optax
 from memplan.planning import devices
 from memplan.planning.evict import evict
 from memplan.planning.kernels import staged
-from memplan.planning.packing import Packing, pack
+from memplan.planning.packing import Packing, needed, pack
 from memplan.planning.problem import Problem
 from memplan.program.targets import Target, described_mesh
 from memplan.verify.same_module import judge
@@ -69,7 +69,30 @@ def scanned(width: int, layers: int) -> tuple[Step, tuple[Any, ...]]:
     return step, ((weights, jnp.zeros(64)), jnp.sin(jnp.arange(8.0 * width * width)).reshape(8 * width, width))
 
 
-STEPS: Mapping[str, Callable[[int, int], tuple[Step, tuple[Any, ...]]]] = {"dense": dense, "scanned": scanned}
+def branching(width: int, layers: int) -> tuple[Step, tuple[Any, ...]]:
+    """A condition before and after layers that may run again."""
+
+    def step(state: Any, x: jax.Array) -> Any:
+        weights, count = state
+
+        def loss(weights: jax.Array) -> jax.Array:
+            y = jax.lax.cond(count[0] % 2 == 0, lambda x: jnp.sin(x) @ weights[0], lambda x: x @ weights[1].T, x)
+            for weight in weights:
+                y = jnp.tanh(y @ weight)
+            return jax.lax.cond(y[0, 0] > 0, lambda y: (y**2).mean(), lambda y: y.sum(), y)
+
+        value, gradient = jax.value_and_grad(loss)(weights)
+        return (weights - 0.1 * gradient, count + 1), value
+
+    _, ((weights, _), x) = scanned(width, layers)
+    return step, ((weights, jnp.zeros(1, jnp.int32)), x)
+
+
+STEPS: Mapping[str, Callable[[int, int], tuple[Step, tuple[Any, ...]]]] = {
+    "dense": dense,
+    "scanned": scanned,
+    "branching": branching,
+}
 
 
 _COUNT = itertools.count()
@@ -147,7 +170,7 @@ def again(problem: Problem, random: Random, tries: int) -> list[int]:
         readers = [n for n in outer if set(problem.kernels[n].reads) & set(kernel.writes) and n > number + 1]
         if readers and still_there(problem, number, reader := random.choice(readers)):
             repeated[reader].add(number)
-    return [run for number in range(len(problem.kernels)) for run in (*sorted(repeated[number]), number)]
+    return needed(problem, [run for n in range(len(problem.kernels)) for run in (*sorted(repeated[n]), n)])
 
 
 def shared(problem: Problem) -> set[int]:
