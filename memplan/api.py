@@ -21,7 +21,7 @@ from memplan.planning.plan import Plan
 from memplan.program import compat
 from memplan.program.arguments import Written, explain
 from memplan.program.host_state import brought, place
-from memplan.program.local import observed_peak_bytes
+from memplan.xla.local import observed_peak_bytes
 from memplan.program.trace import dynamic_part, static_part
 from memplan.report.comparison import Comparison
 from memplan.report.curve import Curve

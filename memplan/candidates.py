@@ -9,7 +9,7 @@ from typing import Any
 from memplan.planning.graph import Graph
 from memplan.planning.plan import Plan
 from memplan.program.executor import Stages
-from memplan.program.targets import Executable
+from memplan.xla.target import Executable
 from memplan.program.trace import Program
 from memplan.program.traffic import Traffic
 from memplan.verify.effect import Effect

@@ -19,7 +19,7 @@ from memplan.program import compat
 from memplan.program.executor import compile_stages
 from memplan.program.extract import extract
 from memplan.program.rewrite import rewrite
-from memplan.program.targets import Target
+from memplan.xla.target import Target
 from memplan.program.trace import Program, as_step
 from memplan.program.traffic import Traffic
 from memplan.verify.collectives import differing

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memplan.program.targets import Executable, Target
+from memplan.xla.target import Executable, Target
 from memplan.program.trace import Program
 from memplan.program.traffic import Traffic, traffic
 

@@ -1,67 +1,91 @@
-"""The one place that knows the order: trace, compile, and only where that does not fit plan (`search.py`), report."""
+"""The one place that knows the order: trace, transform, compile with a plan in the middle, account."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 
-from memplan import summary
-from memplan.candidates import Candidate
-from memplan.compiling import Compiling, Unmodified
-from memplan.planning import devices, spec
-from memplan.planning.budget import Size, parse_bytes
-from memplan.planning.graph import Graph
+from memplan.errors import InfeasibleBudgetError
+from memplan.inside import Agree, Inside, Limits, Made
+from memplan.planning import devices, planner, spec
+from memplan.planning.budget import Size, parse_bytes, show_bytes
 from memplan.planning.plan import Plan
-from memplan.planning.planners.protocol import Planner
-from memplan.planning.planners.registry import planner_named
-from memplan.program import compat
 from memplan.program.host_state import large_leaves, with_state_on_host
-from memplan.program.local import host_memory_bytes, is_here, local_device
-from memplan.program.rewrite import rewrite
-from memplan.program.targets import Target
-from memplan.program.trace import Program, flat_step, trace
-from memplan.refining import Notify
-from memplan.report.model import Report
-from memplan.search import Search
+from memplan.program.loops import with_loops
+from memplan.program.trace import Program, as_step, trace
+from memplan.residuals import fewer_residuals
+from memplan.xla.frames import sources
+from memplan.xla.local import host_memory_bytes, is_here, local_device
+from memplan.xla.target import HIDES_LATENCY, Executable, Target
+
+Notify = Callable[[str, float | None], None]
+
+_MOST_COMPILATIONS = 3  # of one program: a prediction that misses is corrected by what it missed by
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for; see `memplan.jit`.
-
-    Attributes:
-      in_segments: a step that fits but waits for other devices is compiled in segments as well, and the faster taken.
-    """
+    """What the user asked for; see `memplan.jit`."""
 
     budget: Size = None
     host_budget: Size = None
     device: str | None = None
-    planner: str | Planner | None = None
     plan: Plan | None = None
     verify: str | None = "compile"
     host_state: tuple[int, ...] = ()
-    in_segments: bool = True
 
 
 @dataclass(frozen=True)
-class Result:
-    """A step planned: the report, and what is needed to run it."""
+class Outcome:
+    """A program compiled under limits.
+
+    Attributes:
+      program: that was compiled, transformed or not.
+      made: what happened inside the compilation.
+      compilations: how many it took, and `seconds` of them all with the planning inside.
+      args, kwargs: shapes.
+    """
 
     program: Program
-    graph: Graph | None
     target: Target
-    chosen: Candidate
-    report: Report
+    limits: Limits
+    executable: Executable
+    made: Made
+    compilations: int
+    seconds: float
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
 
     @property
-    def untouched(self) -> bool:
-        """The step runs as it is, without options of memplan's."""
-        return self.chosen.name == "plain"
+    def device_bytes(self) -> int:
+        return self.executable.memory.device_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        return self.executable.memory.host_bytes
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step, by the replay."""
+        return self.made.result.traffic.step_s
+
+    @property
+    def plan(self) -> Plan | None:
+        """What reproduces it; None for the step as it is."""
+        made, program = self.made.plan, self.program
+        if made is None and not program.on_host and not any(program.residuals):
+            return None
+        made = made or Plan((), self.made.plain.module.fingerprint, "none", self.target.device.name)
+        return replace(made, loops=program.residuals, on_host=tuple(sorted(program.on_host)))
+
+    @property
+    def fits(self) -> bool:
+        limits = self.limits
+        return self.device_bytes <= limits.device_bytes and self.host_bytes <= limits.host_bytes
 
 
 def run(
@@ -71,75 +95,159 @@ def run(
     options: Mapping[str, Any],
     request: Request,
     notify: Notify,
-) -> Result:
-    """Plan a step.
+) -> Outcome:
+    """Plan a step, and compile it so.
 
     Raises:
       BudgetError, UnknownDeviceError: the request makes no sense.
       InfeasibleBudgetError: nothing that the compiler measured fits.
       PlanMismatchError: `request.plan` is for another program.
     """
-    notify("tracing", None)
-    search = search_for(step, args, kwargs, options, request, notify)
-    notify("compiling the unmodified step", None)
-    plain, chosen = search.plain(), _chosen(search, request)
-    limits, seen = (search.target, search.budget, search.host_budget), shapes_of(args, kwargs)
-    if chosen is plain:
-        return Result(search.program, None, search.target, plain, summary.untouched(*limits, plain), *seen)
-    bounds = search.lowest.nbytes, search.least_s
-    report = summary.planned(search.graph, *limits, chosen, plain, search.tried, *bounds)
-    ran = chosen.program or search.program, chosen.graph or search.graph
-    return Result(*ran, search.target, chosen, report, *seen)
+    found = best(step, args, kwargs, options, request, notify)
+    if not found.fits:
+        raise infeasible(found)
+    return found
 
 
-def search_for(
+def best(
     step: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     options: Mapping[str, Any],
     request: Request,
     notify: Notify = lambda stage, share: None,
-) -> Search:
-    """What there is to try for a step, traced; nothing is compiled yet.
-
-    Raises BudgetError and UnknownDeviceError like `run`.
-    """
+) -> Outcome:
+    """What fits, or else what takes the least; raises like `run`, but for what does not fit."""
     target = target_of(request.device)
-    budget, host_budget = parse_bytes(request.budget, target.device.memory_bytes), host_budget_of(request, target)
-    planner = planner_named(request.planner)
+    limits = Limits(parse_bytes(request.budget, target.device.memory_bytes), host_budget_of(request, target))
+    notify("tracing", None)
     program = trace(step, args, kwargs, options)
-    plain = Unmodified(program, target, args, kwargs)
-    if request.host_state:
-        program = with_state_on_host(program, large_leaves(program, request.host_state))
-    return Search(Compiling(program, plain), budget, host_budget, planner, notify)
-
-
-def _chosen(search: Search, request: Request) -> Candidate:
-    """The step as it is, where that fits and waits for no other device; else what is asked for, or the best."""
-    plain = search.plain()
     if request.plan is not None:
-        return search.follow(request.plan)
-    if plain.device_bytes > search.budget or search.program.held:
-        return search.best(request.verify)
-    waits = request.in_segments and plain.traffic is not None and plain.traffic.waits_for_links
-    return search.in_segments() if waits else plain
+        written = with_loops(program, request.plan.loops) if request.plan.loops else program
+        program = with_state_on_host(written, request.plan.on_host)
+    elif request.host_state:
+        program = with_state_on_host(program, large_leaves(program, request.host_state))
+    compiling = Compiling(target, limits, args, kwargs, request.plan, notify)
+    found = compiling.compiled(program)
+    if found.fits or request.plan is not None:
+        return found
+    for other in fewer_residuals(program, target.device, limits.host_bytes, found.device_bytes - limits.device_bytes):
+        notify("compiling with fewer residuals in its loops", None)
+        tried = compiling.compiled(other)
+        found = min((found, tried), key=lambda one: (not one.fits, one.device_bytes))
+        if found.fits:
+            break
+    return found
 
 
-def planned_jaxpr(result: Result) -> compat.ClosedJaxpr:
-    """The jaxpr in the planned order; the step's very own where nothing was planned."""
-    traced = result.program.traced.jaxpr
-    if result.chosen.plan is None or result.graph is None:
-        return traced
-    if result.program.spmd is None:
-        return local_jaxpr(result)
-    types = [compat.as_struct(var.aval) for var in traced.jaxpr.invars]
-    return jax.make_jaxpr(flat_step(result.program, local_jaxpr(result)))(*types)
+@dataclass(frozen=True)
+class Compiling:
+    """Programs for a target, under limits."""
+
+    target: Target
+    limits: Limits
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    follow: Plan | None = None
+    notify: Notify = lambda stage, share: None
+    agree: Agree = lambda fingerprint, plan: plan()
+
+    def compiled(self, program: Program) -> Outcome:
+        """With a plan in the middle where it does not fit as it is; again where the prediction missed."""
+        started = time.perf_counter()
+        profile = self._profile(program)
+        inside = Inside(self.target.device, self.limits, program.topology, self.follow, self.agree)
+        compilations = 1 if profile is None else 2
+        self.notify("compiling", None)
+        executable = self._compile(program, profile, inside)
+        while self._missed(executable, inside) and compilations < _MOST_COMPILATIONS:
+            self.notify("compiling again, within what the first plan missed by", None)
+            memory, limits = executable.memory, self.limits
+            inside.reserve_bytes += max(0, memory.device_bytes - limits.device_bytes)
+            inside.reserve_host_bytes += max(0, memory.host_bytes - limits.host_bytes)
+            executable = self._compile(program, profile, inside)
+            compilations += 1
+        assert inside.made is not None
+        seconds = time.perf_counter() - started
+        return Outcome(
+            program,
+            self.target,
+            self.limits,
+            executable,
+            inside.made,
+            compilations,
+            seconds,
+            *shapes_of(self.args, self.kwargs),
+        )
+
+    def _missed(self, executable: Executable, inside: Inside) -> bool:
+        """It should fit, and does not."""
+        memory, limits = executable.memory, self.limits
+        over = memory.device_bytes > limits.device_bytes or memory.host_bytes > limits.host_bytes
+        return over and inside.made is not None and inside.made.fits and self.follow is None
+
+    def _compile(self, program: Program, profile: Mapping[str, float] | None, inside: Inside | None) -> Executable:
+        mesh = self.target.mesh_for(program.spmd)
+        as_it_is = program.rewritten is None and mesh is None
+        step = program.step if as_it_is else as_step(program, program.jaxpr, mesh)
+        moves = bool(program.on_host) or any(known and known.moved for known in program.residuals)
+        return self.target.compile(
+            step,
+            self.args,
+            self.kwargs,
+            program.options,
+            HIDES_LATENCY if moves and self.target.is_gpu else None,
+            on_host=program.on_host,
+            spmd=program.spmd,
+            profile=profile,
+            rewrite=inside,
+        )
+
+    def _profile(self, program: Program) -> Mapping[str, float] | None:
+        """What every instruction of a step with collectives takes, by a compilation for it alone.
+
+        XLA's scheduler guesses from the size of a message what a collective takes, and lets it wait.
+        """
+        if program.spmd is None or not self.target.is_gpu:
+            return None
+        self.notify("compiling for the seconds of its collectives", None)
+        inside = Inside(self.target.device, Limits(2**62, 0), program.topology)
+        self._compile(program, None, inside)
+        assert inside.made is not None
+        told = inside.made.plain.traffic
+        return told.seconds if told.collectives else None
 
 
-def local_jaxpr(result: Result) -> compat.ClosedJaxpr:
-    """The jaxpr of a planned step, as one device runs it."""
-    assert result.chosen.plan is not None and result.graph is not None
-    return rewrite(result.program, result.graph, result.chosen.plan)
+def infeasible(found: Outcome) -> InfeasibleBudgetError:
+    """What to say where not even the least that was found fits."""
+    plain, budget = found.made.plain, found.limits.device_bytes
+    nbytes, kernel = planner.floor(plain.problem)
+    floor = plain.resident_bytes + nbytes
+    name = plain.problem.kernels[kernel].name if kernel >= 0 else ""
+    where = sources(plain.module).get(name, "")
+    operation = f"{name} ({where})" if where else name
+    smallest = min(found.device_bytes, plain.device_bytes)
+    host = "" if found.host_bytes <= found.limits.host_bytes else f", with {show_bytes(found.host_bytes)} on the host"
+    advice = "\n  ".join(_advice(found))
+    return InfeasibleBudgetError(
+        f"no plan fits {show_bytes(budget)} on {found.target.device.name}. The smallest that was found, and compiled, "
+        f"takes {show_bytes(smallest)}{host}; arguments, outputs and the largest kernel alone, {operation}, take "
+        f"{show_bytes(floor)}. Try:\n  {advice}",
+        floor_bytes=floor,
+        smallest_bytes=smallest,
+        operation=operation,
+    )
+
+
+def _advice(found: Outcome) -> Iterator[str]:
+    yield f"a budget of {show_bytes(found.device_bytes)}"
+    resident = found.made.plain.resident_bytes
+    if 2 * resident > found.limits.device_bytes:
+        if not all(found.program.donated):
+            yield "donate_argnums for the state that the step replaces: its new value then takes the old one's place"
+        if not found.program.on_host and found.target.is_gpu:
+            yield f"host_state: arguments and outputs take {show_bytes(resident)} of it"
+    yield "a smaller batch or image: memplan.largest finds the largest that fits"
 
 
 def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:

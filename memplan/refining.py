@@ -14,7 +14,7 @@ from memplan.planning.planners.protocol import Planner, Problem, Proposal
 from memplan.planning.simulate import Timeline
 from memplan.planning.streams import streamed
 from memplan.planning.tidy import tidied
-from memplan.program.targets import HIDES_LATENCY
+from memplan.xla.target import HIDES_LATENCY
 from memplan.verify.memory import excess
 
 Notify = Callable[[str, float | None], None]

@@ -21,7 +21,7 @@ from memplan.program import compat
 from memplan.program.executor import Stages, as_array, compile_stages
 from memplan.program.extract import extract
 from memplan.program.host_state import brought, put
-from memplan.program.local import local_device
+from memplan.xla.local import local_device
 from memplan.program.rewrite import rewrite
 from memplan.program.trace import Program, as_step, dynamic_part, flat_step, trace
 from memplan.verify.pieces import run_in_pieces

@@ -23,7 +23,7 @@ from memplan.planning.planners.registry import planner_named
 from memplan.planning.unfold import keep_everything
 from memplan.program.host_state import with_state_on_host
 from memplan.program.loops import with_loops
-from memplan.program.targets import HIDES_LATENCY, XLA_LIMIT, Target, xla_rematerialization
+from memplan.xla.target import HIDES_LATENCY, XLA_LIMIT, Target, xla_rematerialization
 from memplan.program.trace import Program
 from memplan.refining import Notify, Refining
 

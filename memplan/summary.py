@@ -16,7 +16,7 @@ from memplan.planning.devices import Device
 from memplan.planning.graph import Graph
 from memplan.planning.loop import Loop, Residuals, moved_nbytes, repeated
 from memplan.planning.plan import Kind, Plan
-from memplan.program.targets import Target
+from memplan.xla.target import Target
 from memplan.report.model import Candidate as Row
 from memplan.report.model import Choice, Decision, LiveValue, Report
 from memplan.verify.memory import standing_at_peak

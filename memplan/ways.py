@@ -11,7 +11,7 @@ import jax
 from memplan.candidates import Candidate
 from memplan.compiling import compile_plain
 from memplan.program import compat
-from memplan.program.targets import Target, xla_rematerialization
+from memplan.xla.target import Target, xla_rematerialization
 from memplan.program.trace import Program, trace
 
 REFUSALS = (jax.errors.JaxRuntimeError, ValueError, NotImplementedError)  # what a way that does not compile raises

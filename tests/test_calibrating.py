@@ -18,7 +18,7 @@ from memplan.errors import UnknownDeviceError
 from memplan.planning import devices, spec
 from memplan.planning.spec import Conditions, Measurement, Spec, Timing
 from memplan.program import local
-from memplan.program.local import local_device
+from memplan.xla.local import local_device
 from memplan.program.measure import Patience, tasks
 from memplan.report.calibration import Calibration
 

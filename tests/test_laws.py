@@ -46,7 +46,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "memplan.program.compat",
         "memplan.program.hlo",
         "memplan.program.network",
-        "memplan.program.targets",
+        "memplan.xla.target",
         "memplan.program.trace",
         *TYPES,
     ),
@@ -65,7 +65,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "memplan.parallel": ("memplan.parallel", "memplan.program", "memplan.planning", "memplan.errors"),
     "memplan.candidates": (
         "memplan.program.executor",
-        "memplan.program.targets",
+        "memplan.xla.target",
         "memplan.program.trace",
         "memplan.program.traffic",
         "memplan.verify.effect",
@@ -178,7 +178,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "memplan.program.arguments",
         "memplan.program.compat",  # is another trace under way, and which
         "memplan.program.host_state",
-        "memplan.program.local",
+        "memplan.xla.local",
         "memplan.program.trace",  # how jax.jit reads its arguments
         *TYPES,
     ),

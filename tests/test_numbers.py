@@ -26,7 +26,7 @@ from memplan.planning.planners.protocol import Problem
 from memplan.planning.planners.registry import planner_named
 from memplan.program import compat
 from memplan.program.extract import extract
-from memplan.program.local import local_device
+from memplan.xla.local import local_device
 from memplan.program.rewrite import rewrite
 from memplan.program.trace import trace
 from memplan.running import AS_TYPED, chopped_plans, run_flat, segmented_plan

@@ -13,7 +13,7 @@ from memplan.planning.plan import Plan
 from memplan.planning.simulate import Simulator
 from memplan.planning.unfold import unfold
 from memplan.program.hlo import Buffer, Schedule
-from memplan.program.targets import Executable, Memory
+from memplan.xla.target import Executable, Memory
 from memplan.program.traffic import Traffic, Transfer
 from memplan.report.timeline import Timeline
 from memplan.timelines import layer_of

@@ -32,7 +32,7 @@ from memplan.planning.simulate import Simulator
 from memplan.planning.spec import Spec
 from memplan.program.executor import as_array, compile_stages
 from memplan.program.extract import extract
-from memplan.program.local import local_device
+from memplan.xla.local import local_device
 from memplan.program.trace import trace
 from memplan.running import segmented_plan
 from models.resnet import ResNetConfig

@@ -28,7 +28,7 @@ from memplan.planning import devices
 from memplan.planning.devices import Device
 from memplan.planning.topology import Topology
 from memplan.program import compat
-from memplan.program.local import local_device
+from memplan.xla.local import local_device
 from memplan.program.spmd import XLA_DECOMPOSES
 from memplan.program.trace import flatten
 

@@ -14,7 +14,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from memplan.planning.cost import copy_seconds, has_triton, op_seconds
 from memplan.planning.devices import Device
-from memplan.planning.loop import Loop, Residuals
+from memplan.planning.loop import Loop, Residuals, repeated
 
 _ENDLESS = 1 << 30  # more ticks than all costs together
 _WRITTEN_AND_READ = 2.0
@@ -33,6 +33,12 @@ def cheapest(loop: Loop, price: float, device: Device, moves: bool = False) -> R
     stacked = sorted(cut.stacked())
     moved = tuple(value for value in stacked if cut.is_moved(value))
     return Residuals(tuple(value for value in stacked if value not in moved), moved)
+
+
+def extra_seconds(loop: Loop, residuals: Residuals, device: Device) -> float:
+    """Seconds that a step spends on what is not stacked on the device: on computing it again, or on its copies."""
+    cut = _Cut(loop, 0.0, device, bool(residuals.moved))
+    return sum(map(cut.again_seconds, repeated(loop, residuals))) + sum(map(cut.moved_seconds, residuals.moved))
 
 
 class _Cut:
@@ -80,28 +86,28 @@ class _Cut:
                 self.bonds += [(again, value), (again, 2 * self.values + made)]
         for number, op in enumerate(body.ops):
             node = 2 * self.values + number
-            self.costs.append((node, self.sink, self._op_seconds(number)))
+            self.costs.append((node, self.sink, self.again_seconds(number)))
             self.bonds += [(node, value) for value in set(op.inputs) - given]
 
     def is_moved(self, value: int) -> bool:
         """Is it cheaper on the host?"""
-        return self.moves and self._moved_seconds(value) < self._kept_seconds(value)
+        return self.moves and self.moved_seconds(value) < self._kept_seconds(value)
 
     def _stack_seconds(self, value: int) -> float:
         kept = self._kept_seconds(value)
-        return min(kept, self._moved_seconds(value)) if self.moves else kept
+        return min(kept, self.moved_seconds(value)) if self.moves else kept
 
     def _kept_seconds(self, value: int) -> float:
         """Writing a stack and reading it, and the price of holding it."""
         nbytes = self.loop.trips * self.loop.body.nbytes(value)
         return nbytes * (self.price + self.loop.runs * _WRITTEN_AND_READ / self.device.memory_bandwidth)
 
-    def _moved_seconds(self, value: int) -> float:
+    def moved_seconds(self, value: int) -> float:
         """Copying every slice out and in."""
         times = 2 * self.loop.trips * self.loop.runs
         return times * copy_seconds(self.loop.body.nbytes(value), self.device)
 
-    def _op_seconds(self, number: int) -> float:
+    def again_seconds(self, number: int) -> float:
         """Nothing for what melts into its readers: elementwise work, and statistics of rows where Triton does both."""
         body, runs = self.loop.body, self.loop.trips * self.loop.runs
         op = body.ops[number]

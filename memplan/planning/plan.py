@@ -1,148 +1,130 @@
-"""A plan: what runs, moves and dies, in order. Saved as JSON, written whole or not at all."""
+"""A plan: what a scheduled module runs, copies and waits for, in order. Saved as JSON, written whole or not at all."""
 
 from __future__ import annotations
 
 import json
 import operator
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from memplan.errors import PlanMismatchError
 from memplan.files import write_whole
-from memplan.planning.graph import Graph
 from memplan.planning.loop import Residuals
+from memplan.planning.problem import Problem
+from memplan.planning.schedule import Action, Kind, Schedule
 
-FORMAT = 1
+FORMAT = 2
 
-
-class Kind(StrEnum):
-    """What an action does.
-
-    COMPUTE runs operation `target` (a second time: it is recomputed).
-    OFFLOAD starts the copy of value `target` to host memory; its FREE waits for the copy.
-    PREFETCH starts the copy of value `target` back to the device.
-    FREE ends the device copy of value `target`; RELEASE ends its host copy.
-    FENCE ends a segment; what comes later does not start before what came earlier is done. It has no target.
-    """
-
-    COMPUTE = "compute"
-    OFFLOAD = "offload"
-    PREFETCH = "prefetch"
-    FREE = "free"
-    RELEASE = "release"
-    FENCE = "fence"
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """One step of a plan; `target` is an op id (COMPUTE) or a value id."""
-
-    kind: Kind
-    target: int = -1
-
-
-FENCE = Action(Kind.FENCE)
-
-
-def copy_of(action: Action, graph: Graph) -> tuple[int, Kind] | None:
-    """The value on the device and the direction (OFFLOAD, PREFETCH) of an action that copies, as the program's may."""
-    if action.kind in (Kind.OFFLOAD, Kind.PREFETCH):
-        return action.target, action.kind
-    if action.kind is not Kind.COMPUTE or not graph.ops[action.target].crosses_memories:
-        return None
-    op = graph.ops[action.target]
-    return (op.outputs[0], Kind.PREFETCH) if graph.nbytes(op.outputs[0]) else (op.inputs[0], Kind.OFFLOAD)
+Named = tuple[Kind, str]
+"""An action, and the name of its kernel or of its buffer."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What loops stack, and an ordered list of actions for the graph with this fingerprint.
+    """Actions in order, for the module with this fingerprint.
 
     Attributes:
-      actions: in order.
-      fingerprint: of the graph.
+      actions: of kernels by the names of their instructions, of buffers by theirs: `fusion.3{1}`.
+      fingerprint: of the module.
       planner: who made it.
-      device: name of the device it was made for.
-      loops: residuals of the pairs of loops, in the order of `program.loops`; the graph is that of the step with these.
-        None leaves a pair as it is; empty: all are.
-      held: positions of inputs in host memory.
+      device: name of the device that the module was compiled for.
+      loops: residuals of the step's pairs of loops, in the order of `program.loops`; None leaves a pair as it is;
+        empty: all are.
+      on_host: positions of inputs in host memory.
     """
 
-    actions: tuple[Action, ...]
+    actions: tuple[Named, ...]
     fingerprint: str
     planner: str
     device: str = ""
     loops: tuple[Residuals | None, ...] = ()
-    held: tuple[int, ...] = ()
+    on_host: tuple[int, ...] = ()
 
-    def segments(self) -> Iterator[tuple[Action, ...]]:
-        """Runs of actions between two fences."""
-        return segments(self.actions)
+    def schedule(self, problem: Problem) -> Schedule:
+        """The same actions by the numbers of a problem.
 
-    def check(self, graph: Graph) -> None:
-        """Raise PlanMismatchError if the plan was made for another program."""
-        if self.fingerprint != graph.fingerprint:
+        Raises:
+          PlanMismatchError: it has no such kernel or buffer.
+        """
+        kernels = {kernel.name: number for number, kernel in enumerate(problem.kernels)}
+        buffers = {buffer.name: number for number, buffer in enumerate(problem.buffers)}
+        try:
+            return tuple(Action(kind, (kernels if kind is Kind.RUN else buffers)[name]) for kind, name in self.actions)
+        except KeyError as error:
+            raise PlanMismatchError(f"the plan names {error}, which this program does not have. Plan again.") from None
+
+    def check(self, fingerprint: str) -> None:
+        """Raise PlanMismatchError if the plan was made for another module."""
+        if self.fingerprint != fingerprint:
             raise PlanMismatchError(
-                f"the plan was made for program {self.fingerprint[:12]}, this step is {graph.fingerprint[:12]}: "
-                "another function, other shapes or dtypes, or another jax version. Plan again, or call with the "
-                "original shapes."
+                f"the plan was made for program {self.fingerprint[:12]}, this step is {fingerprint[:12]}: another "
+                "function, other shapes or dtypes, another device, or another jax version. Plan again, or call with "
+                "the original shapes."
             )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON to `path`; the file appears whole or not at all."""
-        write_whole(path, json.dumps(self._document(), separators=(",", ":")))
+        write_whole(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """Read a saved plan; raises PlanMismatchError for a file that is not one, FileNotFoundError for no file."""
         try:
-            document = json.loads(Path(path).read_text())
-            if document["format"] != FORMAT:
-                raise ValueError(f"format {document['format']}, this memplan reads {FORMAT}")
-            actions = tuple(Action(Kind(kind), operator.index(target)) for kind, target in document["actions"])
-            if len(actions) != document["length"]:
-                raise ValueError("actions are missing")
-            loops = tuple(_residuals(known) for known in document.get("loops", ()))
-            held = tuple(map(operator.index, document.get("held", ())))
-            fingerprint, planner, device = (str(document[name]) for name in ("fingerprint", "planner", "device"))
-            return cls(actions, fingerprint, planner, device, loops, held)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:  # ValueError: not JSON, not even text
-            raise PlanMismatchError(
-                f"{path} is not a whole memplan plan ({type(error).__name__}: {error}). It may be truncated or written "
-                "by another program; save the plan again."
-            ) from error
+            return cls.from_json(Path(path).read_text())
+        except UnicodeDecodeError as error:
+            raise _damaged(str(path), error) from error
+        except PlanMismatchError as error:
+            raise PlanMismatchError(f"{path}: {error}") from error
 
-    def _document(self) -> dict[str, object]:
-        return {
+    def to_json(self) -> str:
+        document = {
             "format": FORMAT,
             "fingerprint": self.fingerprint,
             "planner": self.planner,
             "device": self.device,
             "loops": [known and {"kept": known.kept, "moved": known.moved} for known in self.loops],
-            "held": self.held,
+            "on_host": self.on_host,
             "length": len(self.actions),
-            "actions": [[action.kind.value, action.target] for action in self.actions],
+            "actions": [[kind.value, name] for kind, name in self.actions],
         }
+        return json.dumps(document, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """What `to_json` wrote; raises PlanMismatchError for anything else."""
+        try:
+            document = json.loads(text)
+            if document["format"] != FORMAT:
+                raise ValueError(f"format {document['format']}, this memplan reads {FORMAT}")
+            actions = tuple((Kind(kind), str(name)) for kind, name in document["actions"])
+            if len(actions) != document["length"]:
+                raise ValueError("actions are missing")
+            loops = tuple(_residuals(known) for known in document["loops"])
+            on_host = tuple(map(operator.index, document["on_host"]))
+            fingerprint, planner, device = (str(document[name]) for name in ("fingerprint", "planner", "device"))
+            return cls(actions, fingerprint, planner, device, loops, on_host)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:  # ValueError: not JSON
+            raise _damaged("this", error) from error
+
+
+def named(problem: Problem, schedule: Iterable[Action]) -> tuple[Named, ...]:
+    """Actions by the names of their kernels and buffers."""
+    return tuple(
+        (one.kind, (problem.kernels if one.kind is Kind.RUN else problem.buffers)[one.number].name) for one in schedule
+    )
+
+
+def _damaged(what: str, error: Exception) -> PlanMismatchError:
+    return PlanMismatchError(
+        f"{what} is not a whole memplan plan ({type(error).__name__}: {error}). It may be truncated or written by "
+        "another program or release; save the plan again."
+    )
 
 
 def _residuals(document: Any) -> Residuals | None:
     if document is None:
         return None
     return Residuals(*(tuple(map(operator.index, document[name])) for name in ("kept", "moved")))
-
-
-def segments(actions: Iterable[Action]) -> Iterator[tuple[Action, ...]]:
-    """Runs of actions between two fences; a trailing run without a fence counts, an empty one does not."""
-    run: list[Action] = []
-    for action in actions:
-        if action.kind is Kind.FENCE:
-            yield tuple(run)
-            run = []
-        else:
-            run.append(action)
-    if run:
-        yield tuple(run)

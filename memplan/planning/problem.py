@@ -12,6 +12,9 @@ from enum import Enum
 from functools import cached_property
 
 
+POINTER_BYTES = 8  # of a tuple's table, for every element
+
+
 class Role(Enum):
     """What a buffer is of the step."""
 

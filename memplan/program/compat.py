@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import math
 import os
@@ -16,6 +17,7 @@ import jax.extend.core as jex
 import jax.extend.random as jax_random
 import numpy as np
 from jax._src import api as _api
+from jax._src import compilation_cache as _compilation_cache
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import distributed as _distributed
@@ -448,3 +450,39 @@ def module_text(proto: bytes) -> str:
 def module_proto(text: str) -> bytes:
     """The serialized module of a text."""
     return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
+
+
+def module_name_of(lowered: Any) -> str:
+    """The name of what `jax.jit(...).lower(...)` returned, for example `jit_train_step`."""
+    return _ir.StringAttr(lowered._lowering._hlo.operation.attributes["sym_name"]).value
+
+
+def renamed(lowered: Any, name: str) -> Any:
+    """The same under another name; jax, which keeps what it lowered, does not see it."""
+    known = lowered._lowering
+    with known._hlo.context, _ir.Location.unknown():
+        module = _ir.Module.create()
+        for one in known._hlo.body.operations:
+            module.body.append(one.operation.clone())
+        attributes = known._hlo.operation.attributes
+        for key in attributes:
+            module.operation.attributes[key] = attributes[key]
+        module.operation.attributes["sym_name"] = _ir.StringAttr.get(name)
+    again = copy.copy(known)
+    again._hlo = module
+    again._name = name
+    outer = copy.copy(lowered)
+    outer._lowering = again
+    return outer
+
+
+@contextlib.contextmanager
+def without_compilation_cache() -> Iterator[None]:
+    """What is compiled here is neither looked up in jax's cache on disk nor kept there: it knows nothing of the hook."""
+    cache = _compilation_cache
+    known = cache._cache_checked, cache._cache_used
+    cache._cache_checked, cache._cache_used = True, False
+    try:
+        yield
+    finally:
+        cache._cache_checked, cache._cache_used = known

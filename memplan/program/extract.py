@@ -17,7 +17,7 @@ from memplan.program.trace import Program, flatten
 def extract(program: Program) -> Graph:
     """The graph of a program; op ids are equation indices, value ids those of `variables`."""
     shares = {var: share(var.aval, sharding) for var, sharding in program.placements.items()}
-    return graph_of(program.jaxpr, program.names, program.donated, shares, program.held)
+    return graph_of(program.jaxpr, program.names, program.donated, shares, program.on_host)
 
 
 def variables(closed: compat.ClosedJaxpr) -> list[Any]:
@@ -31,13 +31,13 @@ def graph_of(
     names: Sequence[str],
     donated: Sequence[bool],
     shares: Mapping[Any, float] = MappingProxyType({}),
-    held: Collection[int] = (),
+    on_host: Collection[int] = (),
 ) -> Graph:
     """The graph of a flat jaxpr.
 
     Args:
       names, donated: of its inputs.
-      held: positions of inputs in host memory.
+      on_host: positions of inputs in host memory.
       shares: the part of a variable that one device holds, where that is not all of it.
     """
     jaxpr = closed.jaxpr
@@ -54,7 +54,7 @@ def graph_of(
         return ids[var]
 
     for position, (var, name, given) in enumerate(zip(jaxpr.invars, names, donated, strict=True)):
-        add(var, name, "argument", given, 0 if position in held else None)
+        add(var, name, "argument", given, 0 if position in on_host else None)
     for number, (var, _) in enumerate(compat.consts_of(closed)):
         add(var, f"constant:{number}", "constant")
     inputs = tuple(range(len(values)))

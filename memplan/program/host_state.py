@@ -27,15 +27,15 @@ def with_state_on_host(program: Program, inputs: Collection[int]) -> Program:
     Raises:
       PlanMismatchError: it has no such inputs.
     """
-    held = frozenset(inputs)
-    if not held:
+    on_host = frozenset(inputs)
+    if not on_host:
         return program
-    if not held.issubset(range(len(program.jaxpr.jaxpr.invars))):
+    if not on_host.issubset(range(len(program.jaxpr.jaxpr.invars))):
         raise PlanMismatchError("the plan holds arguments in host memory that this step does not have. Plan again.")
     avals = [compat.as_struct(var.aval) for var in program.jaxpr.jaxpr.invars]
-    stream = _Stream(program, held)
+    stream = _Stream(program, on_host)
     streamed = flatten(jax.make_jaxpr(stream.run)(*avals))
-    return replace(program, rewritten=streamed, held=held, returned_to_host=frozenset(stream.updates))
+    return replace(program, rewritten=streamed, on_host=on_host, returned_to_host=frozenset(stream.updates))
 
 
 def large_leaves(program: Program, argnums: Collection[int]) -> frozenset[int]:
@@ -65,7 +65,7 @@ def place(program: Program, argument: Any, argnum: int) -> Any:
     positions = positions_of(program, argnum)
     if len(leaves) != len(positions):
         raise MemplanError(f"the step was planned for an argument of {len(positions)} leaves, not {len(leaves)}.")
-    placed = [put(leaf, position in program.held) for leaf, position in zip(leaves, positions, strict=True)]
+    placed = [put(leaf, position in program.on_host) for leaf, position in zip(leaves, positions, strict=True)]
     return jax.tree_util.tree_unflatten(tree, placed)
 
 
@@ -83,20 +83,20 @@ def put(leaf: Any, on_host: bool) -> jax.Array:
 
 
 class _Stream:
-    """The step with every held input fetched right before it is first read, or slice by slice.
+    """The step with every input on the host fetched right before it is first read, or slice by slice.
 
     Attributes:
       updates: position of an output that takes the buffer of a donated input on the host -> position of the input.
     """
 
-    def __init__(self, program: Program, held: frozenset[int]):
+    def __init__(self, program: Program, on_host: frozenset[int]):
         self.closed = program.jaxpr
         jaxpr = self.closed.jaxpr
-        self.held = {jaxpr.invars[position]: position for position in held}
-        donated = [position for position in held if program.donated[position]]
+        self.on_host = {jaxpr.invars[position]: position for position in on_host}
+        donated = [position for position in on_host if program.donated[position]]
         self.updates = dict(pairs(jaxpr.invars, jaxpr.outvars, donated))
         taken = {jaxpr.outvars[number]: jaxpr.invars[position] for number, position in self.updates.items()}
-        self.slices = Slices(self.closed, frozenset(self.held), taken)
+        self.slices = Slices(self.closed, frozenset(self.on_host), taken)
 
     def run(self, *operands: Any) -> list[Any]:
         jaxpr, slices = self.closed.jaxpr, self.slices
@@ -106,7 +106,7 @@ class _Stream:
             if var in slices.stacks:
                 self.env[var] = jax.device_put(operand, jax.memory.Space.Host)
             else:
-                (self.waiting if var in self.held else self.env)[var] = operand
+                (self.waiting if var in self.on_host else self.env)[var] = operand
         within = slices.within
         for number in slices.order:
             if number in slices.updates:

@@ -36,7 +36,7 @@ class Program:
       loops: its pairs of loops and what they stack (`program.loops`), None where as the user wrote them; empty where
         all are.
       rewritten: the flat jaxpr with these loops, and with state on the host.
-      held, returned_to_host: positions of inputs and outputs in host memory (`program.host_state`).
+      on_host, returned_to_host: positions of inputs and outputs in host memory (`program.host_state`).
     """
 
     step: Callable[..., Any]
@@ -50,7 +50,7 @@ class Program:
     written: compat.ClosedJaxpr
     loops: tuple[tuple[Loop, Residuals | None], ...] = ()
     rewritten: compat.ClosedJaxpr | None = None
-    held: frozenset[int] = frozenset()
+    on_host: frozenset[int] = frozenset()
     returned_to_host: frozenset[int] = frozenset()
 
     @functools.cached_property
@@ -76,8 +76,8 @@ class Program:
     @property
     def as_written(self) -> Program:
         """The same step with the loops that the user wrote, and all of its state on the device."""
-        held = frozenset[int]()
-        return replace(self, loops=(), rewritten=None, held=held, returned_to_host=held) if self.rewritten else self
+        on_host = frozenset[int]()
+        return replace(self, loops=(), rewritten=None, on_host=on_host, returned_to_host=on_host) if self.rewritten else self
 
     @property
     def name(self) -> str:

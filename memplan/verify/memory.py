@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from memplan.planning.graph import Graph
 from memplan.program.hlo import Schedule
-from memplan.program.targets import Executable
+from memplan.xla.target import Executable
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from memplan.planning.problem import Buffer, Kernel, Problem, Role
+from memplan.planning.problem import POINTER_BYTES, Buffer, Kernel, Problem, Role
 from memplan.xla.module import Array, Computation, Instruction, Module, Shape
 from memplan.xla.sharing import may_overwrite, updated
 
 Tree = int | tuple["Tree", ...]  # numbers of buffers, in the structure of a shape
 
-POINTER_BYTES = 8
 _EFFECTS = ("custom_call_has_side_effect=true", "has_side_effect=true")
 _ONCE = frozenset(
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ _CALLED = re.compile(
     r"(\{[^}]*\}|%[\w.\-]+)"
 )
 _ALIAS = re.compile(r"\{(?P<output>[\d, ]*)\}: \((?P<argument>\d+), \{(?P<index>[\d, ]*)\}, (?:may|must)-alias\)")
+_METADATA = re.compile(r',? ?(?:metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}|stack_frame_id=\d+)')
 _NUMPY = {"bf": "bfloat", "f": "float", "s": "int", "u": "uint", "c": "complex"}
 
 
@@ -194,6 +196,13 @@ class Module(Mapping[str, Computation]):
     @property
     def name(self) -> str:
         return self.head.partition(" ")[2].partition(",")[0]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of what it computes and how, in what order; not of its name, nor of the source that it comes from."""
+        options = self.head.partition("\n")[0].partition(",")[2]
+        plain = (_METADATA.sub("", text) for text in self.texts.values())
+        return hashlib.sha256("\n".join([options, *plain]).encode()).hexdigest()
 
     @cached_property
     def aliases(self) -> Mapping[int, int]:

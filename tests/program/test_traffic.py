@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from memplan.planning import devices
 from memplan.planning.cost import copy_seconds, kernel_seconds
 from memplan.program.rules import flops_of_jaxpr
-from memplan.program.targets import Target
+from memplan.xla.target import Target
 from memplan.program.traffic import Traffic, traffic
 
 V100 = devices.named("v100")

@@ -12,7 +12,7 @@ from memplan import parallel
 from memplan.program import compat
 from memplan.program.network import Collective
 from memplan.program.spmd import inside
-from memplan.program.targets import Target
+from memplan.xla.target import Target
 from memplan.verify.collectives import differing
 from models.train import resnet_step
 

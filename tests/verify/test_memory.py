@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memplan.planning.graph import Graph, Op, Value
 from memplan.program.hlo import Buffer, Schedule
-from memplan.program.targets import Executable, Memory
+from memplan.xla.target import Executable, Memory
 from memplan.verify.memory import excess, standing_at_peak
 
 GRAPH = Graph(

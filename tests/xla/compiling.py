@@ -18,7 +18,7 @@ from memplan.planning.evict import evict
 from memplan.planning.kernels import staged
 from memplan.planning.packing import Packing, needed, pack
 from memplan.planning.problem import Problem
-from memplan.program.targets import Target, described_mesh
+from memplan.xla.target import Target, described_mesh
 from memplan.verify.same_module import judge
 from memplan.xla import hook
 from memplan.xla.buffers import problem_of

@@ -5,8 +5,8 @@ import pytest
 from memplan.planning import devices
 from memplan.planning.devices import Device, GpuTarget
 from memplan.program import kernels
-from memplan.program.kernels import kept_kernels
-from memplan.program.targets import Executable, Target
+from memplan.xla.kernel_cache import kept_kernels
+from memplan.xla.target import Executable, Target
 
 P100, V100 = devices.named("p100"), devices.named("v100")
 

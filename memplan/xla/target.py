@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import re
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,12 +17,13 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from memplan.errors import UnknownDeviceError
+from memplan.errors import MemplanError, UnknownDeviceError
 from memplan.planning.devices import Device
-from memplan.program import compat, hlo
-from memplan.program.gpu_target import target_config
-from memplan.program.kernels import kept_kernels
+from memplan.program import compat
 from memplan.program.spmd import Spmd
+from memplan.xla.described_gpu import target_config
+from memplan.xla.hook import Rewrite, asking
+from memplan.xla.kernel_cache import kept_kernels
 
 HIDES_LATENCY = {
     "xla_gpu_enable_latency_hiding_scheduler": True,  # XLA:GPU's own default from Hopper on
@@ -34,12 +37,14 @@ KEEPS_COLLECTIVES = {  # as they were written, one beside the other's computatio
     "xla_gpu_experimental_parallel_collective_overlap_limit": 8,  # under way at once; by default one
 }
 XLA_LIMIT = 0.8  # of a GPU's memory: what takes more, XLA rematerializes by itself, as far as it can
+UNLIMITED = {"xla_gpu_memory_limit_slop_factor": 130}  # percent of that: XLA leaves alone whatever fits the device
 _DESCRIBED_OPTIONS = {"xla_gpu_autotune_level": 0}  # there is nothing to time on
 _WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
 _BAD_TILES = (  # of a product, as jaxlib 0.10 and 0.11 say it; where XLA times kernels, it passes such tiles over
     "Couldn't find output tile sizes",
     "No supported config found",
 )
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -69,20 +74,15 @@ class Executable:
 
     Attributes:
       compiled: `jax.stages.Compiled`.
-      memory: see `Memory`.
-      schedule: instructions in order with their buffers; None where the backend tells nothing.
-      printed: scheduled HLO, where it has been printed already.
     """
 
     compiled: Any
     memory: Memory
-    schedule: hlo.Schedule | None
-    printed: str | None = None
 
     @functools.cached_property
     def text(self) -> str:
         """Scheduled HLO."""
-        return self.printed or self.compiled.as_text()
+        return self.compiled.as_text()
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,10 @@ class Target:
     def is_gpu(self) -> bool:
         return self.device.target is not None
 
+    @property
+    def platform(self) -> str:
+        return "cuda" if self.is_gpu else "cpu"
+
     def compile(
         self,
         step: Callable[..., Any],
@@ -108,16 +112,21 @@ class Target:
         kwargs: Mapping[str, Any],
         options: Mapping[str, Any],
         compiler_options: Mapping[str, Any] | None = None,
-        with_schedule: bool = False,
-        held: Collection[int] = (),
+        on_host: Collection[int] = (),
         spmd: Spmd | None = None,
         profile: Mapping[str, float] | None = None,
+        rewrite: Rewrite | None = None,
     ) -> Executable:
         """Compile `jax.jit(step, **options)` for this device; arguments as `jax.jit` takes them.
 
-        `held` are positions of inputs in host memory, `spmd` says how inputs lie over a mesh, `profile` what
-        instructions of an earlier compilation take (seconds), for XLA's scheduler. `with_schedule` asks a GPU's
-        compiler for its schedule and buffers as well, which it writes to files.
+        Args:
+          on_host: positions of inputs in host memory.
+          spmd: how inputs lie over a mesh.
+          profile: what instructions of an earlier compilation take (seconds), for XLA's scheduler.
+          rewrite: is handed the scheduled module, and may hand back another.
+
+        Raises:
+          MemplanError: XLA did not hand it over; and whatever `rewrite` raises.
         """
         own = KEEPS_COLLECTIVES if spmd and self.is_gpu else {}
         flags = {**own, **(options.get("compiler_options") or {}), **(compiler_options or {})}
@@ -128,16 +137,29 @@ class Target:
             flags = {**_DESCRIBED_OPTIONS, **kernels, **flags}
             args, kwargs = self._placed(args, kwargs, spmd)
         lowered = jax.jit(step, **options).lower(*args, **kwargs)
-        compat.hold_on_host(lowered, held)
-        dumps = self.is_gpu and with_schedule
-        if not dumps and not profile:
-            return _account(self._compiled(lowered, flags), None)
+        compat.hold_on_host(lowered, on_host)
         with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
             if profile:
                 flags |= {"xla_gpu_pgle_profile_file_or_directory_path": _written(profile, Path(folder))}
-            if dumps:
-                flags |= {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-            return _account(self._compiled(lowered, flags), Path(folder) if dumps else None)
+            return _account(self._handed_over(lowered, flags, rewrite))
+
+    def _handed_over(self, lowered: Any, flags: Mapping[str, Any], rewrite: Rewrite | None) -> Any:
+        """Compiled under a name of its own, by which the hook knows it."""
+        if rewrite is None:
+            return self._compiled(lowered, flags)
+        name = f"memplan_{next(_numbers)}_{re.sub(r'[^a-zA-Z0-9_]', '_', compat.module_name_of(lowered))}"
+        with asking(name, rewrite, self.platform) as asked, compat.without_compilation_cache():
+            found = self._compiled(compat.renamed(lowered, name), {**self._limits(), **flags})
+        asked.check()
+        if not asked.called:
+            raise MemplanError(
+                f"XLA of jaxlib {jax.lib.__version__} compiled the step for {self.device.name} and did not hand its "
+                "schedule over. memplan works with jax 0.11.2 to 0.12; on a GPU its plugin must be of the same release."
+            )
+        return found
+
+    def _limits(self) -> Mapping[str, Any]:
+        return UNLIMITED if self.is_gpu else {}
 
     def _compiled(self, lowered: Any, flags: Mapping[str, Any]) -> Any:
         """For a GPU that is not here by cuBLAS, where the tile that XLA takes untimed does not suit its own Triton."""
@@ -194,7 +216,7 @@ def _place(sharding: NamedSharding, leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=getattr(leaf, "weak_type", False))
 
 
-def _account(compiled: Any, dump: Path | None) -> Executable:
+def _account(compiled: Any) -> Executable:
     stats = compiled.memory_analysis()
     memory = Memory(
         device_bytes=stats.temp_size_in_bytes
@@ -210,12 +232,7 @@ def _account(compiled: Any, dump: Path | None) -> Executable:
         output_bytes=stats.output_size_in_bytes,
         alias_bytes=stats.alias_size_in_bytes,
     )
-    if dump is not None:
-        live, assignment = _dumped(dump, "-live-range.txt"), _dumped(dump, "-buffer-assignment.txt")
-        if live and assignment:
-            text = compiled.as_text()
-            return Executable(compiled, memory, hlo.read_schedule(text, live, assignment), text)
-    return Executable(compiled, memory, None)
+    return Executable(compiled, memory)
 
 
 def _written(profile: Mapping[str, float], folder: Path) -> str:
@@ -223,12 +240,6 @@ def _written(profile: Mapping[str, float], folder: Path) -> str:
     path = folder / "profile.pbtxt"
     path.write_text("".join(f'costs {{ name: "{name}" cost_us: {1e6 * s:.3f} }}\n' for name, s in profile.items()))
     return str(path)
-
-
-def _dumped(folder: Path, ending: str) -> str:
-    """The largest dump with this ending: constants and kernels may be modules of their own."""
-    files = sorted(folder.glob(f"*{ending}"), key=lambda path: path.stat().st_size)
-    return files[-1].read_text() if files else ""
 
 
 def xla_rematerialization(target: Target, limit_bytes: int, resident_bytes: int) -> tuple[Target, dict[str, Any]]:

@@ -22,9 +22,9 @@ from memplan.planning.plan import Plan
 from memplan.planning.unfold import Mode, keep_everything, unfold
 from memplan.program import targets
 from memplan.program.extract import extract
-from memplan.program.local import closest_name, local_device
+from memplan.xla.local import closest_name, local_device
 from memplan.program.rewrite import rewrite
-from memplan.program.targets import Target, described_mesh, xla_rematerialization
+from memplan.xla.target import Target, described_mesh, xla_rematerialization
 from memplan.program.trace import as_step, trace
 
 LAYERS, WIDTH, BATCH = 12, 512, 8192

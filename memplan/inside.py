@@ -1,0 +1,165 @@
+"""Inside a compilation, between XLA's scheduling and its code: read the module, plan, write, judge."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from memplan import plan_cache
+from memplan.planning import planner
+from memplan.planning.cost import copy_seconds
+from memplan.planning.devices import Device
+from memplan.planning.packing import Packing, pack
+from memplan.planning.plan import Plan, named
+from memplan.planning.problem import POINTER_BYTES, Problem, Role
+from memplan.planning.schedule import Schedule
+from memplan.planning.topology import Topology
+from memplan.verify.same_module import judge
+from memplan.xla.buffers import problem_of
+from memplan.xla.module import Module, read_module
+from memplan.xla.traffic import Traffic, traffic
+from memplan.xla.write import write
+
+Agree = Callable[[str, Callable[[], Plan]], Plan]
+"""(fingerprint of the module, makes a plan) -> the plan that all processes follow."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bytes that a step may take on the device and on the host."""
+
+    device_bytes: int
+    host_bytes: int
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A scheduled module, as it is or as it is planned."""
+
+    module: Module
+    device: Device
+    topology: Topology | None = None
+
+    @functools.cached_property
+    def traffic(self) -> Traffic:
+        """What a step moves and how long that takes."""
+        return traffic(self.module, self.device, self.topology)
+
+    @functools.cached_property
+    def problem(self) -> Problem:
+        return problem_of(self.module, self.device.target is not None, self.traffic.seconds)
+
+    @functools.cached_property
+    def packing(self) -> Packing:
+        return pack(self.problem)
+
+    @functools.cached_property
+    def resident_bytes(self) -> int:
+        """On the device throughout: arguments, outputs that are written over none, and the table of the outputs."""
+        problem, module = self.problem, self.module
+        own = [buffer.nbytes for buffer in problem.buffers if buffer.role is Role.ARGUMENT]
+        returned = module.entry.root.result
+        made = [array.nbytes for number, array in enumerate(returned) if number not in module.aliases]
+        table = POINTER_BYTES * len(returned) if isinstance(module.entry.root.shape, tuple) else 0
+        return sum(own) + sum(made) + table
+
+    @property
+    def device_bytes(self) -> int:
+        """What XLA will allocate: temporaries, arguments and outputs."""
+        return self.resident_bytes + self.packing.nbytes
+
+
+@dataclass(frozen=True)
+class Made:
+    """What was made of a module.
+
+    Attributes:
+      plain: as XLA scheduled it.
+      plan: what it was made into; None where it went through as it is.
+      schedule: the plan, by the numbers of the plain module's problem.
+      planned: the module that was handed back.
+      fits: by the prediction.
+      predicted_bytes, predicted_host_bytes: device and host bytes.
+      bound_s: no plan within the budget takes less time.
+      planning_s: seconds of planning alone; 0 where the plan was there already.
+    """
+
+    plain: Reading
+    plan: Plan | None = None
+    schedule: Schedule = ()
+    planned: Reading | None = None
+    fits: bool = True
+    predicted_bytes: int = 0
+    predicted_host_bytes: int = 0
+    bound_s: float = 0.0
+    planning_s: float = 0.0
+
+    @property
+    def result(self) -> Reading:
+        """What is compiled."""
+        return self.planned or self.plain
+
+
+@dataclass
+class Inside:
+    """What the compiler calls with the scheduled module; `made` tells afterwards what was made of it.
+
+    Attributes:
+      device: that the module is compiled for.
+      limits: of the whole step.
+      follow: a plan to carry out instead of making one.
+      agree: brings all processes of the step to one plan.
+      reserve_bytes, reserve_host_bytes: to be left free: what an earlier compilation took beyond its prediction.
+    """
+
+    device: Device
+    limits: Limits
+    topology: Topology | None = None
+    follow: Plan | None = None
+    agree: Agree = lambda fingerprint, plan: plan()
+    reserve_bytes: int = 0
+    reserve_host_bytes: int = 0
+    made: Made | None = field(default=None, init=False)
+
+    def __call__(self, text: str) -> str | None:
+        plain = Reading(read_module(text), self.device, self.topology)
+        budget = self.limits.device_bytes - self.reserve_bytes
+        if self.follow is None and plain.device_bytes <= budget:
+            self.made = Made(plain, predicted_bytes=plain.device_bytes, bound_s=plain.traffic.step_s)
+            return None
+        started = time.perf_counter()
+        plan = self.follow or self.agree(plain.module.fingerprint, functools.partial(self._plan, plain, budget))
+        plan.check(plain.module.fingerprint)
+        schedule = plan.schedule(plain.problem)
+        packing = pack(plain.problem, schedule)
+        planning_s = time.perf_counter() - started
+        written = write(plain.module, plain.problem, schedule)
+        planned = Reading(read_module(written), self.device, self.topology)
+        judge(plain.module, planned.module)
+        predicted = plain.resident_bytes + packing.nbytes
+        self.made = Made(
+            plain,
+            plan,
+            schedule,
+            planned,
+            fits=predicted <= budget,
+            predicted_bytes=predicted,
+            predicted_host_bytes=packing.host_nbytes,
+            bound_s=plain.traffic.step_s,
+            planning_s=planning_s,
+        )
+        return written
+
+    def _plan(self, plain: Reading, budget: int) -> Plan:
+        """A kept plan, or a new one."""
+        host = self.limits.host_bytes - self.reserve_host_bytes
+        name = plan_cache.key(plain.module.fingerprint, budget, host, self.device, self.topology)
+        if (kept := plan_cache.find(name)) is not None:
+            return kept
+        copy_s = functools.partial(copy_seconds, device=self.device) if host > 0 else None
+        found = planner.plan(plain.problem, budget - plain.resident_bytes, host, copy_s)
+        plan = Plan(named(plain.problem, found.schedule), plain.module.fingerprint, "kernels", self.device.name)
+        plan_cache.keep(name, plan)
+        return plan
