@@ -11,7 +11,7 @@ from memplan.planning.plan import Plan
 from memplan.program.executor import Stages
 from memplan.xla.target import Executable
 from memplan.program.trace import Program
-from memplan.program.traffic import Traffic
+from memplan.xla.traffic import Traffic
 from memplan.verify.effect import Effect
 
 

@@ -21,7 +21,7 @@ from memplan.program.extract import extract
 from memplan.program.rewrite import rewrite
 from memplan.xla.target import Target
 from memplan.program.trace import Program, as_step
-from memplan.program.traffic import Traffic
+from memplan.xla.traffic import Traffic
 from memplan.verify.collectives import differing
 from memplan.verify.effect import Effect, effect
 from memplan.verify.plan import judge

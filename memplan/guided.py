@@ -11,7 +11,7 @@ from typing import Any
 
 from memplan.xla.target import Executable, Target
 from memplan.program.trace import Program
-from memplan.program.traffic import Traffic, traffic
+from memplan.xla.traffic import Traffic, traffic
 
 
 def compiled(

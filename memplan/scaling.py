@@ -19,7 +19,7 @@ from memplan.pipeline import Request, Result
 from memplan.planning.budget import Size
 from memplan.planning.overheads import SOURCES, Overheads
 from memplan.planning.topology import Topology, topology_named
-from memplan.program.traffic import Traffic, replays
+from memplan.xla.traffic import Traffic, replays
 from memplan.refining import Notify
 from memplan.report.scaling import Assumed, Count, Level, Links, Point, Scaling, Topologies
 from memplan.summary import versions

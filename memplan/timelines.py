@@ -18,7 +18,7 @@ from memplan.program import compat
 from memplan.program.clock import clocked
 from memplan.program.hlo import Buffer, Schedule
 from memplan.xla.target import Executable
-from memplan.program.traffic import Traffic
+from memplan.xla.traffic import Traffic
 from memplan.report.timeline import Copy, Direction, Instant, Line, Stay, Timeline, Value
 
 _WRAPPED = re.compile(r"\b[\w.\-]+\(([^()]*)\)")

@@ -36,28 +36,38 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "memplan.report": ("memplan.report", "memplan.files"),
     "memplan.planning": ("memplan.planning", "memplan.files", "memplan.errors"),
     "memplan.program": ("memplan.program", "memplan.errors", *TYPES),
-    "memplan.program.traffic": ("memplan.program", "memplan.planning.cost", *TYPES),  # kernels in seconds
-    "memplan.program.network": ("memplan.program", "memplan.planning.collectives", *TYPES),  # collectives in seconds
-    "memplan.xla": ("memplan.xla", "memplan.planning.problem", "memplan.program.compat", "memplan.errors"),
+    "memplan.program.hlo": ("memplan.xla.frames", "memplan.xla.module"),
+    "memplan.program.clock": ("memplan.program.hlo", "memplan.xla.traffic"),
+    "memplan.xla": (
+        "memplan.xla",
+        "memplan.planning.collectives",  # collectives in seconds
+        "memplan.planning.cost",  # kernels in seconds
+        "memplan.planning.devices",
+        "memplan.planning.overheads",
+        "memplan.planning.problem",
+        "memplan.planning.topology",
+        "memplan.program.compat",
+        "memplan.errors",
+    ),
     "memplan.verify.same_module": ("memplan.xla.module", "memplan.errors"),  # nothing of what plans and writes
     "memplan.verify": (
         "memplan.verify",
         "memplan.errors",
         "memplan.program.compat",
         "memplan.program.hlo",
-        "memplan.program.network",
+        "memplan.xla.network",
         "memplan.xla.target",
         "memplan.program.trace",
         *TYPES,
     ),
-    "memplan.guided": ("memplan.program", *TYPES),
+    "memplan.guided": ("memplan.program", "memplan.xla.traffic", *TYPES),
     "memplan.scaling": (
         "memplan.parallel",
         "memplan.pipeline",
         "memplan.refining",
         "memplan.summary",
         "memplan.planning.budget",
-        "memplan.program.traffic",
+        "memplan.xla.traffic",
         "memplan.report",
         "memplan.errors",
         *TYPES,
@@ -67,7 +77,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "memplan.program.executor",
         "memplan.xla.target",
         "memplan.program.trace",
-        "memplan.program.traffic",
+        "memplan.xla.traffic",
         "memplan.verify.effect",
         *TYPES,
     ),
@@ -84,6 +94,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "memplan.candidates",
         "memplan.planning",
         "memplan.program",
+        "memplan.xla.traffic",
         "memplan.report",
     ),
     "memplan.compiling": (
@@ -91,6 +102,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "memplan.guided",
         "memplan.planning",
         "memplan.program",
+        "memplan.xla.traffic",
         "memplan.verify",
     ),
     "memplan.refining": (

@@ -18,7 +18,7 @@ from memplan.planning.loop import Loop, Residuals, moved_nbytes, stacked_nbytes
 from memplan.planning.plan import Plan
 from memplan.program.loops import with_residuals
 from memplan.program.trace import as_step, trace
-from memplan.program.traffic import traffic
+from memplan.xla.traffic import traffic
 from tests.program.test_targets import needs_compiler
 
 LAYERS, WIDTH, BATCH = 12, 512, 8192

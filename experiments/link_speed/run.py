@@ -24,7 +24,7 @@ from memplan.planning.graph import Graph
 from memplan.planning.planners.greedy import GreedyPlanner
 from memplan.planning.planners.protocol import Planner, Problem, Proposal
 from memplan.planning.planners.registry import planner_named
-from memplan.program.traffic import traffic
+from memplan.xla.traffic import traffic
 from memplan.summary import versions
 from models.train import googlenet_step
 

@@ -21,7 +21,7 @@ from memplan.compiling import compile_plain
 from memplan.pipeline import Request
 from memplan.planning.loop import moved_nbytes, stacked_nbytes
 from memplan.program.trace import trace
-from memplan.program.traffic import traffic
+from memplan.xla.traffic import traffic
 from memplan.summary import versions
 from models.train import decoder_step
 from models.transformer import CHECKPOINTS, DecoderConfig

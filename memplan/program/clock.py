@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 
 from memplan.program.hlo import Schedule
-from memplan.program.traffic import Traffic
+from memplan.xla.traffic import Traffic
 
 
 def clocked(schedule: Schedule, traffic: Traffic) -> list[tuple[float, float]]:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from memplan.program.frames import sources
+from memplan.xla.frames import sources
+from memplan.xla.module import read_module
 
 HOST_SPACE = 5  # XLA's number for pinned host memory
 
@@ -127,7 +128,8 @@ def read_schedule(hlo: str, live_ranges: str, assignment: str) -> Schedule:
         for line in live_ranges.splitlines()
         if (match := _RANGE.match(line))
     }
-    return Schedule(steps, tuple(_written_over(list(_buffers(assignment, ranges)))), marks, paths, sources(hlo))
+    lines = sources(read_module(hlo)) if "is_scheduled=true" in hlo else {}
+    return Schedule(steps, tuple(_written_over(list(_buffers(assignment, ranges)))), marks, paths, lines)
 
 
 def _buffers(assignment: str, ranges: dict[str, tuple[int, int]]) -> Iterator[Buffer]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memplan.program.clock import clocked
 from memplan.program.hlo import Schedule
-from memplan.program.traffic import Traffic
+from memplan.xla.traffic import Traffic
 
 
 def test_a_body_shares_the_time_of_its_loop() -> None:

@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 import memplan
 from memplan import parallel
 from memplan.program import compat
-from memplan.program.network import Collective
+from memplan.xla.network import Collective
 from memplan.program.spmd import inside
 from memplan.xla.target import Target
 from memplan.verify.collectives import differing

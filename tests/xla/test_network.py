@@ -5,7 +5,7 @@ import pytest
 from memplan.errors import UnsupportedProgramError
 from memplan.planning.collectives import Decomposition, Phase, all_gather_seconds, all_reduce_seconds
 from memplan.planning.topology import topology_named
-from memplan.program.network import Collective, Network
+from memplan.xla.network import Collective, Network
 
 NETWORK = Network(topology_named("ddl@2x4"), topology_named("ddl@2x4"))
 LISTED = {

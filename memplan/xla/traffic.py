@@ -9,24 +9,20 @@ and taken times its trip count.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from memplan.planning.cost import copy_seconds, kernel_seconds
 from memplan.planning.devices import Device
 from memplan.planning.overheads import NONE, Overheads
 from memplan.planning.topology import Topology
-from memplan.program.module import Array, Computation, Instruction, Module, bytes_moved, fused_in, read_module
-from memplan.program.network import COLLECTIVES, Collective, Network
+from memplan.xla.module import Computation, Instruction, Module, read_module
+from memplan.xla.moved import Moved, bytes_moved, matrix_work
+from memplan.xla.network import COLLECTIVES, Collective, Network
 
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-_CONTRACTED = re.compile(r'\blhs_contracting_dim(?:ension)?s"?[=:][{\[]([^}\]]*)')
-_FILTER_LABELS = re.compile(r"\bdim_labels=\w+_(\w+)->")
-_DILATION = re.compile(r"\blhs_dilate=([\dx]+)")
-_BATCH_GROUPS = re.compile(r"\bbatch_group_count=(\d+)")
 
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "opt-barrier", "after-all", "add-dependency",
          "partition-id", "replica-id"}  # fmt: skip
@@ -98,28 +94,32 @@ class Traffic:
         return self.collective_s - self.hidden_collective_s > 0.01 * self.step_s
 
 
-def traffic(hlo_text: str, device: Device, topology: Topology | None = None) -> Traffic:
-    """Replay the entry computation of `compiled.as_text()` on `device`, one of those of `topology`.
+def traffic(module: Module | str, device: Device, topology: Topology | None = None) -> Traffic:
+    """Replay the entry computation of a module, or of its text, on `device`, one of those of `topology`.
 
     Raises:
-      ValueError: the text is not a scheduled HLO module.
+      UnreadableModuleError: the text is not a scheduled module.
     """
-    kernels = _Kernels(read_module(hlo_text), device)
+    kernels = _Kernels(_read(module), device)
     return _replayed(_Replay(kernels, Network(topology, topology) if topology else None))
 
 
 def replays(
-    hlo_text: str, device: Device, compiled_for: Topology, links: Iterable[Topology], overheads: Overheads
+    module: Module | str, device: Device, compiled_for: Topology, links: Iterable[Topology], overheads: Overheads
 ) -> Iterator[Traffic]:
     """The same for a program that was compiled for other sizes of the axes, on each of `links`, with overheads."""
-    kernels = _Kernels(read_module(hlo_text), device)
+    kernels = _Kernels(_read(module), device)
     for topology in links:
         network = Network(compiled_for, topology, overheads.collective_launch_s)
         yield _replayed(_Replay(kernels, network, overheads))
 
 
+def _read(module: Module | str) -> Module:
+    return read_module(module) if isinstance(module, str) else module
+
+
 def _replayed(idle: _Replay) -> Traffic:
-    replay = idle.run("ENTRY")
+    replay = idle.run_entry()
     sums = replay.sums()
     ways = ((sums[f"{way}_s"], sums[f"{way}_hidden_s"]) for way in ("out", "in"))
     copy_s, hidden_s = max(ways, key=lambda way: (round(way[0], 12), -way[1]))  # as busy: the less hidden one
@@ -145,53 +145,15 @@ def _replayed(idle: _Replay) -> Traffic:
     )
 
 
-def _matrix_work(module: Module, body: Computation, op: Instruction) -> tuple[float, str]:
-    """FLOPs of matrix products and convolutions in a kernel, and the numpy name of their operands' type."""
-    if called := fused_in(module, op):
-        parts = [_matrix_work(module, called, inner) for inner in called.ops.values()]
-        return sum(flops for flops, _ in parts), next((dtype for _, dtype in parts if dtype), "")
-    target = re.search(r'custom_call_target="([^"]*)', op.attributes)
-    kind = target[1] if target else op.opcode
-    rule = next((rule for pattern, rule in _FLOPS.items() if kind.startswith(pattern)), None)
-    if rule is None:
-        return 0.0, ""
-    left, right = (body.ops[name].result[0] for name in op.operands[:2])
-    return rule(left, right, op.result[0], op.attributes), left.numpy_name
-
-
-def _dot_flops(left: Array, right: Array, result: Array, attributes: str) -> float:
-    found = _CONTRACTED.search(attributes)
-    axes = [int(axis) for axis in re.findall(r"\d+", found[1])] if found else []
-    return 2.0 * result.size * math.prod(left.dims[axis] for axis in axes)
-
-
-def _conv_flops(image: Array, kernel: Array, result: Array, attributes: str) -> float:
-    """`result` is the output of the forward convolution; products with the zeros of a dilated input are not counted."""
-    labels, dilation, groups = (p.search(attributes) for p in (_FILTER_LABELS, _DILATION, _BATCH_GROUPS))
-    features = kernel.dims[labels[1].index("o")] if labels else 1
-    skipped = math.prod(map(int, dilation[1].split("x"))) if dilation else 1
-    return 2.0 * result.size * kernel.size / features / skipped / (int(groups[1]) if groups else 1)
-
-
-_FLOPS: dict[str, Callable[[Array, Array, Array, str], float]] = {
-    "dot": _dot_flops,
-    "__cublas$": _dot_flops,
-    "convolution": _conv_flops,
-    "__cudnn$convBackwardInput": lambda dy, kernel, dx, attributes: _conv_flops(dx, kernel, dy, attributes),
-    "__cudnn$convBackwardFilter": lambda x, dy, kernel, attributes: _conv_flops(x, kernel, dy, attributes),
-    "__cudnn$conv": _conv_flops,
-}
-
-
 class _Kernels:
-    """What the instructions of a module move and compute on a device: worked out once, for all replays."""
+    """What the instructions of a module move and compute: worked out once, for all replays."""
 
     def __init__(self, module: Module, device: Device) -> None:
         self.module, self.device = module, device
-        self._moved: dict[tuple[str, str], Counter[str]] = {}
+        self._moved: dict[tuple[str, str], Moved] = {}
         self._work: dict[str, tuple[float, str]] = {}
 
-    def moved(self, body: Computation, op: Instruction) -> Counter[str]:
+    def moved(self, body: Computation, op: Instruction) -> Moved:
         key = op.name, op.opcode
         if key not in self._moved:
             self._moved[key] = bytes_moved(self.module, body, op)
@@ -199,7 +161,7 @@ class _Kernels:
 
     def work(self, body: Computation, op: Instruction) -> tuple[float, str]:
         if op.name not in self._work:
-            self._work[op.name] = _matrix_work(self.module, body, op)
+            self._work[op.name] = matrix_work(self.module, body, op)
         return self._work[op.name]
 
 
@@ -225,6 +187,9 @@ class _Replay:
         self.seconds: dict[str, float] = {}
         self.clock: dict[str, tuple[float, float]] = {}
         self.transfers: list[Transfer] = []
+
+    def run_entry(self) -> _Replay:
+        return self.run(self._module.entry_name)
 
     def run(self, name: str) -> _Replay:
         body = self._module[name]
@@ -256,11 +221,11 @@ class _Replay:
             return
         if op.opcode == "while":
             trips = _TRIPS.search(op.attributes)
-            self._block(self._alone(op.bodies[0]), int(trips[1]) if trips else 1)
+            self._block(self._alone(op.attribute("body").lstrip("%")), int(trips[1]) if trips else 1)
         elif op.opcode == "conditional":
-            self._block(max(map(self._alone, op.bodies), key=lambda branch: branch.end_s), 1)
+            self._block(max(map(self._alone, op.called), key=lambda branch: branch.end_s), 1)
         elif op.opcode == "call":
-            self.run(op.bodies[0])
+            self.run(op.called[0])
         elif op.opcode.endswith("-start"):
             self._start(body, op)
         elif op.opcode.endswith("-done"):
@@ -284,27 +249,27 @@ class _Replay:
 
     def _start(self, body: Computation, op: Instruction) -> None:
         done, _ = body.uses[op.name][0]
-        wrapped = replace(op, opcode=op.opcode.removesuffix("-start"), result=done.result)
+        wrapped = replace(op, opcode=op.opcode.removesuffix("-start"), shape=done.shape)
         if self._network and wrapped.opcode.startswith(COLLECTIVES):
             self._ready[op.name] = self._send(self._network, body, wrapped)
             return
-        moved = self._kernels.moved(body, wrapped) if wrapped.opcode != "call" else Counter()
-        if moved["in"] or moved["out"]:
+        moved = self._kernels.moved(body, wrapped) if wrapped.opcode != "call" else None
+        if moved and moved.between_memories:
             self._ready[op.name] = self._copy(op, moved)
         else:
             self._step(body, wrapped)
 
-    def _copy(self, op: Instruction, moved: Counter[str]) -> float:
+    def _copy(self, op: Instruction, moved: Moved) -> float:
         """When a copy ends that may start now."""
         end = self._clock
-        for way in ("out", "in"):
-            if moved[way]:
+        for way, nbytes in (("out", moved.out_nbytes), ("in", moved.in_nbytes)):
+            if nbytes:
                 start = max(self._clock, self._free(way))
-                end = start + copy_seconds(moved[way], self._device)
+                end = start + copy_seconds(nbytes, self._device)
                 self._copies[way].append((start, end))
-                self.transfers.append(Transfer(op.name, way, moved[way], start, end))
-                self._sums[f"{way}_nbytes"] += moved[way]
-                self.counts[way, moved[way]] += 1
+                self.transfers.append(Transfer(op.name, way, nbytes, start, end))
+                self._sums[f"{way}_nbytes"] += nbytes
+                self.counts[way, nbytes] += 1
         return end
 
     def _send(self, network: Network, body: Computation, op: Instruction) -> float:
@@ -361,16 +326,16 @@ class _Replay:
     def _run(self, body: Computation, op: Instruction) -> None:
         """What touches host memory is a copy that everything waits for."""
         moved = self._kernels.moved(body, op)
-        if moved["in"] or moved["out"]:
+        if moved.between_memories:
             self._wait(self._copy(op, moved))
             return
         flops, dtype = self._kernels.work(body, op)
-        roofline_s = kernel_seconds(flops, dtype, moved["device"], self._device)
+        roofline_s = kernel_seconds(flops, dtype, moved.device_nbytes, self._device)
         seconds = self._slowest * self._overheads.kernel_s(roofline_s)
         start = self._clock
         self._compute(seconds)
         self.seconds[op.name] = seconds
-        self._sums["nbytes"] += moved["device"]
+        self._sums["nbytes"] += moved.device_nbytes
         self._sums["flops"] += flops
         self._sums["kernels"] += 1
         self._sums["convolutions"] += flops > 0

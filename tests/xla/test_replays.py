@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from memplan.planning import devices
 from memplan.planning.overheads import NONE, Overheads
 from memplan.planning.topology import topology_named
-from memplan.program.traffic import Traffic, replays, traffic
-from tests.program.test_traffic import ADD, BIG, HOST, kernels, module
+from memplan.xla.traffic import Traffic, replays, traffic
+from tests.xla.test_traffic import ADD, BIG, HOST, kernels, module
 
 P100 = devices.named("p100")
 DDL = topology_named("ddl")

@@ -15,7 +15,7 @@ from memplan.planning import devices
 from memplan.planning.cost import copy_seconds, kernel_seconds
 from memplan.program.rules import flops_of_jaxpr
 from memplan.xla.target import Target
-from memplan.program.traffic import Traffic, traffic
+from memplan.xla.traffic import Traffic, traffic
 
 V100 = devices.named("v100")
 MIB = 2**20

@@ -14,7 +14,7 @@ from memplan.planning.collectives import (
     reduce_scatter_seconds,
 )
 from memplan.planning.topology import Topology
-from memplan.program.replica_groups import first_group
+from memplan.xla.replica_groups import first_group
 
 REDUCE, SCATTER, GATHER, EXCHANGE = "all-reduce", "reduce-scatter", "all-gather", "all-to-all"
 COLLECTIVES = (REDUCE, SCATTER, GATHER, EXCHANGE)

@@ -1,0 +1,92 @@
+"""What a module's text tells about origins -> the line of the user's code and the scope behind every instruction."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from memplan.program import compat
+from memplan.xla.module import Computation, Instruction, Module
+
+_OWN = str(Path(__file__).parents[1]) + os.sep
+
+_FILE = re.compile(r'^(?P<id>\d+) "(?P<name>.*)"$')
+_LOCATION = re.compile(r"^(?P<id>\d+) \{file_name_id=(?P<file>\d+) .*?\bline=(?P<line>\d+)\b")
+_FRAME = re.compile(r"^(?P<id>\d+) \{file_location_id=(?P<location>\d+)(?: parent_frame_id=(?P<parent>\d+))?")
+_MADE = re.compile(r"\bstack_frame_id=(\d+)")
+_NAMED = re.compile(r'\bop_name="jit\([^/"]*/((?:[^"\\]|\\.)*)/')  # the step, what is between, the primitive
+_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
+
+_Frames = Mapping[int, tuple[tuple[str, str], int]]  # number -> (file, line), number of the frame around it
+
+
+def sources(module: Module) -> dict[str, str]:
+    """Instruction name -> `file:line`, of those outside of fusions that tell.
+
+    It is the innermost line of the user's own. Libraries are passed over, unless nothing else called them, and
+    memplan's files always.
+    """
+    frames = _frames(_tables(module.head))
+    lines = {str(frame): _line(frame, frames) for frame in frames}
+    found = ((op.name, made[1]) for op in _run(module, module.entry) if (made := _MADE.search(op.line)))
+    return {name: line for name, frame in found if (line := lines.get(frame))}
+
+
+def scopes(module: Module) -> dict[str, str]:
+    """Instruction name -> jax's name stack, as `transpose(jvp(UNet))/down_0/conv`, of those outside of fusions."""
+    return {op.name: named[1] for op in _run(module, module.entry) if (named := _NAMED.search(op.line))}
+
+
+def _run(module: Module, body: Computation) -> Iterator[Instruction]:
+    """The instructions of a computation and of those that it runs: of fusions it is one."""
+    for op in body.ops.values():
+        yield op
+        if op.opcode in ("call", "conditional", "while"):
+            for name in op.called:
+                yield from _run(module, module[name])
+
+
+def _line(frame: int, frames: _Frames) -> str:
+    """Of the innermost frame that is the user's, else of the innermost library's."""
+    way = [place for place in _outward(frame, frames) if place[0] and not place[0].startswith(_OWN)]
+    own = [(file, line) for file, line in way if not compat.is_installed(file)]
+    file, line = next(iter(own or way), ("", ""))
+    return compat.relative(f"{file}:{line}") if file else ""
+
+
+def _outward(frame: int, frames: _Frames) -> Iterator[tuple[str, str]]:
+    """The frame and those around it. XLA writes the number after that of the frame around, 1 where there is none."""
+    seen: set[int] = set()
+    while frame in frames and frame not in seen:
+        seen.add(frame)
+        place, parent = frames[frame]
+        yield place
+        frame = parent - 1
+
+
+def _frames(tables: Mapping[str, list[str]]) -> _Frames:
+    files = {match["id"]: match["name"] for line in tables["FileNames"] if (match := _FILE.match(line))}
+    where = {
+        match["id"]: (files.get(match["file"], ""), match["line"])
+        for line in tables["FileLocations"]
+        if (match := _LOCATION.match(line))
+    }
+    return {
+        int(match["id"]): (where.get(match["location"], ("", "")), int(match["parent"] or 0))
+        for line in tables["StackFrames"]
+        if (match := _FRAME.match(line))
+    }
+
+
+def _tables(head: str) -> Mapping[str, list[str]]:
+    """The lines of the tables in front of the computations."""
+    tables: dict[str, list[str]] = {name: [] for name in _TABLES}
+    current: list[str] | None = None
+    for line in head.split("\n"):
+        if line in tables:
+            current = tables[line]
+        elif current is not None:
+            current.append(line)
+    return tables
