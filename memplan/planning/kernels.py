@@ -10,6 +10,7 @@ import numpy as np
 
 from memplan.planning.packing import live_nbytes, needed
 from memplan.planning.problem import Problem, Role
+from memplan.planning.schedule import Schedule, runs
 from memplan.planning.stages import Pair, Stages
 
 TICKS = 1_000_000  # of a step: times are whole numbers
@@ -29,17 +30,17 @@ class Staged:
     outer: tuple[int, ...]
     items: tuple[int, ...]
 
-    def sequence(self, again: Iterable[Pair]) -> list[int]:
+    def schedule(self, again: Iterable[Pair]) -> Schedule:
         """Runs of kernels; what runs again does so right before its stage, what it needs before it."""
         repeated: dict[int, set[int]] = defaultdict(set)
         for item, stage in again:
             maker = self.problem.buffers[self.items[item]].maker
             assert maker is not None
             repeated[stage].add(maker)
-        runs, inside = [], _inside(self.problem)
+        order, inside = [], _inside(self.problem)
         for stage, number in enumerate(self.outer):
-            runs += [*sorted(repeated[stage]), *inside.get(number, ()), number]
-        return needed(self.problem, runs)
+            order += [*sorted(repeated[stage]), *inside.get(number, ()), number]
+        return needed(self.problem, runs(order))
 
 
 def staged(problem: Problem, budget_bytes: int) -> Staged:

@@ -1,4 +1,4 @@
-"""Where XLA puts the buffers of a sequence of runs, and how many bytes that takes.
+"""Where XLA puts the buffers of a schedule, and how many bytes that takes.
 
 Sources: `BufferAssigner` and `HeapSimulator` (`GlobalDecreasingSizeBestFitHeap`, the better of its two orders).
 Three steps, as there:
@@ -7,6 +7,8 @@ Three steps, as there:
    of these places that holds it and is free for as long as it is there.
 2. What is left is walked through in time: a kernel writes over what it reads for the last time, where it may.
 3. The others go into one heap, the largest first, or the longest first, each into the smallest gap that holds it.
+
+What comes back from the host is a buffer of its own that no kernel writes over, being an element of a tuple.
 """
 
 from __future__ import annotations
@@ -18,29 +20,32 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memplan.planning.problem import Problem, Role
+from memplan.planning.problem import Kernel, Problem, Role
+from memplan.planning.schedule import Kind, Schedule, runs
 
 ALIGNMENT = 128  # bytes, of the heap's offsets (`kXlaAllocatedBufferAlignBytes` of XLA:GPU)
 
 
 @dataclass(frozen=True)
 class Packing:
-    """What a sequence takes on the device.
+    """What a schedule takes.
 
     Attributes:
-      nbytes: of temporaries, as XLA lays them out.
+      nbytes: of temporaries on the device, as XLA lays them out.
       live_nbytes: of those that are there at once, at the most.
       reused_nbytes: of buffers that lie in donated arguments or outputs.
+      host_nbytes: of offloaded values, each in an allocation of its own.
     """
 
     nbytes: int
     live_nbytes: int
     reused_nbytes: int
+    host_nbytes: int = 0
 
 
 @dataclass
 class _Version:
-    """A buffer as one run writes it; times are positions of runs, both included.
+    """A buffer as one run or one copy writes it; times are positions of actions, both included.
 
     Attributes:
       read: somebody reads it, or it is an output.
@@ -56,37 +61,63 @@ class _Version:
     alone: bool = False
 
 
-def pack(problem: Problem, sequence: Sequence[int] | None = None) -> Packing:
-    """Lay out a sequence of runs (numbers of kernels); by default each runs once, in the module's order."""
-    runs = range(len(problem.kernels)) if sequence is None else sequence
-    return _Layout(problem, runs).packing()
+def pack(problem: Problem, schedule: Schedule | None = None) -> Packing:
+    """Lay out a schedule; by default each kernel runs once, in the module's order."""
+    return _Layout(problem, _plain(problem) if schedule is None else schedule).packing()
 
 
-def needed(problem: Problem, sequence: Sequence[int]) -> list[int]:
-    """The runs whose results somebody reads, or that act. XLA:GPU deletes the others, XLA:CPU runs them."""
-    wanted, kept = set(problem.outputs), []
-    for run in reversed(sequence):
-        kernel = problem.kernels[run]
-        if kernel.repeatable and wanted.isdisjoint(kernel.writes):
-            continue
-        wanted.difference_update(kernel.writes)
-        wanted.update(kernel.reads)
-        kept.append(run)
-    return kept[::-1]
+def live_nbytes(problem: Problem, schedule: Schedule | None = None) -> np.ndarray:
+    """Bytes of temporaries that are there at each action, arguments and outputs put to use; as many as actions."""
+    return _Layout(problem, _plain(problem) if schedule is None else schedule).live_nbytes()
 
 
-def live_nbytes(problem: Problem, sequence: Sequence[int] | None = None) -> np.ndarray:
-    """Bytes of temporaries that are there while each run runs, arguments and outputs put to use; as many as runs."""
-    runs = range(len(problem.kernels)) if sequence is None else sequence
-    return _Layout(problem, runs).live_nbytes()
+def _plain(problem: Problem) -> Schedule:
+    return runs(range(len(problem.kernels)))
+
+
+def needed(problem: Problem, schedule: Schedule) -> Schedule:
+    """The actions whose results somebody reads, or that act. XLA:GPU deletes other runs, XLA:CPU runs them."""
+    device, host = set(problem.outputs), set[int]()
+    coming, leaving = set[int](), set[int]()  # copies that end later and are kept
+    kept = []
+    for action in reversed(schedule):
+        number, kind = action.number, action.kind
+        if kind is Kind.RUN:
+            kernel = problem.kernels[number]
+            wanted = not kernel.repeatable or not device.isdisjoint(kernel.writes)
+            if wanted:
+                device.difference_update(kernel.writes)
+                device.update(kernel.reads)
+        elif kind is Kind.PREFETCHED:
+            wanted = number in device
+            _move(number, device, coming, wanted)
+        elif kind is Kind.PREFETCH:
+            wanted = number in coming
+            _move(number, coming, host, wanted)
+        elif kind is Kind.OFFLOADED:
+            wanted = number in host
+            _move(number, host, leaving, wanted)
+        else:
+            wanted = number in leaving
+            _move(number, leaving, device, wanted)
+        if wanted:
+            kept.append(action)
+    return tuple(kept[::-1])
+
+
+def _move(number: int, source: set[int], target: set[int], wanted: bool) -> None:
+    if wanted:
+        source.discard(number)
+        target.add(number)
 
 
 class _Layout:
-    def __init__(self, problem: Problem, runs: Sequence[int]) -> None:
-        self._problem, self._runs = problem, runs
+    def __init__(self, problem: Problem, schedule: Schedule) -> None:
+        self._problem, self._schedule = problem, schedule
         self._versions: list[_Version] = []
-        self._served: list[list[int]] = []  # of every run: the versions that it reads
+        self._served: list[list[int]] = []  # of every action: the versions that it reads
         self._written: list[list[int]] = []
+        self._host_nbytes = 0
         self._run_through()
         self._groups: dict[int, list[int]] = defaultdict(list)  # versions that are one by necessity
         for number, version in enumerate(self._versions):
@@ -103,24 +134,45 @@ class _Layout:
             if buffer.maker is None:
                 current[number] = len(self._versions)
                 self._versions.append(_Version(number, -1, -1))
-        for time, run in enumerate(self._runs):
-            kernel = problem.kernels[run]
-            reads = [current[number] for number in kernel.reads]
+        leaving, coming = dict[int, int](), dict[int, int]()
+        for time, action in enumerate(self._schedule):
+            reads, writes = list[int](), list[int]()
+            number = action.number
+            if action.kind is Kind.RUN:
+                kernel = problem.kernels[number]
+                reads = [current[read] for read in kernel.reads]
+                writes = [self._begun(written, time) for written in kernel.writes]
+                current.update(zip(kernel.writes, writes, strict=True))
+            elif action.kind is Kind.OFFLOAD:
+                reads = [leaving.setdefault(number, current[number])]
+                self._host_nbytes += problem.buffers[number].nbytes
+            elif action.kind is Kind.OFFLOADED:
+                reads = [leaving.pop(number)]
+            elif action.kind is Kind.PREFETCH:
+                writes = [coming.setdefault(number, self._begun(number, time))]
+            else:
+                current[number] = coming.pop(number)
+                reads = [current[number]]
             for version in reads:
                 self._versions[version].end, self._versions[version].read = time, True
-            writes = []
-            for number in kernel.writes:
-                current[number] = len(self._versions)
-                writes.append(current[number])
-                self._versions.append(_Version(number, time, time))
             self._served.append(reads)
             self._written.append(writes)
         for number in problem.outputs:
             version = self._versions[current[number]]
-            version.end, version.read = len(self._runs), True
-        for run, written in zip(self._runs, self._written, strict=True):
-            if problem.kernels[run].sheds and len(written) > 1:
+            version.end, version.read = len(self._schedule), True
+        for time, written in enumerate(self._written):
+            kernel = self._kernel(time)
+            if kernel is not None and kernel.sheds and len(written) > 1:
                 self._shed([self._versions[version] for version in written])
+
+    def _begun(self, buffer: int, time: int) -> int:
+        self._versions.append(_Version(buffer, time, time))
+        return len(self._versions) - 1
+
+    def _kernel(self, time: int) -> Kernel | None:
+        """What runs at this time; None where a copy begins or ends."""
+        action = self._schedule[time]
+        return self._problem.kernels[action.number] if action.kind is Kind.RUN else None
 
     def _shed(self, results: Sequence[_Version]) -> None:
         """XLA takes out of a fusion what nobody reads."""
@@ -151,19 +203,19 @@ class _Layout:
         by_size = self._heap(groups, lambda g: (-groups.nbytes[g], groups.own_span(g), g))
         by_span = self._heap(groups, lambda g: (-groups.span(g), -groups.nbytes[g], g))
         tables = self._problem.tables_nbytes
-        return Packing(min(by_size, by_span) + tables, groups.live_nbytes() + tables, reused)
+        return Packing(min(by_size, by_span) + tables, groups.live_nbytes() + tables, reused, self._host_nbytes)
 
     def live_nbytes(self) -> np.ndarray:
         _, left = self._reused()
         groups = self._shared(left)
-        change = np.zeros(len(self._runs) + 2, np.int64)
+        change = np.zeros(len(self._schedule) + 2, np.int64)
         for group, numbers in groups.members.items():
             until = -1
             for version in sorted((self._versions[number] for number in numbers), key=lambda one: one.start):
                 change[max(version.start, until)] += groups.nbytes[group]
                 change[max(version.end + 1, until)] -= groups.nbytes[group]
                 until = max(until, version.end + 1)
-        return np.cumsum(change)[: len(self._runs)]
+        return np.cumsum(change)[: len(self._schedule)]
 
     def _nbytes(self, group: Iterable[int]) -> int:
         versions = (self._versions[number] for number in group)
@@ -219,7 +271,9 @@ class _Layout:
         time = self._versions[new].start
         if time < 0 or new not in self._written[time]:
             return False
-        kernel, source = self._problem.kernels[self._runs[time]], self._versions[old]
+        kernel, source = self._kernel(time), self._versions[old]
+        if kernel is None or (source.start >= 0 and self._kernel(source.start) is None):
+            return False
         over = kernel.over_alone if source.alone else kernel.over
         return source.buffer in over.get(self._versions[new].buffer, ()) and old in self._served[time]
 
@@ -233,7 +287,7 @@ class _Layout:
             starts[self._versions[number].start].append(number)
             ends[self._versions[number].end].append(number)
         clock, begun, ended, home = 0, {}, {}, {}
-        for time in range(-1, len(self._runs) + 1):
+        for time in range(-1, len(self._schedule) + 1):
             for number in starts[time]:
                 home[number] = group_of[number]
                 if number not in several:

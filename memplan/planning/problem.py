@@ -6,7 +6,8 @@ included.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -55,6 +56,7 @@ class Kernel:
       within: number of the loop that it stands in.
       repeatable: it may run again: it has no effect but its results, and updates nothing in place.
       sheds: results that nobody reads are not made: XLA takes them out of a fusion.
+      trips: of a loop, how often its body runs.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Kernel:
     within: int | None = None
     repeatable: bool = True
     sheds: bool = False
+    trips: int = 1
 
 
 @dataclass(frozen=True)
@@ -92,8 +95,17 @@ class Problem:
             found.setdefault(buffer.place, []).append(number)
         return {place: tuple(numbers) for place, numbers in found.items()}
 
+    @cached_property
+    def times(self) -> tuple[int, ...]:
+        """How often each kernel runs in a step: once, and inside of a loop once a trip."""
+        return tuple(math.prod(self.kernels[loop].trips for loop in self.around(n)) for n in range(len(self.kernels)))
+
+    def around(self, number: int) -> Iterator[int]:
+        """The loops that a kernel stands in, the innermost first."""
+        while (loop := self.kernels[number].within) is not None:
+            yield loop
+            number = loop
+
     def outermost(self, number: int) -> int:
         """The kernel itself, or the loop around it that stands in no other."""
-        while (around := self.kernels[number].within) is not None:
-            number = around
-        return number
+        return next(reversed([number, *self.around(number)]))

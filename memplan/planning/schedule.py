@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -33,3 +34,8 @@ class Action:
 
 
 Schedule = tuple[Action, ...]
+
+
+def runs(numbers: Iterable[int]) -> Schedule:
+    """Kernels that run one after another, and no copies."""
+    return tuple(Action(Kind.RUN, number) for number in numbers)

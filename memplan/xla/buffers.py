@@ -7,6 +7,7 @@ argument and the output that is written over it (`HloAliasAnalysis`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,7 @@ from memplan.xla.sharing import may_overwrite, updated
 
 Tree = int | tuple["Tree", ...]  # numbers of buffers, in the structure of a shape
 
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _EFFECTS = ("custom_call_has_side_effect=true", "has_side_effect=true")
 _ONCE = frozenset(
     """
@@ -253,6 +255,8 @@ class _Reading:
         for value in leaves_of(result):
             self._values[value].maker = len(self._kernels)
         self._kernel(op, [state], list(leaves_of(result)), within)
+        if trips := _TRIPS.search(op.attributes):
+            self._kernels[-1] = replace(self._kernels[-1], trips=int(trips[1]))
         self._tie(state, carried[condition], carried[body], ends[body], result)
         self._put_within(first, within)
         return result

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from memplan.planning.evict import evict
 from memplan.planning.kernels import staged
+from memplan.planning.legal import fault
 from memplan.planning.packing import live_nbytes, pack
 from memplan.planning.problem import Buffer, Kernel, Problem, Role
+from memplan.planning.schedule import runs
 from memplan.planning.stages import replay
 
 MIB = 2**20
@@ -45,7 +47,7 @@ def training(layers: int, seed: int) -> Problem:
 def test_stages_count_what_is_there(layers: int, seed: int) -> None:
     problem = training(layers, seed)
     found = staged(problem, 0)
-    assert found.sequence(()) == list(range(len(problem.kernels)))
+    assert found.schedule(()) == runs(range(len(problem.kernels)))
     assert replay(found.stages, ()).step_nbytes == tuple(live_nbytes(problem).tolist())
 
 
@@ -53,13 +55,8 @@ def test_stages_count_what_is_there(layers: int, seed: int) -> None:
 def test_nothing_reads_what_has_been_written_over(layers: int, seed: int, share: float) -> None:
     problem = training(layers, seed)
     found = staged(problem, int(share * pack(problem).live_nbytes))
-    sequence = found.sequence(evict(found.stages, seconds=2))
-    overwritten: set[int] = set()
-    for run in sequence:
-        kernel = problem.kernels[run]
-        assert overwritten.isdisjoint(kernel.reads)
-        for number in kernel.writes:
-            place = problem.buffers[number].place
-            overwritten |= {place} - {number}
+    schedule = found.schedule(evict(found.stages, seconds=2))
+    assert fault(problem, schedule) is None
+    sequence = [action.number for action in schedule]
     assert [run for at, run in enumerate(sequence) if run not in sequence[:at]] == list(range(len(problem.kernels)))
-    assert live_nbytes(problem, sequence).max() <= live_nbytes(problem).max()
+    assert live_nbytes(problem, schedule).max() <= live_nbytes(problem).max()

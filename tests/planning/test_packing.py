@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.planning.packing import ALIGNMENT, needed, pack
+from memplan.planning.packing import ALIGNMENT, live_nbytes, needed, pack
 from memplan.planning.problem import Buffer, Kernel, Problem, Role
+from memplan.planning.schedule import Action, Kind, Schedule, runs
 
 KIB = 1024
 
@@ -78,14 +79,14 @@ def test_an_output_is_no_temporary_and_holds_others_before_it_is_made() -> None:
 def test_a_kernel_that_runs_again_makes_room_in_between() -> None:
     one = problem([[], [0], [1], [2], [3, 0]], [4 * KIB, 8, 6 * KIB, 8, 8])
     assert pack(one).nbytes >= 10 * KIB
-    again = pack(one, [0, 1, 2, 3, 0, 4])
+    again = pack(one, runs([0, 1, 2, 3, 0, 4]))
     assert 6 * KIB < again.nbytes < 6 * KIB + 4 * ALIGNMENT
 
 
 def test_a_run_that_nobody_reads_is_not_there() -> None:
     one = problem([[], [0], [1]], [KIB, 8, 8], outputs=[2])
-    assert needed(one, [0, 1, 0, 1, 2]) == [0, 1, 2]
-    assert needed(one, [0, 0, 1, 2]) == [0, 1, 2]
+    assert needed(one, runs([0, 1, 0, 1, 2])) == runs([0, 1, 2])
+    assert needed(one, runs([0, 0, 1, 2])) == runs([0, 1, 2])
 
 
 def test_results_that_nobody_reads_are_taken_out_of_a_fusion() -> None:
@@ -99,6 +100,48 @@ def test_results_that_nobody_reads_are_taken_out_of_a_fusion() -> None:
 
     assert of(sheds=False) == 2 * KIB
     assert of(sheds=True) == KIB
+
+
+def copies(*words: str) -> Schedule:
+    """Actions as `run 0`, `offload 0`."""
+    return tuple(Action(Kind(word.split()[0]), int(word.split()[1])) for word in words)
+
+
+AWAY = ("run 0", "offload 0", "run 1", "offloaded 0", "run 2", "prefetch 0", "run 3", "prefetched 0", "run 4")
+
+
+def test_what_is_on_the_host_is_not_on_the_device() -> None:
+    one = problem([[], [0], [1], [2], [3, 0]], [4 * KIB, 8, 6 * KIB, 8, 8])
+    there = live_nbytes(one, copies(*AWAY)).tolist()
+    assert there == [4096, 4096, 4104, 4104, 8 + 6144, 6144 + 4096, 6144 + 8 + 4096, 8 + 4096, 8 + 4096 + 8]
+    found = pack(one, copies(*AWAY))
+    assert (found.live_nbytes, found.host_nbytes) == (6144 + 8 + 4096, 4096)
+    late = ("run 0", "offload 0", "run 1", "offloaded 0", "run 2", "run 3", "prefetch 0", "prefetched 0", "run 4")
+    assert pack(one, copies(*late)).live_nbytes == 6144 + 8
+
+
+def test_nothing_is_written_over_what_came_from_the_host() -> None:
+    one = problem([[], [0], [0, 1]], [KIB, 8, KIB], over={2: (0,)})
+    assert pack(one).live_nbytes == KIB + 8
+    back = copies("run 0", "offload 0", "offloaded 0", "run 1", "prefetch 0", "prefetched 0", "run 2")
+    assert pack(one, back).live_nbytes == 2 * KIB + 8
+
+
+def test_a_value_may_come_back_more_than_once() -> None:
+    one = problem([[], [0], [1, 0], [2, 0]], [KIB, 8, 8, 8], outputs=[3])
+    twice = copies(
+        *("run 0", "offload 0", "run 1", "offloaded 0", "prefetch 0", "prefetched 0", "run 2"),
+        *("prefetch 0", "prefetched 0", "run 3"),
+    )
+    assert needed(one, twice) == twice
+    assert pack(one, twice).host_nbytes == KIB
+
+
+def test_copies_that_nobody_reads_are_not_made() -> None:
+    one = problem([[], [0], [1]], [KIB, 8, 8], outputs=[2])
+    idle = ("run 0", "offload 0", "offloaded 0", "prefetch 0", "prefetched 0", "run 1", "prefetch 0", "prefetched 0")
+    assert needed(one, copies(*idle, "run 2")) == copies(*idle[:6], "run 2")
+    assert needed(one, copies(*idle[:3], "run 1", "run 2")) == runs([0, 1, 2])
 
 
 @st.composite
@@ -131,4 +174,4 @@ def test_a_run_again_takes_nothing_but_what_it_makes_and_keeps(one: Problem, num
     kernel = one.kernels[run]
     more = sum(one.buffers[b].nbytes for b in (*kernel.writes, *kernel.reads))
     if run < at:
-        assert pack(one, sequence).live_nbytes <= pack(one).live_nbytes + more
+        assert pack(one, runs(sequence)).live_nbytes <= pack(one).live_nbytes + more

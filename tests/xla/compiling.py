@@ -18,6 +18,7 @@ from memplan.planning.evict import evict
 from memplan.planning.kernels import staged
 from memplan.planning.packing import Packing, needed, pack
 from memplan.planning.problem import Problem
+from memplan.planning.schedule import Schedule, runs
 from memplan.xla.target import Target, described_mesh
 from memplan.verify.same_module import judge
 from memplan.xla import hook
@@ -108,23 +109,23 @@ class Compiled:
     repeated: int
 
 
-def randomly(seed: int) -> Callable[[Problem], list[int]]:
+def randomly(seed: int) -> Callable[[Problem], Schedule]:
     """Kernels run again as the seed has it, none with 0."""
     return lambda problem: again(problem, Random(seed), 60 if seed else 0)
 
 
-def within(share: float) -> Callable[[Problem], list[int]]:
+def within(share: float) -> Callable[[Problem], Schedule]:
     """What fits a share of the bytes that are there at once in the plain order."""
 
-    def planned(problem: Problem) -> list[int]:
+    def planned(problem: Problem) -> Schedule:
         found = staged(problem, int(share * pack(problem).live_nbytes))
-        return found.sequence(evict(found.stages))
+        return found.schedule(evict(found.stages))
 
     return planned
 
 
 def compiled(
-    step: Step, args: Sequence[Any], name: str, plan: Callable[[Problem], list[int]], device: str | None = None
+    step: Step, args: Sequence[Any], name: str, plan: Callable[[Problem], Schedule], device: str | None = None
 ) -> Compiled:
     """A step with a plan, judged; for a described GPU or the CPU that is here."""
     told: dict[str, Any] = {}
@@ -132,10 +133,11 @@ def compiled(
     def rewrite(text: str) -> str:
         module = read_module(text)
         problem = problem_of(module, on_gpu=device is not None)
-        sequence = plan(problem)
+        schedule = plan(problem)
         told.update(plain=pack(problem))
-        told.update(packing=pack(problem, sequence), repeated=len(sequence) - len(problem.kernels))
-        names = [problem.kernels[run].name for run in sequence if problem.kernels[run].within is None]
+        told.update(packing=pack(problem, schedule), repeated=len(schedule) - len(problem.kernels))
+        ran = [problem.kernels[action.number] for action in schedule]
+        names = [kernel.name for kernel in ran if kernel.within is None]
         planned = write(module, names)
         judge(module, read_module(planned))
         return planned
@@ -157,7 +159,7 @@ def compiled(
     return Compiled(done, **told)
 
 
-def again(problem: Problem, random: Random, tries: int) -> list[int]:
+def again(problem: Problem, random: Random, tries: int) -> Schedule:
     """The module's order, with kernels run again right before one of their later readers, where that is right."""
     outer = [number for number, kernel in enumerate(problem.kernels) if kernel.within is None]
     repeated: dict[int, set[int]] = defaultdict(set)
@@ -170,7 +172,7 @@ def again(problem: Problem, random: Random, tries: int) -> list[int]:
         readers = [n for n in outer if set(problem.kernels[n].reads) & set(kernel.writes) and n > number + 1]
         if readers and still_there(problem, number, reader := random.choice(readers)):
             repeated[reader].add(number)
-    return needed(problem, [run for n in range(len(problem.kernels)) for run in (*sorted(repeated[n]), n)])
+    return needed(problem, runs(run for n in range(len(problem.kernels)) for run in (*sorted(repeated[n]), n)))
 
 
 def shared(problem: Problem) -> set[int]:

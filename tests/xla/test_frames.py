@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from memplan.program.frames import sources
+from memplan.xla.frames import sources
 
 HLO = """HloModule jit_step, is_scheduled=true
 

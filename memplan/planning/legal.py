@@ -1,0 +1,136 @@
+"""Is a schedule one that computes what the step computes? What planners hold themselves to, and tests hold them to.
+
+Buffers are places: what was written over in place is read no more, but by what reads it late in the module's own order
+too. What runs once does so in its order, a loop's body right before the loop, copies outside of loops.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from memplan.planning.problem import Kernel, Problem, Role
+from memplan.planning.schedule import Action, Kind, Schedule, runs
+
+
+def fault(problem: Problem, schedule: Schedule) -> str | None:
+    """What is wrong with a schedule first, None where nothing is."""
+    return _runs_fault(problem, schedule) or _body_fault(problem, schedule) or _Walk(problem).fault(schedule)
+
+
+def once(problem: Problem, number: int) -> bool:
+    """Must a kernel run exactly once? It has an effect, or what it writes shares its place or is an output."""
+    kernel = problem.kernels[number]
+    return not kernel.repeatable or not all(apart(problem, buffer) for buffer in kernel.writes)
+
+
+def apart(problem: Problem, buffer: int) -> bool:
+    """Has a buffer a place of its own, and nobody waits for it at the end?"""
+    return len(problem.places[problem.buffers[buffer].place]) == 1 and buffer not in problem.outputs
+
+
+def section(kernel: Kernel) -> bool:
+    """Does a kernel begin or end a computation inside of a loop, or an asynchronous pair?"""
+    return not kernel.repeatable and (not kernel.reads or not kernel.writes)
+
+
+def sections(problem: Problem, order: Schedule | None = None) -> list[int]:
+    """Of every run: how many beginnings and ends stand before it in its loop."""
+    passed: Counter[int | None] = Counter()
+    found = []
+    for action in runs(range(len(problem.kernels))) if order is None else order:
+        if action.kind is not Kind.RUN:
+            continue
+        kernel = problem.kernels[action.number]
+        found.append(passed[kernel.within])
+        passed[kernel.within] += section(kernel)
+    return found
+
+
+def _runs_fault(problem: Problem, schedule: Schedule) -> str | None:
+    counted = Counter(action.number for action in schedule if action.kind is Kind.RUN)
+    for number, kernel in enumerate(problem.kernels):
+        if once(problem, number) and counted[number] != 1 and (counted[number] or not kernel.repeatable):
+            return f"{kernel.name} runs {counted[number]} times"
+    effects = [a.number for a in schedule if a.kind is Kind.RUN and not problem.kernels[a.number].repeatable]
+    if effects != sorted(effects):
+        return "what runs once does not run in its order"
+    return None
+
+
+def _body_fault(problem: Problem, schedule: Schedule) -> str | None:
+    """Bodies are whole, their loop behind them, and every run is in the part of them that it stands in."""
+    where: dict[int, list[int]] = defaultdict(list)
+    for time, action in enumerate(schedule):
+        around = problem.kernels[action.number].within if action.kind is Kind.RUN else None
+        while around is not None:
+            where[around].append(time)
+            around = problem.kernels[around].within
+    for time, action in enumerate(schedule):
+        inside = where.get(action.number, []) if action.kind is Kind.RUN else []
+        if inside and inside != list(range(time - len(inside), time)):
+            return f"what is inside of {problem.kernels[action.number].name} is not right before it"
+    plain = sections(problem)
+    ran = [action.number for action in schedule if action.kind is Kind.RUN]
+    for number, passed in zip(ran, sections(problem, schedule), strict=True):
+        if problem.kernels[number].within is not None and passed != plain[number]:
+            return f"{problem.kernels[number].name} has left its computation"
+    return None
+
+
+class _Walk:
+    """What every place holds, action by action."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._late: set[tuple[int, int]] = set()  # kernel, buffer: read in the module's order after it is gone
+        self._begin()
+        for number in range(len(problem.kernels)):
+            self._late.update((number, read) for read in problem.kernels[number].reads if not self._holds(read))
+            self._write(number)
+
+    def _begin(self) -> None:
+        self._made = {number for number, buffer in enumerate(self._problem.buffers) if buffer.maker is None}
+        self._in_place = {self._problem.buffers[number].place: number for number in sorted(self._made, reverse=True)}
+        self._on_host = set[int]()
+        self._under_way: dict[int, Kind] = {}
+
+    def _holds(self, buffer: int) -> bool:
+        return buffer in self._made and self._in_place[self._problem.buffers[buffer].place] == buffer
+
+    def _write(self, number: int) -> None:
+        for buffer in self._problem.kernels[number].writes:
+            self._made.add(buffer)
+            self._in_place[self._problem.buffers[buffer].place] = buffer
+
+    def fault(self, schedule: Schedule) -> str | None:
+        self._begin()
+        for action in schedule:
+            found = self._run(action.number) if action.kind is Kind.RUN else self._copy(action)
+            if found:
+                return found
+        if self._under_way:
+            return "a copy never ends"
+        gone = [self._problem.buffers[output].name for output in self._problem.outputs if not self._holds(output)]
+        return f"{gone[0]} is not there at the end" if gone else None
+
+    def _run(self, number: int) -> str | None:
+        kernel = self._problem.kernels[number]
+        for read in kernel.reads:
+            if read not in self._made or not (self._holds(read) or (number, read) in self._late):
+                return f"{kernel.name} reads {self._problem.buffers[read].name}, which is not there"
+        self._write(number)
+        return None
+
+    def _copy(self, action: Action) -> str | None:
+        number, kind = action.number, action.kind
+        buffer, before = self._problem.buffers[number], self._under_way.pop(number, None)
+        begins = kind in (Kind.OFFLOAD, Kind.PREFETCH)
+        expected = {Kind.OFFLOADED: Kind.OFFLOAD, Kind.PREFETCHED: Kind.PREFETCH}.get(kind)
+        there = {Kind.OFFLOAD: number in self._made, Kind.PREFETCH: number in self._on_host}.get(kind, True)
+        if buffer.role is not Role.TEMPORARY or not apart(self._problem, number) or before != expected or not there:
+            return f"{kind.value} of {buffer.name} is out of turn"
+        if begins:
+            self._under_way[number] = kind
+        elif kind is Kind.OFFLOADED:
+            self._on_host.add(number)
+        return None
