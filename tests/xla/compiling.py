@@ -18,6 +18,7 @@ from memplan.planning.evict import evict
 from memplan.planning.kernels import staged
 from memplan.planning.packing import Packing, needed, pack
 from memplan.planning.problem import Problem
+from memplan.planning.schedule import Action, Kind, Schedule
 from memplan.program.targets import Target, described_mesh
 from memplan.verify.same_module import judge
 from memplan.xla import hook
@@ -135,8 +136,7 @@ def compiled(
         sequence = plan(problem)
         told.update(plain=pack(problem))
         told.update(packing=pack(problem, sequence), repeated=len(sequence) - len(problem.kernels))
-        names = [problem.kernels[run].name for run in sequence if problem.kernels[run].within is None]
-        planned = write(module, names)
+        planned = write(module, problem, runs(sequence))
         judge(module, read_module(planned))
         return planned
 
@@ -155,6 +155,10 @@ def compiled(
     asked.check()
     assert asked.called
     return Compiled(done, **told)
+
+
+def runs(numbers: Sequence[int]) -> Schedule:
+    return tuple(Action(Kind.RUN, number) for number in numbers)
 
 
 def again(problem: Problem, random: Random, tries: int) -> list[int]:
