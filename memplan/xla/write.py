@@ -1,110 +1,280 @@
-"""A module and a sequence of runs -> the module that carries the sequence out: clones, and another order.
+"""A module and a schedule -> the module that carries it out: clones, copies to the host and back, another order.
 
 What only names a value is written where it is first read. A clone has the name of its instruction and a number, and
-computations of its own: XLA wants one for every fusion, reduction and loop.
+computations of its own: XLA wants one for every fusion, reduction and loop. A copy is a `copy-start` where it begins
+and a `copy-done` where it is over; memory of the host is a layout's space. XLA moves, merges and deletes nothing after
+this: the order needs no control dependences.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from memplan.xla.module import Instruction, Module
+from memplan.planning.problem import Problem
+from memplan.planning.schedule import Action, Kind, Schedule
+from memplan.xla.module import HOST_SPACE, Array, Computation, Instruction, Module, Shape
 
-VIEWS = frozenset({"bitcast", "get-tuple-element", "tuple", "opt-barrier"})
+Value = str | tuple["Value", ...]  # the instruction that gives it, or those that give its parts
 
+_NAMING = frozenset({"bitcast", "get-tuple-element", "tuple", "opt-barrier", "add-dependency", "after-all"})
 _NAME = re.compile(r"%([\w.\-]+)")
 _FRAME = re.compile(r" ?stack_frame_id=\d+")
 _AFTER = re.compile(r", control-predecessors=\{[^}]*\}")
 _TABLES = re.compile(r"\n+(?:FileNames|FunctionNames|FileLocations|StackFrames)\n.*", re.DOTALL)
+_LEAF = re.compile(r"(?P<name>[^{}:]+)(?:\{(?P<index>\d+)\})?")
+_SPACE = re.compile(r"S\(\d+\)")
 
 
-def write(module: Module, sequence: Sequence[str]) -> str:
-    """Text of the module whose entry runs its instructions in this order, some of them again.
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """An action on an instruction; of a copy, on an element of its tuple, None where it makes one array."""
 
-    Every read is served by the latest run before it. Tables of stack frames are left out: XLA does not read them back.
+    kind: Kind
+    name: str
+    index: int | None = None
+
+
+def write(module: Module, problem: Problem, schedule: Schedule) -> str:
+    """Text of the module that does what the schedule says, in the entry and in the bodies of loops.
+
+    Every read is served by the latest run or copy before it. Tables of stack frames are left out: XLA does not read
+    them back.
+
+    Args:
+      problem: the module's, by `problem_of`.
+
+    Raises:
+      ValueError: a copy of what has no buffer of its own, or one outside of the loop that makes it.
     """
-    return _Writing(module).text(sequence)
+    return _Writing(module, problem).text(schedule)
 
 
 class _Writing:
-    def __init__(self, module: Module) -> None:
-        self._module, self._entry = module, module.entry
-        self._lines: list[str] = []
-        self._clones: list[str] = []
-        self._current: dict[str, str] = {}  # kernels, arguments and constants -> the instruction that serves them now
+    """The module: its computations, and the names that are taken."""
+
+    def __init__(self, module: Module, problem: Problem) -> None:
+        self.module, self._problem = module, problem
+        self._taken = {name for body in module.values() for name in body.ops} | set(module)
+        self._home = {op.name: body.name for body in _with_loops(module, module.entry) for op in body.ops.values()}
+
+    def text(self, schedule: Schedule) -> str:
+        plain = self._parted(tuple(Action(Kind.RUN, number) for number in range(len(self._problem.kernels))))
+        planned = self._parted(schedule)
+        texts = []
+        for name, text in self.module.texts.items():
+            if planned[name] == plain[name]:
+                texts.append(text)
+            else:
+                body = _Body(self, self.module[name])
+                text = body.text(planned[name])
+                texts += [*body.clones, text]
+        head = _TABLES.sub("", self.module.head)
+        return _FRAME.sub("", "\n\n".join([head, *texts])) + "\n"
+
+    def fresh(self, name: str, number: int = 1) -> str:
+        """The name and a number, the first from this one on that gives one that no other has."""
+        while (found := f"{name}{number}") in self._taken:
+            number += 1
+        self._taken.add(found)
+        return found
+
+    def _parted(self, schedule: Schedule) -> Mapping[str, list[_Step]]:
+        """What each computation does."""
+        kernels, within, found = self._problem.kernels, None, defaultdict[str, list[_Step]](list)
+        for action in schedule:
+            if action.kind is Kind.RUN:
+                within, step = kernels[action.number].within, _Step(Kind.RUN, kernels[action.number].name)
+            else:
+                step = self._copy(action, within)
+            if step.name in self._home:  # a loop's beginning and end are no instructions
+                found[self._home[step.name]].append(step)
+        return found
+
+    def _copy(self, action: Action, within: int | None) -> _Step:
+        buffer = self._problem.buffers[action.number]
+        leaf = _LEAF.fullmatch(buffer.name)
+        if leaf is None or leaf["name"] not in self._home:
+            raise ValueError(f"{buffer.name} has no buffer of its own that could be copied")
+        if within != (None if buffer.maker is None else self._problem.kernels[buffer.maker].within):
+            raise ValueError(f"{buffer.name} is copied outside of the loop that makes it")
+        return _Step(action.kind, leaf["name"], int(leaf["index"]) if leaf["index"] else None)
+
+
+class _Body:
+    """One computation, as it is written anew."""
+
+    def __init__(self, writing: _Writing, body: Computation) -> None:
+        self._writing, self._body = writing, body
+        self.clones: list[str] = []
+        self._lines: dict[str, str] = {}
+        self._now: dict[str, str] = {}  # kernels, arguments, constants -> the instruction that gives them now
+        self._back: dict[str, dict[int, str]] = defaultdict(dict)  # elements that were brought back from the host
         self._views: dict[tuple[str, ...], str] = {}
-        self._taken = set(module.entry.ops) | set(module)
+        self._on_host: dict[tuple[str, int | None], str] = {}
+        self._under_way: dict[tuple[Kind, str, int | None], deque[str]] = defaultdict(deque)
 
-    def text(self, sequence: Sequence[str]) -> str:
-        ops = self._entry.ops
-        for op in ops.values():
+    def text(self, steps: Sequence[_Step]) -> str:
+        for op in self._body.ops.values():
             if op.opcode in ("parameter", "constant"):
-                self._emit(op, op.name, [])
-        for name in sequence:
-            self._run(ops[name])
-        if self._entry.root.opcode in VIEWS:
-            self._named(self._entry.root.name)
-        first, *_, last = self._entry.text.split("\n")
-        entry = "\n".join([first, *self._lines, last])
-        bodies = [text for name, text in self._module.texts.items() if name != self._module.entry_name]
-        head = _TABLES.sub("", self._module.head)
-        return _FRAME.sub("", "\n\n".join([head, *bodies, *self._clones, entry])) + "\n"
+                self._now[op.name] = self._emit(op, op.name, [])
+        for step in steps:
+            self._do(step, self._body.ops[step.name])
+        root = self._whole(self._body.root)
+        self._lines[root] = self._lines[root].replace("  %", "  ROOT %", 1)
+        first, *_, last = self._body.text.split("\n")
+        return "\n".join([first, *self._lines.values(), last])
 
-    def _run(self, op: Instruction) -> None:
-        operands = [self._named(name) for name in op.operands]
-        again = op.name in self._current
-        self._emit(op, self._fresh(op.name) if again else op.name, operands)
+    def _do(self, step: _Step, op: Instruction) -> None:
+        if step.kind is Kind.RUN:
+            operands = [self._whole(self._body.ops[name]) for name in op.operands]
+            name = self._writing.fresh(f"{op.name}.run", 2) if op.name in self._now else op.name
+            self._now[op.name] = self._emit(op, name, operands)
+        elif step.kind in (Kind.OFFLOAD, Kind.PREFETCH):
+            self._begin(step, op)
+        else:
+            self._end(step, op)
 
-    def _named(self, name: str) -> str:
-        """The instruction that gives this value now."""
-        op = self._entry.ops[name]
-        if op.opcode not in VIEWS:
-            return self._current[name]
-        operands = [self._named(operand) for operand in op.operands]
-        key = (name, *operands)
+    def _begin(self, step: _Step, op: Instruction) -> None:
+        array = _array(op, step.index)
+        away, here = str(_on_host(array)), str(array)
+        if step.kind is Kind.OFFLOAD:
+            source = self._leaf(op, step.index)
+        else:
+            source, away, here = self._on_host[op.name, step.index], here, away
+        name = self._writing.fresh(f"{op.name}.{step.kind.value}")
+        self._lines[name] = f"  %{name} = ({away}, {here}, u32[]) copy-start(%{source})"
+        self._under_way[step.kind, op.name, step.index].append(name)
+
+    def _end(self, step: _Step, op: Instruction) -> None:
+        array, home = _array(op, step.index), step.kind is Kind.PREFETCHED
+        begun = Kind.PREFETCH if home else Kind.OFFLOAD
+        start = self._under_way[begun, op.name, step.index].popleft()
+        name = self._writing.fresh(f"{op.name}.{step.kind.value}")
+        self._lines[name] = f"  %{name} = {array if home else _on_host(array)} copy-done(%{start})"
+        if not home:
+            self._on_host[op.name, step.index] = name
+        elif step.index is None:
+            self._now[op.name] = name
+        else:
+            self._back[self._now[op.name]][step.index] = name
+
+    def _leaf(self, op: Instruction, index: int | None) -> str:
+        return self._now[op.name] if index is None else self._element(self._now[op.name], index, _array(op, index))
+
+    def _value(self, op: Instruction) -> Value:
+        """What gives an instruction's value now, tuples looked through."""
+        operands = (self._body.ops[name] for name in op.operands)
+        match op.opcode:
+            case "opt-barrier" | "add-dependency":
+                return self._value(next(operands))
+            case "tuple":
+                return tuple(map(self._value, operands))
+            case "get-tuple-element":
+                value = self._value(next(operands))
+                return value[op.index] if isinstance(value, tuple) else self._element(value, op.index, op.shape, op)
+            case "bitcast" | "after-all":
+                return self._view(op, list(map(self._whole, operands)))
+        return self._now[op.name]
+
+    def _element(self, value: str, index: int, shape: Shape, op: Instruction | None = None) -> str:
+        """An element of a kernel's tuple, or what it was brought back as."""
+        if value in self._back and index in self._back[value]:
+            return self._back[value][index]
+        key = (value, str(index))
         if key not in self._views:
-            first = all(name != other for other, *_ in self._views)
-            self._views[key] = name if first else self._fresh(name)
-            self._emit(op, self._views[key], operands)
+            if op is None or op.name in self._lines:
+                name = self._writing.fresh(f"{value}.{index}.")
+                self._lines[name] = f"  %{name} = {_spelled(shape)} get-tuple-element(%{value}), index={index}"
+            else:
+                name = self._emit(op, op.name, [value])
+            self._views[key] = name
         return self._views[key]
 
-    def _emit(self, op: Instruction, name: str, operands: Sequence[str]) -> None:
-        if op.opcode not in VIEWS:
-            self._current[op.name] = name
-        self._lines.append(self._line(op, name, operands))
+    def _view(self, op: Instruction, operands: Sequence[str]) -> str:
+        key = (op.name, *operands)
+        if key not in self._views:
+            name = self._writing.fresh(f"{op.name}.run", 2) if op.name in self._lines else op.name
+            self._views[key] = self._emit(op, name, operands)
+        return self._views[key]
 
-    def _line(self, op: Instruction, name: str, operands: Sequence[str]) -> str:
-        line = op.line
+    def _whole(self, op: Instruction) -> str:
+        """One instruction that gives the value of this one."""
+        return self._gathered(self._value(op), op.shape, op)
+
+    def _gathered(self, value: Value, shape: Shape, op: Instruction | None = None) -> str:
+        """A tuple of the parts, where they are no tuple yet."""
+        if isinstance(value, str) and value in self._back:
+            assert isinstance(shape, tuple)
+            value = tuple(self._element(value, index, part) for index, part in enumerate(shape))
+        if isinstance(value, str):
+            return value
+        assert isinstance(shape, tuple)
+        parts = [self._gathered(*both) for both in zip(value, shape, strict=True)]
+        key = ("tuple", *parts)
+        if key not in self._views:
+            first = op is not None and op.opcode == "tuple" and op.name not in self._lines
+            name = op.name if op is not None and first else self._writing.fresh("tuple.run", 2)
+            operands = ", ".join(f"%{part}" for part in parts)
+            self._lines[name] = f"  %{name} = {_spelled(shape)} tuple({operands})"
+            self._views[key] = name
+        return self._views[key]
+
+    def _emit(self, op: Instruction, name: str, operands: Sequence[str]) -> str:
+        """A line for the instruction, under this name and with these operands."""
+        line = _AFTER.sub("", op.line.replace("ROOT ", "", 1) if op.root else op.line)
         if name != op.name:
-            line = _AFTER.sub("", line.replace("ROOT ", "", 1))
             left, right = line.split(" = ", 1)
-            for called in dict.fromkeys(op.called):
-                right = re.sub(rf"%{re.escape(called)}(?![\w.\-])", f"%{self._cloned(called)}", right)
+            if op.opcode not in _NAMING:
+                for called in dict.fromkeys(op.called):
+                    right = _renamed(right, called, self._cloned(called))
             line = f"{left.replace(f'%{op.name}', f'%{name}', 1)} = {right}"
         if list(operands) != list(op.operands):
             before, opened, rest = line.partition(f" {op.opcode}(")
             inside, closed, after = rest.partition(")")
-            fresh = iter(operands)
-            line = before + opened + _NAME.sub(lambda _: f"%{next(fresh)}", inside) + closed + after
-        return line
+            given = iter(operands)
+            line = before + opened + _NAME.sub(lambda _: f"%{next(given)}", inside) + closed + after
+        self._lines[name] = line
+        return name
 
     def _cloned(self, name: str) -> str:
         """A computation like this one, with what it calls."""
-        fresh = self._fresh(name)
-        text = self._module.texts[name].replace(f"%{name} (", f"%{fresh} (", 1)
-        for called in dict.fromkeys(self._called(name)):
-            text = re.sub(rf"%{re.escape(called)}(?![\w.\-])", f"%{self._cloned(called)}", text)
-        self._clones.append(text)
+        fresh, module = self._writing.fresh(f"{name}.run", 2), self._writing.module
+        text = module.texts[name].replace(f"%{name} (", f"%{fresh} (", 1)
+        for called in dict.fromkeys(one for op in module[name].ops.values() for one in op.called):
+            text = _renamed(text, called, self._cloned(called))
+        self.clones.append(text)
         return fresh
 
-    def _called(self, name: str) -> Iterator[str]:
-        for op in self._module[name].ops.values():
-            yield from op.called
 
-    def _fresh(self, name: str) -> str:
-        number = 1
-        while (fresh := f"{name}.run{number + 1}") in self._taken:
-            number += 1
-        self._taken.add(fresh)
-        return fresh
+def _with_loops(module: Module, body: Computation) -> Iterator[Computation]:
+    """A computation, and those of its loops."""
+    yield body
+    for op in body.ops.values():
+        if op.opcode == "while":
+            for name in op.called:
+                yield from _with_loops(module, module[name])
+
+
+def _array(op: Instruction, index: int | None) -> Array:
+    part = op.shape if index is None or isinstance(op.shape, Array) else op.shape[index]
+    assert isinstance(part, Array)
+    return part
+
+
+def _renamed(text: str, old: str, new: str) -> str:
+    return re.sub(rf"%{re.escape(old)}(?![\w.\-])", f"%{new}", text)
+
+
+def _on_host(array: Array) -> Array:
+    """The array in the host's memory; tiles and the width of elements come before the space (`Layout::ToString`)."""
+    space = f"S({HOST_SPACE})"
+    order, _, rest = array.layout.strip("{}").partition(":")
+    rest = _SPACE.sub(space, rest) if _SPACE.search(rest) else rest + space
+    return Array(array.dtype, array.dims, f"{{{order}:{rest}}}")
+
+
+def _spelled(shape: Shape) -> str:
+    return str(shape) if isinstance(shape, Array) else f"({', '.join(map(_spelled, shape))})"

@@ -136,9 +136,7 @@ def compiled(
         schedule = plan(problem)
         told.update(plain=pack(problem))
         told.update(packing=pack(problem, schedule), repeated=len(schedule) - len(problem.kernels))
-        ran = [problem.kernels[action.number] for action in schedule]
-        names = [kernel.name for kernel in ran if kernel.within is None]
-        planned = write(module, names)
+        planned = write(module, problem, schedule)
         judge(module, read_module(planned))
         return planned
 
