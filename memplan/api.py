@@ -6,28 +6,29 @@ import contextlib
 import contextvars
 import functools
 import types
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
-from jax.core import Tracer
 
 from memplan import comparing, curving, pipeline, sizing
 from memplan.errors import MemplanError, UnsupportedProgramError, WrongProgramError
-from memplan.pipeline import Planner, Request, Result, planner_named
+from memplan.pipeline import Outcome, Request
 from memplan.planning.budget import Size, parse_bytes
 from memplan.planning.plan import Plan
+from memplan.planning.registry import Planner, planner_named
 from memplan.program import compat
-from memplan.program.arguments import Written, explain
+from memplan.program.arguments import Written, dynamic_part, explain, static_part
 from memplan.program.host_state import brought, place
-from memplan.xla.local import observed_peak_bytes
-from memplan.program.trace import dynamic_part, static_part
 from memplan.report.comparison import Comparison
 from memplan.report.curve import Curve
 from memplan.report.frontier import Frontier
 from memplan.report.model import Report
-from memplan.running import Runner, numbers_gate, runner
+from memplan.running import Runner, here, numbers_gate
+from memplan.summary import report_of
+from memplan.xla.local import observed_peak_bytes
 
 __all__ = [
     "Compiled", "Planned", "PlannedJit", "compare", "curve", "frontier", "jit", "largest", "parse_bytes", "progress",
@@ -69,13 +70,12 @@ def jit(
       budget: device bytes: an int, `"16GiB"`, `"80%"` of the device's memory, or None for all of it.
       host_budget: host bytes for offloaded values, likewise; a share or None refers to the host's memory (for a
         described GPU: twice its own). Not used where the device is the CPU.
-      device: what to plan for, by name (`memplan devices`); None is the local backend. A step planned for another
-        device still runs on the local backend, in the planned order.
-      planner: by name, or an object with a `name` and `propose(problem) -> Proposal`
-        (`memplan.planning.planners.protocol`); None is the default one.
+      device: what to plan for, by name (`memplan devices`); None is the local backend. A plan belongs to the device
+        that it was made for: a call here plans for the local backend, within as many bytes.
+      planner: by name, or an object with a `name` and a `plan` (`memplan.planning.registry.Planner`); None is memplan's.
       plan: a saved plan to follow instead of planning.
       verify: `"compile"` lets the compiler measure the plan; `"numbers"` also compares the outputs with the unmodified
-        step's; None believes the planner.
+        step's; None takes the first plan, whatever the compiler says that it takes.
       host_state: positions of arguments whose large leaves (from 1 MiB) live in host memory, between and during steps.
         They are streamed in where they are read; what takes the buffers of donated ones is streamed out. Pass what
         `Planned.place` returns.
@@ -231,39 +231,17 @@ def _positions(argnums: int | Sequence[int]) -> tuple[int, ...]:
     return (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
 
-class _NewTypesError(Exception):
-    """jax traces a step for types that nobody has planned for."""
+def _checked(step: Callable[..., Any]) -> Callable[..., Any]:
+    """The step, which does not lose what it writes into modules."""
 
+    @functools.wraps(step)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        written = Written((args, kwargs))
+        results = step(*args, **kwargs)
+        written.check(results)
+        return results
 
-class _TraceGate:
-    """Lets jax trace a step only while it is planned.
-
-    jax runs the Python of a function when it traces it and never again for the same types. So a step that was left
-    alone can be called through `jax.jit`, at its own speed, and new types still come back here to be planned first.
-    """
-
-    def __init__(self) -> None:
-        self._open = False
-
-    def around(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(step)
-        def gated(*args: Any, **kwargs: Any) -> Any:
-            if not self._open:
-                raise _NewTypesError
-            written = Written((args, kwargs))
-            results = step(*args, **kwargs)
-            written.check(results)
-            return results
-
-        return gated
-
-    @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
-        self._open = True
-        try:
-            yield
-        finally:
-            self._open = False
+    return checked
 
 
 class PlannedJit:
@@ -271,13 +249,11 @@ class PlannedJit:
 
     def __init__(self, step: Callable[..., Any], request: Request, options: Mapping[str, Any]):
         functools.update_wrapper(self, step)
-        self._gate = _TraceGate()
-        self._step = self._gate.around(step)
+        self._step = _checked(step)
         self._request = request
         self._options = options
-        self._known: dict[Any, Compiled] = {}
-        self._direct: Callable[..., Any] | None = None  # jax.jit itself, while every plan has left the step alone
-        self._touched = False
+        self._planned: dict[Any, Planned] = {}
+        self._compiled: dict[Any, Compiled] = {}
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """A decorated method takes its instance as the first argument, as with `jax.jit`."""
@@ -285,36 +261,45 @@ class PlannedJit:
 
     def plan(self, *args: Any, **kwargs: Any) -> Planned:
         """Plan for these arguments (arrays or `jax.ShapeDtypeStruct`s); runs nothing."""
-        if self._request.host_state:
-            args, kwargs = jax.tree.map(brought, (args, kwargs))
-        with self._gate.opened(), self._explained(args, kwargs):
-            result = pipeline.run(self._step, args, kwargs, self._options, self._request, _notify.get())
-        planned = Planned(result, args, kwargs)
-        if not result.untouched:
-            self._direct, self._touched = None, True
+        key = self._key(args, kwargs)
+        if key not in self._planned:
+            self._planned[key] = self._made(args, kwargs)
+        return self._planned[key]
+
+    def _made(self, args: Any, kwargs: Any) -> Planned:
+        run = pipeline.best if self._request.verify is None else pipeline.run
+        shapes = jax.tree.map(brought, (args, kwargs)) if self._request.host_state else (args, kwargs)
+        with self._explained(args, kwargs):
+            found = run(self._step, shapes[0], shapes[1], self._options, self._request, _notify.get())
         if self._request.verify == "numbers":
-            gate = numbers_gate(result, args, kwargs)
+            gate = numbers_gate(here(found, self._request), args, kwargs)
             if not gate.passes:
                 raise WrongProgramError(
                     f"the planned step does not compute what the step computes ({gate}). Please report it."
                 )
-        return planned
+        return Planned(found, self._request)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if compat.is_tracing():
             return self._inline(args, kwargs)
-        if self._direct is not None:
-            try:
-                return self._direct(*args, **kwargs)
-            except _NewTypesError:
-                pass  # nobody has planned for these types yet
+        key = self._key(args, kwargs)
+        if key not in self._compiled:
+            self._compiled[key] = self._here.plan(*args, **kwargs).compile()
         dynamic, named = dynamic_part(self._step, args, kwargs, self._options)
-        leaves, tree = jax.tree_util.tree_flatten((dynamic, named))
-        key = tree, tuple(map(_type_of, leaves)), static_part(self._step, args, kwargs, self._options)
-        if key not in self._known:
-            self._known[key] = self.plan(*args, **kwargs).compile()
-            self._direct = None if self._touched else jax.jit(self._step, **self._options)
-        return self._known[key](*dynamic, **named)
+        return self._compiled[key](*dynamic, **named)
+
+    def _key(self, args: Any, kwargs: Any) -> Any:
+        leaves, tree = jax.tree_util.tree_flatten(dynamic_part(self._step, args, kwargs, self._options))
+        return tree, tuple(map(_type_of, leaves)), static_part(self._step, args, kwargs, self._options)
+
+    @functools.cached_property
+    def _here(self) -> PlannedJit:
+        """Itself; of a step for a GPU that is not here the same for the local backend, within as many bytes."""
+        target = pipeline.target_of(self._request.device)
+        if not target.described:
+            return self
+        budget = parse_bytes(self._request.budget, target.device.memory_bytes)
+        return PlannedJit(self._step, replace(self._request, device=None, budget=budget, plan=None), self._options)
 
     @contextlib.contextmanager
     def _explained(self, args: Any, kwargs: Any) -> Iterator[None]:
@@ -325,43 +310,47 @@ class PlannedJit:
             raise
 
     def _inline(self, args: Any, kwargs: Any) -> Any:
-        """Inside another trace: the planned equations become part of it."""
-        leaves = jax.tree_util.tree_leaves((args, kwargs))
-        transform = compat.transform_of(leaves)
+        """Inside another trace: the step becomes part of it, unplanned."""
+        transform = compat.transform_of(jax.tree_util.tree_leaves((args, kwargs)))
         if transform is not None:
-            raise _transformed(transform)
-        shapes = jax.tree.map(_as_shape, (args, kwargs))
-        planned = self.plan(*shapes[0], **shapes[1])
-        return planned.inlined(*args, **kwargs)
+            raise UnsupportedProgramError(
+                f"a step planned by memplan.jit cannot be transformed by {transform}: its order would be lost. "
+                f"Decorate the outermost step instead, the one that calls {transform} itself."
+            )
+        warnings.warn(
+            "a step planned by memplan.jit was called inside another jax.jit, scan or similar: there it is inlined, "
+            "without a plan. Decorate the outermost step instead.",
+            stacklevel=3,
+        )
+        return self._step(*args, **kwargs)
 
 
 class Planned:
     """A step planned for its arguments' shapes, like `jax.stages.Lowered`."""
 
-    def __init__(self, result: Result, args: Any, kwargs: Any):
-        self._result = result
+    def __init__(self, found: Outcome, request: Request):
+        self._found, self._request = found, request
         self._runner: Runner | None = None
+
+    @functools.cached_property
+    def _report(self) -> Report:
+        return report_of(self._found)
 
     @property
     def report(self) -> Report:
         """What was planned, predicted and compiled; after a run also what was observed."""
         peak = observed_peak_bytes() if self._runner is not None and self._runner.ran else None
-        return replace(self._result.report, observed_peak_bytes=peak)
+        return replace(self._report, observed_peak_bytes=peak)
 
     @property
     def plan(self) -> Plan | None:
         """The plan, to be saved; None where the step runs unmodified."""
-        return self._result.chosen.plan
-
-    @property
-    def jaxpr(self) -> Any:
-        """The closed jaxpr that is compiled for the device: the step's very own where it was left alone."""
-        return pipeline.planned_jaxpr(self._result)
+        return self._found.plan
 
     def compile(self) -> Compiled:
-        """Make it run on the local backend."""
+        """Make it run on the local backend: what was planned for another device is planned again for this one."""
         if self._runner is None:
-            self._runner = runner(self._result)
+            self._runner = Runner(here(self._found, self._request))
         return Compiled(self, self._runner)
 
     def place(self, argument: Any, position: int = 0) -> Any:
@@ -370,17 +359,10 @@ class Planned:
         Args:
           argument: arrays, of the structure that was planned for.
         """
-        return place(self._result.program, argument, position)
-
-    def inlined(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate the planned equations on traced values."""
-        dynamic = dynamic_part(self._result.program.step, args, kwargs, self._result.program.options)
-        evaluate = compat.jaxpr_as_fun(self.jaxpr)
-        flat = (evaluate if self.plan is None else _undifferentiable(evaluate))(*jax.tree_util.tree_leaves(dynamic))
-        return jax.tree_util.tree_unflatten(self._result.program.out_tree, flat)
+        return place(self._found.program, argument, position)
 
     def __repr__(self) -> str:
-        return f"<memplan.Planned {self._result.program.name}: {self._result.report.status}>"
+        return f"<memplan.Planned {self._found.program.name}: {self.report.status}>"
 
 
 class Compiled:
@@ -398,37 +380,10 @@ class Compiled:
         return self._run(*args, **kwargs)
 
 
-def _transformed(transform: str) -> UnsupportedProgramError:
-    return UnsupportedProgramError(
-        f"a step planned by memplan.jit cannot be transformed by {transform}: its order would be lost. Decorate the "
-        f"outermost step instead, the one that calls {transform} itself."
-    )
-
-
-def _undifferentiable(evaluate: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function; an error where a gradient is taken of the trace that it was inlined into.
-
-    The planned equations are flat: the step's own derivative rules are no longer in them.
-    """
-    guarded = jax.custom_jvp(evaluate)
-
-    def refuse(primals: Any, tangents: Any) -> Any:
-        raise _transformed("grad")
-
-    guarded.defjvp(refuse)
-    return guarded
-
-
 def _type_of(leaf: Any) -> Any:
     if isinstance(leaf, (bool, int, float, complex)):
         aval = jax.typeof(leaf)  # to jax.jit it is an array of weak type
         return aval.shape, aval.dtype, aval.weak_type, None
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False), compat.placement_of(leaf)
-    return leaf
-
-
-def _as_shape(leaf: Any) -> Any:
-    if isinstance(leaf, Tracer):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
     return leaf

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from memplan import plan_cache
-from memplan.planning import planner
 from memplan.planning.cost import copy_seconds
 from memplan.planning.devices import Device
 from memplan.planning.packing import Packing, pack
 from memplan.planning.plan import Plan, named
 from memplan.planning.problem import POINTER_BYTES, Problem, Role
+from memplan.planning.registry import Planner, planner_named
 from memplan.planning.schedule import Schedule
 from memplan.planning.topology import Topology
 from memplan.verify.same_module import judge
@@ -109,7 +109,7 @@ class Inside:
     Attributes:
       device: that the module is compiled for.
       limits: of the whole step.
-      follow: a plan to carry out instead of making one.
+      planner: makes the plan; `follow`: one to carry out instead.
       agree: brings all processes of the step to one plan.
       reserve_bytes, reserve_host_bytes: to be left free: what an earlier compilation took beyond its prediction.
     """
@@ -117,6 +117,7 @@ class Inside:
     device: Device
     limits: Limits
     topology: Topology | None = None
+    planner: Planner = field(default_factory=lambda: planner_named(None))
     follow: Plan | None = None
     agree: Agree = lambda fingerprint, plan: plan()
     reserve_bytes: int = 0
@@ -155,11 +156,11 @@ class Inside:
     def _plan(self, plain: Reading, budget: int) -> Plan:
         """A kept plan, or a new one."""
         host = self.limits.host_bytes - self.reserve_host_bytes
-        name = plan_cache.key(plain.module.fingerprint, budget, host, self.device, self.topology)
+        name = plan_cache.key(plain.module.fingerprint, self.planner.name, budget, host, self.device, self.topology)
         if (kept := plan_cache.find(name)) is not None:
             return kept
         copy_s = functools.partial(copy_seconds, device=self.device) if host > 0 else None
-        found = planner.plan(plain.problem, budget - plain.resident_bytes, host, copy_s)
-        plan = Plan(named(plain.problem, found.schedule), plain.module.fingerprint, "kernels", self.device.name)
+        found = self.planner.plan(plain.problem, budget - plain.resident_bytes, host, copy_s)
+        plan = Plan(named(plain.problem, found.schedule), plain.module.fingerprint, self.planner.name, self.device.name)
         plan_cache.keep(name, plan)
         return plan

@@ -14,10 +14,12 @@ from memplan.inside import Agree, Inside, Limits, Made
 from memplan.planning import devices, planner, spec
 from memplan.planning.budget import Size, parse_bytes, show_bytes
 from memplan.planning.plan import Plan
+from memplan.planning.registry import Planner, planner_named
 from memplan.program.host_state import large_leaves, with_state_on_host
 from memplan.program.loops import with_loops
 from memplan.program.trace import Program, as_step, trace
 from memplan.residuals import fewer_residuals
+from memplan.verify.collectives import differing
 from memplan.xla.frames import sources
 from memplan.xla.local import host_memory_bytes, is_here, local_device
 from memplan.xla.target import HIDES_LATENCY, Executable, Target
@@ -34,6 +36,7 @@ class Request:
     budget: Size = None
     host_budget: Size = None
     device: str | None = None
+    planner: str | Planner | None = None
     plan: Plan | None = None
     verify: str | None = "compile"
     host_state: tuple[int, ...] = ()
@@ -127,7 +130,16 @@ def best(
         program = with_state_on_host(written, request.plan.on_host)
     elif request.host_state:
         program = with_state_on_host(program, large_leaves(program, request.host_state))
-    compiling = Compiling(target, limits, args, kwargs, request.plan, notify)
+    compiling = Compiling(
+        target,
+        limits,
+        args,
+        kwargs,
+        planner_named(request.planner),
+        request.plan,
+        notify,
+        compilations=_MOST_COMPILATIONS if request.verify else 1,
+    )
     found = compiling.compiled(program)
     if found.fits or request.plan is not None:
         return found
@@ -142,25 +154,31 @@ def best(
 
 @dataclass(frozen=True)
 class Compiling:
-    """Programs for a target, under limits."""
+    """Programs for a target, under limits.
+
+    Attributes:
+      compilations: at most, of one program.
+    """
 
     target: Target
     limits: Limits
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
+    planner: Planner
     follow: Plan | None = None
     notify: Notify = lambda stage, share: None
     agree: Agree = lambda fingerprint, plan: plan()
+    compilations: int = _MOST_COMPILATIONS
 
     def compiled(self, program: Program) -> Outcome:
         """With a plan in the middle where it does not fit as it is; again where the prediction missed."""
         started = time.perf_counter()
         profile = self._profile(program)
-        inside = Inside(self.target.device, self.limits, program.topology, self.follow, self.agree)
+        inside = Inside(self.target.device, self.limits, program.topology, self.planner, self.follow, self.agree)
         compilations = 1 if profile is None else 2
         self.notify("compiling", None)
         executable = self._compile(program, profile, inside)
-        while self._missed(executable, inside) and compilations < _MOST_COMPILATIONS:
+        while self._missed(executable, inside) and compilations < self.compilations:
             self.notify("compiling again, within what the first plan missed by", None)
             memory, limits = executable.memory, self.limits
             inside.reserve_bytes += max(0, memory.device_bytes - limits.device_bytes)
@@ -221,11 +239,7 @@ class Compiling:
 def infeasible(found: Outcome) -> InfeasibleBudgetError:
     """What to say where not even the least that was found fits."""
     plain, budget = found.made.plain, found.limits.device_bytes
-    nbytes, kernel = planner.floor(plain.problem)
-    floor = plain.resident_bytes + nbytes
-    name = plain.problem.kernels[kernel].name if kernel >= 0 else ""
-    where = sources(plain.module).get(name, "")
-    operation = f"{name} ({where})" if where else name
+    floor, operation = floor_of(found)
     smallest = min(found.device_bytes, plain.device_bytes)
     host = "" if found.host_bytes <= found.limits.host_bytes else f", with {show_bytes(found.host_bytes)} on the host"
     advice = "\n  ".join(_advice(found))
@@ -239,6 +253,15 @@ def infeasible(found: Outcome) -> InfeasibleBudgetError:
     )
 
 
+def floor_of(found: Outcome) -> tuple[int, str]:
+    """Device bytes that no order goes below, and the kernel that sets them, with its `file:line`."""
+    plain = found.made.plain
+    nbytes, kernel = planner.floor(plain.problem)
+    name = plain.problem.kernels[kernel].name
+    where = sources(plain.module).get(name, "")
+    return plain.resident_bytes + nbytes, f"{name} ({where})" if where else name
+
+
 def _advice(found: Outcome) -> Iterator[str]:
     yield f"a budget of {show_bytes(found.device_bytes)}"
     resident = found.made.plain.resident_bytes
@@ -248,6 +271,14 @@ def _advice(found: Outcome) -> Iterator[str]:
         if not found.program.on_host and found.target.is_gpu:
             yield f"host_state: arguments and outputs take {show_bytes(resident)} of it"
     yield "a smaller batch or image: memplan.largest finds the largest that fits"
+
+
+def unexpected_collectives(found: Outcome) -> tuple[str, ...]:
+    """Collectives of what was compiled that are not those of the step, in words."""
+    program = found.program
+    if program.spmd is None:
+        return ()
+    return differing(program.jaxpr, program.spmd.axes, found.made.result.traffic.collectives)
 
 
 def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:

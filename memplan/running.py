@@ -1,155 +1,109 @@
-"""A planned step on the local backend: one program where the compiler keeps the order, segments where it does not."""
+"""A planned step on the local backend, and the gate that compares it with the step as it is."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 
 from memplan.errors import MemplanError
-from memplan.pipeline import Result, local_jaxpr
-from memplan.planning.budget import parse_bytes
-from memplan.planning.graph import Graph
-from memplan.planning.layout import chop, cut
-from memplan.planning.order import early_loose_ends
-from memplan.planning.plan import Plan
-from memplan.planning.planners.protocol import fence_nbytes
-from memplan.planning.unfold import keep_everything
-from memplan.program import compat
-from memplan.program.executor import Stages, as_array, compile_stages
-from memplan.program.extract import extract
-from memplan.program.host_state import brought, put
-from memplan.xla.local import local_device
-from memplan.program.rewrite import rewrite
-from memplan.program.trace import Program, as_step, dynamic_part, flat_step, trace
+from memplan.pipeline import Outcome, Request, best
+from memplan.program.arguments import dynamic_part
+from memplan.program.host_state import put
+from memplan.program.trace import Program, flat_step
+from memplan.verify.numbers import Gate, compare, roundings
 from memplan.verify.pieces import run_in_pieces
-from memplan.verify.program import Gate, compare, roundings
 
-_CHOPS = (5, 12)  # operations per segment
+_LENGTHS = (5, 12)  # equations that are compiled together, for the gate
 
 # XLA may keep more bits than a type has inside a kernel; which values then lose them depends on where kernels end. For
-# the gate every value is rounded to its type, in every program: what recomputes a bfloat16 value gets the same bits.
+# the gate of a program that was rewritten every value is rounded to its type.
 AS_TYPED = {"xla_allow_excess_precision": False}
 
 
 class Runner:
     """Calls the step with its dynamic arguments."""
 
-    def __init__(self, program: Program, call: Any, stages: Stages | None):
-        self._program = program
-        self._call = call
-        self._stages = stages
-        self._in_tree = program.traced.in_tree
+    def __init__(self, found: Outcome):
+        self._program, self._call = found.program, found.executable.compiled
+        self._moves = bool(found.program.on_host) and not found.target.is_gpu
         self.ran = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.ran = True
-        if self._stages is None:
-            return self._call(*args, **kwargs)
+        return self._with_state(args, kwargs) if self._moves else self._call(*args, **kwargs)
+
+    def _with_state(self, args: Any, kwargs: Any) -> Any:
+        """On a CPU, where both memories are one, a step has its state where all else is."""
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
-        del args, kwargs
-        self._check(leaves, tree)
-        arrays = [as_array(leaf, aval) for leaf, aval in zip(leaves, self._avals, strict=True)]
-        del leaves
-        for position in self._program.held:
-            arrays[position] = self._brought(arrays[position], position)
-        results = self._stages(arrays)
+        for position in self._program.on_host:
+            leaves[position] = self._brought(leaves[position], position)
+        args, kwargs = jax.tree_util.tree_unflatten(tree, leaves)
+        results, tree = jax.tree_util.tree_flatten(self._call(*args, **kwargs))
         for position in self._program.returned_to_host:
             results[position] = put(results[position], on_host=True)
-        return jax.tree_util.tree_unflatten(self._program.out_tree, results)
+        return jax.tree_util.tree_unflatten(tree, results)
 
-    def _brought(self, array: jax.Array, position: int) -> jax.Array:
-        """A copy of host memory for the stages; where the argument is donated, in its place."""
-        found = brought(array)
-        if self._program.donated[position] and found is not array:
+    def _brought(self, array: Any, position: int) -> Any:
+        """A copy on the device; where the argument is donated, in its place."""
+        found = put(array, on_host=False)
+        if self._program.donated[position] and isinstance(array, jax.Array) and found is not array:
             found.block_until_ready()
             array.delete()
         return found
 
-    @functools.cached_property
-    def _avals(self) -> list[Any]:
-        return [compat.aval_of(var) for var in self._program.traced.jaxpr.jaxpr.invars]
 
-    def _check(self, leaves: Sequence[Any], tree: Any) -> None:
-        """Like jax's own executables: TypeError for other structures or types than it was compiled for."""
-        if tree != self._in_tree:
-            raise TypeError(f"the step was planned for arguments of structure {self._in_tree}, not {tree}.")
-        for leaf, aval, name in zip(leaves, self._avals, self._program.names, strict=True):
-            found: Any = jax.typeof(leaf)
-            if (found.shape, found.dtype) != (aval.shape, aval.dtype):
-                raise TypeError(f"the step was planned for {name}: {aval.str_short()}, not {found.str_short()}.")
-
-
-def runner(result: Result) -> Runner:
-    """Make a planned step run here, whatever device it was planned for."""
-    program, chosen = result.program, result.chosen
-    if chosen.plan is not None and jax.default_backend() == "cpu":
-        assert result.graph is not None
-        flags = dict(program.options.get("compiler_options") or {}) or None
-        return Runner(program, None, chosen.stages or compile_stages(program, result.graph, chosen.plan, flags))
-    if not result.target.described and chosen.executable is not None:
-        return Runner(program, chosen.executable.compiled, None)
-    step = program.step if chosen.plan is None else as_step(program, local_jaxpr(result))
-    options = {name: value for name, value in program.options.items() if name != "compiler_options"}
-    flags = {**(program.options.get("compiler_options") or {})}
-    if chosen.plan is not None:
-        flags |= chosen.compiler_options
-    lowered = jax.jit(step, **options).lower(*result.args, **result.kwargs)
-    return Runner(program, lowered.compile(compiler_options=flags or None), None)
+def here(found: Outcome, request: Request) -> Outcome:
+    """The outcome itself, or one for the local backend where it was made for a GPU that is not here."""
+    if not found.target.described:
+        return found
+    program = found.program
+    local = replace(request, device=None, budget=found.limits.device_bytes, plan=None)
+    made = best(program.step, found.args, found.kwargs, program.options, local)
+    if not made.fits:
+        raise MemplanError(
+            f"the step fits its budget on {found.target.device.name}, but not on this machine's "
+            f"{made.target.device.name}, which has other kernels. Run it there, or raise the budget."
+        )
+    return made
 
 
-def segmented_plan(graph: Graph, budget_bytes: int, device: str) -> Plan:
-    """The step cut into segments as under this budget, nothing recomputed or moved: what recompilation alone does."""
-    return keep_everything(cut(graph, early_loose_ends(graph), fence_nbytes(budget_bytes)), device)
+def numbers_gate(found: Outcome, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Gate:
+    """Run the step as it is and as it is planned on the same inputs, and compare.
 
-
-def chopped_plans(graph: Graph, device: str) -> tuple[Plan, ...]:
-    """The step cut in other ways, likewise unchanged: how much depends on where the cuts fall."""
-    order = early_loose_ends(graph)
-    return tuple(keep_everything(chop(graph, order, length), device) for length in _CHOPS)
-
-
-def numbers_gate(result: Result, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Gate:
-    """Run the unmodified, the segmented and the planned step on the same inputs, rounded `AS_TYPED`, and compare.
+    The same kernels give the same bits, unless the device itself does not: the step as it is runs twice. A program that
+    was rewritten is compiled into other kernels; it is compared with what recompilation does to the step by itself.
 
     Raises:
       MemplanError: the arguments are shapes, not arrays.
     """
-    program = result.program
+    program = found.program
     dynamic = dynamic_part(program.step, args, kwargs, program.options)
     leaves = jax.tree_util.tree_leaves(dynamic)
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
         raise MemplanError('verify="numbers" runs the step: pass arrays to plan(), not jax.ShapeDtypeStructs.')
-    if result.chosen.plan is None or result.graph is None:
-        return Gate(())
+    if program.rewritten is None:
+        return _same_kernels(found, dynamic)
+    return _rewritten(program, leaves)
+
+
+def _same_kernels(found: Outcome, dynamic: Any) -> Gate:
+    plain = jax.jit(found.program.step, **found.program.options).lower(*found.args, **found.kwargs).compile()
+    once, twice, planned = (_results(call, dynamic) for call in (plain, plain, Runner(found)))
+    return compare(once, twice, planned, bits=True)
+
+
+def _rewritten(program: Program, leaves: Sequence[Any]) -> Gate:
     written = program.as_written
-    graph = extract(written)
     plain = jax.jit(flat_step(written, written.jaxpr), compiler_options=AS_TYPED)
-    device = result.report.device
-    segmented = run_flat(written, graph, segmented_plan(graph, result.report.budget_bytes, device), leaves)
-    planned = run_flat(program, result.graph, result.chosen.plan, leaves)
-    if program.loops:  # loops are recompiled too
-        chopped = [run_in_pieces(written.jaxpr, leaves, length, AS_TYPED) for length in _CHOPS]
-    else:
-        chopped = [run_flat(written, graph, plan, leaves) for plan in chopped_plans(graph, device)]
-    coarsest = roundings(graph, written.jaxpr.jaxpr.outvars)
-    return compare(plain(*leaves), segmented, planned, *chopped, coarsest=coarsest)
+    planned = jax.jit(flat_step(program, program.jaxpr), compiler_options=AS_TYPED)
+    pieces = [run_in_pieces(written.jaxpr, leaves, length, AS_TYPED) for length in _LENGTHS]
+    return compare(plain(*leaves), pieces[0], planned(*leaves), *pieces[1:], coarsest=roundings(written.jaxpr))
 
 
-def run_flat(program: Program, graph: Graph, plan: Plan, leaves: Sequence[Any]) -> list[Any]:
-    """Outputs of a plan on copies of flat inputs, on the local backend, values rounded `AS_TYPED`."""
-    arrays = [as_array(leaf, var.aval) for leaf, var in zip(leaves, program.traced.jaxpr.jaxpr.invars, strict=True)]
-    copies = [array.copy() for array in arrays]
-    if jax.default_backend() == "cpu":
-        return compile_stages(program, graph, plan, AS_TYPED)(copies)
-    return jax.jit(flat_step(program, rewrite(program, graph, plan)), compiler_options=AS_TYPED)(*copies)
-
-
-def segmented(step: Any, args: Sequence[Any], budget: Any, **options: Any) -> Runner:
-    """The step cut into segments as for this budget, and otherwise unchanged, on the local backend."""
-    program = trace(step, args, {}, options)
-    graph = extract(program)
-    plan = segmented_plan(graph, parse_bytes(budget, local_device().memory_bytes), "local")
-    return Runner(program, None, compile_stages(program, graph, plan))
+def _results(call: Callable[..., Any], dynamic: Any) -> list[Any]:
+    """Of a call with copies, which it may be given."""
+    args, kwargs = jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, jax.Array) else leaf, dynamic)
+    return jax.tree_util.tree_leaves(call(*args, **kwargs))

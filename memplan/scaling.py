@@ -15,12 +15,11 @@ from jax.sharding import AbstractMesh
 from memplan import pipeline
 from memplan.errors import MemplanError
 from memplan.parallel.step import data_parallel
-from memplan.pipeline import Request, Result
+from memplan.pipeline import Notify, Outcome, Request
 from memplan.planning.budget import Size
 from memplan.planning.overheads import SOURCES, Overheads
 from memplan.planning.topology import Topology, topology_named
 from memplan.xla.traffic import Traffic, replays
-from memplan.refining import Notify
 from memplan.report.scaling import Assumed, Count, Level, Links, Point, Scaling, Topologies
 from memplan.summary import versions
 
@@ -47,14 +46,13 @@ class Compiled:
     """
 
     links: Topology
-    single: Result
-    whole: Result
+    single: Outcome
+    whole: Outcome
     statistics: str
 
     def scaling(self, overheads: Overheads, notify: Notify = lambda stage, share: None) -> Scaling:
         """From one device to 4,096."""
         links, whole = self.links, self.whole
-        assert whole.chosen.traffic is not None
         (alone,) = self._replays(self.single, [dict.fromkeys(links.sizes, 1)], overheads)
         points: list[Point] = []
         for sizes, found in zip(shapes(links), self._replays(whole, shapes(links), overheads), strict=True):
@@ -65,23 +63,21 @@ class Compiled:
             device=whole.target.device.name,
             topology=f"{links.name}: {links.description}",
             compiled_shape="x".join(map(str, links.sizes.values())),
-            device_bytes=whole.chosen.device_bytes,
-            budget_bytes=whole.report.budget_bytes,
-            planner=whole.report.planner,
-            unexpected=whole.chosen.strange,
+            device_bytes=whole.device_bytes,
+            budget_bytes=whole.limits.device_bytes,
+            planner=whole.plan.planner if whole.plan is not None else "none",
+            unexpected=pipeline.unexpected_collectives(whole),
             single_s=alone.step_s,
-            collectives=_counts(whole.chosen.traffic),
+            collectives=_counts(whole.made.result.traffic),
             assumed=_assumed(overheads),
             assumptions=(*ASSUMPTIONS, *_unknown(links), *links.sources, f"statistics of the batch: {self.statistics}"),
             points=tuple(points),
             versions=versions(),
         )
 
-    def _replays(self, planned: Result, sizes: Sequence[dict[str, int]], overheads: Overheads) -> Iterator[Traffic]:
-        executable = planned.chosen.executable
-        assert executable is not None
+    def _replays(self, planned: Outcome, sizes: Sequence[dict[str, int]], overheads: Overheads) -> Iterator[Traffic]:
         links = map(self.links.resized, sizes)
-        return replays(executable.text, planned.target.device, self.links, links, overheads)
+        return replays(planned.made.result.module, planned.target.device, self.links, links, overheads)
 
 
 def simulate(
@@ -116,7 +112,6 @@ def compiled(
     budget: Size = None,
     donate_argnums: Any = (),
     statistics: str = "global",
-    in_segments: bool = False,
     notify: Notify = lambda stage, share: None,
 ) -> Compiled:
     """Compile a step for one device, and divided for a machine: as it is where that fits, else as it is planned.
@@ -125,21 +120,19 @@ def compiled(
       step: of one device; args: shapes of one device's arguments, the batch second.
       topology: the machine that the step is compiled for; device: one of its devices, by name.
       budget, donate_argnums: as for `memplan.jit`; statistics: as for `memplan.parallel.data_parallel`.
-      in_segments: where the step fits but waits for its collectives, also compile it in segments and take the faster,
-        as `memplan.jit` does. It takes about as long as all the rest.
 
     Raises:
       MemplanError: nothing to communicate, or no GPU.
     """
     links = topology_named(topology) if isinstance(topology, str) else topology
-    request, options = Request(budget, None, device, in_segments=in_segments), {"donate_argnums": donate_argnums}
+    request, options = Request(budget, None, device), {"donate_argnums": donate_argnums}
     mesh = AbstractMesh(tuple(links.sizes.values()), tuple(links.sizes))
     divided = data_parallel(step, mesh, topology=links, device=device, statistics=statistics)
     notify("planning for one device", None)
     single = pipeline.run(step, args, {}, options, request, notify)
     notify(f"planning for {links.devices} devices", None)
     whole = pipeline.run(divided, _global(args, links.devices), {}, options, request, notify)
-    if whole.chosen.executable is None or whole.chosen.traffic is None:
+    if not whole.target.is_gpu:
         raise MemplanError(f"{device} is no GPU that XLA compiles whole programs for; name one (memplan devices).")
     return Compiled(links, single, whole, statistics)
 

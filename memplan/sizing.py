@@ -1,21 +1,17 @@
-"""The largest sizes whose step fits: traces say where to look, the compiler decides."""
+"""The largest sizes whose step fits: the compiler decides."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 from memplan import pipeline
-from memplan.candidates import Candidate
 from memplan.errors import SizeError
-from memplan.pipeline import Request
+from memplan.pipeline import Notify, Outcome, Request
 from memplan.planning.budget import parse_bytes
 from memplan.planning.frontier import last_fitting
-from memplan.refining import Notify
 from memplan.report.frontier import Frontier, Size, Tried
-from memplan.search import Search
 from memplan.summary import versions
 
 Make = Callable[..., tuple[Callable[..., Any], Sequence[Any]]]
@@ -69,20 +65,18 @@ def axes_of(low: Bounds, high: Bounds, step: Bounds, names: Sequence[str]) -> li
 class _Sizing:
     make: Make
     request: Request
-    budget: int
     donate: tuple[int, ...] | None
     notify: Notify
-    searches: dict[Size, Search] = field(default_factory=dict)
-    tried: dict[Size, Tried] = field(default_factory=dict)
+    outcomes: dict[Size, Outcome] = field(default_factory=dict)
 
-    def search(self, size: Size) -> Search:
-        """For the step of this size; traced once."""
-        if size not in self.searches:
-            self.notify(f"tracing {_spelled(size)}", None)
-            self.searches[size] = self._traced(size)
-        return self.searches[size]
+    def outcome(self, size: Size) -> Outcome:
+        """The step of this size, compiled so that it fits, or takes the least; once."""
+        if size not in self.outcomes:
+            self.notify(f"trying {_spelled(size)}", None)
+            self.outcomes[size] = self._compiled(size)
+        return self.outcomes[size]
 
-    def _traced(self, size: Size) -> Search:
+    def _compiled(self, size: Size) -> Outcome:
         try:
             step, args = self.make(*size)
         except Exception as error:
@@ -91,47 +85,25 @@ class _Sizing:
         if hasattr(step, "plan"):
             raise SizeError("the step is planned by memplan.jit already: return the plain one, which is then planned.")
         donated = self.donate if self.donate is not None else (0,) if len(args) > 1 else ()
-        return pipeline.search_for(step, args, {}, {"donate_argnums": donated}, self.request, self.notify)
+        return pipeline.best(step, args, {}, {"donate_argnums": donated}, self.request, self.notify)
 
-    def trial(self, size: Size, thorough: bool) -> Tried:
-        """Compile for this size until something fits, or nothing that is likely to does; all there is, if thorough."""
-        known = self.tried.get(size)
-        if known and (known.fits or known.thorough or not thorough):
-            return known
-        search, seen = self.search(size), list[Candidate]()
-        for candidate in chain(search.likely(), search.by_memory() if thorough else ()):
-            seen.append(candidate)
-            if search.fits(candidate):
-                break
-        best = seen[-1] if search.fits(seen[-1]) else min(seen, key=lambda one: one.device_bytes)
-        self.tried[size] = Tried(
-            size=size,
-            fits=search.fits(best),
-            device_bytes=best.device_bytes,
-            host_bytes=best.host_bytes,
-            way=best.name,
-            floor_bytes=search.lowest.nbytes,
-            operation=search.lowest.where,
-            thorough=thorough,
-            compilations=len({id(candidate) for candidate in (*seen, search.compiling.plain.compiled) if candidate}),
-        )
-        return self.tried[size]
+    def tried(self) -> Iterator[Tried]:
+        for size, found in self.outcomes.items():
+            floor, operation = pipeline.floor_of(found)
+            yield Tried(
+                size=size,
+                fits=found.fits,
+                device_bytes=found.device_bytes,
+                host_bytes=found.host_bytes,
+                way=found.plan.planner if found.plan is not None else "plain",
+                floor_bytes=floor,
+                operation=operation,
+                compilations=found.compilations,
+            )
 
     def last(self, sizes: Sequence[Size]) -> int:
         """Position of the last of these, which rise, that fits; -1 for none."""
-
-        def trial(position: int, thorough: bool) -> tuple[bool, int]:
-            self.notify(f"trying {_spelled(sizes[position])}", None)
-            found = self.trial(sizes[position], thorough)
-            return found.fits, found.device_bytes
-
-        return last_fitting(
-            len(sizes),
-            self.budget,
-            lambda position: self.search(sizes[position]).lowest.nbytes,
-            lambda position: self.search(sizes[position]).least_proposed.timeline.peak_nbytes,
-            trial,
-        )
+        return last_fitting(len(sizes), lambda position: self.outcome(sizes[position]).fits)
 
     def rows(self, axes: Sequence[Axis]) -> Iterator[list[Size]]:
         """Sizes along the last axis, one row for each of the first."""
@@ -161,18 +133,16 @@ def frontier(
     """
     target = pipeline.target_of(request.device)
     budget = parse_bytes(request.budget, target.device.memory_bytes)
-    sizing = _Sizing(make, request, budget, donate, notify)
+    sizing = _Sizing(make, request, donate, notify)
     edges = list(sizing.edges(axes))
     if not edges:
-        smallest = tuple(axis.low for axis in axes)
-        search = sizing.search(smallest)
-        raise search.infeasible(sizing.trial(smallest, thorough=True).device_bytes)
+        raise pipeline.infeasible(sizing.outcome(tuple(axis.low for axis in axes)))
     return Frontier(
         axes=tuple(axis.name for axis in axes),
         largest=tuple(fits for fits, _ in edges),
         refused=tuple(refused for _, refused in edges),
-        tried=tuple(sizing.tried.values()),
-        traced=len(sizing.searches),
+        tried=tuple(sizing.tried()),
+        traced=len(sizing.outcomes),
         device=target.device.name,
         budget_bytes=budget,
         host_budget_bytes=pipeline.host_budget_of(request, target),

@@ -1,208 +1,162 @@
-"""What was found -> Report. Counts and names; decides nothing."""
+"""An outcome as a report."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import platform
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 import jax
 
 from memplan import timelines
-from memplan.candidates import Candidate
-from memplan.planning import cost
-from memplan.planning.devices import Device
-from memplan.planning.graph import Graph
-from memplan.planning.loop import Loop, Residuals, moved_nbytes, repeated
-from memplan.planning.plan import Kind, Plan
-from memplan.xla.target import Target
+from memplan.pipeline import Outcome
+from memplan.planning import planner
+from memplan.planning.cost import copy_seconds
+from memplan.planning.loop import Loop, Residuals
+from memplan.planning.packing import lifetimes, live_nbytes
+from memplan.planning.problem import Role
+from memplan.planning.schedule import Kind
 from memplan.report.model import Candidate as Row
 from memplan.report.model import Choice, Decision, LiveValue, Report
-from memplan.verify.memory import standing_at_peak
-from memplan.verify.plan import judge
+from memplan.timelines import Origins, instruction_of, layer_of
+from memplan.xla.module import read_module
+from memplan.xla.target import XLA_LIMIT
+from memplan.xla.write import original
+
+_MOST_ROWS = 30  # of what stands at the peak
+_PLAIN = "plain"
 
 
-def untouched(target: Target, budget: int, host_budget: int, plain: Candidate) -> Report:
-    """The report of a step that fits as it is."""
+def report_of(found: Outcome) -> Report:
+    """Everything about a step that was compiled."""
+    made, plain, result = found.made, found.made.plain, found.made.result
+    rows = tuple(decisions(found))
+    nbytes, _ = planner.floor(plain.problem)
+    step = result.traffic
     return Report(
-        device=target.device.name,
-        runs_on=runs_on(),
-        status="fits",
-        planner="none",
-        budget_bytes=budget,
-        host_budget_bytes=host_budget,
+        device=found.target.device.name,
+        runs_on=jax.devices()[0].device_kind,
+        status="fits" if made.plan is not None or any(found.program.residuals) else "untouched",
+        planner=found.plan.planner if found.plan is not None else "none",
+        budget_bytes=found.limits.device_bytes,
+        host_budget_bytes=found.limits.host_bytes,
         baseline_peak_bytes=plain.device_bytes,
-        predicted_peak_bytes=plain.predicted_bytes,
-        compiled_peak_bytes=plain.device_bytes,
+        predicted_peak_bytes=made.predicted_bytes,
+        compiled_peak_bytes=found.device_bytes,
         observed_peak_bytes=None,
-        host_peak_bytes=plain.host_bytes,
-        offloaded_bytes=0,
-        recomputed_flops=0.0,
-        baseline_step_s=plain.step_s,
-        predicted_step_s=plain.step_s,
-        floor_bytes=None,
-        lower_bound_s=None,
-        candidates=(Row("plain", plain.device_bytes, plain.host_bytes, plain.step_s, "chosen: it fits as it is"),),
+        host_peak_bytes=found.host_bytes,
+        offloaded_bytes=step.copied_out_nbytes,
+        recomputed_flops=max(0.0, step.flops - plain.traffic.flops),
+        baseline_step_s=plain.traffic.step_s,
+        predicted_step_s=step.step_s,
+        floor_bytes=plain.resident_bytes + nbytes,
+        lower_bound_s=made.bound_s,
+        gap_s=max(0.0, step.step_s - made.bound_s),
+        attempts=found.compilations,
+        copy_s=step.copy_s,
+        hidden_copy_s=step.hidden_copy_s,
+        stall_s=sum(end - start for start, end in step.stalls),
+        decisions=rows,
+        live_at_peak=tuple(live_at_peak(found, rows)),
+        candidates=tuple(_candidates(found)),
         versions=versions(),
-        timeline=timelines.compiled(plain),
+        timeline=timelines.timeline(result, plain.module, {row.name: row.decision for row in rows}),
+        lines=tuple(timelines.line("unmodified step", plain)),
+        planning_s=made.planning_s,
+        preparation_s=found.seconds,
+        xla_limit_bytes=int(XLA_LIMIT * found.target.device.memory_bytes) if found.target.is_gpu else None,
+        xla_rematerialized=_rematerialized(found),
+        **_found(found),
     )
 
 
-def planned(
-    graph: Graph,
-    target: Target,
-    budget: int,
-    host_budget: int,
-    chosen: Candidate,
-    plain: Candidate,
-    tried: Sequence[Candidate],
-    floor_bytes: int,
-    lower_bound_s: float,
-) -> Report:
-    """The report of a step that had to be changed; `graph` is that of the step as it is written."""
-    graph = chosen.graph or graph
-    loops = chosen.program.loops if chosen.program is not None else ()
-    account = judge(chosen.plan, graph) if chosen.plan is not None else None
-    compiled = chosen.executable is not None or chosen.stages is not None
-    host = chosen.host_bytes if target.is_gpu or account is None else account.host_peak_nbytes
-    found = decisions(chosen.plan, graph, target.device) if chosen.plan is not None else {}
-    told = {value: decision.decision for value, decision in found.items()}
-    if chosen.plan is not None:
-        timeline = timelines.simulated(chosen, graph, target.device, told)
-    else:
-        timeline = timelines.compiled(chosen)
-    return Report(
-        device=target.device.name,
-        runs_on=runs_on(),
-        status="fits" if compiled else "predicted to fit",
-        planner=chosen.name,
-        budget_bytes=budget,
-        host_budget_bytes=host_budget,
-        baseline_peak_bytes=plain.device_bytes,
-        predicted_peak_bytes=chosen.predicted_bytes,
-        compiled_peak_bytes=chosen.device_bytes if compiled else None,
-        observed_peak_bytes=None,
-        host_peak_bytes=host,
-        offloaded_bytes=(account.offloaded_nbytes if account else 0)
-        + sum(known[0].runs * moved_nbytes(*known) for known in loops),
-        recomputed_flops=recomputed_flops(graph, account.recomputed if account else {}) + loop_flops(loops),
-        baseline_step_s=plain.step_s,
-        predicted_step_s=chosen.step_s,
-        floor_bytes=floor_bytes,
-        lower_bound_s=lower_bound_s,
-        gap_s=chosen.gap_s,
-        copy_s=chosen.traffic.copy_s if chosen.traffic else None,
-        hidden_copy_s=chosen.traffic.hidden_copy_s if chosen.traffic else None,
-        stall_s=max(0.0, chosen.traffic.step_s - chosen.traffic.compute_s) if chosen.traffic else None,
-        copies_found=chosen.effect.copies if chosen.effect else None,
-        recomputations_found=chosen.effect.recomputations if chosen.effect else None,
-        attempts=len(tried),
-        decisions=by_size(
-            *found.values(),
-            *(row for loop, chosen in loops for row in residual_decisions(loop, chosen, target.device)),
-        ),
-        live_at_peak=live_at_peak(chosen, graph, told),
-        candidates=tuple(rows([plain, *tried], chosen, budget, host_budget)),
-        versions=versions(),
-        timeline=timeline,
-        lines=(
-            *timelines.line("unmodified step", timelines.compiled(plain)),
-            *timelines.line("plan as compiled", timelines.compiled(chosen) if chosen.plan is not None else None),
-        ),
-    )
+def _candidates(found: Outcome) -> Iterator[Row]:
+    plain, limits = found.made.plain, found.limits
+    fits = plain.device_bytes <= limits.device_bytes
+    if found.made.plan is not None:
+        verdict = "fits" if fits else "over the device budget"
+        yield Row(_PLAIN, plain.device_bytes, 0, plain.traffic.step_s, verdict)
+    name = found.plan.planner if found.plan is not None else _PLAIN
+    yield Row(name, found.device_bytes, found.host_bytes, found.step_s, "chosen" if found.fits else "does not fit")
 
 
-def rows(candidates: Iterable[Candidate], chosen: Candidate, budget: int, host_budget: int) -> Iterable[Row]:
-    for one in candidates:
-        if one is chosen:
-            verdict = "chosen: the fastest that fits"
-        elif one.device_bytes > budget:
-            verdict = "over the device budget"
-        elif one.host_bytes > host_budget:
-            verdict = "over the host budget"
-        elif one.dropped:
-            verdict = f"refused: {one.dropped[0]}" + (f", and {len(one.dropped) - 1} more" if one.dropped[1:] else "")
-        else:
-            verdict = "fits, but slower"
-        yield Row(one.name, one.device_bytes, one.host_bytes, one.step_s, verdict)
-
-
-def decisions(plan: Plan, graph: Graph, device: Device) -> dict[int, Decision]:
-    """What happens to every value that outlives the segment it is made in."""
-    runs = Counter(a.target for a in plan.actions if a.kind is Kind.COMPUTE)
-    moved = Counter(a.target for a in plan.actions if a.kind in (Kind.OFFLOAD, Kind.PREFETCH))
-    crossing = _crossing(plan, graph)
-    found: dict[int, Decision] = {}
-    for value in sorted(crossing | set(moved)):
-        made = graph.producer[value]
-        if made is None or graph.ops[made].fusion == "view":
+def decisions(found: Outcome) -> Iterator[Decision]:
+    """What happens to every value that the unmodified step has at its peak, and to all that are made or copied again."""
+    made, problem = found.made, found.made.plain.problem
+    for loop, residuals in found.program.loops:
+        yield from residual_decisions(loop, residuals)
+    if made.plan is None:
+        return
+    origins = Origins(made.plain.module)
+    runs = Counter(one.number for one in made.schedule if one.kind is Kind.RUN)
+    copies = Counter(one.number for one in made.schedule if one.kind in (Kind.OFFLOAD, Kind.PREFETCH))
+    there, _ = lifetimes(problem)
+    peak = int(live_nbytes(problem).argmax())
+    kept = {one.buffer for one in there if one.first <= peak < one.end}
+    for number, buffer in enumerate(problem.buffers):
+        again = runs[buffer.maker] - 1 if buffer.maker is not None else 0
+        if buffer.role is not Role.TEMPORARY or not buffer.nbytes or not (number in kept or again or copies[number]):
             continue
-        op, extra = graph.ops[made], runs[made] - 1
-        choice: Choice = "offload" if moved[value] else "recompute" if extra else "keep"
-        seconds = moved[value] * cost.copy_seconds(graph.nbytes(value), device) if moved[value] else 0.0
-        seconds += extra * cost.op_seconds(graph, op, device)
-        known = graph.values[value]
-        found[value] = Decision(known.name, known.shape, known.dtype, known.nbytes, op.source, choice, seconds)
-    return found
+        choice: Choice = "offload" if copies[number] else "recompute" if again else "keep"
+        seconds = copies[number] * copy_seconds(buffer.nbytes, found.target.device)
+        if buffer.maker is not None:
+            seconds += again * problem.kernels[buffer.maker].seconds
+        array = origins.array(buffer.name)
+        shape, dtype = (array.dims, array.numpy_name) if array else ((), "")
+        source = origins.source(instruction_of(buffer.name))
+        yield Decision(buffer.name, shape, dtype, buffer.nbytes, source, choice, seconds)
 
 
-def residual_decisions(loop: Loop, residuals: Residuals | None, device: Device) -> Iterator[Decision]:
+def residual_decisions(loop: Loop, residuals: Residuals | None) -> Iterator[Decision]:
     """What happens to every residual of a pair of loops, those that memplan stacks and those that the step did."""
     if residuals is None:
         return
-    body, times = loop.body, loop.trips * loop.runs
+    body = loop.body
     for value in sorted(loop.needed.union(residuals.stacked)):
-        made, known, seconds = body.producer[value], body.values[value], 0.0
+        made, known = body.producer[value], body.values[value]
         choice: Choice = "offload" if value in residuals.moved else "keep" if value in residuals.kept else "recompute"
-        if choice == "offload":
-            seconds = 2 * times * cost.copy_seconds(known.nbytes, device)
-        elif choice == "recompute" and made is not None:
-            seconds = times * cost.op_seconds(body, body.ops[made], device)
         source = body.ops[made].source if made is not None else ""
         shape, nbytes = (loop.trips, *known.shape), loop.trips * known.nbytes
-        yield Decision(f"{known.name} of {loop.trips} trips", shape, known.dtype, nbytes, source, choice, seconds)
+        yield Decision(f"{known.name} of {loop.trips} trips", shape, known.dtype, nbytes, source, choice, 0.0)
 
 
-def by_size(*rows: Decision) -> tuple[Decision, ...]:
-    return tuple(sorted(rows, key=lambda row: -row.nbytes))
+def live_at_peak(found: Outcome, rows: tuple[Decision, ...]) -> Iterator[LiveValue]:
+    """The largest buffers that are on the device when its memory peaks, arguments among them."""
+    result, origins = found.made.result, Origins(found.made.plain.module)
+    decided = {row.name: row.decision for row in rows}
+    problem = result.problem
+    there, _ = lifetimes(problem)
+    peak = int(live_nbytes(problem).argmax()) if problem.kernels else 0
+    standing = [(one.nbytes, problem.buffers[one.buffer].name) for one in there if one.first <= peak < one.end]
+    arguments = [(b.nbytes, b.name) for b in problem.buffers if b.role is Role.ARGUMENT]
+    for nbytes, name in sorted([*standing, *arguments], key=lambda row: -row[0])[:_MOST_ROWS]:
+        instruction = instruction_of(name)
+        source = "argument" if (nbytes, name) in arguments else origins.source(instruction)
+        shown = layer_of(origins.scope(instruction)) or name
+        base = original(instruction)
+        decision = decided.get(name) or decided.get(name.replace(instruction, base), "")
+        yield LiveValue(shown, nbytes, origins.shape(name), source, decision)
 
 
-def loop_flops(loops: Sequence[tuple[Loop, Residuals | None]]) -> float:
-    """What backward loops do a second time, in a step."""
-    return sum(
-        loop.runs * loop.trips * sum(loop.body.ops[op].flops for op in repeated(loop, residuals))
-        for loop, residuals in loops
-        if residuals is not None
-    )
+def _rematerialized(found: Outcome) -> int:
+    """How many instructions XLA's own rematerialization added after the plan."""
+    return sum(".remat" in name for name in _compiled_names(found)) if found.target.is_gpu else 0
 
 
-def _crossing(plan: Plan, graph: Graph) -> set[int]:
-    """Values that some segment makes and does not free."""
-    crossing: set[int] = set()
-    for segment in plan.segments():
-        made = {v for a in segment if a.kind is Kind.COMPUTE for v in graph.ops[a.target].outputs}
-        crossing |= made - {a.target for a in segment if a.kind is Kind.FREE}
-    return {value for value in crossing if graph.nbytes(value)}
+def _found(found: Outcome) -> dict[str, int]:
+    """Copies and repeated kernels that are in the compiled program, where there is a plan."""
+    if found.made.plan is None:
+        return {}
+    names = _compiled_names(found)
+    copies = [name for name in names if any(f".{kind.value}" in name for kind in (Kind.OFFLOAD, Kind.PREFETCH))]
+    starts = [name for name in copies if not name.rstrip("0123456789").endswith("ed")]
+    again = [name for name in names if name != original(name) and name not in copies]
+    return {"copies_found": len(starts), "recomputations_found": len(again)}
 
 
-def live_at_peak(chosen: Candidate, graph: Graph, told: Mapping[int, str]) -> tuple[LiveValue, ...]:
-    if chosen.executable is None:
-        return ()
-    found = []
-    for row in standing_at_peak(chosen.executable, graph):
-        known = graph.values[row.value] if row.value >= 0 else None
-        shape = f"{known.dtype}[{','.join(map(str, known.shape))}]" if known else ""
-        found.append(LiveValue(row.name, row.nbytes, shape, row.source, told.get(row.value, "")))
-    return tuple(found)
-
-
-def recomputed_flops(graph: Graph, extra: dict[int, int]) -> float:
-    return sum(runs * graph.ops[op].flops for op, runs in extra.items())
-
-
-def runs_on() -> str:
-    return jax.devices()[0].device_kind
+def _compiled_names(found: Outcome) -> list[str]:
+    return list(read_module(found.executable.text).instructions)
 
 
 def versions() -> tuple[tuple[str, str], ...]:

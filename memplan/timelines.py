@@ -1,31 +1,25 @@
-"""Memory over the step as report rows: of a plan by the simulator, of an executable by the compiler's schedule."""
+"""A scheduled module -> memory over the step as report rows, by XLA's rules for buffers, at the times of the replay."""
 
 from __future__ import annotations
 
+import functools
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 
-from memplan.candidates import Candidate
-from memplan.planning.devices import Device
-from memplan.planning.graph import Graph, Op
-from memplan.planning.lifetimes import Lifetimes, lifetimes
-from memplan.planning.loop import moved_nbytes
-from memplan.planning.plan import Kind
-from memplan.planning.simulate import Simulator
-from memplan.program import compat
-from memplan.program.clock import clocked
-from memplan.program.hlo import Buffer, Schedule
-from memplan.xla.target import Executable
+from memplan.inside import Reading
+from memplan.planning.packing import Lifetime, lifetimes
+from memplan.report.timeline import Copy, Direction, Doing, Instant, Line, Place, Stay, Timeline, Value
+from memplan.xla.frames import scopes, sources
+from memplan.xla.module import Array, Module
 from memplan.xla.traffic import Traffic
-from memplan.report.timeline import Copy, Direction, Instant, Line, Stay, Timeline, Value
+from memplan.xla.write import original
 
 _WRAPPED = re.compile(r"\b[\w.\-]+\(([^()]*)\)")
 _CALLED = re.compile(r"\b(?:jit|pjit|shard_map)\([^()]*\)")
-_NO_LAYER = re.compile(r"memplan\.\d+\.\d+|while|body|cond|closed_call|branch_\d+_fun|checkpoint|rematted_computation")
+_NO_LAYER = re.compile(r"while|body|cond|closed_call|branch_\d+_fun|checkpoint|rematted_computation")
+_LEAF = re.compile(r"(?P<name>[^{}]+)(?:\{(?P<index>[\d,]*)\})?")
 _WAYS: Mapping[str, Direction] = {"out": "to host", "in": "to device", "net": "to devices"}
-_KINDS: Mapping[Kind, Direction] = {Kind.OFFLOAD: "to host", Kind.PREFETCH: "to device"}
 
 
 def layer_of(scope: str) -> str:
@@ -41,172 +35,163 @@ def layer_of(scope: str) -> str:
     return "/".join(parts)
 
 
-def simulated(chosen: Candidate, graph: Graph, device: Device, decision: Mapping[int, str]) -> Timeline:
-    """Of a plan, whose peak is the predicted one. `decision` of those values on which one was taken."""
-    assert chosen.plan is not None
-    found = lifetimes(Simulator(graph, device, chosen.slack), chosen.plan)
-    own = graph.returned.difference(graph.reused, graph.inputs)
-    always = {**dict.fromkeys(graph.inputs, "argument"), **dict.fromkeys(sorted(own), "output")}
-    always = {value: why for value, why in always.items() if graph.nbytes(value)}
-    listed = {value: index for index, value in enumerate([*always, *dict.fromkeys(s.value for s in found.lifetimes)])}
-    whole = len(found.instants)
-    held = _held_nbytes(chosen)
-    values = [_value(graph, value, always.get(value) or decision.get(value, "")) for value in listed]
-    stays = [Stay(listed[value], "device", 0, whole) for value in always]
-    stays += [Stay(listed[s.value], "host" if s.on_host else "device", s.first, s.last) for s in found.lifetimes]
-    if held:
-        stays.append(Stay(len(values), "host", 0, whole))
-        values.append(Value("state on the host", held, "", "", "", "argument"))
-    return Timeline(
-        "simulated",
-        tuple(_instants(found, graph, held)),
-        tuple(values),
-        tuple(stays),
-        tuple(_copies(found, graph)),
-        tuple(_notes(chosen)),
-    )
+class Origins:
+    """Where the instructions of a module come from, and of those that were written into it."""
+
+    def __init__(self, plain: Module):
+        self._sources, self._scopes, self._instructions = sources(plain), scopes(plain), plain.instructions
+
+    def source(self, name: str) -> str:
+        """`file:line`, or ''."""
+        return self._sources.get(original(name), "")
+
+    def scope(self, name: str) -> str:
+        return self._scopes.get(original(name), "")
+
+    def array(self, buffer: str) -> Array | None:
+        """What lies in a buffer `instruction{leaf}`."""
+        found = _LEAF.fullmatch(buffer.rpartition(":")[2])
+        op = self._instructions.get(original(found["name"])) if found else None
+        if op is None or found is None:
+            return None
+        number = int(found["index"].rpartition(",")[2]) if found["index"] else 0
+        return op.result[number] if number < len(op.result) else None
+
+    def shape(self, buffer: str) -> str:
+        """As `float32[64,112]`, or ''."""
+        array = self.array(buffer)
+        return f"{array.numpy_name}[{','.join(map(str, array.dims))}]" if array else ""
 
 
-def _instants(found: Lifetimes, graph: Graph, held: int) -> Iterator[Instant]:
-    for one in found.instants:
-        op = graph.ops[one.op] if one.op >= 0 else Op("", (), ())
-        yield Instant(
-            one.start_s,
-            one.end_s,
-            one.device_nbytes,
-            one.extra_nbytes,
-            one.host_nbytes + held,
-            "wait" if one.op < 0 else "recompute" if one.again else "compute",
-            op.name,
-            layer_of(op.scope),
-            op.source,
-        )
+def instruction_of(buffer: str) -> str:
+    return buffer.rpartition(":")[2].partition("{")[0]
 
 
-def _value(graph: Graph, value: int, decision: str) -> Value:
-    known, made = graph.values[value], graph.producer[value]
-    op = graph.ops[made] if made is not None else Op("", (), ())
-    shape = f"{known.dtype}[{','.join(map(str, known.shape))}]"
-    return Value(known.name, known.nbytes, shape, layer_of(op.scope), op.source, decision)
+def timeline(reading: Reading, plain: Module, decisions: Mapping[str, str]) -> Timeline:
+    """Memory over a step, and what it does meanwhile; its peak is what XLA allocates.
+
+    Args:
+      plain: the module that it was written from, which knows the source.
+      decisions: by the names of the plain module's buffers.
+    """
+    return _Drawn(reading, Origins(plain), decisions).timeline()
 
 
-def _copies(found: Lifetimes, graph: Graph) -> Iterator[Copy]:
-    for copy in sorted(found.timeline.copies, key=lambda copy: copy.start_s):
-        known = graph.values[copy.value]
-        yield Copy(known.name, known.nbytes, _KINDS[copy.direction], copy.start_s, copy.end_s)
-
-
-def _held_nbytes(chosen: Candidate) -> int:
-    """Bytes of the state that is on the host during the whole step."""
-    if chosen.program is None:
-        return 0
-    inputs = chosen.program.jaxpr.jaxpr.invars
-    return sum(compat.nbytes_of(inputs[position].aval) for position in chosen.program.held)
-
-
-def _notes(chosen: Candidate) -> Iterator[str]:
-    loops = chosen.program.loops if chosen.program is not None else ()
-    if loops:
-        yield "A loop is one operation here: what one of its trips needs is scratch memory, what it stacks is a value."
-    moved = sum(known[0].runs * moved_nbytes(*known) for known in loops)
-    if moved:
-        yield f"{moved} bytes that loops stack on the host, and their copies, are not drawn."
-
-
-def compiled(one: Candidate) -> Timeline | None:
-    """Of an executable, whose peak is the compiled one; None where the compiler tells no schedule."""
-    if one.executable is None or one.executable.schedule is None or one.traffic is None:
-        return None
-    drawn = _Compiled(one.executable, one.executable.schedule, one.traffic)
-    return drawn.timeline() if drawn.schedule.steps else None
-
-
-def line(name: str, timeline: Timeline | None) -> Iterator[Line]:
-    """The device memory of a timeline alone."""
-    if timeline is None:
-        return
-    first = timeline.instants[:1]
-    changes = [now for before, now in pairwise(timeline.instants) if now.device_bytes != before.device_bytes]
+def line(name: str, reading: Reading) -> Iterator[Line]:
+    """The device memory of a module alone."""
+    drawn = timeline(reading, reading.module, {})
+    first = drawn.instants[:1]
+    changes = [now for before, now in pairwise(drawn.instants) if now.device_bytes != before.device_bytes]
     shown = [*first, *changes]
-    yield Line(
-        name,
-        timeline.origin,
-        tuple(one.start_s for one in shown),
-        tuple(one.device_bytes for one in shown),
-        timeline.end_s,
-    )
+    starts, nbytes = tuple(one.start_s for one in shown), tuple(one.device_bytes for one in shown)
+    yield Line(name, drawn.origin, starts, nbytes, drawn.end_s)
 
 
-def _instruction(buffer: Buffer) -> str:
-    return buffer.name.partition("{")[0]
+def clock(names: Sequence[str], traffic: Traffic) -> list[tuple[float, float]]:
+    """Start and end, in seconds on the compute stream, of every kernel of a problem.
+
+    Those of a loop's body stand in front of the loop. They share its time in proportion to what they take, as if they
+    ran once.
+    """
+    times: list[tuple[float, float]] = []
+    inside: list[float] = []
+    for name in names:
+        if name not in traffic.clock:
+            inside.append(traffic.seconds.get(name, 0.0))
+            continue
+        start, end = traffic.clock[name]
+        if inside:
+            scale = (end - start) / (sum(inside) or 1.0)
+            edges = [start, *(start + scale * part for part in accumulate(inside))]
+            times += pairwise(edges)
+            start = edges[-1]
+            inside = []
+        times.append((start, end))
+    return times + [(traffic.step_s, traffic.step_s)] * len(inside)
 
 
-class _Compiled:
-    """An executable's buffers over its schedule, at the times of its replay."""
-
-    def __init__(self, executable: Executable, schedule: Schedule, traffic: Traffic):
-        self.schedule, self.traffic = schedule, traffic
-        memory, count = executable.memory, len(schedule.steps)
-        self.clock = clocked(schedule, traffic)
-        self.buffers = [b for b in schedule.buffers if b.temporary and b.nbytes and b.start < count]
-        self.places: dict[int, list[Buffer]] = defaultdict(list)
-        for buffer in self.buffers:
-            self.places[buffer.offset].append(buffer)
-        self.resident = memory.resident_bytes
-        self.unused = max(0, memory.temp_bytes - max(schedule.live_nbytes, default=0))  # gaps in XLA's heap
-        self.held = max(0, memory.host_bytes - max(schedule.host_live_nbytes, default=0))
+class _Drawn:
+    def __init__(self, reading: Reading, origins: Origins, decisions: Mapping[str, str]):
+        self.traffic, self.origins, self.decisions = reading.traffic, origins, decisions
+        self.names = [kernel.name for kernel in reading.problem.kernels]
+        self.buffers = [buffer.name for buffer in reading.problem.buffers]
+        self.clock = clock(self.names, self.traffic)
+        self.resident = reading.resident_bytes
+        count = len(self.names)
+        self.device, self.host = (
+            [Lifetime(one.buffer, max(one.first, 0), min(one.end, count), one.nbytes) for one in where]
+            for where in lifetimes(reading.problem)
+        )
+        self.device = [one for one in self.device if one.nbytes and one.first < one.end]
+        self.unused = reading.packing.nbytes - max(accumulate(self._changes(self.device)), default=0)
         cuts = {0, count}
-        cuts.update(step for b in self.buffers for step in (b.start, min(b.end + 1, count)))
-        cuts.update(place for step, (start, end) in enumerate(self.clock) if end > start for place in (step, step + 1))
+        cuts.update(position for one in (*self.device, *self.host) for position in (one.first, one.end))
+        cuts.update(at for step, (start, end) in enumerate(self.clock) if end > start for at in (step, step + 1))
         self.cuts = sorted(cuts)  # between two of them nothing changes
+
+    def _changes(self, where: Sequence[Lifetime]) -> list[int]:
+        change = [0] * (len(self.names) + 1)
+        for one in where:
+            change[one.first] += one.nbytes
+            change[one.end] -= one.nbytes
+        return change
 
     def timeline(self) -> Timeline:
         number = {cut: index for index, cut in enumerate(self.cuts)}
-        whole, count = len(self.cuts) - 1, len(self.schedule.steps)
         values = [Value("arguments and outputs", self.resident, "", "", "", "argument")]
-        stays = [Stay(0, "device", 0, whole)]
-        if self.held:
-            stays.append(Stay(len(values), "host", 0, whole))
-            values.append(Value("arguments and outputs on the host", self.held, "", "", "", "argument"))
-        for b in self.buffers:
-            place = "host" if b.on_host else "device"
-            stays.append(Stay(len(values), place, number[b.start], number[min(b.end + 1, count)]))
-            values.append(self._value(b))
-        instants = tuple(self._instant(first, after) for first, after in pairwise(self.cuts))
+        stays = [Stay(0, "device", 0, len(self.cuts) - 1)]
+        places: tuple[tuple[Sequence[Lifetime], Place], ...] = ((self.device, "device"), (self.host, "host"))
+        for where, place in places:
+            for one in where:
+                stays.append(Stay(len(values), place, number[one.first], number[one.end]))
+                values.append(self._value(one))
+        device, host = (list(accumulate(self._changes(where))) for where in (self.device, self.host))
+        instants = tuple(
+            self._instant(first, after, device[first], host[first]) for first, after in pairwise(self.cuts)
+        )
         return Timeline("compiled", instants, tuple(values), tuple(stays), tuple(self._copies()), tuple(self._notes()))
 
-    def _instant(self, first: int, after: int) -> Instant:
-        name, schedule = self.schedule.steps[first], self.schedule
-        layer, _, operation = self._path(name).rpartition("/")
+    def _instant(self, first: int, after: int, device: int, host: int) -> Instant:
+        name = self.names[first]
         waits = self.traffic.clock.get(name) in self.traffic.stalls
+        doing: Doing = "wait" if waits else "recompute" if name != original(name) else "compute"
         return Instant(
             self.clock[first][0],
             self.clock[after - 1][1],
-            self.resident + self.unused + schedule.live_nbytes[first],
+            self.resident + self.unused + device,
             self.unused,
-            self.held + schedule.host_live_nbytes[first],
-            "wait" if waits else "compute",
-            "" if waits else operation or name,
-            layer_of(layer),
-            schedule.sources.get(name, ""),
+            host,
+            doing,
+            "" if waits else original(name),
+            layer_of(self.origins.scope(name)),
+            self.origins.source(name),
         )
 
-    def _value(self, buffer: Buffer) -> Value:
-        name = _instruction(buffer)
-        if not self._path(name):  # what a loop hands on: named by whoever has the place before or after it
-            near = (b for b in self.places[buffer.offset] if b.start == buffer.end + 1 or b.end == buffer.start - 1)
-            name = next((_instruction(b) for b in near if self._path(_instruction(b))), name)
-        path = self._path(name)
-        layer = layer_of(path.rpartition("/")[0])
-        return Value(path or buffer.name, buffer.nbytes, buffer.shape, layer, self.schedule.sources.get(name, ""), "")
+    def _value(self, one: Lifetime) -> Value:
+        buffer = self.buffers[one.buffer]
+        name = instruction_of(buffer)
+        scope = self.origins.scope(name)
+        return Value(
+            layer_of(scope) or buffer,
+            one.nbytes,
+            self.origins.shape(buffer),
+            layer_of(scope),
+            self.origins.source(name),
+            self._decision(buffer),
+        )
+
+    @functools.cached_property
+    def _decided(self) -> Mapping[str, str]:
+        return {instruction_of(buffer): decision for buffer, decision in self.decisions.items()}
+
+    def _decision(self, buffer: str) -> str:
+        return self.decisions.get(buffer) or self._decided.get(original(instruction_of(buffer)), "")
 
     def _copies(self) -> Iterator[Copy]:
         for one in self.traffic.transfers:
-            yield Copy(self._path(one.name) or one.name, one.nbytes, _WAYS[one.way], one.start_s, one.end_s)
-
-    def _path(self, name: str) -> str:
-        return self.schedule.paths.get(name, "")
+            name = layer_of(self.origins.scope(one.name)) or original(one.name)
+            yield Copy(name, one.nbytes, _WAYS[one.way], one.start_s, one.end_s)
 
     def _notes(self) -> Iterator[str]:
-        if any(name not in self.traffic.clock for name in self.schedule.steps):
+        if any(name not in self.traffic.clock for name in self.names):
             yield "A loop is drawn as one trip, stretched over all of them; copies of its body are not drawn."

@@ -43,6 +43,16 @@ class Packing:
     host_nbytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """A buffer has its place during the actions `[first, end)`; what is written over another takes it over."""
+
+    buffer: int
+    first: int
+    end: int
+    nbytes: int
+
+
 @dataclass
 class _Version:
     """A buffer as one run or one copy writes it; times are positions of actions, both included.
@@ -69,6 +79,12 @@ def pack(problem: Problem, schedule: Schedule | None = None) -> Packing:
 def live_nbytes(problem: Problem, schedule: Schedule | None = None) -> np.ndarray:
     """Bytes of temporaries that are there at each action, arguments and outputs put to use; as many as actions."""
     return _Layout(problem, _plain(problem) if schedule is None else schedule).live_nbytes()
+
+
+def lifetimes(problem: Problem) -> tuple[Sequence[Lifetime], Sequence[Lifetime]]:
+    """Temporaries of the module's own order: on the device, those of `live_nbytes`; and on the host."""
+    layout = _Layout(problem, _plain(problem))
+    return layout.lifetimes(), layout.on_host()
 
 
 def _plain(problem: Problem) -> Schedule:
@@ -206,16 +222,27 @@ class _Layout:
         return Packing(min(by_size, by_span) + tables, groups.live_nbytes() + tables, reused, self._host_nbytes)
 
     def live_nbytes(self) -> np.ndarray:
+        change = np.zeros(len(self._schedule) + 2, np.int64)
+        for one in self.lifetimes():
+            change[one.first] += one.nbytes
+            change[one.end] -= one.nbytes
+        return np.cumsum(change)[: len(self._schedule)]
+
+    def lifetimes(self) -> list[Lifetime]:
         _, left = self._reused()
         groups = self._shared(left)
-        change = np.zeros(len(self._schedule) + 2, np.int64)
+        found = []
         for group, numbers in groups.members.items():
             until = -1
             for version in sorted((self._versions[number] for number in numbers), key=lambda one: one.start):
-                change[max(version.start, until)] += groups.nbytes[group]
-                change[max(version.end + 1, until)] -= groups.nbytes[group]
-                until = max(until, version.end + 1)
-        return np.cumsum(change)[: len(self._schedule)]
+                first, until = max(version.start, until), max(version.end + 1, until)
+                found.append(Lifetime(version.buffer, first, until, groups.nbytes[group]))
+        return found
+
+    def on_host(self) -> list[Lifetime]:
+        buffers = self._problem.buffers
+        there = (version for version in self._versions if buffers[version.buffer].role is Role.ON_HOST)
+        return [Lifetime(one.buffer, one.start, one.end + 1, buffers[one.buffer].nbytes) for one in there]
 
     def _nbytes(self, group: Iterable[int]) -> int:
         versions = (self._versions[number] for number in group)

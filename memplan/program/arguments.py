@@ -1,9 +1,10 @@
-"""What users of Flax NNX and Equinox pass first, and `jax.jit` loses silently or refuses in its own words."""
+"""Arguments of a step: which are static, and what users of Flax NNX and Equinox pass that `jax.jit` loses or refuses."""
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -58,3 +59,48 @@ def _lost(names: Sequence[str]) -> UnsupportedProgramError:
         "would be lost. Return the modules as well (return model, optimizer, loss), or use nnx.split before the step "
         "and nnx.update after it. Plan the function itself, not nnx.jit of it."
     )
+
+
+def dynamic_part(
+    step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments without the static ones, as `jax.stages.Compiled` takes them."""
+    positions, names = static_places(step, len(args), options)
+    return (
+        tuple(arg for position, arg in enumerate(args) if position not in positions),
+        {name: value for name, value in kwargs.items() if name not in names},
+    )
+
+
+def static_part(
+    step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[tuple[int | str, Any], ...]:
+    """The static arguments, each with its position or name: another value is another program."""
+    positions, names = static_places(step, len(args), options)
+    return (
+        *((position, args[position]) for position in sorted(positions) if position < len(args)),
+        *((name, kwargs[name]) for name in sorted(names) if name in kwargs),
+    )
+
+
+def static_places(step: Callable[..., Any], count: int, options: Mapping[str, Any]) -> tuple[set[int], set[str]]:
+    """Static positions among `count` arguments, and names.
+
+    Like in jax, where one is not given it is inferred from the other by the signature.
+    """
+    numbers, words = options.get("static_argnums"), options.get("static_argnames")
+    if numbers is None and words is None:
+        return set(), set()
+    positions: set[int] = {numbers} if isinstance(numbers, int) else set(numbers or ())
+    positions = {position + count if position < 0 else position for position in positions}
+    names: set[str] = {words} if isinstance(words, str) else set(words or ())
+    try:
+        parameters = inspect.signature(step).parameters.values()
+    except (TypeError, ValueError):
+        return positions, names
+    ordinary = {p.name: i for i, p in enumerate(parameters) if p.kind is p.POSITIONAL_OR_KEYWORD}
+    if numbers is None:
+        positions = {ordinary[name] for name in names if name in ordinary}
+    elif words is None:
+        names = {name for name, position in ordinary.items() if position in positions}
+    return positions, names

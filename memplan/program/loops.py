@@ -295,7 +295,7 @@ def _loop(pair: _Pair, forward: compat.Scan, runs: int) -> Loop:
     number = {var: value for value, var in enumerate(variables(flat))}
     results = [flat.jaxpr.outvars[forward.carries + made] for made in pair.stacks]
     needed = {number[atom] for atom in results if not isinstance(atom, compat.Literal)}
-    given = frozenset(set(graph.inputs).difference(carried))
+    given = frozenset(set(range(len(graph.values))).difference(carried, *(op.outputs for op in graph.ops)))
     # A jaxlib before August 2026 can take a slice at an index like `n - 1 - i` from the wrong end of a stack on the
     # host (openxla/xla#46231). The backward loop here looks its indices up in an array; a reversed forward loop writes
     # at such an index.

@@ -16,8 +16,6 @@ from memplan.program import compat
 _VIEWS = {"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "iota", "bitcast_convert_type", "stop_gradient",
           "rev", "copy", "random_wrap", "random_unwrap", "name", "empty", "create_token"}  # fmt: skip
 
-COLLECTIVES = {"psum", "pmax", "pmin", "reduce_scatter", "all_gather", "all_to_all", "ppermute"}
-
 _REDUCTIONS = {"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor",
                "reduce", "argmax", "argmin"}  # fmt: skip
 
@@ -52,13 +50,6 @@ def is_along_rows(eqn: compat.JaxprEqn) -> bool:
     return fusion_of(eqn) == "reduction" and eqn.params.get("axes") == (last,)
 
 
-def is_plain(eqn: compat.JaxprEqn) -> bool:
-    """True for an equation that its printed form describes in full: two that print alike compile alike."""
-    if eqn.effects or compat.sub_jaxprs(eqn):
-        return False
-    return fusion_of(eqn) != "kernel" or eqn.primitive.name in _FLOPS
-
-
 def flops_of(eqn: compat.JaxprEqn) -> float:
     """Floating-point operations of one execution; loops count their trips, unknown trips count once."""
     rule = _FLOPS.get(eqn.primitive.name)
@@ -88,14 +79,6 @@ def matrix_dtype(eqn: compat.JaxprEqn) -> str:
     return ""
 
 
-def workspace_of(eqn: compat.JaxprEqn) -> int:
-    """Device bytes that an equation needs while it runs, besides its inputs and outputs."""
-    rule = _WORKSPACE.get(eqn.primitive.name)
-    if rule is not None:
-        return rule(eqn)
-    return max((live_peak(body) for body in compat.sub_jaxprs(eqn)), default=0)
-
-
 def traffic_of(eqn: compat.JaxprEqn) -> int:
     """Bytes that the bodies of a loop move, over all trips, besides the equation's own inputs and outputs."""
     trips = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
@@ -107,34 +90,11 @@ def traffic_of(eqn: compat.JaxprEqn) -> int:
     return trips * moved
 
 
-def why_not_recomputable(eqn: compat.JaxprEqn) -> str:
-    """The reason why an equation may run only once, or ''."""
-    if eqn.effects:
-        return f"it has effects ({', '.join(sorted(str(effect) for effect in eqn.effects))})"
-    reason = _ONCE.get(eqn.primitive.name, "")
-    inside = (why_not_recomputable(inner) for body in compat.sub_jaxprs(eqn) for inner in body.eqns)
-    return reason or next((f"inside it: {why}" for why in inside if why), "")
-
-
-def live_peak(jaxpr: Any) -> int:
-    """Largest sum of live intermediate bytes of a body in its own order; views and broadcasts cost nothing."""
-    last: dict[Any, int] = {}
-    for position, eqn in enumerate(jaxpr.eqns):
-        for atom in eqn.invars:
-            if not isinstance(atom, compat.Literal):
-                last[atom] = position
-    ending: dict[int, list[Any]] = {}
-    live = peak = 0
-    made: set[Any] = set()
-    for position, eqn in enumerate(jaxpr.eqns):
-        if fusion_of(eqn) != "view":
-            for var in eqn.outvars:
-                live += compat.nbytes_of(var.aval)
-                made.add(var)
-                ending.setdefault(last.get(var, position), []).append(var)
-        peak = max(peak, live + workspace_of(eqn))
-        live -= sum(compat.nbytes_of(var.aval) for var in ending.get(position, ()) if var in made)
-    return peak
+def is_recomputable(eqn: compat.JaxprEqn) -> bool:
+    """May an equation run a second time with the same result and no other trace?"""
+    if eqn.effects or eqn.primitive.name in _ONCE:
+        return False
+    return all(is_recomputable(inner) for body in compat.sub_jaxprs(eqn) for inner in body.eqns)
 
 
 def _size(aval: Any) -> int:
@@ -183,38 +143,6 @@ _FLOPS: dict[str, Callable[[compat.JaxprEqn], float]] = {
     "select_and_gather_add": _window_flops,
 }
 
-
-def _winners(eqn: compat.JaxprEqn) -> int:
-    """XLA:GPU first finds each window's winner: its value, in at least 32 bits, and one s32 index per axis.
-
-    They stand beside the operand, then beside the result; whichever of these two is not there gives its bytes.
-    """
-    source, operand = (compat.aval_of(atom) for atom in eqn.invars)
-    winners = _size(source) * (max(4, source.dtype.itemsize) + 4 * len(source.shape))
-    return max(0, winners - compat.nbytes_of(operand))
-
-
-def _padded_input(eqn: compat.JaxprEqn) -> int:
-    """cuDNN pads both ends of an axis alike: XLA:GPU copies an input whose padding is not, with the difference added.
-
-    The copy stands beside the input, then beside the result.
-    """
-    lhs = compat.aval_of(eqn.invars[0])
-    extra = [abs(high - low) for low, high in eqn.params["padding"]]
-    if not any(extra) or max(eqn.params["lhs_dilation"]) > 1:
-        return 0
-    spatial = eqn.params["dimension_numbers"].lhs_spec[2:]
-    shape = list(lhs.shape)
-    for axis, more in zip(spatial, extra, strict=True):
-        shape[axis] += more
-    copy = math.prod(shape) * lhs.dtype.itemsize
-    return max(0, copy - min(compat.nbytes_of(lhs), compat.nbytes_of(compat.aval_of(eqn.outvars[0]))))
-
-
-_WORKSPACE: dict[str, Callable[[compat.JaxprEqn], int]] = {
-    "select_and_scatter_add": _winners,
-    "conv_general_dilated": _padded_input,
-}
 
 _ONCE = {
     "pure_callback": "it calls Python",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,8 +13,8 @@ from jax.sharding import Sharding
 
 from memplan.errors import MemplanError, UnsupportedProgramError
 from memplan.planning.loop import Loop, Residuals
+from memplan.planning.topology import Topology
 from memplan.program import compat
-from memplan.program.placement import placements, places_of_its_own, spans_devices
 from memplan.program.spmd import XLA_DECOMPOSES, Spmd, inside
 
 
@@ -28,7 +27,6 @@ class Program:
       options: the `jax.jit` options it was given.
       donated: one flag per input.
       names: one readable path per input, for example `state.params['w']`.
-      spread: arguments or `jax.jit` options name several devices.
       traced: jax's own trace of the step, for the unmodified program.
       out_tree: structure of the outputs.
       spmd: its mesh, where the step is one `shard_map`; `jaxpr` is then what one device runs.
@@ -43,7 +41,6 @@ class Program:
     options: Mapping[str, Any]
     donated: tuple[bool, ...]
     names: tuple[str, ...]
-    spread: bool
     traced: Any
     out_tree: Any
     spmd: Spmd | None
@@ -62,11 +59,10 @@ class Program:
         """
         return flatten(self.written) if self.rewritten is None else self.rewritten
 
-    @functools.cached_property
-    def placements(self) -> Mapping[compat.Var, Sharding]:
-        """The sharding of every variable of `jaxpr`; empty where one device holds all."""
-        several = self.spmd is None and (self.spread or places_of_its_own(self.jaxpr.jaxpr.eqns))
-        return placements(self.traced, self.jaxpr) if several else {}
+    @property
+    def topology(self) -> Topology | None:
+        """The links between its devices, where the step tells them."""
+        return self.spmd.topology if self.spmd else None
 
     @property
     def residuals(self) -> tuple[Residuals | None, ...]:
@@ -76,8 +72,9 @@ class Program:
     @property
     def as_written(self) -> Program:
         """The same step with the loops that the user wrote, and all of its state on the device."""
-        on_host = frozenset[int]()
-        return replace(self, loops=(), rewritten=None, on_host=on_host, returned_to_host=on_host) if self.rewritten else self
+        if self.rewritten is None:
+            return self
+        return replace(self, loops=(), rewritten=None, on_host=frozenset(), returned_to_host=frozenset())
 
     @property
     def name(self) -> str:
@@ -106,7 +103,6 @@ def trace(
         options=dict(options),
         donated=tuple(leaf.donated for leaf in leaves),
         names=compat.input_names(traced.jaxpr),
-        spread=spans_devices((args, kwargs, options.get("in_shardings"), options.get("out_shardings"))),
         traced=traced,
         out_tree=traced.out_tree,
         spmd=spmd,
@@ -158,51 +154,6 @@ def as_step(program: Program, jaxpr: compat.ClosedJaxpr, mesh: Any = None) -> Ca
         return jax.tree_util.tree_unflatten(program.out_tree, evaluate(*dynamic))
 
     return planned
-
-
-def dynamic_part(
-    step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments without the static ones, as `jax.stages.Compiled` takes them."""
-    positions, names = _static(step, len(args), options)
-    return (
-        tuple(arg for position, arg in enumerate(args) if position not in positions),
-        {name: value for name, value in kwargs.items() if name not in names},
-    )
-
-
-def static_part(
-    step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
-) -> tuple[tuple[int | str, Any], ...]:
-    """The static arguments, each with its position or name: another value is another program."""
-    positions, names = _static(step, len(args), options)
-    return (
-        *((position, args[position]) for position in sorted(positions) if position < len(args)),
-        *((name, kwargs[name]) for name in sorted(names) if name in kwargs),
-    )
-
-
-def _static(step: Callable[..., Any], count: int, options: Mapping[str, Any]) -> tuple[set[int], set[str]]:
-    """Static positions among `count` arguments, and names.
-
-    Like in jax, where one is not given it is inferred from the other by the signature.
-    """
-    numbers, words = options.get("static_argnums"), options.get("static_argnames")
-    if numbers is None and words is None:
-        return set(), set()
-    positions: set[int] = {numbers} if isinstance(numbers, int) else set(numbers or ())
-    positions = {position + count if position < 0 else position for position in positions}
-    names: set[str] = {words} if isinstance(words, str) else set(words or ())
-    try:
-        parameters = inspect.signature(step).parameters.values()
-    except (TypeError, ValueError):
-        return positions, names
-    ordinary = {p.name: i for i, p in enumerate(parameters) if p.kind is p.POSITIONAL_OR_KEYWORD}
-    if numbers is None:
-        positions = {ordinary[name] for name in names if name in ordinary}
-    elif words is None:
-        names = {name for name, position in ordinary.items() if position in positions}
-    return positions, names
 
 
 def _inline(closed: compat.ClosedJaxpr, *operands: Any, caller: compat.JaxprEqn | None = None) -> list[Any]:

@@ -21,13 +21,11 @@ class Tried:
 
     Attributes:
       size: along each axis.
-      fits: some program for it is within both budgets; of a size that was not tried thoroughly, only the likeliest ones
-        are known not to be.
-      device_bytes, host_bytes: of the first such program, or of the one that needs least, by the compiler.
-      way: how that runs: `plain`, `xla`, or the planner.
+      fits: a program for it is within both budgets.
+      device_bytes, host_bytes: of that program, or of the one that needs least, by the compiler.
+      way: how that runs: `plain`, or the planner.
       floor_bytes: no plan of this size needs less; `operation`: which operation sets that.
       compilations: programs compiled for it.
-      thorough: whatever there is was compiled until something fitted.
     """
 
     size: Size
@@ -38,7 +36,6 @@ class Tried:
     floor_bytes: int
     operation: str
     compilations: int
-    thorough: bool = True
 
 
 @dataclass(frozen=True)
@@ -119,7 +116,7 @@ def _tried(found: Frontier) -> Sheet:
             size(one.floor_bytes),
             one.way,
             str(one.compilations),
-            "fits" if one.fits else "too large" if one.thorough else "too large at first",
+            "fits" if one.fits else "too large",
         )
         for one in found.tried
     )

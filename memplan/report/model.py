@@ -93,8 +93,8 @@ class Report(Told):
       status: `fits`, `untouched` (the unmodified step fits), or why neither.
       planner: who made the plan.
       budget_bytes, host_budget_bytes: what the plan may use on the device and on the host.
-      baseline_peak_bytes: device bytes of the unmodified step, same target; None where it was not compiled.
-      predicted_peak_bytes: device bytes by the simulator.
+      baseline_peak_bytes: device bytes of the unmodified step, same target, by XLA's rules for buffers.
+      predicted_peak_bytes: device bytes of the plan, by the same rules, before it was compiled.
       compiled_peak_bytes: device bytes by the compiler: temporaries + arguments + outputs - aliased.
       observed_peak_bytes: device bytes while it ran; None until then and where the backend does not tell.
       host_peak_bytes: host bytes at their peak.
@@ -104,9 +104,8 @@ class Report(Told):
       floor_bytes: working set of the largest single operation, below which no schedule goes.
       lower_bound_s: seconds that no plan within this budget can beat, whatever its order and whoever makes it; None
         where nothing was planned.
-      gap_s: seconds by which the best plan that the planner could have made may be faster, by its own relaxation; None
-        where it does not know.
-      attempts: how many plans were compiled.
+      gap_s: seconds by which the step takes longer than the bound.
+      attempts: how often the step was compiled.
       decisions: one row per kept, offloaded or recomputed value.
       live_at_peak: what the device holds at the compiled peak, largest first.
       candidates: every plan that was compiled.
@@ -115,10 +114,12 @@ class Report(Told):
       stall_s: predicted seconds of a step during which nothing is computed, by the same.
       copies_found, recomputations_found: planned copies to and from the host, planned second runs of kernels, that are
         in the compiled program: all of them, since a plan of which any is missing is refused. None where nobody looked.
-      timeline: memory over the chosen step, and what it does meanwhile. Of a plan, by the simulator: its peak is
-        `predicted_peak_bytes`; of a step that runs as it is, by the compiler: its peak is `compiled_peak_bytes`. None
-        where the compiler tells no schedule.
-      lines: device memory over time of the unmodified step, and of the plan as it was compiled; as far as known.
+      timeline: memory over the chosen step, and what it does meanwhile; its peak is `predicted_peak_bytes`.
+      lines: device memory over time of the unmodified step.
+      planning_s: seconds that planning took; preparation_s: those of everything before the step could run, compiling
+        included.
+      xla_limit_bytes: device bytes above which XLA:GPU rematerializes by itself where jax compiles a step; None on CPU.
+      xla_rematerialized: instructions that it added to the plan.
       versions: (name, version) of python, jax, jaxlib and whatever else changes the figures.
     """
 
@@ -154,6 +155,10 @@ class Report(Told):
     recomputations_found: int | None = None
     timeline: Timeline | None = None
     lines: tuple[Line, ...] = ()
+    planning_s: float = 0.0
+    preparation_s: float | None = None
+    xla_limit_bytes: int | None = None
+    xla_rematerialized: int = 0
 
     @property
     def title(self) -> str:
@@ -207,11 +212,11 @@ class Report(Told):
 def _summary(report: Report) -> Sheet:
     elsewhere = f", runs on {report.runs_on}" if report.runs_on != report.device else ""
     observed = "not observed" if report.observed_peak_bytes is None else size(report.observed_peak_bytes)
-    plans = "1 plan" if report.attempts == 1 else f"{report.attempts} plans"
+    times = "once" if report.attempts == 1 else f"{report.attempts} times"
     rows = (
         ("status", report.status),
         ("planned for", f"{report.device}{elsewhere}"),
-        ("planner", f"{report.planner}, {plans} compiled"),
+        ("planner", f"{report.planner}, compiled {times}"),
         ("device budget", size(report.budget_bytes)),
         (
             "device peak",
@@ -227,7 +232,7 @@ def _summary(report: Report) -> Sheet:
         ("  unmodified step", seconds(report.baseline_step_s)),
         ("  copies", _copies(report)),
         ("  lower bound", f"{seconds(report.lower_bound_s)}{_above(report)}"),
-        ("  left to this planner", seconds(report.gap_s)),
+        ("prepared in", f"{seconds(report.preparation_s)}, {seconds(report.planning_s)} of it planning"),
         ("versions", ", ".join(f"{name} {version}" for name, version in report.versions)),
     )
     return Sheet("memplan", ("", ""), rows)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from memplan.program import compat
-from memplan.xla.module import Computation, Instruction, Module
+from memplan.xla.module import Module
 
 _OWN = str(Path(__file__).parents[1]) + os.sep
 
@@ -30,22 +30,13 @@ def sources(module: Module) -> dict[str, str]:
     """
     frames = _frames(_tables(module.head))
     lines = {str(frame): _line(frame, frames) for frame in frames}
-    found = ((op.name, made[1]) for op in _run(module, module.entry) if (made := _MADE.search(op.line)))
+    found = ((op.name, made[1]) for op in module.instructions.values() if (made := _MADE.search(op.line)))
     return {name: line for name, frame in found if (line := lines.get(frame))}
 
 
 def scopes(module: Module) -> dict[str, str]:
     """Instruction name -> jax's name stack, as `transpose(jvp(UNet))/down_0/conv`, of those outside of fusions."""
-    return {op.name: named[1] for op in _run(module, module.entry) if (named := _NAMED.search(op.line))}
-
-
-def _run(module: Module, body: Computation) -> Iterator[Instruction]:
-    """The instructions of a computation and of those that it runs: of fusions it is one."""
-    for op in body.ops.values():
-        yield op
-        if op.opcode in ("call", "conditional", "while"):
-            for name in op.called:
-                yield from _run(module, module[name])
+    return {op.name: named[1] for op in module.instructions.values() if (named := _NAMED.search(op.line))}
 
 
 def _line(frame: int, frames: _Frames) -> str:

@@ -198,6 +198,18 @@ class Module(Mapping[str, Computation]):
         return self.head.partition(" ")[2].partition(",")[0]
 
     @cached_property
+    def instructions(self) -> Mapping[str, Instruction]:
+        """Of the entry and of the computations that it runs, by name; a fusion is one."""
+        return {op.name: op for op in self._run(self.entry)}
+
+    def _run(self, body: Computation) -> Iterator[Instruction]:
+        for op in body.ops.values():
+            yield op
+            if op.opcode in ("call", "conditional", "while"):
+                for name in op.called:
+                    yield from self._run(self[name])
+
+    @cached_property
     def fingerprint(self) -> str:
         """Of what it computes and how, in what order; not of its name, nor of the source that it comes from."""
         options = self.head.partition("\n")[0].partition(",")[2]

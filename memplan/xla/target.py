@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import itertools
 import math
 import re
@@ -20,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from memplan.errors import MemplanError, UnknownDeviceError
 from memplan.planning.devices import Device
 from memplan.program import compat
+from memplan.program.arguments import static_places
 from memplan.program.spmd import Spmd
 from memplan.xla.described_gpu import target_config
 from memplan.xla.hook import Rewrite, asking
@@ -135,7 +137,7 @@ class Target:
             assert self.device.target is not None
             kernels = {"xla_gpu_kernel_cache_file": str(kept_kernels(self.device.target))}
             flags = {**_DESCRIBED_OPTIONS, **kernels, **flags}
-            args, kwargs = self._placed(args, kwargs, spmd)
+            args, kwargs = self._placed(step, args, kwargs, options, spmd)
         lowered = jax.jit(step, **options).lower(*args, **kwargs)
         compat.hold_on_host(lowered, on_host)
         with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
@@ -153,7 +155,7 @@ class Target:
         asked.check()
         if not asked.called:
             raise MemplanError(
-                f"XLA of jaxlib {jax.lib.__version__} compiled the step for {self.device.name} and did not hand its "
+                f"XLA of jaxlib {importlib.metadata.version("jaxlib")} compiled the step for {self.device.name} and did not hand its "
                 "schedule over. memplan works with jax 0.11.2 to 0.12; on a GPU its plugin must be of the same release."
             )
         return found
@@ -174,15 +176,28 @@ class Target:
         """A mesh of so many described devices; None where the step's own will do."""
         return described_mesh(self.device, tuple(spmd.axes.items())) if spmd and self.described else None
 
-    def _placed(self, args: Sequence[Any], kwargs: Mapping[str, Any], spmd: Spmd | None) -> Any:
-        """Shapes on the described device, or on a mesh of them."""
-        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+    def _placed(
+        self,
+        step: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: Mapping[str, Any],
+        spmd: Spmd | None,
+    ) -> Any:
+        """Shapes on the described device, or on a mesh of them; static arguments as they are."""
+        positions, names = static_places(step, len(args), options)
+        dynamic = (
+            {number: arg for number, arg in enumerate(args) if number not in positions},
+            {name: value for name, value in kwargs.items() if name not in names},
+        )
+        leaves, tree = jax.tree_util.tree_flatten(dynamic)
         if spmd is None:
             shardings = [NamedSharding(described_mesh(self.device), PartitionSpec())] * len(leaves)
         else:
             mesh = described_mesh(self.device, tuple(spmd.axes.items()))
             shardings = [NamedSharding(mesh, spec) for spec in spmd.inputs]
-        return jax.tree_util.tree_unflatten(tree, map(_place, shardings, leaves))
+        by_position, by_name = jax.tree_util.tree_unflatten(tree, map(_place, shardings, leaves))
+        return tuple(by_position.get(number, arg) for number, arg in enumerate(args)), {**kwargs, **by_name}
 
 
 @functools.lru_cache(maxsize=16)

@@ -26,6 +26,12 @@ _AFTER = re.compile(r", control-predecessors=\{[^}]*\}")
 _TABLES = re.compile(r"\n+(?:FileNames|FunctionNames|FileLocations|StackFrames)\n.*", re.DOTALL)
 _LEAF = re.compile(r"(?P<name>[^{}:]+)(?:\{(?P<index>\d+)\})?")
 _SPACE = re.compile(r"S\(\d+\)")
+_WRITTEN = re.compile(r"\.(?:run|offload|offloaded|prefetch|prefetched)\d+$")
+
+
+def original(name: str) -> str:
+    """The instruction that one of a written module repeats or copies; its own name where it does neither."""
+    return _WRITTEN.sub("", name)
 
 
 @dataclass(frozen=True, slots=True)

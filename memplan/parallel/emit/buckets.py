@@ -16,7 +16,7 @@ from memplan.planning.cost import op_seconds
 from memplan.planning.devices import Device
 from memplan.planning.topology import Topology
 from memplan.program import compat
-from memplan.program.extract import graph_of
+from memplan.program.extract import body_graph
 
 HEAVY = {"dot_general", "conv_general_dilated", "scan", "while", "custom_linear_solve"}
 LARGEST_BYTES = 128 << 20
@@ -139,7 +139,7 @@ def _patient(assigned: Assigned) -> tuple[list[Any], list[Any]]:
 def _made_s(assigned: Assigned, devices: int, device: Device) -> Mapping[Any, float]:
     """When every variable is made, equations one after another, each in its part."""
     closed = assigned.jaxpr
-    graph = graph_of(closed, compat.input_names(closed), [False] * len(closed.jaxpr.invars))
+    graph = body_graph(closed)
     now, found = 0.0, {}
     for eqn, op, step in zip(closed.jaxpr.eqns, graph.ops, assigned.steps, strict=True):
         layouts = (*step.needs, *step.gives)

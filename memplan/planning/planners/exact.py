@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 
 from memplan.planning.bound import lower_bound
 from memplan.planning.evict import evict, prune
 from memplan.planning.improve import Search
 from memplan.planning.model import Effort, Model, every_pair, late_pairs
-from memplan.planning.planners.protocol import Problem, Proposal
 from memplan.planning.stages import Answer, Pair, Stages, extra_ticks, fits, replay
-from memplan.planning.staging import Staging
 
 _SEARCH_SHARE = 0.1  # of the time, before the proof
 _ROUNDS, _LONGEST_CHAIN, _LEAST_MOVED = 4, 8, 0.002
@@ -94,22 +90,3 @@ def _moves(stages: Stages) -> set[Pair]:
         for before, use in pairwise((stages.home[item], *uses))
         if use - before > 2 and any(over[before + 2 : use - 1])
     }
-
-
-@dataclass(frozen=True)
-class ExactPlanner:
-    """Of a step: recomputation and moves in one model, solved and simulated in turns.
-
-    Attributes:
-      seconds: for all rounds.
-      beside: do copies run beside the computation? XLA does not do that by itself.
-    """
-
-    seconds: float = 60.0
-    beside: bool = False
-    name: str = "exact"
-
-    def propose(self, problem: Problem) -> Proposal:
-        layout = problem.layout()
-        staging = Staging(problem, layout, self.name)
-        return staging.search(partial(solve_step, beside=self.beside), self.seconds, _ROUNDS)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
 
 from memplan.planning.bound import lower_bound
 from memplan.planning.evict import evict, prune
 from memplan.planning.improve import Search, Told
-from memplan.planning.planners.protocol import Problem, Proposal
 from memplan.planning.stages import Answer, Stages, extra_ticks, fits
-from memplan.planning.staging import Staging
 
-_ROUNDS = 4
 _BOUND_SHARE, _EVICTION_SHARE, _PRUNING_SHARE = 0.05, 0.3, 0.05  # of the time
 _MOST_ROUND_S = 3.0
 
@@ -34,20 +30,3 @@ def solve(stages: Stages, seconds: float, workers: int = 2, seed: int = 0, told:
     again = prune(stages, again, until - time.monotonic())
     extra = extra_ticks(stages, again)
     return Answer(again, extra, bound.extra_ticks, "optimal" if extra <= bound.extra_ticks else "feasible")
-
-
-@dataclass(frozen=True)
-class ScaledPlanner:
-    """Of a step, by recomputation alone.
-
-    Attributes:
-      seconds: for all rounds of solving and simulating.
-    """
-
-    seconds: float = 20.0
-    name: str = "scaled"
-
-    def propose(self, problem: Problem) -> Proposal:
-        layout = problem.layout()
-        alone = replace(problem, host_budget_bytes=0)
-        return Staging(alone, layout, self.name).search(solve, self.seconds, _ROUNDS)

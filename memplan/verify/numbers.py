@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from memplan.errors import WrongProgramError
-from memplan.planning.graph import Graph
 from memplan.program import compat
 
 _EPSILONS = {name: float(jax.numpy.finfo(name).eps) for name in ("bfloat16", "float16", "float32", "float64")}
@@ -18,7 +17,7 @@ _EPSILONS = {name: float(jax.numpy.finfo(name).eps) for name in ("bfloat16", "fl
 
 @dataclass(frozen=True)
 class Leaf:
-    """One output: relative errors of the segmented and the planned step against the unmodified one; what is allowed."""
+    """One output: relative errors of the recompiled and the planned step against the unmodified one; what is allowed."""
 
     recompilation: float
     planned: float
@@ -30,8 +29,8 @@ class Gate:
     """What the numbers gate measured, per output.
 
     Errors are differences over the largest magnitude of the output; for integers and booleans, the share of elements
-    that differ. The tolerance is what cutting the step into segments causes by itself, nothing recomputed or moved:
-    four times the larger of this output's own error and the median output's, and one rounding of the coarsest type that
+    that differ. The tolerance is what compiling the step in pieces causes by itself, nothing recomputed or moved: four
+    times the larger of this output's own error and the median output's, and one rounding of the coarsest type that
     it is computed in. An output that is rounding noise (the gradient of a bias that a softmax cancels) so gets its
     own, wide tolerance and widens no other.
     """
@@ -69,39 +68,45 @@ def check_types(original: compat.ClosedJaxpr, planned: compat.ClosedJaxpr) -> No
             )
 
 
-def roundings(graph: Graph, outputs: Sequence[Any]) -> list[float]:
-    """For each output of a jaxpr: the largest relative rounding error of the types that it is computed in."""
-    found = [_EPSILONS.get(value.dtype, 0.0) for value in graph.values]
-    for op in graph.ops:
-        behind = max((found[value] for value in op.inputs), default=0.0)
-        for value in op.outputs:
-            found[value] = max(found[value], behind)
-    returned = iter(graph.outputs)
-    return [0.0 if isinstance(atom, compat.Literal) else found[next(returned)] for atom in outputs]
+def roundings(closed: compat.ClosedJaxpr) -> list[float]:
+    """For each output of a flat jaxpr: the largest relative rounding error of the types that it is computed in."""
+    found: dict[Any, float] = {}
+
+    def of(atom: Any) -> float:
+        own = _EPSILONS.get(str(getattr(atom.aval, "dtype", "")), 0.0)
+        return max(own, found.get(atom, 0.0)) if compat.is_var(atom) else 0.0
+
+    for eqn in closed.jaxpr.eqns:
+        behind = max(map(of, eqn.invars), default=0.0)
+        found.update((var, max(behind, of(var))) for var in eqn.outvars)
+    return [of(atom) for atom in closed.jaxpr.outvars]
 
 
 def compare(
     plain: Sequence[Any],
-    segmented: Sequence[Any],
+    recompiled: Sequence[Any],
     planned: Sequence[Any],
     *cuts: Sequence[Any],
     coarsest: Sequence[float] = (),
+    bits: bool = False,
 ) -> Gate:
     """Gate on the outputs of the programs, run on the same inputs.
 
     Args:
-      coarsest: `roundings` of the outputs; by default that of their own types.
       plain: of the unmodified step; planned: of the planned one.
-      segmented, cuts: of the step cut into segments and not otherwise changed, in one or several ways. One cut may by
-        chance round as the whole does; a plan, with segments of its own, need not.
+      recompiled, cuts: of the step compiled otherwise and not changed, in one or several ways. One may by chance round
+        as the whole does; a plan, with kernels of its own, need not.
+      coarsest: `roundings` of the outputs; by default that of their own types.
+      bits: the planned step has the same kernels; `recompiled` is the unmodified one once more, and no rounding is
+        allowed beyond what differs there.
     """
     rows = []
     for number, (leaf, planned_leaf) in enumerate(zip(plain, planned, strict=True)):
         reference, new = _as_numbers(leaf), _as_numbers(planned_leaf)
-        cut = max(relative_error(reference, _as_numbers(other[number])) for other in (segmented, *cuts))
+        cut = max(relative_error(reference, _as_numbers(other[number])) for other in (recompiled, *cuts))
         inexact = jax.numpy.issubdtype(reference.dtype, np.inexact)
         own = float(jax.numpy.finfo(reference.dtype).eps) if inexact else 0.0
-        once = max(own, coarsest[number]) if inexact and coarsest else own
+        once = 0.0 if bits else max(own, coarsest[number]) if inexact and coarsest else own
         rows.append((cut, relative_error(reference, new), once))
     finite = [cut for cut, _, once in rows if once and np.isfinite(cut)]
     usual = float(np.median(finite)) if finite else 0.0

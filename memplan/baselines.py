@@ -8,11 +8,11 @@ from typing import Any
 
 import jax
 
-from memplan.candidates import Candidate
-from memplan.compiling import compile_plain
+from memplan.inside import Reading
 from memplan.program import compat
-from memplan.xla.target import Target, xla_rematerialization
-from memplan.program.trace import Program, trace
+from memplan.program.trace import Program, as_step, trace
+from memplan.xla.module import read_module
+from memplan.xla.target import Executable, Target, xla_rematerialization
 
 REFUSALS = (jax.errors.JaxRuntimeError, ValueError, NotImplementedError)  # what a way that does not compile raises
 
@@ -29,7 +29,17 @@ def policies() -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Ways:
+class Baseline:
+    """What a way takes: bytes by the compiler, seconds of a step by the replay."""
+
+    device_bytes: int
+    host_bytes: int
+    step_s: float
+    resident_bytes: int
+
+
+@dataclass(frozen=True)
+class Baselines:
     """One step for one device. Policies apply to whatever the step differentiates, as a whole."""
 
     step: Callable[..., Any]
@@ -37,24 +47,28 @@ class Ways:
     options: Mapping[str, Any]
     target: Target
 
-    def program(self) -> Program:
-        return trace(self.step, self.args, {}, self.options)
+    def plain(self) -> Baseline:
+        return self._compiled(trace(self.step, self.args, {}, self.options), self.target)
 
-    def plain(self) -> Candidate:
-        return compile_plain(self.program(), self.target, self.args, {})
-
-    def checkpointed(self, policy: Any) -> Candidate:
+    def checkpointed(self, policy: Any) -> Baseline:
         def step(*args: Any) -> Any:  # a function of its own: jax remembers traces by function
             return self.step(*args)
 
         with compat.checkpointed_gradients(policy):
-            return compile_plain(trace(step, self.args, {}, self.options), self.target, self.args, {})
+            return self._compiled(trace(step, self.args, {}, self.options), self.target)
 
-    def xla(self, plain: Candidate, budget: int, extra: Mapping[str, Any]) -> Candidate:
+    def xla(self, resident_bytes: int, budget: int, extra: Mapping[str, Any] | None = None) -> Baseline:
         """XLA's own rematerialization, its limit set to the budget."""
-        assert plain.executable is not None
-        target, flags = xla_rematerialization(self.target, budget, plain.executable.memory.resident_bytes)
-        return compile_plain(self.program(), target, self.args, {}, {**flags, **extra}, "xla")
+        target, flags = xla_rematerialization(self.target, budget, resident_bytes)
+        return self._compiled(trace(self.step, self.args, {}, self.options), target, {**flags, **(extra or {})})
+
+    def _compiled(self, program: Program, target: Target, flags: Mapping[str, Any] | None = None) -> Baseline:
+        mesh = target.mesh_for(program.spmd)
+        step = program.step if mesh is None else as_step(program, program.jaxpr, mesh)
+        found: Executable = target.compile(step, self.args, {}, self.options, flags, spmd=program.spmd)
+        reading = Reading(read_module(found.text), self.target.device, program.topology)
+        memory = found.memory
+        return Baseline(memory.device_bytes, memory.host_bytes, reading.traffic.step_s, memory.resident_bytes)
 
 
 def refusal(error: BaseException) -> str:
