@@ -11,8 +11,8 @@ from memplan.planning.plan import Plan
 from memplan.program.executor import Stages
 from memplan.program.targets import Executable
 from memplan.program.trace import Program
-from memplan.xla.traffic import Traffic
 from memplan.verify.effect import Effect
+from memplan.xla.traffic import Traffic
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from memplan.program.extract import extract
 from memplan.program.rewrite import rewrite
 from memplan.program.targets import Target
 from memplan.program.trace import Program, as_step
-from memplan.xla.traffic import Traffic
 from memplan.verify.collectives import differing
 from memplan.verify.effect import Effect, effect
 from memplan.verify.plan import judge
 from memplan.verify.program import check_types
+from memplan.xla.traffic import Traffic
 
 
 def compile_plain(

@@ -18,8 +18,8 @@ from memplan.program import compat
 from memplan.program.clock import clocked
 from memplan.program.hlo import Buffer, Schedule
 from memplan.program.targets import Executable
-from memplan.xla.traffic import Traffic
 from memplan.report.timeline import Copy, Direction, Instant, Line, Stay, Timeline, Value
+from memplan.xla.traffic import Traffic
 
 _WRAPPED = re.compile(r"\b[\w.\-]+\(([^()]*)\)")
 _CALLED = re.compile(r"\b(?:jit|pjit|shard_map)\([^()]*\)")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from memplan.program import compat
-from memplan.xla.module import Computation, Instruction, Module
+from memplan.xla.module import BLOCKS, Computation, Instruction, Module
 
 _OWN = str(Path(__file__).parents[1]) + os.sep
 
@@ -43,7 +43,7 @@ def _run(module: Module, body: Computation) -> Iterator[Instruction]:
     """The instructions of a computation and of those that it runs: of fusions it is one."""
     for op in body.ops.values():
         yield op
-        if op.opcode in ("call", "conditional", "while"):
+        if op.opcode in BLOCKS:
             for name in op.called:
                 yield from _run(module, module[name])
 
