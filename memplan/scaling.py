@@ -19,9 +19,9 @@ from memplan.pipeline import Notify, Outcome, Request
 from memplan.planning.budget import Size
 from memplan.planning.overheads import SOURCES, Overheads
 from memplan.planning.topology import Topology, topology_named
-from memplan.xla.traffic import Traffic, replays
 from memplan.report.scaling import Assumed, Count, Level, Links, Point, Scaling, Topologies
 from memplan.summary import versions
+from memplan.xla.traffic import Traffic, replays
 
 LARGEST = 4096
 

@@ -14,9 +14,9 @@ from memplan.planning.simulate import Simulator
 from memplan.planning.unfold import unfold
 from memplan.program.hlo import Buffer, Schedule
 from memplan.xla.target import Executable, Memory
-from memplan.xla.traffic import Traffic, Transfer
 from memplan.report.timeline import Timeline
 from memplan.timelines import layer_of
+from memplan.xla.traffic import Traffic, Transfer
 from tests.planning.graphs import DRAWS, UNIT, layout_of, random_decisions, random_graph
 
 

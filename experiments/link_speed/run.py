@@ -24,8 +24,8 @@ from memplan.planning.graph import Graph
 from memplan.planning.planners.greedy import GreedyPlanner
 from memplan.planning.planners.protocol import Planner, Problem, Proposal
 from memplan.planning.planners.registry import planner_named
-from memplan.xla.traffic import traffic
 from memplan.summary import versions
+from memplan.xla.traffic import traffic
 from models.train import googlenet_step
 
 HERE = Path(__file__).parent

@@ -21,8 +21,8 @@ from memplan.compiling import compile_plain
 from memplan.pipeline import Request
 from memplan.planning.loop import moved_nbytes, stacked_nbytes
 from memplan.program.trace import trace
-from memplan.xla.traffic import traffic
 from memplan.summary import versions
+from memplan.xla.traffic import traffic
 from models.train import decoder_step
 from models.transformer import CHECKPOINTS, DecoderConfig
 

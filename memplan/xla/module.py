@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import functools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,11 +13,13 @@ from functools import cached_property
 from memplan.errors import MemplanError
 
 HOST_SPACE = 5  # of a layout: memory of the host
+BLOCKS = frozenset({"call", "conditional", "while"})  # what they call runs kernel by kernel, as the entry does
 
 _HEADER = re.compile(r"^(?:ENTRY )?%(?P<name>[\w.\-]+) .*\{$")
-_LINE = re.compile(r"^\s*(?P<root>ROOT )?%(?P<name>[\w.\-]+) = (?P<shape>.*?) (?P<opcode>[a-z][\w\-]*)\((?P<rest>.*)$")
+_LINE = re.compile(r"\s*(ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)")  # root, name, shape, opcode, the rest
 _SHAPE = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<dims>[\d,<=]*)\](?P<layout>\{[^}]*\})?|(?P<open>\()|(?P<close>\))")
 _COMMENT = re.compile(r"/\*.*?\*/")
+_CLOSED = re.compile(r"\)(?:, |$)")
 _NAME = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(
     r"\b(?:calls|to_apply|condition|body|(?:true|false)_computation|branch_computations|called_computations)="
@@ -55,8 +58,7 @@ class Array:
     @property
     def bits(self) -> int:
         """Of an element; tokens have none."""
-        digits = re.match(r"[a-z]+(\d+)", self.dtype)
-        return int(digits[1]) if digits else 8 * (self.dtype == "pred")
+        return _bits(self.dtype)
 
     @property
     def nbytes(self) -> int:
@@ -69,6 +71,12 @@ class Array:
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.dims))}]{self.layout}"
+
+
+@functools.cache
+def _bits(dtype: str) -> int:
+    digits = re.match(r"[a-z]+(\d+)", dtype)
+    return int(digits[1]) if digits else 8 * (dtype == "pred")
 
 
 Shape = Array | tuple["Shape", ...]
@@ -103,7 +111,7 @@ class Instruction:
         """Names of the computations it calls."""
         return tuple(name for found in _CALLED.findall(self.attributes) for name in _NAME.findall(found))
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.result)
 
@@ -205,7 +213,7 @@ class Module(Mapping[str, Computation]):
     def _run(self, body: Computation) -> Iterator[Instruction]:
         for op in body.ops.values():
             yield op
-            if op.opcode in ("call", "conditional", "while"):
+            if op.opcode in BLOCKS:
                 for name in op.called:
                     yield from self._run(self[name])
 
@@ -270,19 +278,19 @@ def read_instruction(line: str) -> Instruction:
     found = _LINE.match(line)
     if not found:
         raise UnreadableModuleError(f"memplan cannot read this line of a compiled module: {line.strip()[:200]}")
-    operands, attributes = _parted(found["rest"], found["opcode"] in ("parameter", "constant"))
-    names = tuple(_NAME.findall(operands))
-    return Instruction(
-        found["name"], found["opcode"], read_shape(found["shape"]), names, attributes, bool(found["root"]), line
-    )
+    root, name, shape, opcode, rest = found.groups()
+    operands, attributes = _parted(rest, opcode in ("parameter", "constant"))
+    return Instruction(name, opcode, read_shape(shape), tuple(_NAME.findall(operands)), attributes, bool(root), line)
 
 
 def _parted(rest: str, literal: bool) -> tuple[str, str]:
     """Operands and attributes of what follows an opening parenthesis."""
-    operands, _, attributes = re.sub(r"\)(, |$)", "\0", rest, count=1).partition("\0")
+    closed = _CLOSED.search(rest)
+    operands, attributes = (rest[: closed.start()], rest[closed.end() :]) if closed else (rest, "")
     return ("", operands) if literal else (operands, attributes)
 
 
+@functools.lru_cache(maxsize=4096)  # 41,000 lines of a module have 104 different ones
 def read_shape(text: str) -> Shape:
     """An array, or a tuple of shapes."""
     stack: list[list[Shape]] = [[]]

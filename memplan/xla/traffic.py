@@ -18,7 +18,7 @@ from memplan.planning.cost import copy_seconds, kernel_seconds
 from memplan.planning.devices import Device
 from memplan.planning.overheads import NONE, Overheads
 from memplan.planning.topology import Topology
-from memplan.xla.module import Computation, Instruction, Module, read_module
+from memplan.xla.module import BLOCKS, Computation, Instruction, Module, read_module
 from memplan.xla.moved import Moved, bytes_moved, matrix_work
 from memplan.xla.network import COLLECTIVES, Collective, Network
 
@@ -62,7 +62,8 @@ class Traffic:
       step_s: seconds from the first kernel to the end of everything.
       collective_s, hidden_collective_s: seconds that the links between devices are busy; of these, while kernels run.
       collectives: how often each collective runs.
-      seconds: of every instruction by name, loops' bodies included.
+      seconds: of every kernel by name, those in loops' bodies included, where one trip counts.
+      blocks: likewise of every loop, conditional and call, as a whole.
       clock: of every instruction by name, when it starts and ends on the compute stream; loops' bodies not included.
       transfers: by the time they start; loops' bodies not included.
       stalls: when the compute stream waits; entries of `clock`.
@@ -84,6 +85,7 @@ class Traffic:
     hidden_collective_s: float = 0.0
     collectives: Mapping[Collective, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
+    blocks: Mapping[str, float] = field(default_factory=dict)
     clock: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     transfers: tuple[Transfer, ...] = ()
     stalls: frozenset[tuple[float, float]] = frozenset()
@@ -139,6 +141,7 @@ def _replayed(idle: _Replay) -> Traffic:
         hidden_collective_s=sums["net_hidden_s"],
         collectives=replay.collectives,
         seconds=replay.seconds,
+        blocks=replay.blocks,
         clock=replay.clock,
         transfers=tuple(sorted(replay.transfers, key=lambda one: one.start_s)),
         stalls=frozenset(replay.stalls),
@@ -185,6 +188,7 @@ class _Replay:
         self.counts: Counter[tuple[str, int]] = Counter()  # of copies: direction, bytes
         self.collectives: Counter[Collective] = Counter()
         self.seconds: dict[str, float] = {}
+        self.blocks: dict[str, float] = {}
         self.clock: dict[str, tuple[float, float]] = {}
         self.transfers: list[Transfer] = []
 
@@ -197,6 +201,8 @@ class _Replay:
             start = self._clock
             self._step(body, op)
             self.clock[op.name] = start, self._clock
+            if op.opcode in BLOCKS:
+                self.blocks[op.name] = self._clock - start
         return self
 
     @property
@@ -245,6 +251,7 @@ class _Replay:
         for collective, count in part.collectives.items():
             self.collectives[collective] += times * count
         self.seconds.update(part.seconds)
+        self.blocks.update(part.blocks)
         self._compute(times * part.end_s)
 
     def _start(self, body: Computation, op: Instruction) -> None:

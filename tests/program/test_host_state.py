@@ -22,8 +22,8 @@ from memplan.program.extract import extract
 from memplan.program.host_state import large_leaves, place, with_state_on_host
 from memplan.program.rewrite import rewrite
 from memplan.program.trace import Program, as_step, trace
-from memplan.xla.traffic import traffic
 from memplan.verify.plan import judge
+from memplan.xla.traffic import traffic
 from tests.program.test_targets import needs_compiler
 
 

@@ -10,10 +10,10 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 import memplan
 from memplan import parallel
 from memplan.program import compat
-from memplan.xla.network import Collective
 from memplan.program.spmd import inside
 from memplan.xla.target import Target
 from memplan.verify.collectives import differing
+from memplan.xla.network import Collective
 from models.train import resnet_step
 
 MESH = AbstractMesh((2, 4), ("host", "device"))

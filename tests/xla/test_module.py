@@ -70,7 +70,7 @@ def test_a_compiled_module_is_read_whole() -> None:
         return y, y.sum()
 
     text = jax.jit(step, donate_argnums=0).lower(jnp.ones((8, 8)), jnp.ones((8, 8))).compile().as_text()
-    module = read_module(text)
+    module = read_module(str(text))
     assert module.name == "jit_step"
     assert module.aliases == {0: 0}
     assert sorted(module.entry.parameters) == [0, 1]

@@ -15,9 +15,13 @@ from memplan.planning import devices
 from memplan.planning.cost import copy_seconds, kernel_seconds
 from memplan.program.rules import flops_of_jaxpr
 from memplan.xla.target import Target
+from memplan.xla.buffers import problem_of
+from memplan.xla.module import read_module
 from memplan.xla.traffic import Traffic, traffic
+from tests.xla.compiling import STEPS
 
 V100 = devices.named("v100")
+CPU = devices.local_cpu(2, 2**33)
 MIB = 2**20
 BIG = "f32[512,1024]{1,0}"  # 2 MiB
 HOST = "f32[512,1024]{1,0:T(8,128)S(5)}"
@@ -206,6 +210,7 @@ def test_loops_count_their_trips(config: str, trips: int) -> None:
     found = of(f"%t = ({BIG}) tuple(%a)\n{loop}", ADD + BODY)
     assert (found.kernels, found.kernel_nbytes) == (trips, trips * 4 * MIB)
     assert found.step_s == found.compute_s == pytest.approx(trips * 4 * MIB / V100.memory_bandwidth)
+    assert found.blocks == {"w": found.step_s} and found.seconds["y"] == pytest.approx(found.step_s / trips)
 
 
 @pytest.mark.parametrize(
@@ -219,6 +224,21 @@ def test_the_most_expensive_branch_and_inlined_calls(bodies: str) -> None:
         %c = ({BIG}) conditional(%p, %t, %t), {bodies}
         ROOT %call = ({BIG}) call(%c), to_apply=%body""", ADD + BODY + idle)  # fmt: skip
     assert (found.kernels, found.kernel_nbytes) == (2, 8 * MIB)
+    assert found.blocks == {"c": found.step_s / 2, "call": found.step_s / 2}
+
+
+def test_a_block_within_a_block_is_that_of_one_trip() -> None:
+    trips = 'backend_config={"known_trip_count":{"n":"3"}}'
+    around = f"""
+%around (u: (f32[512,1024])) -> (f32[512,1024]) {{
+  %u = ({BIG}) parameter(0)
+  ROOT %v = ({BIG}) while(%u), condition=%cond, body=%body, {trips}
+}}
+"""
+    found = of(f"""
+        %t = ({BIG}) tuple(%a)
+        ROOT %w = ({BIG}) while(%t), condition=%cond, body=%around, {trips}""", ADD + BODY + around)  # fmt: skip
+    assert found.blocks == {"w": found.step_s, "v": pytest.approx(found.step_s / 3)}
 
 
 CONV = 'window={{size=3x3 pad=1_1x1_1}}, dim_labels={labels}, custom_call_target="__cudnn$conv{kind}"'
@@ -242,6 +262,31 @@ def test_the_three_convolutions_of_a_layer_cost_the_same(kind: str, labels: str)
 def test_what_is_not_scheduled_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="as_text"):
         traffic(text, V100)
+
+
+def test_a_module_that_is_read_already_is_not_read_again() -> None:
+    text = module(f"ROOT %c = {BIG} copy(%a)")
+    read = read_module(text)
+    assert traffic(read, V100) == traffic(read, V100) == traffic(text, V100)
+
+
+PRODUCT_FLOPS = 2 * 1024 * 128 * 128  # of a layer of the steps below
+
+
+@pytest.mark.parametrize(("name", "products"), [("dense", 14), ("scanned", 15), ("branching", None)])
+def test_a_step_of_a_cpu_is_the_sum_of_its_kernels_and_blocks(name: str, products: int | None) -> None:
+    step, args = STEPS[name](128, 5)
+    text = jax.jit(step).lower(*args).compile().as_text()
+    assert text is not None
+    found = traffic(read_module(text), CPU)
+    outer = [kernel.name for kernel in problem_of(read_module(text), on_gpu=False).kernels if kernel.within is None]
+    told = {**found.seconds, **found.blocks}
+    assert found.step_s == found.compute_s == pytest.approx(sum(told[name] for name in outer))
+    assert min(told[name] for name in outer) > 0
+    assert found.step_s >= max(found.flops / CPU.rate("float32"), found.kernel_nbytes / CPU.memory_bandwidth)
+    assert found.copied_out_nbytes == found.copied_in_nbytes == 0
+    if products is not None:
+        assert (found.flops, found.convolutions) == (products * PRODUCT_FLOPS, products)
 
 
 def compiled(step: Callable[..., Any], *args: Any, device: str = "v100", **flags: Any) -> Traffic:
