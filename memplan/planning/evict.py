@@ -1,248 +1,272 @@
-"""Evict until it fits, on stages: the first plan of every search, found in one sweep after another.
+"""Evict until it fits: what crosses crowded slots is made again, where a byte above the limit costs the least time.
 
-Take the gap between two needs whose bytes at the crowded stages cost the least extra time to free. What the repetition
-is computed from is there anyway, or held longer, or computed again with it: whichever is cheaper. After every sweep the
-plan is replayed. At the end every repetition that the budget does not need is taken back, dearest first.
+A candidate is a gap: a value, the slot before which it is needed again, and the last one before that knows of it. The
+chain of operations that makes it again grows source by source: what a source is computed from is there anyway, or held
+longer, or made again with it, whichever removes the most bytes above the limit for its seconds. Candidates wait in a
+heap by what they were worth when they were last looked at, and are looked at again before they are taken. Whatever the
+limit does not need is taken back at the end, dearest first.
 """
 
 from __future__ import annotations
 
 import heapq
-import random
-import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 
-from memplan.planning.stages import Pair, Replay, Stages, replay
+from memplan.planning.ledger import Ledger
+from memplan.planning.stages import Pair, Stages
+from memplan.planning.tape import tape_of_stages
 
-_PATIENCE = 4  # sweeps that do not help before something is taken back
-_MOST_SHAKES = 200
-_SHORT_CHAIN = 6  # items repeated for one, at first; more when sweeps stop helping
-_LONGEST_CHAIN = 40
-_STRICT = 0.7  # a move whose worth fell this far below its first estimate waits for the next sweep
-_Gap = tuple[int, int, int]  # an item, the first stage without it, the one that needs it again
-
-
-@dataclass(frozen=True)
-class _Move:
-    """Repetitions made together, their time, and the stages whose bytes they free or take: (first, end, bytes)."""
-
-    pairs: tuple[Pair, ...]
-    ticks: int
-    frees: tuple[int, int, int]
-    holds: tuple[tuple[int, int, int], ...]
-    relies: frozenset[int]
+LEAST_SHARE = 5e-4  # values smaller than this share of the limit stay where they are
+_CHAIN = 10  # operations that are made again for one value
+_LONG_CHAIN = 40  # likewise, where shorter ones do not help
 
 
-def evict(stages: Stages, start: Collection[Pair] = (), seconds: float = 60.0) -> frozenset[Pair]:
-    """Repetitions with which the stages fit the budget, or nearly so if the sweeps end before."""
-    until = time.monotonic() + seconds
-    again, draw = set(start), random.Random(0)
-    best, least, stuck, shaken = set(again), float("inf"), 0, 0
-    while time.monotonic() < until and shaken < _MOST_SHAKES:
-        played = replay(stages, again)
-        over = _over(stages, played)
-        total = float(over.sum())
-        if not total:
-            return frozenset(again)
-        stuck = 0 if total < least else stuck + 1
-        if total < 1.001 * least:
-            best, least = set(again), min(total, least)
-        if stuck > (1 if shaken else _PATIENCE):
-            again, stuck, shaken = set(best), 0, shaken + 1
-            _shake(again, draw.choice(np.flatnonzero(over).tolist()), draw)
-            continue
-        longest = min(_LONGEST_CHAIN, _SHORT_CHAIN * 2 ** (1 if shaken else stuck))
-        if not _Sweep(stages, again, played, over, longest, draw, 0.7 if shaken else 0.0).run():
-            stuck += 1
-    return frozenset(best)
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Operations that run again before a slot, bytes times slots above the limit that this removes, and its time."""
 
+    operations: tuple[int, ...]
+    slot: int
+    gain: float
+    seconds: float
 
-def _shake(again: set[Pair], stage: int, draw: random.Random) -> None:
-    """Take back some of the repetitions near a stage that stays crowded."""
-    near = sorted((item, there) for item, there in again if abs(there - stage) <= 12)
-    again.difference_update(pair for pair in near if draw.random() < (0.7 if pair[1] == stage else 0.3))
-
-
-def prune(stages: Stages, again: Collection[Pair], seconds: float = 10.0) -> frozenset[Pair]:
-    """Take back what the budget does not need: one repetition at a time, dearest first, then what nobody uses."""
-    until = time.monotonic() + seconds
-    kept = set(again)
-    for pair in sorted(kept, key=lambda pair: (-(stages.ticks[pair[0]] or 0), pair)):
-        if time.monotonic() > until:
-            break
-        kept.discard(pair)
-        if replay(stages, kept).peak_nbytes > stages.budget_bytes:
-            kept.add(pair)
-    return frozenset(kept)
-
-
-def _over(stages: Stages, played: Replay) -> np.ndarray:
-    """Per stage, the bytes above the budget at its worst step."""
-    over = np.zeros(stages.count)
-    for (stage, _), nbytes in zip(played.steps, played.step_nbytes, strict=True):
-        over[stage] = max(over[stage], nbytes - stages.budget_bytes)
-    return over
+    @property
+    def worth(self) -> float:
+        return self.gain / self.seconds
 
 
 @dataclass
-class _Sweep:
-    stages: Stages
-    again: set[Pair]
-    played: Replay
-    over: np.ndarray
-    longest: int
-    random: random.Random
-    noise: float
-    taken: set[int] = field(default_factory=set)
-    relied: set[int] = field(default_factory=set)
+class Eviction:
+    """Repetitions on a ledger until it keeps a limit.
+
+    Attributes:
+      banned: pairs of operations and slots that are not tried.
+    """
+
+    ledger: Ledger
+    limit: int
+    banned: set[tuple[int, int]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.tape = self.ledger.tape
+        self.least = max(1, int(LEAST_SHARE * self.limit))
+        self.tick = 1e-7 * (sum(self.tape.slot_seconds) or 1.0)  # nothing is for nothing
 
     def run(self) -> bool:
-        """Make moves, best first, until nothing is crowded by the sum alone; False if there was none."""
-        self.crowded = np.concatenate([[0], np.cumsum(self.over > 0)])
-        self.needs = self._needs()
-        left = self.over.copy()
-        waits = np.zeros(
-            self.stages.count
-        )  # per stage: worth of the best move there that has to wait for the next sweep
-        queue: list[tuple[float, int, _Move | _Gap]] = [
-            (-promise, n, gap) for n, (promise, gap) in enumerate(self._gaps())
-        ]
-        heapq.heapify(queue)
-        number, made = len(queue), False
-        while queue and left.any():
-            promise, _, move = heapq.heappop(queue)
-            if not isinstance(move, _Move):
-                hoped = self._hope(move, left)
-                if hoped <= 0 or (made and hoped < _STRICT * waits[move[1] : move[2]].max(initial=0)):
-                    continue
-                if queue and hoped < -queue[0][0]:
-                    heapq.heappush(queue, (-hoped, number := number + 1, move))
-                    continue
-                for way in self._repetitions(move):
-                    number += 1
-                    score = self._score(way, left) * self.random.uniform(1 - self.noise, 1)
-                    if score > 0:
-                        heapq.heappush(queue, (max(promise, -score), number, way))
-                continue
-            score = self._score(move, left)
-            if score <= 0:
-                continue
-            first, end, _ = move.frees
-            items = {item for item, _ in move.pairs}
-            if self.taken & (items | move.relies) or self.relied & items:
-                waits[first:end] = np.maximum(waits[first:end], score)
-                continue
-            if not self.noise and queue and score < -queue[0][0]:
-                number += 1
-                heapq.heappush(queue, (-score, number, move))
-                continue
-            if made and score < _STRICT * waits[first:end].max():
-                continue
-            self._apply(move, left)
-            made = True
-        return made
+        """Make chains until the limit is kept; False where none helps any more."""
+        longest = _CHAIN
+        while self.excess():
+            if self._sweep(longest):
+                longest = _CHAIN
+            elif longest == _CHAIN:
+                longest = _LONG_CHAIN
+            else:
+                return False
+        return True
 
-    def _apply(self, move: _Move, left: np.ndarray) -> None:
-        self.again.update(move.pairs)
-        self.taken.update(item for item, _ in move.pairs)
-        self.relied.update(move.relies)
-        first, end, nbytes = move.frees
-        left[first:end] = np.maximum(left[first:end] - nbytes, 0)
-        for first, end, nbytes in move.holds:
-            left[first:end] += np.where(left[first:end] > 0, nbytes, 0)
+    def excess(self) -> float:
+        """Bytes times slots above the limit."""
+        return float(np.maximum(self.ledger.load - self.limit, 0).sum())
 
-    def _score(self, move: _Move, left: np.ndarray) -> float:
-        first, end, nbytes = move.frees
-        gained = float(np.minimum(left[first:end], nbytes).sum())
-        for first, end, nbytes in move.holds:
-            gained -= nbytes * float((left[first:end] > 0).sum())
-        return gained / (move.ticks + 1)
-
-    def _hope(self, gap: _Gap, left: np.ndarray) -> float:
-        """What ending a gap could be worth at most."""
-        item, low, event = gap
-        nbytes = self.stages.nbytes[item]
-        return float(np.minimum(left[low:event], nbytes).sum()) / ((self.stages.ticks[item] or 0) + 1)
-
-    def _needs(self) -> list[set[int]]:
-        """Stages in which each item is needed by the stage itself or by a repetition."""
-        needs = [set(stages) for stages in self.stages.uses]
-        for item, stage in self.again:
-            for source in self.stages.inputs[item]:
-                needs[source].add(stage)
-        return needs
-
-    def _gaps(self) -> Iterator[tuple[float, _Gap]]:
-        """Gaps that touch crowded stages, and what ending them could be worth at most."""
-        stages = self.stages
-        for item, spans in enumerate(self.played.spans):
-            ticks, nbytes = stages.ticks[item], stages.nbytes[item]
-            if ticks is None or not nbytes:
+    def _sweep(self, longest: int) -> bool:
+        """Take candidates, best first; False if there was none to take."""
+        over = np.maximum(self.ledger.load - self.limit, 0)
+        crowded = np.concatenate([[0], np.cumsum(over > 0)]).tolist()
+        self.heap: list[tuple[float, int, int]] = []
+        for value in range(len(self.tape.nbytes)):
+            self._offer(value, crowded)
+        heapq.heapify(self.heap)
+        taken, left = False, self.excess()
+        looked: dict[tuple[int, int], Chain | None] = {}
+        while self.heap and left:
+            promise, value, slot = heapq.heappop(self.heap)
+            chain = self.chain(value, slot, longest)
+            if chain is None:
                 continue
-            for first, last in spans:
-                if self.crowded[last] == self.crowded[first]:
-                    continue
-                own = first == stages.home[item] or first in stages.uses[item]
-                events = [first, *sorted(need for need in self.needs[item] if first < need <= last)]
-                for before, event in pairwise(events):
-                    low = before if before == first and not own else before + 1  # made again for a repetition only
-                    relief = float(self.crowded[event] - self.crowded[low])
-                    if relief:
-                        yield relief * nbytes / (ticks + 1), (item, low, event)
-
-    def _repetitions(self, gap: _Gap) -> Iterator[_Move]:
-        """Ways to compute an item again at an event: absent inputs computed again, held, or the cheaper of both."""
-        seen = set()
-        for way in ("again", "hold", "cheaper"):
-            move = self._chain(gap, way)
-            if move is not None and (move.pairs, move.holds) not in seen:
-                seen.add((move.pairs, move.holds))
-                yield move
-
-    def _chain(self, gap: _Gap, way: str) -> _Move | None:
-        item, low, event = gap
-        stages, pairs, ticks = self.stages, dict[int, None](), 0
-        holds: list[tuple[int, int, int]] = []
-        relies: set[int] = set()
-        waiting = [item]
-        relief = stages.nbytes[item] * int(self.crowded[event] - self.crowded[low])
-        while waiting:
-            current = waiting.pop()
-            if current in pairs:
+            if self.heap and -chain.worth > self.heap[0][0] and looked.get((value, slot)) != chain:
+                looked[value, slot] = chain
+                heapq.heappush(self.heap, (-chain.worth, value, slot))
                 continue
-            cost = stages.ticks[current]
-            too_late = bool(stages.until) and event > stages.until[current]
-            if cost is None or too_late or len(pairs) >= self.longest:
-                return None
-            pairs[current] = None
-            ticks += cost
-            for source in stages.inputs[current]:
-                if source in pairs or source in relies:
-                    continue
-                end = self._end_before(source, event)
-                if end >= event:
-                    relies.add(source)
-                    continue
-                burden = stages.nbytes[source] * int(self.crowded[event] - self.crowded[end + 1])
-                if way == "hold" or stages.ticks[source] is None or (way == "cheaper" and burden <= 0.3 * relief):
-                    relies.add(source)
-                    holds.append((end + 1, event, stages.nbytes[source]))
+            touched = self.take(chain)
+            now = self.excess()
+            if now >= left:
+                self.give_back(chain, touched)
+                self.banned.add((value, slot))
+                continue
+            left, taken = now, True
+            over = np.maximum(self.ledger.load - self.limit, 0)
+            crowded = np.concatenate([[0], np.cumsum(over > 0)]).tolist()
+            for op in chain.operations:
+                for one in (*self.tape.writes[op], *self.tape.reads[op]):
+                    self._offer(one, crowded, push=True)
+        return taken
+
+    def _offer(self, value: int, crowded: list[int], push: bool = False) -> None:
+        """Gaps of a value that touch crowded slots, and what ending them could be worth at most."""
+        nbytes, maker = self.tape.nbytes[value], self.tape.maker[value]
+        seconds = self.tape.seconds[maker] if maker >= 0 else None
+        if nbytes < self.least or seconds is None:
+            return
+        for slot in self.ledger.needs[value]:
+            before = self.ledger.before(value, slot)
+            hot = crowded[slot] - crowded[min(before + 1, slot)]
+            if hot and self.tape.may(maker, slot) and (value, slot) not in self.banned:
+                entry = (-hot * nbytes / (seconds + self.tick), value, slot)
+                if push:
+                    heapq.heappush(self.heap, entry)
                 else:
-                    waiting.append(source)
-        own = tuple((other, event) for other in pairs)
-        frees = (low, event, stages.nbytes[item])
-        return _Move(own, ticks, frees, tuple(holds), frozenset(relies - set(pairs)))
+                    self.heap.append(entry)
 
-    def _end_before(self, item: int, event: int) -> int:
-        """Last stage of the copy that stands before an event, or of the last one before it."""
-        spans = self.played.spans[item]
-        end = spans[0][1]
-        for first, last in spans[1:]:
-            if first >= event:
-                break
-            end = last
-        return end
+    def take(self, chain: Chain) -> tuple[int, ...]:
+        """Make the operations run again; those that did not before."""
+        fresh = tuple(op for op in chain.operations if op not in self.ledger.again[chain.slot])
+        for op in fresh:
+            self.ledger.add(op, chain.slot)
+        return fresh
+
+    def give_back(self, chain: Chain, fresh: Iterable[int]) -> None:
+        for op in reversed(tuple(fresh)):
+            self.ledger.remove(op, chain.slot)
+
+    def chain(self, value: int, slot: int, longest: int) -> Chain | None:
+        """The best way to make a value again before a slot, None where none removes anything."""
+        ledger, tape = self.ledger, self.tape
+        start = tape.maker[value]
+        if slot not in ledger.needs[value] or start in ledger.again[slot] or ledger.served(value, slot)[0] == 2 * slot:
+            return None
+        if not tape.may(start, slot):
+            return None
+        again, best = [start], None
+        while True:
+            made = {one for op in again for one in tape.writes[op]}
+            spans, low, freed = [], slot, 0
+            for one in made:
+                moment, last = ledger.served(one, slot)
+                if last < slot or moment == 2 * slot:
+                    continue
+                before = ledger.before(one, slot)
+                nbytes = tape.nbytes[one]
+                freed += nbytes if last > slot or ledger.is_own(one, slot) else 0
+                if before + 1 < slot:
+                    spans.append((before + 1, -nbytes))
+                    low = min(low, before + 1)
+            missing = self._missing(again, made, slot)
+            for source, last in missing.items():
+                spans.append((last + 1, tape.nbytes[source]))
+                low = min(low, last + 1)
+            if low < slot:
+                found = self._priced(again, made, slot, spans, low, freed, missing)
+                if found is not None and (best is None or found.worth > best.worth):
+                    best = found
+            more = self._dearest(missing, slot, again) if len(again) < longest else None
+            if more is None:
+                return best
+            again.append(more)
+
+    def _missing(self, again: Collection[int], made: set[int], slot: int) -> dict[int, int]:
+        """What the operations read and would have to be held for, and the last slot that knows of it."""
+        found = {}
+        for op in again:
+            for source in self.tape.reads[op]:
+                if source not in made and source not in found:
+                    last = self.ledger.served(source, slot)[1]
+                    if last < slot:
+                        found[source] = last
+        return found
+
+    def _priced(
+        self,
+        again: list[int],
+        made: set[int],
+        slot: int,
+        spans: list[tuple[int, int]],
+        low: int,
+        freed: int,
+        missing: dict[int, int],
+    ) -> Chain | None:
+        change = np.zeros(slot - low + 1, np.int64)
+        for first, nbytes in spans:
+            change[first - low] += nbytes
+        change = np.cumsum(change)[:-1]
+        load = self.ledger.load[low:slot] - self.limit
+        gain = float(np.maximum(load, 0).sum() - np.maximum(load + change, 0).sum())
+        if gain <= 0:
+            return None
+        order = tuple(sorted(again))
+        held = sum(self.tape.nbytes[source] for source in missing)
+        gain -= self._transient(order, made, slot, int(self.ledger.through[slot]) - freed + held)
+        if gain <= 0:
+            return None
+        seconds = sum(self.tape.seconds[op] or 0.0 for op in order) + self.tick
+        return Chain(order, slot, gain, seconds)
+
+    def _transient(self, order: tuple[int, ...], made: set[int], slot: int, here: int) -> float:
+        """Bytes above the limit while the operations run, added up."""
+        if here + sum(self.tape.nbytes[value] for value in made) <= self.limit:
+            return 0.0
+        tape, ledger, more = self.tape, self.ledger, 0.0
+        last_read = {value: number for number, op in enumerate(order) for value in tape.reads[op]}
+        alive: list[int] = []
+        for number, op in enumerate(order):
+            for value in tape.writes[op]:
+                if not tape.sheds[op] or value in last_read or ledger.served(value, slot)[1] >= slot:
+                    here += tape.nbytes[value]
+                    alive.append(value)
+            more += max(0, here - self.limit)
+            keep = []
+            for value in alive:
+                if ledger.served(value, slot)[1] >= slot or last_read.get(value, -1) > number:
+                    keep.append(value)
+                else:
+                    here -= tape.nbytes[value]
+            alive = keep
+        return more
+
+    def _dearest(self, missing: dict[int, int], slot: int, again: list[int]) -> int | None:
+        """The maker of the source whose holding takes the most, of those that may run again."""
+        ledger, tape, best = self.ledger, self.tape, None
+        for source, last in missing.items():
+            maker = tape.maker[source]
+            if maker in again or not tape.may(maker, slot):
+                continue
+            nbytes = tape.nbytes[source]
+            crowded = int(np.count_nonzero(ledger.load[last + 1 : slot] > self.limit - nbytes))
+            found = (nbytes * max(1, crowded), -source, maker)
+            if best is None or found > best:
+                best = found
+        return None if best is None else best[2]
+
+
+def take_back(ledger: Ledger, limit: int) -> None:
+    """Take back every repetition that the limit does not need, dearest first, then what nobody uses."""
+    limit = max(limit, ledger.peak_nbytes)
+    dear = sorted(ledger.pairs(), key=lambda pair: (-(ledger.tape.seconds[pair[0]] or 0.0), pair))
+    for op, slot in dear:
+        ledger.remove(op, slot)
+        if ledger.peak_nbytes > limit:
+            ledger.add(op, slot)
+    for op, slot in reversed(ledger.pairs()):
+        served = (ledger.served(value, slot) for value in ledger.tape.writes[op])
+        if all(last < 0 for _, last in served):
+            ledger.remove(op, slot)
+
+
+def evict(stages: Stages, start: Iterable[Pair] = ()) -> frozenset[Pair]:
+    """Repetitions with which the stages fit the budget, or nearly so."""
+    ledger = Ledger(tape_of_stages(stages))
+    for op, slot in sorted(start, key=lambda pair: (pair[1], pair[0])):
+        ledger.add(op, slot)
+    Eviction(ledger, stages.budget_bytes).run()
+    return frozenset(ledger.pairs())
+
+
+def prune(stages: Stages, again: Iterable[Pair]) -> frozenset[Pair]:
+    """Take back what the budget does not need."""
+    ledger = Ledger(tape_of_stages(stages))
+    for op, slot in sorted(again, key=lambda pair: (pair[1], pair[0])):
+        ledger.add(op, slot)
+    take_back(ledger, stages.budget_bytes)
+    return frozenset(ledger.pairs())

@@ -1,0 +1,191 @@
+"""Another order of the same kernels, which takes no time: what frees memory early, what fills it late.
+
+Forward, whatever frees at least what it makes runs as soon as it can: gradients of weights and their updates. Then
+backward, which is the same with the roles turned round: what makes more than it keeps waiting runs right before its
+first reader. A loop and its body move as one; a body's kernels move within their part of it.
+
+Kept as they are: what is written over in place behind its readers, and what runs once in its order. Where an
+asynchronous pair is under way, nothing crosses its start or its end, so that what it overlaps stays.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from memplan.planning.legal import sections
+from memplan.planning.problem import Problem, Role
+
+
+def reorder(problem: Problem, late: bool = True) -> tuple[int, ...]:
+    """Numbers of kernels in an order that takes less memory, mostly.
+
+    Args:
+      late: what fills memory moves as well, to right before its first reader.
+    """
+    order = tuple(range(len(problem.kernels)))
+    order = _Ordering(problem, order).forward()
+    return _Ordering(problem, order).backward() if late else order
+
+
+class _Ordering:
+    """Units of one order: kernels, or whole loops, with what they read and write."""
+
+    def __init__(self, problem: Problem, order: Sequence[int]) -> None:
+        self._problem, self._order = problem, order
+        self._nbytes = [b.nbytes if b.role is Role.TEMPORARY else 0 for b in problem.buffers]
+        self._inside: dict[int | None, list[int]] = defaultdict(list)
+        for number in order:
+            self._inside[problem.kernels[number].within].append(number)
+        self._part = sections(problem)
+        self._pairs = self._asynchronous()
+
+    def forward(self) -> tuple[int, ...]:
+        return self._level(None, forward=True)
+
+    def backward(self) -> tuple[int, ...]:
+        return self._level(None, forward=False)
+
+    def _level(self, loop: int | None, forward: bool) -> tuple[int, ...]:
+        """The kernels inside of a loop, bodies in front of their loops."""
+        units = self._inside[loop]
+        order = _Level(self._problem, units, self._contents(), self._edges(units, loop), self._nbytes).run(forward)
+        found: list[int] = []
+        for unit in order:
+            if unit in self._inside:
+                found += self._level(unit, forward)
+            found.append(unit)
+        return tuple(found)
+
+    def _contents(self) -> dict[int, list[int]]:
+        found = defaultdict[int, list[int]](list)
+        for number in self._order:
+            for loop in self._problem.around(number):
+                found[loop].append(number)
+        return found
+
+    def _asynchronous(self) -> set[int]:
+        """Starts and ends of pairs: what writes nothing ends what made its operands."""
+        kernels, found = self._problem.kernels, set[int]()
+        for number, kernel in enumerate(kernels):
+            if not kernel.repeatable and not kernel.writes and kernel.reads:
+                makers = (self._problem.buffers[read].maker for read in kernel.reads)
+                found.update(m for m in makers if m is not None and not kernels[m].repeatable)
+                found.add(number)
+        return found
+
+    def _edges(self, units: Sequence[int], loop: int | None) -> dict[int, set[int]]:
+        """Of every unit, those that stay in front of it."""
+        problem, contents = self._problem, self._contents()
+        before: dict[int, set[int]] = {unit: set() for unit in units}
+        maker_of: dict[int, int] = {}
+        touched: dict[int, set[int]] = defaultdict(set)  # of each shared place, since it was written last
+        writer: dict[int, int] = {}
+        once = fence = None
+        passed: list[int] = []
+        for unit in units:
+            own = before[unit]
+            kernels = [problem.kernels[number] for number in (*contents.get(unit, ()), unit)]
+            reads = {read for kernel in kernels for read in kernel.reads}
+            writes = {written for kernel in kernels for written in kernel.writes}
+            own.update(maker_of[read] for read in reads if read in maker_of)
+            for buffer in reads | writes:
+                place = problem.buffers[buffer].place
+                if len(problem.places[place]) > 1:
+                    own.update({writer[place]} if place in writer else ())
+                    own.update(touched[place] if buffer in writes else ())
+            for buffer in reads | writes:
+                place = problem.buffers[buffer].place
+                touched[place].add(unit)
+                if buffer in writes:
+                    maker_of[buffer] = writer[place] = unit
+            if any(not kernel.repeatable for kernel in kernels):
+                own.update(() if once is None else (once,))
+                once = unit
+            if fence is not None:
+                own.add(fence)
+            if unit in self._pairs or (loop is not None and not problem.kernels[unit].repeatable):
+                own.update(passed)
+                fence, passed = unit, []
+            passed.append(unit)
+            own.discard(unit)
+        return before
+
+
+class _Level:
+    """One list of units, put in order."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        units: Sequence[int],
+        contents: dict[int, list[int]],
+        before: dict[int, set[int]],
+        nbytes: Sequence[int],
+    ) -> None:
+        self._units, self._before, self._nbytes = units, before, nbytes
+        self._after: dict[int, set[int]] = {unit: set() for unit in units}
+        for unit, earlier in before.items():
+            for one in earlier:
+                self._after[one].add(unit)
+        inside = {unit: [problem.kernels[n] for n in (*contents.get(unit, ()), unit)] for unit in units}
+        self._writes = {u: {w for k in kernels for w in k.writes if nbytes[w]} for u, kernels in inside.items()}
+        self._reads = {
+            u: {r for k in kernels for r in k.reads if nbytes[r]} - self._writes[u] for u, kernels in inside.items()
+        }
+        self._readers: dict[int, set[int]] = defaultdict(set)
+        for unit, reads in self._reads.items():
+            for read in reads:
+                self._readers[read].add(unit)
+        self._makers = {written: unit for unit, writes in self._writes.items() for written in writes}
+
+    def run(self, forward: bool) -> list[int]:
+        if forward:
+            return self._run(self._units, self._before, self._after, self._net, most=0)
+        units = self._units[::-1]
+        return self._run(units, self._after, self._before, self._backward_net, most=-1)[::-1]
+
+    def _net(self, unit: int) -> int:
+        """Bytes that a unit makes, without those that it is the last to read."""
+        made = sum(self._nbytes[written] for written in self._writes[unit])
+        return made - sum(self._nbytes[read] for read in self._reads[unit] if self._open[read] == {unit})
+
+    def _backward_net(self, unit: int) -> int:
+        """Bytes that come to be there before a unit, without those that it makes."""
+        held = sum(self._nbytes[read] for read in self._reads[unit] if self._open[read] == self._readers[read])
+        return held - sum(self._nbytes[written] for written in self._writes[unit])
+
+    def _run(
+        self,
+        units: Sequence[int],
+        before: dict[int, set[int]],
+        after: dict[int, set[int]],
+        net: Callable[[int], int],
+        most: int,
+    ) -> list[int]:
+        """In the given order, but whatever frees at least `-most` bytes runs as soon as it can, the best first."""
+        place = {unit: number for number, unit in enumerate(units)}
+        left = {unit: len(before[unit]) for unit in units}
+        self._open = {value: set(readers) for value, readers in self._readers.items()}
+        done: set[int] = set()
+        found: list[int] = []
+        for next_one in units:
+            ready = [(0, place[next_one], next_one)] if next_one not in done else []
+            while ready:
+                _, _, unit = heapq.heappop(ready)
+                if unit in done or (unit != next_one and net(unit) > most):
+                    continue
+                done.add(unit)
+                found.append(unit)
+                changed = set()
+                for read in self._reads[unit]:
+                    self._open[read].discard(unit)
+                    changed.update(self._open[read] if len(self._open[read]) < 9 else ())
+                for one in after[unit]:
+                    left[one] -= 1
+                    changed.add(one)
+                for one in changed - done:
+                    if not left[one] and net(one) <= most:
+                        heapq.heappush(ready, (net(one), place[one], one))
+        return found

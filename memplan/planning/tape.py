@@ -1,0 +1,234 @@
+"""A step as planners see it: slots in a row, each with its own work, and operations that may run again before it.
+
+A *slot* does its own work once. Before it, in its prelude, operations run again in the order of their numbers, each at
+most once. A value is there from its making to the last need before it is made the next time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from memplan.planning.legal import apart, once
+from memplan.planning.packing import live_nbytes
+from memplan.planning.problem import Problem, Role
+from memplan.planning.schedule import runs
+from memplan.planning.stages import Stages
+
+NOWHERE = -2  # level of a prelude in which nothing may run
+
+
+@dataclass(frozen=True)
+class Tape:
+    """Values, operations and slots, each by number.
+
+    Attributes:
+      nbytes: of each value.
+      maker: of each value, the operation that makes it again.
+      home: of each value, the slot that makes it first.
+      reads, writes: of each operation, values.
+      seconds: of each operation; None where it may not run again.
+      until: of each operation, the last slot before which it may run again.
+      sheds: of each operation, whether it leaves out results that nobody reads.
+      level: of each operation, the loop that it stands in, -1 outside of loops.
+      slot_reads, slot_writes: of each slot's own work.
+      slot_over: of each slot, values that it writes and those that each may write over.
+      slot_nbytes: of each slot, bytes besides the values, during its own work.
+      slot_seconds: of its own work.
+      slot_level: the loop whose operations may run in its prelude.
+    """
+
+    nbytes: tuple[int, ...]
+    maker: tuple[int, ...]
+    home: tuple[int, ...]
+    reads: tuple[tuple[int, ...], ...]
+    writes: tuple[tuple[int, ...], ...]
+    seconds: tuple[float | None, ...]
+    until: tuple[int, ...]
+    sheds: tuple[bool, ...]
+    level: tuple[int, ...]
+    slot_reads: tuple[tuple[int, ...], ...]
+    slot_writes: tuple[tuple[int, ...], ...]
+    slot_over: tuple[tuple[tuple[int, tuple[int, ...]], ...], ...]
+    slot_nbytes: tuple[int, ...]
+    slot_seconds: tuple[float, ...]
+    slot_level: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of slots."""
+        return len(self.slot_seconds)
+
+    @cached_property
+    def least_nbytes(self) -> np.ndarray:
+        """Of each slot, what its own work takes: no plan goes below it."""
+        return np.array(
+            [
+                rest + sum(self.nbytes[value] for value in {*reads, *writes})
+                for rest, reads, writes in zip(self.slot_nbytes, self.slot_reads, self.slot_writes, strict=True)
+            ],
+            np.int64,
+        )
+
+    def may(self, operation: int, slot: int) -> bool:
+        """May an operation run again before a slot?"""
+        return (
+            self.seconds[operation] is not None
+            and slot <= self.until[operation]
+            and self.level[operation] == self.slot_level[slot]
+        )
+
+
+def tape_of_stages(stages: Stages) -> Tape:
+    """Every item an operation; repetitions of stages are those of slots."""
+    count, last = len(stages.nbytes), stages.count
+    return Tape(
+        nbytes=stages.nbytes,
+        maker=tuple(range(count)),
+        home=stages.home,
+        reads=stages.inputs,
+        writes=tuple((item,) for item in range(count)),
+        seconds=tuple(None if ticks is None else float(ticks) for ticks in stages.ticks),
+        until=stages.until or (last,) * count,
+        sheds=(False,) * count,
+        level=(-1,) * count,
+        slot_reads=stages.reads,
+        slot_writes=stages.made,
+        slot_over=((),) * last,
+        slot_nbytes=stages.working_nbytes,
+        slot_seconds=tuple(map(float, stages.own_ticks)),
+        slot_level=(-1,) * last,
+    )
+
+
+@dataclass(frozen=True)
+class Taped:
+    """The tape of a problem.
+
+    Attributes:
+      order: number of the kernel of each slot, and of the operation of the same number.
+      values: number of the buffer of each value.
+    """
+
+    problem: Problem
+    order: tuple[int, ...]
+    values: tuple[int, ...]
+    tape: Tape
+
+
+def tape_of(problem: Problem, order: Sequence[int] | None = None) -> Taped:
+    """Every kernel a slot and an operation; every temporary with a place of its own a value."""
+    order = tuple(range(len(problem.kernels)) if order is None else order)
+    return _Taping(problem, order).taped()
+
+
+class _Taping:
+    def __init__(self, problem: Problem, order: tuple[int, ...]) -> None:
+        self._problem, self._order = problem, order
+        self._slot = {number: slot for slot, number in enumerate(order)}
+        values = [
+            buffer
+            for number in order
+            for buffer in problem.kernels[number].writes
+            if problem.buffers[buffer].role is Role.TEMPORARY
+            and problem.buffers[buffer].nbytes
+            and apart(problem, buffer)
+        ]
+        self._values = tuple(values)
+        self._value = {buffer: value for value, buffer in enumerate(values)}
+        self._first: dict[int, int] = {}  # of each loop: its first slot
+        for slot, number in enumerate(order):
+            for loop in problem.around(number):
+                self._first.setdefault(loop, slot)
+
+    def taped(self) -> Taped:
+        problem, kernels = self._problem, [self._problem.kernels[number] for number in self._order]
+        reads = tuple(self._known(kernel.reads) for kernel in kernels)
+        writes = tuple(self._known(kernel.writes) for kernel in kernels)
+        times = [problem.times[number] for number in self._order]
+        took = [kernel.seconds * count for kernel, count in zip(kernels, times, strict=True)]
+        again = tuple(
+            None if once(problem, number) else seconds for number, seconds in zip(self._order, took, strict=True)
+        )
+        home = tuple(slot for slot, made in enumerate(writes) for _ in made)
+        level = tuple(-1 if kernel.within is None else kernel.within for kernel in kernels)
+        tape = Tape(
+            nbytes=tuple(problem.buffers[buffer].nbytes for buffer in self._values),
+            maker=home,
+            home=home,
+            reads=reads,
+            writes=writes,
+            seconds=again,
+            until=tuple(map(self._until, self._order)),
+            sheds=tuple(kernel.sheds and len(kernel.writes) > 1 for kernel in kernels),
+            level=level,
+            slot_reads=self._slot_reads(),
+            slot_writes=writes,
+            slot_over=tuple(self._over(number) for number in self._order),
+            slot_nbytes=(0,) * len(kernels),
+            slot_seconds=tuple(took),
+            slot_level=self._slot_level(level),
+        )
+        return Taped(problem, self._order, self._values, tape)
+
+    def _known(self, buffers: Sequence[int]) -> tuple[int, ...]:
+        return tuple(sorted(self._value[buffer] for buffer in buffers if buffer in self._value))
+
+    def _over(self, number: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        kernel = self._problem.kernels[number]
+        found = []
+        for buffer, sources in kernel.over.items():
+            nbytes = self._problem.buffers[buffer].nbytes
+            fitting = [source for source in sources if self._problem.buffers[source].nbytes == nbytes]
+            if buffer in self._value and (known := self._known(fitting)):
+                found.append((self._value[buffer], known))
+        return tuple(found)
+
+    def _slot_reads(self) -> tuple[tuple[int, ...], ...]:
+        """What a loop reads from outside is there from its first slot to its last."""
+        problem, found = self._problem, defaultdict[int, set[int]](set)
+        for slot, number in enumerate(self._order):
+            loops = [number, *problem.around(number)]
+            for buffer in problem.kernels[number].reads:
+                if buffer not in self._value:
+                    continue
+                maker = problem.buffers[buffer].maker
+                assert maker is not None
+                outside = problem.kernels[maker].within
+                reader = next(loop for loop in loops if problem.kernels[loop].within == outside)
+                for at in {self._first.get(reader, slot), self._slot[reader]}:
+                    found[at].add(self._value[buffer])
+        return tuple(tuple(sorted(found[slot])) for slot in range(len(self._order)))
+
+    def _slot_level(self, level: Sequence[int]) -> tuple[int, ...]:
+        found = list(level)
+        for loop in self._first:
+            found[self._slot[loop]] = NOWHERE
+        for loop, slot in sorted(self._first.items(), key=lambda item: self._slot[item[0]]):
+            around = self._problem.kernels[loop].within
+            found[slot] = -1 if around is None else around
+        return tuple(found)
+
+    def _until(self, number: int) -> int:
+        """The last slot before which a kernel may run again: then something is written over what it reads."""
+        problem, last = self._problem, len(self._order)
+        for read in problem.kernels[number].reads:
+            maker = problem.buffers[read].maker
+            since = -1 if maker is None else self._slot[maker]
+            for other in problem.places[problem.buffers[read].place]:
+                taker = problem.buffers[other].maker
+                if other != read and taker is not None and self._slot[taker] > since:
+                    loops = [loop for loop in problem.around(taker) if loop in self._first]
+                    last = min(last, self._slot[taker], *(self._first[loop] for loop in loops))
+        return last
+
+
+def settled(taped: Taped, counted: np.ndarray) -> Taped:
+    """With the bytes in every slot that the layout counts in this order and the values do not."""
+    there = live_nbytes(taped.problem, runs(taped.order))
+    rest = tuple(int(n) for n in there - counted)
+    return replace(taped, tape=replace(taped.tape, slot_nbytes=rest))
