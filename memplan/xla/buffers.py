@@ -18,6 +18,7 @@ from memplan.xla.sharing import may_overwrite, updated
 Tree = int | tuple["Tree", ...]  # numbers of buffers, in the structure of a shape
 
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+TABLE_BYTES = 256  # each table of a tuple's pointers stands alone, aligned as the heap is: read off XLA's assignments
 _EFFECTS = ("custom_call_has_side_effect=true", "has_side_effect=true")
 _ONCE = frozenset(
     """
@@ -119,7 +120,8 @@ class _Reading:
         if op.opcode == "get-tuple-element":
             return _part(operands[0], op.index)
         if op.opcode == "tuple":
-            self._tables_nbytes += POINTER_BYTES * len(operands)
+            if op is not self._module.entry.root:  # the results' is an output
+                self._table(op.shape)
             return tuple(operands)
         if op.opcode in ("constant", "after-all"):
             return self._new(op, None, Role.CONSTANT)
@@ -209,7 +211,7 @@ class _Reading:
         else:
             parts = ((i, part) for i, part in enumerate(shape))
             tree = tuple(given[i] if i in given else self._made(op, part, i) for i, part in parts)
-            self._tables_nbytes += POINTER_BYTES * len(shape)
+            self._table(shape)
         old = {value for part in given.values() for value in leaves_of(part)}
         self._kernel(op, operands, [value for value in leaves_of(tree) if value not in old], within)
         return tree
@@ -314,7 +316,8 @@ class _Reading:
         return make
 
     def _table(self, shape: Shape) -> None:
-        self._tables_nbytes += POINTER_BYTES * len(shape) if isinstance(shape, tuple) else 0
+        if isinstance(shape, tuple):
+            self._tables_nbytes += -(-POINTER_BYTES * len(shape) // TABLE_BYTES) * TABLE_BYTES
 
     def _found(self, value: int) -> int:
         """The value that this one is."""
