@@ -228,15 +228,16 @@ class _Reading:
             self._kernels[first] = replace(self._kernels[first], name=op.name, seconds=seconds, repeatable=False)
         else:
             self._kernel(op, operands, (), within)
-            self._put_within(first, within)
+            self._put_within(first, within, once=True)
         return result
 
-    def _put_within(self, first: int, around: int | None) -> None:
-        """The last kernel holds those from the first on."""
+    def _put_within(self, first: int, around: int | None, once: bool = False) -> None:
+        """The last kernel holds those from the first on; `once`: what it calls stays as it is."""
         last = len(self._kernels) - 1
         for number in range(first, last):
-            if self._kernels[number].within == around:
-                self._kernels[number] = replace(self._kernels[number], within=last)
+            inner = self._kernels[number]
+            holder = last if inner.within == around else inner.within
+            self._kernels[number] = replace(inner, within=holder, repeatable=inner.repeatable and not once)
 
     def _loop(self, op: Instruction, state: Tree, within: int | None) -> Tree:
         """Body and condition stand in front of the loop itself, as in XLA's flattened schedule."""
@@ -287,7 +288,7 @@ class _Reading:
         for end in ends:
             for made, given in zip(leaves_of(result), leaves_of(end), strict=True):
                 self._unite(given, made)
-        self._put_within(first, within)
+        self._put_within(first, within, once=True)
         return result
 
     def _phi(self, op: Instruction, like: Tree, prefix: str) -> Tree:
