@@ -23,7 +23,7 @@ import numpy as np
 from memplan.planning.problem import Kernel, Problem, Role
 from memplan.planning.schedule import Kind, Schedule, runs
 
-ALIGNMENT = 128  # bytes, of the heap's offsets (`kXlaAllocatedBufferAlignBytes` of XLA:GPU)
+ALIGNMENT = 256  # bytes, of the heap's offsets: every one of XLA:GPU's assignments is a multiple
 
 
 @dataclass(frozen=True)

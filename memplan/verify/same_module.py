@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memplan.errors import MemplanError
@@ -37,8 +37,9 @@ _ONCE = re.compile(
     r"^(?:infeed|outfeed|send|recv|rng.*|(?:all|reduce|collective)-.*|while|conditional|call|after-all|add-dependency)$"
 )
 _ADDED = re.compile(r"output_to_operand_aliasing=\{(.*?)\}(?:, [a-z]|$)")
-_POSITION = re.compile(r"\((\d+), \{\}\)")
+_PAIR = re.compile(r"\{(\d*)\}: \((\d+), \{\}\)")
 _UPDATES = ("dynamic-update-slice", "scatter")
+_UNDER_WAY: Meaning = (-1, 0)  # nothing yet
 
 
 class NotThePlainModuleError(MemplanError):
@@ -52,11 +53,15 @@ def judge(plain: Module, planned: Module) -> None:
       NotThePlainModuleError: it computes something else, with the instruction.
     """
     meanings = _Meanings()
-    first, second = _Reading(plain, meanings), _Reading(planned, meanings)
     _require(plain.aliases == planned.aliases, "donates other arguments")
+    _compare(*(_Reading(module, module.entry, meanings, _donated(module)) for module in (plain, planned)))
+
+
+def _compare(first: _Reading, second: _Reading) -> None:
+    """A computation of the plain module and one of the planned module; then their loops, one by one."""
     computed = set(first.expressions.values())
     for name, expression in second.expressions.items():
-        _require(expression in computed, f"{name} is computed by nothing in the plain module")
+        _require(expression in computed, f"computes by {name} what the plain module does not")
     _require(first.outputs == second.outputs, "returns other values")
     _require(first.effects == second.effects, "has other effects, or in another order")
     missing = Counter(first.single) - Counter(second.single)
@@ -67,7 +72,9 @@ def judge(plain: Module, planned: Module) -> None:
     for overwriting, readers in second.late_reads().items():
         known = allowed.get(overwriting, {})
         wrong = {expression: name for expression, name in readers.items() if expression not in known}
-        _require(not wrong, f"{', '.join(wrong.values())} reads what was overwritten before")
+        _require(not wrong, f"reads in {', '.join(wrong.values())} what was overwritten before")
+    for one, other in zip(first.loops, second.loops, strict=True):
+        _compare(one, other)
 
 
 def _require(holds: bool, what: str) -> None:
@@ -88,28 +95,46 @@ class _Meanings:
 
 
 class _Reading:
-    """One module: what every value means, and who reads which buffer after it was overwritten."""
+    """The entry, or the body or condition of a loop: what every value means, and who reads what was overwritten.
 
-    def __init__(self, module: Module, meanings: _Meanings) -> None:
-        self._module, self._meanings = module, meanings
+    A value is a version of a buffer: what is updated in place is another version of the same buffer.
+
+    Attributes:
+      expressions: of every instruction.
+      effects: expressions of what acts, in order.
+      single: expressions of what may run only as often as it did.
+      loops: conditions and bodies, in order.
+    """
+
+    def __init__(self, module: Module, body: Computation, meanings: _Meanings, over: Mapping[int, Place]) -> None:
+        """`over` says of outputs which leaf of an argument they are written over."""
+        self._module, self._body, self._meanings = module, body, meanings
         self._bodies: dict[str, int] = {}
         self._trees: dict[str, Tree] = {}
         self._means: dict[Place, Meaning] = {}
-        self._reads: dict[Place, list[tuple[int, str]]] = {}  # position and reader
-        self._position: dict[str, int] = {}
-        self._aliases: dict[Place, Place] = {}  # views -> the buffer that they name
+        self._reads: dict[Place, list[tuple[int, str]]] = {}  # of a version: position and reader
+        self._made: dict[str, int] = {}  # position from which on the results are being written
+        self._views: dict[Place, Place] = {}  # names -> the version that they name
+        self._buffers: dict[Place, Place] = {}  # versions -> the first version in the same buffer
+        self._overwritten: list[tuple[str, Place, int]] = []
+        self._copies: dict[str, Place] = {}  # under way -> what they are copies of
+        self._held: dict[str, list[Place]] = {}  # what began -> what it reads until it is done
         self.expressions: dict[str, int] = {}
         self.effects: list[int] = []
         self.single: list[int] = []
-        self._overwritten: list[tuple[str, Place]] = []
-        self._under_way: dict[str, str] = {}
-        for position, op in enumerate(module.entry.ops.values()):
-            self._position[op.name] = position
+        self.loops: list[_Reading] = []
+        for position, op in enumerate(body.ops.values()):
+            self._made[op.name] = -1 if op.opcode == "parameter" else position
             self._read(op, position)
-        root = self._trees[module.entry.root.name]
-        places = list(_places(root))
+        places = list(_places(self._trees[body.root.name]))
         self.outputs = [self._means[place] for place in places]
-        self._end(places)
+        self._end(places, over)
+
+    @property
+    def meaning(self) -> int:
+        """What a loop's computation does, whatever runs again in it and in which order."""
+        again = tuple(sorted(Counter(self.single).items()))
+        return self._meanings.of(("loop", tuple(self.outputs), tuple(self.effects), again))
 
     def _read(self, op: Instruction, position: int) -> None:
         for name in op.operands:
@@ -121,13 +146,13 @@ class _Reading:
             self._trees[op.name] = operands[0]
         elif op.opcode == "get-tuple-element":
             parts = operands[0]
-            _require(not isinstance(parts, Place), f"{op.name} takes an element of what is no tuple")
+            _require(not isinstance(parts, Place), f"takes an element of what is no tuple in {op.name}")
             assert not isinstance(parts, Place)
             self._trees[op.name] = parts[op.index]
         elif op.opcode == "tuple":
             self._trees[op.name] = tuple(operands)
         elif op.opcode == "copy-start":
-            self._copy(op, operands[0])
+            self._copy(op, _one(operands[0], op))
         elif op.opcode == "copy-done":
             self._copied(op, position)
         else:
@@ -136,86 +161,120 @@ class _Reading:
     def _view(self, op: Instruction, place: Place) -> None:
         """A name for a buffer that may have another shape: the reader's expression says which."""
         expression = self._meanings.of(("view", str(op.shape), self._means[place]))
-        alias = Place(op.name, 0)
-        self._means[alias] = (expression, 0)
-        self._aliases[alias] = self._storage(place)
-        self._trees[op.name] = alias
+        view = Place(op.name, 0)
+        self._means[view] = (expression, 0)
+        self._views[view] = self._version(place)
+        self._trees[op.name] = view
 
-    def _storage(self, place: Place) -> Place:
-        return self._aliases.get(place, place)
+    def _version(self, place: Place) -> Place:
+        return self._views.get(place, place)
 
-    def _copy(self, op: Instruction, source: Tree) -> None:
-        place = _one(source, op)
-        self._trees[op.name] = (Place(op.name, 0), place, Place(op.name, 2))
-        self._means[Place(op.name, 0)] = self._means[Place(op.name, 2)] = (-1, 0)  # not there yet: means nothing
-        self._under_way[op.name] = ""
+    def _buffer(self, place: Place) -> Place:
+        """The first version in the buffer of this one."""
+        version = self._version(place)
+        return self._buffers.get(version, version)
+
+    def _copy(self, op: Instruction, source: Place) -> None:
+        _require(self._means[source] != _UNDER_WAY, f"copies in {op.name} a copy that is under way")
+        self._trees[op.name] = copied = Place(op.name, 0)
+        self._means[copied] = _UNDER_WAY
+        self._copies[op.name] = source
 
     def _copied(self, op: Instruction, position: int) -> None:
-        """A copy is what it is a copy of; its source is read until here."""
+        """A copy is what it is a copy of; its source is read until here, its own buffer written from its start on."""
         start = op.operands[0]
-        _require(self._under_way.pop(start, None) is not None, f"ends {start} twice in {op.name}")
-        _, source, _ = _places(self._trees[start])
-        self._means[Place(op.name, 0)] = self._means[source]
+        _require(start in self._copies, f"ends {start} in {op.name}, which is not under way")
+        source = self._copies.pop(start)
         self._note(source, position, op.name)
-        self._trees[op.name] = Place(op.name, 0)
+        self._trees[op.name] = copied = Place(start, 0)
+        self._means[copied] = self._means[source]
+        self._trees[start] = ()
 
     def _kernel(self, op: Instruction, operands: Sequence[Tree], position: int) -> None:
         places = [place for tree in operands for place in _places(tree)]
         for place in places:
-            _require(self._means[place][0] != -1, f"{op.name} reads a copy that is under way")
+            _require(self._means[place] != _UNDER_WAY, f"reads in {op.name} a copy that is under way")
             self._note(place, position, op.name)
-        meaning = tuple(self._means[place] for place in places)
-        expression = self._meanings.of((*self._said(op), meaning))
+        self._keep_pair(op, places, position)
+        expression = self._meanings.of((*self._said(op), tuple(self._means[place] for place in places)))
         self.expressions[op.name] = expression
         self._trees[op.name] = tree = _tree(op.name, op.shape)
         for number, place in enumerate(_places(tree)):
             self._means[place] = (expression, number)
-        overwritten = list(self._updates(op, operands))
-        self._overwritten += [(op.name, self._storage(place)) for place in overwritten]
+        updates = list(self._updates(op, operands))
+        for leaf, place in updates:
+            self._overwritten.append((op.name, place, position))
+            if leaf is not None:
+                self._buffers[Place(op.name, leaf)] = self._buffer(place)
         acts = bool(_EFFECT.search(op.attributes)) or bool(_ONCE.match(op.opcode)) or op.opcode.endswith("-start")
         if acts:
             self.effects.append(expression)
-        if acts or overwritten:
+        if acts or updates:
             self.single.append(expression)
 
+    def _keep_pair(self, op: Instruction, places: list[Place], position: int) -> None:
+        """What an asynchronous pair reads is read until its end, what it makes is written from its beginning on."""
+        if op.opcode.endswith("-start"):
+            self._held[op.name] = places
+        elif op.opcode.endswith("-done"):
+            self._made[op.name] = self._made[op.operands[0]]
+            for place in self._held.get(op.operands[0], ()):
+                self._note(place, position, op.name)
+
     def _note(self, place: Place, position: int, reader: str) -> None:
-        self._reads.setdefault(self._storage(place), []).append((position, reader))
+        self._reads.setdefault(self._version(place), []).append((position, reader))
 
     def _said(self, op: Instruction) -> tuple[object, ...]:
         """What an instruction says of itself, called computations by what they say."""
         attributes = _QUEUE.sub("", _metadata_apart(op.attributes))
-        called = tuple(self._body(name) for name in op.called)
+        if op.opcode == "while":
+            called = self._looped(op.attribute("condition"), False), self._looped(op.attribute("body"), True)
+        else:
+            called = tuple(map(self._spelled, op.called))
         return op.opcode, _shape(op.shape), _NAMES.sub("%", attributes), called
 
-    def _body(self, name: str) -> int:
+    def _looped(self, name: str, carries: bool) -> int:
+        """A loop's condition, or its body, whose results are written over what it is given."""
+        body = self._module[name.lstrip("%")]
+        given = body.parameters[0]
+        over = {number: Place(given.name, number) for number in range(len(given.result))} if carries else {}
+        self.loops.append(_Reading(self._module, body, self._meanings, over))
+        return self.loops[-1].meaning
+
+    def _spelled(self, name: str) -> int:
+        """A computation as it stands, whatever the names in it."""
         if name not in self._bodies:
             body = self._module[name]
             number = {op: f"%{i}" for i, op in enumerate(body.ops)}
             lines = []
             for op in body.ops.values():
                 attributes = _NAMES.sub("%", _QUEUE.sub("", _metadata_apart(op.attributes)))
-                called = tuple(self._body(one) for one in op.called)
+                called = tuple(self._spelled(one) for one in op.called)
                 operands = tuple(number[operand] for operand in op.operands)
                 lines.append((op.opcode, _shape(op.shape), operands, attributes, called, op.root))
             self._bodies[name] = self._meanings.of(("body", *lines))
         return self._bodies[name]
 
-    def _updates(self, op: Instruction, operands: Sequence[Tree]) -> Iterator[Place]:
-        """The buffers that an instruction overwrites, of those that it is given."""
+    def _updates(self, op: Instruction, operands: Sequence[Tree]) -> Iterator[tuple[int | None, Place]]:
+        """(leaf, buffer): what it overwrites, and the leaf of its result that lies there then, where that is known."""
         if op.opcode == "fusion":
-            for number in _updated_parameters(self._module[op.called[0]]):
-                yield from _places(operands[number])
+            for leaf, number in _updated_parameters(self._module[op.called[0]]):
+                yield from ((leaf, place) for place in _places(operands[number]))
         elif op.opcode == "while":
             handed_on = _handed_on(self._module[op.attribute("body").lstrip("%")])
-            yield from (place for number, place in enumerate(_places(operands[0])) if number not in handed_on)
+            for number, place in enumerate(_places(operands[0])):
+                if number in handed_on:
+                    self._views[Place(op.name, number)] = self._version(place)
+                else:
+                    yield number, place
         elif op.opcode == "conditional":
             for name, tree in zip(op.called, operands[1:], strict=True):
-                yield from self._overwritten_in(name, [tree])
+                yield from ((None, place) for place in self._overwritten_in(name, [tree]))
         elif op.opcode == "call":
-            yield from self._overwritten_in(op.called[0], operands)
+            yield from ((None, place) for place in self._overwritten_in(op.called[0], operands))
         else:
-            for position in _updated_operands(op):
-                yield from _places(operands[position])
+            for leaf, position in _updated_operands(op):
+                yield from ((leaf, place) for place in _places(operands[position]))
 
     def _overwritten_in(self, name: str, given: Sequence[Tree]) -> Iterator[Place]:
         """Of what a computation is given, the buffers that it overwrites."""
@@ -237,30 +296,39 @@ class _Reading:
                 tree = tuple(operands)
             else:
                 tree = _tree(op.name, op.shape)
-                yield from (inner[place] for place in self._updates(op, operands) if place in inner)
+                yield from (inner[place] for _, place in self._updates(op, operands) if place in inner)
             trees[op.name] = tree
 
-    def _end(self, outputs: Sequence[Place]) -> None:
-        """Outputs overwrite the donated arguments when they are made; whatever lives to the end is read there."""
-        _require(not self._under_way, f"never waits for {', '.join(self._under_way)}")
-        arguments = {int(op.attributes): op.name for op in self._module.entry.parameters.values()}
-        for output, argument in self._module.aliases.items():
-            maker, given = self._storage(outputs[output]), arguments[argument]
-            if maker.maker != given:
-                self._overwritten.append((maker.maker, Place(given, 0)))
+    def _end(self, outputs: Sequence[Place], over: Mapping[int, Place]) -> None:
+        """Outputs overwrite arguments when their buffer is first written; whatever lives to the end is read there."""
+        _require(not self._copies, f"never waits for {', '.join(self._copies)}")
+        for output, argument in over.items():
+            first = self._buffer(outputs[output])
+            if first != argument:
+                self._overwritten.append((first.maker, argument, self._made[first.maker]))
         for place in outputs:
-            self._note(place, len(self._position), "the end")
+            self._note(place, len(self._made), "the end")
 
     def late_reads(self) -> dict[tuple[int, Meaning], dict[int, str]]:
-        """Of every overwriting and the value that is gone: who reads it later, by expression."""
+        """Of every overwriting and every version that is gone then: who reads it later, by expression."""
+        versions: dict[Place, list[Place]] = {}
+        for version in self._reads:
+            versions.setdefault(self._buffer(version), []).append(version)
         found: dict[tuple[int, Meaning], dict[int, str]] = {}
-        for writer, place in self._overwritten:
-            key = self.expressions.get(writer, -2), self._means[place]
-            late = found.setdefault(key, {})
-            for position, reader in self._reads.get(place, ()):
-                if position > self._position[writer]:
-                    late[self.expressions.get(reader, -3)] = reader
+        for writer, place, since in self._overwritten:
+            for version in versions.get(self._buffer(place), ()):
+                if self._made[version.maker] >= since:
+                    continue
+                late = found.setdefault((self.expressions.get(writer, -2), self._means[version]), {})
+                for position, reader in self._reads[version]:
+                    if position > since:
+                        late[self.expressions.get(reader, -3)] = reader
         return found
+
+
+def _donated(module: Module) -> dict[int, Place]:
+    arguments = {number: Place(op.name, 0) for number, op in module.entry.parameters.items()}
+    return {output: arguments[argument] for output, argument in module.aliases.items()}
 
 
 def _metadata_apart(attributes: str) -> str:
@@ -295,23 +363,23 @@ def _one(tree: Tree, op: Instruction) -> Place:
     return tree
 
 
-def _updated_operands(op: Instruction) -> list[int]:
-    """Positions of the operands that an instruction updates in place, or a library adds to."""
+def _updated_operands(op: Instruction) -> list[tuple[int, int]]:
+    """(leaf, position): the operands that an instruction updates in place, or a library adds to."""
     if op.opcode in _UPDATES:
-        return [0]
+        return [(0, 0)]
     found = _ADDED.search(op.attributes)
-    return [int(position) for position in _POSITION.findall(found[1])] if found else []
+    return [(int(leaf or 0), int(position)) for leaf, position in _PAIR.findall(found[1])] if found else []
 
 
-def _updated_parameters(fused: Computation) -> Iterator[int]:
-    """Numbers of the parameters whose updates a fusion returns."""
-    for result in fused.results:
+def _updated_parameters(fused: Computation) -> Iterator[tuple[int, int]]:
+    """(leaf, number): the parameters whose updates a fusion returns."""
+    for leaf, result in enumerate(fused.results):
         while result.opcode in ("bitcast", "get-tuple-element"):
             result = fused.ops[result.operands[0]]
-        for position in _updated_operands(result):
+        for _, position in _updated_operands(result):
             source = fused.behind_bitcasts(fused.ops[result.operands[position]])
             if source.opcode == "parameter":
-                yield int(source.attributes)
+                yield leaf, int(source.attributes)
 
 
 def _handed_on(body: Computation) -> set[int]:

@@ -18,6 +18,7 @@ from memplan.xla.sharing import may_overwrite, updated
 Tree = int | tuple["Tree", ...]  # numbers of buffers, in the structure of a shape
 
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+TABLE_BYTES = 256  # each table of a tuple's pointers stands alone, aligned as the heap is: read off XLA's assignments
 _EFFECTS = ("custom_call_has_side_effect=true", "has_side_effect=true")
 _ONCE = frozenset(
     """
@@ -119,7 +120,8 @@ class _Reading:
         if op.opcode == "get-tuple-element":
             return _part(operands[0], op.index)
         if op.opcode == "tuple":
-            self._tables_nbytes += POINTER_BYTES * len(operands)
+            if op is not self._module.entry.root:  # the results' is an output
+                self._table(op.shape)
             return tuple(operands)
         if op.opcode in ("constant", "after-all"):
             return self._new(op, None, Role.CONSTANT)
@@ -209,7 +211,7 @@ class _Reading:
         else:
             parts = ((i, part) for i, part in enumerate(shape))
             tree = tuple(given[i] if i in given else self._made(op, part, i) for i, part in parts)
-            self._tables_nbytes += POINTER_BYTES * len(shape)
+            self._table(shape)
         old = {value for part in given.values() for value in leaves_of(part)}
         self._kernel(op, operands, [value for value in leaves_of(tree) if value not in old], within)
         return tree
@@ -226,15 +228,16 @@ class _Reading:
             self._kernels[first] = replace(self._kernels[first], name=op.name, seconds=seconds, repeatable=False)
         else:
             self._kernel(op, operands, (), within)
-            self._put_within(first, within)
+            self._put_within(first, within, once=True)
         return result
 
-    def _put_within(self, first: int, around: int | None) -> None:
-        """The last kernel holds those from the first on."""
+    def _put_within(self, first: int, around: int | None, once: bool = False) -> None:
+        """The last kernel holds those from the first on; `once`: what it calls stays as it is."""
         last = len(self._kernels) - 1
         for number in range(first, last):
-            if self._kernels[number].within == around:
-                self._kernels[number] = replace(self._kernels[number], within=last)
+            inner = self._kernels[number]
+            holder = last if inner.within == around else inner.within
+            self._kernels[number] = replace(inner, within=holder, repeatable=inner.repeatable and not once)
 
     def _loop(self, op: Instruction, state: Tree, within: int | None) -> Tree:
         """Body and condition stand in front of the loop itself, as in XLA's flattened schedule."""
@@ -285,7 +288,7 @@ class _Reading:
         for end in ends:
             for made, given in zip(leaves_of(result), leaves_of(end), strict=True):
                 self._unite(given, made)
-        self._put_within(first, within)
+        self._put_within(first, within, once=True)
         return result
 
     def _phi(self, op: Instruction, like: Tree, prefix: str) -> Tree:
@@ -314,7 +317,8 @@ class _Reading:
         return make
 
     def _table(self, shape: Shape) -> None:
-        self._tables_nbytes += POINTER_BYTES * len(shape) if isinstance(shape, tuple) else 0
+        if isinstance(shape, tuple):
+            self._tables_nbytes += -(-POINTER_BYTES * len(shape) // TABLE_BYTES) * TABLE_BYTES
 
     def _found(self, value: int) -> int:
         """The value that this one is."""

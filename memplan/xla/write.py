@@ -24,7 +24,7 @@ _NAME = re.compile(r"%([\w.\-]+)")
 _FRAME = re.compile(r" ?stack_frame_id=\d+")
 _AFTER = re.compile(r", control-predecessors=\{[^}]*\}")
 _TABLES = re.compile(r"\n+(?:FileNames|FunctionNames|FileLocations|StackFrames)\n.*", re.DOTALL)
-_LEAF = re.compile(r"(?P<name>[^{}:]+)(?:\{(?P<index>\d+)\})?")
+_LEAF = re.compile(r"(?P<name>[^{}:]+)(?:\{(?:\d+,)*(?P<index>\d+)\})?")
 _SPACE = re.compile(r"S\(\d+\)")
 _WRITTEN = re.compile(r"\.(?:run|offload|offloaded|prefetch|prefetched)\d+$")
 
@@ -106,7 +106,11 @@ class _Writing:
             raise ValueError(f"{buffer.name} has no buffer of its own that could be copied")
         if within != (None if buffer.maker is None else self._problem.kernels[buffer.maker].within):
             raise ValueError(f"{buffer.name} is copied outside of the loop that makes it")
-        return _Step(action.kind, leaf["name"], int(leaf["index"]) if leaf["index"] else None)
+        body = self.module[self._home[leaf["name"]]]
+        op = body.ops[leaf["name"]]
+        if op.opcode.endswith("-start"):  # its results are there when it is done
+            op = next(user for user, _ in body.uses[op.name] if user.opcode.endswith("-done"))
+        return _Step(action.kind, op.name, None if isinstance(op.shape, Array) else int(leaf["index"]))
 
 
 class _Body:

@@ -131,8 +131,7 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
         (CAME, NEW + CAME + "  %a.run2 = f32[8]{0} fusion(%early, %x), kind=kLoop, calls=%sub.0\n"),
     ),
     "a clone reads what was updated in place": (
-        ("fusion(%b.run2, %put)", "fusion(%b.run3, %put)"),
-        (CLONE, CLONE + "  %c.run2 = f32[8]{0} fusion(%c, %c), kind=kLoop, calls=%sub.0\n"),
+        (CLONE, CLONE + NEW.replace("%new =", "%new.run2 =")),
     ),
     "an old value is read behind its update": ((NEW, ""), (CAME, NEW + CAME)),
     "an update in place runs twice": ((PUT, PUT + PUT.replace("%put =", "%put.run2 =")),),
@@ -176,6 +175,145 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
 }  # fmt: skip
 
 
+STATE = "(s32[], f32[8]{0}, f32[8]{0}, f32[8]{0})"
+OPENING = f"""
+%body.0 (p: (s32[], f32[8], f32[8], f32[8])) -> (s32[], f32[8], f32[8], f32[8]) {{
+  %p = {STATE} parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %v = f32[8]{{0}} get-tuple-element(%p), index=1
+  %k = f32[8]{{0}} get-tuple-element(%p), index=2
+  %s = f32[8]{{0}} get-tuple-element(%p), index=3
+  %one = s32[] constant(1)
+  %h = f32[8]{{0}} fusion(%v), kind=kLoop, calls=%tanh.0
+  %g = f32[8]{{0}} fusion(%h), kind=kLoop, calls=%sine.0
+"""
+IN_PLACE = "  %t = f32[8]{0} fusion(%s, %part, %i), kind=kLoop, calls=%put.0\n"
+COUNTER = "  %j = s32[] add(%i, %one)\n"
+SAYS = '  %loud = f32[8]{0} custom-call(%g), custom_call_target="say", custom_call_has_side_effect=true\n'
+AGAIN = "  %g.run2 = f32[8]{0} fusion(%h), kind=kLoop, calls=%sine.0.run2\n"
+DIFFERENCE = "  %w = f32[8]{0} fusion(%s, %k), kind=kLoop, calls=%sub.0\n"
+CARRIED = "  %z = f32[8]{0} fusion(%d, %back), kind=kLoop, calls=%sub.0\n"
+FETCHED = "  %back = f32[8]{0} copy-done(%fetch)\n"
+SENT = f"  %sent = {SPACE} copy-done(%send)\n"
+CLOSING = f"""  ROOT %q = {STATE} tuple(%j, %z, %k, %t)
+}}
+"""
+WHILE = f"""
+%while.0 (p: (s32[], f32[8], f32[8], f32[8])) -> pred[] {{
+  %p = {STATE} parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %n = s32[] constant(3)
+  ROOT %q = pred[] compare(%i, %n), direction=LT
+}}
+
+ENTRY %main (a: f32[8], b: f32[8], x: f32[8]) -> (f32[8], f32[8], f32[8], f32[8]) {{
+  %a = f32[8]{{0}} parameter(0)
+  %b = f32[8]{{0}} parameter(1)
+  %x = f32[8]{{0}} parameter(2)
+  %zero = s32[] constant(0)
+  %y = f32[8]{{0}} fusion(%x), kind=kLoop, calls=%tanh.0
+  %m = f32[8]{{0}} fusion(%x), kind=kLoop, calls=%sine.0
+  %state = {STATE} tuple(%zero, %y, %a, %m)
+  %loop = {STATE} while(%state), condition=%while.0, body=%body.0, backend_config={{"known_trip_count":{{"n":"3"}}}}
+  %loop.1 = f32[8]{{0}} get-tuple-element(%loop), index=1
+  %loop.2 = f32[8]{{0}} get-tuple-element(%loop), index=2
+  %loop.3 = f32[8]{{0}} get-tuple-element(%loop), index=3
+  %some = f32[1]{{0}} slice(%loop.1), slice={{[0:1]}}
+  %all = f32[8]{{0}} all-reduce-start(%loop.3), to_apply=%add.0
+"""
+SUMMED = "  %sum = f32[8]{0} all-reduce-done(%all)\n"
+LATER = "  %later = f32[8]{0} fusion(%loop.3, %some, %zero), kind=kLoop, calls=%put.0\n"
+LAST = "  %last = f32[8]{0} fusion(%loop.2, %sum), kind=kLoop, calls=%sub.0\n"
+PUT_B = "  %put = f32[8]{0} fusion(%b, %some, %zero), kind=kLoop, calls=%put.0\n"
+READ_B = "  %read = f32[8]{0} fusion(%put, %sum), kind=kLoop, calls=%sub.0\n"
+NEW_A = "  %new.a = f32[8]{0} fusion(%last, %later), kind=kLoop, calls=%sub.0\n"
+NEW_B = "  %new.b = f32[8]{0} fusion(%read, %later), kind=kLoop, calls=%sub.0\n"
+ENDS = "  %ends = f32[8]{0} fusion(%last, %read), kind=kLoop, calls=%sub.0\n"
+GIVES_BACK = f"""  %leave = ({SPACE}, f32[8]{{0}}, u32[]) copy-start(%new.b)
+  %left = {SPACE} copy-done(%leave)
+"""
+TAKES = f"  %take = (f32[8]{{0}}, {SPACE}, u32[]) copy-start(%left)\n"
+TAKEN = "  %taken = f32[8]{0} copy-done(%take)\n"
+LOOP_HEAD = (
+    "HloModule jit_loop, is_scheduled=true, input_output_alias={ {0}: (0, {}, may-alias), {1}: (1, {}, may-alias) }"
+)
+
+
+def returned(second: str) -> str:
+    arrays = ", ".join(["f32[8]{0}"] * 4)
+    return f"  ROOT %out = ({arrays}) tuple(%new.a, %{second}, %ends, %later)\n}}\n"
+
+
+PLAIN_LOOP = f"""{LOOP_HEAD}
+{BODIES}{OPENING}{SAYS}{DIFFERENCE}  %d = f32[8]{{0}} fusion(%loud, %w), kind=kLoop, calls=%sub.0
+  %part = f32[1]{{0}} slice(%g), slice={{[0:1]}}
+{IN_PLACE}{CARRIED.replace("%back", "%h")}{COUNTER}{CLOSING}{WHILE}{SUMMED}{LATER}{LAST}{PUT_B}{READ_B}{ENDS}\
+{NEW_A}{NEW_B}{returned("new.b")}"""
+PLANNED_LOOP = f"""{LOOP_HEAD}
+{BODIES}
+%sine.0.run2 (p: f32[8]) -> f32[8] {{
+  %p = f32[8]{{0}} parameter(0)
+  ROOT %q = f32[8]{{0}} sine(%p)
+}}
+{OPENING}  %send = ({SPACE}, f32[8]{{0}}, u32[]) copy-start(%h)
+{SAYS}{AGAIN}{SENT}  %part = f32[1]{{0}} slice(%g.run2), slice={{[0:1]}}
+{DIFFERENCE}  %fetch = (f32[8]{{0}}, {SPACE}, u32[]) copy-start(%sent)
+{IN_PLACE}  %d = f32[8]{{0}} fusion(%loud, %w), kind=kLoop, calls=%sub.0
+{COUNTER}{FETCHED}{CARRIED}{CLOSING}{WHILE}{SUMMED}{LAST}{LATER}{PUT_B}{READ_B}{NEW_B}{GIVES_BACK}{ENDS}{NEW_A}{TAKES}{TAKEN}{returned("taken")}"""
+BODY_CLONE = "%sine.0.run2 (p: f32[8]) -> f32[8] {\n  %p = f32[8]{0} parameter(0)\n  ROOT %q = f32[8]{0} sine(%p)"
+LOOP_MUTANTS: dict[str, tuple[Edit, ...]] = {
+    "a clone reads what the body carries behind its overwrite": (
+        (CARRIED, CARRIED + "  %h.run2 = f32[8]{0} fusion(%v), kind=kLoop, calls=%tanh.0\n"),
+    ),
+    "the body's new state is made before a reader of the old": (
+        (COUNTER, ""),
+        (IN_PLACE, COUNTER + IN_PLACE),
+    ),
+    "a copy of what the body carries ends behind its overwrite": (
+        (CARRIED, f"  %go = ({SPACE}, f32[8]{{0}}, u32[]) copy-start(%v)\n{CARRIED}  %gone = {SPACE} copy-done(%go)\n"),
+    ),
+    "a body's clone reads what was updated in place": (
+        (IN_PLACE, IN_PLACE + DIFFERENCE.replace("%w =", "%w.run2 =")),
+    ),
+    "a body's value is read behind its update": ((DIFFERENCE, ""), (IN_PLACE, IN_PLACE + DIFFERENCE)),
+    "a body updates twice": ((IN_PLACE, IN_PLACE + IN_PLACE.replace("%t =", "%t.run2 =")),),
+    "a body acts twice": ((SAYS, SAYS + SAYS.replace("%loud =", "%loud.run2 =")),),
+    "a body does not act": ((SAYS, ""), ("fusion(%loud, %w)", "fusion(%g, %w)")),
+    "a stale operand in a body": (("fusion(%d, %back)", "fusion(%d, %g)"),),
+    "swapped operands in a body": (("fusion(%d, %back)", "fusion(%back, %d)"),),
+    "another copy in a body": (("copy-start(%h)", "copy-start(%g)"),),
+    "a body's copy back from the wrong one": (("copy-start(%sent)", "copy-start(%g)"),),
+    "a body's copy to the host that nobody waits for": ((SENT, ""), ("copy-start(%sent)", "copy-start(%send)")),
+    "a body's copy back that nobody waits for": ((FETCHED, ""), ("fusion(%d, %back)", "fusion(%d, %fetch)")),
+    "a body's copy that is read before it has come": ((FETCHED, ""), (CARRIED, CARRIED + FETCHED)),
+    "a body's copy that is ended twice": ((FETCHED, FETCHED + FETCHED.replace("%back =", "%back.2 =")),),
+    "a copy that the body begins and never ends": (
+        (FETCHED, FETCHED + f"  %more = ({SPACE}, f32[8]{{0}}, u32[]) copy-start(%g)\n"),
+    ),
+    "a body's clone before its operand": ((AGAIN, ""), ("  %h = f32", AGAIN + "  %h = f32")),
+    "a body's clone with another body": ((BODY_CLONE, BODY_CLONE.replace("sine(", "cosine(")),),
+    "a body's clone of another kind": ((AGAIN, AGAIN.replace("kLoop", "kInput")),),
+    "another state of a body": (("tuple(%j, %z, %k, %t)", "tuple(%j, %d, %k, %t)"),),
+    "the state of a body in another order": (("tuple(%j, %z, %k, %t)", "tuple(%j, %k, %z, %t)"),),
+    "what a body hands on": (("tuple(%j, %z, %k, %t)", "tuple(%j, %z, %w, %t)"),),
+    "a body that counts otherwise": (("%one = s32[] constant(1)", "%one = s32[] constant(2)"),),
+    "another condition": (("direction=LT\n}\n\nENTRY", "direction=LE\n}\n\nENTRY"),),
+    "another number of trips": (('"n":"3"', '"n":"4"'),),
+    "another leaf of what a body is given": (("%p), index=1\n", "%p), index=3\n"),),
+    "what a loop handed on is read behind the overwrite of the argument": (
+        (NEW_A, NEW_A + LAST.replace("%last =", "%last.run2 =")),
+    ),
+    "an update of an argument is read behind its overwrite": (
+        (NEW_B, NEW_B + READ_B.replace("%read =", "%read.run2 =")),
+        (returned("taken"), returned("new.b")),
+    ),
+    "an output comes back over an argument's update that is still read": (
+        (TAKEN, READ_B.replace("%read =", "%read.run2 =") + TAKEN),
+    ),
+    "what is under way to other devices is updated": ((SUMMED + LAST + LATER, LATER + SUMMED + LAST),),
+}  # fmt: skip
+
+
 def test_the_plain_module_is_itself() -> None:
     judge(read_module(PLAIN), read_module(PLAIN))
 
@@ -184,11 +322,25 @@ def test_clones_copies_and_another_order_are_the_plain_module() -> None:
     judge(read_module(PLAIN), read_module(PLANNED))
 
 
+def test_loops_whose_bodies_have_clones_copies_and_another_order_are_the_plain_module() -> None:
+    judge(read_module(PLAIN_LOOP), read_module(PLAIN_LOOP))
+    judge(read_module(PLAIN_LOOP), read_module(PLANNED_LOOP))
+
+
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_killed(name: str) -> None:
-    text = PLANNED
-    for old, new in MUTANTS[name]:
+    with pytest.raises(NotThePlainModuleError):
+        judge(read_module(PLAIN), read_module(edited(PLANNED, MUTANTS[name])))
+
+
+@pytest.mark.parametrize("name", LOOP_MUTANTS)
+def test_mutants_of_loops_are_killed(name: str) -> None:
+    with pytest.raises(NotThePlainModuleError):
+        judge(read_module(PLAIN_LOOP), read_module(edited(PLANNED_LOOP, LOOP_MUTANTS[name])))
+
+
+def edited(text: str, edits: tuple[Edit, ...]) -> str:
+    for old, new in edits:
         assert old in text, old
         text = text.replace(old, new)
-    with pytest.raises(NotThePlainModuleError):
-        judge(read_module(PLAIN), read_module(text))
+    return text
