@@ -16,9 +16,9 @@ from memplan.errors import UnknownDeviceError
 from memplan.planning import spec
 from memplan.planning.devices import LINKS, Device, local_cpu
 from memplan.planning.spec import Conditions, Measurement, Spec
-from memplan.xla.local import host_memory_bytes, local_device
 from memplan.program.measure import Patience, Task, tasks
 from memplan.report.calibration import Calibration, Rate
+from memplan.xla.local import host_memory_bytes, local_device
 
 Notify = Callable[[str, float | None], None]
 _PACKAGES = ("jax", "jaxlib", "numpy")

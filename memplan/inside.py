@@ -49,7 +49,8 @@ class Reading:
 
     @functools.cached_property
     def problem(self) -> Problem:
-        return problem_of(self.module, self.device.target is not None, self.traffic.seconds)
+        found = self.traffic
+        return problem_of(self.module, self.device.target is not None, {**found.seconds, **found.blocks})
 
     @functools.cached_property
     def packing(self) -> Packing:

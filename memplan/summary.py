@@ -82,7 +82,7 @@ def _candidates(found: Outcome) -> Iterator[Row]:
 
 
 def decisions(found: Outcome) -> Iterator[Decision]:
-    """What happens to every value that the unmodified step has at its peak, and to all that are made or copied again."""
+    """What happens to what the unmodified step has at its peak, and to all that is made again or copied."""
     made, problem = found.made, found.made.plain.problem
     for loop, residuals in found.program.loops:
         yield from residual_decisions(loop, residuals)

@@ -28,9 +28,9 @@ from memplan.planning import devices
 from memplan.planning.devices import Device
 from memplan.planning.topology import Topology
 from memplan.program import compat
-from memplan.xla.local import local_device
 from memplan.program.spmd import XLA_DECOMPOSES
 from memplan.program.trace import flatten
+from memplan.xla.local import local_device
 
 Leaf = Any
 GLOBAL, DEVICE = "global", "device"

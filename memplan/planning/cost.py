@@ -30,4 +30,3 @@ def op_seconds(graph: Graph, op: Op, device: Device) -> float:
 def copy_seconds(nbytes: float, device: Device) -> float:
     """Seconds to copy between device and host memory, one way."""
     return device.link.latency_s + nbytes / device.link.bandwidth
-

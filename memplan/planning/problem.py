@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 
-
 POINTER_BYTES = 8  # of a tuple's table, for every element
 
 

@@ -1,4 +1,4 @@
-"""Arguments of a step: which are static, and what users of Flax NNX and Equinox pass that `jax.jit` loses or refuses."""
+"""Arguments of a step: which are static; what users of Flax NNX and Equinox pass, and `jax.jit` loses or refuses."""
 
 from __future__ import annotations
 

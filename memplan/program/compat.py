@@ -478,7 +478,7 @@ def renamed(lowered: Any, name: str) -> Any:
 
 @contextlib.contextmanager
 def without_compilation_cache() -> Iterator[None]:
-    """What is compiled here is neither looked up in jax's cache on disk nor kept there: it knows nothing of the hook."""
+    """What is compiled here is not looked up in jax's cache on disk, nor kept there: it knows nothing of the hook."""
     cache = _compilation_cache
     known = cache._cache_checked, cache._cache_used
     cache._cache_checked, cache._cache_used = True, False

@@ -1,4 +1,4 @@
-"""The body of a loop -> its graph: every equation an operation with its costs, every variable a value with its bytes."""
+"""The body of a loop -> its graph: equations become operations with their costs, variables values with their bytes."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
-from jax.sharding import Sharding
 
 from memplan.errors import MemplanError, UnsupportedProgramError
 from memplan.planning.loop import Loop, Residuals

@@ -154,9 +154,10 @@ class Target:
             found = self._compiled(compat.renamed(lowered, name), {**self._limits(), **flags})
         asked.check()
         if not asked.called:
+            version = importlib.metadata.version("jaxlib")
             raise MemplanError(
-                f"XLA of jaxlib {importlib.metadata.version("jaxlib")} compiled the step for {self.device.name} and did not hand its "
-                "schedule over. memplan works with jax 0.11.2 to 0.12; on a GPU its plugin must be of the same release."
+                f"XLA of jaxlib {version} compiled the step for {self.device.name} and did not hand its schedule over. "
+                "memplan works with jax 0.11.2 to 0.12; on a GPU its plugin must be of the same release."
             )
         return found
 
