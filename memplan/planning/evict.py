@@ -10,7 +10,7 @@ limit does not need is taken back at the end, dearest first.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,12 +43,16 @@ class Eviction:
     """Repetitions on a ledger until it keeps a limit.
 
     Attributes:
-      banned: pairs of operations and slots that are not tried.
+      banned: values and slots that are not tried.
+      taste: by value, what its worth is multiplied by; all alike where empty.
+      looks: how many chains were looked at: the effort, whatever the machine.
     """
 
     ledger: Ledger
     limit: int
     banned: set[tuple[int, int]] = field(default_factory=set)
+    taste: Sequence[float] = ()
+    looks: int = 0
 
     def __post_init__(self) -> None:
         self.tape = self.ledger.tape
@@ -82,13 +86,14 @@ class Eviction:
         taken, left = False, self.excess()
         looked: dict[tuple[int, int], Chain | None] = {}
         while self.heap and left:
-            promise, value, slot = heapq.heappop(self.heap)
+            _, value, slot = heapq.heappop(self.heap)
             chain = self.chain(value, slot, longest)
             if chain is None:
                 continue
-            if self.heap and -chain.worth > self.heap[0][0] and looked.get((value, slot)) != chain:
+            worth = chain.worth * (self.taste[value] if self.taste else 1.0)
+            if self.heap and -worth > self.heap[0][0] and looked.get((value, slot)) != chain:
                 looked[value, slot] = chain
-                heapq.heappush(self.heap, (-chain.worth, value, slot))
+                heapq.heappush(self.heap, (-worth, value, slot))
                 continue
             touched = self.take(chain)
             now = self.excess()
@@ -114,7 +119,8 @@ class Eviction:
             before = self.ledger.before(value, slot)
             hot = crowded[slot] - crowded[min(before + 1, slot)]
             if hot and self.tape.may(maker, slot) and (value, slot) not in self.banned:
-                entry = (-hot * nbytes / (seconds + self.tick), value, slot)
+                worth = hot * nbytes / (seconds + self.tick) * (self.taste[value] if self.taste else 1.0)
+                entry = (-worth, value, slot)
                 if push:
                     heapq.heappush(self.heap, entry)
                 else:
@@ -134,6 +140,7 @@ class Eviction:
     def chain(self, value: int, slot: int, longest: int) -> Chain | None:
         """The best way to make a value again before a slot, None where none removes anything."""
         ledger, tape = self.ledger, self.tape
+        self.looks += 1
         start = tape.maker[value]
         if slot not in ledger.needs[value] or start in ledger.again[slot] or ledger.served(value, slot)[0] == 2 * slot:
             return None

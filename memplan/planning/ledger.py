@@ -8,6 +8,7 @@ making before it.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +43,7 @@ class Ledger:
       needs: of each value, the slots that need it, ascending.
       load: of each slot, its bytes at the most.
       through: of each slot, bytes that are there all the time.
+      extra: of each slot, bytes that were seen to be there and that the values do not account for.
     """
 
     def __init__(self, tape: Tape) -> None:
@@ -62,12 +64,13 @@ class Ledger:
                 change[end] -= tape.nbytes[value]
         self.through = np.cumsum(change)[:-1]
         self._beside = np.zeros(tape.count, np.int64)  # above `through`, at the most
+        self.extra = np.zeros(tape.count, np.int64)
         for slot in range(tape.count):
             self._settle(slot)
 
     @property
     def load(self) -> np.ndarray:
-        return self.through + self._beside
+        return self.through + self._beside + self.extra
 
     @property
     def peak_nbytes(self) -> int:
@@ -77,6 +80,18 @@ class Ledger:
     def seconds(self) -> float:
         """Of the repetitions."""
         return sum(self.tape.seconds[op] or 0.0 for ops in self.again for op in ops)
+
+    def become(self, pairs: Iterable[tuple[int, int]], copies: Iterable[Copy] = ()) -> None:
+        """Have these repetitions and copies, and no others."""
+        wanted, moved = set(pairs), set(copies)
+        for copy in [copy for copy in self.copies.values() if copy not in moved]:
+            self.unmove(copy)
+        for op, slot in set(self.pairs()) - wanted:
+            self.remove(op, slot)
+        for op, slot in wanted - set(self.pairs()):
+            self.add(op, slot)
+        for copy in moved - set(self.copies.values()):
+            self.move(copy)
 
     def pairs(self) -> list[tuple[int, int]]:
         """Operations and the slots before which they run again."""

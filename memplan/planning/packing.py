@@ -258,7 +258,7 @@ class _Layout:
             key: any(self._versions[n].buffer in problem.outputs for n in group) for key, group in self._groups.items()
         }
         first_made = {key: min(self._versions[n].start for n in group) for key, group in self._groups.items()}
-        places: list[tuple[int, list[int]]] = []
+        places = _Places(self._versions, self._interfere)
         left, reused = [], 0
         order = sorted(self._groups, key=lambda k: (-self._nbytes(self._groups[k]), not lives_out[k], first_made[k], k))
         for key in order:
@@ -266,22 +266,16 @@ class _Layout:
             nbytes = self._nbytes(group)
             if Role.ARGUMENT in roles[key]:
                 if any(self._versions[n].buffer in problem.donated for n in group):
-                    places.append((nbytes, list(group)))
+                    places.open(nbytes, group)
                 continue
             if Role.CONSTANT in roles[key] or Role.ON_HOST in roles[key] or not nbytes:
                 continue
-            for size, inside in reversed(places):
-                if lives_out[key] and size != nbytes:
-                    continue
-                if not any(self._interfere(one, other) for one in inside for other in group):
-                    inside += group
-                    reused += nbytes
-                    break
+            if places.take(group, nbytes if lives_out[key] else None):
+                reused += nbytes
+            elif lives_out[key]:
+                places.open(nbytes, group)
             else:
-                if lives_out[key]:
-                    places.append((nbytes, list(group)))
-                else:
-                    left.append(sorted(group))
+                left.append(sorted(group))
         return reused, left
 
     def _interfere(self, one: int, other: int) -> bool:
@@ -353,7 +347,7 @@ class _Layout:
             beside = np.zeros(placed, bool)
             for number in groups.members[group]:
                 beside |= (begun[:placed] <= groups.ended[number]) & (ended[:placed] >= groups.begun[number])
-            at = _smallest_gap(sorted(zip(low[:placed][beside], high[:placed][beside], strict=True)), nbytes)
+            at = _smallest_gap(low[:placed][beside], high[:placed][beside], nbytes)
             for number in groups.members[group]:
                 begun[placed], ended[placed] = groups.begun[number], groups.ended[number]
                 low[placed], high[placed] = at, at + nbytes
@@ -362,15 +356,54 @@ class _Layout:
         return top
 
 
-def _smallest_gap(taken: Iterable[tuple[int, int]], nbytes: int) -> int:
+class _Places:
+    """Arguments and outputs, and the versions that lie in each, from the largest place to the smallest."""
+
+    def __init__(self, versions: Sequence[_Version], interfere: Callable[[int, int], bool]) -> None:
+        self._versions, self._interfere = versions, interfere
+        self._sizes: list[int] = []
+        self._inside: list[list[int]] = []
+        self._count = 0  # of versions that lie somewhere
+        self._start, self._end, self._at = (np.zeros(len(versions), np.int64) for _ in range(3))
+
+    def open(self, nbytes: int, group: Sequence[int]) -> None:
+        """A new place, with what it is of."""
+        self._sizes.append(nbytes)
+        self._inside.append([])
+        self._put(len(self._sizes) - 1, group)
+
+    def take(self, group: Sequence[int], nbytes: int | None) -> bool:
+        """Put versions into the smallest place that is free for them; of just so many bytes, where they are given."""
+        blocked = np.zeros(len(self._sizes), bool)
+        start, end, at = self._start[: self._count], self._end[: self._count], self._at[: self._count]
+        for number in group:
+            version = self._versions[number]
+            blocked[at[(start < version.end) & (end > version.start)]] = True
+        for place in np.flatnonzero(~blocked)[::-1]:
+            fits = nbytes is None or self._sizes[place] == nbytes
+            if fits and not any(self._interfere(one, other) for one in self._inside[place] for other in group):
+                self._put(int(place), group)
+                return True
+        return False
+
+    def _put(self, place: int, group: Sequence[int]) -> None:
+        self._inside[place] += group
+        for number in group:
+            version = self._versions[number]
+            self._start[self._count], self._end[self._count] = version.start, version.end
+            self._at[self._count] = place
+            self._count += 1
+
+
+def _smallest_gap(low: np.ndarray, high: np.ndarray, nbytes: int) -> int:
     """Where so many bytes go: into the smallest gap that holds them, the lowest of several, else on top."""
-    free, best, at = 0, None, 0
-    for low, high in taken:
-        gap = low - free
-        if gap >= nbytes and (best is None or gap < best):
-            best, at = gap, free
-        free = max(free, -(-int(high) // ALIGNMENT) * ALIGNMENT)
-    return int(free if best is None else at)
+    if not len(low):
+        return 0
+    order = np.argsort(low, kind="stable")
+    free = np.concatenate([[0], np.maximum.accumulate(-(-high[order] // ALIGNMENT) * ALIGNMENT)])
+    gaps = low[order] - free[:-1]
+    fitting = np.flatnonzero(gaps >= nbytes)
+    return int(free[fitting[np.argmin(gaps[fitting])]] if len(fitting) else free[-1])
 
 
 @dataclass(frozen=True)
