@@ -162,6 +162,8 @@ class Inside:
             return kept
         copy_s = functools.partial(copy_seconds, device=self.device) if host > 0 else None
         found = self.planner.plan(plain.problem, budget - plain.resident_bytes, host, copy_s)
+        if not found.fits:  # the same for every budget, so that the smallest that is told of does work
+            found = self.planner.plan(plain.problem, 0, host, copy_s)
         plan = Plan(named(plain.problem, found.schedule), plain.module.fingerprint, self.planner.name, self.device.name)
         plan_cache.keep(name, plan)
         return plan

@@ -263,7 +263,7 @@ def floor_of(found: Outcome) -> tuple[int, str]:
 
 
 def _advice(found: Outcome) -> Iterator[str]:
-    yield f"a budget of {show_bytes(found.device_bytes)}"
+    yield f"a budget of {found.device_bytes} bytes"
     resident = found.made.plain.resident_bytes
     if 2 * resident > found.limits.device_bytes:
         if not all(found.program.donated):

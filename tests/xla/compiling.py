@@ -19,11 +19,11 @@ from memplan.planning.kernels import staged
 from memplan.planning.packing import Packing, needed, pack
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import Schedule, runs
-from memplan.xla.target import Target, described_mesh
 from memplan.verify.same_module import judge
 from memplan.xla import hook
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import read_module
+from memplan.xla.target import Target, described_mesh
 from memplan.xla.write import write
 
 Step = Callable[..., Any]
