@@ -382,17 +382,17 @@ BREACHES: list[tuple[Law, House, str]] = [
     (rooms, {"memplan.api": "import memplan"}, "imports memplan, which"),
     (
         independent_judge,
-        {"memplan.verify.plan": "from memplan.planning import simulate", "memplan.planning.simulate": ""},
+        {"memplan.verify.same_module": "from memplan.planning import packing", "memplan.planning.packing": ""},
         "->",
     ),
     (
         independent_judge,
         {
-            "memplan.verify.plan": "from memplan.planning.graph import Graph",
-            "memplan.planning.graph": "from .simulate import Timeline",
-            "memplan.planning.simulate": "",
+            "memplan.verify.same_module": "from memplan.planning.graph import Graph",
+            "memplan.planning.graph": "from .packing import Packing",
+            "memplan.planning.packing": "",
         },
-        "memplan.verify.plan -> memplan.planning.graph -> memplan.planning.simulate",
+        "memplan.verify.same_module -> memplan.planning.graph -> memplan.planning.packing",
     ),
     (
         obedient_writer,
@@ -426,7 +426,7 @@ LAWFUL: House = {
     "memplan.api": "from memplan import pipeline\nfrom memplan.report.model import Report",
     "memplan.cli": "import memplan\nfrom memplan import api, factory",
     "memplan.factory": "import importlib\nimportlib.import_module('experiments.demo')",
-    "memplan.pipeline": f"from memplan.program import rewrite\nfrom {PLANNERS}.registry import named",
+    "memplan.pipeline": f"from memplan.xla import write\nfrom {PLANNERS}.registry import named",
     "memplan.planning.devices": "import json",
     f"{PLANNERS}.greedy": "from .protocol import Planner",
     f"{PLANNERS}.protocol": "import numpy as np",
