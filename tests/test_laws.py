@@ -61,6 +61,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "memplan.residuals": ("memplan.planning", "memplan.program", "memplan.errors"),
     "memplan.pipeline": (
         "memplan.inside",
+        "memplan.parallel.agreement",  # one plan for all processes
         "memplan.residuals",
         "memplan.planning",
         "memplan.program",
