@@ -102,7 +102,7 @@ def one_plan(processes: tuple[int, ...], step: Step, fingerprint: str, key: str,
         told = client.blocking_key_value_get(place, int(1000 * PLAN_S))
     except jax.errors.JaxRuntimeError as error:
         raise MemplanError(
-            f"process {processes[0]} told no plan for {_name(step)!r} within {PLAN_S:.0f} s: it stopped, or it compiles "
+            f"process {processes[0]} told no plan for {_name(step)!r} within {PLAN_S:.0f} s: it stopped, or compiles "
             "another step. All processes must run the same script, versions and options."
         ) from error
     if "error" in (found := json.loads(told)):

@@ -21,8 +21,8 @@ from memplan.planning.stages import Pair, Stages
 from memplan.planning.tape import tape_of_stages
 
 LEAST_SHARE = 5e-4  # values smaller than this share of the limit stay where they are
-_CHAIN = 10  # operations that are made again for one value
-_LONG_CHAIN = 40  # likewise, where shorter ones do not help
+_SHIFT = 12  # slots that a repetition may run earlier
+_EFFORTS = ((10, 0), (40, 0), (10, 8))  # operations made again for one value, slots that they may do so early
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +75,40 @@ class Eviction:
     def __post_init__(self) -> None:
         self.tape = self.ledger.tape
         self.least = max(1, int(LEAST_SHARE * self.limit))
+        self.early = 0
         self.tick = 1e-7 * (sum(self.tape.slot_seconds) or 1.0)  # nothing is for nothing
 
     def run(self) -> bool:
         """Make chains until the limit is kept; False where none helps any more."""
-        longest = _CHAIN
+        effort = 0
         while self.excess():
-            if self._sweep(longest):
-                longest = _CHAIN
-            elif longest == _CHAIN:
-                longest = _LONG_CHAIN
-            else:
+            longest, self.early = _EFFORTS[effort]
+            effort = 0 if self._sweep(longest) or (effort and self._shift()) else effort + 1
+            if effort == len(_EFFORTS):
                 return False
         return True
+
+    def _shift(self) -> bool:
+        """Let repetitions before crowded slots run earlier, where that removes bytes."""
+        ledger, done = self.ledger, False
+        for slot in np.flatnonzero(ledger.load > self.limit).tolist():
+            for op in tuple(ledger.again[slot]):
+                left = self.excess()
+                ledger.remove(op, slot)
+                for earlier in range(slot - 1, max(-1, slot - 1 - _SHIFT), -1):
+                    if earlier <= self.tape.home[self.tape.writes[op][0]] or not self.tape.may(op, earlier):
+                        continue
+                    if op in ledger.again[earlier]:
+                        continue
+                    self.looks += 1
+                    ledger.add(op, earlier)
+                    if self.excess() < left:
+                        done = True
+                        break
+                    ledger.remove(op, earlier)
+                else:
+                    ledger.add(op, slot)
+        return done
 
     def excess(self) -> float:
         """Bytes times slots above the limit."""
@@ -134,14 +155,15 @@ class Eviction:
             return
         for slot in self.ledger.needs[value]:
             before = self.ledger.before(value, slot)
-            hot = crowded[slot] - crowded[min(before + 1, slot)]
-            if hot and (value, slot) not in self.banned:
-                worth = hot * nbytes / price * (self.taste[value] if self.taste else 1.0)
-                entry = (-worth, value, slot)
-                if push:
-                    heapq.heappush(self.heap, entry)
-                else:
-                    self.heap.append(entry)
+            for at in range(max(before + 1, slot - self.early), slot + 1):
+                hot = crowded[at] - crowded[min(before + 1, at)]
+                if (hot or self.early) and crowded[slot] > crowded[before + 1] and (value, at) not in self.banned:
+                    worth = max(hot, 1) * nbytes / price * (self.taste[value] if self.taste else 1.0)
+                    entry = (-worth, value, at)
+                    if push:
+                        heapq.heappush(self.heap, entry)
+                    else:
+                        self.heap.append(entry)
 
     def _price(self, value: int) -> float | None:
         """What it takes at least to bring a value back, None where that is not possible."""

@@ -20,7 +20,7 @@ from memplan.planning.tape import Taped, settled, tape_of
 from memplan.planning.timing import CopySeconds, seconds
 
 _TRIES = 8  # to bring the packed bytes under the budget
-_LOOKS = 20_000
+EFFORT = 20_000
 
 
 @dataclass(frozen=True)
@@ -43,27 +43,39 @@ class Found:
     fits: bool
 
 
-def plan(problem: Problem, budget_nbytes: int, host_nbytes: int = 0, copy_s: CopySeconds | None = None) -> Found:
+def plan(
+    problem: Problem,
+    budget_nbytes: int,
+    host_nbytes: int = 0,
+    copy_s: CopySeconds | None = None,
+    effort: int = EFFORT,
+) -> Found:
     """A plan whose temporaries take at most `budget_nbytes`, if one is found.
 
     Args:
       host_nbytes: that offloaded values may take.
       copy_s: seconds of a copy, one way; None where nothing is offloaded.
+      effort: how many ways to make a value again are looked at for something faster.
     """
-    return _Planning(problem, budget_nbytes, host_nbytes, copy_s).plan()
+    return _Planning(problem, budget_nbytes, host_nbytes, copy_s, effort).plan()
 
 
 def floor(problem: Problem) -> tuple[int, int]:
     """Least bytes of temporaries that any plan needs, and the kernel that sets it."""
-    taped = tape_of(problem)
-    taped = settled(taped, Ledger(taped.tape).load)
-    least = taped.tape.least_nbytes
-    slot = int(least.argmax())
-    return int(least[slot]), taped.order[slot]
+    found = []
+    for order in (None, reorder(problem)):
+        taped = tape_of(problem, order)
+        least = settled(taped, Ledger(taped.tape).load).tape.least_nbytes
+        slot = int(least.argmax())
+        found.append((int(least[slot]) + problem.tables_nbytes, taped.order[slot]))
+    return min(found)
 
 
 class _Planning:
-    def __init__(self, problem: Problem, budget_nbytes: int, host_nbytes: int, copy_s: CopySeconds | None) -> None:
+    def __init__(
+        self, problem: Problem, budget_nbytes: int, host_nbytes: int, copy_s: CopySeconds | None, effort: int
+    ) -> None:
+        self.effort = effort
         self.problem, self.budget_nbytes = problem, budget_nbytes
         self.host_nbytes, self.copy_s = host_nbytes, copy_s
         self._bound_s = seconds(problem, runs(range(len(problem.kernels))))
@@ -124,21 +136,28 @@ class _Trial:
 
     def evict(self) -> None:
         """Bring the packed bytes under the budget, with copies where nothing else does."""
-        limit = budget = self._planning.budget_nbytes - self._problem.tables_nbytes
+        budget = self._planning.budget_nbytes - self._problem.tables_nbytes
+        limit = budget = max(budget, int(self.taped.tape.least_nbytes.max()))
+        stuck = 0
         for number in range(_TRIES):
-            done = Eviction(self.ledger, limit).run()
-            if not done and self.offers is not None:
-                self.offers.refresh()
-                Eviction(self.ledger, limit, offers=self.offers).run()
+            if not Eviction(self.ledger, limit).run() and (stuck or not self._settle(limit)):
+                stuck += 1
             take_back(self.ledger, limit)
             found = self.found()
             self.best = min(self.best, found, key=rank)
             self.limit = limit
-            if found.fits or number + 1 == _TRIES:
+            if found.fits or stuck > 1 or number + 1 == _TRIES:
                 return
             self._correct()
             over = found.nbytes - self._problem.tables_nbytes - self.ledger.peak_nbytes
             limit = min(limit, budget - max(0, over))
+
+    def _settle(self, limit: int) -> bool:
+        """Where repetitions alone get stuck: with copies, and by trying other ones."""
+        if self.offers is not None:
+            self.offers.refresh()
+            Eviction(self.ledger, limit, offers=self.offers).run()
+        return Repair(self.ledger, limit, lambda _: True, self.offers).settle(self._planning.effort // 2)
 
     def _correct(self) -> None:
         """Count in every slot what the layout counts there."""
@@ -155,4 +174,4 @@ class _Trial:
             self.best = min(self.best, found, key=rank)
             return found.fits
 
-        Repair(self.ledger, self.limit, accept, self.offers).run(_LOOKS)
+        Repair(self.ledger, self.limit, accept, self.offers).run(self._planning.effort)

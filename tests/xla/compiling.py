@@ -12,13 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from memplan.program.targets import Target, described_mesh
 
 from memplan.planning import devices
-from memplan.planning.evict import evict
-from memplan.planning.kernels import staged
 from memplan.planning.packing import Packing, needed, pack
-from memplan.planning.problem import Problem, Role
-from memplan.planning.schedule import Action, Kind, Schedule, runs
+from memplan.planning.planner import plan
+from memplan.planning.problem import Problem
+from memplan.planning.schedule import Schedule, runs
 from memplan.verify.same_module import judge
 from memplan.xla import hook
 from memplan.xla.buffers import problem_of
@@ -153,8 +153,7 @@ def within(share: float) -> Callable[[Problem], Schedule]:
     """What fits a share of the bytes that are there at once in the plain order."""
 
     def planned(problem: Problem) -> Schedule:
-        found = staged(problem, int(share * pack(problem).live_nbytes))
-        return found.schedule(evict(found.stages))
+        return plan(problem, int(share * pack(problem).nbytes)).schedule
 
     return planned
 
