@@ -164,7 +164,7 @@ EXAMPLES: dict[str, Any] = {  # each is compiled three times: a failure is told 
 }
 
 
-@settings(max_examples=25, **EXAMPLES)
+@settings(max_examples=10, **EXAMPLES)
 @given(recipe=recipes, share=st.floats(0, 1))
 def test_a_plan_keeps_every_bit(recipe: Recipe, share: float) -> None:
     keeps_every_bit(recipe, share)

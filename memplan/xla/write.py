@@ -183,11 +183,19 @@ class _Body:
             case "tuple":
                 return tuple(map(self._value, operands))
             case "get-tuple-element":
-                value = self._value(next(operands))
+                if (part := self._part(next(operands), op.index)) is not None:
+                    return self._value(part)
+                value = self._value(self._body.ops[op.operands[0]])
                 return value[op.index] if isinstance(value, tuple) else self._element(value, op.index, op.shape, op)
             case "bitcast" | "after-all":
                 return self._view(op, list(map(self._whole, operands)))
         return self._now[op.name]
+
+    def _part(self, op: Instruction, index: int) -> Instruction | None:
+        """What gives an element of a tuple, if that is only put together here: its other parts may not be made yet."""
+        while op.opcode in ("opt-barrier", "add-dependency"):
+            op = self._body.ops[op.operands[0]]
+        return self._body.ops[op.operands[index]] if op.opcode == "tuple" else None
 
     def _element(self, value: str, index: int, shape: Shape, op: Instruction | None = None) -> str:
         """An element of a kernel's tuple, or what it was brought back as."""
