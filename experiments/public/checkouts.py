@@ -138,7 +138,7 @@ class _StandIn(ModuleType):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.__path__: list[str] = []
+        self.__path__ = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -150,6 +150,9 @@ class _StandIn(ModuleType):
 
     def __or__(self, other: Any) -> Any:
         return self
+
+    def __mro_entries__(self, bases: Any) -> tuple[type, ...]:
+        return ()
 
 
 class _StandInFinder(MetaPathFinder, Loader):
