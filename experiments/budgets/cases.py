@@ -1,4 +1,4 @@
-"""The cases: a training step, the GPU it is planned for, and a budget as a share of its unmodified compiled peak."""
+"""The cases: a training step, the GPU it is planned for, and a budget: a share of the plain step's bytes, or bytes."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ class Case:
 
     Attributes:
       device: name of the GPU (`memplan devices`).
-      percent: the budget, of the unmodified step's compiled peak on that device.
+      budget: percents of what the compiler says that the plain step takes there; or bytes, such as "15GiB".
       required: one of the twelve that the figures in README.md stand on.
     """
 
     program: Program
     device: str
-    percent: int
+    budget: int | str
     required: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.program.name}-{self.device}-{self.percent}"
+        return f"{self.program.name}-{self.device}-{self.budget}"
 
 
 def mlp_step(
@@ -117,6 +117,7 @@ UNET2D = Program(
 )
 RESNET50_64 = _resnet("resnet50_b64", 64)
 RESNET50_32 = _resnet("resnet50_b32", 32)
+RESNET50_1152 = _resnet("resnet50_b1152", 1152)
 RESNET101 = _resnet("resnet101_b16", 16, depth=101)
 DECODER_24 = _decoder("decoder_24_bf16", 8, 1024, dtype=BF16)
 DECODER_8_F32 = _decoder("decoder_8_f32", 8, 512, layers=8, width=512, heads=8, dtype=F32)
@@ -125,20 +126,20 @@ DECODER_SCAN = _decoder("decoder_8_scan", 8, 512, layers=8, width=512, heads=8, 
 MLP_24 = Program("mlp_24", mlp_step, partial(mlp_step, width=64, batch=256))
 
 REQUIRED = tuple(
-    Case(program, device, percent, required=True)
+    Case(program, device, share, required=True)
     for program, device, shares in (
         (UNET3D_144, "v100", (75, 60, 55)),
         (UNET3D_144, "h200", (75, 60, 55)),
         (RESNET50_64, "v100", (75, 50, 30)),
         (DECODER_24, "a100", (75, 50, 35)),
     )
-    for percent in shares
+    for share in shares
 )
 """The cases that README.md quotes."""
 
 OTHERS = tuple(
-    Case(program, device, percent)
-    for program, device, shares in (
+    Case(program, device, budget)
+    for program, device, budgets in (
         (MLP_24, "b200", (70, 50)),
         (MLP_24, "gh200", (40,)),
         (UNET3D_96, "p100", (70, 50)),
@@ -153,9 +154,11 @@ OTHERS = tuple(
         (RESNET50_32, "h100", (70, 40)),
         (RESNET50_32, "p100", (50,)),
         (RESNET101, "rtx4090", (50,)),
+        (RESNET50_64, "v100", ("1250MiB",)),
+        (RESNET50_1152, "v100", ("15GiB",)),
     )
-    for percent in shares
+    for budget in budgets
 )
-"""Other models, dtypes and devices, so that the model is not fitted to the cases above."""
+"""Other models, dtypes and devices, so that the planner is not fitted to the cases above; and what `size` asks."""
 
 CASES = {case.name: case for case in (*REQUIRED, *OTHERS)}
