@@ -11,26 +11,22 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from models.resnet import ResNetConfig
 from models.train import Built, Step, TrainState, decoder_step, make_step, resnet_step, unet2d_step, unet3d_step
 from models.transformer import DecoderConfig
-from models.unet2d import UNet2DConfig
 from models.unet3d import UNet3DConfig
 
 
 @dataclass(frozen=True)
 class Program:
-    """A training step at two sizes.
+    """A training step.
 
     Attributes:
       name: names files.
-      make: the step and its arguments as shapes, as large as it is compiled.
-      reduced: the same architecture, so small that a CPU runs it in seconds; takes `concrete`.
+      make: the step and its arguments as shapes.
     """
 
     name: str
     make: Callable[[], Built]
-    reduced: Callable[..., Built]
 
 
 @dataclass(frozen=True)
@@ -83,38 +79,22 @@ BF16, F32 = jnp.bfloat16, jnp.float32
 
 
 def _unet3d(name: str, size: int, **config: Any) -> Program:
-    small = UNet3DConfig(**{**config, "filters": 8, "levels": 3})
-    return Program(
-        name, partial(unet3d_step, size, config=UNet3DConfig(**config)), partial(unet3d_step, 16, config=small)
-    )
+    return Program(name, partial(unet3d_step, size, config=UNet3DConfig(**config)))
 
 
 def _resnet(name: str, batch: int, depth: int = 50) -> Program:
-    small = ResNetConfig(depth=14 if depth == 50 else 26, filters=8, classes=10)
-    return Program(
-        name, partial(resnet_step, batch=batch, depth=depth), partial(resnet_step, image=64, batch=4, config=small)
-    )
+    return Program(name, partial(resnet_step, batch=batch, depth=depth))
 
 
 def _decoder(name: str, batch: int, tokens: int, **config: Any) -> Program:
-    scan = config.get("scan", False)
-    small = DecoderConfig(layers=3, width=32, heads=4, vocab=128, context=64, scan=scan, dtype=config["dtype"])
-    return Program(
-        name,
-        partial(decoder_step, batch=batch, tokens=tokens, config=DecoderConfig(**config)),
-        partial(decoder_step, batch=4, tokens=64, config=small),
-    )
+    return Program(name, partial(decoder_step, batch=batch, tokens=tokens, config=DecoderConfig(**config)))
 
 
 UNET3D_144 = _unet3d("unet3d_144", 144)
 UNET3D_96 = _unet3d("unet3d_96_f16", 96, filters=16)
 UNET3D_TRANSPOSE = _unet3d("unet3d_96_transpose", 96, filters=16, upsampling="transpose")
 UNET3D_BF16 = _unet3d("unet3d_96_bf16", 96, dtype=BF16)
-UNET2D = Program(
-    "unet2d_256_b8",
-    partial(unet2d_step, 256, batch=8),
-    partial(unet2d_step, 32, batch=2, config=UNet2DConfig(filters=8)),
-)
+UNET2D = Program("unet2d_256_b8", partial(unet2d_step, 256, batch=8))
 RESNET50_64 = _resnet("resnet50_b64", 64)
 RESNET50_32 = _resnet("resnet50_b32", 32)
 RESNET50_1152 = _resnet("resnet50_b1152", 1152)
@@ -123,7 +103,7 @@ DECODER_24 = _decoder("decoder_24_bf16", 8, 1024, dtype=BF16)
 DECODER_8_F32 = _decoder("decoder_8_f32", 8, 512, layers=8, width=512, heads=8, dtype=F32)
 DECODER_8_BF16 = _decoder("decoder_8_bf16", 8, 512, layers=8, width=512, heads=8, dtype=BF16)
 DECODER_SCAN = _decoder("decoder_8_scan", 8, 512, layers=8, width=512, heads=8, dtype=F32, scan=True)
-MLP_24 = Program("mlp_24", mlp_step, partial(mlp_step, width=64, batch=256))
+MLP_24 = Program("mlp_24", mlp_step)
 
 REQUIRED = tuple(
     Case(program, device, share, required=True)

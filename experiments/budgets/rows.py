@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -29,7 +29,7 @@ class Row:
       status: "fits", "untouched" where the step fits as it is, "does not fit", or "failed".
       reason: of the last two.
       plain_bytes: device bytes of the unmodified step, by the compiler; `plain_step_s` by the replay of its schedule.
-      plain_compile_s: of `jax.jit(step).lower(*args).compile()`, by the clock.
+      plain_compile_s, plain_compile_cpu_s: of `jax.jit(step).lower(*args).compile()`, by the clock and of all threads.
       predicted_bytes: device bytes of the plan that was compiled last.
       compiled_bytes, host_bytes: of the same, by the compiler.
       step_s: of the planned step, by the same replay.
@@ -38,7 +38,7 @@ class Row:
       compilations: of the planned step.
       again, offloaded_bytes: kernels that run once more, and bytes that go to the host.
       planning_s: of the last plan alone.
-      ready_s: of everything before the planned step could run, by the clock.
+      ready_s, ready_cpu_s: of everything before the planned step could run, likewise.
       version: of memplan's source and of what compiles, see `version_here`.
       environment: versions and the machine.
     """
@@ -52,6 +52,7 @@ class Row:
     plain_bytes: int | None = None
     plain_step_s: float | None = None
     plain_compile_s: float | None = None
+    plain_compile_cpu_s: float | None = None
     predicted_bytes: int | None = None
     compiled_bytes: int | None = None
     host_bytes: int | None = None
@@ -63,6 +64,7 @@ class Row:
     offloaded_bytes: int | None = None
     planning_s: float | None = None
     ready_s: float | None = None
+    ready_cpu_s: float | None = None
     environment: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -89,6 +91,13 @@ class Row:
         if self.ready_s is None or not self.plain_compile_s:
             return None
         return self.ready_s / self.plain_compile_s
+
+    @property
+    def cpu_cost(self) -> float | None:
+        """The same in seconds of all threads, which a busy machine does not stretch."""
+        if self.ready_cpu_s is None or not self.plain_compile_cpu_s:
+            return None
+        return self.ready_cpu_s / self.plain_compile_cpu_s
 
 
 @dataclass(frozen=True)
@@ -146,32 +155,38 @@ def environment() -> dict[str, str]:
     return {"python": platform.python_version(), **versions_here(), "cpu": f"{os.cpu_count()} cores {model}"}
 
 
-def summary(rows: Iterable[Row], before: dict[str, Row], half: Iterable[str]) -> list[str]:
+def summary(rows: Iterable[Row], before: Mapping[str, Row], half: Iterable[str]) -> list[str]:
     """Is the prediction true, what does a plan cost the step, and what does making it cost: one line each.
 
     Args:
       before: rows of the former version, by name.
       half: names of the rows at half of the plain step's bytes.
     """
-    rows = list(rows)
+    rows, half = list(rows), set(half)
     planned = [row for row in rows if row.status != "untouched"]
     fitting = [row for row in rows if row.fits]
-    half = set(half)
+    first = sum(row.fits and row.compilations == 1 for row in planned)
+    off = _spread((None if row.missed is None else abs(row.missed) for row in planned), "{:.2%}")
+    slower = _spread((row.slower for row in fitting if row.name in half), "{:.1%}")
+    clock, threads = _spread(row.cost for row in rows), _spread(row.cpu_cost for row in rows)
     return [
         f"fits: {len(fitting)} of {len(rows)}{_named(row.name for row in rows if not row.fits)}",
-        f"truth: {_spread([abs(row.missed) for row in planned if row.missed is not None])} off; right at the first "
-        f"compilation: {sum(row.fits and row.compilations == 1 for row in planned)} of {len(planned)}",
-        f"time over plain at 50 %: {_spread([row.slower for row in fitting if row.name in half and row.slower])}",
-        f"cost in plain compilations: {_spread([row.cost for row in rows if row.cost is not None], percent=False)}; "
-        f"compilations: {_spread([row.compilations for row in planned if row.compilations], percent=False)}",
+        f"truth: the prediction is off by {off}; right at the first compilation: {first} of {len(planned)}",
+        f"time over plain at 50 %: {slower}",
+        f"cost in plain compilations: by the clock {clock}; in seconds of all threads {threads}",
+        f"compilations: {_spread(row.compilations for row in planned)}",
         f"slower than before by more than 1 %: {_compared(rows, before)}",
     ]
 
 
-def _compared(rows: Iterable[Row], before: dict[str, Row]) -> str:
-    pairs = [(row, before[row.name]) for row in rows if row.name in before]
-    known = [(row, one) for row, one in pairs if row.fits and row.step_s and one.step_s]
-    worse = [f"{row.name} {row.step_s / one.step_s - 1:+.1%}" for row, one in known if row.step_s > 1.01 * one.step_s]
+def _compared(rows: Iterable[Row], before: Mapping[str, Row]) -> str:
+    """How many rows lose against the former ones, and which."""
+    known = [
+        (row.name, row.step_s / one.step_s - 1)
+        for row in rows
+        if row.fits and row.step_s and (one := before.get(row.name)) and one.step_s
+    ]
+    worse = [f"{name} {more:+.1%}" for name, more in known if more > 0.01]
     return f"{len(worse)} of {len(known)}{_named(worse)}"
 
 
@@ -180,12 +195,11 @@ def _named(names: Iterable[str]) -> str:
     return f" ({told})" if told else ""
 
 
-def _spread(numbers: list[float] | list[int], percent: bool = True) -> str:
-    """Median, 90th percentile and the largest."""
-    if not numbers:
-        return "none measured"
-    ordered = sorted(numbers)
+def _spread(numbers: Iterable[float | None], shown: str = "{:.1f}") -> str:
+    """Median, 90th percentile and the largest of those that are known."""
+    ordered = sorted(number for number in numbers if number is not None)
+    if not ordered:
+        return "not measured"
     nine_tenths = ordered[min(len(ordered) - 1, 9 * len(ordered) // 10)]
-    shown = "{:.2%}" if percent else "{:.1f}"
-    median_, high, worst = (shown.format(one) for one in (median(ordered), nine_tenths, ordered[-1]))
-    return f"median {median_}, 90th percentile {high}, worst {worst}"
+    middle, high, worst = (shown.format(one) for one in (median(ordered), nine_tenths, ordered[-1]))
+    return f"median {middle}, 90th percentile {high}, worst {worst}"

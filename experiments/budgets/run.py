@@ -37,7 +37,7 @@ def measured(case: Case, minutes: float) -> Row:
     except subprocess.TimeoutExpired:
         return failed(case, f"was not ready after {minutes:g} minutes")
     if done.returncode:
-        return failed(case, f"ended with code {done.returncode}: {done.stderr[-_SHOWN:]}")
+        return failed(case, f"ended with code {done.returncode}: {done.stderr[-_SHOWN:]}")  # a bug is a finding, too
     return Row(**json.loads(done.stdout.splitlines()[-1]))
 
 
