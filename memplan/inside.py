@@ -22,8 +22,8 @@ from memplan.xla.module import Module, read_module
 from memplan.xla.traffic import Traffic, traffic
 from memplan.xla.write import write
 
-Agree = Callable[[str, Callable[[], Plan]], Plan]
-"""(fingerprint of the module, makes a plan) -> the plan that all processes follow."""
+Agree = Callable[[str, str, Callable[[], Plan]], Plan]
+"""(fingerprint of the module, key of all else, makes a plan) -> the plan that all processes follow."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Inside:
     topology: Topology | None = None
     planner: Planner = field(default_factory=lambda: planner_named(None))
     follow: Plan | None = None
-    agree: Agree = lambda fingerprint, plan: plan()
+    agree: Agree = lambda fingerprint, key, plan: plan()
     reserve_bytes: int = 0
     reserve_host_bytes: int = 0
     made: Made | None = field(default=None, init=False)
@@ -132,7 +132,7 @@ class Inside:
             self.made = Made(plain, predicted_bytes=plain.device_bytes, bound_s=plain.traffic.step_s)
             return None
         started = time.perf_counter()
-        plan = self.follow or self.agree(plain.module.fingerprint, functools.partial(self._plan, plain, budget))
+        plan = self.follow or self._agreed(plain, budget)
         plan.check(plain.module.fingerprint)
         schedule = plan.schedule(plain.problem)
         packing = pack(plain.problem, schedule)
@@ -154,14 +154,20 @@ class Inside:
         )
         return written
 
-    def _plan(self, plain: Reading, budget: int) -> Plan:
-        """A kept plan, or a new one."""
+    def _agreed(self, plain: Reading, budget: int) -> Plan:
         host = self.limits.host_bytes - self.reserve_host_bytes
-        name = plan_cache.key(plain.module.fingerprint, self.planner.name, budget, host, self.device, self.topology)
+        fingerprint = plain.module.fingerprint
+        name = plan_cache.key(fingerprint, self.planner.name, budget, host, self.device, self.topology)
+        return self.agree(fingerprint, name, functools.partial(self._plan, plain, budget, host, name))
+
+    def _plan(self, plain: Reading, budget: int, host: int, name: str) -> Plan:
+        """A kept plan, or a new one."""
         if (kept := plan_cache.find(name)) is not None:
             return kept
         copy_s = functools.partial(copy_seconds, device=self.device) if host > 0 else None
         found = self.planner.plan(plain.problem, budget - plain.resident_bytes, host, copy_s)
+        if not found.fits:  # the same for every budget, so that the smallest that is told of does work
+            found = self.planner.plan(plain.problem, 0, host, copy_s)
         plan = Plan(named(plain.problem, found.schedule), plain.module.fingerprint, self.planner.name, self.device.name)
         plan_cache.keep(name, plan)
         return plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ import jax
 
 from memplan.errors import InfeasibleBudgetError
 from memplan.inside import Agree, Inside, Limits, Made
+from memplan.parallel.agreement import one_plan, processes_of
 from memplan.planning import devices, planner, spec
 from memplan.planning.budget import Size, parse_bytes, show_bytes
 from memplan.planning.plan import Plan
@@ -138,6 +140,7 @@ def best(
         planner_named(request.planner),
         request.plan,
         notify,
+        agree=_agreeing(program, args, kwargs) if not target.described else _alone,
         compilations=_MOST_COMPILATIONS if request.verify else 1,
     )
     found = compiling.compiled(program)
@@ -150,6 +153,18 @@ def best(
         if found.fits:
             break
     return found
+
+
+def _alone(fingerprint: str, key: str, make: Callable[[], Plan]) -> Plan:
+    return make()
+
+
+def _agreeing(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Agree:
+    """One plan for all processes that run a step together."""
+    options = (program.options.get("in_shardings"), program.options.get("out_shardings"))
+    mesh = [program.spmd.sharding(spec) for spec in program.spmd.inputs[:1]] if program.spmd else []
+    processes = processes_of((args, kwargs, options, mesh))
+    return functools.partial(one_plan, processes, program.step) if len(processes) > 1 else _alone
 
 
 @dataclass(frozen=True)
@@ -167,7 +182,7 @@ class Compiling:
     planner: Planner
     follow: Plan | None = None
     notify: Notify = lambda stage, share: None
-    agree: Agree = lambda fingerprint, plan: plan()
+    agree: Agree = _alone
     compilations: int = _MOST_COMPILATIONS
 
     def compiled(self, program: Program) -> Outcome:
@@ -263,7 +278,7 @@ def floor_of(found: Outcome) -> tuple[int, str]:
 
 
 def _advice(found: Outcome) -> Iterator[str]:
-    yield f"a budget of {show_bytes(found.device_bytes)}"
+    yield f"a budget of {found.device_bytes} bytes"
     resident = found.made.plain.resident_bytes
     if 2 * resident > found.limits.device_bytes:
         if not all(found.program.donated):

@@ -7,6 +7,7 @@ file that is damaged is planned for again. The oldest go when there are too many
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -33,9 +34,19 @@ def folder() -> Path | None:
 
 
 def key(*parts: object) -> str:
-    """A name for what depends on these, and on the versions of memplan and jax."""
-    versions = [importlib.metadata.version(name) for name in ("memplan", "jax", "jaxlib")]
-    return hashlib.sha256(json.dumps([*versions, *map(str, parts)]).encode()).hexdigest()
+    """A name for what depends on these, on the planner as it is installed, and on the version of jax."""
+    versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib")]
+    return hashlib.sha256(json.dumps([_planner(), *versions, *map(str, parts)]).encode()).hexdigest()
+
+
+@functools.cache
+def _planner() -> str:
+    """Digest of the code that plans, and of what it knows of modules."""
+    digest = hashlib.sha256()
+    for room in ("planning", "xla"):
+        for path in sorted((Path(__file__).parent / room).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def find(name: str) -> Plan | None:

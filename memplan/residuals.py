@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from memplan.errors import UnsupportedProgramError
 from memplan.planning.cut import PRICES, cheapest, extra_seconds
 from memplan.planning.devices import Device
 from memplan.planning.loop import Loop, Residuals, stacked_nbytes
@@ -35,10 +36,8 @@ def fewer_residuals(program: Program, device: Device, host_bytes: int, excess_by
 
     Nothing where no loop reads what another stacks, or where that has been decided already.
     """
-    if program.loops:
-        return
     written = program.as_written
-    loops = pairs_of(written)
+    loops = _loops_of(written) if not program.loops else []
     choices = list(_choices(loops, device, host_bytes > 0))
     if not choices:
         return
@@ -49,6 +48,14 @@ def fewer_residuals(program: Program, device: Device, host_bytes: int, excess_by
     for choice in dict.fromkeys(picked):
         if choice.nbytes < now:
             yield with_state_on_host(with_residuals(written, choice.of(device)), program.on_host)
+
+
+def _loops_of(program: Program) -> list[Loop]:
+    """Its pairs of loops; a step that writes into its arguments keeps the loops that it has."""
+    try:
+        return pairs_of(program)
+    except UnsupportedProgramError:
+        return []
 
 
 def _choices(loops: Sequence[Loop], device: Device, moves: bool) -> Iterator[_Choice]:

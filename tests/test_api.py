@@ -16,10 +16,7 @@ import pytest
 import memplan
 from memplan import InfeasibleBudgetError, MemplanError, PlanMismatchError, UnsupportedProgramError, pipeline
 from memplan.errors import BudgetError, UnknownDeviceError, WrongProgramError
-from memplan.program.extract import extract
-from memplan.program.trace import trace
-from memplan.verify.program import Gate, Leaf
-from tests.program.steps import one_op_segments
+from memplan.verify.numbers import Gate, Leaf
 
 LAYERS, WIDTH, BATCH = 4, 8, 256
 
@@ -125,18 +122,18 @@ class TestLikeJit:
 
     def test_keys_are_arguments_like_others(self, runs: list[Any]) -> None:
         def noisy(key: Any, x: jax.Array) -> Any:
-            return jax.random.split(key)[0], x + jax.random.normal(key, x.shape) @ jnp.ones((8, 8))
+            y = x + jax.random.normal(key, x.shape)
+            for _ in range(4):
+                y = jnp.sin(y @ jnp.ones((64, 64)))
+            return jax.random.split(key)[0], y
 
-        def start() -> Any:
-            return jax.random.key(0), jnp.ones((100, 8))
-
-        for plan in (None, one_op_segments(extract(trace(noisy, start(), {}, {"donate_argnums": 0})))):
-            step = memplan.jit(noisy, plan=plan, donate_argnums=0)
-            key, x = start()
-            for _ in range(2):
-                key, y = step(key, x)
-            assert y.shape == x.shape
-        assert len(runs) == 2
+        step, plain = memplan.jit(noisy, donate_argnums=0), jax.jit(noisy)
+        key, x = jax.random.key(0), jnp.ones((100, 64))
+        again = jax.random.key(0)
+        for _ in range(2):
+            (key, y), (again, z) = step(key, x), plain(again, x)
+            close(z, y)
+        assert len(runs) == 1
 
     def test_donated_arguments_are_consumed(self, tight: int) -> None:
         step = memplan.jit(train, budget=tight, donate_argnums=0)
@@ -171,9 +168,9 @@ class TestLikeJit:
         with pytest.raises(TypeError):
             step(*arguments(), nonsense=1)
         compiled = step.plan(*SHAPES).compile()
-        with pytest.raises(TypeError, match="structure"):
+        with pytest.raises(TypeError):
             compiled(arguments()[0][0], arguments()[1])
-        with pytest.raises(TypeError, match="planned for x"):
+        with pytest.raises(TypeError):
             compiled(*arguments(batch=3))
         close(jax.jit(train)(*arguments()), step(*arguments()))
 
@@ -206,10 +203,12 @@ class TestStages:
         assert report.floor_bytes <= report.compiled_peak_bytes <= tight
         assert report.predicted_peak_bytes > 0
         assert report.observed_peak_bytes is None
-        assert report.recomputed_flops > 0 or report.offloaded_bytes > 0 or report.decisions
-        assert report.planner
-        assert report.decisions
-        assert all("test_api.py:" in decision.source for decision in report.decisions)
+        assert report.predicted_peak_bytes == report.compiled_peak_bytes
+        assert report.attempts == 1
+        assert report.planner == "kernels"
+        assert report.recomputations_found
+        sources = [decision.source for decision in report.decisions]
+        assert sources and all("test_api.py:" in source for source in sources if source)
         assert {choice.decision for choice in report.decisions} <= {"keep", "offload", "recompute"}
 
     def test_a_budget_at_the_baseline_leaves_the_step_alone(self, baseline: int) -> None:
@@ -218,8 +217,7 @@ class TestStages:
             assert planned.plan is None
             assert planned.report.planner == "none"
             assert planned.report.compiled_peak_bytes == baseline
-            assert str(planned.jaxpr) == str(jax.jit(train).trace(*SHAPES).jaxpr)
-            assert planned.jaxpr is planned._result.program.traced.jaxpr
+            assert planned.report.status == "untouched"
 
     def test_one_byte_less_does_not(self, baseline: int) -> None:
         planned = memplan.jit(train, budget=baseline - 1).plan(*SHAPES)
@@ -291,11 +289,11 @@ class TestPlanningOnce:
         step = memplan.jit(train, budget=tight)
         with pytest.raises(InfeasibleBudgetError):
             step(*arguments(batch=4 * BATCH))
-        assert not step._known
+        assert not step._planned
         close(jax.jit(train)(*arguments()), step(*arguments()))
         with pytest.raises(InfeasibleBudgetError):
             step(*arguments(batch=4 * BATCH))
-        assert len(step._known) == 1
+        assert len(step._planned) == 1
 
 
 class TestRequests:
@@ -312,7 +310,7 @@ class TestRequests:
     def test_unknown_names_are_refused_at_once(self) -> None:
         with pytest.raises(UnknownDeviceError, match="v100"):
             memplan.jit(train, device="v9000")
-        with pytest.raises(MemplanError, match="greedy"):
+        with pytest.raises(MemplanError, match="kernels"):
             memplan.jit(train, planner="clairvoyant")
         with pytest.raises(MemplanError, match="numbers"):
             memplan.jit(train, verify="twice")
@@ -345,7 +343,7 @@ class TestRequests:
 
 
 class TestInsideOthers:
-    def test_inside_jit_the_planned_equations_are_inlined(self, tight: int) -> None:
+    def test_inside_jit_it_is_inlined_with_a_warning(self, tight: int) -> None:
         step = memplan.jit(train, budget=tight)
 
         def outer(weights: Any, x: jax.Array) -> Any:
@@ -356,9 +354,11 @@ class TestInsideOthers:
             new, told = train(weights, x + 1)
             return new, told["loss"] * 2
 
-        close(jax.jit(plain)(*arguments()), jax.jit(outer)(*arguments()))
-        assert "optimization_barrier" in str(jax.make_jaxpr(outer)(*arguments()))
+        with pytest.warns(UserWarning, match="Decorate the outermost step"):
+            found = jax.jit(outer)(*arguments())
+        close(jax.jit(plain)(*arguments()), found)
 
+    @pytest.mark.filterwarnings("ignore:a step planned by memplan.jit was called inside another")
     def test_inside_scan(self, tight: int) -> None:
         step = memplan.jit(train, budget=tight)
 
@@ -368,11 +368,13 @@ class TestInsideOthers:
         close(epoch(train, *arguments()), epoch(step, *arguments()))
         close(epoch(train, *arguments()), jax.jit(lambda w, x: epoch(step, w, x))(*arguments()))
 
+    @pytest.mark.filterwarnings("ignore:a step planned by memplan.jit was called inside another")
     def test_inside_another_planned_step(self, tight: int) -> None:
         inner = memplan.jit(train, budget=tight)
         outer = memplan.jit(lambda w, x: inner(w, x), budget="50%")
         close(jax.jit(train)(*arguments()), outer(*arguments()))
 
+    @pytest.mark.filterwarnings("ignore:a step planned by memplan.jit was called inside another")
     def test_shapes_can_be_asked_for(self, tight: int) -> None:
         assert jax.eval_shape(memplan.jit(train, budget=tight), *arguments())[1]["loss"].shape == ()
 
@@ -386,20 +388,17 @@ class TestInsideOthers:
         with pytest.raises(UnsupportedProgramError, match="vmap"):
             around(jax.vmap(step, in_axes=(None, 0)))(weights, jnp.stack([x, x]))
 
-    def test_a_gradient_of_what_it_was_inlined_into_is_refused_too(self) -> None:
+    @pytest.mark.filterwarnings("ignore:a step planned by memplan.jit was called inside another")
+    def test_what_it_was_inlined_into_keeps_its_rules(self) -> None:
         @jax.custom_jvp
         def special(x: jax.Array) -> jax.Array:
             return jnp.sin(jnp.cos(x @ x)).sum()
 
         special.defjvp(lambda primals, tangents: (special(*primals), 7.0 * tangents[0].sum()))
-        x = jnp.ones((16, 16))
-        untouched = memplan.jit(special)
-        np.testing.assert_allclose(jax.grad(jax.jit(lambda x: untouched(x)))(x), 7.0)  # jax's own rules
-        planned = memplan.jit(special, plan=one_op_segments(extract(trace(special, (x,), {}, {}))))
-        np.testing.assert_allclose(jax.jit(lambda x: planned(x))(x), special(x), rtol=1e-5)
-        with pytest.raises(UnsupportedProgramError, match="grad"):
-            jax.grad(jax.jit(lambda x: planned(x)))(x)
+        planned = memplan.jit(special)
+        np.testing.assert_allclose(jax.grad(jax.jit(lambda x: planned(x)))(jnp.ones((16, 16))), 7.0)
 
+    @pytest.mark.filterwarnings("ignore:a step planned by memplan.jit was called inside another")
     def test_concrete_values_inside_a_transform_are_no_transform(self, tight: int) -> None:
         step = memplan.jit(train, budget=tight)
         weights, x = arguments()
@@ -408,7 +407,6 @@ class TestInsideOthers:
 
 
 class TestVerify:
-    @pytest.mark.slow
     def test_numbers_pass_on_arrays(self, tight: int) -> None:
         step = memplan.jit(train, budget=tight, verify="numbers", donate_argnums=0)
         weights, x = arguments()
@@ -426,36 +424,30 @@ class TestVerify:
         step = memplan.jit(train, budget=tight, verify="numbers")
         with pytest.raises(WrongProgramError, match="other numbers"):
             step(*arguments())
-        assert not step._known
+        assert not step._planned
 
-    def test_none_believes_the_planner(self, tight: int) -> None:
+    def test_none_takes_what_the_first_compilation_gives(self, tight: int) -> None:
         planned = memplan.jit(train, budget=tight, verify=None).plan(*SHAPES)
-        assert planned.report.compiled_peak_bytes is None
-        assert planned.report.status == "predicted to fit"
-        assert planned.report.predicted_peak_bytes <= tight
+        assert planned.report.attempts == 1
         close(jax.jit(train)(*arguments()), planned.compile()(*arguments()))
+        least = memplan.jit(train, budget=1, verify=None).plan(*SHAPES)
+        assert 1 < least.report.compiled_peak_bytes < tight
 
 
 class TestReferences:
-    def test_a_step_that_fits_may_write_into_its_arguments(self) -> None:
-        buffer = jax.new_ref(jnp.zeros(3))
+    @pytest.mark.parametrize("share", [None, 0.6])
+    def test_a_step_may_write_into_its_arguments(self, share: float | None) -> None:
+        def step(ref: Any, weights: Any, x: jax.Array) -> Any:
+            ref[...] += 1
+            return train(weights, x), ref[0] * 2
 
-        @memplan.jit
-        def step(ref: Any, x: jax.Array) -> jax.Array:
-            ref[...] += x
-            return ref[...] * 2
-
-        np.testing.assert_allclose(step(buffer, jnp.ones(3)), 2)
-        np.testing.assert_allclose(step(buffer, jnp.ones(3)), 4)
-
-    def test_one_that_does_not_fit_may_not(self) -> None:
-        @memplan.jit(budget=10)
-        def step(ref: Any, x: jax.Array) -> jax.Array:
-            ref[...] += x
-            return ref[...] * 2
-
-        with pytest.raises(UnsupportedProgramError, match=r"ref.*new_ref"):
-            step(jax.new_ref(jnp.zeros(3)), jnp.ones(3))
+        buffers = [jax.new_ref(jnp.zeros(3)) for _ in range(2)]
+        whole = memplan.jit(step).plan(buffers[0], *SHAPES).report.baseline_peak_bytes
+        assert whole is not None
+        planned = memplan.jit(step, budget=None if share is None else int(share * whole))
+        for _ in range(2):
+            close(jax.jit(step)(buffers[0], *arguments()), planned(buffers[1], *arguments()))
+        np.testing.assert_array_equal(buffers[1][...], 2)
 
 
 def test_public_names() -> None:

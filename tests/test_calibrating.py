@@ -17,10 +17,10 @@ from memplan import api, calibrating, cli, pipeline
 from memplan.errors import UnknownDeviceError
 from memplan.planning import devices, spec
 from memplan.planning.spec import Conditions, Measurement, Spec, Timing
-from memplan.program import local
-from memplan.xla.local import local_device
 from memplan.program.measure import Patience, tasks
 from memplan.report.calibration import Calibration
+from memplan.xla import local
+from memplan.xla.local import local_device
 
 QUICK = tuple(task for task in tasks() if task.name in (spec.MATRIX.format("float32"), spec.ELEMENTWISE, spec.LATENCY))
 ONCE = Patience(runs=1, enough_s=0.0, most_nbytes=0)

@@ -36,35 +36,69 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "memplan.report": ("memplan.report", "memplan.files"),
     "memplan.planning": ("memplan.planning", "memplan.files", "memplan.errors"),
     "memplan.program": ("memplan.program", "memplan.errors", *TYPES),
-    "memplan.program.hlo": ("memplan.xla.frames", "memplan.xla.module"),
-    "memplan.program.clock": ("memplan.program.hlo", "memplan.xla.traffic"),
     "memplan.xla": (
         "memplan.xla",
         "memplan.planning.collectives",  # collectives in seconds
         "memplan.planning.cost",  # kernels in seconds
-        "memplan.planning.devices",
-        "memplan.planning.overheads",
         "memplan.planning.problem",
-        "memplan.planning.topology",
+        "memplan.planning.schedule",
+        "memplan.program.arguments",
         "memplan.program.compat",
+        "memplan.program.spmd",
         "memplan.errors",
+        *TYPES,
     ),
     "memplan.verify.same_module": ("memplan.xla.module", "memplan.errors"),  # nothing of what plans and writes
     "memplan.verify": (
         "memplan.verify",
         "memplan.errors",
         "memplan.program.compat",
-        "memplan.program.hlo",
-        "memplan.xla.network",
-        "memplan.xla.target",
         "memplan.program.trace",
-        *TYPES,
+        "memplan.xla.network",
     ),
-    "memplan.guided": ("memplan.program", "memplan.xla.traffic", *TYPES),
+    "memplan.plan_cache": ("memplan.planning.plan", "memplan.files", "memplan.errors"),
+    "memplan.inside": ("memplan.plan_cache", "memplan.planning", "memplan.verify.same_module", "memplan.xla"),
+    "memplan.residuals": ("memplan.planning", "memplan.program", "memplan.errors"),
+    "memplan.pipeline": (
+        "memplan.inside",
+        "memplan.parallel.agreement",  # one plan for all processes
+        "memplan.residuals",
+        "memplan.planning",
+        "memplan.program",
+        "memplan.verify",
+        "memplan.xla",
+        "memplan.errors",
+    ),
+    "memplan.timelines": ("memplan.inside", "memplan.planning", "memplan.report", "memplan.xla"),
+    "memplan.summary": ("memplan.pipeline", "memplan.timelines", "memplan.planning", "memplan.report", "memplan.xla"),
+    "memplan.running": ("memplan.pipeline", "memplan.program", "memplan.verify", "memplan.errors"),
+    "memplan.baselines": ("memplan.inside", "memplan.program", "memplan.xla"),
+    "memplan.comparing": (
+        "memplan.baselines",
+        "memplan.inside",
+        "memplan.pipeline",
+        "memplan.summary",
+        "memplan.planning.budget",
+        "memplan.report",
+    ),
+    "memplan.curving": (
+        "memplan.baselines",
+        "memplan.pipeline",
+        "memplan.summary",
+        "memplan.planning.planner",
+        "memplan.report",
+        "memplan.errors",
+    ),
+    "memplan.sizing": (
+        "memplan.pipeline",
+        "memplan.summary",
+        "memplan.planning",
+        "memplan.report",
+        "memplan.errors",
+    ),
     "memplan.scaling": (
         "memplan.parallel",
         "memplan.pipeline",
-        "memplan.refining",
         "memplan.summary",
         "memplan.planning.budget",
         "memplan.xla.traffic",
@@ -72,130 +106,26 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "memplan.errors",
         *TYPES,
     ),
-    "memplan.parallel": ("memplan.parallel", "memplan.program", "memplan.planning", "memplan.errors"),
-    "memplan.candidates": (
-        "memplan.program.executor",
-        "memplan.xla.target",
-        "memplan.program.trace",
-        "memplan.xla.traffic",
-        "memplan.verify.effect",
-        *TYPES,
-    ),
-    "memplan.summary": (
-        "memplan.candidates",
-        "memplan.timelines",
-        "memplan.planning",
-        "memplan.program",
-        "memplan.verify",
-        "memplan.report",
-        "memplan.errors",
-    ),
-    "memplan.timelines": (
-        "memplan.candidates",
-        "memplan.planning",
-        "memplan.program",
-        "memplan.xla.traffic",
-        "memplan.report",
-    ),
-    "memplan.compiling": (
-        "memplan.candidates",
-        "memplan.guided",
-        "memplan.planning",
-        "memplan.program",
-        "memplan.xla.traffic",
-        "memplan.verify",
-    ),
-    "memplan.refining": (
-        "memplan.candidates",
-        "memplan.compiling",
-        "memplan.planning",
-        "memplan.program",
-        "memplan.verify",
-    ),
-    "memplan.search": (
-        "memplan.candidates",
-        "memplan.compiling",
-        "memplan.looping",
-        "memplan.refining",
-        "memplan.planning",
-        "memplan.program",
-        "memplan.errors",
-    ),
-    "memplan.looping": ("memplan.planning", "memplan.program"),
-    "memplan.pipeline": (
-        "memplan.candidates",
-        "memplan.compiling",
-        "memplan.refining",
-        "memplan.search",
-        "memplan.summary",
-        "memplan.planning",
-        "memplan.program",
-        "memplan.report",
-        "memplan.errors",
-    ),
-    "memplan.ways": ("memplan.candidates", "memplan.compiling", "memplan.program", *TYPES),
-    "memplan.comparing": (
-        "memplan.candidates",
-        "memplan.pipeline",
-        "memplan.refining",
-        "memplan.summary",
-        "memplan.ways",
-        "memplan.planning.budget",
-        "memplan.report",
-        "memplan.errors",
-        *TYPES,
-    ),
-    "memplan.curving": (
-        "memplan.candidates",
-        "memplan.pipeline",
-        "memplan.refining",
-        "memplan.search",
-        "memplan.summary",
-        "memplan.ways",
-        "memplan.planning",
-        "memplan.program",
-        "memplan.report",
-        "memplan.errors",
-        *TYPES,
-    ),
-    "memplan.sizing": (
-        "memplan.candidates",
-        "memplan.compiling",
-        "memplan.pipeline",
-        "memplan.refining",
-        "memplan.search",
-        "memplan.summary",
-        "memplan.planning",
-        "memplan.program",
-        "memplan.report",
-        "memplan.errors",
-        *TYPES,
-    ),
-    "memplan.running": (
-        "memplan.pipeline",
-        "memplan.planning",
-        "memplan.program",
-        "memplan.verify",
-        "memplan.errors",
-    ),
+    "memplan.parallel": ("memplan.parallel", "memplan.program", "memplan.planning", "memplan.xla", "memplan.errors"),
     "memplan.api": (
         "memplan.comparing",
         "memplan.curving",
         "memplan.pipeline",
         "memplan.running",
         "memplan.sizing",
+        "memplan.summary",
         "memplan.report",
         "memplan.errors",
         "memplan.planning.budget",
+        "memplan.planning.registry",
         "memplan.program.arguments",
         "memplan.program.compat",  # is another trace under way, and which
         "memplan.program.host_state",
         "memplan.xla.local",
-        "memplan.program.trace",  # how jax.jit reads its arguments
         *TYPES,
     ),
     "memplan.factory": ("memplan.errors",),
-    "memplan.calibrating": ("memplan.program", "memplan.report", "memplan.errors", *TYPES),
+    "memplan.calibrating": ("memplan.program", "memplan.report", "memplan.xla", "memplan.errors", *TYPES),
     "memplan.cli": (
         "memplan.cli",
         "memplan.api",
@@ -216,15 +146,9 @@ JAX = ("jax", "jaxlib", "flax", "optax")
 INTERNALS = ("jax._src", "jax.extend")
 DOOR = "memplan.program.compat"
 PLANNERS = "memplan.planning.planners"
-# What decides, replays or carries out a plan; whoever judges it stands apart from all of these, at any distance.
-JUDGED = (
-    PLANNERS,
-    "memplan.planning.simulate",
-    "memplan.planning.unfold",
-    "memplan.planning.order",
-    "memplan.program.rewrite",
-    "memplan.program.fence",
-)
+# What decides or carries out a plan; whoever judges it stands apart from all of these, at any distance.
+DECIDES = (PLANNERS, "memplan.planning.planner", "memplan.planning.evict", "memplan.planning.repair")
+JUDGED = (*DECIDES, "memplan.planning.packing", "memplan.xla.write", "memplan.xla.buffers", "memplan.xla.sharing")
 
 # Optional extras, which may be imported where they are used.
 OPTIONAL_EXTRAS: tuple[str, ...] = ("matplotlib", "orbax", "perfetto")
@@ -353,9 +277,9 @@ def independent_judge(plan: FloorPlan) -> list[str]:
     return [way for module, way in plan.reach("memplan.verify").items() if within(module, *JUDGED)]
 
 
-def obedient_rewrite(plan: FloorPlan) -> list[str]:
-    """Rewrite obeys a plan and never chooses: no planner in reach."""
-    return [way for module, way in plan.reach("memplan.program.rewrite").items() if within(module, PLANNERS)]
+def obedient_writer(plan: FloorPlan) -> list[str]:
+    """The writer obeys a plan and never chooses: nothing that does is in reach."""
+    return [way for module, way in plan.reach("memplan.xla.write").items() if within(module, *DECIDES)]
 
 
 def planners_apart(plan: FloorPlan) -> list[str]:
@@ -430,7 +354,7 @@ LAWS: tuple[Law, ...] = (
     one_door,
     rooms,
     independent_judge,
-    obedient_rewrite,
+    obedient_writer,
     planners_apart,
     closed_house,
     imports_by_name,
@@ -454,27 +378,27 @@ BREACHES: list[tuple[Law, House, str]] = [
         {"memplan.program.extract": "from memplan.planning import cost", "memplan.planning.cost": ""},
         "planning.cost",
     ),
-    (rooms, {"memplan.program.rewrite": "from memplan.planning.planners.greedy import plan"}, "planners.greedy"),
+    (rooms, {"memplan.xla.write": "from memplan.planning.planners.greedy import plan"}, "planners.greedy"),
     (rooms, {"memplan.pipeline": "from memplan import api", "memplan.api": ""}, "memplan.api"),
     (rooms, {"memplan.api": "import memplan"}, "imports memplan, which"),
     (
         independent_judge,
-        {"memplan.verify.plan": "from memplan.planning import simulate", "memplan.planning.simulate": ""},
+        {"memplan.verify.same_module": "from memplan.planning import packing", "memplan.planning.packing": ""},
         "->",
     ),
     (
         independent_judge,
         {
-            "memplan.verify.plan": "from memplan.planning.graph import Graph",
-            "memplan.planning.graph": "from .simulate import Timeline",
-            "memplan.planning.simulate": "",
+            "memplan.verify.same_module": "from memplan.planning.graph import Graph",
+            "memplan.planning.graph": "from .packing import Packing",
+            "memplan.planning.packing": "",
         },
-        "memplan.verify.plan -> memplan.planning.graph -> memplan.planning.simulate",
+        "memplan.verify.same_module -> memplan.planning.graph -> memplan.planning.packing",
     ),
     (
-        obedient_rewrite,
+        obedient_writer,
         {
-            "memplan.program.rewrite": "from memplan.planning.plan import Plan",
+            "memplan.xla.write": "from memplan.planning.plan import Plan",
             "memplan.planning.plan": "from memplan.planning.planners import greedy",
             "memplan.planning.planners.greedy": "",
         },
@@ -503,13 +427,13 @@ LAWFUL: House = {
     "memplan.api": "from memplan import pipeline\nfrom memplan.report.model import Report",
     "memplan.cli": "import memplan\nfrom memplan import api, factory",
     "memplan.factory": "import importlib\nimportlib.import_module('experiments.demo')",
-    "memplan.pipeline": f"from memplan.program import rewrite\nfrom {PLANNERS}.registry import named",
+    "memplan.pipeline": f"from memplan.xla import write\nfrom {PLANNERS}.registry import named",
     "memplan.planning.devices": "import json",
     f"{PLANNERS}.greedy": "from .protocol import Planner",
     f"{PLANNERS}.protocol": "import numpy as np",
     f"{PLANNERS}.registry": "from . import greedy, protocol",
     "memplan.program.compat": "import jax\nfrom jax._src import core\nimport jax.extend.core",
-    "memplan.program.rewrite": "import jax\nfrom memplan.program import compat",
+    "memplan.xla.write": "import jax\nfrom memplan.program import compat",
     "memplan.report.model": "import rich",
     "memplan.verify.program": "import jax\nfrom memplan.program import compat",
     "models.unet": "import jax\nimport flax.linen as nn",

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import json
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -18,12 +19,15 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
+from memplan.errors import MemplanError
 from memplan.parallel.runtime import cluster
 from memplan.parallel.runtime.ledger import APART, PROGRAM, ROWS, VALUES, Said, said
+from memplan.planning.plan import Plan
 from memplan.program import compat
 
 COMPARED = 4  # of the same kind of values, the first few: training begins with them, and hashing takes a second per GB
 PRIVATE = re.compile(r"0x[0-9a-f]+|id=\d+|/[^\s:]+(?=:\d+)")  # of one process: addresses, paths
+PLAN_S = 900.0  # the first process plans while the others wait
 UNORDERED = re.compile(r"\{('[^{}]*')\}")  # sets of names come in another order in each process
 
 Step = Callable[..., Any]
@@ -69,6 +73,54 @@ def same_step(mesh: Mesh | AbstractMesh, step: Step, program: compat.ClosedJaxpr
     cluster.given.program(said(PROGRAM, f"{_name(step)}/{key}", repr(_name(step)), lines, among))
 
 
+def one_plan(processes: tuple[int, ...], step: Step, fingerprint: str, key: str, make: Callable[[], Plan]) -> Plan:
+    """The plan of the first of these processes: the others wait for it, and follow it.
+
+    Args:
+      fingerprint: of this process's module; who has another is named.
+      key: of all that the plan depends on.
+      make: makes it.
+
+    Raises:
+      MemplanError: the first process could not make one, or did not within `PLAN_S`.
+    """
+    if len(processes) < 2 or jax.process_index() not in processes:
+        return make()
+    if among := _met(processes):
+        module = f"module {fingerprint}"
+        cluster.given.program(said(PROGRAM, f"{_name(step)}/module", repr(_name(step)), [module], among))
+    client, place = compat.coordination_client(), f"memplan/plan/{key}/{fingerprint}"
+    if jax.process_index() == processes[0]:
+        try:
+            plan = make()
+        except Exception as error:
+            client.key_value_set(place, json.dumps({"error": str(error)}), allow_overwrite=True)
+            raise
+        client.key_value_set(place, plan.to_json(), allow_overwrite=True)
+        return plan
+    try:
+        told = client.blocking_key_value_get(place, int(1000 * PLAN_S))
+    except jax.errors.JaxRuntimeError as error:
+        raise MemplanError(
+            f"process {processes[0]} told no plan for {_name(step)!r} within {PLAN_S:.0f} s: it stopped, or compiles "
+            "another step. All processes must run the same script, versions and options."
+        ) from error
+    if "error" in (found := json.loads(told)):
+        raise MemplanError(f"process {processes[0]} could not plan {_name(step)!r}: {found['error']}")
+    return Plan.from_json(told)
+
+
+def processes_of(tree: Any) -> tuple[int, ...]:
+    """Of the devices over which arrays, shapes and shardings in this tree lie."""
+    shardings = (getattr(leaf, "sharding", leaf) for leaf in jax.tree.leaves(tree))
+    devices = (one.device_set for one in shardings if isinstance(one, jax.sharding.NamedSharding) and _is_real(one))
+    return tuple(sorted({device.process_index for one in devices for device in one}))
+
+
+def _is_real(sharding: jax.sharding.NamedSharding) -> bool:
+    return isinstance(sharding.mesh, Mesh)
+
+
 def _name(step: Step) -> str:
     return getattr(step, "__name__", type(step).__name__)
 
@@ -82,7 +134,11 @@ def _argument(step: Step, position: int) -> str:
 
 def _among(mesh: Mesh | AbstractMesh) -> tuple[int, ...]:
     """The processes of a mesh; none where there is nobody to compare with."""
-    found = _processes(mesh) if jax.process_count() > 1 else ()  # one process may describe devices of many
+    return _met(_processes(mesh) if jax.process_count() > 1 else ())  # one process may describe devices of many
+
+
+def _met(found: tuple[int, ...]) -> tuple[int, ...]:
+    """These processes, if they can be compared."""
     if len(found) < 2 or jax.process_index() not in found:
         return ()
     if not cluster.is_watched() and len(found) < jax.process_count():

@@ -10,18 +10,19 @@ limit does not need is taken back at the end, dearest first.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from memplan.planning.ledger import Ledger
+from memplan.planning.ledger import Copy, Ledger
+from memplan.planning.links import Offers
 from memplan.planning.stages import Pair, Stages
 from memplan.planning.tape import tape_of_stages
 
 LEAST_SHARE = 5e-4  # values smaller than this share of the limit stay where they are
-_CHAIN = 10  # operations that are made again for one value
-_LONG_CHAIN = 40  # likewise, where shorter ones do not help
+_SHIFT = 12  # slots that a repetition may run earlier
+_EFFORTS = ((10, 0), (40, 0), (10, 8))  # operations made again for one value, slots that they may do so early
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,28 @@ class Chain:
         return self.gain / self.seconds
 
 
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """A copy, bytes times slots above the limit that it removes, and its price."""
+
+    copy: Copy
+    gain: float
+    seconds: float
+
+    @property
+    def worth(self) -> float:
+        return self.gain / self.seconds
+
+
 @dataclass
 class Eviction:
-    """Repetitions on a ledger until it keeps a limit.
+    """Repetitions and copies on a ledger until it keeps a limit.
 
     Attributes:
       banned: values and slots that are not tried.
       taste: by value, what its worth is multiplied by; all alike where empty.
+      offers: copies that could be made; None where nothing is offloaded.
+      idle_price: of a second of a link that nobody waits for, in seconds.
       looks: how many chains were looked at: the effort, whatever the machine.
     """
 
@@ -52,24 +68,47 @@ class Eviction:
     limit: int
     banned: set[tuple[int, int]] = field(default_factory=set)
     taste: Sequence[float] = ()
+    offers: Offers | None = None
+    idle_price: float = 0.1
     looks: int = 0
 
     def __post_init__(self) -> None:
         self.tape = self.ledger.tape
         self.least = max(1, int(LEAST_SHARE * self.limit))
+        self.early = 0
         self.tick = 1e-7 * (sum(self.tape.slot_seconds) or 1.0)  # nothing is for nothing
 
     def run(self) -> bool:
         """Make chains until the limit is kept; False where none helps any more."""
-        longest = _CHAIN
+        effort = 0
         while self.excess():
-            if self._sweep(longest):
-                longest = _CHAIN
-            elif longest == _CHAIN:
-                longest = _LONG_CHAIN
-            else:
+            longest, self.early = _EFFORTS[effort]
+            effort = 0 if self._sweep(longest) or (effort and self._shift()) else effort + 1
+            if effort == len(_EFFORTS):
                 return False
         return True
+
+    def _shift(self) -> bool:
+        """Let repetitions before crowded slots run earlier, where that removes bytes."""
+        ledger, done = self.ledger, False
+        for slot in np.flatnonzero(ledger.load > self.limit).tolist():
+            for op in tuple(ledger.again[slot]):
+                left = self.excess()
+                ledger.remove(op, slot)
+                for earlier in range(slot - 1, max(-1, slot - 1 - _SHIFT), -1):
+                    if earlier <= self.tape.home[self.tape.writes[op][0]] or not self.tape.may(op, earlier):
+                        continue
+                    if op in ledger.again[earlier]:
+                        continue
+                    self.looks += 1
+                    ledger.add(op, earlier)
+                    if self.excess() < left:
+                        done = True
+                        break
+                    ledger.remove(op, earlier)
+                else:
+                    ledger.add(op, slot)
+        return done
 
     def excess(self) -> float:
         """Bytes times slots above the limit."""
@@ -84,65 +123,121 @@ class Eviction:
             self._offer(value, crowded)
         heapq.heapify(self.heap)
         taken, left = False, self.excess()
-        looked: dict[tuple[int, int], Chain | None] = {}
+        looked: dict[tuple[int, int], Chain | Moving] = {}
         while self.heap and left:
             _, value, slot = heapq.heappop(self.heap)
-            chain = self.chain(value, slot, longest)
-            if chain is None:
+            found = self._look(value, slot, longest)
+            if found is None:
                 continue
-            worth = chain.worth * (self.taste[value] if self.taste else 1.0)
-            if self.heap and -worth > self.heap[0][0] and looked.get((value, slot)) != chain:
-                looked[value, slot] = chain
+            worth = found.worth * (self.taste[value] if self.taste else 1.0)
+            if self.heap and -worth > self.heap[0][0] and looked.get((value, slot)) != found:
+                looked[value, slot] = found
                 heapq.heappush(self.heap, (-worth, value, slot))
                 continue
-            touched = self.take(chain)
+            fresh = self._take(found)
             now = self.excess()
             if now >= left:
-                self.give_back(chain, touched)
+                self._give_back(found, fresh)
                 self.banned.add((value, slot))
                 continue
             left, taken = now, True
             over = np.maximum(self.ledger.load - self.limit, 0)
             crowded = np.concatenate([[0], np.cumsum(over > 0)]).tolist()
-            for op in chain.operations:
-                for one in (*self.tape.writes[op], *self.tape.reads[op]):
-                    self._offer(one, crowded, push=True)
+            for one in self._touched(found):
+                self._offer(one, crowded, push=True)
         return taken
 
     def _offer(self, value: int, crowded: list[int], push: bool = False) -> None:
         """Gaps of a value that touch crowded slots, and what ending them could be worth at most."""
-        nbytes, maker = self.tape.nbytes[value], self.tape.maker[value]
-        seconds = self.tape.seconds[maker] if maker >= 0 else None
-        if nbytes < self.least or seconds is None:
+        nbytes = self.tape.nbytes[value]
+        price = self._price(value)
+        if nbytes < self.least or price is None:
             return
         for slot in self.ledger.needs[value]:
             before = self.ledger.before(value, slot)
-            hot = crowded[slot] - crowded[min(before + 1, slot)]
-            if hot and self.tape.may(maker, slot) and (value, slot) not in self.banned:
-                worth = hot * nbytes / (seconds + self.tick) * (self.taste[value] if self.taste else 1.0)
-                entry = (-worth, value, slot)
-                if push:
-                    heapq.heappush(self.heap, entry)
-                else:
-                    self.heap.append(entry)
+            for at in range(max(before + 1, slot - self.early), slot + 1):
+                hot = crowded[at] - crowded[min(before + 1, at)]
+                if (hot or self.early) and crowded[slot] > crowded[before + 1] and (value, at) not in self.banned:
+                    worth = max(hot, 1) * nbytes / price * (self.taste[value] if self.taste else 1.0)
+                    entry = (-worth, value, at)
+                    if push:
+                        heapq.heappush(self.heap, entry)
+                    else:
+                        self.heap.append(entry)
 
-    def take(self, chain: Chain) -> tuple[int, ...]:
-        """Make the operations run again; those that did not before."""
-        fresh = tuple(op for op in chain.operations if op not in self.ledger.again[chain.slot])
-        for op in fresh:
-            self.ledger.add(op, chain.slot)
+    def _price(self, value: int) -> float | None:
+        """What it takes at least to bring a value back, None where that is not possible."""
+        maker = self.tape.maker[value]
+        prices = [] if maker < 0 or self.tape.seconds[maker] is None else [self.tape.seconds[maker] or 0.0]
+        if self.offers is not None and self.offers.may(value):
+            prices.append(self.idle_price * self.offers.busy_s(value))
+        return min(prices) + self.tick if prices else None
+
+    def _look(self, value: int, slot: int, longest: int) -> Chain | Moving | None:
+        """The best way to end a gap."""
+        self.looks += 1
+        ways: list[Chain | Moving] = []
+        chain = self.chain(value, slot, longest)
+        if chain is not None:
+            ways.append(chain)
+        ways += self._movings(value, slot)
+        return max(ways, key=lambda way: way.worth, default=None)
+
+    def _movings(self, value: int, slot: int) -> Iterator[Moving]:
+        if self.offers is None or slot not in self.ledger.needs[value]:
+            return
+        nbytes, load = self.tape.nbytes[value], self.ledger.load - self.limit
+        before = self.ledger.before(value, slot)
+        hot = np.flatnonzero(load[before + 1 : slot] > 0) + before + 1
+        if not len(hot):
+            return
+        for offer in self.offers.of(value, slot, (int(hot[0]), int(hot[-1]))):
+            gain = float(np.clip(load[offer.copy.gone + 1 : offer.copy.back + 1], 0, nbytes).sum())
+            if gain > 0:
+                yield Moving(offer.copy, gain, offer.wait_s + self.idle_price * offer.busy_s + self.tick)
+
+    def _take(self, found: Chain | Moving) -> tuple[int, ...]:
+        """Carry it out; the operations that did not run there before."""
+        fresh: tuple[int, ...] = ()
+        if isinstance(found, Moving):
+            self.ledger.move(found.copy)
+        else:
+            fresh = tuple(op for op in found.operations if op not in self.ledger.again[found.slot])
+            for op in fresh:
+                self.ledger.add(op, found.slot)
+        self._refresh()
         return fresh
 
-    def give_back(self, chain: Chain, fresh: Iterable[int]) -> None:
-        for op in reversed(tuple(fresh)):
-            self.ledger.remove(op, chain.slot)
+    def _give_back(self, found: Chain | Moving, fresh: tuple[int, ...]) -> None:
+        if isinstance(found, Moving):
+            self.ledger.unmove(found.copy)
+        else:
+            for op in reversed(fresh):
+                self.ledger.remove(op, found.slot)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        if self.offers is not None:
+            self.offers.refresh()
+
+    def _touched(self, found: Chain | Moving) -> Iterator[int]:
+        """Values whose gaps are others now."""
+        if isinstance(found, Moving):
+            yield found.copy.value
+        else:
+            for op in found.operations:
+                yield from (*self.tape.writes[op], *self.tape.reads[op])
 
     def chain(self, value: int, slot: int, longest: int) -> Chain | None:
         """The best way to make a value again before a slot, None where none removes anything."""
         ledger, tape = self.ledger, self.tape
-        self.looks += 1
         start = tape.maker[value]
-        if slot not in ledger.needs[value] or start in ledger.again[slot] or ledger.served(value, slot)[0] == 2 * slot:
+        if (
+            start < 0
+            or slot not in ledger.needs[value]
+            or start in ledger.again[slot]
+            or ledger.served(value, slot)[0] == 2 * slot
+        ):
             return None
         if not tape.may(start, slot):
             return None
@@ -248,17 +343,34 @@ class Eviction:
 
 
 def take_back(ledger: Ledger, limit: int) -> None:
-    """Take back every repetition that the limit does not need, dearest first, then what nobody uses."""
+    """Take back whatever the limit does not need, dearest repetitions first, then copies, then what nobody uses."""
     limit = max(limit, ledger.peak_nbytes)
     dear = sorted(ledger.pairs(), key=lambda pair: (-(ledger.tape.seconds[pair[0]] or 0.0), pair))
     for op, slot in dear:
         ledger.remove(op, slot)
         if ledger.peak_nbytes > limit:
             ledger.add(op, slot)
+    for key in sorted(ledger.copies):
+        if key in ledger.copies:
+            gone = drop(ledger, ledger.copies[key])
+            if ledger.peak_nbytes > limit:
+                for copy in gone:
+                    ledger.move(copy)
     for op, slot in reversed(ledger.pairs()):
-        served = (ledger.served(value, slot) for value in ledger.tape.writes[op])
-        if all(last < 0 for _, last in served):
-            ledger.remove(op, slot)
+        if all(ledger.served(value, slot) == (2 * slot, slot) for value in ledger.tape.writes[op]):
+            used = any(slot in ledger.needs[value] for value in ledger.tape.writes[op])
+            if not used:
+                ledger.remove(op, slot)
+
+
+def drop(ledger: Ledger, copy: Copy) -> list[Copy]:
+    """Take a copy back, and those that come from the same bytes on the host."""
+    gone = [copy]
+    if copy.out is not None:
+        gone += [one for one in ledger.copies.values() if one.value == copy.value and one.out is None]
+    for one in gone:
+        ledger.unmove(one)
+    return gone
 
 
 def evict(stages: Stages, start: Iterable[Pair] = ()) -> frozenset[Pair]:

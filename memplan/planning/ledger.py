@@ -43,6 +43,7 @@ class Ledger:
       needs: of each value, the slots that need it, ascending.
       load: of each slot, its bytes at the most.
       through: of each slot, bytes that are there all the time.
+      slot_seconds: of each slot, its prelude included.
       extra: of each slot, bytes that were seen to be there and that the values do not account for.
     """
 
@@ -65,6 +66,7 @@ class Ledger:
         self.through = np.cumsum(change)[:-1]
         self._beside = np.zeros(tape.count, np.int64)  # above `through`, at the most
         self.extra = np.zeros(tape.count, np.int64)
+        self.slot_seconds = np.array(tape.slot_seconds)
         for slot in range(tape.count):
             self._settle(slot)
 
@@ -156,6 +158,7 @@ class Ledger:
             before = self._lift(value, dirty)
             self._need(value, slot, sign)
             self._drop(value, before, dirty)
+        self.slot_seconds[slot] += sign * (tape.seconds[op] or 0.0)
         if sign > 0:
             insort(self.again[slot], op)
         else:

@@ -34,7 +34,7 @@ class Packing:
       nbytes: of temporaries on the device, as XLA lays them out.
       live_nbytes: of those that are there at once, at the most.
       reused_nbytes: of buffers that lie in donated arguments or outputs.
-      host_nbytes: of offloaded values, each in an allocation of its own.
+      host_nbytes: of offloaded values, as XLA lays them out.
     """
 
     nbytes: int
@@ -133,7 +133,7 @@ class _Layout:
         self._versions: list[_Version] = []
         self._served: list[list[int]] = []  # of every action: the versions that it reads
         self._written: list[list[int]] = []
-        self._host_nbytes = 0
+        self._on_host: list[_Version] = []
         self._run_through()
         self._groups: dict[int, list[int]] = defaultdict(list)  # versions that are one by necessity
         for number, version in enumerate(self._versions):
@@ -150,7 +150,7 @@ class _Layout:
             if buffer.maker is None:
                 current[number] = len(self._versions)
                 self._versions.append(_Version(number, -1, -1))
-        leaving, coming = dict[int, int](), dict[int, int]()
+        leaving, coming, away = dict[int, int](), dict[int, int](), dict[int, _Version]()
         for time, action in enumerate(self._schedule):
             reads, writes = list[int](), list[int]()
             number = action.number
@@ -161,7 +161,8 @@ class _Layout:
                 current.update(zip(kernel.writes, writes, strict=True))
             elif action.kind is Kind.OFFLOAD:
                 reads = [leaving.setdefault(number, current[number])]
-                self._host_nbytes += problem.buffers[number].nbytes
+                away[number] = _Version(number, time, time)
+                self._on_host.append(away[number])
             elif action.kind is Kind.OFFLOADED:
                 reads = [leaving.pop(number)]
             elif action.kind is Kind.PREFETCH:
@@ -169,6 +170,8 @@ class _Layout:
             else:
                 current[number] = coming.pop(number)
                 reads = [current[number]]
+            if action.kind is not Kind.RUN:
+                away[number].end = time
             for version in reads:
                 self._versions[version].end, self._versions[version].read = time, True
             self._served.append(reads)
@@ -216,10 +219,33 @@ class _Layout:
     def packing(self) -> Packing:
         reused, left = self._reused()
         groups = self._shared(left)
+        tables, host = self._tables_nbytes(), self._smaller_heap(self._host_groups())
+        return Packing(self._smaller_heap(groups) + tables, groups.live_nbytes() + tables, reused, host)
+
+    def _smaller_heap(self, groups: _Groups) -> int:
         by_size = self._heap(groups, lambda g: (-groups.nbytes[g], groups.own_span(g), g))
         by_span = self._heap(groups, lambda g: (-groups.span(g), -groups.nbytes[g], g))
-        tables = self._problem.tables_nbytes
-        return Packing(min(by_size, by_span) + tables, groups.live_nbytes() + tables, reused, self._host_nbytes)
+        return min(by_size, by_span)
+
+    def _host_groups(self) -> _Groups:
+        """On the host: each memory space has a heap of its own (`AssignBuffersWithSequentialOrdering`)."""
+        versions = dict(enumerate(self._on_host))
+        begun = {number: one.start for number, one in versions.items()}
+        ended = {number: one.end for number, one in versions.items()}
+        nbytes = {number: self._problem.buffers[one.buffer].nbytes for number, one in versions.items()}
+        return _Groups.made({number: number for number in versions}, begun, ended, nbytes, set())
+
+    def _tables_nbytes(self) -> int:
+        """Those of the module, of what runs again and has several results, and of copies; each aligned by itself."""
+        ran, found = set[int](), self._problem.tables_nbytes
+        for time, action in enumerate(self._schedule):
+            if action.kind in (Kind.OFFLOAD, Kind.PREFETCH):
+                found += ALIGNMENT
+            elif action.kind is Kind.RUN:
+                results = [self._versions[number].made for number in self._written[time]].count(True)
+                found += ALIGNMENT * (action.number in ran and results > 1)
+                ran.add(action.number)
+        return found
 
     def live_nbytes(self) -> np.ndarray:
         change = np.zeros(len(self._schedule) + 2, np.int64)

@@ -7,12 +7,21 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from memplan.planning.evict import Eviction, take_back
-from memplan.planning.ledger import Ledger
+import numpy as np
+
+from memplan.planning.evict import Eviction, drop, take_back
+from memplan.planning.ledger import Copy, Ledger
+from memplan.planning.links import Offers
 
 _STRETCHES = (0.02, 0.05, 0.1)  # of the slots
+_NEAR = 12  # slots
 _SHARE = 0.12  # of all repetitions, drawn at large
+_WITH_COPIES = 0.8  # of the repairs
+_IDLE_PRICES = (0.005, 0.03, 0.1, 0.3)  # of a second of a link that nobody waits for, in seconds
 _TASTES = (0.0, 0.2, 0.5, 1.0)  # standard deviations of the logarithm
+
+
+Item = tuple[int, int] | Copy
 
 
 @dataclass
@@ -21,42 +30,103 @@ class Repair:
 
     Attributes:
       accept: is a plan that is faster one to go on from?
+      offers: copies that could be made; None where nothing is offloaded.
     """
 
     ledger: Ledger
     limit: int
     accept: Callable[[Ledger], bool]
+    offers: Offers | None = None
     seed: int = 0
 
+    def cost(self) -> tuple[float, float]:
+        """Bytes times slots above the limit, then seconds."""
+        excess = float(np.maximum(self.ledger.load - self.limit, 0).sum())
+        if self.offers is None:
+            return excess, float(self.ledger.slot_seconds.sum())
+        self.offers.refresh()
+        return excess, self.offers.links.seconds
+
     def run(self, looks: int) -> int:
-        """Search until so many chains were looked at; how often something faster was found."""
+        """Search until so many chains were looked at; how often something better was found."""
         draw, ledger, gained = random.Random(self.seed), self.ledger, 0
-        best, least = ledger.pairs(), ledger.seconds
+        best, least = self._items(), self.cost()
         while looks > 0 and best:
-            taken = self._part(best, draw)
-            for op, slot in taken:
-                ledger.remove(op, slot)
-            noise = draw.choice(_TASTES)
-            taste = [math.exp(draw.gauss(0, noise)) for _ in ledger.tape.nbytes] if noise else []
-            eviction = Eviction(ledger, self.limit, taste=taste)
-            done = eviction.run()
-            looks -= eviction.looks + 20
-            if done:
+            for item in self._part(best, draw):
+                self._drop(item)
+            looks -= self._evict(draw) + 20
+            if self.cost()[0] <= 0:
                 take_back(ledger, self.limit)
-            if done and ledger.seconds < least * (1 - 1e-9) and self.accept(ledger):
-                best, least, gained = ledger.pairs(), ledger.seconds, gained + 1
+            cost = self.cost()
+            if cost < (least[0], least[1] * (1 - 1e-9)) and (cost[0] or self.accept(ledger)):
+                best, least, gained = self._items(), cost, gained + 1
             else:
-                ledger.become(best, ledger.copies.values())
+                ledger.become(
+                    (item for item in best if not isinstance(item, Copy)),
+                    (item for item in best if isinstance(item, Copy)),
+                )
         return gained
 
-    def _part(self, pairs: list[tuple[int, int]], draw: random.Random) -> list[tuple[int, int]]:
-        """Repetitions to take back: of a stretch of slots, some of the dearest, or any."""
+    def settle(self, looks: int) -> bool:
+        """Search until the limit is kept, or so many chains were looked at."""
+        draw, ledger = random.Random(self.seed), self.ledger
+        best, least = self._items(), self.cost()
+        while looks > 0 and least[0]:
+            for item in self._crowding(draw):
+                self._drop(item)
+            looks -= self._evict(draw) + 20
+            cost = self.cost()
+            if cost <= least:
+                best, least = self._items(), cost
+            else:
+                ledger.become(
+                    (item for item in best if not isinstance(item, Copy)),
+                    (item for item in best if isinstance(item, Copy)),
+                )
+        return not least[0]
+
+    def _evict(self, draw: random.Random) -> int:
+        """Repair; the effort that it took."""
+        noise = draw.choice(_TASTES)
+        taste = [math.exp(draw.gauss(0, noise)) for _ in self.ledger.tape.nbytes] if noise else []
+        offers = self.offers if draw.random() < _WITH_COPIES else None
+        if offers is not None:
+            offers.refresh()
+        eviction = Eviction(self.ledger, self.limit, taste=taste, offers=offers, idle_price=draw.choice(_IDLE_PRICES))
+        eviction.run()
+        return eviction.looks
+
+    def _crowding(self, draw: random.Random) -> list[Item]:
+        """What is near a slot above the limit, some of it."""
+        slot = draw.choice(np.flatnonzero(self.ledger.load > self.limit).tolist())
+        near = [item for item in self._items() if abs(_slot(item) - slot) <= _NEAR]
+        return [item for item in near if draw.random() < (0.7 if _slot(item) == slot else 0.3)]
+
+    def _items(self) -> list[Item]:
+        return [*self.ledger.pairs(), *self.ledger.copies.values()]
+
+    def _drop(self, item: Item) -> None:
+        if not isinstance(item, Copy):
+            self.ledger.remove(*item)
+        elif (item.value, item.use) in self.ledger.copies:
+            drop(self.ledger, item)
+
+    def _part(self, items: list[Item], draw: random.Random) -> list[Item]:
+        """What to take back: of a stretch of slots, some of the dearest, or any."""
         way = draw.random()
         if way < 0.5:
-            centre, width = draw.choice(pairs)[1], draw.choice(_STRETCHES) * self.ledger.tape.count
-            return [pair for pair in pairs if abs(pair[1] - centre) <= width]
+            centre, width = _slot(draw.choice(items)), draw.choice(_STRETCHES) * self.ledger.tape.count
+            return [item for item in items if abs(_slot(item) - centre) <= width]
         if way < 0.8:
-            seconds = self.ledger.tape.seconds
-            dear = sorted(pairs, key=lambda pair: -(seconds[pair[0]] or 0.0) * draw.random())
+            dear = sorted(items, key=lambda item: -self._seconds(item) * draw.random())
             return dear[: draw.randint(1, max(1, len(dear) // 8))]
-        return [pair for pair in pairs if draw.random() < _SHARE] or [draw.choice(pairs)]
+        return [item for item in items if draw.random() < _SHARE] or [draw.choice(items)]
+
+    def _seconds(self, item: Item) -> float:
+        if isinstance(item, Copy):
+            return 0.0 if self.offers is None else self.offers.busy_s(item.value)
+        return self.ledger.tape.seconds[item[0]] or 0.0
+
+
+def _slot(item: Item) -> int:
+    return item.use if isinstance(item, Copy) else item[1]

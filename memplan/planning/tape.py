@@ -66,13 +66,12 @@ class Tape:
     @cached_property
     def least_nbytes(self) -> np.ndarray:
         """Of each slot, what its own work takes: no plan goes below it."""
-        return np.array(
-            [
-                rest + sum(self.nbytes[value] for value in {*reads, *writes})
-                for rest, reads, writes in zip(self.slot_nbytes, self.slot_reads, self.slot_writes, strict=True)
-            ],
-            np.int64,
-        )
+        found = []
+        for slot, rest in enumerate(self.slot_nbytes):
+            there = {*self.slot_reads[slot], *self.slot_writes[slot]}
+            shared = sum(self.nbytes[value] for value, _ in self.slot_over[slot])
+            found.append(rest + sum(self.nbytes[value] for value in there) - shared)
+        return np.array(found, np.int64)
 
     def may(self, operation: int, slot: int) -> bool:
         """May an operation run again before a slot?"""
@@ -140,6 +139,7 @@ class _Taping:
         ]
         self._values = tuple(values)
         self._value = {buffer: value for value, buffer in enumerate(values)}
+        self._read = problem.outputs.union(*(kernel.reads for kernel in problem.kernels))
         self._first: dict[int, int] = {}  # of each loop: its first slot
         for slot, number in enumerate(order):
             for loop in problem.around(number):
@@ -181,12 +181,22 @@ class _Taping:
     def _over(self, number: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
         kernel = self._problem.kernels[number]
         found = []
-        for buffer, sources in kernel.over.items():
+        for buffer in kernel.writes:
             nbytes = self._problem.buffers[buffer].nbytes
+            sources = [source for source in kernel.over.get(buffer, ()) if not self._alone(source)]
+            sources += [source for source in kernel.over_alone.get(buffer, ()) if self._alone(source)]
             fitting = [source for source in sources if self._problem.buffers[source].nbytes == nbytes]
             if buffer in self._value and (known := self._known(fitting)):
                 found.append((self._value[buffer], known))
         return tuple(found)
+
+    def _alone(self, buffer: int) -> bool:
+        """Is it the only result of a kernel with several that anybody reads?"""
+        maker = self._problem.buffers[buffer].maker
+        if maker is None or not self._problem.kernels[maker].sheds:
+            return False
+        writes = self._problem.kernels[maker].writes
+        return len(writes) > 1 and len(self._read.intersection(writes)) == 1
 
     def _slot_reads(self) -> tuple[tuple[int, ...], ...]:
         """What a loop reads from outside is there from its first slot to its last."""

@@ -17,7 +17,7 @@ _EPSILONS = {name: float(jax.numpy.finfo(name).eps) for name in ("bfloat16", "fl
 
 @dataclass(frozen=True)
 class Leaf:
-    """One output: relative errors, against the unmodified step, of the recompiled and the planned one; what is allowed."""
+    """One output: errors of the recompiled and the planned step relative to the unmodified one; what is allowed."""
 
     recompilation: float
     planned: float

@@ -228,16 +228,17 @@ class _Reading:
             self._kernels[first] = replace(self._kernels[first], name=op.name, seconds=seconds, repeatable=False)
         else:
             self._kernel(op, operands, (), within)
-            self._put_within(first, within, once=True)
+            self._put_within(first, within, fixed=True)
         return result
 
-    def _put_within(self, first: int, around: int | None, once: bool = False) -> None:
-        """The last kernel holds those from the first on; `once`: what it calls stays as it is."""
+    def _put_within(self, first: int, around: int | None, fixed: bool = False) -> None:
+        """The last kernel holds those from the first on."""
         last = len(self._kernels) - 1
         for number in range(first, last):
             inner = self._kernels[number]
             holder = last if inner.within == around else inner.within
-            self._kernels[number] = replace(inner, within=holder, repeatable=inner.repeatable and not once)
+            repeatable = inner.repeatable and not fixed
+            self._kernels[number] = replace(inner, within=holder, repeatable=repeatable, fixed=inner.fixed or fixed)
 
     def _loop(self, op: Instruction, state: Tree, within: int | None) -> Tree:
         """Body and condition stand in front of the loop itself, as in XLA's flattened schedule."""
@@ -288,7 +289,7 @@ class _Reading:
         for end in ends:
             for made, given in zip(leaves_of(result), leaves_of(end), strict=True):
                 self._unite(given, made)
-        self._put_within(first, within, once=True)
+        self._put_within(first, within, fixed=True)
         return result
 
     def _phi(self, op: Instruction, like: Tree, prefix: str) -> Tree:

@@ -26,6 +26,7 @@ from memplan.program.spmd import Spmd
 from memplan.xla.described_gpu import target_config
 from memplan.xla.hook import Rewrite, asking
 from memplan.xla.kernel_cache import kept_kernels
+from memplan.xla.module import UnreadableModuleError
 
 HIDES_LATENCY = {
     "xla_gpu_enable_latency_hiding_scheduler": True,  # XLA:GPU's own default from Hopper on
@@ -152,9 +153,15 @@ class Target:
         name = f"memplan_{next(_numbers)}_{re.sub(r'[^a-zA-Z0-9_]', '_', compat.module_name_of(lowered))}"
         with asking(name, rewrite, self.platform) as asked, compat.without_compilation_cache():
             found = self._compiled(compat.renamed(lowered, name), {**self._limits(), **flags})
-        asked.check()
+        version = importlib.metadata.version("jaxlib")
+        try:
+            asked.check()
+        except UnreadableModuleError as error:
+            raise MemplanError(
+                f"memplan does not understand the schedule that XLA of jaxlib {version} made of the step: {error} It "
+                "works with jax 0.11.2 to 0.12."
+            ) from error
         if not asked.called:
-            version = importlib.metadata.version("jaxlib")
             raise MemplanError(
                 f"XLA of jaxlib {version} compiled the step for {self.device.name} and did not hand its schedule over. "
                 "memplan works with jax 0.11.2 to 0.12; on a GPU its plugin must be of the same release."

@@ -53,7 +53,7 @@ def write(module: Module, problem: Problem, schedule: Schedule) -> str:
       problem: the module's, by `problem_of`.
 
     Raises:
-      ValueError: a copy of what has no buffer of its own, or one outside of the loop that makes it.
+      ValueError: a copy of what a loop carries or a fixed kernel makes, or one outside of the loop that makes it.
     """
     return _Writing(module, problem).text(schedule)
 
@@ -103,7 +103,7 @@ class _Writing:
         buffer = self._problem.buffers[action.number]
         leaf = _LEAF.fullmatch(buffer.name)
         if leaf is None or leaf["name"] not in self._home:
-            raise ValueError(f"{buffer.name} has no buffer of its own that could be copied")
+            raise ValueError(f"{buffer.name} is carried by a loop, or made where nothing is planned")
         if within != (None if buffer.maker is None else self._problem.kernels[buffer.maker].within):
             raise ValueError(f"{buffer.name} is copied outside of the loop that makes it")
         body = self.module[self._home[leaf["name"]]]

@@ -115,16 +115,35 @@ def test_what_is_on_the_host_is_not_on_the_device() -> None:
     there = live_nbytes(one, copies(*AWAY)).tolist()
     assert there == [4096, 4096, 4104, 4104, 8 + 6144, 6144 + 4096, 6144 + 8 + 4096, 8 + 4096, 8 + 4096 + 8]
     found = pack(one, copies(*AWAY))
-    assert (found.live_nbytes, found.host_nbytes) == (6144 + 8 + 4096, 4096)
+    assert (found.live_nbytes, found.host_nbytes) == (6144 + 8 + 4096 + 2 * ALIGNMENT, 4096)
     late = ("run 0", "offload 0", "run 1", "offloaded 0", "run 2", "run 3", "prefetch 0", "prefetched 0", "run 4")
-    assert pack(one, copies(*late)).live_nbytes == 6144 + 8
+    assert pack(one, copies(*late)).live_nbytes == 6144 + 8 + 2 * ALIGNMENT
+
+
+def test_the_host_has_a_heap_of_its_own() -> None:
+    one = problem([[], [0], [1, 0], [2], [3, 2]], [4 * KIB, 8, 2 * KIB, 8, 8])
+    first = ("run 0", "offload 0", "offloaded 0", "run 1", "prefetch 0", "prefetched 0", "run 2")
+    later = ("offload 2", "offloaded 2", "run 3", "prefetch 2", "prefetched 2", "run 4")
+    both = pack(one, copies(*first, *later))
+    assert both.host_nbytes == 4 * KIB
+    at_once = pack(one, copies(*first[:-2], *first[-1:], *later[:2], "prefetched 0", *later[2:]))
+    assert at_once.host_nbytes == 6 * KIB
+
+
+def test_every_table_of_a_tuple_stands_alone() -> None:
+    buffers = [Buffer(f"pair{{{i}}}", KIB, Role.TEMPORARY, 0, i) for i in range(2)]
+    buffers += [Buffer(f"last{i}", 8, Role.OUTPUT, i + 1, i + 2) for i in range(2)]
+    kernels = (Kernel("pair", (), (0, 1)), Kernel("last0", (0, 1), (2,)), Kernel("last1", (0, 1), (3,)))
+    one = Problem(tuple(buffers), kernels, frozenset({2, 3}), frozenset(), tables_nbytes=ALIGNMENT)
+    assert pack(one).nbytes == 2 * KIB + ALIGNMENT
+    assert pack(one, copies("run 0", "run 1", "run 0", "run 2")).nbytes == 2 * KIB + 2 * ALIGNMENT
 
 
 def test_nothing_is_written_over_what_came_from_the_host() -> None:
     one = problem([[], [0], [0, 1]], [KIB, 8, KIB], over={2: (0,)})
     assert pack(one).live_nbytes == KIB + 8
     back = copies("run 0", "offload 0", "offloaded 0", "run 1", "prefetch 0", "prefetched 0", "run 2")
-    assert pack(one, back).live_nbytes == 2 * KIB + 8
+    assert pack(one, back).live_nbytes == 2 * KIB + 8 + 2 * ALIGNMENT
 
 
 def test_a_value_may_come_back_more_than_once() -> None:

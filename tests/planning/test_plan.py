@@ -13,13 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memplan.errors import MemplanError, PlanMismatchError
-from memplan.planning.plan import FENCE, FORMAT, Action, Kind, Plan, segments
-from memplan.planning.unfold import keep_everything
-from tests.planning.graphs import chain, layout_of
+from memplan.planning.loop import Residuals
+from memplan.planning.plan import FORMAT, Plan, named
+from memplan.planning.problem import Buffer, Kernel, Problem, Role
+from memplan.planning.schedule import Action, Kind
 
-ACTIONS = st.builds(Action, st.sampled_from(sorted(Kind)), st.integers(-1, 10**6))
-PLANS = st.builds(Plan, st.lists(ACTIONS, max_size=8).map(tuple), st.text(), st.text(), st.text())
-SMALL = Plan((Action(Kind.COMPUTE, 3), FENCE, Action(Kind.OFFLOAD, 12)), "f00d", "greedy", "v100")
+ACTIONS = st.tuples(st.sampled_from(list(Kind)), st.text())
+NUMBERS = st.lists(st.integers(0, 10**6), max_size=3).map(tuple)
+LOOPS = st.lists(st.none() | st.builds(Residuals, NUMBERS, NUMBERS), max_size=3).map(tuple)
+PLANS = st.builds(Plan, st.lists(ACTIONS, max_size=8).map(tuple), st.text(), st.text(), st.text(), LOOPS, NUMBERS)
+SMALL = Plan(((Kind.RUN, "fusion.3"), (Kind.OFFLOAD, "fusion.3{1}")), "f00d", "kernels", "v100")
 
 
 @given(PLANS)
@@ -28,7 +31,6 @@ def test_what_is_loaded_is_what_was_saved(tmp_path_factory: pytest.TempPathFacto
     plan.save(path)
     assert Plan.load(path) == plan
     assert Plan.load(str(path)) == plan
-    assert all(isinstance(action.kind, Kind) for action in Plan.load(path).actions)
 
 
 def test_every_truncation_is_refused(tmp_path: Path) -> None:
@@ -65,16 +67,16 @@ def test_garbage_is_refused(tmp_path: Path, content: bytes) -> None:
     [
         {"format": FORMAT + 1},
         {"format": None},
-        {"length": 2},
+        {"length": 3},
         {"actions": None},
-        {"actions": [["compute"]] * 3},
-        {"actions": [["explode", 1]] * 3},
-        {"actions": [["compute", "1"]] * 3},
-        {"actions": [["compute", 1.5]] * 3},
-        {"actions": [["compute", float("inf")]] * 3},
-        {"actions": [["compute", None]] * 3},
-        {"actions": [["compute", 1, 2]] * 3},
+        {"actions": [["run"]] * 2},
+        {"actions": [["explode", "a"]] * 2},
+        {"actions": [["run", "a", 2]] * 2},
         {"actions": "abc"},
+        {"loops": [{"kept": [1.5], "moved": []}]},
+        {"loops": [{"kept": [1]}]},
+        {"on_host": ["1"]},
+        {"on_host": None},
     ],
     ids=str,
 )
@@ -89,12 +91,22 @@ def test_no_file_is_the_callers_mistake(tmp_path: Path) -> None:
 
 
 def test_another_program_is_refused() -> None:
-    graph = chain(2)
-    plan = keep_everything(layout_of(graph), "v100")
-    plan.check(graph)
-    with pytest.raises(PlanMismatchError, match=r"made for program a program, this step is another") as caught:
-        plan.check(replace(graph, fingerprint="another"))
+    SMALL.check("f00d")
+    with pytest.raises(PlanMismatchError, match=r"made for program f00d, this step is another") as caught:
+        SMALL.check("another")
     assert isinstance(caught.value, MemplanError)
+
+
+def test_names_stand_for_numbers() -> None:
+    buffers = tuple(Buffer(name, 8, Role.TEMPORARY, number, number) for number, name in enumerate(("a", "b{1}")))
+    problem = Problem(buffers, (Kernel("a", (), (0,)), Kernel("b", (0,), (1,))), frozenset({1}), frozenset())
+    kinds = (Kind.RUN, Kind.OFFLOAD, Kind.OFFLOADED, Kind.PREFETCH, Kind.PREFETCHED, Kind.RUN)
+    schedule = tuple(Action(kind, number) for kind, number in zip(kinds, (0, 0, 0, 0, 0, 1), strict=True))
+    plan = replace(SMALL, actions=named(problem, (*schedule, Action(Kind.OFFLOAD, 1))))
+    assert plan.actions[-1] == (Kind.OFFLOAD, "b{1}")
+    assert plan.schedule(problem)[:-1] == schedule
+    with pytest.raises(PlanMismatchError, match=r"fusion\.3.*Plan again"):
+        SMALL.schedule(problem)
 
 
 @pytest.mark.parametrize(("where", "what"), [(Path, "replace"), (Path, "write_bytes"), (json, "dumps")])
@@ -116,12 +128,3 @@ def test_a_failed_write_keeps_the_old_file(
             replace(SMALL, planner="other").save(path)
     assert Plan.load(path) == SMALL
     assert os.listdir(tmp_path) == ["plan.json"], "the temporary file is gone"
-
-
-def test_segments_are_what_fences_divide() -> None:
-    a, b = Action(Kind.COMPUTE, 0), Action(Kind.FREE, 1)
-    assert list(segments([])) == []
-    assert list(segments([a, b])) == [(a, b)]
-    assert list(segments([a, FENCE, b])) == [(a,), (b,)]
-    assert list(segments([FENCE, FENCE, b])) == [(), (), (b,)]
-    assert list(Plan((a, FENCE), "", "").segments()) == [(a,)]

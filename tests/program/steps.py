@@ -11,9 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from memplan.planning.graph import Graph
-from memplan.planning.plan import FENCE, Action, Kind, Plan
-
 X = np.arange(6, dtype=np.float32).reshape(2, 3) / 4
 
 
@@ -148,18 +145,3 @@ def cases() -> dict[str, Case]:
 
 
 CASES = cases()
-
-
-def one_op_segments(graph: Graph) -> Plan:
-    """Every operation a segment of its own, everything kept."""
-    actions = [action for op in range(len(graph.ops)) for action in (Action(Kind.COMPUTE, op), FENCE)]
-    return Plan(tuple(actions), graph.fingerprint, "by hand", "cpu")
-
-
-def by_hand(graph: Graph, *steps: str) -> Plan:
-    """A plan written as words: `compute 3`, `offload 5`, `|` for a fence, and so on."""
-    actions = []
-    for step in steps:
-        kind, _, target = step.partition(" ")
-        actions.append(FENCE if kind == "|" else Action(Kind(kind), int(target)))
-    return Plan(tuple(actions), graph.fingerprint, "by hand", "cpu")

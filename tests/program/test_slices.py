@@ -13,14 +13,11 @@ import pytest
 
 import memplan
 from memplan.pipeline import target_of
-from memplan.planning.straight import straight
 from memplan.program import compat
-from memplan.program.extract import extract
 from memplan.program.host_state import large_leaves, with_state_on_host
-from memplan.program.rewrite import rewrite
 from memplan.program.slices import Slices, pairs
 from memplan.program.trace import Program, as_step, trace
-from tests.program.test_targets import needs_compiler
+from tests.xla.test_target import needs_compiler
 
 LAYERS, WIDTH = 4, 512
 OPTIMIZER = optax.adamw(1e-3)
@@ -76,7 +73,7 @@ def slices_of(known: Program) -> Slices:
 @pytest.mark.slow
 def test_stacks_that_scans_slice_and_their_moments_are_found() -> None:
     found = slices_of(program(step_of(), start(), *batch()))
-    assert len(found.held) == 9 and len(found.stacks) == 6  # not the table and its moments
+    assert len(found.on_host) == 9 and len(found.stacks) == 6  # not the table and its moments
     (update,) = found.fused.values()
     assert not found.updates
     assert update.trips == LAYERS and set(update.host) == found.stacks and len(update.made) == 6
@@ -120,10 +117,7 @@ def test_outputs_take_donated_inputs_of_their_type_first_come() -> None:
 @pytest.mark.slow
 def test_training_layer_by_layer_is_training(optimizer: optax.GradientTransformation, reverse: bool) -> None:
     step, state = step_of(optimizer, reverse), start(optimizer)
-    nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-    planned = memplan.jit(step, budget=2 * nbytes, host_state=0, donate_argnums=0, verify="numbers").plan(
-        state, *batch()
-    )
+    planned = memplan.jit(step, host_state=0, donate_argnums=0, verify="numbers").plan(state, *batch())
     compiled, plain = planned.compile(), jax.jit(step)
     here, there = state, planned.place(jax.tree.map(jnp.copy, state))
     for _ in range(10):
@@ -142,11 +136,9 @@ def test_a_described_gpu_never_holds_a_stack() -> None:
     held = large_leaves(known, (0,))
     nbytes = sum(compat.nbytes_of(known.jaxpr.jaxpr.invars[one].aval) for one in held)
     moved = with_state_on_host(known, held)
-    graph = extract(moved)
-    plan = straight(graph, "v100")
-    step = as_step(moved, rewrite(moved, graph, plan))
+    step = as_step(moved, moved.jaxpr)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, *batch()))
-    compiled = target_of("v100").compile(step, shapes, {}, moved.options, held=moved.held)
+    compiled = target_of("v100").compile(step, shapes, {}, moved.options, on_host=moved.on_host)
     assert compiled.memory.host_bytes == nbytes  # updated in place
     stacks = sum(compat.nbytes_of(var.aval) for var in slices_of(known).stacks)
     assert compiled.memory.device_bytes < stacks  # two stacks of gradients, the table, slices

@@ -11,8 +11,8 @@ import pytest
 
 from memplan.errors import UnsupportedProgramError
 from memplan.program import compat
-from memplan.program.extract import extract
-from memplan.program.trace import Program, as_step, dynamic_part, static_part, trace
+from memplan.program.arguments import dynamic_part, static_part
+from memplan.program.trace import Program, as_step, trace
 from tests.program.steps import CASES, Case, X
 
 CALLS = {"jit", "pjit", "custom_jvp_call", "custom_vjp_call", "closed_call", "remat2", "checkpoint", "core_call"}
@@ -61,7 +61,7 @@ def test_inputs_stay_and_calls_go(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ("checkpoint", "loop gradient")])
 def test_every_operation_has_a_line(name: str) -> None:
-    sources = [op.source for op in extract(traced(CASES[name])).ops]
+    sources = [compat.source_of(eqn) for eqn in traced(CASES[name]).jaxpr.jaxpr.eqns]
     assert all("tests/program/steps.py:" in source for source in sources)
 
 
@@ -69,7 +69,7 @@ def test_a_gradient_taken_outside_has_the_lines_inside() -> None:
     def step(x: jax.Array) -> Any:
         return jax.value_and_grad(lambda x: jnp.where(x > 0, jax.nn.gelu(x), jnp.linalg.norm(x)).sum())(x)
 
-    sources = [op.source for op in extract(trace(step, (jnp.asarray(X),), {}, {})).ops]
+    sources = [compat.source_of(eqn) for eqn in trace(step, (jnp.asarray(X),), {}, {}).jaxpr.jaxpr.eqns]
     assert sources
     assert all("test_trace.py:" in source for source in sources)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -12,18 +12,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from memplan.program.targets import Target, described_mesh
 
 from memplan.planning import devices
-from memplan.planning.evict import evict
-from memplan.planning.kernels import staged
 from memplan.planning.packing import Packing, needed, pack
+from memplan.planning.planner import plan
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import Schedule, runs
-from memplan.xla.target import Target, described_mesh
 from memplan.verify.same_module import judge
 from memplan.xla import hook
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import read_module
+from memplan.xla.target import Target, described_mesh
 from memplan.xla.write import write
 
 Step = Callable[..., Any]
@@ -89,10 +89,34 @@ def branching(width: int, layers: int) -> tuple[Step, tuple[Any, ...]]:
     return step, ((weights, jnp.zeros(1, jnp.int32)), x)
 
 
+def accumulating(width: int, layers: int) -> tuple[Step, tuple[Any, ...]]:
+    """Gradients summed over parts of the batch, each with a step of its own in a loop's body."""
+
+    def step(state: Any, x: jax.Array) -> Any:
+        def loss(weights: list[jax.Array], part: jax.Array) -> jax.Array:
+            y = part
+            for weight in weights:
+                y = jnp.tanh(y @ weight)
+            return (y**2).mean()
+
+        def one(total: tuple[Any, jax.Array], part: jax.Array) -> tuple[Any, None]:
+            value, gradient = jax.value_and_grad(loss)(weights, part)
+            return (jax.tree.map(jnp.add, total[0], gradient), total[1] + value), None
+
+        weights, seen = state
+        nothing = jax.tree.map(jnp.zeros_like, weights)
+        (gradient, value), _ = jax.lax.scan(one, (nothing, jnp.float32(0)), x.reshape(4, -1, width))
+        return ([weight - 0.1 * change for weight, change in zip(weights, gradient, strict=True)], seen + 1), value
+
+    _, ((weights, _), x) = dense(width, layers)
+    return step, ((weights, jnp.zeros(1)), jnp.concatenate([x, x]))
+
+
 STEPS: Mapping[str, Callable[[int, int], tuple[Step, tuple[Any, ...]]]] = {
     "dense": dense,
     "scanned": scanned,
     "branching": branching,
+    "accumulating": accumulating,
 }
 
 
@@ -101,12 +125,18 @@ _COUNT = itertools.count()
 
 @dataclass
 class Compiled:
-    """What was compiled, what was predicted of it and of the plain order, and how many runs were added."""
+    """What was compiled, what was predicted of it and of the plain order, and how many runs and copies were added.
+
+    Attributes:
+      text: what the compiler was handed.
+    """
 
     compiled: Any
     plain: Packing
     packing: Packing
     repeated: int
+    copies: int
+    text: str
 
 
 def randomly(seed: int) -> Callable[[Problem], Schedule]:
@@ -114,12 +144,16 @@ def randomly(seed: int) -> Callable[[Problem], Schedule]:
     return lambda problem: again(problem, Random(seed), 60 if seed else 0)
 
 
+def copying(seed: int) -> Callable[[Problem], Schedule]:
+    """Some buffers copied to the host and back as the seed has it."""
+    return lambda problem: moved(problem, Random(seed), 6)
+
+
 def within(share: float) -> Callable[[Problem], Schedule]:
     """What fits a share of the bytes that are there at once in the plain order."""
 
     def planned(problem: Problem) -> Schedule:
-        found = staged(problem, int(share * pack(problem).live_nbytes))
-        return found.schedule(evict(found.stages))
+        return plan(problem, int(share * pack(problem).nbytes)).schedule
 
     return planned
 
@@ -135,9 +169,13 @@ def compiled(
         problem = problem_of(module, on_gpu=device is not None)
         schedule = plan(problem)
         told.update(plain=pack(problem))
-        told.update(packing=pack(problem, schedule), repeated=len(schedule) - len(problem.kernels))
+        told.update(packing=pack(problem, schedule))
+        kinds = [action.kind for action in schedule]
+        told.update(repeated=kinds.count(Kind.RUN) - len(problem.kernels))
+        told.update(copies=kinds.count(Kind.OFFLOAD) + kinds.count(Kind.PREFETCH))
         planned = write(module, problem, schedule)
         judge(module, read_module(planned))
+        told.update(text=planned)
         return planned
 
     def unique(*args: Any) -> Any:
@@ -159,23 +197,72 @@ def compiled(
 
 def again(problem: Problem, random: Random, tries: int) -> Schedule:
     """The module's order, with kernels run again right before one of their later readers, where that is right."""
-    outer = [number for number, kernel in enumerate(problem.kernels) if kernel.within is None]
     repeated: dict[int, set[int]] = defaultdict(set)
     for _ in range(tries):
-        number = random.choice(outer)
+        number = random.randrange(len(problem.kernels))
         kernel = problem.kernels[number]
-        alone = all(problem.buffers[b].place == b and b not in problem.outputs for b in kernel.writes)
-        if not kernel.repeatable or not alone or shared(problem) & set(kernel.writes):
+        if not kernel.repeatable or not all(alone(problem, buffer) for buffer in kernel.writes):
             continue
-        readers = [n for n in outer if set(problem.kernels[n].reads) & set(kernel.writes) and n > number + 1]
+        readers = [n for n in beside(problem, number) if n > number + 1 and reads(problem, n) & set(kernel.writes)]
         if readers and still_there(problem, number, reader := random.choice(readers)):
-            repeated[reader].add(number)
+            repeated[first_of(problem, reader)].add(number)
     return needed(problem, runs(run for n in range(len(problem.kernels)) for run in (*sorted(repeated[n]), n)))
 
 
-def shared(problem: Problem) -> set[int]:
-    """Buffers whose place others take over."""
-    return {buffer.place for number, buffer in enumerate(problem.buffers) if buffer.place != number}
+def moved(problem: Problem, random: Random, count: int) -> Schedule:
+    """The module's order, with so many buffers copied to the host, and back before every read after a while."""
+    before: dict[int, list[Action]] = defaultdict(list)
+    for buffer in random.sample(range(len(problem.buffers)), len(problem.buffers)):
+        copies = list(copied(problem, buffer)) if movable(problem, buffer) and count else []
+        count -= bool(copies)
+        for number, kind in copies:
+            before[first_of(problem, number)].append(Action(kind, buffer))
+    actions = (action for n in range(len(problem.kernels)) for action in (*before[n], Action(Kind.RUN, n)))
+    return needed(problem, tuple(actions))
+
+
+def copied(problem: Problem, buffer: int, gap: int = 5) -> Iterator[tuple[int, Kind]]:
+    """(the kernel that it comes before, what is done) of copies round the gaps between reads."""
+    maker = problem.buffers[buffer].maker
+    assert maker is not None
+    numbers = beside(problem, maker)
+    read = [at for at, n in enumerate(numbers) if n == maker or (n > maker and buffer in reads(problem, n))]
+    gaps = [(one, other) for one, other in itertools.pairwise(read) if other - one >= gap]
+    if gaps:
+        yield numbers[numbers.index(maker) + 1], Kind.OFFLOAD
+        yield numbers[gaps[0][0] + 2], Kind.OFFLOADED
+    for _, end in gaps:
+        yield numbers[end - 2], Kind.PREFETCH
+        yield numbers[end], Kind.PREFETCHED
+
+
+def movable(problem: Problem, buffer: int) -> bool:
+    one = problem.buffers[buffer]
+    if one.role is not Role.TEMPORARY or not one.nbytes or one.maker is None or not alone(problem, buffer):
+        return False
+    return not problem.kernels[one.maker].fixed
+
+
+def alone(problem: Problem, buffer: int) -> bool:
+    """It shares its place with no other, and is no output."""
+    return len(problem.places[problem.buffers[buffer].place]) == 1 and buffer not in problem.outputs
+
+
+def beside(problem: Problem, number: int) -> list[int]:
+    """Kernels of the same computation."""
+    within = problem.kernels[number].within
+    return [n for n, kernel in enumerate(problem.kernels) if kernel.within == within]
+
+
+def reads(problem: Problem, number: int) -> set[int]:
+    """What a kernel reads, and what is read in it."""
+    inside = (n for n in range(first_of(problem, number), number))
+    return {buffer for n in (*inside, number) for buffer in problem.kernels[n].reads}
+
+
+def first_of(problem: Problem, number: int) -> int:
+    """The first kernel of a loop, which stands behind what is in it."""
+    return next(n for n in range(number + 1) if number in (n, *problem.around(n)))
 
 
 def still_there(problem: Problem, number: int, time: int) -> bool:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.xla.compiling import STEPS, compiled, randomly, within
+from tests.xla.compiling import STEPS, compiled, copying, randomly, within
 
 
 def temporary_bytes(done: Any) -> int:
@@ -21,9 +21,21 @@ def temporary_bytes(done: Any) -> int:
 def test_a_gpu_gets_the_bytes_that_were_predicted(name: str, seed: int) -> None:
     step, args = STEPS[name](256, 6)
     found = compiled(step, args, name, randomly(seed), "v100")
-    assert found.packing.nbytes == pytest.approx(temporary_bytes(found.compiled), rel=0.003)
+    assert found.packing.nbytes == pytest.approx(temporary_bytes(found.compiled), abs=2048)
     assert found.packing.live_nbytes <= found.packing.nbytes
-    assert bool(found.repeated) == bool(seed and name != "scanned")  # a GPU has the whole of the scans in two kernels
+    assert bool(found.repeated) == bool(seed and name != "scanned")  # its body has nothing worth it
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.parametrize("name", ["dense", "branching", "accumulating"])
+def test_copies_take_the_host_bytes_that_were_predicted(name: str) -> None:
+    step, args = STEPS[name](256, 6)
+    found = compiled(step, args, name, copying(1), "v100")
+    memory = found.compiled.memory_analysis()
+    assert found.copies >= 4
+    assert found.packing.host_nbytes == memory.host_temp_size_in_bytes > 0
+    assert found.packing.nbytes == pytest.approx(memory.temp_size_in_bytes, abs=2048)
+    assert found.packing.live_nbytes < found.plain.live_nbytes or name == "branching"  # whose peak is in a branch
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -44,7 +56,7 @@ def test_kernels_that_run_again_change_no_bit_here(name: str) -> None:
 def test_a_plan_takes_what_it_was_given_in_one_compilation() -> None:
     step, args = STEPS["dense"](256, 12)
     found = compiled(step, args, "dense", within(0.6), "v100")
-    assert found.packing.nbytes == pytest.approx(temporary_bytes(found.compiled), rel=0.003)
+    assert found.packing.nbytes == pytest.approx(temporary_bytes(found.compiled), abs=2048)
     assert found.packing.live_nbytes <= 0.62 * found.plain.live_nbytes
 
 

@@ -14,9 +14,9 @@ from jax.ad_checkpoint import checkpoint_name
 from memplan.planning import devices
 from memplan.planning.cost import copy_seconds, kernel_seconds
 from memplan.program.rules import flops_of_jaxpr
-from memplan.xla.target import Target
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import read_module
+from memplan.xla.target import Target
 from memplan.xla.traffic import Traffic, traffic
 from tests.xla.compiling import STEPS
 

@@ -46,9 +46,9 @@ def solve(stages: Stages, seconds: float, runs: int = 1, workers: int = 2, seed:
 
 def _quick(stages: Stages, bound_ticks: int, seconds: float, workers: int, seed: int) -> frozenset[Pair] | None:
     """A plan that fits, if one is found quickly."""
-    again = evict(stages, seconds=0.5 * seconds)
+    again = evict(stages)
     if fits(stages, again):
-        again = prune(stages, again, seconds)
+        again = prune(stages, again)
     again = Search(stages, again, bound_ticks, seed, workers, patience=_PATIENCE).run(seconds)
     return again if fits(stages, again) else None
 

@@ -9,7 +9,7 @@ from memplan.planning.evict import evict, prune
 from memplan.planning.improve import Search, Told
 from memplan.planning.stages import Answer, Stages, extra_ticks, fits
 
-_BOUND_SHARE, _EVICTION_SHARE, _PRUNING_SHARE = 0.05, 0.3, 0.05  # of the time
+_BOUND_SHARE = 0.05  # of the time
 _MOST_ROUND_S = 3.0
 
 
@@ -19,14 +19,14 @@ def solve(stages: Stages, seconds: float, workers: int = 2, seed: int = 0, told:
     bound = lower_bound(stages, _BOUND_SHARE * seconds, workers)
     if bound.extra_ticks is None:
         return Answer(None, 0, 0, "infeasible", 1, bound.stage, bound.stage_nbytes)
-    again = evict(stages, seconds=_EVICTION_SHARE * seconds)
+    again = evict(stages)
     if fits(stages, again):
-        again = prune(stages, again, _PRUNING_SHARE * seconds)
+        again = prune(stages, again)
     share_s = min(_MOST_ROUND_S, 0.1 * seconds)
     search = Search(stages, again, bound.extra_ticks, seed, workers, share_s, told=told)
-    again = search.run(until - time.monotonic() - _PRUNING_SHARE * seconds)
+    again = search.run(until - time.monotonic())
     if not fits(stages, again):
         return Answer(None, 0, bound.extra_ticks, "unknown")
-    again = prune(stages, again, until - time.monotonic())
+    again = prune(stages, again)
     extra = extra_ticks(stages, again)
     return Answer(again, extra, bound.extra_ticks, "optimal" if extra <= bound.extra_ticks else "feasible")

@@ -1,0 +1,110 @@
+"""Steps as problems, drawn at random: what trains, what updates in place, what loops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from memplan.planning.problem import Buffer, Kernel, Problem, Role
+
+MIB = 2**20
+
+
+@dataclass
+class Building:
+    """Puts a problem together; every method answers numbers of buffers."""
+
+    buffers: list[Buffer] = field(default_factory=list)
+    kernels: list[Kernel] = field(default_factory=list)
+    outputs: set[int] = field(default_factory=set)
+    donated: set[int] = field(default_factory=set)
+
+    def argument(self, nbytes: int = MIB, donated: bool = False) -> int:
+        number = len(self.buffers)
+        self.buffers.append(Buffer(f"argument{number}", nbytes, Role.ARGUMENT, None, number))
+        if donated:
+            self.donated.add(number)
+        return number
+
+    def kernel(
+        self,
+        reads: tuple[int, ...],
+        nbytes: tuple[int, ...] | int,
+        seconds: float = 1.0,
+        place: int | None = None,
+        output: bool = False,
+        within: int | None = None,
+        repeatable: bool = True,
+        over: bool = False,
+        sheds: bool = False,
+    ) -> tuple[int, ...]:
+        sizes = (nbytes,) if isinstance(nbytes, int) else nbytes
+        made = tuple(range(len(self.buffers), len(self.buffers) + len(sizes)))
+        role = Role.OUTPUT if output else Role.TEMPORARY
+        for number, size in zip(made, sizes, strict=True):
+            taken = number if place is None else self.buffers[place].place
+            self.buffers.append(Buffer(f"buffer{number}", size, role, len(self.kernels), taken))
+        sources = {made[0]: tuple(r for r in reads if self.buffers[r].nbytes == sizes[0])} if over and made else {}
+        name = f"kernel{len(self.kernels)}"
+        kernel = Kernel(name, reads, made, sources, {}, seconds, within, repeatable, sheds)
+        self.kernels.append(kernel)
+        self.outputs.update(made if output else ())
+        return made
+
+    def problem(self) -> Problem:
+        return Problem(tuple(self.buffers), tuple(self.kernels), frozenset(self.outputs), frozenset(self.donated))
+
+
+def training(layers: int, seed: int) -> Problem:
+    """A chain forward and back again; each layer's argument is updated once its gradient is there."""
+    random, b = Random(seed), Building()
+    weights = [b.argument(MIB, donated=True) for _ in range(layers)]
+
+    def size() -> int:
+        return random.randint(1, 8) * MIB
+
+    def took() -> float:
+        return random.uniform(1, 3)
+
+    (last,) = b.kernel((weights[0],), size(), took())
+    made = [last]
+    for weight in weights[1:]:
+        scratch = (size(),) if random.random() < 0.3 else ()
+        last, *_ = b.kernel((weight, last), (size(), *scratch), took(), sheds=random.random() < 0.5)
+        made.append(last)
+        if random.random() < 0.5:
+            (last,) = b.kernel((last,), b.buffers[last].nbytes, took(), over=True)
+    (gradient,) = b.kernel((last,), MIB, took())
+    for layer in reversed(range(layers)):
+        (own,) = b.kernel((made[layer], gradient), MIB, took())
+        b.kernel((weights[layer], own), MIB, took(), place=weights[layer], output=True)
+        if layer:
+            (gradient,) = b.kernel((made[layer], gradient), size(), took(), over=random.random() < 0.5)
+    return b.problem()
+
+
+def accumulating(layers: int, trips: int, seed: int) -> Problem:
+    """A loop whose body is a chain forward and back again, which adds to a sum; then the sum is read."""
+    b = Building()
+    weight = b.argument(MIB)
+    (before,) = b.kernel((weight,), 2 * MIB)
+    (zero,) = b.kernel((), MIB)
+    step = training(layers, seed)
+    loop = len(b.kernels) + 1 + len(step.kernels) + 2
+    (state,) = b.kernel((), MIB, within=loop, repeatable=False, place=zero)
+    shift, inner = len(b.buffers), len(b.kernels)
+    for number, buffer in enumerate(step.buffers):
+        role = Role.ARGUMENT if buffer.maker is None else Role.TEMPORARY
+        maker = None if buffer.maker is None else buffer.maker + inner
+        b.buffers.append(replace(buffer, role=role, maker=maker, place=shift + number))
+    for kernel in step.kernels:
+        reads = (*(read + shift for read in kernel.reads), *((before,) if not kernel.reads[1:] else ()))
+        writes = tuple(written + shift for written in kernel.writes)
+        b.kernels.append(replace(kernel, reads=reads, writes=writes, over={}, within=loop))
+    updates = tuple(output + shift for output in sorted(step.outputs))
+    b.kernel((state, *updates), MIB, within=loop, repeatable=False, place=zero)
+    b.kernel((len(b.buffers) - 1,), (), within=loop, repeatable=False)
+    (after,) = b.kernel((zero, before), MIB, 0.0, repeatable=False, place=zero)
+    b.kernels[-1] = replace(b.kernels[-1], trips=trips)
+    b.kernel((after, before), 8, output=True)
+    return b.problem()

@@ -1,0 +1,174 @@
+"""Modules that carry a schedule out: what the compiler is handed is what it keeps, kernel by kernel."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from memplan.planning.problem import Role
+from memplan.planning.schedule import Action, Kind, runs
+from memplan.verify.same_module import judge
+from memplan.xla.buffers import problem_of
+from memplan.xla.module import Module, read_module
+from memplan.xla.write import write
+from tests.xla.compiling import STEPS, compiled, copying, randomly
+
+NAMES = ("bitcast", "get-tuple-element", "tuple", "parameter", "constant", "opt-barrier")
+SMALL = """HloModule jit_small, is_scheduled=true
+
+%tanh.0 (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  ROOT %q = f32[8]{0} tanh(%p)
+}
+
+%both.0 (p: f32[8]) -> (f32[8], f32[4]) {
+  %p = f32[8]{0} parameter(0)
+  %q = f32[8]{0} sine(%p)
+  %r = f32[4]{0} slice(%q), slice={[0:4]}
+  ROOT %s = (f32[8]{0}, f32[4]{0}) tuple(%q, %r)
+}
+
+%sub.0 (p: f32[8], r: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  %r = f32[8]{0} parameter(1)
+  ROOT %q = f32[8]{0} subtract(%p, %r)
+}
+
+ENTRY %main (x: f32[8]) -> (f32[8], f32[4]) {
+  %x = f32[8]{0} parameter(0)
+  %a = f32[8]{0} fusion(%x), kind=kLoop, calls=%tanh.0, metadata={op_name="a" stack_frame_id=3}
+  %b = (f32[8]{0}, f32[4]{0}) fusion(%a), kind=kLoop, calls=%both.0
+  %b.0 = f32[8]{0} get-tuple-element(%b), index=0
+  %b.1 = f32[4]{0} get-tuple-element(%b), index=1
+  %kept = (f32[8]{0}, f32[4]{0}) opt-barrier(%b)
+  %kept.0 = f32[8]{0} get-tuple-element(%kept), index=0
+  %c = f32[8]{0} fusion(%a, %b.0), kind=kLoop, calls=%sub.0, control-predecessors={%b}
+  %d = f32[8]{0} fusion(%c, %kept.0), kind=kLoop, calls=%sub.0
+  ROOT %e = (f32[8]{0}, f32[4]{0}) tuple(%d, %b.1)
+}
+"""
+
+
+def written(*actions: str) -> list[str]:
+    """The entry's lines of the small module, planned as `run c`, `offload b{0}`; judged."""
+    module = read_module(SMALL)
+    problem = problem_of(module, on_gpu=True)
+    kernels = {kernel.name: number for number, kernel in enumerate(problem.kernels)}
+    buffers = {buffer.name: number for number, buffer in enumerate(problem.buffers)}
+    schedule = []
+    for kind, name in (action.split() for action in actions):
+        schedule.append(Action(Kind(kind), (kernels if kind == "run" else buffers)[name]))
+    planned = read_module(write(module, problem, tuple(schedule)))
+    judge(module, planned)
+    return planned.entry.text.split("\n")[1:-1]
+
+
+def test_the_plain_order_is_the_plain_text() -> None:
+    module = read_module(SMALL)
+    problem = problem_of(module, on_gpu=True)
+    assert write(module, problem, runs(range(4))) == SMALL.replace(" stack_frame_id=3", "")
+
+
+def test_an_element_goes_to_the_host_and_comes_back_twice() -> None:
+    away, back = ("offload b{0}", "offloaded b{0}"), ("prefetch b{0}", "prefetched b{0}")
+    lines = written("run a", "run b", *away, *back, "run c", *back, "run d")
+    assert lines == [
+        "  %x = f32[8]{0} parameter(0)",
+        '  %a = f32[8]{0} fusion(%x), kind=kLoop, calls=%tanh.0, metadata={op_name="a"}',
+        "  %b = (f32[8]{0}, f32[4]{0}) fusion(%a), kind=kLoop, calls=%both.0",
+        "  %b.0.1 = f32[8]{0} get-tuple-element(%b), index=0",
+        "  %b.offload1 = (f32[8]{0:S(5)}, f32[8]{0}, u32[]) copy-start(%b.0.1)",
+        "  %b.offloaded1 = f32[8]{0:S(5)} copy-done(%b.offload1)",
+        "  %b.prefetch1 = (f32[8]{0}, f32[8]{0:S(5)}, u32[]) copy-start(%b.offloaded1)",
+        "  %b.prefetched1 = f32[8]{0} copy-done(%b.prefetch1)",
+        "  %c = f32[8]{0} fusion(%a, %b.prefetched1), kind=kLoop, calls=%sub.0",
+        "  %b.prefetch2 = (f32[8]{0}, f32[8]{0:S(5)}, u32[]) copy-start(%b.offloaded1)",
+        "  %b.prefetched2 = f32[8]{0} copy-done(%b.prefetch2)",
+        "  %d = f32[8]{0} fusion(%c, %b.prefetched2), kind=kLoop, calls=%sub.0",
+        "  %b.1 = f32[4]{0} get-tuple-element(%b), index=1",
+        "  ROOT %e = (f32[8]{0}, f32[4]{0}) tuple(%d, %b.1)",
+    ]
+
+
+def test_the_latest_run_serves_what_follows() -> None:
+    lines = written("run a", "run b", "run c", "run a", "run b", "run d")
+    assert lines[-6:] == [
+        '  %a.run2 = f32[8]{0} fusion(%x), kind=kLoop, calls=%tanh.0.run2, metadata={op_name="a"}',
+        "  %b.run2 = (f32[8]{0}, f32[4]{0}) fusion(%a.run2), kind=kLoop, calls=%both.0.run2",
+        "  %kept.0 = f32[8]{0} get-tuple-element(%b.run2), index=0",
+        "  %d = f32[8]{0} fusion(%c, %kept.0), kind=kLoop, calls=%sub.0",
+        "  %b.1 = f32[4]{0} get-tuple-element(%b.run2), index=1",
+        "  ROOT %e = (f32[8]{0}, f32[4]{0}) tuple(%d, %b.1)",
+    ]
+
+
+@pytest.mark.parametrize("layout", ["{0}", "{0:E(4)}", "{0:S(1)}", ""])
+def test_a_copy_has_the_layout_of_what_it_is_a_copy_of(layout: str) -> None:
+    text = SMALL.replace("f32[8]{0}", f"f32[8]{layout}")
+    module = read_module(text)
+    problem = problem_of(module, on_gpu=True)
+    kinds = (Kind.OFFLOAD, Kind.OFFLOADED, Kind.PREFETCH, Kind.PREFETCHED)
+    (number,) = (n for n, buffer in enumerate(problem.buffers) if buffer.name == "a")
+    schedule = (*runs([0, 1]), *(Action(kind, number) for kind in kinds), *runs([2, 3]))
+    planned = read_module(write(module, problem, schedule)).entry
+    away, here = planned.ops["a.offloaded1"].result[0], planned.ops["a.prefetched1"].result[0]
+    assert away.on_host
+    assert str(here) == f"f32[8]{layout}"
+    assert re.sub(r"S\(\d\)", "", away.layout).strip("{:}") == re.sub(r"S\(\d\)", "", layout).strip("{:}")
+
+
+def test_what_a_loop_carries_is_not_copied() -> None:
+    text = SMALL.replace("ENTRY", LOOP + "ENTRY").replace("%d = f32[8]{0} fusion(%c, %kept.0)", WHILE)
+    module = read_module(text)
+    problem = problem_of(module, on_gpu=True)
+    (number,) = (n for n, buffer in enumerate(problem.buffers) if buffer.name.startswith("body.0:"))
+    with pytest.raises(ValueError, match="carried by a loop"):
+        write(module, problem, (*runs(range(len(problem.kernels))), Action(Kind.OFFLOAD, number)))
+    (number,) = (n for n, buffer in enumerate(problem.buffers) if buffer.name == "h")
+    with pytest.raises(ValueError, match="outside of the loop"):
+        write(module, problem, (*runs(range(len(problem.kernels))), Action(Kind.OFFLOAD, number)))
+
+
+LOOP = """%body.0 (p: (f32[8])) -> (f32[8]) {
+  %p = (f32[8]{0}) parameter(0)
+  %v = f32[8]{0} get-tuple-element(%p), index=0
+  %h = f32[8]{0} tanh(%v)
+  %g = f32[8]{0} sine(%h)
+  ROOT %q = (f32[8]{0}) tuple(%g)
+}
+
+%more.0 (p: (f32[8])) -> pred[] {
+  %p = (f32[8]{0}) parameter(0)
+  ROOT %q = pred[] constant(false)
+}
+
+"""
+WHILE = """%given = (f32[8]{0}) tuple(%c)
+  %loop = (f32[8]{0}) while(%given), condition=%more.0, body=%body.0
+  %loop.0 = f32[8]{0} get-tuple-element(%loop), index=0
+  %d = f32[8]{0} fusion(%loop.0, %kept.0)"""
+
+
+def kept(module: Module) -> list[list[str]]:
+    """What the entry and its loops run, in order."""
+    loops = [name for op in module.entry.ops.values() if op.opcode == "while" for name in op.called]
+    bodies = [module.entry, *(module[name] for name in loops)]
+    return [[op.name for op in body.ops.values() if op.opcode not in NAMES] for body in bodies]
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.parametrize("name", ["dense", "accumulating"])
+def test_the_compiler_changes_nothing_afterwards(name: str) -> None:
+    """Clones are not merged; pairs of copies stay where they were written, and asynchronous."""
+    for plan in (copying(1), randomly(1)):
+        step, args = STEPS[name](256, 6)
+        found = compiled(step, args, name, plan, "v100")
+        assert kept(read_module(found.compiled.as_text())) == kept(read_module(found.text))
+        assert bool(found.copies) != bool(found.repeated)
+
+
+def test_offloaded_values_of_a_user_are_on_the_host_already() -> None:
+    module = read_module(SMALL.replace("%a = f32[8]{0}", "%a = f32[8]{0:S(5)}"))
+    roles = {buffer.name: buffer.role for buffer in problem_of(module, on_gpu=True).buffers}
+    assert roles["a"] is Role.ON_HOST
