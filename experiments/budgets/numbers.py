@@ -3,14 +3,15 @@
     python -m experiments.budgets.numbers [--only NAME ...] [--out FILE]
 
 Each is trained for three steps by `jax.jit`, and planned within 70 and within 50 % of the bytes that this takes; where
-nothing fits such a share, within the next one that something fits. A plan that changes nothing is no case. All states
-and metrics have to be equal to the bit: a plan is made of the plain step's own kernels.
+nothing fits such a share, within that of the smallest plan that was found. States and metrics have to be equal to the bit:
+a plan is made of the plain step's own kernels.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -50,12 +51,11 @@ from models.unet3d import UNet3DConfig
 NUMBERS = Path(__file__).parent / "numbers.json"
 STEPS = 3
 SHARES = (70, 50)
-_NEXT = 5  # percents to the next share
 
 _BLOCK = (8, 8, 8, 8, 8, 8)
 _DECODER = partial(DecoderConfig, layers=3, width=32, heads=4, vocab=128, context=64)
 MODELS: Mapping[str, Callable[[], Built]] = {
-    "alexnet": lambda: alexnet_step(95, 8, AlexNetConfig(width=1 / 16, classes=10), concrete=True),
+    "alexnet": lambda: alexnet_step(95, 32, AlexNetConfig(width=1 / 16, classes=10), concrete=True),
     "googlenet": lambda: googlenet_step(
         64, 8, GoogLeNetConfig(width=1 / 4, classes=10, stages=((), (_BLOCK, _BLOCK)), aux=False), concrete=True
     ),
@@ -83,7 +83,7 @@ class Numbers:
     """A model within a share of its plain bytes.
 
     Attributes:
-      asked, percent: the share that was asked for, and the one that something fits.
+      asked, percent: the share that was asked for, and the one that was planned for.
       compiled_bytes: of the planned step, by the compiler.
       again: kernels that are found once more in it.
       outputs: arrays of state and metrics that were compared after every step.
@@ -134,15 +134,12 @@ def device_bytes(compiled: Any) -> int:
 
 
 def fitting(step: Callable[..., Any], args: Any, nbytes: int, asked: int) -> tuple[int, Planned]:
-    """The smallest share from `asked` on that something fits, and the plan."""
-    for percent in range(asked, 100, _NEXT):
-        try:
-            return percent, memplan.jit(step, budget=nbytes * percent // 100, donate_argnums=0).plan(*args)
-        except memplan.InfeasibleBudgetError:
-            continue
-    raise memplan.InfeasibleBudgetError(
-        f"nothing fits less than {nbytes} bytes", floor_bytes=nbytes, smallest_bytes=nbytes, operation=""
-    )
+    """The share that was asked for, or that of the smallest plan that was found, in whole percents; and the plan."""
+    try:
+        return asked, memplan.jit(step, budget=nbytes * asked // 100, donate_argnums=0).plan(*args)
+    except memplan.InfeasibleBudgetError as error:
+        percent = math.ceil(100 * error.smallest_bytes / nbytes)
+    return percent, memplan.jit(step, budget=nbytes * percent // 100, donate_argnums=0).plan(*args)
 
 
 def trained(run: Callable[..., Any], args: Any) -> list[dict[str, bytes]]:

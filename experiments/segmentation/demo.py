@@ -1,7 +1,7 @@
 """`memplan demo`: train a 3D U-Net on whole volumes under a budget that the plain step exceeds, and show what it costs.
 
 Two runs of the same steps on the same volumes, each in a process of its own: the plain step, and the planned one within
-a share of what the compiler says that the plain one takes. Both use the same kernels, so the losses have to agree to the
+a share of what the compiler says that the plain one takes. Both use the same kernels: the losses have to agree to the
 last bit.
 """
 
