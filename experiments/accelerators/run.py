@@ -20,11 +20,9 @@ import jax.numpy as jnp
 
 from experiments.readme import measure_and_tell
 from memplan import calibrating
-from memplan.planning import cost
 from memplan.planning.devices import Device
-from memplan.program.extract import extract
-from memplan.program.trace import trace
 from memplan.summary import versions
+from memplan.xla.traffic import traffic
 from models.train import alexnet_step
 
 HERE = Path(__file__).parent
@@ -40,9 +38,9 @@ class Row:
     """One piece of work on one backend.
 
     Attributes:
-      flops: matrix work, by the traced program.
+      flops: matrix work, by the compiled program.
       measured_s: median of `RUNS` runs, compilation not counted.
-      roofline_s: by the rates that `memplan calibrate` measures here, an operation at a time.
+      roofline_s: by the rates that `memplan calibrate` measures here, a kernel at a time.
     """
 
     work: str
@@ -77,16 +75,15 @@ def _convolution(dtype: Any) -> Work:
 
 def measured(name: str, work: Work, device: Device) -> Row:
     function, args = work
-    graph = extract(trace(function, args, {}, {}))
-    run = jax.jit(function)
+    run = jax.jit(function).lower(*args).compile()
+    moved = traffic(run.as_text() or "", device)
     jax.block_until_ready(run(*args))
     seconds = []
     for _ in range(RUNS):
         start = time.perf_counter()
         jax.block_until_ready(run(*args))
         seconds.append(time.perf_counter() - start)
-    roofline_s = cost.seconds(graph, range(len(graph.ops)), device)
-    return Row(name, sum(op.flops for op in graph.ops), statistics.median(seconds), roofline_s)
+    return Row(name, moved.flops, statistics.median(seconds), moved.compute_s)
 
 
 def here() -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The cases: a training step, the GPU it is planned for, and a budget as a share of its unmodified compiled peak."""
+"""The cases: a training step, the GPU it is planned for, and a budget: a share of the plain step's bytes, or bytes."""
 
 from __future__ import annotations
 
@@ -11,26 +11,22 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from models.resnet import ResNetConfig
 from models.train import Built, Step, TrainState, decoder_step, make_step, resnet_step, unet2d_step, unet3d_step
 from models.transformer import DecoderConfig
-from models.unet2d import UNet2DConfig
 from models.unet3d import UNet3DConfig
 
 
 @dataclass(frozen=True)
 class Program:
-    """A training step at two sizes.
+    """A training step.
 
     Attributes:
       name: names files.
-      make: the step and its arguments as shapes, as large as it is compiled.
-      reduced: the same architecture, so small that a CPU runs it in seconds; takes `concrete`.
+      make: the step and its arguments as shapes.
     """
 
     name: str
     make: Callable[[], Built]
-    reduced: Callable[..., Built]
 
 
 @dataclass(frozen=True)
@@ -39,18 +35,18 @@ class Case:
 
     Attributes:
       device: name of the GPU (`memplan devices`).
-      percent: the budget, of the unmodified step's compiled peak on that device.
+      budget: percents of what the compiler says that the plain step takes there; or bytes, such as "15GiB".
       required: one of the twelve that the figures in README.md stand on.
     """
 
     program: Program
     device: str
-    percent: int
+    budget: int | str
     required: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.program.name}-{self.device}-{self.percent}"
+        return f"{self.program.name}-{self.device}-{self.budget}"
 
 
 def mlp_step(
@@ -83,62 +79,47 @@ BF16, F32 = jnp.bfloat16, jnp.float32
 
 
 def _unet3d(name: str, size: int, **config: Any) -> Program:
-    small = UNet3DConfig(**{**config, "filters": 8, "levels": 3})
-    return Program(
-        name, partial(unet3d_step, size, config=UNet3DConfig(**config)), partial(unet3d_step, 16, config=small)
-    )
+    return Program(name, partial(unet3d_step, size, config=UNet3DConfig(**config)))
 
 
 def _resnet(name: str, batch: int, depth: int = 50) -> Program:
-    small = ResNetConfig(depth=14 if depth == 50 else 26, filters=8, classes=10)
-    return Program(
-        name, partial(resnet_step, batch=batch, depth=depth), partial(resnet_step, image=64, batch=4, config=small)
-    )
+    return Program(name, partial(resnet_step, batch=batch, depth=depth))
 
 
 def _decoder(name: str, batch: int, tokens: int, **config: Any) -> Program:
-    scan = config.get("scan", False)
-    small = DecoderConfig(layers=3, width=32, heads=4, vocab=128, context=64, scan=scan, dtype=config["dtype"])
-    return Program(
-        name,
-        partial(decoder_step, batch=batch, tokens=tokens, config=DecoderConfig(**config)),
-        partial(decoder_step, batch=4, tokens=64, config=small),
-    )
+    return Program(name, partial(decoder_step, batch=batch, tokens=tokens, config=DecoderConfig(**config)))
 
 
 UNET3D_144 = _unet3d("unet3d_144", 144)
 UNET3D_96 = _unet3d("unet3d_96_f16", 96, filters=16)
 UNET3D_TRANSPOSE = _unet3d("unet3d_96_transpose", 96, filters=16, upsampling="transpose")
 UNET3D_BF16 = _unet3d("unet3d_96_bf16", 96, dtype=BF16)
-UNET2D = Program(
-    "unet2d_256_b8",
-    partial(unet2d_step, 256, batch=8),
-    partial(unet2d_step, 32, batch=2, config=UNet2DConfig(filters=8)),
-)
+UNET2D = Program("unet2d_256_b8", partial(unet2d_step, 256, batch=8))
 RESNET50_64 = _resnet("resnet50_b64", 64)
 RESNET50_32 = _resnet("resnet50_b32", 32)
+RESNET50_1152 = _resnet("resnet50_b1152", 1152)
 RESNET101 = _resnet("resnet101_b16", 16, depth=101)
 DECODER_24 = _decoder("decoder_24_bf16", 8, 1024, dtype=BF16)
 DECODER_8_F32 = _decoder("decoder_8_f32", 8, 512, layers=8, width=512, heads=8, dtype=F32)
 DECODER_8_BF16 = _decoder("decoder_8_bf16", 8, 512, layers=8, width=512, heads=8, dtype=BF16)
 DECODER_SCAN = _decoder("decoder_8_scan", 8, 512, layers=8, width=512, heads=8, dtype=F32, scan=True)
-MLP_24 = Program("mlp_24", mlp_step, partial(mlp_step, width=64, batch=256))
+MLP_24 = Program("mlp_24", mlp_step)
 
 REQUIRED = tuple(
-    Case(program, device, percent, required=True)
+    Case(program, device, share, required=True)
     for program, device, shares in (
         (UNET3D_144, "v100", (75, 60, 55)),
         (UNET3D_144, "h200", (75, 60, 55)),
         (RESNET50_64, "v100", (75, 50, 30)),
         (DECODER_24, "a100", (75, 50, 35)),
     )
-    for percent in shares
+    for share in shares
 )
 """The cases that README.md quotes."""
 
 OTHERS = tuple(
-    Case(program, device, percent)
-    for program, device, shares in (
+    Case(program, device, budget)
+    for program, device, budgets in (
         (MLP_24, "b200", (70, 50)),
         (MLP_24, "gh200", (40,)),
         (UNET3D_96, "p100", (70, 50)),
@@ -153,9 +134,11 @@ OTHERS = tuple(
         (RESNET50_32, "h100", (70, 40)),
         (RESNET50_32, "p100", (50,)),
         (RESNET101, "rtx4090", (50,)),
+        (RESNET50_64, "v100", ("1250MiB",)),
+        (RESNET50_1152, "v100", ("15GiB",)),
     )
-    for percent in shares
+    for budget in budgets
 )
-"""Other models, dtypes and devices, so that the model is not fitted to the cases above."""
+"""Other models, dtypes and devices, so that the planner is not fitted to the cases above; and what `size` asks."""
 
 CASES = {case.name: case for case in (*REQUIRED, *OTHERS)}

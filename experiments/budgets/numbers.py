@@ -1,164 +1,176 @@
-"""Runs every case at reduced size on the CPU, in the planned order, against the unmodified step, for three steps.
+"""Does a planned step compute what the plain one computes, to the last bit? Every model, at small size, on the CPU.
 
-    python -m experiments.budgets.numbers [--only NAME ...] [--out FILE] [--force]
+    python -m experiments.budgets.numbers [--only NAME ...] [--out FILE]
 
-The plan is made for the case's own GPU. Its budget is the case's share of what the reduced step needs in segments with
-nothing recomputed or moved: of the unmodified step's compiled peak, most of which is floor at such sizes, these shares
-cannot be reached. A small step leaves less time for every byte that is copied, so the link gets 50 times the bandwidth
-and no latency. A plan that changes anything is required. Where the share has no plan that fits, the nearest that has
-one is taken, else the plan that misses it: its numbers count all the same. Each program (unmodified, cut into segments
-in three ways, planned) is fed its own state. Every value is rounded to its own type, in all of them (`AS_TYPED`).
+Each is trained for three steps by `jax.jit`, and planned within 70 and within 50 % of the bytes that this takes; where
+nothing fits such a share, within that of the smallest plan that was found. States and metrics have to be equal to the bit:
+a plan is made of the plain step's own kernels.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from experiments.budgets.cases import Case, Program
-from experiments.budgets.run import OPTIONS, RESULTS, environment, selected, write
-from memplan.planning import devices
-from memplan.planning.graph import Graph
-from memplan.planning.plan import Plan
-from memplan.planning.planners.protocol import Problem, Proposal
-from memplan.planning.planners.registry import planner_named
-from memplan.planning.simulate import Simulator
-from memplan.program import compat, extract, trace
-from memplan.program.executor import compile_stages
-from memplan.running import AS_TYPED, chopped_plans, segmented_plan
-from memplan.verify.plan import Account, judge
-from memplan.verify.program import Gate, compare, roundings
+import memplan
+from experiments.budgets.rows import environment
+from memplan.api import Planned
+from memplan.files import write_whole
+from models.alexnet import AlexNetConfig
+from models.deeplab import DeepLabConfig
+from models.googlenet import GoogLeNetConfig
+from models.resnet import ResNetConfig
+from models.train import (
+    Built,
+    alexnet_step,
+    decoder_step,
+    deeplab_step,
+    googlenet_step,
+    nnunet2d_step,
+    nnunet3d_step,
+    resnet_step,
+    unet2d_step,
+    unet3d_step,
+)
+from models.transformer import DecoderConfig
+from models.unet2d import UNet2DConfig
+from models.unet3d import UNet3DConfig
 
+NUMBERS = Path(__file__).parent / "numbers.json"
 STEPS = 3
+SHARES = (70, 50)
 
-Flat = Callable[[Sequence[Any]], list[Any]]
+_BLOCK = (8, 8, 8, 8, 8, 8)
+_DECODER = partial(DecoderConfig, layers=3, width=32, heads=4, vocab=128, context=64)
+MODELS: Mapping[str, Callable[[], Built]] = {
+    "alexnet": lambda: alexnet_step(95, 32, AlexNetConfig(width=1 / 16, classes=10), concrete=True),
+    "googlenet": lambda: googlenet_step(
+        64, 8, GoogLeNetConfig(width=1 / 4, classes=10, stages=((), (_BLOCK, _BLOCK)), aux=False), concrete=True
+    ),
+    "resnet": lambda: resnet_step(64, 4, config=ResNetConfig(depth=14, filters=8, classes=10), concrete=True),
+    "resnet_deep": lambda: resnet_step(32, 4, config=ResNetConfig(depth=26, filters=8, classes=10), concrete=True),
+    "deeplab": lambda: deeplab_step(
+        65, 2, config=DeepLabConfig(depth=14, filters=8, classes=5, width=16, shallow=8), concrete=True
+    ),
+    "unet2d": lambda: unet2d_step(64, 2, UNet2DConfig(filters=8), concrete=True),
+    "unet3d": lambda: unet3d_step(32, config=UNet3DConfig(filters=8, levels=3), concrete=True),
+    "unet3d_bf16": lambda: unet3d_step(32, config=UNet3DConfig(filters=8, levels=3, dtype=jnp.bfloat16), concrete=True),
+    "unet3d_transpose": lambda: unet3d_step(
+        32, config=UNet3DConfig(filters=8, levels=3, upsampling="transpose"), concrete=True
+    ),
+    "nnunet2d": lambda: nnunet2d_step(64, 2, filters=8, concrete=True),
+    "nnunet3d": lambda: nnunet3d_step(32, 1, filters=8, concrete=True),
+    "decoder": lambda: decoder_step(batch=4, tokens=64, config=_DECODER(), concrete=True),
+    "decoder_bf16": lambda: decoder_step(batch=4, tokens=64, config=_DECODER(dtype=jnp.bfloat16), concrete=True),
+    "decoder_scan": lambda: decoder_step(batch=4, tokens=64, config=_DECODER(scan=True), concrete=True),
+}
 
 
 @dataclass(frozen=True)
-class Reduced:
-    """What the cases of one program share: its graph, flat arguments, and the unmodified step's outputs of every step.
+class Numbers:
+    """A model within a share of its plain bytes.
 
     Attributes:
-      states: how many of the first arguments, and outputs, are the training state.
+      asked, percent: the share that was asked for, and the one that was planned for.
+      compiled_bytes: of the planned step, by the compiler.
+      again: kernels that are found once more in it.
+      outputs: arrays of state and metrics that were compared after every step.
+      unequal: those that differ in any bit, of all steps.
     """
 
-    program: trace.Program
-    graph: Graph
-    leaves: list[Any]
-    states: int
-    outputs: list[list[Any]]
+    name: str
+    asked: int
+    percent: int
+    plain_bytes: int
+    compiled_bytes: int
+    again: int
+    steps: int
+    outputs: int
+    unequal: tuple[str, ...]
+    seconds: float
 
 
-@lru_cache(maxsize=1)
-def reduced(known: Program) -> Reduced:
-    """Built, traced and run unmodified."""
-    step, args = known.reduced(concrete=True)
-    program = trace.trace(step, args, {}, OPTIONS)
-    leaves, states = jax.tree.leaves(args), len(jax.tree.leaves(args[0]))
-    unmodified = jax.jit(compat.jaxpr_as_fun(program.jaxpr), compiler_options=AS_TYPED)
-    outputs = trained(lambda inputs: unmodified(*inputs), leaves, states)
-    return Reduced(program, extract.extract(program), leaves, states, outputs)
+def measure(name: str) -> Iterator[Numbers]:
+    """Both shares of one model."""
+    step, args = MODELS[name]()
+    plain = jax.jit(step, donate_argnums=0).lower(*args).compile()
+    nbytes = device_bytes(plain)
+    expected = trained(plain, args)
+    for asked in SHARES:
+        started = time.perf_counter()
+        percent, planned = fitting(step, args, nbytes, asked)
+        found = trained(planned.compile(), args)
+        unequal = tuple(
+            f"step {number}: {path}"
+            for number, (ours, theirs) in enumerate(zip(found, expected, strict=True), 1)
+            for path in theirs
+            if theirs[path] != ours[path]
+        )
+        report, seconds = planned.report, time.perf_counter() - started
+        assert report.compiled_peak_bytes is not None
+        again = report.recomputations_found or 0
+        yield Numbers(
+            name, asked, percent, nbytes, report.compiled_peak_bytes, again, STEPS, len(expected[0]), unequal, seconds
+        )
 
 
-def measure(case: Case) -> dict[str, Any]:
-    """Plan, run and compare one case; the figures as a JSON object."""
-    start = time.perf_counter()
-    known = reduced(case.program)
-    graph = known.graph
-    kept, percent, proposal, account = plan(graph, case)
-    cut = segmented_plan(graph, kept * percent // 100, case.device)
-    runs = (
-        trained(staged(known.program, graph, one), known.leaves, known.states)
-        for one in (cut, proposal.plan, *chopped_plans(graph, case.device))
-    )
-    coarsest = roundings(graph, known.program.jaxpr.jaxpr.outvars)
-    gates = [compare(*outputs, coarsest=coarsest) for outputs in zip(known.outputs, *runs, strict=True)]
-    return {
-        "case": case.name, "device": case.device, "percent": percent, "kept_bytes": kept,
-        "fits": proposal.fits, "predicted_bytes": proposal.timeline.peak_nbytes,
-        "segments": len(proposal.timeline.moments), "outputs": len(gates[0].leaves),
-        "recomputed_ops": sum(account.recomputed.values()), "offloaded_bytes": account.offloaded_nbytes,
-        "recomputed_kernels": sum(n for op, n in account.recomputed.items() if graph.ops[op].fusion == "kernel"),
-        "passes": all(gate.passes for gate in gates), "steps": list(map(row, gates)),
-        "wall_s": time.perf_counter() - start,
-    }  # fmt: skip
+def device_bytes(compiled: Any) -> int:
+    """By the compiler."""
+    stats = compiled.memory_analysis()
+    moved = stats.temp_size_in_bytes + stats.argument_size_in_bytes
+    return moved + stats.output_size_in_bytes - stats.alias_size_in_bytes
 
 
-def plan(graph: Graph, case: Case) -> tuple[int, int, Proposal, Account]:
-    """Bytes in segments with nothing changed, the share of them that was planned for, the plan and what it does."""
-    device, planner = devices.named(case.device), planner_named(None)
-    device = replace(device, link=replace(device.link, latency_s=0.0, bandwidth=50 * device.link.bandwidth))
-    whole = segmented_plan(graph, 2 * graph.resident_nbytes, case.device)
-    kept = Simulator(graph, device).run(whole).peak_nbytes
-    found: tuple[int, int, Proposal, Account] | None = None
-    for percent in range(case.percent, 100, 5):
-        proposal = planner.propose(Problem(graph, device, kept * percent // 100, 2 * device.memory_bytes))
-        account = judge(proposal.plan, graph)
-        if not (account.recomputed or account.offloaded_nbytes):
-            continue
-        found = found or (kept, percent, proposal, account)
-        if proposal.fits:
-            return kept, percent, proposal, account
-    assert found, f"{case.name}: no plan that changes anything"
-    return found
+def fitting(step: Callable[..., Any], args: Any, nbytes: int, asked: int) -> tuple[int, Planned]:
+    """The share that was asked for, or that of the smallest plan that was found, in whole percents; and the plan."""
+    try:
+        return asked, memplan.jit(step, budget=nbytes * asked // 100, donate_argnums=0).plan(*args)
+    except memplan.InfeasibleBudgetError as error:
+        percent = math.ceil(100 * error.smallest_bytes / nbytes)
+    return percent, memplan.jit(step, budget=nbytes * percent // 100, donate_argnums=0).plan(*args)
 
 
-def staged(program: trace.Program, graph: Graph, plan: Plan) -> Flat:
-    """A plan on the CPU, segment by segment; compiled once, fed copies since it consumes what is donated."""
-    stages = compile_stages(program, graph, plan, AS_TYPED)
-    return lambda leaves: stages([leaf.copy() for leaf in leaves])
-
-
-def trained(run: Flat, leaves: Sequence[Any], states: int) -> list[list[Any]]:
-    """The outputs of every step; the first `states` of them are the next step's first inputs."""
-    inputs, outputs = list(leaves), []
+def trained(run: Callable[..., Any], args: Any) -> list[dict[str, bytes]]:
+    """The bits of everything that each step returns, by name; the first result is the next step's first argument."""
+    state, *rest = jax.tree.map(jnp.copy, args)
+    found = []
     for _ in range(STEPS):
-        outputs.append(list(run(inputs)))
-        inputs = [*outputs[-1][:states], *leaves[states:]]
-    return outputs
-
-
-def row(gate: Gate) -> dict[str, Any]:
-    """The output that is nearest to, or furthest beyond, its tolerance, and the largest errors of all."""
-    worst = gate.leaves[gate.worst]
-    return {
-        "passes": gate.passes,
-        "beyond": sum(leaf.planned > leaf.tolerance for leaf in gate.leaves),
-        "worst_output": gate.worst,
-        "recompilation": worst.recompilation,
-        "planned": worst.planned,
-        "tolerance": worst.tolerance,
-        "largest_recompilation": max(leaf.recompilation for leaf in gate.leaves),
-        "largest_planned": max(leaf.planned for leaf in gate.leaves),
-    }
+        state, metrics = run(state, *rest)
+        leaves = jax.tree_util.tree_leaves_with_path((state, metrics))
+        found.append({jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in leaves})
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="NAME")
-    parser.add_argument("--force", action="store_true")
-    parser.add_argument("--out", type=Path, default=RESULTS.parent / "numbers.json")
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--out", type=Path, default=NUMBERS)
     args = parser.parse_args()
-    found = json.loads(args.out.read_text()) if args.out.exists() else {"cases": {}}
-    for case in selected(args.only):
-        if case.name in found["cases"] and not args.force:
-            continue
-        found["cases"][case.name] = one = measure(case)
-        write(args.out, {"environment": environment(), "cases": found["cases"]})
-        last, verdict = one["steps"][-1], "passes" if one["passes"] else "FAILS"
-        print(
-            f"{case.name}: {verdict} at {one['percent']} %, {one['recomputed_ops']} again, {one['offloaded_bytes']} B "
-            f"moved; after {STEPS} steps {last['planned']:.1e} of {last['tolerance']:.1e}; {one['wall_s']:.0f} s",
-            flush=True,
-        )
+    os.environ["MEMPLAN_CACHE"] = "off"
+    known = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
+    for name in args.only:
+        rows = [asdict(row) for row in measure(name)]
+        known = [row for row in known if row["name"] != name] + rows
+        write_whole(args.out, json.dumps({"environment": environment(), "rows": known}, indent=1) + "\n")
+        for row in rows:
+            verdict = f"{len(row['unequal'])} UNEQUAL, such as {row['unequal'][0]}" if row["unequal"] else "equal"
+            print(
+                f"{name}: {row['outputs']} outputs of {STEPS} steps {verdict} at {row['percent']} % (asked "
+                f"{row['asked']}), {row['again']} kernels again; {row['seconds']:.0f} s",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

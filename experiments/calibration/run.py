@@ -23,26 +23,22 @@ from typing import Any
 import jax
 
 from experiments.budgets.cases import mlp_step
-from memplan import calibrating
+from memplan import calibrating, pipeline
 from memplan.files import write_whole
+from memplan.pipeline import Request
 from memplan.planning import spec
 from memplan.planning.devices import Device
-from memplan.planning.graph import Graph, Op
-from memplan.planning.simulate import Simulator
 from memplan.planning.spec import Spec
-from memplan.program.executor import as_array, compile_stages
-from memplan.program.extract import extract
 from memplan.xla.local import local_device
-from memplan.program.trace import trace
-from memplan.running import segmented_plan
+from memplan.xla.traffic import traffic
 from models.resnet import ResNetConfig
 from models.train import Built, decoder_step, resnet_step, unet3d_step
 from models.transformer import DecoderConfig
 from models.unet3d import UNet3DConfig
 
 ROUNDS = 9
-UNFENCED = 2**62  # bytes; of such a budget no kernel is worth a fence
-RANKS = (2, 3)  # of convolutions that are measured
+UNLIMITED = 2**62  # bytes: the step stays as it is
+_KINDS = {"assumed": "assumed rates", "measured": "measured rates", "convolutions": "and convolutions' own"}
 
 STEPS: Mapping[str, Callable[[], Built]] = {
     "MLP, 8 layers of 1024, batch 1024": lambda: mlp_step(8, 1024, 1024, concrete=True),
@@ -65,7 +61,7 @@ def main() -> None:
     seconds = {name: case.run() for name, case in runs.items()}
     after = calibrating.calibrate(lambda stage, share: print(stage, flush=True))
     measured = better(before, after)
-    devices = {"assumed": local_device(), "measured": measured.device, "convolutions": with_convolutions(measured)}
+    devices = {"assumed": local_device(), "measured": measured.device}
     rows = [row for name, case in runs.items() for row in case.rows(seconds[name], devices)]
     found = {
         "hardware": measured.conditions.hardware,
@@ -83,76 +79,42 @@ def main() -> None:
 
 
 class Case:
-    """A step, compiled in two ways: `whole` and in `segments`."""
+    """A step, compiled as it is and planned within half of the bytes that this takes."""
 
     def __init__(self, name: str, make: Callable[[], Built]):
         print(name, flush=True)
         step, self.args = make()
         self.name = name
-        program = trace(step, self.args, {}, {})
-        self.graph = extract(program)
-        self.plain = jax.jit(step).lower(*self.args).compile()
-        stats = self.plain.memory_analysis()
-        assert stats is not None
-        half = (stats.temp_size_in_bytes + stats.argument_size_in_bytes + stats.output_size_in_bytes) // 2
-        budgets = {"whole": UNFENCED, "segments": half}
-        self.plans = {way: segmented_plan(self.graph, budget, "cpu") for way, budget in budgets.items()}
-        self.stages = compile_stages(program, self.graph, self.plans["segments"])
-        avals = [var.aval for var in program.jaxpr.jaxpr.invars]
-        self.leaves = [as_array(leaf, aval) for leaf, aval in zip(jax.tree.leaves(self.args), avals, strict=True)]
+        plain = pipeline.best(step, self.args, {}, {}, Request(UNLIMITED))
+        planned = pipeline.best(step, self.args, {}, {}, Request(plain.device_bytes // 2))
+        self.ways = {"plain": plain, "planned": planned}
 
     def run(self) -> dict[str, list[float]]:
         """Seconds of each run of either way, in turn."""
-        ways = {"whole": lambda: self.plain(*self.args), "segments": lambda: self.stages(self.leaves)}
-        seconds: dict[str, list[float]] = {way: [] for way in ways}
+        seconds: dict[str, list[float]] = {way: [] for way in self.ways}
         for number in range(ROUNDS + 1):
-            for way, run in ways.items():
+            for way, found in self.ways.items():
                 start = time.perf_counter()
-                jax.block_until_ready(run())
+                jax.block_until_ready(found.executable.compiled(*self.args))
                 if number:  # the first one warms up
                     seconds[way].append(time.perf_counter() - start)
         return seconds
 
     def rows(self, seconds: Mapping[str, list[float]], devices: Mapping[str, Device]) -> list[dict[str, Any]]:
         """What was measured and predicted, a row for each way."""
-        graphs = dict.fromkeys(devices, self.graph) | {"convolutions": named_convolutions(self.graph)}
         return [
             {
                 "step": self.name,
                 "way": way,
-                "segments": len(list(plan.segments())),
+                "device_bytes": found.device_bytes,
                 "best_s": min(seconds[way]),
                 "median_s": statistics.median(seconds[way]),
                 "predicted_s": {
-                    kind: Simulator(graphs[kind], device).run(plan).step_s for kind, device in devices.items()
+                    kind: traffic(found.made.result.module, device).step_s for kind, device in devices.items()
                 },
             }
-            for way, plan in self.plans.items()
+            for way, found in self.ways.items()
         ]
-
-
-def named_convolutions(graph: Graph) -> Graph:
-    """The graph with `2D float32` in the place of `float32` for convolutions."""
-
-    def classed(op: Op) -> Op:
-        rank = len(graph.values[op.outputs[0]].shape) - 2
-        return replace(op, flops_dtype=f"{rank}D {op.flops_dtype}") if op.name == "conv_general_dilated" else op
-
-    return replace(graph, ops=tuple(map(classed, graph.ops)))
-
-
-def with_convolutions(measured: Spec) -> Device:
-    """The measured device with rates for convolutions: two forward runs (the input's gradient is another) and one of
-    the filter's gradient, as a training step has them."""
-    rates = {f"{rank}D float32": convolution_rate(measured, rank) for rank in RANKS}
-    return replace(measured.device, flops={**measured.device.flops, **rates})
-
-
-def convolution_rate(measured: Spec, rank: int) -> float:
-    name = f"convolution {rank}D float32"
-    forward, gradient = (measured.conditions.measured(f"{name}{of}") for of in ("", ", gradient of the filter"))
-    assert forward is not None and gradient is not None
-    return 3 / (2 / forward.value + 1 / gradient.value)
 
 
 def better(one: Spec, other: Spec) -> Spec:
@@ -176,17 +138,22 @@ def drift(before: Spec, after: Spec) -> dict[str, float]:
 
 def table(found: Mapping[str, Any]) -> str:
     """The rows of `steps.json` for the README."""
-    lines = [
-        "| step | run | measured: best, median | assumed rates | measured rates | and convolutions' own |",
-        "|---|---|---|---|---|---|",
-    ]
+    kinds = " | ".join(_KINDS[kind] for kind in found["factor"])
+    lines = [f"| step | run | measured: best, median | {kinds} |", "|---" * (3 + len(found["factor"])) + "|"]
     for row in found["steps"]:
-        run = "as one" if row["way"] == "whole" else f"{row['segments']} segments"
+        run = _run(row)
         predicted = [f"{1e3 * s:.0f} ({s / row['best_s']:.2f})" for s in row["predicted_s"].values()]
         measured = f"{1e3 * row['best_s']:.0f}, {1e3 * row['median_s']:.0f} ms"
         lines.append(f"| {row['step']} | {run} | {measured} | {' | '.join(predicted)} |")
     factors = " | ".join(f"{value:.2f}" for value in found["factor"].values())
     return "\n".join([*lines, f"| off by a factor of | | | {factors} |"])
+
+
+def _run(row: Mapping[str, Any]) -> str:
+    """How a step ran; of the former results, in how many segments."""
+    if "segments" not in row:
+        return row["way"]
+    return "as one" if row["way"] == "whole" else f"{row['segments']} segments"
 
 
 if __name__ == "__main__":

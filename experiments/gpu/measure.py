@@ -16,8 +16,8 @@ import numpy as np
 
 import memplan
 from memplan.program import compat
+from memplan.verify.numbers import relative_error
 from memplan.xla.local import observed_peak_bytes
-from memplan.verify.program import relative_error
 from models.resnet import ResNetConfig
 from models.train import decoder_step, resnet_step, unet3d_step
 from models.transformer import DecoderConfig

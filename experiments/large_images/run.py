@@ -11,28 +11,22 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import memplan
 from experiments.large_images import speed
-from experiments.large_images.cases import BUDGETS, HOST_BUDGET, WAYS, Case, limits, on_devices
-from experiments.large_images.searches import search_for
+from experiments.large_images.cases import WAYS, Case, limits, on_devices
+from experiments.large_images.compiling import Compiled, compiled
 from experiments.large_images.table import tables
 from experiments.readme import insert
-from memplan import api
 from memplan.files import write_whole
-from memplan.planning.budget import parse_bytes
 from memplan.planning.frontier import last_fitting
 from memplan.summary import versions
 
 HERE = Path(__file__).parent
 RESULTS, README = HERE / "results", HERE / "README.md"
-_NUMBER_NBYTES = 4
-_GUESSED = 150.0  # numbers for a pixel
 
 
 @dataclass(frozen=True)
@@ -57,72 +51,31 @@ class Found:
     seconds: float
 
 
-def without_a_plan(case: Case, device: str, way: str) -> Found:
-    """By the compiler alone, the step as it is, with `jax.checkpoint` around its blocks, or squeezed by XLA."""
-    start = time.perf_counter()
-    budget = parse_bytes(BUDGETS[device], 0)
-    compiled: list[Any] = []
-    fitting: dict[int, Any] = {}
-
-    def lowest(size: int) -> int:
-        return _NUMBER_NBYTES * case.pixels(case.sizes[size])
-
-    def candidates(size: int) -> Iterator[Any]:
-        search = search_for(case, device, case.sizes[size], way == "jax.checkpoint")
-        yield search.plain()
-        if way == "xla":
-            yield from search.rematerialized()
-
-    @cache
-    def tried(size: int) -> tuple[bool, int]:
-        needed: list[int] = []
-        for one in candidates(size):
-            compiled.append(one)
-            needed.append(one.device_bytes)
-            if one.device_bytes <= budget:
-                fitting[size] = one
-                return True, one.device_bytes
-        return False, min(needed)
-
-    share = shown(case, way)
-    last = last_fitting(
-        len(case.sizes), budget, lowest, lambda size: int(share * lowest(size)), lambda size, _: tried(size)
-    )
-    spent = time.perf_counter() - start
-    if last < 0:
-        return Found(way, None, None, None, None, "", len(compiled), spent)
-    one = fitting[last]
-    return Found(way, case.sizes[last], one.device_bytes, one.host_bytes, one.step_s, "", len(compiled), spent)
-
-
-def shown(case: Case, way: str) -> float:
-    """How many numbers this way keeps for each pixel, as far as another device or size of this network has shown it."""
-    network, _, _ = case.name.partition("-")
-    for path in sorted(RESULTS.glob(f"{network}-*.json")):
-        row = known(path).get(way)
-        if row and row.size and row.device_bytes:
-            return row.device_bytes / (_NUMBER_NBYTES * case.pixels(row.size))
-    return _GUESSED
-
-
-def by_memplan(case: Case, device: str) -> Found:
-    """`memplan.largest`, and then the plan that `memplan.jit` makes there."""
-    start = time.perf_counter()
-    given: dict[str, Any] = {"device": device, "budget": BUDGETS[device], "host_budget": HOST_BUDGET}
-    found = api.frontier(
-        lambda size: case.make(size, False), low=case.low, high=case.high, step=case.step, names=(case.axis,), **given
-    )
-    [(size,)], [refused] = found.largest, found.refused
-    function, args = case.make(size, False)
-    report = memplan.jit(function, **given, donate_argnums=0).plan(*args).report
-    return Found(
-        "memplan", size, report.compiled_peak_bytes, report.host_peak_bytes, report.predicted_step_s,
-        found.limit(refused), found.compilations, time.perf_counter() - start,
-    )  # fmt: skip
-
-
 def measure(case: Case, device: str, way: str) -> Found:
-    return by_memplan(case, device) if way == "memplan" else without_a_plan(case, device, way)
+    """By compiling sizes, ever larger ones and then between."""
+    start = time.perf_counter()
+    tried: dict[int, list[Compiled]] = {}
+
+    def fits(position: int) -> bool:
+        if position not in tried:
+            tried[position] = list(compiled(case, device, case.sizes[position], way))
+        return any(not one.refused for one in tried[position])
+
+    last = last_fitting(count_to_try(len(case.sizes), fits), fits)
+    compilations, spent = sum(map(len, tried.values())), time.perf_counter() - start
+    limit = tried[last + 1][-1].refused if last + 1 in tried else ""
+    if last < 0:
+        return Found(way, None, None, None, None, limit, compilations, spent)
+    one = next(one for one in tried[last] if not one.refused)
+    return Found(way, case.sizes[last], one.device_bytes, one.host_bytes, one.step_s, limit, compilations, spent)
+
+
+def count_to_try(count: int, fits: Callable[[int], bool]) -> int:
+    """So many of `count` sizes, doubling, that the last one does not fit, or all: large ones compile for hours."""
+    few = 1
+    while few < count and fits(few - 1):
+        few *= 2
+    return min(few, count)
 
 
 def known(path: Path) -> dict[str, Found]:

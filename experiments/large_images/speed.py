@@ -1,4 +1,4 @@
-"""Pixels a second against size, as memplan's planner predicts them; nothing is compiled."""
+"""Pixels a second against size, in each way that fits."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from experiments.large_images.cases import Case, limits
-from experiments.large_images.searches import PLANNER, search_for
-from memplan.errors import InfeasibleBudgetError
+from experiments.large_images.compiling import compiled
 from memplan.files import write_whole
-from memplan.search import Search
 from memplan.summary import versions
 
 GROWTH = 2.0  # pixels from one size to the next
@@ -19,7 +17,7 @@ GROWTH = 2.0  # pixels from one size to the next
 
 @dataclass(frozen=True)
 class Speed:
-    """Of one size, predicted: bytes and seconds of each way, None where it does not fit."""
+    """Of one size: seconds of each way, None where it does not fit; and the bytes of memplan's."""
 
     size: int
     plain_s: float | None
@@ -30,7 +28,7 @@ class Speed:
 
 
 def series(case: Case, device: str) -> Iterator[Speed]:
-    """From the smallest size in doublings of the pixels until no plan is predicted to fit."""
+    """From the smallest size in doublings of the pixels until no plan fits."""
     pixels = 0.0
     for size in case.sizes:
         if case.pixels(size) >= pixels:
@@ -42,22 +40,20 @@ def series(case: Case, device: str) -> Iterator[Speed]:
 
 
 def speed_of(case: Case, device: str, size: int) -> Speed | None:
-    def kept(search: Search) -> float | None:
-        timeline = search.compiling.straight_timeline
-        return timeline.step_s if timeline.peak_nbytes <= search.budget else None
-
-    search = search_for(case, device, size, remat=False)
-    plain_s, checkpoint_s = kept(search), kept(search_for(case, device, size, remat=True))
-    try:
-        plan = search.unverified()
-    except InfeasibleBudgetError:
+    """None where not even a plan fits."""
+    [plan] = compiled(case, device, size, "memplan")
+    if plan.refused:
         return None
-    assert plan.step_s is not None
+    plain_s, checkpoint_s = (
+        None if one.refused else one.step_s
+        for way in ("plain", "jax.checkpoint")
+        for one in compiled(case, device, size, way)
+    )
     return Speed(size, plain_s, checkpoint_s, plan.step_s, plan.device_bytes, plan.host_bytes)
 
 
 def measure(case: Case, device: str, path: Path) -> None:
-    content = limits(case, device) | {"planner": PLANNER, "rows": [asdict(row) for row in series(case, device)]}
+    content = limits(case, device) | {"rows": [asdict(row) for row in series(case, device)]}
     write_whole(path, json.dumps(content | {"versions": dict(versions())}, indent=1) + "\n")
 
 

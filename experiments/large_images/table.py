@@ -57,7 +57,7 @@ def _at_the_largest(results: Path) -> Iterator[str]:
 
 def _speeds(results: Path) -> Iterator[str]:
     memplan = "memplan", "its device MiB", "its host MiB"
-    names = ("predicted", "device", "size", "plain Mpixel/s", "jax.checkpoint", *memplan)
+    names = ("speed", "device", "size", "plain Mpixel/s", "jax.checkpoint", *memplan)
     yield f"| {' | '.join(names)} |"
     yield "|---" * len(names) + "|"
     for case, device in on_devices():

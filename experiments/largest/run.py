@@ -52,7 +52,7 @@ MODELS: Mapping[str, Model] = {
     "unet3d-size": Model(lambda size: unet3d_step(size, levels=2, filters=4), 8, 2, "60MiB"),
     "decoder-batch": Model(lambda size: _DECODER(batch=size), 1, 1, "32MiB"),
 }
-LIMITS = {"device": "v100", "host_budget": 0, "planner": "greedy"}
+LIMITS = {"device": "v100", "host_budget": 0, "planner": "recompute"}
 
 
 def fits(model: Model, size: int) -> bool:

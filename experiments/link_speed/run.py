@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from experiments.readme import measure_and_tell
 from memplan import pipeline
-from memplan.candidates import Candidate
-from memplan.errors import InfeasibleBudgetError
-from memplan.pipeline import Request
+from memplan.pipeline import Outcome, Request
+from memplan.planning import planner
 from memplan.planning.devices import named
-from memplan.planning.graph import Graph
-from memplan.planning.planners.greedy import GreedyPlanner
-from memplan.planning.planners.protocol import Planner, Problem, Proposal
-from memplan.planning.planners.registry import planner_named
+from memplan.planning.planner import Found
+from memplan.planning.problem import Problem
+from memplan.planning.registry import Planner, planner_named
+from memplan.planning.timing import CopySeconds
 from memplan.summary import versions
 from memplan.xla.traffic import traffic
 from models.train import googlenet_step
@@ -34,47 +33,46 @@ LINKS = ("pcie3x16", "pcie4x16", "pcie5x16", "power9-nvlink2", "nvlink-c2c")
 DEVICE, BUDGET, HOST_BUDGET = "v100", "6GiB", "256GiB"
 IMAGE, BATCH = 2240, 5
 MIB = 2**20
-_LIGHT = ("view", "elementwise")
 
 
-def swapping(graph: Graph) -> Graph:
-    """The graph for a planner that may move values and run nothing heavy twice, as LMS did."""
-    return replace(graph, ops=tuple(op if op.fusion in _LIGHT else replace(op, recomputable=False) for op in graph.ops))
+@dataclass(frozen=True)
+class Swapping:
+    """Moves values and runs no kernel twice, as LMS did; kernels keep their order."""
+
+    name: str = "swapping"
+
+    def plan(
+        self, problem: Problem, budget_nbytes: int, host_nbytes: int = 0, copy_s: CopySeconds | None = None
+    ) -> Found:
+        return planner.plan(once_each(problem), budget_nbytes, host_nbytes, copy_s)
 
 
-class Swapping(GreedyPlanner):
-    def propose(self, problem: Problem) -> Proposal:
-        return super().propose(replace(problem, graph=swapping(problem.graph)))
+def once_each(problem: Problem) -> Problem:
+    """The same kernels, none of which may run again."""
+    return replace(problem, kernels=tuple(replace(kernel, repeatable=False) for kernel in problem.kernels))
 
 
-PLANNERS: Mapping[str, Planner] = {"swapping": Swapping(), "memplan": planner_named("milp")}
+PLANNERS: Mapping[str, Planner] = {"swapping": Swapping(), "memplan": planner_named(None)}
 
 
-def planned(name: str) -> tuple[Candidate, Candidate]:
-    """The unmodified step, and the fastest plan that fits with the slowest of the links."""
+def planned(name: str) -> Outcome:
+    """What fits with the slowest of the links."""
     step, args = googlenet_step(image=IMAGE, batch=BATCH)
     request = Request(BUDGET, HOST_BUDGET, f"{DEVICE}@{LINKS[0]}", PLANNERS[name])
-    search = pipeline.search_for(
-        step, args, {}, {"donate_argnums": 0}, request, lambda stage, share: print(stage, flush=True)
-    )
-    plain = search.plain()
-    fitting = [*filter(search.fits, search.own())]
-    if not fitting:
-        raise InfeasibleBudgetError("no plan fits", floor_bytes=search.lowest.nbytes, smallest_bytes=0, operation="")
-    return plain, min(fitting, key=lambda one: one.step_s or 0.0)
+    return pipeline.run(step, args, {}, {"donate_argnums": 0}, request, lambda stage, share: print(stage, flush=True))
 
 
 def measure(name: str) -> str:
-    plain, chosen = planned(name)
-    assert chosen.executable is not None and chosen.traffic is not None
+    chosen = planned(name)
+    plain, made = chosen.made.plain, chosen.made.result
     rows = {}
     for link in LINKS:
-        moved = traffic(chosen.executable.text, named(f"{DEVICE}@{link}"))
+        moved = traffic(made.module, named(f"{DEVICE}@{link}"))
         rows[link] = {"step_s": moved.step_s, "copy_s": moved.copy_s, "hidden_copy_s": moved.hidden_copy_s}
     content: dict[str, Any] = {
         "image": IMAGE, "batch": BATCH, "device": DEVICE, "budget": BUDGET, "plain_bytes": plain.device_bytes,
-        "plain_step_s": plain.step_s, "device_bytes": chosen.device_bytes, "host_bytes": chosen.host_bytes,
-        "compute_s": chosen.traffic.compute_s, "links": rows, "versions": dict(versions()),
+        "plain_step_s": plain.traffic.step_s, "device_bytes": chosen.device_bytes, "host_bytes": chosen.host_bytes,
+        "compute_s": made.traffic.compute_s, "links": rows, "versions": dict(versions()),
     }  # fmt: skip
     return json.dumps(content, indent=1)
 

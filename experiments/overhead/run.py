@@ -1,4 +1,4 @@
-"""First call and later calls of `memplan.jit` beside `jax.jit`, and the seconds that planning takes without XLA.
+"""First call and later calls of `memplan.jit` beside `jax.jit`, on a step that fits as it is.
 
     python -m experiments.overhead.run --out experiments/overhead/results/NAME.json
 
@@ -21,13 +21,6 @@ import jax
 
 import memplan
 from memplan.files import write_whole
-from memplan.planning import devices
-from memplan.planning.planners.protocol import Problem
-from memplan.planning.planners.registry import planner_named
-from memplan.program.extract import extract
-from memplan.program.rewrite import rewrite
-from memplan.program.trace import trace
-from memplan.verify.plan import judge
 from models.resnet import ResNetConfig
 from models.train import resnet_step
 
@@ -43,7 +36,6 @@ def main() -> None:
         "versions": {"python": platform.python_version(), "jax": jax.__version__},
         "first_call": first_calls(),
         "later_calls": later_calls(),
-        "planning": [planning(share) for share in (0.75, 0.5, 0.3)],
     }
     write_whole(options.out, json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
@@ -88,23 +80,6 @@ def later_calls() -> dict[str, float]:
             seconds[name].append(time.perf_counter() - start)
     medians = {name: statistics.median(many) for name, many in seconds.items()}
     return {**medians, "ratio": medians["memplan_s"] / medians["jax_s"]}
-
-
-def planning(share: float) -> dict[str, float]:
-    """Seconds from the traced ResNet-50 (224^2, batch 64) to the rewritten jaxpr, the compiler left out."""
-    step, args = resnet_step()
-    start = time.perf_counter()
-    program = trace(step, args, {}, {"donate_argnums": 0})
-    traced = time.perf_counter()
-    graph = extract(program)
-    problem = Problem(graph, devices.named("v100"), int(share * 5857 * 2**20), 32 * 2**30)
-    proposal = planner_named(None).propose(problem)
-    judge(proposal.plan, graph)
-    planned = time.perf_counter()
-    rewrite(program, graph, proposal.plan)
-    end = time.perf_counter()
-    return {"share": share, "trace_s": traced - start, "plan_s": planned - traced, "rewrite_s": end - planned,
-            "total_s": end - start}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,13 @@ import numpy as np
 from experiments.parallel.cases import CASES, trained
 from experiments.parallel.table import write_table
 from memplan.files import write_whole
-from memplan.program.executor import compile_stages
-from memplan.program.extract import extract
 from memplan.program.trace import trace
-from memplan.running import Runner, chopped_plans
 from memplan.summary import versions
-from memplan.verify.program import compare
+from memplan.verify.numbers import compare
+from memplan.verify.pieces import in_pieces
 
 STEPS = 20
+LENGTHS = (5, 12)  # equations that are compiled together where the step is cut
 LAYOUTS = tuple(
     (processes, total // processes) for total in (1, 2, 4, 8) for processes in (1, 2, 4) if processes <= total
 )
@@ -37,7 +37,7 @@ class Row:
 
     Attributes:
       off: of the output nearest to its tolerance, the largest difference over the largest magnitude.
-      recompilation: the same between the step on one device and that step cut into segments.
+      recompilation: the same between the step on one device and that step cut into pieces.
       passes: every leaf of the state, and every loss, is within the gate's tolerance.
     """
 
@@ -52,12 +52,15 @@ class Row:
 
 
 def references(case: str, steps: int = STEPS) -> list[list[np.ndarray]]:
-    """Outputs of training on one device: as one program, and cut into segments in two ways."""
+    """Outputs of training on one device: as one program, and in pieces of two lengths."""
     step, (state, batch) = CASES[case]()
     program = trace(step, (state, batch), {}, {})
-    graph = extract(program)
-    cut = [Runner(program, None, compile_stages(program, graph, plan)) for plan in chopped_plans(graph, "local")]
-    return [outputs(*trained(run, state, batch, steps)) for run in (jax.jit(step), *cut)]
+
+    def cut(length: int) -> Callable[..., Any]:
+        run = in_pieces(program.jaxpr, length, {})
+        return lambda *args: jax.tree.unflatten(program.out_tree, run(jax.tree.leaves(args)))
+
+    return [outputs(*trained(run, state, batch, steps)) for run in (jax.jit(step), *map(cut, LENGTHS))]
 
 
 def outputs(state: Any, losses: list[float]) -> list[np.ndarray]:

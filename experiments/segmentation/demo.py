@@ -1,7 +1,8 @@
 """`memplan demo`: train a 3D U-Net on whole volumes under a budget that the plain step exceeds, and show what it costs.
 
-Three runs of the same steps on the same volumes, each in a process of its own: the plain step, the step only cut into
-segments (what recompilation alone does to the losses), and the planned step.
+Two runs of the same steps on the same volumes, each in a process of its own: the plain step, and the planned one within
+a share of what the compiler says that the plain one takes. Both use the same kernels: the losses have to agree to the
+last bit.
 """
 
 from __future__ import annotations
@@ -14,18 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from experiments.segmentation.decathlon import open_dataset
 from experiments.segmentation.phantoms import write_phantoms
-from experiments.segmentation.training import factory
 from experiments.segmentation.worker import WAYS
 from memplan.errors import MemplanError
 from memplan.files import write_whole
 from memplan.planning.budget import parse_bytes, show_bytes
-from models.unet3d import UNet3DConfig
 
 FILTERS = 8
 CASES = 2
@@ -36,9 +36,9 @@ class DemoFailedError(MemplanError):
 
 
 def main(
-    size: int = 144, steps: int = 4, budget: str = "42%", data: Path | None = None, out: Path = Path("memplan-demo")
+    size: int = 96, steps: int = 4, budget: str = "50%", data: Path | None = None, out: Path = Path("memplan-demo")
 ) -> int:
-    """Run the demo; returns 0 if the plan fits, the losses agree and the resident set is smaller, else 1.
+    """Run the demo; returns 0 if the plan fits, the losses are the same and the resident set grows by less, else 1.
 
     Args:
       size: voxels along each side of a volume, a multiple of 8.
@@ -51,36 +51,27 @@ def main(
         raise MemplanError(f"the U-Net halves its input three times: {size} is no multiple of 8. Try {size // 8 * 8}.")
     out.mkdir(parents=True, exist_ok=True)
     root = data or out / f"phantoms-{size}"
-    dataset = open_dataset(data) if data else write_phantoms(root, cases=CASES, size=size)
-    config = UNet3DConfig(filters=FILTERS, in_channels=len(dataset.modalities), classes=len(dataset.labels))
-    plain_bytes = needed_bytes(size, config)
-    limit = parse_bytes(budget, plain_bytes)
-    results = {}
+    if data:
+        open_dataset(data)
+    else:
+        write_phantoms(root, cases=CASES, size=size)
     with Progress(TextColumn("{task.description:>22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                   console=Console(stderr=True)) as bars:  # fmt: skip
-        for way in WAYS:
-            results[way] = run(way, root, size, steps, limit, out / "report.json", bars)
-    found = summary(results, plain_bytes, limit, size, steps)
+        plain = run("plain", root, size, steps, bars)
+        limit = parse_bytes(budget, plain["compiled_bytes"])
+        planned = run("planned", root, size, steps, bars, "--budget", str(limit), "--report", str(out / "report.json"))
+    found = summary(plain, planned, limit, size, steps)
     write_whole(out / "demo.json", json.dumps(found, indent=1) + "\n")
     show(found, Console(), out)
-    return 0 if found["same_losses"] and found["resident_share"] < 1 else 1
+    return 0 if found["same_losses"] and found["share_above_idle"] < 1 else 1
 
 
-def needed_bytes(size: int, config: UNet3DConfig) -> int:
-    """Device bytes of the plain step, by the compiler."""
-    step, args = factory(size, config)
-    stats = jax.jit(step, donate_argnums=0).lower(*args).compile().memory_analysis()
-    assert stats is not None
-    moved = stats.temp_size_in_bytes + stats.argument_size_in_bytes
-    return moved + stats.output_size_in_bytes - stats.alias_size_in_bytes
-
-
-def run(way: str, root: Path, size: int, steps: int, limit: int, report: Path, bars: Progress) -> dict[str, Any]:
+def run(way: str, root: Path, size: int, steps: int, bars: Progress, *more: str) -> dict[str, Any]:
     """One training process; its lines of JSON drive the bar."""
     bar = bars.add_task(f"{way} step", total=steps)
-    options = {"way": way, "size": size, "steps": steps, "filters": FILTERS, "budget": limit, "report": report}
+    options = {"way": way, "size": size, "steps": steps, "filters": FILTERS}
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    command = [sys.executable, "-m", "experiments.segmentation.worker", str(root), *words]
+    command = [sys.executable, "-m", "experiments.segmentation.worker", str(root), *words, *more]
     result: dict[str, Any] = {"losses": [], "seconds": []}
     with (
         tempfile.TemporaryFile("w+") as complaints,
@@ -103,44 +94,43 @@ def run(way: str, root: Path, size: int, steps: int, limit: int, report: Path, b
     return result
 
 
-def summary(results: dict[str, Any], plain_bytes: int, limit: int, size: int, steps: int) -> dict[str, Any]:
-    """What the demo found; losses agree if the planned ones are off by at most four times what cutting alone causes."""
-    plain, cut, planned = (results[way]["losses"] for way in WAYS)
-    recompilation = max(abs(a - b) / abs(a) for a, b in zip(plain, cut, strict=True))
-    difference = max(abs(a - b) / abs(a) for a, b in zip(plain, planned, strict=True))
-    tolerance = 4 * recompilation + float(jax.numpy.finfo(jax.numpy.float32).eps)
+def summary(plain: dict[str, Any], planned: dict[str, Any], limit: int, size: int, steps: int) -> dict[str, Any]:
+    """What the demo found. Losses are the same where they are the same float32; memory is what a process grows by."""
+    plain_bits, planned_bits = (np.float32(one["losses"]).tobytes() for one in (plain, planned))
+    above = [one["peak_rss"] - one["idle_rss"] for one in (plain, planned)]
+    seconds = [sorted(one["seconds"])[len(one["seconds"]) // 2] for one in (plain, planned)]
     return {
         "size": size,
         "steps": steps,
-        "plain_bytes": plain_bytes,
         "budget_bytes": limit,
-        "runs": results,
-        "resident_share": results["planned"]["peak_rss"] / results["plain"]["peak_rss"],
-        "recompilation_error": recompilation,
-        "planned_error": difference,
-        "tolerance": tolerance,
-        "same_losses": difference <= tolerance,
-        "loss_falls": planned[-1] < planned[0],
+        "runs": {"plain": plain, "planned": planned},
+        "share_above_idle": above[1] / above[0],
+        "slower": seconds[1] / seconds[0] - 1,
+        "same_losses": plain_bits == planned_bits,
+        "loss_falls": planned["losses"][-1] < planned["losses"][0],
         "versions": {"jax": jax.__version__},
     }
 
 
 def show(found: dict[str, Any], console: Console, out: Path) -> None:
     table = Table(title=f"3D U-Net, whole volumes of {found['size']}^3 voxels, {found['steps']} steps on the CPU")
-    for heading in ("step", "loss, first to last", "seconds a step", "resident set"):
+    headings = ("step", "loss, first to last", "seconds a step", "ready after", "compiled", "idle process", "at most")
+    for heading in headings:
         table.add_column(heading, justify="left" if heading == "step" else "right")
     for way in WAYS:
-        one = found["runs"][way]
-        seconds = sorted(one["seconds"])[len(one["seconds"]) // 2]
-        losses = f"{one['losses'][0]:.6f} to {one['losses'][-1]:.6f}"
-        table.add_row(way, losses, f"{seconds:.1f}", show_bytes(one["peak_rss"]))
+        table.add_row(way, *_cells(found["runs"][way]))
     console.print(table)
-    need, limit = show_bytes(found["plain_bytes"]), show_bytes(found["budget_bytes"])
-    verdict = "the same" if found["same_losses"] else "NOT the same"
+    need, limit = show_bytes(found["runs"]["plain"]["compiled_bytes"]), show_bytes(found["budget_bytes"])
     console.print(
-        f"The plain step needs {need}; the budget was {limit}. Resident set: {found['resident_share']:.0%} of plain."
+        f"The plain step needs {need}; the budget was {limit}. The planned process grows by "
+        f"{found['share_above_idle']:.0%} of what the plain one grows by, and takes {found['slower']:+.0%} time a step."
     )
-    console.print(
-        f"Losses are {verdict}: off by {found['planned_error']:.1e}, tolerance {found['tolerance']:.1e} "
-        f"(cutting alone: {found['recompilation_error']:.1e}). Written: {out / 'demo.json'}, {out / 'report.json'}"
-    )
+    verdict = "the same, to the last bit" if found["same_losses"] else "NOT the same"
+    console.print(f"Losses are {verdict}. Written: {out / 'demo.json'}, {out / 'report.json'}")
+
+
+def _cells(run: dict[str, Any]) -> list[str]:
+    seconds = sorted(run["seconds"])[len(run["seconds"]) // 2]
+    sizes = (show_bytes(run[name]) for name in ("compiled_bytes", "idle_rss", "peak_rss"))
+    losses = f"{run['losses'][0]:.6f} to {run['losses'][-1]:.6f}"
+    return [losses, f"{seconds:.1f}", f"{run['ready_s']:.0f} s", *sizes]

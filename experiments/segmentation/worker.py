@@ -1,11 +1,13 @@
 """One training run in a process of its own, so that its resident set is its own: prints a JSON object per line.
 
-python -m experiments.segmentation.worker ROOT --way planned --size 144 --steps 6 --filters 8 --share 0.45
+python -m experiments.segmentation.worker ROOT --way planned --size 96 --steps 4 --filters 8 --budget 400MiB
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import itertools
 import json
 import resource
@@ -21,10 +23,9 @@ import jax.numpy as jnp
 import memplan
 from experiments.segmentation.decathlon import Dataset, load_case, open_dataset
 from experiments.segmentation.training import batch_of, factory
-from memplan.running import segmented
 from models.unet3d import UNet3DConfig
 
-WAYS = ("plain", "segmented", "planned")
+WAYS = ("plain", "planned")
 
 
 def main() -> None:
@@ -34,15 +35,18 @@ def main() -> None:
     parser.add_argument("--size", type=int, required=True, help="voxels along each side")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--filters", type=int, required=True, help="filters of the first level")
-    parser.add_argument("--budget", required=True, help="as memplan.jit takes it")
+    parser.add_argument("--budget", help="of the planned step, as memplan.jit takes it")
     parser.add_argument("--report", type=Path, help="where the planned run writes its report, as JSON")
     options = parser.parse_args()
     dataset = open_dataset(options.root)
     config = UNet3DConfig(filters=options.filters, in_channels=len(dataset.modalities), classes=len(dataset.labels))
     step, (state, batch) = factory(options.size, config)
-    run = build(options.way, step, (state, batch), options.budget, options.report)
+    start = time.perf_counter()
+    run, nbytes = build(options.way, step, (state, batch), options.budget, options.report)
+    tell(compiled_bytes=nbytes, ready_s=time.perf_counter() - start)
     state = initial(options.size, config)
-    tell(prepared_rss=resident_bytes())
+    give_back()
+    tell(idle_rss=resident_bytes())
     with highest_resident() as highest:
         volumes = batches(dataset, options.size)
         for number in range(options.steps):
@@ -55,16 +59,32 @@ def main() -> None:
     tell(peak_rss=highest(), process_peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
-def build(way: str, step: Any, shapes: Any, budget: str, report: Path | None) -> Callable[..., Any]:
-    """The step in one of three ways: as it is, only cut into segments, or planned."""
+def build(
+    way: str, step: Any, shapes: Any, budget: str | None, report: Path | None
+) -> tuple[Callable[..., Any], int | None]:
+    """The step as it is, or planned; and what the compiler says that it takes."""
     if way == "plain":
-        return jax.jit(step, donate_argnums=0).lower(*shapes).compile()
-    if way == "segmented":
-        return segmented(step, shapes, budget, donate_argnums=0)
+        compiled = jax.jit(step, donate_argnums=0).lower(*shapes).compile()
+        return compiled, device_bytes(compiled)
     planned = memplan.jit(step, budget=budget, donate_argnums=0).plan(*shapes)
     if report is not None:
         planned.report.save_json(report)
-    return planned.compile()
+    return planned.compile(), planned.report.compiled_peak_bytes
+
+
+def device_bytes(compiled: Any) -> int:
+    """Of an executable of `jax.jit`: temporaries, arguments and outputs, donated ones once."""
+    stats = compiled.memory_analysis()
+    moved = stats.temp_size_in_bytes + stats.argument_size_in_bytes
+    return moved + stats.output_size_in_bytes - stats.alias_size_in_bytes
+
+
+def give_back() -> None:
+    """What compiling left free in the heap goes back, so that it hides nothing of what a step takes."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)
 
 
 def initial(size: int, config: UNet3DConfig) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,12 +15,19 @@ from memplan.program.trace import flatten
 def run_in_pieces(
     closed: compat.ClosedJaxpr, inputs: Sequence[Any], length: int, flags: Mapping[str, Any]
 ) -> list[Any]:
-    """Outputs of a flat jaxpr, no more than `length` equations of it compiled together, nor two trips of a loop.
+    """Outputs of a flat jaxpr; see `in_pieces`."""
+    return in_pieces(closed, length, flags)(inputs)
+
+
+def in_pieces(
+    closed: compat.ClosedJaxpr, length: int, flags: Mapping[str, Any]
+) -> Callable[[Sequence[Any]], list[Any]]:
+    """A flat jaxpr, no more than `length` equations of it compiled together, nor two trips of a loop; compiled once.
 
     Args:
       flags: `compiler_options` of every piece.
     """
-    return _Runner(closed, length, flags).run(inputs)
+    return _Runner(closed, length, flags).run
 
 
 @dataclass

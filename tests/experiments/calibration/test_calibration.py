@@ -6,15 +6,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import pytest
 
+from experiments.budgets.cases import mlp_step
 from experiments.calibration import run
 from memplan.planning import spec
 from memplan.planning.spec import Measurement, Timing
-from memplan.program.extract import extract
-from memplan.program.trace import trace
 
 FOLDER = Path(run.__file__).parent
 FOUND = json.loads((FOLDER / "results" / "steps.json").read_text())
@@ -37,18 +34,12 @@ def test_a_prediction_twice_too_long_is_as_far_off_as_one_twice_too_short() -> N
     assert run.factor(rows, "x") == pytest.approx(2.0)
 
 
-def test_convolutions_get_a_rate_of_their_own_and_nothing_else_does() -> None:
-    def step(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
-        return jax.lax.conv(x, w, (1, 1), "SAME").reshape(2, -1) @ v
-
-    shapes = [(2, 3, 8, 8), (4, 3, 3, 3), (256, 5)]
-    graph = extract(trace(step, tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes), {}, {}))
-    named = run.named_convolutions(graph)
-    classes = {op.name: op.flops_dtype for op in named.ops if op.flops_dtype}
-    assert classes == {"conv_general_dilated": "2D float32", "dot_general": "float32"}
-    device = run.with_convolutions(DEVICE)
-    assert device.rate("2D float32") == pytest.approx(run.convolution_rate(DEVICE, 2))
-    assert device.rate("float32") == DEVICE.device.rate("float32")
+def test_a_step_is_predicted_as_it_is_and_planned() -> None:
+    case = run.Case("a product", lambda: mlp_step(4, 64, 256, concrete=True))
+    plain, planned = case.rows({"plain": [2.0, 1.0], "planned": [3.0]}, {"measured": DEVICE.device})
+    assert (plain["way"], plain["best_s"], plain["median_s"]) == ("plain", 1.0, 1.5)
+    assert planned["device_bytes"] < plain["device_bytes"]
+    assert planned["predicted_s"]["measured"] >= plain["predicted_s"]["measured"] > 0
 
 
 def test_of_two_calibrations_the_better_of_each_rate_counts() -> None:

@@ -10,9 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from experiments.large_images import run
 from experiments.large_images.cases import BUDGETS, WAYS, Case, cases, on_devices
+from experiments.large_images.compiling import compiled
 from experiments.large_images.run import Found
 from experiments.large_images.speed import Speed, series
 from experiments.large_images.table import tables
@@ -63,13 +65,37 @@ def test_speeds_are_told_where_a_way_fits(tmp_path: Path) -> None:
     assert "| unet3d-volume | v100 | 512 | {} |  | {} | 1024 | 1 |".format(*speeds) in tables(tmp_path)
 
 
-def test_sizes_double_until_no_plan_is_predicted_to_fit() -> None:
+def growing(low: int) -> Case:
+    """Four layers of equal width; more rows than 2**20 are not looked at."""
+
     def make(rows: int, remat: bool) -> Any:
         layers = [jax.ShapeDtypeStruct((2**13, 2**13), jnp.float32)] * 4
         return dense.step, (layers, jax.ShapeDtypeStruct((rows, 2**13), jnp.float32))
 
+    return Case("dense", "rows", low, 2**20, low, make, lambda rows: rows)
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.slow
+def test_the_largest_of_each_way_fits_and_the_next_one_does_not() -> None:
+    case = growing(2**15)
+    for way in ("plain", "memplan"):
+        found = run.measure(case, "v100", way)
+        assert found.size is not None and found.device_bytes is not None and found.device_bytes <= 15 * 2**30
+        [refused] = compiled(case, "v100", found.size + case.step, way)
+        assert refused.refused == found.limit != ""
+
+
+@pytest.mark.parametrize(("fitting", "tried"), [(0, 1), (1, 2), (3, 4), (4, 8), (70, 100)])
+def test_ever_larger_sizes_are_tried(fitting: int, tried: int) -> None:
+    assert run.count_to_try(100, lambda position: position < fitting) == tried
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.slow
+def test_sizes_double_until_no_plan_fits() -> None:
     low = 3 * 2**13
-    rows = list(series(Case("dense", "rows", low, 2**20, low, make, lambda rows: rows), "v100"))
+    rows = list(series(growing(low), "v100"))
     assert [row.size for row in rows] == [low * 2**doubled for doubled in range(len(rows))]
     assert rows[0].plain_s is not None and rows[0].host_bytes == 0
     assert rows[-1].plain_s is None and rows[-1].size < 2**20

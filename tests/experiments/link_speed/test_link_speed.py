@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-
 from experiments.link_speed import run
-from memplan.program.extract import extract
-from memplan.program.trace import trace
+from memplan.planning.problem import Buffer, Kernel, Problem, Role
+from memplan.planning.schedule import Kind
 
 
-def test_nothing_heavy_may_run_twice() -> None:
-    def step(x: jax.Array) -> jax.Array:
-        return jnp.tanh(x @ x).sum(0)
+def chain(length: int) -> Problem:
+    """Each kernel reads what the last one wrote, on the way there and on the way back."""
+    made = [Buffer(f"value.{n}", 100, Role.TEMPORARY, n, n) for n in range(2 * length)]
+    there = [Kernel(f"there.{n}", (n - 1,) if n else (), (n,), seconds=1.0) for n in range(length)]
+    back = [Kernel(f"back.{n}", (n - 1, 2 * length - 1 - n), (n,), seconds=1.0) for n in range(length, 2 * length)]
+    return Problem(tuple(made), (*there, *back), frozenset({2 * length - 1}), frozenset())
 
-    graph = extract(trace(step, (jnp.ones((4, 4)),), {}, {}))
-    allowed = {op.fusion: op.recomputable for op in run.swapping(graph).ops}
-    assert allowed["elementwise"] and not allowed["kernel"] and not allowed["reduction"]
+
+def test_nothing_runs_twice_and_what_does_not_fit_is_moved() -> None:
+    problem, room = chain(8), 600
+    schedule = {
+        name: run.PLANNERS[name].plan(problem, room, 10_000, lambda nbytes: 0.1).schedule for name in run.PLANNERS
+    }
+    swapped = Counter(one.kind for one in schedule["swapping"])
+    assert swapped[Kind.RUN] == len(problem.kernels)
+    assert swapped[Kind.OFFLOAD] > 0
 
 
 def test_every_link_is_told_against_the_slowest(tmp_path: Path, monkeypatch) -> None:
