@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from experiments.public.checkouts import MissingCheckoutError, checkouts_folder
 from experiments.public.steps import STEPS, PublicStep
 from memplan.planning import devices
-from memplan.program.targets import Target
+from memplan.xla.target import Target
 
 MIB = 2**20
 

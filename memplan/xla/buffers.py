@@ -99,7 +99,12 @@ class _Reading:
             for at, one in enumerate(self._kernels)
         )
         return Problem(
-            tuple(buffers), kernels, frozenset(now([*outputs])), frozenset(now([*donated])), self._tables_nbytes, self._alignment
+            tuple(buffers),
+            kernels,
+            frozenset(now([*outputs])),
+            frozenset(now([*donated])),
+            self._tables_nbytes,
+            self._alignment,
         )
 
     def _computation(self, body: Computation, given: Sequence[Tree] | None, within: int | None) -> Tree:
