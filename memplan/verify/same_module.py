@@ -8,6 +8,7 @@ carries, may be read no more, but by what reads it there in the plain module too
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -267,12 +268,11 @@ class _Reading:
 
     def _said(self, op: Instruction) -> tuple[object, ...]:
         """What an instruction says of itself, called computations by what they say."""
-        attributes = _QUEUE.sub("", _metadata_apart(op.attributes))
         if op.opcode == "while":
             called = self._looped(op.attribute("condition"), False), self._looped(op.attribute("body"), True)
         else:
-            called = tuple(map(self._spelled, op.called))
-        return op.opcode, _shape(op.shape), _NAMES.sub("%", attributes), called
+            called = tuple(map(self._spelled, op.called)) if "=%" in op.attributes or "{%" in op.attributes else ()
+        return op.opcode, _shape(op.shape), _stated(op.attributes), called
 
     def _looped(self, name: str, carries: bool) -> int:
         """A loop's condition, or its body, whose results are written over what it is given."""
@@ -289,10 +289,9 @@ class _Reading:
             number = {op: f"%{i}" for i, op in enumerate(body.ops)}
             lines = []
             for op in body.ops.values():
-                attributes = _NAMES.sub("%", _QUEUE.sub("", _metadata_apart(op.attributes)))
                 called = tuple(self._spelled(one) for one in op.called)
                 operands = tuple(number[operand] for operand in op.operands)
-                lines.append((op.opcode, _shape(op.shape), operands, attributes, called, op.root))
+                lines.append((op.opcode, _shape(op.shape), operands, _stated(op.attributes), called, op.root))
             self._bodies[name] = self._meanings.of(("body", *lines))
         return self._bodies[name]
 
@@ -372,13 +371,14 @@ def _donated(module: Module) -> dict[int, Place]:
     return {output: arguments[argument] for output, argument in module.aliases.items()}
 
 
-def _metadata_apart(attributes: str) -> str:
-    """Attributes without what only tells of origins."""
-    return _ORIGIN.sub("", attributes)
+@functools.lru_cache(maxsize=1 << 16)  # two modules say nearly the same things
+def _stated(attributes: str) -> str:
+    """Attributes without names, streams and what only tells of origins."""
+    return _NAMES.sub("%", _QUEUE.sub("", _ORIGIN.sub("", attributes))) if attributes else ""
 
 
 def _shape(shape: Shape) -> str:
-    return ",".join(map(str, leaves(shape)))
+    return str(shape) if isinstance(shape, Array) else ",".join(map(str, leaves(shape)))
 
 
 def _tree(name: str, shape: Shape) -> Tree:
