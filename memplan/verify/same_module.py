@@ -31,6 +31,8 @@ class Place:
 Tree = Place | tuple["Tree", ...]
 
 _NAMES = re.compile(r"%[\w.\-]+")
+_CALLED = re.compile(r"(?:to_apply|calls)=%([\w.\-]+)")
+_FRAME = re.compile(r" ?stack_frame_id=\d+")
 _QUEUE = re.compile(r'"(?:operation_queue_id|wait_on_operation_queues)":(?:"[^"]*"|\[[^\]]*\]),?')
 _ORIGIN = re.compile(r",? ?(?:metadata=\{(?:[^{}\"]|\"(?:[^\"\\]|\\.)*\"|\{[^}]*\})*\}|control-predecessors=\{[^}]*\})")
 _EFFECT = re.compile(r"\b(?:custom_call_)?has_side_effect=true")
@@ -91,6 +93,8 @@ class _Meanings:
 
     numbers: dict[object, int] = field(default_factory=dict)
     origins: dict[Meaning, tuple[Meaning, str]] = field(default_factory=dict)  # of views: whose they are, of what shape
+    fusions: dict[object, tuple[list[Meaning], set[Meaning]]] = field(default_factory=dict)  # results; all inside
+    updates: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # of fusions: leaf, number of a parameter
 
     def of(self, expression: object) -> int:
         return self.numbers.setdefault(expression, len(self.numbers))
@@ -123,6 +127,7 @@ class _Reading:
         """`over` says of outputs which leaf of an argument they are written over."""
         self._module, self._body, self._meanings = module, body, meanings
         self._bodies: dict[str, int] = {}
+        self._texts: dict[str, int] = {}
         self._trees: dict[str, Tree] = {}
         self._means: dict[Place, Meaning] = {}
         self._reads: dict[Place, list[tuple[int, str]]] = {}  # of a version: position and reader
@@ -234,11 +239,27 @@ class _Reading:
 
     def _fused(self, op: Instruction, operands: Sequence[Tree]) -> list[Meaning]:
         """What a fusion's results mean, by the instructions in it; where an order matters, its emitter does too."""
+        given = tuple(tuple(self._means[place] for place in _places(tree)) for tree in operands)
+        key = op.attribute("kind"), self._text(op.called[0]), _shape(op.shape), given
+        if key not in self._meanings.fusions:
+            self._meanings.fusions[key] = self._inside(op, given)
+        results, inside = self._meanings.fusions[key]
+        self.computed.update(inside)
+        return results
+
+    def _text(self, name: str) -> int:
+        """A computation with all that it calls, letter by letter, but for its own name and stack frames."""
+        if name not in self._texts:
+            text = _FRAME.sub("", self._module.texts[name].partition("\n")[2])
+            self._texts[name] = self._meanings.of(("text", text, *map(self._text, _CALLED.findall(text))))
+        return self._texts[name]
+
+    def _inside(self, op: Instruction, operands: Sequence[Sequence[Meaning]]) -> tuple[list[Meaning], set[Meaning]]:
         body, inner = self._module[op.called[0]], dict[str, list[Meaning]]()
         for one in body.ops.values():
             given = [inner[name] for name in one.operands]
             if one.opcode == "parameter":
-                made = [self._means[place] for place in _places(operands[int(one.attributes)])]
+                made = list(operands[int(one.attributes)])
             elif one.opcode == "bitcast":
                 made = [self._meanings.view(str(one.shape), given[0][0], str(body.ops[one.operands[0]].shape))]
             elif one.opcode == "get-tuple-element":
@@ -250,9 +271,8 @@ class _Reading:
                 number = self._meanings.of((*self._said(one), emitter, *(tuple(part) for part in given)))
                 made = [(number, leaf) for leaf in range(len(one.result))]
             inner[one.name] = made
-            self.computed.update(made)
         _require(_shape(op.shape) == _shape(body.root.shape), f"has another shape in {op.name} than what it calls")
-        return inner[body.root.name]
+        return inner[body.root.name], {meaning for made in inner.values() for meaning in made}
 
     def _keep_pair(self, op: Instruction, places: list[Place], position: int) -> None:
         """What an asynchronous pair reads is read until its end, what it makes is written from its beginning on."""
@@ -298,7 +318,10 @@ class _Reading:
     def _updates(self, op: Instruction, operands: Sequence[Tree]) -> Iterator[tuple[int | None, Place]]:
         """(leaf, buffer): what it overwrites, and the leaf of its result that lies there then, where that is known."""
         if op.opcode == "fusion":
-            for leaf, number in _updated_parameters(self._module[op.called[0]]):
+            text = self._text(op.called[0])
+            if text not in self._meanings.updates:
+                self._meanings.updates[text] = list(_updated_parameters(self._module[op.called[0]]))
+            for leaf, number in self._meanings.updates[text]:
                 yield from ((leaf, place) for place in _places(operands[number]))
         elif op.opcode == "while":
             handed_on = _handed_on(self._module[op.attribute("body").lstrip("%")])
@@ -377,6 +400,7 @@ def _stated(attributes: str) -> str:
     return _NAMES.sub("%", _QUEUE.sub("", _ORIGIN.sub("", attributes))) if attributes else ""
 
 
+@functools.lru_cache(maxsize=1 << 12)
 def _shape(shape: Shape) -> str:
     return str(shape) if isinstance(shape, Array) else ",".join(map(str, leaves(shape)))
 

@@ -1,0 +1,256 @@
+"""From a step to what runs: one compilation, the bytes that were predicted, the bits of the plain step."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import memplan
+from memplan import MemplanError, PlanMismatchError, inside, pipeline
+from memplan.pipeline import Outcome, Request
+from memplan.planning import planner
+from memplan.xla import target
+from memplan.xla.module import UnreadableModuleError
+from tests.xla.compiling import dense, scanned
+from tests.xla.test_target import needs_compiler
+
+DONATE = {"donate_argnums": 0}
+
+
+def planned(step: Callable[..., Any], args: Any, share: float, device: str | None = None) -> Outcome:
+    """Within a share of what the step takes as it is."""
+    whole = pipeline.best(step, args, {}, DONATE, Request(None, device=device)).device_bytes
+    return pipeline.run(step, args, {}, DONATE, Request(int(share * whole), device=device), lambda *_: None)
+
+
+def same_bits(step: Callable[..., Any], args: Any, found: Outcome) -> None:
+    copies = jax.tree.map(jnp.copy, args)
+    expected, got = jax.jit(step)(*args), found.executable.compiled(*copies)
+    assert jax.tree.structure(expected) == jax.tree.structure(got)
+    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(got), strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Grows by one with every compilation of memplan's."""
+    seen: list[Any] = []
+    original = target.Target.compile
+
+    def counted(self: Any, *args: Any, **named: Any) -> Any:
+        seen.append(args)
+        return original(self, *args, **named)
+
+    monkeypatch.setattr(target.Target, "compile", counted)
+    return seen
+
+
+class TestOnce:
+    def test_planning_and_calling_compile_once(self, compiled: list[Any]) -> None:
+        step, args = dense(64, 6)
+        whole = memplan.jit(step, donate_argnums=0).plan(*args).report.baseline_peak_bytes
+        assert whole is not None and len(compiled) == 1
+        fit = memplan.jit(step, budget=int(0.8 * whole), donate_argnums=0)
+        fit.plan(*args)
+        state, _ = fit(*args)
+        fit(state, args[1])
+        assert len(compiled) == 2
+        assert fit.plan(*args).plan is not None
+
+    def test_a_step_that_fits_is_compiled_once(self, compiled: list[Any]) -> None:
+        step = memplan.jit(lambda x: x + 1)
+        step(jnp.ones(3)), step(jnp.ones(3))
+        assert len(compiled) == 1
+
+    def test_a_kept_plan_is_not_made_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MEMPLAN_CACHE", str(tmp_path))
+        step, args = dense(64, 6)
+        first = planned(step, args, 0.8)
+
+        def refuse(*_: Any) -> Any:
+            raise AssertionError("planned again")
+
+        monkeypatch.setattr(planner, "plan", refuse)
+        again = planned(step, args, 0.8)
+        assert again.plan == first.plan and again.device_bytes == first.device_bytes
+        with pytest.raises(AssertionError, match="planned again"):
+            planned(step, args, 0.7)
+
+    def test_jaxs_own_cache_on_disk_knows_no_plan(self, tmp_path: Path) -> None:
+        step, args = dense(64, 6)
+        options = {
+            "jax_compilation_cache_dir": str(tmp_path),
+            "jax_persistent_cache_min_compile_time_secs": 0.0,
+            "jax_persistent_cache_min_entry_size_bytes": -1,
+        }
+        before = {name: getattr(jax.config, name) for name in options}
+        try:
+            for name, value in options.items():
+                jax.config.update(name, value)
+            jax.jit(lambda x: x * 3)(jnp.ones(7))
+            kept = set(tmp_path.iterdir())
+            found = [planned(step, args, share) for share in (1.0, 0.8, 0.7)]
+            assert not [path for path in set(tmp_path.iterdir()) - kept if "memplan" in path.name]
+        finally:
+            for name, value in before.items():
+                jax.config.update(name, value)
+        assert len({one.device_bytes for one in found}) == 3
+        for one in found:
+            same_bits(step, args, one)
+
+    def test_threads_do_not_meet(self) -> None:
+        step, args = dense(64, 6)
+        found: dict[float, Outcome] = {}
+
+        def run(share: float) -> None:
+            found[share] = planned(step, args, share)
+
+        threads = [threading.Thread(target=run, args=(share,)) for share in (0.9, 0.75)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found[0.75].device_bytes < found[0.9].device_bytes
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A scale of the loss, as jmp has them: its period is no array."""
+
+    value: Any
+    period: int
+
+
+jax.tree_util.register_dataclass(Scale, data_fields=["value"], meta_fields=["period"])
+
+
+def accumulating(width: int, layers: int, parts: int) -> tuple[Callable[..., Any], Any]:
+    """Gradients of parts of the batch, added up in a scan that holds the whole step."""
+    _, ((weights, momentum), x) = dense(width, layers)
+    optimizer = optax.sgd(0.1, momentum=0.9)
+
+    def step(state: Any, x: jax.Array) -> Any:
+        weights, momentum = state
+
+        def loss(weights: list[jax.Array], part: jax.Array) -> jax.Array:
+            for weight in weights:
+                part = jnp.tanh(part @ weight)
+            return (part**2).mean()
+
+        def add(total: Any, part: jax.Array) -> Any:
+            value, gradient = jax.value_and_grad(loss)(weights, part)
+            return jax.tree.map(jnp.add, total, gradient), value
+
+        zeros = jax.tree.map(jnp.zeros_like, weights)
+        gradient, values = jax.lax.scan(add, zeros, x.reshape(parts, -1, width))
+        updates, momentum = optimizer.update(gradient, momentum)
+        return (optax.apply_updates(weights, updates), momentum), values.mean()
+
+    return step, ((weights, momentum), x)
+
+
+class TestPlans:
+    @pytest.mark.parametrize("share", [0.9, 0.75])
+    def test_bytes_are_predicted_and_bits_are_kept(self, share: float) -> None:
+        step, args = dense(64, 6)
+        found = planned(step, args, share)
+        assert found.compilations == 1 and found.plan is not None
+        assert found.device_bytes == pytest.approx(found.made.predicted_bytes, rel=0.003)
+        assert found.made.result.packing.nbytes == pytest.approx(found.executable.memory.temp_bytes, rel=0.01)
+        same_bits(step, args, found)
+
+    def test_a_whole_step_in_a_loop_is_planned(self) -> None:
+        step, args = accumulating(64, 8, 2)
+        found = planned(step, args, 0.85)
+        kernels = found.made.plain.problem.kernels
+        again = [kernels[one.number] for one in found.made.schedule if kernels[one.number].within is not None]
+        assert len(again) > sum(kernel.within is not None for kernel in kernels)
+        same_bits(step, args, found)
+
+    @needs_compiler
+    @pytest.mark.gpu_aot
+    def test_a_described_gpu_uses_the_host_and_says_so(self) -> None:
+        step, args = dense(512, 12)
+        found = planned(step, args, 0.6, device="v100")
+        assert found.fits and found.device_bytes == pytest.approx(found.made.predicted_bytes, rel=0.003)
+        assert found.host_bytes == found.made.predicted_host_bytes <= found.limits.host_bytes
+        assert found.step_s <= 1.2 * found.made.plain.traffic.step_s
+
+    def test_shardings_of_the_step_and_calls_inside_it(self) -> None:
+        step, args = dense(64, 6)
+        mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+        over = NamedSharding(mesh, PartitionSpec("data"))
+
+        def nested(state: Any, x: jax.Array) -> Any:
+            return step(state, jax.jit(lambda x: x * 1, in_shardings=over, out_shardings=over)(x))
+
+        placed = (args[0], jax.device_put(args[1], over))
+        same_bits(nested, placed, planned(nested, placed, 0.8))
+
+    def test_pmap_inside(self) -> None:
+        step, args = dense(64, 6)
+        whole = jax.pmap(step)
+        many = jax.tree.map(lambda leaf: leaf[None], args)
+        expected = whole(*many)
+        plain = memplan.jit(lambda state, x: whole(state, x)).plan(*many).report.baseline_peak_bytes
+        fit = memplan.jit(lambda state, x: whole(state, x), budget=int(0.95 * plain))
+        for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(fit(*many)), strict=True):
+            assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+    @needs_compiler
+    @pytest.mark.gpu_aot
+    def test_static_arguments_and_odd_leaves_for_a_described_gpu(self) -> None:
+        def step(layers: int, scale: Scale, x: jax.Array, *, mode: str) -> Any:
+            for _ in range(layers):
+                x = jnp.tanh(x @ x) * scale.value
+            return x.sum(), Scale(scale.value * 2, scale.period)
+
+        fit = memplan.jit(step, static_argnums=0, static_argnames="mode", device="v100")
+        planned = fit.plan(3, Scale(2.0, 100), jax.ShapeDtypeStruct((64, 64), jnp.float32), mode="fast")
+        assert planned.report.status == "untouched"
+
+
+class TestErrors:
+    def test_a_plan_for_another_module_is_refused(self) -> None:
+        step, args = dense(64, 6)
+        plan = planned(step, args, 0.8).plan
+        other = lambda state, x: step(state, x + 1)  # noqa: E731
+        with pytest.raises(PlanMismatchError, match="this step is"):
+            pipeline.run(other, args, {}, DONATE, Request(plan=plan), lambda *_: None)
+
+    def test_what_goes_wrong_inside_the_compiler_is_raised(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(*_: Any) -> Any:
+            raise ZeroDivisionError("planner")
+
+        monkeypatch.setattr(planner, "plan", broken)
+        step, args = dense(64, 6)
+        with pytest.raises(ZeroDivisionError, match="planner"):
+            planned(step, args, 0.8)
+
+    def test_a_module_that_cannot_be_read_names_the_version(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def unreadable(text: str) -> Any:
+            raise UnreadableModuleError("A new kind of line.")
+
+        monkeypatch.setattr(inside, "read_module", unreadable)
+        with pytest.raises(MemplanError, match=r"jaxlib 0\.1.*A new kind of line"):
+            memplan.jit(lambda x: x + 1)(jnp.ones(3))
+
+    def test_the_smallest_budget_works_and_is_not_above_plains(self) -> None:
+        step, args = scanned(32, 4)
+        whole = pipeline.best(step, args, {}, DONATE, Request()).device_bytes
+        with pytest.raises(memplan.InfeasibleBudgetError) as caught:
+            pipeline.run(step, args, {}, DONATE, Request(1), lambda *_: None)
+        smallest = caught.value.smallest_bytes
+        assert caught.value.floor_bytes <= smallest <= whole
+        assert "memplan/" not in str(caught.value)
+        assert pipeline.run(step, args, {}, DONATE, Request(smallest), lambda *_: None).device_bytes <= smallest
