@@ -21,6 +21,7 @@ from memplan.planning.timing import CopySeconds, seconds
 
 _STYLES = ((1.0, 0.0), (1.5, 0.0), (1.0, 0.003), (1.0, 0.01), (1.5, 0.01), (1.0, 0.03))  # power, idle price
 _STYLES_WITHOUT_HOST = ((1.0, 0.0), (1.5, 0.0), (2.0, 0.0))
+_PARTINGS = 3
 _TRIES = 8  # to bring the packed bytes under the budget
 EFFORT = 20_000
 
@@ -115,8 +116,7 @@ class _Trial:
         taped = tape_of(self._problem, order)
         self.taped: Taped = settled(taped, Ledger(taped.tape).load)
         self.ledger = Ledger(self.taped.tape)
-        copy_s, host_nbytes = planning.copy_s, planning.host_nbytes
-        self.offers = Offers(self.ledger, copy_s, host_nbytes) if copy_s and host_nbytes else None
+        self._open()
         self.best = self.found()
 
     def found(self) -> Found:
@@ -133,7 +133,8 @@ class _Trial:
         for slot, kind, copy in events(self.ledger.copies.values()):
             (behind if kind else before)[slot].append(Action(kinds[kind], self.taped.values[copy.value]))
         for slot, ops in enumerate(self.ledger.again):
-            found.append([*before[slot], *runs(order[op] for op in (*ops, slot)), *behind[slot]])
+            ran = runs(order[op] for op in (*ops, *self.taped.work[slot]))
+            found.append([*before[slot], *ran, *behind[slot]])
         return found
 
     def evict(self) -> None:
@@ -181,18 +182,44 @@ class _Trial:
         return float(self.ledger.slot_seconds.sum()) if self.offers is None else self.offers.links.seconds
 
     def _settle(self, limit: int) -> bool:
-        """Where repetitions alone get stuck: with copies, and by trying other ones."""
-        if self.offers is not None:
-            self.offers.refresh()
+        """Where evicting alone gets stuck: other repetitions, copies that are waited for, room between two kernels."""
+        for _ in range(_PARTINGS):
+            self._refresh()
             Eviction(self.ledger, limit, offers=self.offers).run()
-        return Repair(self.ledger, limit, lambda _: True, self.offers).settle(self._planning.effort // 2)
+            if Repair(self.ledger, limit, lambda _: True, self.offers).settle(self._planning.effort // 4):
+                return True
+            self._part(limit)
+        return False
+
+    def _part(self, limit: int) -> None:
+        """Put an empty slot before each that is above the limit."""
+        slots = [int(slot) for slot in np.flatnonzero(self.ledger.load > limit) if self.ledger.again[slot]]
+        pairs, copies, extra = self.ledger.pairs(), self._copies(), self.ledger.extra
+        later = np.arange(len(extra)) + np.searchsorted(slots, np.arange(len(extra)), side="right")
+        self.taped = self.taped.parted(frozenset(slots))
+        self.ledger = Ledger(self.taped.tape)
+        self.ledger.extra[later] = extra
+        moved = (
+            Copy(
+                c.value, None if c.out is None else int(later[c.out]), *(int(later[n]) for n in (c.gone, c.back, c.use))
+            )
+            for c in copies
+        )
+        self.ledger.become(((op, int(later[slot])) for op, slot in pairs), moved)
+        self._open()
+
+    def _open(self) -> None:
+        copy_s, host_nbytes = self._planning.copy_s, self._planning.host_nbytes
+        self.offers = Offers(self.ledger, copy_s, host_nbytes) if copy_s and host_nbytes else None
 
     def _correct(self) -> None:
         """Count in every slot what the layout counts there."""
         by_slot = self._by_slot()
         there = live_nbytes(self._problem, self.schedule())
-        first = np.cumsum([0, *map(len, by_slot[:-1])])
-        self.ledger.extra += np.maximum.reduceat(there, first) - self.ledger.load
+        ends = np.cumsum([len(actions) for actions in by_slot])
+        for slot, (actions, end) in enumerate(zip(by_slot, ends.tolist(), strict=True)):
+            if actions:
+                self.ledger.extra[slot] += there[end - len(actions) : end].max() - self.ledger.load[slot]
 
     def repair(self) -> None:
         """Look for something faster."""

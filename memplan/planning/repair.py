@@ -76,7 +76,7 @@ class Repair:
         while looks > 0 and least[0]:
             for item in self._crowding(draw):
                 self._drop(item)
-            looks -= self._evict(draw) + 20
+            looks -= self._evict(draw, early=draw.choice((0, 2))) + 20
             cost = self.cost()
             if cost <= least:
                 best, least = self._items(), cost
@@ -87,7 +87,7 @@ class Repair:
                 )
         return not least[0]
 
-    def _evict(self, draw: random.Random) -> int:
+    def _evict(self, draw: random.Random, early: int = 0) -> int:
         """Repair; the effort that it took."""
         noise = draw.choice(_TASTES)
         taste = [math.exp(draw.gauss(0, noise)) for _ in self.ledger.tape.nbytes] if noise else []
@@ -101,7 +101,8 @@ class Repair:
             power=draw.choice(_POWERS),
             offers=offers,
             idle_price=draw.choice(_IDLE_PRICES),
-            waits=draw.random() < _WAITING,
+            waits=early > 0 or draw.random() < _WAITING,
+            early_at_first=early,
         )
         eviction.run()
         return eviction.looks
