@@ -22,7 +22,8 @@ from memplan.planning.timing import CopySeconds, seconds
 _STYLES = ((1.0, 0.0), (1.5, 0.0), (1.0, 0.003), (1.0, 0.01), (1.5, 0.01), (1.0, 0.03))  # power, idle price
 _STYLES_WITHOUT_HOST = ((1.0, 0.0), (1.5, 0.0), (2.0, 0.0))
 _PARTINGS = 3
-_TRIES = 8  # to bring the packed bytes under the budget
+_TRIES = 4  # to bring the packed bytes under the budget by a lower limit
+_COARSELY = 50  # plans whose packed bytes differ by less than a fiftieth of the limit are chosen by their seconds
 EFFORT = 20_000
 
 
@@ -138,35 +139,49 @@ class _Trial:
         return found
 
     def evict(self) -> None:
-        """Bring the packed bytes under the budget, with copies where nothing else does."""
+        """Bring the packed bytes under the budget, with copies that are waited for where nothing else does."""
         budget = self._planning.budget_nbytes - self._problem.tables_nbytes
-        limit = budget = max(budget, int(self.taped.tape.least_nbytes.max()))
-        stuck = 0
-        self._start(limit)
-        for number in range(_TRIES):
-            if not Eviction(self.ledger, limit).run() and (stuck or not self._settle(limit)):
-                stuck += 1
-            take_back(self.ledger, limit)
-            found = self.found()
-            self.best = min(self.best, found, key=rank)
-            self.limit = limit
-            if found.fits or stuck > 1 or number + 1 == _TRIES:
+        self.limit = budget = max(budget, int(self.taped.tape.least_nbytes.max()))
+        self._start(budget)
+        if not Eviction(self.ledger, budget).run() and not self._settle(budget):
+            return
+        for _ in range(_TRIES):
+            take_back(self.ledger, self.limit)
+            over = self._over()
+            if not over:
                 return
             self._correct()
-            over = found.nbytes - self._problem.tables_nbytes - self.ledger.peak_nbytes
-            limit = min(limit, budget - max(0, over))
+            self.limit = max(self._least(), min(self.limit, budget - over))
+            if not Eviction(self.ledger, self.limit).run():
+                break
+        self.limit = budget
+        if Eviction(self.ledger, budget).run():
+            Repair(self.ledger, budget, self._accept, self.offers).fit(self._over, self._planning.effort)
+
+    def _least(self) -> int:
+        return int((self.taped.tape.least_nbytes + self.ledger.extra).max())
+
+    def _over(self) -> int:
+        """Bytes above the budget, packed."""
+        found = self.found()
+        self.best = min(self.best, found, key=rank)
+        return max(0, found.nbytes - self._planning.budget_nbytes)
+
+    def _accept(self, _: Ledger) -> bool:
+        return not self._over()
 
     def _start(self, limit: int) -> None:
         """The best of several plans: with copies that keep nobody waiting, by their price, and without."""
         tried = []
         for power, idle_price in _STYLES if self.offers is not None else _STYLES_WITHOUT_HOST:
             self.ledger.become(())
+            self._refresh()
             offers = self.offers if idle_price else None
             eviction = Eviction(self.ledger, limit, power=power, offers=offers, idle_price=idle_price, waits=False)
-            self._refresh()
             eviction.run()
             take_back(self.ledger, limit)
-            tried.append((eviction.excess(), self._seconds(), len(tried), self.ledger.pairs(), self._copies()))
+            holes = int(_COARSELY * self._over() / limit)
+            tried.append((eviction.excess(), holes, self._seconds(), len(tried), self.ledger.pairs(), self._copies()))
         *_, pairs, copies = min(tried)
         self.ledger.become(pairs, copies)
 
@@ -223,10 +238,4 @@ class _Trial:
 
     def repair(self) -> None:
         """Look for something faster."""
-
-        def accept(ledger: Ledger) -> bool:
-            found = self.found()
-            self.best = min(self.best, found, key=rank)
-            return found.fits
-
-        Repair(self.ledger, self.limit, accept, self.offers).run(self._planning.effort)
+        Repair(self.ledger, self.limit, self._accept, self.offers).run(self._planning.effort)
