@@ -239,7 +239,7 @@ class Eviction:
         """Does a copy keep the kernels waiting for longer than it was thought to, through others that it delays?"""
         if self.offers is None or not isinstance(found, Moving):
             return False
-        return self.offers.links.seconds - before_s > found.wait_s + self.tick
+        return self.offers.links.seconds - before_s > 1.5 * found.wait_s + self.tick
 
     def _refresh(self) -> None:
         if self.offers is not None:

@@ -207,7 +207,7 @@ class _Trial:
         return False
 
     def _part(self, limit: int) -> None:
-        """Put an empty slot before each that is above the limit."""
+        """Put an empty slot before each that is above the limit; what ran again before it does so there."""
         slots = [int(slot) for slot in np.flatnonzero(self.ledger.load > limit) if self.ledger.again[slot]]
         pairs, copies, extra = self.ledger.pairs(), self._copies(), self.ledger.extra
         later = np.arange(len(extra)) + np.searchsorted(slots, np.arange(len(extra)), side="right")
@@ -220,7 +220,7 @@ class _Trial:
             )
             for c in copies
         )
-        self.ledger.become(((op, int(later[slot])) for op, slot in pairs), moved)
+        self.ledger.become(((op, int(later[slot]) - (slot in slots)) for op, slot in pairs), moved)
         self._open()
 
     def _open(self) -> None:
