@@ -64,6 +64,7 @@ class Eviction:
       offers: copies that could be made; None where nothing is offloaded.
       idle_price: of a second of a link that nobody waits for, in seconds.
       waits: copies that keep the kernels waiting are made too.
+      early_at_first: slots by which something may run again early from the beginning.
       looks: how many chains were looked at: the effort, whatever the machine.
     """
 
@@ -75,6 +76,7 @@ class Eviction:
     offers: Offers | None = None
     idle_price: float = 0.1
     waits: bool = True
+    early_at_first: int = 0
     looks: int = 0
 
     def __post_init__(self) -> None:
@@ -87,7 +89,8 @@ class Eviction:
         """Make chains until the limit is kept; False where none helps any more."""
         effort = 0
         while self.excess():
-            longest, self.early = _EFFORTS[effort]
+            longest, early = _EFFORTS[effort]
+            self.early = max(early, self.early_at_first)
             effort = 0 if self._sweep(longest) or (effort and self._shift()) else effort + 1
             if effort == len(_EFFORTS):
                 return False
@@ -236,7 +239,7 @@ class Eviction:
         """Does a copy keep the kernels waiting for longer than it was thought to, through others that it delays?"""
         if self.offers is None or not isinstance(found, Moving):
             return False
-        return self.offers.links.seconds - before_s > found.wait_s + self.tick
+        return self.offers.links.seconds - before_s > 1.5 * found.wait_s + self.tick
 
     def _refresh(self) -> None:
         if self.offers is not None:

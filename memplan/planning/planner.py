@@ -21,7 +21,9 @@ from memplan.planning.timing import CopySeconds, seconds
 
 _STYLES = ((1.0, 0.0), (1.5, 0.0), (1.0, 0.003), (1.0, 0.01), (1.5, 0.01), (1.0, 0.03))  # power, idle price
 _STYLES_WITHOUT_HOST = ((1.0, 0.0), (1.5, 0.0), (2.0, 0.0))
-_TRIES = 8  # to bring the packed bytes under the budget
+_PARTINGS = 3
+_TRIES = 4  # to bring the packed bytes under the budget by a lower limit
+_COARSELY = 50  # plans whose packed bytes differ by less than a fiftieth of the limit are chosen by their seconds
 EFFORT = 20_000
 
 
@@ -115,8 +117,7 @@ class _Trial:
         taped = tape_of(self._problem, order)
         self.taped: Taped = settled(taped, Ledger(taped.tape).load)
         self.ledger = Ledger(self.taped.tape)
-        copy_s, host_nbytes = planning.copy_s, planning.host_nbytes
-        self.offers = Offers(self.ledger, copy_s, host_nbytes) if copy_s and host_nbytes else None
+        self._open()
         self.best = self.found()
 
     def found(self) -> Found:
@@ -133,39 +134,54 @@ class _Trial:
         for slot, kind, copy in events(self.ledger.copies.values()):
             (behind if kind else before)[slot].append(Action(kinds[kind], self.taped.values[copy.value]))
         for slot, ops in enumerate(self.ledger.again):
-            found.append([*before[slot], *runs(order[op] for op in (*ops, slot)), *behind[slot]])
+            ran = runs(order[op] for op in (*ops, *self.taped.work[slot]))
+            found.append([*before[slot], *ran, *behind[slot]])
         return found
 
     def evict(self) -> None:
-        """Bring the packed bytes under the budget, with copies where nothing else does."""
+        """Bring the packed bytes under the budget, with copies that are waited for where nothing else does."""
         budget = self._planning.budget_nbytes - self._problem.tables_nbytes
-        limit = budget = max(budget, int(self.taped.tape.least_nbytes.max()))
-        stuck = 0
-        self._start(limit)
-        for number in range(_TRIES):
-            if not Eviction(self.ledger, limit).run() and (stuck or not self._settle(limit)):
-                stuck += 1
-            take_back(self.ledger, limit)
-            found = self.found()
-            self.best = min(self.best, found, key=rank)
-            self.limit = limit
-            if found.fits or stuck > 1 or number + 1 == _TRIES:
+        self.limit = budget = max(budget, int(self.taped.tape.least_nbytes.max()))
+        self._start(budget)
+        if not Eviction(self.ledger, budget).run() and not self._settle(budget):
+            return
+        for _ in range(_TRIES):
+            take_back(self.ledger, self.limit)
+            over = self._over()
+            if not over:
                 return
             self._correct()
-            over = found.nbytes - self._problem.tables_nbytes - self.ledger.peak_nbytes
-            limit = min(limit, budget - max(0, over))
+            self.limit = max(self._least(), min(self.limit, budget - over))
+            if not Eviction(self.ledger, self.limit).run():
+                break
+        self.limit = budget
+        if Eviction(self.ledger, budget).run():
+            Repair(self.ledger, budget, self._accept, self.offers).fit(self._over, self._planning.effort)
+
+    def _least(self) -> int:
+        return int((self.taped.tape.least_nbytes + self.ledger.extra).max())
+
+    def _over(self) -> int:
+        """Bytes above the budget, packed."""
+        found = self.found()
+        self.best = min(self.best, found, key=rank)
+        return max(0, found.nbytes - self._planning.budget_nbytes)
+
+    def _accept(self, _: Ledger) -> bool:
+        return not self._over()
 
     def _start(self, limit: int) -> None:
         """The best of several plans: with copies that keep nobody waiting, by their price, and without."""
         tried = []
         for power, idle_price in _STYLES if self.offers is not None else _STYLES_WITHOUT_HOST:
             self.ledger.become(())
+            self._refresh()
             offers = self.offers if idle_price else None
             eviction = Eviction(self.ledger, limit, power=power, offers=offers, idle_price=idle_price, waits=False)
-            self._refresh()
             eviction.run()
             take_back(self.ledger, limit)
-            tried.append((eviction.excess(), self._seconds(), len(tried), self.ledger.pairs(), self._copies()))
+            holes = int(_COARSELY * self._over() / limit)
+            tried.append((eviction.excess(), holes, self._seconds(), len(tried), self.ledger.pairs(), self._copies()))
         *_, pairs, copies = min(tried)
         self.ledger.become(pairs, copies)
 
@@ -181,25 +197,45 @@ class _Trial:
         return float(self.ledger.slot_seconds.sum()) if self.offers is None else self.offers.links.seconds
 
     def _settle(self, limit: int) -> bool:
-        """Where repetitions alone get stuck: with copies, and by trying other ones."""
-        if self.offers is not None:
-            self.offers.refresh()
+        """Where evicting alone gets stuck: other repetitions, copies that are waited for, room between two kernels."""
+        for _ in range(_PARTINGS):
+            self._refresh()
             Eviction(self.ledger, limit, offers=self.offers).run()
-        return Repair(self.ledger, limit, lambda _: True, self.offers).settle(self._planning.effort // 2)
+            if Repair(self.ledger, limit, lambda _: True, self.offers).settle(self._planning.effort // 4):
+                return True
+            self._part(limit)
+        return False
+
+    def _part(self, limit: int) -> None:
+        """Put an empty slot before each that is above the limit; what ran again before it does so there."""
+        slots = [int(slot) for slot in np.flatnonzero(self.ledger.load > limit) if self.ledger.again[slot]]
+        pairs, copies, extra = self.ledger.pairs(), self._copies(), self.ledger.extra
+        later = np.arange(len(extra)) + np.searchsorted(slots, np.arange(len(extra)), side="right")
+        self.taped = self.taped.parted(frozenset(slots))
+        self.ledger = Ledger(self.taped.tape)
+        self.ledger.extra[later] = extra
+        moved = (
+            Copy(
+                c.value, None if c.out is None else int(later[c.out]), *(int(later[n]) for n in (c.gone, c.back, c.use))
+            )
+            for c in copies
+        )
+        self.ledger.become(((op, int(later[slot]) - (slot in slots)) for op, slot in pairs), moved)
+        self._open()
+
+    def _open(self) -> None:
+        copy_s, host_nbytes = self._planning.copy_s, self._planning.host_nbytes
+        self.offers = Offers(self.ledger, copy_s, host_nbytes) if copy_s and host_nbytes else None
 
     def _correct(self) -> None:
         """Count in every slot what the layout counts there."""
         by_slot = self._by_slot()
         there = live_nbytes(self._problem, self.schedule())
-        first = np.cumsum([0, *map(len, by_slot[:-1])])
-        self.ledger.extra += np.maximum.reduceat(there, first) - self.ledger.load
+        ends = np.cumsum([len(actions) for actions in by_slot])
+        for slot, (actions, end) in enumerate(zip(by_slot, ends.tolist(), strict=True)):
+            if actions:
+                self.ledger.extra[slot] += there[end - len(actions) : end].max() - self.ledger.load[slot]
 
     def repair(self) -> None:
         """Look for something faster."""
-
-        def accept(ledger: Ledger) -> bool:
-            found = self.found()
-            self.best = min(self.best, found, key=rank)
-            return found.fits
-
-        Repair(self.ledger, self.limit, accept, self.offers).run(self._planning.effort)
+        Repair(self.ledger, self.limit, self._accept, self.offers).run(self._planning.effort)

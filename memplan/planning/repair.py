@@ -18,6 +18,7 @@ _NEAR = 12  # slots
 _SHARE = 0.12  # of all repetitions, drawn at large
 _WITH_COPIES = 0.8  # of the repairs
 _IDLE_PRICES = (0.003, 0.01, 0.03, 0.1)  # of a second of a link that nobody waits for, in seconds
+_HOLES = (0.0, 0.1, 0.3, 0.6, 1.0)  # of the bytes above the budget, what the limit is lowered by
 _POWERS = (1.0, 1.5)
 _WAITING = 0.3  # of the repairs with copies: the kernels may wait for them
 _TASTES = (0.0, 0.2, 0.5, 1.0)  # standard deviations of the logarithm
@@ -69,6 +70,28 @@ class Repair:
                 )
         return gained
 
+    def fit(self, over: Callable[[], int], looks: int) -> bool:
+        """Search for a plan whose packed bytes fit, with limits between the whole and what the holes leave of it."""
+        draw, ledger, whole = random.Random(self.seed), self.ledger, self.limit
+        best, least = self._items(), (over(), self.cost()[1])
+        while looks > 0 and least[0]:
+            for item in self._part(best, draw) if best else ():
+                self._drop(item)
+            self.limit = whole - int(draw.choice(_HOLES) * least[0])
+            looks -= self._evict(draw) + 20
+            if self.cost()[0] <= 0:
+                take_back(ledger, self.limit)
+            self.limit = whole
+            cost = (over(), self.cost()[1]) if self.cost()[0] <= 0 else (least[0] + 1, 0.0)
+            if cost <= least:
+                best, least = self._items(), cost
+            else:
+                ledger.become(
+                    (item for item in best if not isinstance(item, Copy)),
+                    (item for item in best if isinstance(item, Copy)),
+                )
+        return not least[0]
+
     def settle(self, looks: int) -> bool:
         """Search until the limit is kept, or so many chains were looked at."""
         draw, ledger = random.Random(self.seed), self.ledger
@@ -76,7 +99,7 @@ class Repair:
         while looks > 0 and least[0]:
             for item in self._crowding(draw):
                 self._drop(item)
-            looks -= self._evict(draw) + 20
+            looks -= self._evict(draw, early=draw.choice((0, 2))) + 20
             cost = self.cost()
             if cost <= least:
                 best, least = self._items(), cost
@@ -87,7 +110,7 @@ class Repair:
                 )
         return not least[0]
 
-    def _evict(self, draw: random.Random) -> int:
+    def _evict(self, draw: random.Random, early: int = 0) -> int:
         """Repair; the effort that it took."""
         noise = draw.choice(_TASTES)
         taste = [math.exp(draw.gauss(0, noise)) for _ in self.ledger.tape.nbytes] if noise else []
@@ -101,7 +124,8 @@ class Repair:
             power=draw.choice(_POWERS),
             offers=offers,
             idle_price=draw.choice(_IDLE_PRICES),
-            waits=draw.random() < _WAITING,
+            waits=early > 0 or draw.random() < _WAITING,
+            early_at_first=early,
         )
         eviction.run()
         return eviction.looks

@@ -7,7 +7,7 @@ most once. A value is there from its making to the last need before it is made t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -109,14 +109,45 @@ class Taped:
     """The tape of a problem.
 
     Attributes:
-      order: number of the kernel of each slot, and of the operation of the same number.
+      order: number of the kernel of each operation.
       values: number of the buffer of each value.
+      work: of each slot, the operation that is its own work; none in slots that stand between two kernels.
     """
 
     problem: Problem
     order: tuple[int, ...]
     values: tuple[int, ...]
     tape: Tape
+    work: tuple[tuple[int, ...], ...]
+
+    def parted(self, slots: Collection[int]) -> Taped:
+        """With an empty slot before each of these, in which something may run again or be away on the host."""
+        old = self.tape
+        later, passed = [], 0
+        for slot in range(old.count + 1):
+            passed += slot in slots
+            later.append(slot + passed)
+
+        def spread[T](rows: Sequence[T], empty: T | None) -> tuple[T, ...]:
+            found: list[T] = []
+            for slot, row in enumerate(rows):
+                if slot in slots:
+                    found.append(row if empty is None else empty)
+                found.append(row)
+            return tuple(found)
+
+        tape = replace(
+            old,
+            home=tuple(later[slot] for slot in old.home),
+            until=tuple(later[slot] for slot in old.until),
+            slot_reads=spread(old.slot_reads, ()),
+            slot_writes=spread(old.slot_writes, ()),
+            slot_over=spread(old.slot_over, ()),
+            slot_nbytes=spread(old.slot_nbytes, 0),
+            slot_seconds=spread(old.slot_seconds, 0.0),
+            slot_level=spread(old.slot_level, None),
+        )
+        return replace(self, tape=tape, work=spread(self.work, ()))
 
 
 def tape_of(problem: Problem, order: Sequence[int] | None = None) -> Taped:
@@ -173,7 +204,7 @@ class _Taping:
             slot_seconds=tuple(took),
             slot_level=self._slot_level(level),
         )
-        return Taped(problem, self._order, self._values, tape)
+        return Taped(problem, self._order, self._values, tape, tuple((slot,) for slot in range(len(kernels))))
 
     def _known(self, buffers: Sequence[int]) -> tuple[int, ...]:
         return tuple(sorted(self._value[buffer] for buffer in buffers if buffer in self._value))

@@ -55,10 +55,14 @@ class Building:
         return Problem(tuple(self.buffers), tuple(self.kernels), frozenset(self.outputs), frozenset(self.donated))
 
 
-def training(layers: int, seed: int) -> Problem:
-    """A chain forward and back again; each layer's argument is updated once its gradient is there."""
+def training(layers: int, seed: int, sharing: bool = True) -> Problem:
+    """A chain forward and back again; each layer's argument is updated once its gradient is there.
+
+    Args:
+      sharing: arguments are donated, operands written over, results that nobody reads left out.
+    """
     random, b = Random(seed), Building()
-    weights = [b.argument(MIB, donated=True) for _ in range(layers)]
+    weights = [b.argument(MIB, donated=sharing) for _ in range(layers)]
 
     def size() -> int:
         return random.randint(1, 8) * MIB
@@ -70,16 +74,16 @@ def training(layers: int, seed: int) -> Problem:
     made = [last]
     for weight in weights[1:]:
         scratch = (size(),) if random.random() < 0.3 else ()
-        last, *_ = b.kernel((weight, last), (size(), *scratch), took(), sheds=random.random() < 0.5)
+        last, *_ = b.kernel((weight, last), (size(), *scratch), took(), sheds=sharing and random.random() < 0.5)
         made.append(last)
         if random.random() < 0.5:
-            (last,) = b.kernel((last,), b.buffers[last].nbytes, took(), over=True)
+            (last,) = b.kernel((last,), b.buffers[last].nbytes, took(), over=sharing)
     (gradient,) = b.kernel((last,), MIB, took())
     for layer in reversed(range(layers)):
         (own,) = b.kernel((made[layer], gradient), MIB, took())
         b.kernel((weights[layer], own), MIB, took(), place=weights[layer], output=True)
         if layer:
-            (gradient,) = b.kernel((made[layer], gradient), size(), took(), over=random.random() < 0.5)
+            (gradient,) = b.kernel((made[layer], gradient), size(), took(), over=sharing and random.random() < 0.5)
     return b.problem()
 
 

@@ -75,9 +75,9 @@ def random_plan(problem: Problem, draw: Random, copies: bool) -> tuple[Taped, Le
 
 
 @given(st.integers(3, 10), st.integers(0, 99), DRAWS, st.booleans())
-def test_the_layout_counts_no_more(layers: int, seed: int, draw: Random, copies: bool) -> None:
-    """Nothing is there that the ledger does not count, once what nobody reads is left out."""
-    problem = training(layers, seed)
+def test_the_layout_counts_the_same(layers: int, seed: int, draw: Random, copies: bool) -> None:
+    """Where nothing is shared, what is there in a slot at the most is what the ledger says, but for runs that go."""
+    problem = training(layers, seed, sharing=False)
     taped, ledger = random_plan(problem, draw, copies)
     schedule, slots = schedule_of(taped, ledger)
     kept = needed(problem, schedule)
@@ -85,7 +85,7 @@ def test_the_layout_counts_no_more(layers: int, seed: int, draw: Random, copies:
     slots = [next(slot for action, slot in left if action == one) for one in kept]
     there = np.zeros(taped.tape.count, np.int64)
     np.maximum.at(there, slots, live_nbytes(problem, kept))
-    assert (there <= ledger.load).all()
+    assert (there == ledger.load).all() if len(kept) == len(schedule) else (there <= ledger.load).all()
 
 
 @given(st.integers(3, 10), st.integers(0, 99), DRAWS)
