@@ -139,7 +139,9 @@ def convolutional_gan(checkouts: Path, make: Make, *, batch: int, filters: int) 
     return TrainingStep(step, (state, *make(data)), (0,))
 
 
-def unet_diffusion(checkouts: Path, make: Make, *, batch: int, size: int, width: int) -> TrainingStep:
+def unet_diffusion(
+    checkouts: Path, make: Make, *, batch: int, size: int, width: int, levels: tuple[int, ...]
+) -> TrainingStep:
     """A U-Net with linear attention (unet.ipynb) that learns to denoise (score_based_diffusion.ipynb); AdaBelief."""
     unet = _notebook(checkouts, "unet").run(1).names
     names = _notebook(checkouts, "score_based_diffusion").run(1, 5, 9).names
@@ -149,7 +151,7 @@ def unet_diffusion(checkouts: Path, make: Make, *, batch: int, size: int, width:
         model = unet.UNet(
             data_shape=(3, size, size),
             is_biggan=False,
-            dim_mults=[1, 2, 4],
+            dim_mults=list(levels),
             hidden_size=width,
             heads=4,
             dim_head=32,

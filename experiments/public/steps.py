@@ -212,8 +212,8 @@ STEPS = {
             path="docs/examples/unet.ipynb and score_based_diffusion.ipynb",
             device="a100",
             build=equinox_steps.unet_diffusion,
-            full={"batch": 64, "size": 64, "width": 128},
-            small={"batch": 2, "size": 8, "width": 16},
+            full={"batch": 64, "size": 64, "width": 128, "levels": (1, 2, 4)},
+            small={"batch": 2, "size": 8, "width": 16, "levels": (1, 2)},
             ours="the model of one notebook in the step of the other",
         ),
         PublicStep(
