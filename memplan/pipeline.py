@@ -274,7 +274,8 @@ def floor_of(found: Outcome) -> tuple[int, str]:
     nbytes, kernel = planner.floor(plain.problem)
     name = plain.problem.kernels[kernel].name
     where = sources(plain.module).get(name, "")
-    return plain.resident_bytes + nbytes, f"{name} ({where})" if where else name
+    floor = min(plain.resident_bytes + nbytes, found.device_bytes)  # small tables are counted as XLA:GPU has them
+    return floor, f"{name} ({where})" if where else name
 
 
 def _advice(found: Outcome) -> Iterator[str]:

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import jax
 
 from memplan import timelines
-from memplan.pipeline import Outcome
-from memplan.planning import planner
+from memplan.pipeline import Outcome, floor_of
 from memplan.planning.cost import copy_seconds
 from memplan.planning.loop import Loop, Residuals
 from memplan.planning.packing import lifetimes, live_nbytes
@@ -32,7 +31,7 @@ def report_of(found: Outcome) -> Report:
     """Everything about a step that was compiled."""
     made, plain, result = found.made, found.made.plain, found.made.result
     rows = tuple(decisions(found))
-    nbytes, _ = planner.floor(plain.problem)
+    floor_bytes, _ = floor_of(found)
     step = result.traffic
     return Report(
         device=found.target.device.name,
@@ -50,7 +49,7 @@ def report_of(found: Outcome) -> Report:
         recomputed_flops=max(0.0, step.flops - plain.traffic.flops),
         baseline_step_s=plain.traffic.step_s,
         predicted_step_s=step.step_s,
-        floor_bytes=plain.resident_bytes + nbytes,
+        floor_bytes=floor_bytes,
         lower_bound_s=made.bound_s,
         gap_s=max(0.0, step.step_s - made.bound_s),
         attempts=found.compilations,

@@ -25,7 +25,7 @@ def check(report: Report) -> None:
             assert sum(timeline.values[stay.value].nbytes for stay in there if stay.place == place) == nbytes
     starts = [instant.start_s for instant in timeline.instants[1:]]
     assert starts == pytest.approx([instant.end_s for instant in timeline.instants[:-1]])
-    assert timeline.instants[timeline.peak].device_bytes == report.predicted_peak_bytes
+    assert timeline.instants[timeline.peak].device_bytes == pytest.approx(report.predicted_peak_bytes, abs=1024)
     assert timeline.end_s == pytest.approx(report.predicted_step_s)
 
 
@@ -50,7 +50,7 @@ def test_a_plan_over_time() -> None:
     check(report)
     assert of(whole.timeline, "recompute") == 0 < of(report.timeline, "recompute")
     (line,) = report.lines
-    assert max(line.device_bytes) == whole.predicted_peak_bytes
+    assert max(line.device_bytes) == pytest.approx(whole.predicted_peak_bytes, abs=1024)
 
 
 @needs_compiler
