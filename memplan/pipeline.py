@@ -19,7 +19,7 @@ from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner, planner_named
 from memplan.program.host_state import large_leaves, with_state_on_host
 from memplan.program.loops import with_loops
-from memplan.program.trace import Program, as_step, trace
+from memplan.program.trace import Program, as_step, by_leaves, flat_step, leaves_of, trace
 from memplan.residuals import fewer_residuals
 from memplan.verify.collectives import differing
 from memplan.xla.frames import sources
@@ -223,12 +223,16 @@ class Compiling:
         mesh = self.target.mesh_for(program.spmd)
         as_it_is = program.rewritten is None and mesh is None
         step = program.step if as_it_is else as_step(program, program.jaxpr, mesh)
+        args, kwargs, options = self.args, self.kwargs, program.options
+        if program.by_leaves:
+            step = flat_step(program, program.traced.jaxpr if as_it_is else program.jaxpr, mesh)
+            args, kwargs, options = leaves_of(program, args, kwargs), {}, by_leaves(program)
         moves = bool(program.on_host) or any(known and known.moved for known in program.residuals)
         return self.target.compile(
             step,
-            self.args,
-            self.kwargs,
-            program.options,
+            args,
+            kwargs,
+            options,
             HIDES_LATENCY if moves and self.target.is_gpu else None,
             on_host=program.on_host,
             spmd=program.spmd,

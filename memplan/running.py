@@ -33,6 +33,9 @@ class Runner:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.ran = True
+        if self._program.by_leaves:
+            results = self._call(*jax.tree_util.tree_leaves((args, kwargs)))
+            return jax.tree_util.tree_unflatten(self._program.out_tree, results)
         return self._with_state(args, kwargs) if self._moves else self._call(*args, **kwargs)
 
     def _with_state(self, args: Any, kwargs: Any) -> Any:

@@ -319,6 +319,19 @@ def is_on_host(atom: Any) -> bool:
     return getattr(atom.aval, "memory_space", None) == jax.memory.Space.Host
 
 
+def donated_inputs(traced: Any) -> tuple[bool, ...]:
+    """One flag per leaf of the dynamic arguments of what `jax.jit(...).trace(...)` returned."""
+    return tuple(traced._params["donated_invars"])
+
+
+def describes(traced: Any) -> bool:
+    """May jax put its descriptions of leaves into the containers of the arguments? Some check what they are given."""
+    try:
+        return traced.args_info is not None
+    except Exception:
+        return False
+
+
 def hold_on_host(lowered: Any, inputs: Collection[int]) -> None:
     """Say in a lowered module that these inputs are in host memory.
 

@@ -51,6 +51,8 @@ def positions_of(program: Program, argnum: int) -> range:
     Raises:
       MemplanError: there is no such argument.
     """
+    if program.by_leaves:
+        raise MemplanError("state in host memory needs arguments in containers that take anything for their leaves.")
     arguments, _ = program.traced.args_info
     if not 0 <= argnum < len(arguments):
         raise MemplanError(f"there is no argument {argnum} among {len(arguments)} that could be held in host memory.")

@@ -14,6 +14,7 @@ from memplan.errors import MemplanError, UnsupportedProgramError
 from memplan.planning.loop import Loop, Residuals
 from memplan.planning.topology import Topology
 from memplan.program import compat
+from memplan.program.arguments import dynamic_part
 from memplan.program.spmd import XLA_DECOMPOSES, Spmd, inside
 
 
@@ -27,6 +28,7 @@ class Program:
       donated: one flag per input.
       names: one readable path per input, for example `state.params['w']`.
       traced: jax's own trace of the step, for the unmodified program.
+      by_leaves: jax cannot lower it with its own containers (jmp's loss scales, for one); its leaves it can.
       out_tree: structure of the outputs.
       spmd: its mesh, where the step is one `shard_map`; `jaxpr` is then what one device runs.
       written: the step as it was traced; of one with a mesh, what one device runs.
@@ -41,6 +43,7 @@ class Program:
     donated: tuple[bool, ...]
     names: tuple[str, ...]
     traced: Any
+    by_leaves: bool
     out_tree: Any
     spmd: Spmd | None
     written: compat.ClosedJaxpr
@@ -90,7 +93,6 @@ def trace(
       options: keyword arguments of `jax.jit`.
     """
     traced = jax.jit(step, **options).trace(*args, **kwargs)
-    leaves = jax.tree_util.tree_leaves(traced.args_info)
     if getattr(step, "decomposes", False) and (options.get("compiler_options") or {}).get(XLA_DECOMPOSES):
         raise MemplanError(
             f"the step's all-reduces are decomposed already, and XLA would do it again ({XLA_DECOMPOSES}). Leave out "
@@ -100,7 +102,8 @@ def trace(
     return Program(
         step=step,
         options=dict(options),
-        donated=tuple(leaf.donated for leaf in leaves),
+        donated=compat.donated_inputs(traced),
+        by_leaves=not compat.describes(traced),
         names=compat.input_names(traced.jaxpr),
         traced=traced,
         out_tree=traced.out_tree,
@@ -153,6 +156,26 @@ def as_step(program: Program, jaxpr: compat.ClosedJaxpr, mesh: Any = None) -> Ca
         return jax.tree_util.tree_unflatten(program.out_tree, evaluate(*dynamic))
 
     return planned
+
+
+def leaves_of(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Of the dynamic arguments."""
+    return jax.tree_util.tree_leaves(dynamic_part(program.step, args, kwargs, program.options))
+
+
+def by_leaves(program: Program) -> dict[str, Any]:
+    """The options of `jax.jit` for a function of the leaves.
+
+    Raises:
+      UnsupportedProgramError: shardings are among them.
+    """
+    kept = {name: program.options[name] for name in ("keep_unused", "compiler_options") if name in program.options}
+    if {"in_shardings", "out_shardings"} & set(program.options):
+        raise UnsupportedProgramError(
+            f"the arguments of {program.name} are in containers that jax cannot lower, and shardings are given for "
+            "them. Leave out in_shardings and out_shardings, or pass what is in the containers."
+        )
+    return {**kept, "donate_argnums": tuple(number for number, given in enumerate(program.donated) if given)}
 
 
 def _inline(closed: compat.ClosedJaxpr, *operands: Any, caller: compat.JaxprEqn | None = None) -> list[Any]:
