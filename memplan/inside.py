@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from memplan import plan_cache
 from memplan.planning.cost import copy_seconds
@@ -20,6 +20,7 @@ from memplan.verify.same_module import judge
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import Module, read_module
 from memplan.xla.traffic import Traffic, traffic
+from memplan.xla.variant import variant
 from memplan.xla.write import write
 
 Agree = Callable[[str, str, Callable[[], Plan]], Plan]
@@ -78,8 +79,9 @@ class Made:
 
     Attributes:
       plain: as XLA scheduled it.
+      base: what was planned: the same, or its variant with cheap values made again inside of their readers.
       plan: what it was made into; None where it went through as it is.
-      schedule: the plan, by the numbers of the plain module's problem.
+      schedule: the plan, by the numbers of the base's problem.
       planned: the module that was handed back.
       fits: by the prediction.
       predicted_bytes, predicted_host_bytes: device and host bytes.
@@ -88,6 +90,7 @@ class Made:
     """
 
     plain: Reading
+    base: Reading
     plan: Plan | None = None
     schedule: Schedule = ()
     planned: Reading | None = None
@@ -129,20 +132,22 @@ class Inside:
         plain = Reading(read_module(text), self.device, self.topology)
         budget = self.limits.device_bytes - self.reserve_bytes
         if self.follow is None and plain.device_bytes <= budget:
-            self.made = Made(plain, predicted_bytes=plain.device_bytes, bound_s=plain.traffic.step_s)
+            self.made = Made(plain, plain, predicted_bytes=plain.device_bytes, bound_s=plain.traffic.step_s)
             return None
         started = time.perf_counter()
-        plan = self.follow or self._agreed(plain, budget)
-        plan.check(plain.module.fingerprint)
-        schedule = plan.schedule(plain.problem)
-        packing = pack(plain.problem, schedule)
+        base = self._base(plain)
+        plan = self.follow or self._agreed(base, budget)
+        plan.check(base.module.fingerprint)
+        schedule = plan.schedule(base.problem)
+        packing = pack(base.problem, schedule)
         planning_s = time.perf_counter() - started
-        written = write(plain.module, plain.problem, schedule)
+        written = write(base.module, base.problem, schedule)
         planned = Reading(read_module(written), self.device, self.topology)
         judge(plain.module, planned.module)
         predicted = plain.resident_bytes + packing.nbytes
         self.made = Made(
             plain,
+            base,
             plan,
             schedule,
             planned,
@@ -154,20 +159,31 @@ class Inside:
         )
         return written
 
-    def _agreed(self, plain: Reading, budget: int) -> Plan:
-        host = self.limits.host_bytes - self.reserve_host_bytes
-        fingerprint = plain.module.fingerprint
-        name = plan_cache.key(fingerprint, self.planner.name, budget, host, self.device, self.topology)
-        return self.agree(fingerprint, name, functools.partial(self._plan, plain, budget, host, name))
+    def _base(self, plain: Reading) -> Reading:
+        """A GPU's module with cheap values made again inside of their readers, where that takes no more time.
 
-    def _plan(self, plain: Reading, budget: int, host: int, name: str) -> Plan:
+        Not a CPU's: there it would find nothing (XLA:CPU makes no fusions of several results).
+        """
+        varied = variant(plain.module, plain.problem) if self.device.target is not None else None
+        if varied is None:
+            return plain
+        base = replace(plain, module=varied)
+        return base if base.traffic.step_s <= plain.traffic.step_s else plain
+
+    def _agreed(self, base: Reading, budget: int) -> Plan:
+        host = self.limits.host_bytes - self.reserve_host_bytes
+        fingerprint = base.module.fingerprint
+        name = plan_cache.key(fingerprint, self.planner.name, budget, host, self.device, self.topology)
+        return self.agree(fingerprint, name, functools.partial(self._plan, base, budget, host, name))
+
+    def _plan(self, base: Reading, budget: int, host: int, name: str) -> Plan:
         """A kept plan, or a new one."""
         if (kept := plan_cache.find(name)) is not None:
             return kept
         copy_s = functools.partial(copy_seconds, device=self.device) if host > 0 else None
-        found = self.planner.plan(plain.problem, budget - plain.resident_bytes, host, copy_s)
+        found = self.planner.plan(base.problem, budget - base.resident_bytes, host, copy_s)
         if not found.fits:  # the same for every budget, so that the smallest that is told of does work
-            found = self.planner.plan(plain.problem, 0, host, copy_s)
-        plan = Plan(named(plain.problem, found.schedule), plain.module.fingerprint, self.planner.name, self.device.name)
+            found = self.planner.plan(base.problem, 0, host, copy_s)
+        plan = Plan(named(base.problem, found.schedule), base.module.fingerprint, self.planner.name, self.device.name)
         plan_cache.keep(name, plan)
         return plan

@@ -38,8 +38,9 @@ def layer_of(scope: str) -> str:
 class Origins:
     """Where the instructions of a module come from, and of those that were written into it."""
 
-    def __init__(self, plain: Module):
-        self._sources, self._scopes, self._instructions = sources(plain), scopes(plain), plain.instructions
+    def __init__(self, plain: Module, base: Module):
+        """`plain` knows the source, `base` is what was planned: the same, or its variant."""
+        self._sources, self._scopes, self._instructions = sources(plain), scopes(plain), base.instructions
 
     def source(self, name: str) -> str:
         """`file:line`, or ''."""
@@ -67,19 +68,19 @@ def instruction_of(buffer: str) -> str:
     return buffer.rpartition(":")[2].partition("{")[0]
 
 
-def timeline(reading: Reading, plain: Module, decisions: Mapping[str, str]) -> Timeline:
+def timeline(reading: Reading, origins: Origins, decisions: Mapping[str, str]) -> Timeline:
     """Memory over a step, and what it does meanwhile; its peak is what XLA allocates.
 
     Args:
-      plain: the module that it was written from, which knows the source.
-      decisions: by the names of the plain module's buffers.
+      origins: of what it was written from.
+      decisions: by the names of the buffers of what was planned.
     """
-    return _Drawn(reading, Origins(plain), decisions).timeline()
+    return _Drawn(reading, origins, decisions).timeline()
 
 
 def line(name: str, reading: Reading) -> Iterator[Line]:
     """The device memory of a module alone."""
-    drawn = timeline(reading, reading.module, {})
+    drawn = timeline(reading, Origins(reading.module, reading.module), {})
     first = drawn.instants[:1]
     changes = [now for before, now in pairwise(drawn.instants) if now.device_bytes != before.device_bytes]
     shown = [*first, *changes]
