@@ -54,6 +54,7 @@ class Kernel:
       repeatable: it may run again: it has no effect but its results, and updates nothing in place.
       sheds: results that nobody reads are not made: XLA takes them out of a fusion.
       trips: of a loop, how often its body runs.
+      fixed: it stands in a condition's branch or in what is called, where nothing is planned: no repetition, no copy.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Kernel:
     repeatable: bool = True
     sheds: bool = False
     trips: int = 1
+    fixed: bool = False
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def test_stages_replayed(count: int, draw: Random) -> None:
 def schedule_of(taped: Taped, ledger: Ledger) -> tuple[Schedule, list[int]]:
     """The actions, and the slot of each."""
     kinds = (Kind.PREFETCHED, Kind.OFFLOAD, Kind.OFFLOADED, Kind.PREFETCH)
-    copies = events(ledger.copies.values())
+    copies = events(ledger)
     found: list[tuple[Action, int]] = []
     for slot, ops in enumerate(ledger.again):
         found += [(Action(kinds[k], taped.values[c.value]), slot) for at, k, c in copies if at == slot and not k]
@@ -70,7 +70,7 @@ def random_plan(problem: Problem, draw: Random, copies: bool) -> tuple[Taped, Le
         if room > 3 and draw.random() < 0.5:
             out = tape.home[value] + draw.randint(0, 1)
             gone = draw.randint(out, needs[0] - 2)
-            ledger.move(Copy(value, out, gone, draw.randint(gone + 1, needs[0] - 1), needs[0]))
+            ledger.move(Copy(value, out, gone, draw.randint(gone + 1, needs[0] - 1)))
     return taped, ledger
 
 
