@@ -122,11 +122,13 @@ class Ledger:
         at = bisect_left(needs, slot)
         return max(made[bisect_left(made, 2 * slot) - 1] >> 1, needs[at - 1] if at else -1)
 
-    def use(self, copy: Copy) -> int:
-        """The slot that waits for what comes back: the first that needs the value then; the last where none does."""
-        needs = self.needs[copy.value]
+    def use(self, copy: Copy) -> int | None:
+        """The slot that waits for what comes back: the first that needs the value, if it is not made once more."""
+        needs, made = self.needs[copy.value], self._made[copy.value]
         at = bisect_right(needs, copy.back)
-        return needs[at] if at < len(needs) else self.tape.count - 1
+        if at == len(needs) or made[bisect_right(made, 2 * needs[at]) - 1] != 2 * copy.back + 1:
+            return None
+        return needs[at]
 
     def is_own(self, value: int, slot: int) -> bool:
         """Is a value there until the end of a slot's own work, being read by it?"""

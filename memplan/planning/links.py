@@ -74,7 +74,8 @@ def events(ledger: Ledger) -> list[tuple[int, int, Copy]]:
     found = []
     for copy in ledger.copies.values():
         use = ledger.use(copy)
-        found += [(use, 0, use, copy), (copy.back, 3, use, copy)]
+        if use is not None:
+            found += [(use, 0, use, copy), (copy.back, 3, use, copy)]
         if copy.out is not None:
             found += [(copy.out, 1, copy.gone, copy), (copy.gone, 2, copy.gone, copy)]
     found.sort(key=lambda event: (*event[:3], event[3].value, event[3].back))

@@ -111,3 +111,13 @@ def test_the_clock_of_the_links(layers: int, seed: int, draw: Random) -> None:
 
     schedule, _ = schedule_of(taped, ledger)
     assert np.isclose(Links(ledger, copy_s).seconds, seconds(problem, schedule, copy_s))
+
+
+def test_what_comes_back_for_nobody_is_not_fetched() -> None:
+    stages = of_nodes([1] * 6, [1] * 6, [[], [0], [1], [2], [3], [0, 4]], 0)
+    ledger = Ledger(tape_of_stages(stages))
+    ledger.move(Copy(0, 1, 1, 2))
+    ledger.move(Copy(0, None, 2, 3))  # comes back again before anybody has read it
+    assert [(slot, kind) for slot, kind, _ in events(ledger)] == [(1, 1), (1, 2), (3, 3), (5, 0)]
+    ledger.add(0, 5)
+    assert [(slot, kind) for slot, kind, _ in events(ledger)] == [(1, 1), (1, 2)]
