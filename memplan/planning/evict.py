@@ -23,7 +23,11 @@ from memplan.planning.tape import tape_of_stages
 LEAST_SHARE = 5e-4  # values smaller than this share of the limit stay where they are
 _NEARLY = 0.9  # of what the next best may be worth is enough: fewer looks, and no worse plans
 _SHIFT = 12  # slots that a repetition may run earlier
-_EFFORTS = ((10, 0), (40, 0), (10, 8))  # operations made again for one value, slots that they may do so early
+_EFFORTS = ((10, 0), (40, 0), (10, 8))  # in turn where nothing helps: longest chain, slots by which it runs early
+    (10, 0),
+    (40, 0),
+    (10, 8),
+)  # in turn where nothing helps: the longest chain, slots by which it may run early
 
 
 @dataclass(frozen=True, slots=True)
