@@ -60,7 +60,9 @@ def report_of(found: Outcome) -> Report:
         live_at_peak=tuple(live_at_peak(found, rows)),
         candidates=tuple(_candidates(found)),
         versions=versions(),
-        timeline=timelines.timeline(result, Origins(plain.module, made.base.module), {row.name: row.decision for row in rows}),
+        timeline=timelines.timeline(
+            result, Origins(plain.module, made.base.module), {row.name: row.decision for row in rows}
+        ),
         lines=tuple(timelines.line("unmodified step", plain)),
         planning_s=made.planning_s,
         preparation_s=found.seconds,

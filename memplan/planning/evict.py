@@ -21,8 +21,13 @@ from memplan.planning.stages import Pair, Stages
 from memplan.planning.tape import tape_of_stages
 
 LEAST_SHARE = 5e-4  # values smaller than this share of the limit stay where they are
+_NEARLY = 0.9  # of what the next best may be worth is enough: fewer looks, and no worse plans
 _SHIFT = 12  # slots that a repetition may run earlier
-_EFFORTS = ((10, 0), (40, 0), (10, 8))  # operations made again for one value, slots that they may do so early
+_EFFORTS = ((10, 0), (40, 0), (10, 8))  # in turn where nothing helps: longest chain, slots by which it runs early
+    (10, 0),
+    (40, 0),
+    (10, 8),
+)  # in turn where nothing helps: the longest chain, slots by which it may run early
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +152,7 @@ class Eviction:
             if found is None:
                 continue
             worth = found.worth * (self.taste[value] if self.taste else 1.0)
-            if self.heap and -worth > self.heap[0][0] and looked.get((value, slot)) != found:
+            if self.heap and worth < _NEARLY * -self.heap[0][0] and looked.get((value, slot)) != found:
                 looked[value, slot] = found
                 heapq.heappush(self.heap, (-worth, value, slot))
                 continue

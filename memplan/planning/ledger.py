@@ -23,15 +23,13 @@ class Copy:
     Attributes:
       out: the slot behind which it leaves; None where an earlier copy of it is there already.
       gone: the last slot during which it is still on the device.
-      back: the slot behind which it begins to come back.
-      use: the slot that needs it.
+      back: the slot behind which it begins to come back, for the next one that needs it.
     """
 
     value: int
     out: int | None
     gone: int
     back: int
-    use: int
 
 
 class Ledger:
@@ -50,7 +48,7 @@ class Ledger:
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
         self.again: list[list[int]] = [[] for _ in range(tape.count)]
-        self.copies: dict[tuple[int, int], Copy] = {}  # value and use
+        self.copies: dict[tuple[int, int], Copy] = {}  # by value, and where it begins to come back
         self._made: list[list[int]] = [[2 * home + 1] for home in tape.home]
         self._wanted: list[dict[int, int]] = [{} for _ in tape.nbytes]  # slots -> how many need it there
         self._own: list[dict[int, int]] = [{} for _ in tape.nbytes]  # likewise, until the end of the slot's own work
@@ -65,14 +63,25 @@ class Ledger:
                 change[end] -= tape.nbytes[value]
         self.through = np.cumsum(change)[:-1]
         self._beside = np.zeros(tape.count, np.int64)  # above `through`, at the most
-        self.extra = np.zeros(tape.count, np.int64)
+        self._load: np.ndarray | None = None
+        self._extra = np.zeros(tape.count, np.int64)
         self.slot_seconds = np.array(tape.slot_seconds)
         for slot in range(tape.count):
             self._settle(slot)
 
     @property
     def load(self) -> np.ndarray:
-        return self.through + self._beside + self.extra
+        if self._load is None:
+            self._load = self.through + self._beside + self._extra
+        return self._load
+
+    @property
+    def extra(self) -> np.ndarray:
+        return self._extra
+
+    @extra.setter
+    def extra(self, nbytes: np.ndarray) -> None:
+        self._extra, self._load = nbytes, None
 
     @property
     def peak_nbytes(self) -> int:
@@ -113,9 +122,13 @@ class Ledger:
         at = bisect_left(needs, slot)
         return max(made[bisect_left(made, 2 * slot) - 1] >> 1, needs[at - 1] if at else -1)
 
-    def makings(self, value: int) -> tuple[int, ...]:
-        """Moments at which a value is made."""
-        return tuple(self._made[value])
+    def use(self, copy: Copy) -> int | None:
+        """The slot that waits for what comes back: the first that needs the value, if it is not made once more."""
+        needs, made = self.needs[copy.value], self._made[copy.value]
+        at = bisect_right(needs, copy.back)
+        if at == len(needs) or made[bisect_right(made, 2 * needs[at]) - 1] != 2 * copy.back + 1:
+            return None
+        return needs[at]
 
     def is_own(self, value: int, slot: int) -> bool:
         """Is a value there until the end of a slot's own work, being read by it?"""
@@ -169,11 +182,11 @@ class Ledger:
     def move(self, copy: Copy) -> None:
         """A value is on the host for a while."""
         self._moved(copy, +1)
-        self.copies[copy.value, copy.use] = copy
+        self.copies[copy.value, copy.back] = copy
 
     def unmove(self, copy: Copy) -> None:
         """It is not."""
-        del self.copies[copy.value, copy.use]
+        del self.copies[copy.value, copy.back]
         self._moved(copy, -1)
 
     def _moved(self, copy: Copy, sign: int) -> None:
@@ -211,6 +224,7 @@ class Ledger:
 
     def _drop(self, value: int, before: list[tuple[int, int]], dirty: set[int]) -> None:
         after, nbytes = self._through(value), self.tape.nbytes[value]
+        self._load = None
         for first, end in before:
             if (first, end) not in after:
                 self.through[first:end] -= nbytes
@@ -225,11 +239,15 @@ class Ledger:
                 dirty.add(moment >> 1)
             if last >= 0 and (self.again[last] or self.tape.slot_over[last]):
                 dirty.add(last)
+        op = self.tape.maker[value]
+        if op >= 0 and self.tape.sheds[op]:
+            dirty.add(self.tape.home[value])
 
     def _settle(self, slot: int) -> None:
         """Bytes of a slot above what is there all the time."""
+        self._load = None
         tape, ops = self.tape, self.again[slot]
-        beside = tape.slot_nbytes[slot] + sum(tape.nbytes[value] for value in tape.slot_writes[slot])
+        beside = tape.slot_nbytes[slot] + sum(map(self._written, tape.slot_writes[slot]))
         beside -= self._written_over(slot)
         if not ops:
             self._beside[slot] = beside
@@ -262,12 +280,20 @@ class Ledger:
             most = max(most, here)
         self._beside[slot] = max(beside, most)
 
+    def _written(self, value: int) -> int:
+        """Bytes that a slot's own work makes of a value: none where nobody reads it and the operation leaves it out."""
+        op = self.tape.maker[value]
+        left_out = op >= 0 and self.tape.sheds[op] and self._versions(value)[0][1] < 0
+        return 0 if left_out else self.tape.nbytes[value]
+
     def _written_over(self, slot: int) -> int:
-        """Bytes that the slot's own work writes over what it reads for the last time."""
+        """Bytes that the slot's own work writes over what it reads for the last time, but not what came back."""
         saved, taken = 0, set[int]()
         for value, sources in self.tape.slot_over[slot]:
             for source in sources:
-                if source not in taken and self.served(source, slot)[1] == slot:
+                moment, last = self.served(source, slot)
+                came_back = moment & 1 and moment != 2 * self.tape.home[source] + 1
+                if source not in taken and last == slot and not came_back:
                     taken.add(source)
                     saved += self.tape.nbytes[value]
                     break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,11 +45,11 @@ class Links:
         late = out_free = back_free = 0.0
         out_ends: dict[int, float] = {}
         back_ends: dict[tuple[int, int], float] = {}
-        for slot, kind, copy in events(self._ledger.copies.values()):
+        for slot, kind, copy in events(self._ledger):
             now = float(ends[slot - 1] if slot and not kind else ends[slot] if kind else 0.0) + late
             value, wait = copy.value, 0.0
             if kind == 0:
-                wait = max(0.0, back_ends[value, slot] - now)
+                wait = max(0.0, back_ends[value, copy.back] - now)
             elif kind == 1:
                 start = max(now, out_free)
                 out_ends[value] = out_free = start + self._copy_s(self._nbytes[value])
@@ -59,26 +59,27 @@ class Links:
                 self.on_host[value] = slot, now + wait
             else:
                 start = max(now, back_free)
-                back_ends[value, copy.use] = back_free = start + self._copy_s(self._nbytes[value])
+                back_ends[value, copy.back] = back_free = start + self._copy_s(self._nbytes[value])
                 self.back.append((start, back_free))
             late += wait
             waits[slot] += wait
         return waits
 
 
-def events(copies: Iterable[Copy]) -> list[tuple[int, int, Copy]]:
+def events(ledger: Ledger) -> list[tuple[int, int, Copy]]:
     """In order: slots, and what of a copy happens there.
 
     0: it is waited for, before the slot; 1: it goes, behind the slot; 2: it has gone; 3: it comes back.
     """
     found = []
-    for copy in copies:
-        found += [(copy.use, 0, copy), (copy.back, 3, copy)]
+    for copy in ledger.copies.values():
+        use = ledger.use(copy)
+        if use is not None:
+            found += [(use, 0, use, copy), (copy.back, 3, use, copy)]
         if copy.out is not None:
-            found += [(copy.out, 1, copy), (copy.gone, 2, copy)]
-    return sorted(
-        found, key=lambda event: (*event[:2], event[2].use if event[1] == 3 else event[2].gone, event[2].value)
-    )
+            found += [(copy.out, 1, copy.gone, copy), (copy.gone, 2, copy.gone, copy)]
+    found.sort(key=lambda event: (*event[:3], event[3].value, event[3].back))
+    return [(slot, kind, copy) for slot, kind, _, copy in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class Offers:
           hot: the first and the last slot that its bytes crowd.
         """
         ledger, links = self._ledger, self.links
-        if not self._outside[use] or (value, use) in ledger.copies or not self.may(value):
+        if not self._outside[use] or (value, ledger.before(value, use)) in ledger.copies or not self.may(value):
             return
         moment, _ = ledger.served(value, use)
         made, before = moment >> 1, ledger.before(value, use)
@@ -158,7 +159,7 @@ class Offers:
                 wait += max(0.0, max(float(links.ends[home]), self._free(home)) + busy_s - float(links.starts[use]))
             else:
                 wait += back_s
-            yield Offer(Copy(value, out, away, home, use), busy_s * (1 if out is None else 2), wait)
+            yield Offer(Copy(value, out, away, home), busy_s * (1 if out is None else 2), wait)
 
     def _free(self, slot: int) -> float:
         """When the link from the host has done what is asked for before the end of a slot."""

@@ -142,7 +142,7 @@ class Repair:
     def _drop(self, item: Item) -> None:
         if not isinstance(item, Copy):
             self.ledger.remove(*item)
-        elif (item.value, item.use) in self.ledger.copies:
+        elif (item.value, item.back) in self.ledger.copies:
             drop(self.ledger, item)
 
     def _part(self, items: list[Item], draw: random.Random) -> list[Item]:
@@ -163,4 +163,4 @@ class Repair:
 
 
 def _slot(item: Item) -> int:
-    return item.use if isinstance(item, Copy) else item[1]
+    return item.back if isinstance(item, Copy) else item[1]

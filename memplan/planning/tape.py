@@ -183,7 +183,8 @@ class _Taping:
         times = [problem.times[number] for number in self._order]
         took = [kernel.seconds * count for kernel, count in zip(kernels, times, strict=True)]
         again = tuple(
-            None if once(problem, number) else seconds for number, seconds in zip(self._order, took, strict=True)
+            None if problem.kernels[number].fixed or once(problem, number) else seconds
+            for number, seconds in zip(self._order, took, strict=True)
         )
         home = tuple(slot for slot, made in enumerate(writes) for _ in made)
         level = tuple(-1 if kernel.within is None else kernel.within for kernel in kernels)
@@ -246,7 +247,10 @@ class _Taping:
         return tuple(tuple(sorted(found[slot])) for slot in range(len(self._order)))
 
     def _slot_level(self, level: Sequence[int]) -> tuple[int, ...]:
-        found = list(level)
+        found = [
+            NOWHERE if self._problem.kernels[number].fixed else one
+            for number, one in zip(self._order, level, strict=True)
+        ]
         for loop in self._first:
             found[self._slot[loop]] = NOWHERE
         for loop, slot in sorted(self._first.items(), key=lambda item: self._slot[item[0]]):

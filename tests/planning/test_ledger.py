@@ -47,7 +47,7 @@ def test_stages_replayed(count: int, draw: Random) -> None:
 def schedule_of(taped: Taped, ledger: Ledger) -> tuple[Schedule, list[int]]:
     """The actions, and the slot of each."""
     kinds = (Kind.PREFETCHED, Kind.OFFLOAD, Kind.OFFLOADED, Kind.PREFETCH)
-    copies = events(ledger.copies.values())
+    copies = events(ledger)
     found: list[tuple[Action, int]] = []
     for slot, ops in enumerate(ledger.again):
         found += [(Action(kinds[k], taped.values[c.value]), slot) for at, k, c in copies if at == slot and not k]
@@ -70,7 +70,7 @@ def random_plan(problem: Problem, draw: Random, copies: bool) -> tuple[Taped, Le
         if room > 3 and draw.random() < 0.5:
             out = tape.home[value] + draw.randint(0, 1)
             gone = draw.randint(out, needs[0] - 2)
-            ledger.move(Copy(value, out, gone, draw.randint(gone + 1, needs[0] - 1), needs[0]))
+            ledger.move(Copy(value, out, gone, draw.randint(gone + 1, needs[0] - 1)))
     return taped, ledger
 
 
@@ -111,3 +111,13 @@ def test_the_clock_of_the_links(layers: int, seed: int, draw: Random) -> None:
 
     schedule, _ = schedule_of(taped, ledger)
     assert np.isclose(Links(ledger, copy_s).seconds, seconds(problem, schedule, copy_s))
+
+
+def test_what_comes_back_for_nobody_is_not_fetched() -> None:
+    stages = of_nodes([1] * 6, [1] * 6, [[], [0], [1], [2], [3], [0, 4]], 0)
+    ledger = Ledger(tape_of_stages(stages))
+    ledger.move(Copy(0, 1, 1, 2))
+    ledger.move(Copy(0, None, 2, 3))  # comes back again before anybody has read it
+    assert [(slot, kind) for slot, kind, _ in events(ledger)] == [(1, 1), (1, 2), (3, 3), (5, 0)]
+    ledger.add(0, 5)
+    assert [(slot, kind) for slot, kind, _ in events(ledger)] == [(1, 1), (1, 2)]

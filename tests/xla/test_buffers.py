@@ -8,7 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from tests.xla.compiling import STEPS, compiled, copying, randomly, within
+from memplan.planning.problem import Problem
+from memplan.planning.schedule import Schedule, runs
+from tests.xla.compiling import STEPS, compiled, randomly, within
 
 
 def temporary_bytes(done: Any) -> int:
@@ -50,6 +52,21 @@ def test_kernels_that_run_again_change_no_bit_here(name: str) -> None:
         assert (found.repeated > 0) == (seed > 0)
         for one, other in zip(plain, bits, strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+def test_a_loop_says_how_often_its_body_runs() -> None:
+    found: list[Problem] = []
+    step, args = STEPS["scanned"](64, 6)
+
+    def look(problem: Problem) -> Schedule:
+        found.append(problem)
+        return runs(range(len(problem.kernels)))
+
+    compiled(step, args, "scanned", look)
+    loops = [kernel.trips for kernel in found[0].kernels if kernel.trips > 1]
+    assert loops == [6, 6]
+    inner = {number for number, kernel in enumerate(found[0].kernels) if kernel.within is not None}
+    assert {found[0].times[number] for number in inner} == {6}
 
 
 @pytest.mark.gpu_aot
