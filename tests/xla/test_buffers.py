@@ -10,7 +10,7 @@ import pytest
 
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import Schedule, runs
-from tests.xla.compiling import STEPS, compiled, randomly, within
+from tests.xla.compiling import STEPS, compiled, copying, randomly, within
 
 
 def temporary_bytes(done: Any) -> int:
