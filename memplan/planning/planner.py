@@ -163,7 +163,7 @@ class _Trial:
             if not over:
                 return
             self._correct()
-            self.limit = max(self._least(), min(self.limit, budget - over))
+            self.limit = max(self._least(), min(self.limit, self.ledger.peak_nbytes) - over)
             if _COARSELY * over > budget:
                 self._start(self.limit, (style,))
             if not self._eviction(self.limit, style).run() and not Eviction(self.ledger, self.limit).run():
