@@ -83,6 +83,7 @@ class _Planning:
         self, problem: Problem, budget_nbytes: int, host_nbytes: int, copy_s: CopySeconds | None, effort: int
     ) -> None:
         self.effort = effort
+        self.styles = _STYLES if copy_s and host_nbytes else _STYLES_WITHOUT_HOST
         self.problem, self.budget_nbytes = problem, budget_nbytes
         self.host_nbytes, self.copy_s = host_nbytes, copy_s
         self._bound_s = seconds(problem, runs(range(len(problem.kernels))))
@@ -92,7 +93,7 @@ class _Planning:
         found = [self.found(runs(order)) for order in orders]
         if any(one.fits for one in found):
             return next(one for one in found if one.fits)
-        styles = _STYLES if self.copy_s and self.host_nbytes else _STYLES_WITHOUT_HOST
+        styles = self.styles
         trials = []
         for order in reversed(orders):
             trials.append(_Trial(self, order))
@@ -146,31 +147,32 @@ class _Trial:
     def evict(self, styles: Sequence[Style]) -> Style:
         """Bring the packed bytes under the budget, with copies that are waited for where nothing else does.
 
-        The style among these that was the best to begin with.
+        The style that was the best.
         """
         budget = self._planning.budget_nbytes - self._problem.tables_nbytes
         self.limit = budget = max(budget, int(self.taped.tape.least_nbytes.max()))
         style = self._start(budget, styles)
         if Eviction(self.ledger, budget).run() or self._settle(budget):
-            self._fit(budget, style)
+            return self._fit(budget, style)
         return style
 
-    def _fit(self, budget: int, style: Style) -> None:
+    def _fit(self, budget: int, style: Style) -> Style:
         """By lower limits first, then by looking for plans that leave fewer holes."""
         for _ in range(_TRIES):
             take_back(self.ledger, self.limit)
             over = self._over()
             if not over:
-                return
+                return style
             self._correct()
-            self.limit = max(self._least(), min(self.limit, budget - over))
+            self.limit = max(self._least(), min(self.limit, self.ledger.peak_nbytes) - over)
             if _COARSELY * over > budget:
-                self._start(self.limit, (style,))
+                style = self._start(self.limit, self._planning.styles)
             if not self._eviction(self.limit, style).run() and not Eviction(self.ledger, self.limit).run():
                 break
         self.limit = budget
         if Eviction(self.ledger, budget).run():
             Repair(self.ledger, budget, self._accept, self.offers).fit(self._over, self._planning.effort)
+        return style
 
     def _least(self) -> int:
         return int((self.taped.tape.least_nbytes + self.ledger.extra).max())
