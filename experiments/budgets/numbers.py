@@ -3,7 +3,7 @@
     python -m experiments.budgets.numbers [--only NAME ...] [--out FILE]
 
 Each is trained for three steps by `jax.jit`, and planned within 70 and within 50 % of the bytes that this takes; where
-nothing fits such a share, within that of the smallest plan that was found. States and metrics have to be equal to the bit:
+nothing fits such a share, within that of the smallest plan that was found. What a step returns has to be equal to the bit:
 a plan is made of the plain step's own kernels.
 """
 
