@@ -46,6 +46,7 @@ class Moving:
     copy: Copy
     gain: float
     seconds: float
+    wait_s: float
 
     @property
     def worth(self) -> float:
@@ -59,8 +60,10 @@ class Eviction:
     Attributes:
       banned: values and slots that are not tried.
       taste: by value, what its worth is multiplied by; all alike where empty.
+      power: of the bytes above the limit, what a slot weighs: 1 looks at all of them alike, more at the fullest first.
       offers: copies that could be made; None where nothing is offloaded.
       idle_price: of a second of a link that nobody waits for, in seconds.
+      waits: copies that keep the kernels waiting are made too.
       looks: how many chains were looked at: the effort, whatever the machine.
     """
 
@@ -68,8 +71,10 @@ class Eviction:
     limit: int
     banned: set[tuple[int, int]] = field(default_factory=set)
     taste: Sequence[float] = ()
+    power: float = 1.0
     offers: Offers | None = None
     idle_price: float = 0.1
+    waits: bool = True
     looks: int = 0
 
     def __post_init__(self) -> None:
@@ -111,13 +116,22 @@ class Eviction:
         return done
 
     def excess(self) -> float:
-        """Bytes times slots above the limit."""
-        return float(np.maximum(self.ledger.load - self.limit, 0).sum())
+        """What the slots above the limit weigh."""
+        return self._weigh(self.ledger.load)
+
+    def _weigh(self, load: np.ndarray) -> float:
+        over = np.maximum(load - self.limit, 0) / self.limit
+        return float((over if self.power == 1 else over**self.power).sum())
+
+    def _crowded(self) -> list[float]:
+        """Per slot, what a byte weighs in all those before."""
+        over = np.maximum(self.ledger.load - self.limit, 0) / self.limit
+        weights = over > 0 if self.power == 1 else self.power * over ** (self.power - 1)
+        return np.concatenate([[0.0], np.cumsum(weights)]).tolist()
 
     def _sweep(self, longest: int) -> bool:
         """Take candidates, best first; False if there was none to take."""
-        over = np.maximum(self.ledger.load - self.limit, 0)
-        crowded = np.concatenate([[0], np.cumsum(over > 0)]).tolist()
+        crowded = self._crowded()
         self.heap: list[tuple[float, int, int]] = []
         for value in range(len(self.tape.nbytes)):
             self._offer(value, crowded)
@@ -134,20 +148,20 @@ class Eviction:
                 looked[value, slot] = found
                 heapq.heappush(self.heap, (-worth, value, slot))
                 continue
+            before_s = 0.0 if self.offers is None else self.offers.links.seconds
             fresh = self._take(found)
             now = self.excess()
-            if now >= left:
+            if now >= left or self._waits_more(found, before_s):
                 self._give_back(found, fresh)
                 self.banned.add((value, slot))
                 continue
             left, taken = now, True
-            over = np.maximum(self.ledger.load - self.limit, 0)
-            crowded = np.concatenate([[0], np.cumsum(over > 0)]).tolist()
+            crowded = self._crowded()
             for one in self._touched(found):
                 self._offer(one, crowded, push=True)
         return taken
 
-    def _offer(self, value: int, crowded: list[int], push: bool = False) -> None:
+    def _offer(self, value: int, crowded: list[float], push: bool = False) -> None:
         """Gaps of a value that touch crowded slots, and what ending them could be worth at most."""
         nbytes = self.tape.nbytes[value]
         price = self._price(value)
@@ -158,7 +172,7 @@ class Eviction:
             for at in range(max(before + 1, slot - self.early), slot + 1):
                 hot = crowded[at] - crowded[min(before + 1, at)]
                 if (hot or self.early) and crowded[slot] > crowded[before + 1] and (value, at) not in self.banned:
-                    worth = max(hot, 1) * nbytes / price * (self.taste[value] if self.taste else 1.0)
+                    worth = max(hot, 1e-9) * nbytes / self.limit / price * (self.taste[value] if self.taste else 1.0)
                     entry = (-worth, value, at)
                     if push:
                         heapq.heappush(self.heap, entry)
@@ -186,15 +200,17 @@ class Eviction:
     def _movings(self, value: int, slot: int) -> Iterator[Moving]:
         if self.offers is None or slot not in self.ledger.needs[value]:
             return
-        nbytes, load = self.tape.nbytes[value], self.ledger.load - self.limit
+        nbytes, load = self.tape.nbytes[value], self.ledger.load
         before = self.ledger.before(value, slot)
-        hot = np.flatnonzero(load[before + 1 : slot] > 0) + before + 1
+        hot = np.flatnonzero(load[before + 1 : slot] > self.limit) + before + 1
         if not len(hot):
             return
         for offer in self.offers.of(value, slot, (int(hot[0]), int(hot[-1]))):
-            gain = float(np.clip(load[offer.copy.gone + 1 : offer.copy.back + 1], 0, nbytes).sum())
-            if gain > 0:
-                yield Moving(offer.copy, gain, offer.wait_s + self.idle_price * offer.busy_s + self.tick)
+            there = load[offer.copy.gone + 1 : offer.copy.back + 1]
+            gain = self._weigh(there) - self._weigh(there - nbytes)
+            if gain > 0 and (self.waits or offer.wait_s <= 0):
+                price = offer.wait_s + self.idle_price * offer.busy_s + self.tick
+                yield Moving(offer.copy, gain, price, offer.wait_s)
 
     def _take(self, found: Chain | Moving) -> tuple[int, ...]:
         """Carry it out; the operations that did not run there before."""
@@ -215,6 +231,12 @@ class Eviction:
             for op in reversed(fresh):
                 self.ledger.remove(op, found.slot)
         self._refresh()
+
+    def _waits_more(self, found: Chain | Moving, before_s: float) -> bool:
+        """Does a copy keep the kernels waiting for longer than it was thought to, through others that it delays?"""
+        if self.offers is None or not isinstance(found, Moving):
+            return False
+        return self.offers.links.seconds - before_s > found.wait_s + self.tick
 
     def _refresh(self) -> None:
         if self.offers is not None:
@@ -293,8 +315,8 @@ class Eviction:
         for first, nbytes in spans:
             change[first - low] += nbytes
         change = np.cumsum(change)[:-1]
-        load = self.ledger.load[low:slot] - self.limit
-        gain = float(np.maximum(load, 0).sum() - np.maximum(load + change, 0).sum())
+        load = self.ledger.load[low:slot]
+        gain = self._weigh(load) - self._weigh(load + change)
         if gain <= 0:
             return None
         order = tuple(sorted(again))
@@ -317,7 +339,7 @@ class Eviction:
                 if not tape.sheds[op] or value in last_read or ledger.served(value, slot)[1] >= slot:
                     here += tape.nbytes[value]
                     alive.append(value)
-            more += max(0, here - self.limit)
+            more += (max(0, here - self.limit) / self.limit) ** self.power
             keep = []
             for value in alive:
                 if ledger.served(value, slot)[1] >= slot or last_read.get(value, -1) > number:

@@ -175,7 +175,7 @@ class Offers:
             if start - time >= busy_s:
                 break
             time = max(time, end)
-        slot = self._later[max(slot, min(bisect_left(ends, time), len(ends) - 1))]
+        slot = self._later[max(slot, bisect_right(ends, time) - 1)]  # asked for early, it waits for its turn
         return slot, max(time, float(ends[slot])) + busy_s
 
     def _back(self, use: int, busy_s: float) -> tuple[int, float]:

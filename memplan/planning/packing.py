@@ -23,8 +23,6 @@ import numpy as np
 from memplan.planning.problem import Kernel, Problem, Role
 from memplan.planning.schedule import Kind, Schedule, runs
 
-ALIGNMENT = 256  # bytes, of the heap's offsets: every one of XLA:GPU's assignments is a multiple
-
 
 @dataclass(frozen=True)
 class Packing:
@@ -240,10 +238,10 @@ class _Layout:
         ran, found = set[int](), self._problem.tables_nbytes
         for time, action in enumerate(self._schedule):
             if action.kind in (Kind.OFFLOAD, Kind.PREFETCH):
-                found += ALIGNMENT
+                found += self._problem.alignment
             elif action.kind is Kind.RUN:
                 results = [self._versions[number].made for number in self._written[time]].count(True)
-                found += ALIGNMENT * (action.number in ran and results > 1)
+                found += self._problem.alignment * (action.number in ran and results > 1)
                 ran.add(action.number)
         return found
 
@@ -373,7 +371,7 @@ class _Layout:
             beside = np.zeros(placed, bool)
             for number in groups.members[group]:
                 beside |= (begun[:placed] <= groups.ended[number]) & (ended[:placed] >= groups.begun[number])
-            at = _smallest_gap(low[:placed][beside], high[:placed][beside], nbytes)
+            at = _smallest_gap(low[:placed][beside], high[:placed][beside], nbytes, self._problem.alignment)
             for number in groups.members[group]:
                 begun[placed], ended[placed] = groups.begun[number], groups.ended[number]
                 low[placed], high[placed] = at, at + nbytes
@@ -421,12 +419,12 @@ class _Places:
             self._count += 1
 
 
-def _smallest_gap(low: np.ndarray, high: np.ndarray, nbytes: int) -> int:
+def _smallest_gap(low: np.ndarray, high: np.ndarray, nbytes: int, alignment: int) -> int:
     """Where so many bytes go: into the smallest gap that holds them, the lowest of several, else on top."""
     if not len(low):
         return 0
     order = np.argsort(low, kind="stable")
-    free = np.concatenate([[0], np.maximum.accumulate(-(-high[order] // ALIGNMENT) * ALIGNMENT)])
+    free = np.concatenate([[0], np.maximum.accumulate(-(-high[order] // alignment) * alignment)])
     gaps = low[order] - free[:-1]
     fitting = np.flatnonzero(gaps >= nbytes)
     return int(free[fitting[np.argmin(gaps[fitting])]] if len(fitting) else free[-1])

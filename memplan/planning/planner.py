@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memplan.planning.evict import Eviction, take_back
-from memplan.planning.ledger import Ledger
+from memplan.planning.ledger import Copy, Ledger
 from memplan.planning.links import Offers, events
 from memplan.planning.packing import live_nbytes, needed, pack
 from memplan.planning.problem import Problem
@@ -19,6 +19,8 @@ from memplan.planning.schedule import Action, Kind, Schedule, runs
 from memplan.planning.tape import Taped, settled, tape_of
 from memplan.planning.timing import CopySeconds, seconds
 
+_STYLES = ((1.0, 0.0), (1.5, 0.0), (1.0, 0.003), (1.0, 0.01), (1.5, 0.01), (1.0, 0.03))  # power, idle price
+_STYLES_WITHOUT_HOST = ((1.0, 0.0), (1.5, 0.0), (2.0, 0.0))
 _TRIES = 8  # to bring the packed bytes under the budget
 EFFORT = 20_000
 
@@ -139,6 +141,7 @@ class _Trial:
         budget = self._planning.budget_nbytes - self._problem.tables_nbytes
         limit = budget = max(budget, int(self.taped.tape.least_nbytes.max()))
         stuck = 0
+        self._start(limit)
         for number in range(_TRIES):
             if not Eviction(self.ledger, limit).run() and (stuck or not self._settle(limit)):
                 stuck += 1
@@ -151,6 +154,31 @@ class _Trial:
             self._correct()
             over = found.nbytes - self._problem.tables_nbytes - self.ledger.peak_nbytes
             limit = min(limit, budget - max(0, over))
+
+    def _start(self, limit: int) -> None:
+        """The best of several plans: with copies that keep nobody waiting, by their price, and without."""
+        tried = []
+        for power, idle_price in _STYLES if self.offers is not None else _STYLES_WITHOUT_HOST:
+            self.ledger.become(())
+            offers = self.offers if idle_price else None
+            eviction = Eviction(self.ledger, limit, power=power, offers=offers, idle_price=idle_price, waits=False)
+            self._refresh()
+            eviction.run()
+            take_back(self.ledger, limit)
+            tried.append((eviction.excess(), self._seconds(), len(tried), self.ledger.pairs(), self._copies()))
+        *_, pairs, copies = min(tried)
+        self.ledger.become(pairs, copies)
+
+    def _copies(self) -> list[Copy]:
+        return [self.ledger.copies[key] for key in sorted(self.ledger.copies)]
+
+    def _refresh(self) -> None:
+        if self.offers is not None:
+            self.offers.refresh()
+
+    def _seconds(self) -> float:
+        self._refresh()
+        return float(self.ledger.slot_seconds.sum()) if self.offers is None else self.offers.links.seconds
 
     def _settle(self, limit: int) -> bool:
         """Where repetitions alone get stuck: with copies, and by trying other ones."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 
+GPU_ALIGNMENT = 256  # bytes: every place of XLA:GPU's assignments is a multiple
 POINTER_BYTES = 8  # of a tuple's table, for every element
 
 
@@ -80,6 +81,7 @@ class Problem:
       outputs: buffers that are there at the end.
       donated: arguments that may be written over, whether an output is or not.
       tables_nbytes: pointers of tuples, which stand beside the buffers.
+      alignment: bytes that every buffer's place is a multiple of.
     """
 
     buffers: tuple[Buffer, ...]
@@ -87,6 +89,7 @@ class Problem:
     outputs: frozenset[int]
     donated: frozenset[int]
     tables_nbytes: int = 0
+    alignment: int = GPU_ALIGNMENT
 
     @cached_property
     def places(self) -> Mapping[int, tuple[int, ...]]:

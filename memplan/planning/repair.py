@@ -17,7 +17,9 @@ _STRETCHES = (0.02, 0.05, 0.1)  # of the slots
 _NEAR = 12  # slots
 _SHARE = 0.12  # of all repetitions, drawn at large
 _WITH_COPIES = 0.8  # of the repairs
-_IDLE_PRICES = (0.005, 0.03, 0.1, 0.3)  # of a second of a link that nobody waits for, in seconds
+_IDLE_PRICES = (0.003, 0.01, 0.03, 0.1)  # of a second of a link that nobody waits for, in seconds
+_POWERS = (1.0, 1.5)
+_WAITING = 0.3  # of the repairs with copies: the kernels may wait for them
 _TASTES = (0.0, 0.2, 0.5, 1.0)  # standard deviations of the logarithm
 
 
@@ -92,7 +94,15 @@ class Repair:
         offers = self.offers if draw.random() < _WITH_COPIES else None
         if offers is not None:
             offers.refresh()
-        eviction = Eviction(self.ledger, self.limit, taste=taste, offers=offers, idle_price=draw.choice(_IDLE_PRICES))
+        eviction = Eviction(
+            self.ledger,
+            self.limit,
+            taste=taste,
+            power=draw.choice(_POWERS),
+            offers=offers,
+            idle_price=draw.choice(_IDLE_PRICES),
+            waits=draw.random() < _WAITING,
+        )
         eviction.run()
         return eviction.looks
 

@@ -1,13 +1,14 @@
 """The judge of plans: is a planned module the plain one, with clones, copies to the host and another order?
 
 It shares nothing with what plans and writes. Every value of the planned module is named by what it is computed from,
-clones and copies looked through, and must be one of the plain module's; the outputs must be the same ones. Buffers are
-not in that form: what was overwritten in place, be it a donated argument, what is updated or what a loop carries, may
-be read no more, but by what reads it there in the plain module too.
+clones, copies and fusions looked through, and must be one of the plain module's; the outputs must be the same ones.
+Buffers are not in that form: what was overwritten in place, be it a donated argument, what is updated or what a loop
+carries, may be read no more, but by what reads it there in the plain module too.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +40,7 @@ _ONCE = re.compile(
 _ADDED = re.compile(r"output_to_operand_aliasing=\{(.*?)\}(?:, [a-z]|$)")
 _PAIR = re.compile(r"\{(\d*)\}: \((\d+), \{\}\)")
 _UPDATES = ("dynamic-update-slice", "scatter")
+_ORDERED = frozenset({"reduce", "reduce-window", "scatter", "select-and-scatter", "dot", "convolution", "sort"})
 _UNDER_WAY: Meaning = (-1, 0)  # nothing yet
 
 
@@ -59,9 +61,8 @@ def judge(plain: Module, planned: Module) -> None:
 
 def _compare(first: _Reading, second: _Reading) -> None:
     """A computation of the plain module and one of the planned module; then their loops, one by one."""
-    computed = set(first.expressions.values())
-    for name, expression in second.expressions.items():
-        _require(expression in computed, f"computes by {name} what the plain module does not")
+    for name, made in second.made.items():
+        _require(first.computed.issuperset(made), f"computes by {name} what the plain module does not")
     _require(first.outputs == second.outputs, "returns other values")
     _require(first.effects == second.effects, "has other effects, or in another order")
     missing = Counter(first.single) - Counter(second.single)
@@ -89,9 +90,19 @@ class _Meanings:
     """Expressions by number: the same for the same, in both modules."""
 
     numbers: dict[object, int] = field(default_factory=dict)
+    origins: dict[Meaning, tuple[Meaning, str]] = field(default_factory=dict)  # of views: whose they are, of what shape
 
     def of(self, expression: object) -> int:
         return self.numbers.setdefault(expression, len(self.numbers))
+
+    def view(self, shape: str, given: Meaning, source_shape: str) -> Meaning:
+        """The same bytes in another shape; a view of a view is one of what that is of."""
+        origin, original = self.origins.get(given, (given, source_shape))
+        if shape == original:
+            return origin
+        found = self.of(("view", shape, origin)), 0
+        self.origins[found] = origin, original
+        return found
 
 
 class _Reading:
@@ -100,7 +111,9 @@ class _Reading:
     A value is a version of a buffer: what is updated in place is another version of the same buffer.
 
     Attributes:
-      expressions: of every instruction.
+      expressions: of every instruction; of a fusion, of its results.
+      made: of every instruction, the values that it makes.
+      computed: all of them, and those inside of fusions.
       effects: expressions of what acts, in order.
       single: expressions of what may run only as often as it did.
       loops: conditions and bodies, in order.
@@ -120,6 +133,8 @@ class _Reading:
         self._copies: dict[str, Place] = {}  # under way -> what they are copies of
         self._held: dict[str, list[Place]] = {}  # what began -> what it reads until it is done
         self.expressions: dict[str, int] = {}
+        self.made: dict[str, list[Meaning]] = {}
+        self.computed: set[Meaning] = set()
         self.effects: list[int] = []
         self.single: list[int] = []
         self.loops: list[_Reading] = []
@@ -160,9 +175,9 @@ class _Reading:
 
     def _view(self, op: Instruction, place: Place) -> None:
         """A name for a buffer that may have another shape: the reader's expression says which."""
-        expression = self._meanings.of(("view", str(op.shape), self._means[place]))
+        source = self._body.ops[op.operands[0]].shape
         view = Place(op.name, 0)
-        self._means[view] = (expression, 0)
+        self._means[view] = self._meanings.view(str(op.shape), self._means[place], str(source))
         self._views[view] = self._version(place)
         self._trees[op.name] = view
 
@@ -196,11 +211,16 @@ class _Reading:
             _require(self._means[place] != _UNDER_WAY, f"reads in {op.name} a copy that is under way")
             self._note(place, position, op.name)
         self._keep_pair(op, places, position)
-        expression = self._meanings.of((*self._said(op), tuple(self._means[place] for place in places)))
-        self.expressions[op.name] = expression
         self._trees[op.name] = tree = _tree(op.name, op.shape)
-        for number, place in enumerate(_places(tree)):
-            self._means[place] = (expression, number)
+        if op.opcode == "fusion" and op.attribute("kind") != "kCustom":
+            made = self._fused(op, operands)
+            expression = self._meanings.of(("fusion", *made))
+        else:
+            expression = self._meanings.of((*self._said(op), tuple(self._means[place] for place in places)))
+            made = [(expression, number) for number in range(len(op.result))]
+        self.expressions[op.name], self.made[op.name] = expression, made
+        self.computed.update(made)
+        self._means.update(zip(_places(tree), made, strict=True))
         updates = list(self._updates(op, operands))
         for leaf, place in updates:
             self._overwritten.append((op.name, place, position))
@@ -211,6 +231,28 @@ class _Reading:
             self.effects.append(expression)
         if acts or updates:
             self.single.append(expression)
+
+    def _fused(self, op: Instruction, operands: Sequence[Tree]) -> list[Meaning]:
+        """What a fusion's results mean, by the instructions in it; where an order matters, its emitter does too."""
+        body, inner = self._module[op.called[0]], dict[str, list[Meaning]]()
+        for one in body.ops.values():
+            given = [inner[name] for name in one.operands]
+            if one.opcode == "parameter":
+                made = [self._means[place] for place in _places(operands[int(one.attributes)])]
+            elif one.opcode == "bitcast":
+                made = [self._meanings.view(str(one.shape), given[0][0], str(body.ops[one.operands[0]].shape))]
+            elif one.opcode == "get-tuple-element":
+                made = [given[0][one.index]]
+            elif one.opcode == "tuple":
+                made = [meaning for part in given for meaning in part]
+            else:
+                emitter = op.attribute("kind") if one.opcode in _ORDERED else ""
+                number = self._meanings.of((*self._said(one), emitter, *(tuple(part) for part in given)))
+                made = [(number, leaf) for leaf in range(len(one.result))]
+            inner[one.name] = made
+            self.computed.update(made)
+        _require(_shape(op.shape) == _shape(body.root.shape), f"has another shape in {op.name} than what it calls")
+        return inner[body.root.name]
 
     def _keep_pair(self, op: Instruction, places: list[Place], position: int) -> None:
         """What an asynchronous pair reads is read until its end, what it makes is written from its beginning on."""
@@ -226,12 +268,11 @@ class _Reading:
 
     def _said(self, op: Instruction) -> tuple[object, ...]:
         """What an instruction says of itself, called computations by what they say."""
-        attributes = _QUEUE.sub("", _metadata_apart(op.attributes))
         if op.opcode == "while":
             called = self._looped(op.attribute("condition"), False), self._looped(op.attribute("body"), True)
         else:
-            called = tuple(map(self._spelled, op.called))
-        return op.opcode, _shape(op.shape), _NAMES.sub("%", attributes), called
+            called = tuple(map(self._spelled, op.called)) if "=%" in op.attributes or "{%" in op.attributes else ()
+        return op.opcode, _shape(op.shape), _stated(op.attributes), called
 
     def _looped(self, name: str, carries: bool) -> int:
         """A loop's condition, or its body, whose results are written over what it is given."""
@@ -248,10 +289,9 @@ class _Reading:
             number = {op: f"%{i}" for i, op in enumerate(body.ops)}
             lines = []
             for op in body.ops.values():
-                attributes = _NAMES.sub("%", _QUEUE.sub("", _metadata_apart(op.attributes)))
                 called = tuple(self._spelled(one) for one in op.called)
                 operands = tuple(number[operand] for operand in op.operands)
-                lines.append((op.opcode, _shape(op.shape), operands, attributes, called, op.root))
+                lines.append((op.opcode, _shape(op.shape), operands, _stated(op.attributes), called, op.root))
             self._bodies[name] = self._meanings.of(("body", *lines))
         return self._bodies[name]
 
@@ -331,13 +371,14 @@ def _donated(module: Module) -> dict[int, Place]:
     return {output: arguments[argument] for output, argument in module.aliases.items()}
 
 
-def _metadata_apart(attributes: str) -> str:
-    """Attributes without what only tells of origins."""
-    return _ORIGIN.sub("", attributes)
+@functools.lru_cache(maxsize=1 << 16)  # two modules say nearly the same things
+def _stated(attributes: str) -> str:
+    """Attributes without names, streams and what only tells of origins."""
+    return _NAMES.sub("%", _QUEUE.sub("", _ORIGIN.sub("", attributes))) if attributes else ""
 
 
 def _shape(shape: Shape) -> str:
-    return ",".join(map(str, leaves(shape)))
+    return str(shape) if isinstance(shape, Array) else ",".join(map(str, leaves(shape)))
 
 
 def _tree(name: str, shape: Shape) -> Tree:

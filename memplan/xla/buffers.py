@@ -11,14 +11,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from memplan.planning.problem import POINTER_BYTES, Buffer, Kernel, Problem, Role
+from memplan.planning.problem import GPU_ALIGNMENT, POINTER_BYTES, Buffer, Kernel, Problem, Role
 from memplan.xla.module import Array, Computation, Instruction, Module, Shape
 from memplan.xla.sharing import may_overwrite, updated
 
 Tree = int | tuple["Tree", ...]  # numbers of buffers, in the structure of a shape
 
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-TABLE_BYTES = 256  # each table of a tuple's pointers stands alone, aligned as the heap is: read off XLA's assignments
+CPU_ALIGNMENT = 64  # bytes (`cpu_function_runtime::MinAlign`)
 _EFFECTS = ("custom_call_has_side_effect=true", "has_side_effect=true")
 _ONCE = frozenset(
     """
@@ -56,6 +56,7 @@ class _Reading:
         self._kernels: list[Kernel] = []
         self._arguments: dict[int, Tree] = {}
         self._tables_nbytes = 0
+        self._alignment = GPU_ALIGNMENT if on_gpu else CPU_ALIGNMENT
 
     def problem(self) -> Problem:
         root = self._computation(self._module.entry, None, None)
@@ -98,7 +99,12 @@ class _Reading:
             for at, one in enumerate(self._kernels)
         )
         return Problem(
-            tuple(buffers), kernels, frozenset(now([*outputs])), frozenset(now([*donated])), self._tables_nbytes
+            tuple(buffers),
+            kernels,
+            frozenset(now([*outputs])),
+            frozenset(now([*donated])),
+            self._tables_nbytes,
+            self._alignment,
         )
 
     def _computation(self, body: Computation, given: Sequence[Tree] | None, within: int | None) -> Tree:
@@ -319,7 +325,7 @@ class _Reading:
 
     def _table(self, shape: Shape) -> None:
         if isinstance(shape, tuple):
-            self._tables_nbytes += -(-POINTER_BYTES * len(shape) // TABLE_BYTES) * TABLE_BYTES
+            self._tables_nbytes += -(-POINTER_BYTES * len(shape) // self._alignment) * self._alignment
 
     def _found(self, value: int) -> int:
         """The value that this one is."""

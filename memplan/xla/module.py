@@ -120,6 +120,15 @@ class Instruction:
         found = re.search(rf"\b{re.escape(name)}=([^,\s]*)", self.attributes)
         return found[1] if found else ""
 
+    def written(self, name: str, operands: Sequence[str]) -> str:
+        """The line under another name, with other operands, as many as before or not."""
+        line = self.line.replace(f"%{self.name} = ", f"%{name} = ", 1)
+        if list(operands) == list(self.operands):
+            return line
+        before, opened, rest = line.partition(f" {self.opcode}(")
+        _, closed, after = rest.partition(")")
+        return before + opened + ", ".join(f"%{operand}" for operand in operands) + closed + after
+
     @property
     def index(self) -> int:
         """Of a get-tuple-element."""
@@ -304,6 +313,20 @@ def read_shape(text: str) -> Shape:
             dims = tuple(int(side) for side in found["dims"].replace("<=", "").split(",") if side)
             stack[-1].append(Array(found["dtype"], dims, found["layout"] or ""))
     return stack[0][0]
+
+
+def spelled(shape: Shape) -> str:
+    """As it is written."""
+    return str(shape) if isinstance(shape, Array) else f"({', '.join(map(spelled, shape))})"
+
+
+def with_loops(module: Module, body: Computation) -> Iterator[Computation]:
+    """A computation, and the bodies and conditions of its loops."""
+    yield body
+    for op in body.ops.values():
+        if op.opcode == "while":
+            for name in op.called:
+                yield from with_loops(module, module[name])
 
 
 def leaves(shape: Shape) -> Iterator[Array]:

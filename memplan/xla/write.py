@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import Action, Kind, Schedule
-from memplan.xla.module import HOST_SPACE, Array, Computation, Instruction, Module, Shape
+from memplan.xla.module import HOST_SPACE, Array, Computation, Instruction, Module, Shape, spelled, with_loops
 
 Value = str | tuple["Value", ...]  # the instruction that gives it, or those that give its parts
 
 _NAMING = frozenset({"bitcast", "get-tuple-element", "tuple", "opt-barrier", "add-dependency", "after-all"})
-_NAME = re.compile(r"%([\w.\-]+)")
 _FRAME = re.compile(r" ?stack_frame_id=\d+")
 _AFTER = re.compile(r", control-predecessors=\{[^}]*\}")
 _TABLES = re.compile(r"\n+(?:FileNames|FunctionNames|FileLocations|StackFrames)\n.*", re.DOTALL)
@@ -64,7 +63,7 @@ class _Writing:
     def __init__(self, module: Module, problem: Problem) -> None:
         self.module, self._problem = module, problem
         self._taken = {name for body in module.values() for name in body.ops} | set(module)
-        self._home = {op.name: body.name for body in _with_loops(module, module.entry) for op in body.ops.values()}
+        self._home = {op.name: body.name for body in with_loops(module, module.entry) for op in body.ops.values()}
 
     def text(self, schedule: Schedule) -> str:
         plain = self._parted(tuple(Action(Kind.RUN, number) for number in range(len(self._problem.kernels))))
@@ -183,11 +182,19 @@ class _Body:
             case "tuple":
                 return tuple(map(self._value, operands))
             case "get-tuple-element":
-                value = self._value(next(operands))
+                if (part := self._part(next(operands), op.index)) is not None:
+                    return self._value(part)
+                value = self._value(self._body.ops[op.operands[0]])
                 return value[op.index] if isinstance(value, tuple) else self._element(value, op.index, op.shape, op)
             case "bitcast" | "after-all":
                 return self._view(op, list(map(self._whole, operands)))
         return self._now[op.name]
+
+    def _part(self, op: Instruction, index: int) -> Instruction | None:
+        """What gives an element of a tuple, if that is only put together here: its other parts may not be made yet."""
+        while op.opcode in ("opt-barrier", "add-dependency"):
+            op = self._body.ops[op.operands[0]]
+        return self._body.ops[op.operands[index]] if op.opcode == "tuple" else None
 
     def _element(self, value: str, index: int, shape: Shape, op: Instruction | None = None) -> str:
         """An element of a kernel's tuple, or what it was brought back as."""
@@ -197,7 +204,7 @@ class _Body:
         if key not in self._views:
             if op is None or op.name in self._lines:
                 name = self._writing.fresh(f"{value}.{index}.")
-                self._lines[name] = f"  %{name} = {_spelled(shape)} get-tuple-element(%{value}), index={index}"
+                self._lines[name] = f"  %{name} = {spelled(shape)} get-tuple-element(%{value}), index={index}"
             else:
                 name = self._emit(op, op.name, [value])
             self._views[key] = name
@@ -228,24 +235,19 @@ class _Body:
             first = op is not None and op.opcode == "tuple" and op.name not in self._lines
             name = op.name if op is not None and first else self._writing.fresh("tuple.run", 2)
             operands = ", ".join(f"%{part}" for part in parts)
-            self._lines[name] = f"  %{name} = {_spelled(shape)} tuple({operands})"
+            self._lines[name] = f"  %{name} = {spelled(shape)} tuple({operands})"
             self._views[key] = name
         return self._views[key]
 
     def _emit(self, op: Instruction, name: str, operands: Sequence[str]) -> str:
         """A line for the instruction, under this name and with these operands."""
-        line = _AFTER.sub("", op.line.replace("ROOT ", "", 1) if op.root else op.line)
-        if name != op.name:
+        line = _AFTER.sub("", op.written(name, operands))
+        line = line.replace("ROOT ", "", 1) if op.root else line
+        if name != op.name and op.opcode not in _NAMING:
             left, right = line.split(" = ", 1)
-            if op.opcode not in _NAMING:
-                for called in dict.fromkeys(op.called):
-                    right = _renamed(right, called, self._cloned(called))
-            line = f"{left.replace(f'%{op.name}', f'%{name}', 1)} = {right}"
-        if list(operands) != list(op.operands):
-            before, opened, rest = line.partition(f" {op.opcode}(")
-            inside, closed, after = rest.partition(")")
-            given = iter(operands)
-            line = before + opened + _NAME.sub(lambda _: f"%{next(given)}", inside) + closed + after
+            for called in dict.fromkeys(op.called):
+                right = _renamed(right, called, self._cloned(called))
+            line = f"{left} = {right}"
         self._lines[name] = line
         return name
 
@@ -257,15 +259,6 @@ class _Body:
             text = _renamed(text, called, self._cloned(called))
         self.clones.append(text)
         return fresh
-
-
-def _with_loops(module: Module, body: Computation) -> Iterator[Computation]:
-    """A computation, and those of its loops."""
-    yield body
-    for op in body.ops.values():
-        if op.opcode == "while":
-            for name in op.called:
-                yield from _with_loops(module, module[name])
 
 
 def _array(op: Instruction, index: int | None) -> Array:
@@ -284,7 +277,3 @@ def _on_host(array: Array) -> Array:
     order, _, rest = array.layout.strip("{}").partition(":")
     rest = _SPACE.sub(space, rest) if _SPACE.search(rest) else rest + space
     return Array(array.dtype, array.dims, f"{{{order}:{rest}}}")
-
-
-def _spelled(shape: Shape) -> str:
-    return str(shape) if isinstance(shape, Array) else f"({', '.join(map(_spelled, shape))})"

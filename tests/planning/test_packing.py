@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.planning.packing import ALIGNMENT, live_nbytes, needed, pack
-from memplan.planning.problem import Buffer, Kernel, Problem, Role
+from memplan.planning.packing import live_nbytes, needed, pack
+from memplan.planning.problem import GPU_ALIGNMENT, Buffer, Kernel, Problem, Role
 from memplan.planning.schedule import Action, Kind, Schedule, runs
 
 KIB = 1024
@@ -80,7 +80,7 @@ def test_a_kernel_that_runs_again_makes_room_in_between() -> None:
     one = problem([[], [0], [1], [2], [3, 0]], [4 * KIB, 8, 6 * KIB, 8, 8])
     assert pack(one).nbytes >= 10 * KIB
     again = pack(one, runs([0, 1, 2, 3, 0, 4]))
-    assert 6 * KIB < again.nbytes < 6 * KIB + 4 * ALIGNMENT
+    assert 6 * KIB < again.nbytes < 6 * KIB + 4 * GPU_ALIGNMENT
 
 
 def test_a_run_that_nobody_reads_is_not_there() -> None:
@@ -115,9 +115,9 @@ def test_what_is_on_the_host_is_not_on_the_device() -> None:
     there = live_nbytes(one, copies(*AWAY)).tolist()
     assert there == [4096, 4096, 4104, 4104, 8 + 6144, 6144 + 4096, 6144 + 8 + 4096, 8 + 4096, 8 + 4096 + 8]
     found = pack(one, copies(*AWAY))
-    assert (found.live_nbytes, found.host_nbytes) == (6144 + 8 + 4096 + 2 * ALIGNMENT, 4096)
+    assert (found.live_nbytes, found.host_nbytes) == (6144 + 8 + 4096 + 2 * GPU_ALIGNMENT, 4096)
     late = ("run 0", "offload 0", "run 1", "offloaded 0", "run 2", "run 3", "prefetch 0", "prefetched 0", "run 4")
-    assert pack(one, copies(*late)).live_nbytes == 6144 + 8 + 2 * ALIGNMENT
+    assert pack(one, copies(*late)).live_nbytes == 6144 + 8 + 2 * GPU_ALIGNMENT
 
 
 def test_the_host_has_a_heap_of_its_own() -> None:
@@ -134,16 +134,16 @@ def test_every_table_of_a_tuple_stands_alone() -> None:
     buffers = [Buffer(f"pair{{{i}}}", KIB, Role.TEMPORARY, 0, i) for i in range(2)]
     buffers += [Buffer(f"last{i}", 8, Role.OUTPUT, i + 1, i + 2) for i in range(2)]
     kernels = (Kernel("pair", (), (0, 1)), Kernel("last0", (0, 1), (2,)), Kernel("last1", (0, 1), (3,)))
-    one = Problem(tuple(buffers), kernels, frozenset({2, 3}), frozenset(), tables_nbytes=ALIGNMENT)
-    assert pack(one).nbytes == 2 * KIB + ALIGNMENT
-    assert pack(one, copies("run 0", "run 1", "run 0", "run 2")).nbytes == 2 * KIB + 2 * ALIGNMENT
+    one = Problem(tuple(buffers), kernels, frozenset({2, 3}), frozenset(), tables_nbytes=GPU_ALIGNMENT)
+    assert pack(one).nbytes == 2 * KIB + GPU_ALIGNMENT
+    assert pack(one, copies("run 0", "run 1", "run 0", "run 2")).nbytes == 2 * KIB + 2 * GPU_ALIGNMENT
 
 
 def test_nothing_is_written_over_what_came_from_the_host() -> None:
     one = problem([[], [0], [0, 1]], [KIB, 8, KIB], over={2: (0,)})
     assert pack(one).live_nbytes == KIB + 8
     back = copies("run 0", "offload 0", "offloaded 0", "run 1", "prefetch 0", "prefetched 0", "run 2")
-    assert pack(one, back).live_nbytes == 2 * KIB + 8 + 2 * ALIGNMENT
+    assert pack(one, back).live_nbytes == 2 * KIB + 8 + 2 * GPU_ALIGNMENT
 
 
 def test_a_value_may_come_back_more_than_once() -> None:
@@ -168,7 +168,7 @@ def problems(draw: st.DrawFn) -> Problem:
     count = draw(st.integers(1, 14))
     reads = [draw(st.lists(st.integers(0, i - 1), max_size=3, unique=True)) if i else [] for i in range(count)]
     return problem(
-        reads, draw(st.lists(st.integers(1, 40).map(lambda n: n * ALIGNMENT), min_size=count, max_size=count))
+        reads, draw(st.lists(st.integers(1, 40).map(lambda n: n * GPU_ALIGNMENT), min_size=count, max_size=count))
     )
 
 

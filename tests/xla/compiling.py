@@ -12,13 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from memplan.program.targets import Target, described_mesh
 
 from memplan.planning import devices
 from memplan.planning.packing import Packing, needed, pack
 from memplan.planning.planner import plan
-from memplan.planning.problem import Problem
-from memplan.planning.schedule import Schedule, runs
+from memplan.planning.problem import Problem, Role
+from memplan.planning.schedule import Action, Kind, Schedule, runs
 from memplan.verify.same_module import judge
 from memplan.xla import hook
 from memplan.xla.buffers import problem_of
