@@ -13,18 +13,16 @@ from memplan.planning.schedule import Kind
 
 def chain(length: int) -> Problem:
     """Each kernel reads what the last one wrote, on the way there and on the way back."""
-    made = [Buffer(f"value.{n}", 100, Role.TEMPORARY, n, n) for n in range(2 * length)]
+    made = [Buffer(f"value.{n}", 1024, Role.TEMPORARY, n, n) for n in range(2 * length)]
     there = [Kernel(f"there.{n}", (n - 1,) if n else (), (n,), seconds=1.0) for n in range(length)]
     back = [Kernel(f"back.{n}", (n - 1, 2 * length - 1 - n), (n,), seconds=1.0) for n in range(length, 2 * length)]
     return Problem(tuple(made), (*there, *back), frozenset({2 * length - 1}), frozenset())
 
 
 def test_nothing_runs_twice_and_what_does_not_fit_is_moved() -> None:
-    problem, room = chain(8), 600
-    schedule = {
-        name: run.PLANNERS[name].plan(problem, room, 10_000, lambda nbytes: 0.1).schedule for name in run.PLANNERS
-    }
-    swapped = Counter(one.kind for one in schedule["swapping"])
+    problem = chain(8)
+    found = run.Swapping().plan(problem, 6 * 1024, 2**20, lambda nbytes: 0.1)
+    swapped = Counter(one.kind for one in found.schedule)
     assert swapped[Kind.RUN] == len(problem.kernels)
     assert swapped[Kind.OFFLOAD] > 0
 
