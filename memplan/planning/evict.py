@@ -24,10 +24,6 @@ LEAST_SHARE = 5e-4  # values smaller than this share of the limit stay where the
 _NEARLY = 0.9  # of what the next best may be worth is enough: fewer looks, and no worse plans
 _SHIFT = 12  # slots that a repetition may run earlier
 _EFFORTS = ((10, 0), (40, 0), (10, 8))  # in turn where nothing helps: longest chain, slots by which it runs early
-    (10, 0),
-    (40, 0),
-    (10, 8),
-)  # in turn where nothing helps: the longest chain, slots by which it may run early
 
 
 @dataclass(frozen=True, slots=True)
