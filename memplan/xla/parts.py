@@ -31,17 +31,23 @@ def in_parts(module: Module, problem: Problem, budget_nbytes: int) -> Module | N
       problem: the module's, by `problem_of`.
       budget_nbytes: what temporaries may take.
     """
-    bodies = [(body, list(_fusions(module, body, problem))) for body in with_loops(module, module.entry)]
-    limit = max(int(NEARLY * budget_nbytes), _least([one for _, found in bodies for one in found], problem))
-    names, texts, found = Names.of(module, "part"), dict(module.texts), False
-    for body, fusions in bodies:
-        writing = _Writing(body, names)
-        for fusion in fusions:
-            if len(parts := fusion.parts(limit)) > 1:
-                writing.part(fusion, parts)
-        if writing.lines:
-            texts, found = writing.texts(texts), True
-    return Module(module.head, texts, module.entry_name) if found else None
+    bodies = {op.name: body for body in with_loops(module, module.entry) for op in body.ops.values()}
+    limit, fusions = int(NEARLY * budget_nbytes), list[_Fusion]()
+    for nbytes, name in sorted(((_nbytes(problem, one), one.name) for one in problem.kernels), reverse=True):
+        if nbytes <= limit:
+            break
+        fusion = _fusion(module, bodies[name], name, problem) if name in bodies else None
+        limit = max(limit, fusion.least_nbytes if fusion else nbytes)
+        fusions += [fusion] if fusion else []
+    names, writings = Names.of(module, "part"), dict[str, _Writing]()
+    for fusion in fusions:
+        if len(parts := fusion.parts(limit)) > 1:
+            body = bodies[fusion.op.name]
+            writings.setdefault(body.name, _Writing(body, names)).part(fusion, parts)
+    texts = module.texts
+    for writing in writings.values():
+        texts = writing.texts(texts)
+    return Module(module.head, texts, module.entry_name) if writings else None
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,7 @@ class _Fusion:
         made = [self.fused.ops[name].nbytes for name in (*part.makes, *(part.given & self._needs(part)))]
         return sum(nbytes for _, nbytes in there) + sum(made)
 
+    @cached_property
     def least_nbytes(self) -> int:
         return max(map(self.nbytes, self.parts(0)))
 
@@ -143,46 +150,36 @@ class _Fusion:
         return op.opcode == "multiply"
 
 
-def _fusions(module: Module, body: Computation, problem: Problem) -> Iterator[_Fusion]:
-    """Those that may run in parts: whose results lie over nothing that they read by necessity."""
+def _fusion(module: Module, body: Computation, name: str, problem: Problem) -> _Fusion | None:
+    """A kernel that may run in parts: its results lie over nothing that it reads by necessity."""
+    op = body.ops[name]
+    if op.opcode != "fusion" or op.attribute("kind") != "kLoop" or op.root:
+        return None
+    fused, several = module[op.called[0]], isinstance(op.shape, tuple)
+    read = _read(body, op) if several else [0]
+    if read is None or not _apart(problem, name) or len(fused.results) != len(op.result):
+        return None
     temporary = {one.name: one.nbytes if one.role is Role.TEMPORARY else 0 for one in problem.buffers}
-    apart = {
-        one.name
-        for number, one in enumerate(problem.buffers)
-        if one.role is Role.TEMPORARY and problem.places[one.place] == (number,)
+    given = {number: source(body, operand) for number, operand in enumerate(op.operands)}
+    sources = {
+        one.name: (given[number], temporary.get(given[number], one.nbytes)) for number, one in fused.parameters.items()
     }
-    for op in body.ops.values():
-        if op.opcode != "fusion" or op.attribute("kind") != "kLoop" or op.root:
-            continue
-        fused, several = module[op.called[0]], isinstance(op.shape, tuple)
-        own = [f"{op.name}{{{leaf}}}" if several else op.name for leaf in range(len(op.result))]
-        read = _read(body, op) if several else [0]
-        if read is None or not apart.issuperset(own) or len(fused.results) != len(own):
-            continue
-        makes = tuple(dict.fromkeys(fused.results[leaf].name for leaf in read))
-        sources = {
-            one.name: (name := source(body, op.operands[number]), temporary.get(name, one.nbytes))
-            for number, one in fused.parameters.items()
-        }
-        found = _Fusion(op, fused, makes, sources)
-        if makes and not sources.keys() & set(makes) and found.keeps_bits:
-            yield found
+    makes = tuple(dict.fromkeys(fused.results[leaf].name for leaf in read))
+    found = _Fusion(op, fused, makes, sources)
+    return found if makes and sources.keys().isdisjoint(makes) and found.keeps_bits else None
+
+
+def _apart(problem: Problem, name: str) -> bool:
+    """Are all results of a kernel temporaries with places of their own?"""
+    kernel = next(kernel for kernel in problem.kernels if kernel.name == name)
+    own = [problem.buffers[number] for number in kernel.writes]
+    return all(one.role is Role.TEMPORARY and len(problem.places[one.place]) == 1 for one in own)
 
 
 def _read(body: Computation, op: Instruction) -> list[int] | None:
     """The elements of a tuple that are read; None where the tuple itself is."""
     users = [user for user, _ in body.uses[op.name]]
     return [user.index for user in users] if all(user.opcode == "get-tuple-element" for user in users) else None
-
-
-def _least(fusions: Sequence[_Fusion], problem: Problem) -> int:
-    """The most bytes that one kernel takes where all that can run in parts do."""
-    by_name, least = {fusion.op.name: fusion for fusion in fusions}, 0
-    for nbytes, name in sorted(((_nbytes(problem, one), one.name) for one in problem.kernels), reverse=True):
-        if nbytes <= least:
-            break
-        least = max(least, min(nbytes, by_name[name].least_nbytes()) if name in by_name else nbytes)
-    return least
 
 
 def _nbytes(problem: Problem, kernel: Kernel) -> int:
