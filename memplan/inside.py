@@ -19,6 +19,7 @@ from memplan.planning.topology import Topology
 from memplan.verify.same_module import judge
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import Module, read_module
+from memplan.xla.parts import in_parts
 from memplan.xla.traffic import Traffic, traffic
 from memplan.xla.variant import variant
 from memplan.xla.write import write
@@ -79,7 +80,8 @@ class Made:
 
     Attributes:
       plain: as XLA scheduled it.
-      base: what was planned: the same, or its variant with cheap values made again inside of their readers.
+      base: what was planned: the same, or its variant with cheap values made again inside of their readers, and with
+        kernels that crowd the device in parts.
       plan: what it was made into; None where it went through as it is.
       schedule: the plan, by the numbers of the base's problem.
       planned: the module that was handed back.
@@ -138,6 +140,7 @@ class Inside:
         base = self._base(plain)
         plan = self.follow or self._agreed(base, budget)
         plan.check(base.module.fingerprint)
+        base = parted(base, plan.room_nbytes)
         schedule = plan.schedule(base.problem)
         packing = pack(base.problem, schedule)
         planning_s = time.perf_counter() - started
@@ -181,9 +184,18 @@ class Inside:
         if (kept := plan_cache.find(name)) is not None:
             return kept
         copy_s = functools.partial(copy_seconds, device=self.device) if host > 0 else None
-        found = self.planner.plan(base.problem, budget - base.resident_bytes, host, copy_s)
-        if not found.fits:  # the same for every budget, so that the smallest that is told of does work
-            found = self.planner.plan(base.problem, 0, host, copy_s)
-        plan = Plan(named(base.problem, found.schedule), base.module.fingerprint, self.planner.name, self.device.name)
+        for room_nbytes in (budget - base.resident_bytes, 0):  # 0 tells every budget of the same smallest that works
+            problem = parted(base, room_nbytes).problem
+            found = self.planner.plan(problem, room_nbytes, host, copy_s)
+            fingerprint, actions = base.module.fingerprint, named(problem, found.schedule)
+            plan = Plan(actions, fingerprint, self.planner.name, self.device.name, room_nbytes=room_nbytes)
+            if found.fits:
+                break
         plan_cache.keep(name, plan)
         return plan
+
+
+def parted(base: Reading, room_nbytes: int | None) -> Reading:
+    """With the kernels in parts that crowd what temporaries may take; all are whole for None."""
+    found = in_parts(base.module, base.problem, room_nbytes) if room_nbytes is not None else None
+    return replace(base, module=found) if found is not None else base

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from memplan.errors import InfeasibleBudgetError
-from memplan.inside import Agree, Inside, Limits, Made
+from memplan.inside import Agree, Inside, Limits, Made, parted
 from memplan.parallel.agreement import one_plan, processes_of
 from memplan.planning import devices, planner, spec
 from memplan.planning.budget import Size, parse_bytes, show_bytes
@@ -274,11 +274,11 @@ def infeasible(found: Outcome) -> InfeasibleBudgetError:
 
 def floor_of(found: Outcome) -> tuple[int, str]:
     """Device bytes that no order goes below, and the kernel that sets them, with its `file:line`."""
-    plain = found.made.plain
-    nbytes, kernel = planner.floor(plain.problem)
-    name = plain.problem.kernels[kernel].name
-    where = sources(plain.module).get(name, "")
-    floor = min(plain.resident_bytes + nbytes, found.device_bytes)  # small tables are counted as XLA:GPU has them
+    least = parted(found.made.base, 0)
+    nbytes, kernel = planner.floor(least.problem)
+    name = least.problem.kernels[kernel].name
+    where = sources(least.module).get(name, "")
+    floor = min(least.resident_bytes + nbytes, found.device_bytes)  # small tables are counted as XLA:GPU has them
     return floor, f"{name} ({where})" if where else name
 
 

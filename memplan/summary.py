@@ -60,9 +60,7 @@ def report_of(found: Outcome) -> Report:
         live_at_peak=tuple(live_at_peak(found, rows)),
         candidates=tuple(_candidates(found)),
         versions=versions(),
-        timeline=timelines.timeline(
-            result, Origins(plain.module, made.base.module), {row.name: row.decision for row in rows}
-        ),
+        timeline=timelines.timeline(result, Origins(made.base.module), {row.name: row.decision for row in rows}),
         lines=tuple(timelines.line("unmodified step", plain)),
         planning_s=made.planning_s,
         preparation_s=found.seconds,
@@ -89,7 +87,7 @@ def decisions(found: Outcome) -> Iterator[Decision]:
         yield from residual_decisions(loop, residuals)
     if made.plan is None:
         return
-    origins = Origins(made.plain.module, made.base.module)
+    origins = Origins(made.base.module)
     runs = Counter(one.number for one in made.schedule if one.kind is Kind.RUN)
     copies = Counter(one.number for one in made.schedule if one.kind in (Kind.OFFLOAD, Kind.PREFETCH))
     there, _ = lifetimes(problem)
@@ -124,7 +122,7 @@ def residual_decisions(loop: Loop, residuals: Residuals | None) -> Iterator[Deci
 
 def live_at_peak(found: Outcome, rows: tuple[Decision, ...]) -> Iterator[LiveValue]:
     """The largest buffers that are on the device when its memory peaks, arguments among them."""
-    result, origins = found.made.result, Origins(found.made.plain.module, found.made.base.module)
+    result, origins = found.made.result, Origins(found.made.base.module)
     decided = {row.name: row.decision for row in rows}
     problem = result.problem
     there, _ = lifetimes(problem)

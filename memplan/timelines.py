@@ -38,9 +38,9 @@ def layer_of(scope: str) -> str:
 class Origins:
     """Where the instructions of a module come from, and of those that were written into it."""
 
-    def __init__(self, plain: Module, base: Module):
-        """`plain` knows the source, `base` is what was planned: the same, or its variant."""
-        self._sources, self._scopes, self._instructions = sources(plain), scopes(plain), base.instructions
+    def __init__(self, base: Module):
+        """`base` is what was planned, and knows the source."""
+        self._sources, self._scopes, self._instructions = sources(base), scopes(base), base.instructions
 
     def source(self, name: str) -> str:
         """`file:line`, or ''."""

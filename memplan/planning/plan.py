@@ -34,6 +34,7 @@ class Plan:
       loops: residuals of the step's pairs of loops, in the order of `program.loops`; None leaves a pair as it is;
         empty: all are.
       on_host: positions of inputs in host memory.
+      room_nbytes: for temporaries; kernels that crowd it run in parts. None: all are whole.
     """
 
     actions: tuple[Named, ...]
@@ -42,6 +43,7 @@ class Plan:
     device: str = ""
     loops: tuple[Residuals | None, ...] = ()
     on_host: tuple[int, ...] = ()
+    room_nbytes: int | None = None
 
     def schedule(self, problem: Problem) -> Schedule:
         """The same actions by the numbers of a problem.
@@ -87,6 +89,7 @@ class Plan:
             "device": self.device,
             "loops": [known and {"kept": known.kept, "moved": known.moved} for known in self.loops],
             "on_host": self.on_host,
+            "room_nbytes": self.room_nbytes,
             "length": len(self.actions),
             "actions": [[kind.value, name] for kind, name in self.actions],
         }
@@ -104,8 +107,9 @@ class Plan:
                 raise ValueError("actions are missing")
             loops = tuple(_residuals(known) for known in document["loops"])
             on_host = tuple(map(operator.index, document["on_host"]))
+            room_nbytes = document["room_nbytes"] and operator.index(document["room_nbytes"])
             fingerprint, planner, device = (str(document[name]) for name in ("fingerprint", "planner", "device"))
-            return cls(actions, fingerprint, planner, device, loops, on_host)
+            return cls(actions, fingerprint, planner, device, loops, on_host, room_nbytes)
         except (ValueError, KeyError, TypeError, RecursionError) as error:  # ValueError: not JSON
             raise _damaged("this", error) from error
 

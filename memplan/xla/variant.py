@@ -12,13 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from memplan.planning.problem import Problem
-from memplan.xla.module import Array, Computation, Instruction, Module, Shape, read_instruction, spelled, with_loops
-from memplan.xla.sharing import ELEMENTWISE
+from memplan.xla.fused import CHEAP, Names, calling, fused_text, is_open, renamed, returning, source
+from memplan.xla.module import Computation, Instruction, Module, Shape, read_instruction, spelled, with_loops
 
 LEAST_BYTES = 1 << 20  # of a value: a fast GPU reads as much in a fifth of the time that a launch takes
 SMALL_BYTES = 1 << 16  # of what may be kept for longer: a bias, a statistic
-_CHEAP = ELEMENTWISE | {"broadcast", "bitcast", "constant", "iota", "parameter"}
-_READS_ONCE = _CHEAP | {"reduce", "tuple", "transpose", "slice", "copy"}  # a reader reads no element many times
+_READS_ONCE = CHEAP | {"reduce", "tuple", "transpose", "slice", "copy"}  # a reader reads no element many times
 _SUMS = frozenset({"add", "subtract"})
 
 
@@ -30,7 +29,7 @@ def variant(module: Module, problem: Problem) -> Module | None:
     """
     uses = _Uses(problem)
     texts = dict(module.texts)
-    names = _Names({name for body in module.values() for name in body.ops} | set(module))
+    names = Names.of(module, "in")
     found = False
     for body in with_loops(module, module.entry):
         rewriting = _Rewriting(module, body, names)
@@ -82,7 +81,7 @@ class _Uses:
 
 def _values(module: Module, body: Computation, uses: _Uses) -> Iterator[_Value]:
     for op in body.ops.values():
-        if not _is_open(op) or not isinstance(op.shape, tuple):
+        if not is_open(op) or not isinstance(op.shape, tuple):
             continue
         fused = module[op.called[0]]
         for leaf, result in enumerate(fused.results):
@@ -90,11 +89,6 @@ def _values(module: Module, body: Computation, uses: _Uses) -> Iterator[_Value]:
             readers = _readers(module, body, op, leaf) if needs else None
             if needs and readers and _pays(body, value := _Value(op, leaf, needs, readers), uses):
                 yield value
-
-
-def _is_open(op: Instruction) -> bool:
-    """A fusion whose emitter takes whatever is in it."""
-    return op.opcode == "fusion" and op.attribute("kind") in ("kLoop", "kInput")
 
 
 def _needs(fused: Computation, result: Instruction) -> tuple[Instruction, ...] | None:
@@ -107,7 +101,7 @@ def _needs(fused: Computation, result: Instruction) -> tuple[Instruction, ...] |
     for op in reversed(list(fused.ops.values())):
         if op.name in wanted:
             products = [fused.behind_bitcasts(fused.ops[name]).opcode == "multiply" for name in op.operands]
-            if op.opcode not in _CHEAP or (op.opcode in _SUMS and all(products)):
+            if op.opcode not in CHEAP or (op.opcode in _SUMS and all(products)):
                 return None
             wanted.update(op.operands)
     if fused.behind_bitcasts(result).opcode == "multiply":
@@ -126,7 +120,7 @@ def _readers(module: Module, body: Computation, maker: Instruction, leaf: int) -
         for user, _ in body.uses[todo.pop().name]:
             if user.opcode == "bitcast":
                 todo.append(user)
-            elif _is_open(user) and all(op.opcode in _READS_ONCE for op in module[user.called[0]].ops.values()):
+            elif is_open(user) and all(op.opcode in _READS_ONCE for op in module[user.called[0]].ops.values()):
                 found[user.name] = user
             else:
                 return None
@@ -135,33 +129,14 @@ def _readers(module: Module, body: Computation, maker: Instruction, leaf: int) -
 
 def _pays(body: Computation, value: _Value, uses: _Uses) -> bool:
     """Are fewer bytes moved, and is everything there that the readers would read?"""
-    inputs = {_source(body, value.maker.operands[int(op.attributes)]) for op in value.needs if op.opcode == "parameter"}
+    inputs = {source(body, value.maker.operands[int(op.attributes)]) for op in value.needs if op.opcode == "parameter"}
     saved = uses.nbytes(f"{value.maker.name}{{{value.leaf}}}") * (1 + len(value.readers))
     for reader in value.readers:
-        more = inputs.difference(_source(body, name) for name in reader.operands)
+        more = inputs.difference(source(body, name) for name in reader.operands)
         if not all(uses.there(name, reader.name) for name in more):
             return False
         saved -= sum(map(uses.nbytes, more))
     return saved > 0
-
-
-def _source(body: Computation, name: str) -> str:
-    """The buffer behind bitcasts."""
-    op = body.behind_bitcasts(body.ops[name])
-    return f"{op.operands[0]}{{{op.index}}}" if op.opcode == "get-tuple-element" else op.name
-
-
-@dataclass
-class _Names:
-    taken: set[str]
-    count: int = 0
-
-    def fresh(self, name: str) -> str:
-        while True:
-            self.count += 1
-            if (found := f"{name}.in{self.count}") not in self.taken:
-                self.taken.add(found)
-                return found
 
 
 @dataclass
@@ -185,7 +160,7 @@ class _Rewriting:
 
     module: Module
     body: Computation
-    names: _Names
+    names: Names
     readers: dict[str, _Reader] = field(default_factory=dict)
     shed: dict[str, set[int]] = field(default_factory=dict)
 
@@ -209,7 +184,7 @@ class _Rewriting:
 
     def _into(self, reader: _Reader, value: _Value) -> None:
         name = f"{value.maker.name}{{{value.leaf}}}"
-        taken = [n for n, operand in enumerate(reader.operands) if _source(self.body, operand) == name]
+        taken = [n for n, operand in enumerate(reader.operands) if source(self.body, operand) == name]
         made: dict[str, tuple[str, Shape]] = {}
         more: list[Instruction] = []
         for op in value.needs:
@@ -222,15 +197,15 @@ class _Rewriting:
                 made[op.name] = fresh, op.shape
         result = self.module[value.maker.called[0]].results[value.leaf]
         now = {reader.parameters[n][0]: self._shaped(*made[result.name], reader.parameters[n][1], more) for n in taken}
-        reader.ops = more + [read_instruction(_renamed(op, now)) for op in reader.ops]
+        reader.ops = more + [read_instruction(renamed(op, now)) for op in reader.ops]
         reader.operands = [operand for n, operand in enumerate(reader.operands) if n not in taken]
         reader.parameters = [one for n, one in enumerate(reader.parameters) if n not in taken]
 
     def _given(self, reader: _Reader, operand: str, op: Instruction) -> tuple[str, Shape]:
         """The reader's parameter of that buffer, or another one."""
-        source = _source(self.body, operand)
+        wanted = source(self.body, operand)
         for name, parameter in zip(reader.operands, reader.parameters, strict=True):
-            if _source(self.body, name) == source:
+            if source(self.body, name) == wanted:
                 return parameter
         reader.operands.append(operand)
         reader.parameters.append((self.names.fresh(op.name), op.shape))
@@ -248,15 +223,15 @@ class _Rewriting:
         lines, bodies = {op.name: op.line for op in self.body.ops.values()}, dict[str, str]()
         for name, reader in self.readers.items():
             fused = self.names.fresh(reader.op.called[0])
-            bodies[fused] = _fusion(fused, reader.parameters, reader.ops)
-            lines[name] = _calling(reader.op, reader.op.shape, reader.operands, fused)
+            bodies[fused] = fused_text(fused, reader.parameters, reader.ops)
+            lines[name] = calling(reader.op, name, reader.op.shape, reader.operands, fused)
         instead: dict[str, str] = {}
         for name, leaves in self.shed.items():
             self._shed(self.body.ops[name], leaves, lines, bodies, instead)
         first, *_, last = self.body.text.split("\n")
         gone = self._gone(instead)
         kept = [read_instruction(line) for name, line in lines.items() if name not in gone]
-        text = "\n".join([first, *(_renamed(op, instead) for op in kept), last])
+        text = "\n".join([first, *(renamed(op, instead) for op in kept), last])
         before = {name: one for name, one in texts.items() if name != self.body.name}
         at = list(texts).index(self.body.name)
         ordered = list(before.items())
@@ -271,8 +246,8 @@ class _Rewriting:
         ops, name = _only(fused, left, self.names), self.names.fresh(op.called[0])
         needed = {operand for one in ops for operand in one.operands} | {ops[-1].name}
         given = [n for n in range(len(op.operands)) if fused.parameters[n].name in needed]
-        bodies[name] = _fusion(name, [(fused.parameters[n].name, fused.parameters[n].shape) for n in given], ops)
-        lines[op.name] = _calling(op, ops[-1].shape, [op.operands[n] for n in given], name)
+        bodies[name] = fused_text(name, [(fused.parameters[n].name, fused.parameters[n].shape) for n in given], ops)
+        lines[op.name] = calling(op, op.name, ops[-1].shape, [op.operands[n] for n in given], name)
         for element, _ in self.body.uses[op.name]:
             if element.index in left and len(left) > 1:
                 lines[element.name] = re.sub(r"index=\d+", f"index={left.index(element.index)}", element.line)
@@ -289,7 +264,7 @@ class _Rewriting:
         return gone
 
 
-def _only(fused: Computation, leaves: Sequence[int], names: _Names) -> list[Instruction]:
+def _only(fused: Computation, leaves: Sequence[int], names: Names) -> list[Instruction]:
     """What makes some of the results, parameters apart, the root last."""
     results = [fused.results[leaf] for leaf in leaves]
     wanted = {result.name for result in results}
@@ -297,35 +272,4 @@ def _only(fused: Computation, leaves: Sequence[int], names: _Names) -> list[Inst
         if op.name in wanted:
             wanted.update(op.operands)
     ops = [op for op in fused.ops.values() if op.name in wanted and op.opcode != "parameter" and not op.root]
-    if len(results) == 1:
-        (result,) = results
-        root = read_instruction(result.line.replace("  %", "  ROOT %", 1))
-        return [op for op in ops if op.name != result.name] + [root]
-    shape, given = tuple(result.shape for result in results), ", ".join(f"%{result.name}" for result in results)
-    return [*ops, read_instruction(f"  ROOT %{names.fresh(fused.root.name)} = {spelled(shape)} tuple({given})")]
-
-
-def _renamed(op: Instruction, now: dict[str, str]) -> str:
-    operands = [now.get(name, name) for name in op.operands]
-    return op.line if operands == list(op.operands) else op.written(op.name, operands)
-
-
-def _calling(op: Instruction, shape: Shape, operands: Sequence[str], fused: str) -> str:
-    """The line of a fusion with another computation."""
-    left, _, right = op.written(op.name, operands).partition(" = ")
-    _, opened, rest = right.partition(" fusion(")
-    rest = re.sub(rf"calls=%{re.escape(op.called[0])}(?![\w.\-])", f"calls=%{fused}", rest)
-    return f"{left} = {spelled(shape)}{opened}{rest}"
-
-
-def _fusion(name: str, parameters: Sequence[tuple[str, Shape]], ops: Sequence[Instruction]) -> str:
-    """Text of a fused computation."""
-    given = ", ".join(f"{one}: {_bare(shape)}" for one, shape in parameters)
-    root = next(op for op in ops if op.root)
-    lines = [f"  %{one} = {spelled(shape)} parameter({n})" for n, (one, shape) in enumerate(parameters)]
-    return "\n".join([f"%{name} ({given}) -> {_bare(root.shape)} {{", *lines, *(op.line for op in ops), "}"])
-
-
-def _bare(shape: Shape) -> str:
-    """Without layouts, as a computation's first line has it."""
-    return str(Array(shape.dtype, shape.dims)) if isinstance(shape, Array) else f"({', '.join(map(_bare, shape))})"
+    return returning(ops, results, names.fresh(fused.root.name))

@@ -21,7 +21,10 @@ from memplan.planning.schedule import Action, Kind
 ACTIONS = st.tuples(st.sampled_from(list(Kind)), st.text())
 NUMBERS = st.lists(st.integers(0, 10**6), max_size=3).map(tuple)
 LOOPS = st.lists(st.none() | st.builds(Residuals, NUMBERS, NUMBERS), max_size=3).map(tuple)
-PLANS = st.builds(Plan, st.lists(ACTIONS, max_size=8).map(tuple), st.text(), st.text(), st.text(), LOOPS, NUMBERS)
+ROOMS = st.none() | st.integers(0, 1 << 40)
+PLANS = st.builds(
+    Plan, st.lists(ACTIONS, max_size=8).map(tuple), st.text(), st.text(), st.text(), LOOPS, NUMBERS, ROOMS
+)
 SMALL = Plan(((Kind.RUN, "fusion.3"), (Kind.OFFLOAD, "fusion.3{1}")), "f00d", "kernels", "v100")
 
 
