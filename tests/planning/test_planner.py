@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +29,7 @@ def check(problem: Problem, share: float, host_nbytes: int) -> None:
     assert found.host_nbytes <= host_nbytes
     assert found.seconds == seconds(problem, found.schedule, copy_s)
     assert found.fits == (found.nbytes <= budget)
-    assert found.bound_s <= found.seconds
+    assert found.bound_s <= found.seconds * (1 + 1e-12)  # sums in another order round differently
     if budget < floor(problem)[0]:
         assert not found.fits
 
@@ -52,7 +53,7 @@ def test_an_inner_kernel_runs_again_inside_of_its_body() -> None:
     ran = [action.number for action in found.schedule]
     again = [number for at, number in enumerate(ran) if number in ran[:at]]
     assert again and all(problem.kernels[number].within is not None for number in again)
-    assert found.seconds == found.bound_s + sum(3 * problem.kernels[number].seconds for number in again)
+    assert found.seconds == pytest.approx(found.bound_s + sum(3 * problem.kernels[number].seconds for number in again))
 
 
 @given(st.integers(3, 10), st.integers(0, 99))
