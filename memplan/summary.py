@@ -32,7 +32,7 @@ def report_of(found: Outcome) -> Report:
     made, plain, result = found.made, found.made.plain, found.made.result
     rows = tuple(decisions(found))
     floor_bytes, _ = floor_of(found)
-    step, origins = result.traffic, Origins(plain.module, made.base.module)
+    step = result.traffic
     return Report(
         device=found.target.device.name,
         runs_on=jax.devices()[0].device_kind,

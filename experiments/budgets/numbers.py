@@ -3,13 +3,8 @@
     python -m experiments.budgets.numbers [--only NAME ...] [--out FILE]
 
 Each is trained for three steps by `jax.jit`, and planned within 70 and within 50 % of the bytes that this takes; where
-<<<<<<< HEAD
-nothing fits such a share, within that of the smallest plan that was found. States and metrics are equal to the bit:
-a plan is made of the plain step's own kernels.
-=======
 nothing fits such a share, within that of the smallest plan that was found. What a step returns has to be equal to the
 bit: a plan is made of the plain step's own kernels.
->>>>>>> bench
 """
 
 from __future__ import annotations
