@@ -28,11 +28,12 @@ def tables(rows: Sequence[Row], before: Mapping[str, Row], numbers: Mapping[str,
     parts = [
         "### The required cases", budgets([row for row in rows if row.name in required], before),
         "### The others", budgets([row for row in rows if row.name not in required], before),
-        f"Not measured: {missing(rows)}.",
+        f"Not measured: {missing(CASES, (row.name for row in rows))}.",
         "### All of them", "\n".join(f"- {line}" for line in told()),
     ]  # fmt: skip
     if numbers:
-        parts += ["### Same bits", same_bits(numbers["rows"])]
+        left = missing(MODELS, (row["name"] for row in numbers["rows"]))
+        parts += ["### Same bits", same_bits(numbers["rows"]), f"Not compared: {left}."]
     return "\n\n".join([*parts, *environments(rows, numbers)]) + "\n"
 
 
@@ -56,10 +57,10 @@ def _budget(row: Row, before: Row | None) -> list[str]:
     ]  # fmt: skip
 
 
-def missing(rows: Iterable[Row]) -> str:
-    """Cases without a result."""
-    found = {row.name for row in rows}
-    return ", ".join(name for name in CASES if name not in found) or "none"
+def missing(wanted: Iterable[str], found: Iterable[str]) -> str:
+    """Names without a result."""
+    there = set(found)
+    return ", ".join(name for name in wanted if name not in there) or "none"
 
 
 def same_bits(rows: Iterable[Mapping[str, Any]]) -> str:

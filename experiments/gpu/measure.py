@@ -30,8 +30,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "decoder-8-scan": lambda: decoder_step(config=DecoderConfig(layers=8, scan=True), concrete=True),
 }
 TOYS: dict[str, Callable[[], Any]] = {
-    "resnet-toy": lambda: resnet_step(32, 2, config=ResNetConfig(depth=14, filters=8, classes=8), concrete=True),
-    "unet3d-toy": lambda: unet3d_step(16, config=UNet3DConfig(levels=2, filters=4), concrete=True),
+    "resnet-toy": lambda: resnet_step(64, 4, config=ResNetConfig(depth=14, filters=8, classes=8), concrete=True),
+    "unet3d-toy": lambda: unet3d_step(32, config=UNet3DConfig(levels=3, filters=8), concrete=True),
     "decoder-toy-scan": lambda: decoder_step(
         batch=2, tokens=32, config=DecoderConfig(vocab=512, layers=4, width=256, heads=4, scan=True), concrete=True
     ),

@@ -34,12 +34,10 @@ class Program:
     device: str
     budget: str | None = None
     statistics: str = "global"
-    in_segments: bool = True
 
 
 PROGRAMS = {
     "resnet-ddl": Program(lambda: resnet_step(batch=32), "ddl", "p100", None, "device"),
-    "resnet-ddl-unsegmented": Program(lambda: resnet_step(batch=32), "ddl", "p100", None, "device", False),
     "resnet101-ddl": Program(lambda: resnet_step(batch=20, depth=101, classes=21841), "ddl", "p100", None, "device"),
     "unet-ddl-planned": Program(lambda: unet3d_step(96), "ddl", "p100", "1100MiB"),
     "resnet-ddl-planned": Program(lambda: resnet_step(batch=32), "ddl", "p100", "1536MiB", "device"),
@@ -51,7 +49,7 @@ USUAL = Overheads()
 ASSUMED = {"": USUAL, "-ideal": NONE, "-ddl_speed": replace(USUAL, roofline_share=DDL_SHARE)}
 """Name's ending -> overheads: the defaults, none at all, and kernels as slow as DDL's."""
 
-AT_DDL_SPEED = ("resnet-ddl", "resnet-ddl-unsegmented", "resnet101-ddl")
+AT_DDL_SPEED = ("resnet-ddl", "resnet101-ddl")
 
 CASES = {
     f"{name}{ending}": (name, overheads)
@@ -76,7 +74,7 @@ def measure(case: str) -> str:
 def _compiled(name: str) -> Compiled:
     program = PROGRAMS[name]
     function, args = program.step()
-    limits = {"budget": program.budget, "statistics": program.statistics, "in_segments": program.in_segments}
+    limits = {"budget": program.budget, "statistics": program.statistics}
     return compiled(function, args, program.topology, program.device, donate_argnums=0, **limits)
 
 
