@@ -15,8 +15,9 @@ from memplan.inside import Agree, Inside, Limits, Made, parted
 from memplan.parallel.agreement import one_plan, processes_of
 from memplan.planning import devices, planner, spec
 from memplan.planning.budget import Size, parse_bytes, show_bytes
-from memplan.planning.plan import Plan
+from memplan.planning.plan import Plan, named
 from memplan.planning.registry import Planner, planner_named
+from memplan.planning.schedule import runs
 from memplan.program.host_state import large_leaves, with_state_on_host
 from memplan.program.loops import with_loops
 from memplan.program.trace import Program, as_step, by_leaves, flat_step, leaves_of, trace
@@ -84,7 +85,10 @@ class Outcome:
         made, program = self.made.plan, self.program
         if made is None and not program.on_host and not any(program.residuals):
             return None
-        made = made or Plan((), self.made.plain.module.fingerprint, "none", self.target.device.name)
+        if made is None:
+            plain = self.made.plain
+            actions = named(plain.problem, runs(range(len(plain.problem.kernels))))
+            made = Plan(actions, plain.module.fingerprint, "none", self.target.device.name)
         return replace(made, loops=program.residuals, on_host=tuple(sorted(program.on_host)))
 
     @property

@@ -101,7 +101,8 @@ class Report(Told):
       offloaded_bytes: bytes copied to the host in one step; as many come back.
       recomputed_flops: floating-point operations done a second time in one step.
       baseline_step_s, predicted_step_s: predicted seconds of one step, unmodified and planned.
-      floor_bytes: working set of the largest single operation, below which no schedule goes.
+      floor_bytes: arguments, outputs and the working set of the largest single kernel: what a schedule does not go below
+        unless it cuts that kernel in parts.
       lower_bound_s: seconds that no plan within this budget can beat, whatever its order and whoever makes it; None
         where nothing was planned.
       gap_s: seconds by which the step takes longer than the bound.
@@ -223,7 +224,7 @@ def _summary(report: Report) -> Sheet:
             f"{size(report.compiled_peak_bytes)} compiled, {size(report.predicted_peak_bytes)} predicted, {observed}",
         ),
         ("  unmodified step", size(report.baseline_peak_bytes)),
-        ("  floor of any order", size(report.floor_bytes)),
+        ("  its largest kernel", size(report.floor_bytes)),
         ("host peak", f"{size(report.host_peak_bytes)} of {size(report.host_budget_bytes)}"),
         ("offloaded in a step", size(report.offloaded_bytes)),
         ("recomputed in a step", flops(report.recomputed_flops)),

@@ -22,7 +22,7 @@ MIB = 1 << 20
 @st.composite
 def loops(draw: st.DrawFn) -> Loop:
     """A carry, a slice and up to five operations."""
-    values = [Value("carry", draw(st.integers(1, 64)) * MIB, role="argument"), Value("slice", MIB, role="argument")]
+    values = [Value("carry", draw(st.integers(1, 64)) * MIB), Value("slice", MIB)]
     ops = []
     for number in range(draw(st.integers(1, 5))):
         inputs = draw(st.lists(st.integers(0, len(values) - 1), min_size=1, max_size=3))
@@ -35,7 +35,7 @@ def loops(draw: st.DrawFn) -> Loop:
         values.append(Value(f"value{number}", draw(st.integers(1, 64)) * MIB))
     made = range(2, len(values))
     needed = draw(st.sets(st.sampled_from(made), min_size=1))
-    body = Graph(tuple(values), tuple(ops), (0, 1), (len(values) - 1,))
+    body = Graph(tuple(values), tuple(ops))
     return Loop(body, draw(st.integers(1, 9)), draw(st.integers(1, 3)), frozenset({1}), frozenset(needed))
 
 
@@ -79,10 +79,10 @@ def test_a_higher_price_never_stacks_more(loop: Loop, moves: bool) -> None:
 
 def chain(movable: bool = True) -> Loop:
     """carry -> product -> product; the backward body reads both products."""
-    values = (Value("carry", MIB, role="argument"), Value("first", 64 * MIB), Value("second", 64 * MIB))
+    values = (Value("carry", MIB), Value("first", 64 * MIB), Value("second", 64 * MIB))
     product = {"flops": 1e12, "flops_dtype": "float32"}
     ops = (Op("dot_general", (0,), (1,), **product), Op("dot_general", (1,), (2,), **product))
-    return Loop(Graph(values, ops, (0,), (2,)), 10, 1, frozenset(), frozenset({1, 2}), movable)
+    return Loop(Graph(values, ops), 10, 1, frozenset(), frozenset({1, 2}), movable)
 
 
 def test_prices_decide_between_stacks_and_repetition() -> None:
@@ -107,7 +107,7 @@ def test_what_cannot_be_moved_stays() -> None:
 
 @pytest.mark.parametrize("price", PRICES[::6])
 def test_what_may_run_once_is_stacked(price: float) -> None:
-    values = (Value("carry", MIB, role="argument"), Value("drawn", 64 * MIB))
+    values = (Value("carry", MIB), Value("drawn", 64 * MIB))
     op = Op("rng_uniform", (0,), (1,), recomputable=False)
-    loop = Loop(Graph(values, (op,), (0,), (1,)), 10, 1, frozenset(), frozenset({1}))
+    loop = Loop(Graph(values, (op,)), 10, 1, frozenset(), frozenset({1}))
     assert cheapest(loop, price, DEVICE).kept == (1,)

@@ -114,10 +114,9 @@ def test_text_tells_the_figures_and_the_largest_rows(report: Report) -> None:
     assert "(the largest 12 of 30)" in text
     assert "../b/net.py:29" in text
     assert "conv:17" not in text
-    assert "lower bound            not known" in text
-    bounded = str(replace(report, predicted_step_s=0.2, lower_bound_s=0.15, gap_s=0.001))
-    assert "lower bound            150 ms, 25.0% below the plan" in bounded
-    assert "left to this planner   1.00 ms" in bounded
+    assert re.search(r"lower bound +not known", text)
+    bounded = str(replace(report, predicted_step_s=0.2, lower_bound_s=0.15))
+    assert re.search(r"lower bound +150 ms, 25\.0% below the plan", bounded)
 
 
 def test_text_is_plain_and_takes_names_literally(report: Report) -> None:

@@ -9,6 +9,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 import memplan
 from memplan import parallel
+from memplan.pipeline import unexpected_collectives
 from memplan.program import compat
 from memplan.program.spmd import inside
 from memplan.verify.collectives import differing
@@ -67,11 +68,10 @@ def test_a_step_for_eight_absent_gpus_has_the_collectives_that_it_was_written_wi
     divided = parallel.data_parallel(step, MESH, topology="ddl@2x4", device="v100")
     names = tuple(SIZES)
     planned = memplan.jit(divided, device="v100", donate_argnums=0).plan(state, batch)
-    chosen = planned._result.chosen
-    assert chosen.strange == ()
-    assert chosen.traffic is not None
-    assert {one.axes for one in chosen.traffic.collectives} <= {("host",), ("device",), names}
-    assert sum(chosen.traffic.collectives.values()) >= len(divided.sums)
+    assert unexpected_collectives(planned._found) == ()
+    collectives = planned._found.made.result.traffic.collectives
+    assert {one.axes for one in collectives} <= {("host",), ("device",), names}
+    assert sum(collectives.values()) >= len(divided.sums)
 
 
 @pytest.mark.gpu_aot
@@ -84,7 +84,6 @@ def test_a_step_over_a_mesh_is_compiled_for_a_like_mesh_of_described_gpus(axes: 
     mesh = AbstractMesh((2, 4), ("host", "device"), axis_types=(axes, axes))
     divided = parallel.data_parallel(step, mesh, topology="today@2x4", device="h100")
     planned = memplan.jit(divided, device="h100").plan(*shapes)
-    executable = planned._result.chosen.executable
-    assert executable is not None and isinstance(planned._result.target, Target)
+    executable = planned._found.executable
     nbytes = 4 * (2 * 128 * 128 + 256 * 128 // 8)
     assert executable.memory.argument_bytes + executable.memory.output_bytes == nbytes
