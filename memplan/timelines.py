@@ -80,7 +80,7 @@ def timeline(reading: Reading, origins: Origins, decisions: Mapping[str, str]) -
 
 def line(name: str, reading: Reading) -> Iterator[Line]:
     """The device memory of a module alone."""
-    drawn = timeline(reading, Origins(reading.module, reading.module), {})
+    drawn = timeline(reading, Origins(reading.module), {})
     first = drawn.instants[:1]
     changes = [now for before, now in pairwise(drawn.instants) if now.device_bytes != before.device_bytes]
     shown = [*first, *changes]
