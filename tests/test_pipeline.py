@@ -19,9 +19,11 @@ import memplan
 from memplan import MemplanError, PlanMismatchError, inside, pipeline
 from memplan.pipeline import Outcome, Request
 from memplan.planning import planner
+from memplan.planning.plan import Plan
 from memplan.xla import target
 from memplan.xla.module import UnreadableModuleError
 from tests.xla.compiling import dense, scanned
+from tests.xla.test_parts import masking
 from tests.xla.test_target import needs_compiler
 
 DONATE = {"donate_argnums": 0}
@@ -169,6 +171,18 @@ class TestPlans:
         assert found.device_bytes == pytest.approx(found.made.predicted_bytes, rel=0.003)
         assert found.made.result.packing.nbytes == pytest.approx(found.executable.memory.temp_bytes, rel=0.01)
         same_bits(step, args, found)
+
+    def test_a_kernel_in_parts_keeps_bits_and_the_plan_says_so(self) -> None:
+        args = [jnp.sin(jnp.arange(256.0 * 256) + n).reshape(256, 256) for n in range(3)]
+        whole = pipeline.best(masking, args, {}, {}, Request()).device_bytes
+        found = pipeline.run(masking, args, {}, {}, Request(int(0.9 * whole)), lambda *_: None)
+        kernels = {kernel.name for kernel in found.made.base.problem.kernels}
+        assert len(kernels - {kernel.name for kernel in found.made.plain.problem.kernels}) == 1
+        assert found.plan is not None
+        plan = Plan.from_json(found.plan.to_json())
+        followed = pipeline.run(masking, args, {}, {}, Request(whole, plan=plan), lambda *_: None)
+        assert followed.made.result.module.texts == found.made.result.module.texts
+        same_bits(masking, args, followed)
 
     def test_a_whole_step_in_a_loop_is_planned(self) -> None:
         step, args = accumulating(64, 8, 2)
