@@ -20,7 +20,7 @@ def test_there_are_examples() -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_trains_as_without_a_budget(path: Path) -> None:
     example = runpy.run_path(str(path))
-    (compiled,) = example["train_step"]._known.values()
+    (compiled,) = example["train_step"]._compiled.values()
     report, losses = compiled.report, example["losses"]
     assert report.planner != "none"
     assert report.compiled_peak_bytes <= report.budget_bytes
