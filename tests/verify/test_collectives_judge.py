@@ -14,7 +14,6 @@ from memplan.program import compat
 from memplan.program.spmd import inside
 from memplan.verify.collectives import differing
 from memplan.xla.network import Collective
-from memplan.xla.target import Target
 from models.train import resnet_step
 
 MESH = AbstractMesh((2, 4), ("host", "device"))
