@@ -101,7 +101,7 @@ class Report(Told):
       offloaded_bytes: bytes copied to the host in one step; as many come back.
       recomputed_flops: floating-point operations done a second time in one step.
       baseline_step_s, predicted_step_s: predicted seconds of one step, unmodified and planned.
-      floor_bytes: arguments, outputs and the working set of the largest single kernel: what a schedule does not go below
+      floor_bytes: arguments, outputs and the working set of the largest kernel, below which no schedule goes
         unless it cuts that kernel in parts.
       lower_bound_s: seconds that no plan within this budget can beat, whatever its order and whoever makes it; None
         where nothing was planned.
