@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 # Guides run in kernels of their own: on the CPU, with this checkout and without a driver's complaints.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ["MEMPLAN_CACHE"] = tempfile.mkdtemp(prefix="memplan-docs-")  # of plans: what one build finds, it has made
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 project = "memplan"
@@ -33,7 +35,7 @@ html_title = "memplan"
 
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
-nb_execution_timeout = 120  # seconds for a cell
+nb_execution_timeout = 300  # seconds for a cell
 nb_output_stderr = "remove"  # jax's CUDA plugin complains there where no driver is
 nb_merge_streams = True
 

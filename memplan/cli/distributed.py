@@ -81,9 +81,6 @@ def simulate(
     budget: Budget = None,
     statistics: Annotated[str, typer.Option(help="Of the batch: global, or device (each its own).")] = "global",
     donate: Donate = None,
-    segments: Annotated[
-        bool, typer.Option("--segments", help="Also in segments, as memplan.jit compiles a step that waits for others.")
-    ] = False,
     spread: Annotated[
         float, typer.Option(help="Of step times between devices: standard deviation over mean, 0.02 for 2 %.")
     ] = _USUAL.spread,
@@ -118,6 +115,5 @@ def simulate(
         with working() as stage:
             function, args = plain_step(step, stage)
             limits = {"budget": budget, "donate_argnums": donated(donate, args), "statistics": statistics}
-            more = {"overheads": overheads, "in_segments": segments, "notify": stage}
-            found = scaling.simulate(function, args, on, device, **limits, **more)
+            found = scaling.simulate(function, args, on, device, overheads=overheads, notify=stage, **limits)
         tell(found, json, html)
