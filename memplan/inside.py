@@ -64,7 +64,9 @@ class Reading:
         problem, module = self.problem, self.module
         own = [buffer.nbytes for buffer in problem.buffers if buffer.role is Role.ARGUMENT]
         returned = module.entry.root.result
-        made = [array.nbytes for number, array in enumerate(returned) if number not in module.aliases]
+        made = [
+            array.nbytes for number, array in enumerate(returned) if number not in module.aliases and not array.on_host
+        ]
         table = POINTER_BYTES * len(returned) if isinstance(module.entry.root.shape, tuple) else 0
         return sum(own) + sum(made) + table
 
@@ -157,7 +159,7 @@ class Inside:
             fits=predicted <= budget,
             predicted_bytes=predicted,
             predicted_host_bytes=packing.host_nbytes,
-            bound_s=plain.traffic.step_s,
+            bound_s=min(plain.traffic.step_s, base.traffic.step_s),
             planning_s=planning_s,
         )
         return written

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 
 from memplan.errors import InfeasibleBudgetError
-from memplan.inside import Agree, Inside, Limits, Made, parted
+from memplan.inside import Agree, Inside, Limits, Made, Reading, parted
 from memplan.parallel.agreement import one_plan, processes_of
 from memplan.planning import devices, planner, spec
 from memplan.planning.budget import Size, parse_bytes, show_bytes
@@ -53,6 +53,7 @@ class Outcome:
       program: that was compiled, transformed or not.
       made: what happened inside the compilation.
       compilations: how many it took, and `seconds` of them all with the planning inside.
+      unmodified: the step as it came; None where only its transformed program was compiled.
       args, kwargs: shapes.
     """
 
@@ -65,6 +66,7 @@ class Outcome:
     seconds: float
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
+    unmodified: Reading | None = None
 
     @property
     def device_bytes(self) -> int:
@@ -88,7 +90,12 @@ class Outcome:
         if made is None:
             plain = self.made.plain
             actions = named(plain.problem, runs(range(len(plain.problem.kernels))))
-            made = Plan(actions, plain.module.fingerprint, "none", self.target.device.name)
+            made = Plan(
+                actions,
+                plain.module.fingerprint,
+                "residuals" if any(program.residuals) else "none",
+                self.target.device.name,
+            )
         return replace(made, loops=program.residuals, on_host=tuple(sorted(program.on_host)))
 
     @property
@@ -133,9 +140,9 @@ def best(
     program = trace(step, args, kwargs, options)
     if request.plan is not None:
         written = with_loops(program, request.plan.loops) if request.plan.loops else program
-        program = with_state_on_host(written, request.plan.on_host)
+        program = _with_state(written, request.plan.on_host, target)
     elif request.host_state:
-        program = with_state_on_host(program, large_leaves(program, request.host_state))
+        program = _with_state(program, large_leaves(program, request.host_state), target)
     compiling = Compiling(
         target,
         limits,
@@ -152,11 +159,21 @@ def best(
         return found
     for other in fewer_residuals(program, target.device, limits.host_bytes, found.device_bytes - limits.device_bytes):
         notify("compiling with fewer residuals in its loops", None)
-        tried = compiling.compiled(other)
+        tried = compiling.compiled(_with_state(other, program.on_host, target))
+        unmodified, compilations = found.unmodified, found.compilations + tried.compilations
         found = min((found, tried), key=lambda one: (not one.fits, one.device_bytes))
+        found = replace(found, unmodified=unmodified, compilations=compilations)
         if found.fits:
             break
     return found
+
+
+def _with_state(program: Program, inputs: Collection[int], target: Target) -> Program:
+    """With these inputs in host memory: on a CPU, where both memories are one, the step stays as it is."""
+    moved = with_state_on_host(program, inputs)
+    if target.is_gpu:
+        return moved
+    return replace(program, on_host=moved.on_host, returned_to_host=moved.returned_to_host)
 
 
 def _alone(fingerprint: str, key: str, make: Callable[[], Plan]) -> Plan:
@@ -215,6 +232,7 @@ class Compiling:
             compilations,
             seconds,
             *shapes_of(self.args, self.kwargs),
+            unmodified=inside.made.plain if program.rewritten is None else None,
         )
 
     def _missed(self, executable: Executable, inside: Inside) -> bool:
@@ -238,7 +256,7 @@ class Compiling:
             kwargs,
             options,
             HIDES_LATENCY if moves and self.target.is_gpu else None,
-            on_host=program.on_host,
+            on_host=program.on_host if self.target.is_gpu else (),
             spmd=program.spmd,
             profile=profile,
             rewrite=inside,

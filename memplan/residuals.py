@@ -9,7 +9,6 @@ from memplan.errors import UnsupportedProgramError
 from memplan.planning.cut import PRICES, cheapest, extra_seconds
 from memplan.planning.devices import Device
 from memplan.planning.loop import Loop, Residuals, stacked_nbytes
-from memplan.program.host_state import with_state_on_host
 from memplan.program.loops import pairs_of, with_residuals
 from memplan.program.trace import Program
 
@@ -47,7 +46,7 @@ def fewer_residuals(program: Program, device: Device, host_bytes: int, excess_by
     picked.append(min(choices, key=lambda choice: (choice.nbytes, choice.seconds)))
     for choice in dict.fromkeys(picked):
         if choice.nbytes < now:
-            yield with_state_on_host(with_residuals(written, choice.of(device)), program.on_host)
+            yield with_residuals(written, choice.of(device))
 
 
 def _loops_of(program: Program) -> list[Loop]:

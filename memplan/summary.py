@@ -32,22 +32,22 @@ def report_of(found: Outcome) -> Report:
     made, plain, result = found.made, found.made.plain, found.made.result
     rows = tuple(decisions(found))
     floor_bytes, _ = floor_of(found)
-    step = result.traffic
+    step, unmodified = result.traffic, found.unmodified
     return Report(
         device=found.target.device.name,
         runs_on=jax.devices()[0].device_kind,
-        status="fits" if made.plan is not None or any(found.program.residuals) else "untouched",
+        status=_status(found),
         planner=found.plan.planner if found.plan is not None else "none",
         budget_bytes=found.limits.device_bytes,
         host_budget_bytes=found.limits.host_bytes,
-        baseline_peak_bytes=plain.device_bytes,
+        baseline_peak_bytes=unmodified.device_bytes if unmodified else None,
         predicted_peak_bytes=made.predicted_bytes,
         compiled_peak_bytes=found.device_bytes,
         observed_peak_bytes=None,
         host_peak_bytes=found.host_bytes,
         offloaded_bytes=step.copied_out_nbytes,
-        recomputed_flops=max(0.0, step.flops - plain.traffic.flops),
-        baseline_step_s=plain.traffic.step_s,
+        recomputed_flops=max(0.0, step.flops - (unmodified or plain).traffic.flops),
+        baseline_step_s=unmodified.traffic.step_s if unmodified else None,
         predicted_step_s=step.step_s,
         floor_bytes=floor_bytes,
         lower_bound_s=made.bound_s,
@@ -61,7 +61,7 @@ def report_of(found: Outcome) -> Report:
         candidates=tuple(_candidates(found)),
         versions=versions(),
         timeline=timelines.timeline(result, Origins(made.base.module), {row.name: row.decision for row in rows}),
-        lines=tuple(timelines.line("unmodified step", plain)),
+        lines=tuple(timelines.line("unmodified step", unmodified)) if unmodified else (),
         planning_s=made.planning_s,
         preparation_s=found.seconds,
         xla_limit_bytes=int(XLA_LIMIT * found.target.device.memory_bytes) if found.target.is_gpu else None,
@@ -70,10 +70,16 @@ def report_of(found: Outcome) -> Report:
     )
 
 
+def _status(found: Outcome) -> str:
+    if not found.fits:
+        return "does not fit"
+    return "untouched" if found.plan is None else "fits"
+
+
 def _candidates(found: Outcome) -> Iterator[Row]:
-    plain, limits = found.made.plain, found.limits
-    fits = plain.device_bytes <= limits.device_bytes
-    if found.made.plan is not None:
+    plain, limits = found.unmodified, found.limits
+    if found.plan is not None and plain is not None:
+        fits = plain.device_bytes <= limits.device_bytes
         verdict = "fits" if fits else "over the device budget"
         yield Row(_PLAIN, plain.device_bytes, 0, plain.traffic.step_s, verdict)
     name = found.plan.planner if found.plan is not None else _PLAIN

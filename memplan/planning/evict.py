@@ -124,12 +124,12 @@ class Eviction:
         return self._weigh(self.ledger.load)
 
     def _weigh(self, load: np.ndarray) -> float:
-        over = np.maximum(load - self.limit, 0) / self.limit
+        over = np.maximum(load - self.limit, 0) / max(1, self.limit)
         return float((over if self.power == 1 else over**self.power).sum())
 
     def _crowded(self) -> list[float]:
         """Per slot, what a byte weighs in all those before."""
-        over = np.maximum(self.ledger.load - self.limit, 0) / self.limit
+        over = np.maximum(self.ledger.load - self.limit, 0) / max(1, self.limit)
         weights = over > 0 if self.power == 1 else self.power * over ** (self.power - 1)
         return np.concatenate([[0.0], np.cumsum(weights)]).tolist()
 

@@ -32,7 +32,7 @@ class Kernels:
     def plan(
         self, problem: Problem, budget_nbytes: int, host_nbytes: int = 0, copy_s: CopySeconds | None = None
     ) -> Found:
-        return planner.plan(problem, budget_nbytes, host_nbytes, copy_s)
+        return planner.plan(problem, budget_nbytes, host_nbytes, copy_s, _effort(budget_nbytes))
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,12 @@ class Recomputing:
     def plan(
         self, problem: Problem, budget_nbytes: int, host_nbytes: int = 0, copy_s: CopySeconds | None = None
     ) -> Found:
-        return planner.plan(problem, budget_nbytes)
+        return planner.plan(problem, budget_nbytes, effort=_effort(budget_nbytes))
+
+
+def _effort(budget_nbytes: int) -> int:
+    """Less where the smallest plan is asked for, whatever it takes: nobody runs it."""
+    return planner.EFFORT if budget_nbytes > 0 else planner.EFFORT // 10
 
 
 PLANNERS: dict[str, Planner] = {one.name: one for one in (Kernels(), Recomputing())}

@@ -484,6 +484,7 @@ def renamed(lowered: Any, name: str) -> Any:
     again = copy.copy(known)
     again._hlo = module
     again._name = name
+    again._executable = None  # jax compiled the same for somebody else
     outer = copy.copy(lowered)
     outer._lowering = again
     return outer

@@ -317,7 +317,7 @@ class _Reading:
         def make(array: Array, index: str) -> int:
             where = prefix + index if index else prefix.rstrip(",")
             name = f"{op.name}{{{where}}}" if where else op.name
-            kind = Role.ON_HOST if array.on_host and role is Role.TEMPORARY else role
+            kind = Role.ON_HOST if array.on_host else role
             self._values.append(_Value(name, array, kind, maker, len(self._values)))
             return len(self._values) - 1
 

@@ -26,6 +26,7 @@ _CALLED = re.compile(
     r"(\{[^}]*\}|%[\w.\-]+)"
 )
 _ALIAS = re.compile(r"\{(?P<output>[\d, ]*)\}: \((?P<argument>\d+), \{(?P<index>[\d, ]*)\}, (?:may|must)-alias\)")
+_OF_THE_NAME = re.compile(r'fingerprint_before_lhs="[^"]*"')
 _METADATA = re.compile(r',? ?(?:metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}|stack_frame_id=\d+)')
 _NUMPY = {"bf": "bfloat", "f": "float", "s": "int", "u": "uint", "c": "complex"}
 
@@ -229,7 +230,7 @@ class Module(Mapping[str, Computation]):
     @cached_property
     def fingerprint(self) -> str:
         """Of what it computes and how, in what order; not of its name, nor of the source that it comes from."""
-        options = self.head.partition("\n")[0].partition(",")[2]
+        options = _OF_THE_NAME.sub("", self.head.partition("\n")[0].partition(",")[2])
         plain = (_METADATA.sub("", text) for text in self.texts.values())
         return hashlib.sha256("\n".join([options, *plain]).encode()).hexdigest()
 
