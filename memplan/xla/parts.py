@@ -3,21 +3,22 @@
 What a fusion reads and writes is there at once, and no plan goes below it. Where that nearly fills the budget, the
 fusion becomes several, one right after the other: some of its results first, or a value inside of it, mostly a mask of
 one byte an element, that one part writes and the next reads. What only one of them reads is away while the other runs.
-ResNet-50 at batch 1152 in float32: instead of 14.1 GB of four arrays, its largest fusions take 10.6.
+ResNet-50 at batch 1152 on a V100: five fusions in two parts each; the floor falls from 13.8 to 11.2 GiB, and the step
+takes 0.7 % longer.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from memplan.planning.problem import Kernel, Problem, Role
 from memplan.xla.fused import CHEAP, Names, calling, fused_text, renamed, returning, source
 from memplan.xla.module import Computation, Instruction, Module, Shape, read_instruction, with_loops
 from memplan.xla.sharing import ELEMENTWISE
 
-NEARLY = 0.9  # of the budget
+NEARLY = 0.9  # of the budget: ResNet-50 in 1250 MiB has one such kernel; its parts spare the smallest plan 23 MiB
 _SUMS = frozenset({"add", "subtract"})
 _SIGNED = ("bitcast", "negate")  # of a product: a sum can take it in all the same
 
@@ -33,10 +34,10 @@ def in_parts(module: Module, problem: Problem, budget_nbytes: int) -> Module | N
     """
     bodies = {op.name: body for body in with_loops(module, module.entry) for op in body.ops.values()}
     limit, fusions = int(NEARLY * budget_nbytes), list[_Fusion]()
-    for nbytes, name in sorted(((_nbytes(problem, one), one.name) for one in problem.kernels), reverse=True):
-        if nbytes <= limit:
+    for kernel in sorted(problem.kernels, key=functools.partial(_nbytes, problem), reverse=True):
+        if (nbytes := _nbytes(problem, kernel)) <= limit:
             break
-        fusion = _fusion(module, bodies[name], name, problem) if name in bodies else None
+        fusion = _fusion(module, bodies[kernel.name], kernel, problem) if kernel.name in bodies else None
         limit = max(limit, fusion.least_nbytes if fusion else nbytes)
         fusions += [fusion] if fusion else []
     names, writings = Names.of(module, "part"), dict[str, _Writing]()
@@ -87,7 +88,7 @@ class _Fusion:
         made = [self.fused.ops[name].nbytes for name in (*part.makes, *(part.given & self._needs(part)))]
         return sum(nbytes for _, nbytes in there) + sum(made)
 
-    @cached_property
+    @functools.cached_property
     def least_nbytes(self) -> int:
         return max(map(self.nbytes, self.parts(0)))
 
@@ -137,7 +138,7 @@ class _Fusion:
         """A product that is rounded when it is written need not be where it is added (`FPOpFusion::Fast`)."""
         return op.opcode in ELEMENTWISE and not self._is_product(op.name)
 
-    @cached_property
+    @functools.cached_property
     def keeps_bits(self) -> bool:
         """Does every sum take in the same products in parts as in the whole? It does where no other reads them."""
         added = [name for op in self.fused.ops.values() if op.opcode in _SUMS for name in op.operands]
@@ -150,14 +151,14 @@ class _Fusion:
         return op.opcode == "multiply"
 
 
-def _fusion(module: Module, body: Computation, name: str, problem: Problem) -> _Fusion | None:
+def _fusion(module: Module, body: Computation, kernel: Kernel, problem: Problem) -> _Fusion | None:
     """A kernel that may run in parts: its results lie over nothing that it reads by necessity."""
-    op = body.ops[name]
+    op = body.ops[kernel.name]
     if op.opcode != "fusion" or op.attribute("kind") != "kLoop" or op.root:
         return None
     fused, several = module[op.called[0]], isinstance(op.shape, tuple)
     read = _read(body, op) if several else [0]
-    if read is None or not _apart(problem, name) or len(fused.results) != len(op.result):
+    if read is None or not _apart(problem, kernel) or len(fused.results) != len(op.result):
         return None
     temporary = {one.name: one.nbytes if one.role is Role.TEMPORARY else 0 for one in problem.buffers}
     given = {number: source(body, operand) for number, operand in enumerate(op.operands)}
@@ -169,9 +170,8 @@ def _fusion(module: Module, body: Computation, name: str, problem: Problem) -> _
     return found if makes and sources.keys().isdisjoint(makes) and found.keeps_bits else None
 
 
-def _apart(problem: Problem, name: str) -> bool:
+def _apart(problem: Problem, kernel: Kernel) -> bool:
     """Are all results of a kernel temporaries with places of their own?"""
-    kernel = next(kernel for kernel in problem.kernels if kernel.name == name)
     own = [problem.buffers[number] for number in kernel.writes]
     return all(one.role is Role.TEMPORARY and len(problem.places[one.place]) == 1 for one in own)
 
