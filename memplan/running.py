@@ -11,7 +11,7 @@ import jax
 from memplan.errors import MemplanError
 from memplan.pipeline import Outcome, Request, best
 from memplan.program.arguments import dynamic_part
-from memplan.program.host_state import put
+from memplan.program.host_state import brought, put
 from memplan.program.trace import Program, flat_step
 from memplan.verify.numbers import Gate, compare, roundings
 from memplan.verify.pieces import run_in_pieces
@@ -51,7 +51,7 @@ class Runner:
 
     def _brought(self, array: Any, position: int) -> Any:
         """A copy on the device; where the argument is donated, in its place."""
-        found = put(array, on_host=False)
+        found = brought(array)
         if self._program.donated[position] and isinstance(array, jax.Array) and found is not array:
             found.block_until_ready()
             array.delete()

@@ -26,7 +26,7 @@ def make(rows: int, layers: int = 8) -> tuple[Any, tuple[Any, ...]]:
 
 def fits(rows: int, layers: int = 8) -> bool:
     function, args = make(rows, layers)
-    planned = memplan.jit(function, device="v100", budget=BUDGET, host_budget=0, planner="greedy", donate_argnums=0)
+    planned = memplan.jit(function, device="v100", budget=BUDGET, host_budget=0, planner="recompute", donate_argnums=0)
     try:
         planned.plan(*args)
     except InfeasibleBudgetError:
@@ -34,7 +34,7 @@ def fits(rows: int, layers: int = 8) -> bool:
     return True
 
 
-LIMITS: dict[str, Any] = {"budget": BUDGET, "host_budget": 0, "device": "v100", "planner": "greedy"}
+LIMITS: dict[str, Any] = {"budget": BUDGET, "host_budget": 0, "device": "v100", "planner": "recompute"}
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +59,6 @@ def test_the_compiler_has_seen_both_sides_of_the_frontier(found: Frontier) -> No
 
 
 @pytest.mark.gpu_aot
-def test_only_what_is_refused_is_tried_in_every_way(found: Frontier) -> None:
-    outside = found.at(found.refused[0])
-    assert outside is not None and outside.thorough
-    planned = [one for one in found.tried if one.fits and not one.thorough and one.way == LIMITS["planner"]]
-    assert planned and any(one.compilations == 1 for one in planned)  # the unmodified step is not among them
-
-
-@pytest.mark.gpu_aot
 def test_it_prints_and_comes_back_from_json(found: Frontier) -> None:
     assert Frontier.from_json(found.to_json()) == found
     text = str(found)
@@ -86,15 +78,15 @@ def test_two_sizes_have_a_frontier_that_falls() -> None:
 
 
 def test_a_range_that_fits_whole_ends_where_it_was_told_to() -> None:
-    small = api.frontier(make, low=1, high=3, budget="1GiB", planner="greedy")
+    small = api.frontier(make, low=1, high=3, budget="1GiB", planner="recompute")
     assert small.largest == ((3,),) and small.refused == ((),)
     assert "the range ends" in str(small)
-    assert memplan.largest(make, low=1, high=3, budget="1GiB", planner="greedy") == 3
+    assert memplan.largest(make, low=1, high=3, budget="1GiB", planner="recompute") == 3
 
 
 def test_nothing_fits() -> None:
     with pytest.raises(InfeasibleBudgetError) as caught:
-        memplan.largest(make, low=1, high=64, budget="1KiB", planner="greedy")
+        memplan.largest(make, low=1, high=64, budget="1KiB", planner="recompute")
     assert caught.value.smallest_bytes > 1024
 
 

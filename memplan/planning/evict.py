@@ -176,7 +176,13 @@ class Eviction:
             for at in range(max(before + 1, slot - self.early), slot + 1):
                 hot = crowded[at] - crowded[min(before + 1, at)]
                 if (hot or self.early) and crowded[slot] > crowded[before + 1] and (value, at) not in self.banned:
-                    worth = max(hot, 1e-9) * nbytes / self.limit / price * (self.taste[value] if self.taste else 1.0)
+                    worth = (
+                        max(hot, 1e-9)
+                        * nbytes
+                        / max(1, self.limit)
+                        / price
+                        * (self.taste[value] if self.taste else 1.0)
+                    )
                     entry = (-worth, value, at)
                     if push:
                         heapq.heappush(self.heap, entry)
