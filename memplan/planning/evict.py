@@ -81,7 +81,7 @@ class Eviction:
     looks: int = 0
 
     def __post_init__(self) -> None:
-        self.tape = self.ledger.tape
+        self.tape, self.limit = self.ledger.tape, max(1, self.limit)
         self.least = max(1, int(LEAST_SHARE * self.limit))
         self.early = 0
         self.tick = 1e-7 * (sum(self.tape.slot_seconds) or 1.0)  # nothing is for nothing
@@ -124,12 +124,12 @@ class Eviction:
         return self._weigh(self.ledger.load)
 
     def _weigh(self, load: np.ndarray) -> float:
-        over = np.maximum(load - self.limit, 0) / max(1, self.limit)
+        over = np.maximum(load - self.limit, 0) / self.limit
         return float((over if self.power == 1 else over**self.power).sum())
 
     def _crowded(self) -> list[float]:
         """Per slot, what a byte weighs in all those before."""
-        over = np.maximum(self.ledger.load - self.limit, 0) / max(1, self.limit)
+        over = np.maximum(self.ledger.load - self.limit, 0) / self.limit
         weights = over > 0 if self.power == 1 else self.power * over ** (self.power - 1)
         return np.concatenate([[0.0], np.cumsum(weights)]).tolist()
 
@@ -176,13 +176,7 @@ class Eviction:
             for at in range(max(before + 1, slot - self.early), slot + 1):
                 hot = crowded[at] - crowded[min(before + 1, at)]
                 if (hot or self.early) and crowded[slot] > crowded[before + 1] and (value, at) not in self.banned:
-                    worth = (
-                        max(hot, 1e-9)
-                        * nbytes
-                        / max(1, self.limit)
-                        / price
-                        * (self.taste[value] if self.taste else 1.0)
-                    )
+                    worth = max(hot, 1e-9) * nbytes / self.limit / price * (self.taste[value] if self.taste else 1.0)
                     entry = (-worth, value, at)
                     if push:
                         heapq.heappush(self.heap, entry)

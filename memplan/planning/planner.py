@@ -150,7 +150,7 @@ class _Trial:
         The style that was the best.
         """
         budget = self._planning.budget_nbytes - self._problem.tables_nbytes
-        self.limit = budget = max(budget, int(self.taped.tape.least_nbytes.max()))
+        self.limit = budget = max(1, budget, int(self.taped.tape.least_nbytes.max()))
         style = self._start(budget, styles)
         if Eviction(self.ledger, budget).run() or self._settle(budget):
             return self._fit(budget, style)
