@@ -164,7 +164,7 @@ class _Trial:
             if not over:
                 return style
             self._correct()
-            self.limit = max(self._least(), min(self.limit, self.ledger.peak_nbytes) - over)
+            self.limit = max(1, self._least(), min(self.limit, self.ledger.peak_nbytes) - over)
             if _COARSELY * over > budget:
                 style = self._start(self.limit, self._planning.styles)
             if not self._eviction(self.limit, style).run() and not Eviction(self.ledger, self.limit).run():
