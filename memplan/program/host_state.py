@@ -79,7 +79,7 @@ def brought(leaf: Any) -> Any:
 
 def put(leaf: Any, on_host: bool) -> jax.Array:
     """An array in the local device's own memory, or in host memory that it can read."""
-    device = jax.devices()[0]
+    device = jax.local_devices()[0]
     kind = "pinned_host" if on_host else device.default_memory().kind
     return jax.device_put(leaf, jax.sharding.SingleDeviceSharding(device, memory_kind=kind))
 

@@ -13,7 +13,7 @@ from memplan.planning.devices import Device
 
 def local_device() -> Device:
     """The default backend's first device: a named GPU with the memory that jax may use, or this CPU."""
-    first = jax.devices()[0]
+    first = jax.local_devices()[0]
     if first.platform == "cpu":
         return devices.local_cpu(os.cpu_count() or 1, host_memory_bytes())
     stats = first.memory_stats() or {}
@@ -42,7 +42,7 @@ def is_here(device: Device, platform: str, kind: str) -> bool:
     Raises:
       UnknownDeviceError: a CPU where jax runs on another backend, or a GPU of which too little is known to compile for.
     """
-    first = jax.devices()[0]
+    first = jax.local_devices()[0]
     if platform == "cpu" and first.platform != "cpu":
         raise devices.UnknownDeviceError(
             f"{device.name} is a measured CPU, and jax runs on {first.device_kind!r} here. Set JAX_PLATFORMS=cpu, or "
@@ -63,5 +63,5 @@ def host_memory_bytes() -> int:
 
 def observed_peak_bytes() -> int | None:
     """What the backend says its device memory peaked at; None where it does not tell."""
-    stats = jax.devices()[0].memory_stats()
+    stats = jax.local_devices()[0].memory_stats()
     return int(stats["peak_bytes_in_use"]) if stats and "peak_bytes_in_use" in stats else None

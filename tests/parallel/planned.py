@@ -1,0 +1,70 @@
+"""A data-parallel training within a share of its bytes, which tells what it planned and what came of it.
+
+memplan launch -n 2 --devices 1 -- python tests/parallel/planned.py --share 0.6
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import memplan
+from memplan.parallel.meshes import mesh
+from memplan.parallel.runtime.cluster import initialize
+from memplan.parallel.step import data_parallel
+
+WIDTH, LAYERS, ROWS = 64, 8, 256
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--share", type=float, default=0.6)
+    parser.add_argument("--odd", type=int, default=-1, help="the rank that takes another step")
+    options = parser.parse_args()
+    initialize()
+    step = data_parallel(step_of(jnp.sin if jax.process_index() == options.odd else jnp.tanh), mesh())
+    state = step.place({"w": [jnp.eye(WIDTH) + number / 100 for number in range(LAYERS)]})
+    batches = [step.assemble(rows(seed)) for seed in range(3)]
+    whole = memplan.jit(step).plan(state, batches[0]).report.baseline_peak_bytes
+    assert whole is not None
+    fit = memplan.jit(step, budget=int(options.share * whole))
+    found = fit.plan(state, batches[0])
+    plain, planned, losses = state, state, []
+    for batch in batches:
+        plain, expected = jax.jit(step)(plain, batch)
+        planned, loss = fit(planned, batch)
+        losses.append([float(expected), float(loss)])
+    assert found.plan is not None
+    actions = hashlib.sha256(found.plan.to_json().encode()).hexdigest()
+    report = found.report
+    told = {"rank": jax.process_index(), "fingerprint": found.plan.fingerprint, "plan": actions, "losses": losses}
+    sys.stdout.write(json.dumps({**told, "peak": report.compiled_peak_bytes, "budget": report.budget_bytes}) + "\n")
+
+
+def rows(seed: int) -> np.ndarray:
+    return np.random.default_rng([seed, jax.process_index()]).normal(size=(ROWS, WIDTH)).astype(np.float32)
+
+
+def step_of(active: Any) -> Any:
+    def train_step(state: Any, x: jax.Array) -> Any:
+        def loss(weights: list[jax.Array]) -> jax.Array:
+            y = x
+            for weight in weights:
+                y = active(y @ weight)
+            return jnp.mean(y**2)
+
+        value, slopes = jax.value_and_grad(loss)(state["w"])
+        return {"w": [weight - 0.1 * slope for weight, slope in zip(state["w"], slopes, strict=True)]}, value
+
+    return train_step
+
+
+if __name__ == "__main__":
+    main()
