@@ -134,7 +134,7 @@ class Card:
 
 
 def test_a_measured_gpu_that_is_here_is_the_local_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local.jax, "devices", lambda: [Card()])
+    monkeypatch.setattr(local.jax, "local_devices", lambda: [Card()])
     assert local.is_here(devices.named("h200"), "gpu", "NVIDIA H200")
     assert not local.is_here(devices.named("v100"), "gpu", "Tesla V100-SXM2-16GB")
     with pytest.raises(UnknownDeviceError, match="JAX_PLATFORMS=cpu"):
