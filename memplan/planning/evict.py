@@ -343,14 +343,13 @@ class Eviction:
                 if not tape.sheds[op] or value in last_read or ledger.served(value, slot)[1] >= slot:
                     here += tape.nbytes[value]
                     alive.append(value)
-            more += (max(0, here - self.limit) / self.limit) ** self.power
-            keep = []
-            for value in alive:
-                if ledger.served(value, slot)[1] >= slot or last_read.get(value, -1) > number:
-                    keep.append(value)
-                else:
-                    here -= tape.nbytes[value]
-            alive = keep
+            ended = [
+                value for value in alive if ledger.served(value, slot)[1] < slot and last_read.get(value, -1) <= number
+            ]
+            over = sum(tape.nbytes[value] for value, sources in tape.over[op] if not set(sources).isdisjoint(ended))
+            more += (max(0, here - over - self.limit) / self.limit) ** self.power
+            here -= sum(tape.nbytes[value] for value in ended)
+            alive = [value for value in alive if value not in ended]
         return more
 
     def _dearest(self, missing: dict[int, int], slot: int, again: list[int]) -> int | None:

@@ -275,10 +275,23 @@ class Ledger:
                     change[0] += tape.nbytes[value]
                     change[number + 1] -= tape.nbytes[value]
         most = here = 0
-        for step in change[: len(ops)]:
-            here += step
-            most = max(most, here)
+        for number, op in enumerate(ops):
+            here += change[number]
+            most = max(most, here - self._overwritten(op, slot, last_read, number))
         self._beside[slot] = max(beside, most)
+
+    def _overwritten(self, op: int, slot: int, last_read: dict[int, int], number: int) -> int:
+        """Bytes that an operation in a prelude writes over what it reads for the last time."""
+        saved, taken = 0, set[int]()
+        for value, sources in self.tape.over[op]:
+            for source in sources:
+                moment, last = self.served(source, slot)
+                ends = last_read[source] == number and last <= slot and slot not in self._own[source]
+                if source not in taken and ends and not self._came_back(source, moment):
+                    taken.add(source)
+                    saved += self.tape.nbytes[value]
+                    break
+        return saved
 
     def _written(self, value: int) -> int:
         """Bytes that a slot's own work makes of a value: none where nobody reads it and the operation leaves it out."""
@@ -292,9 +305,12 @@ class Ledger:
         for value, sources in self.tape.slot_over[slot]:
             for source in sources:
                 moment, last = self.served(source, slot)
-                came_back = moment & 1 and moment != 2 * self.tape.home[source] + 1
-                if source not in taken and last == slot and not came_back:
+                if source not in taken and last == slot and not self._came_back(source, moment):
                     taken.add(source)
                     saved += self.tape.nbytes[value]
                     break
         return saved
+
+    def _came_back(self, value: int, moment: int) -> bool:
+        """Was it made by a copy? What comes back is an element of a tuple, which nothing writes over."""
+        return bool(moment & 1) and moment != 2 * self.tape.home[value] + 1

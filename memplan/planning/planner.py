@@ -89,19 +89,19 @@ class _Planning:
         self._bound_s = seconds(problem, runs(range(len(problem.kernels))))
 
     def plan(self) -> Found:
-        orders = [tuple(range(len(self.problem.kernels))), reorder(self.problem)]
-        found = [self.found(runs(order)) for order in orders]
-        if any(one.fits for one in found):
-            return next(one for one in found if one.fits)
-        styles = self.styles
+        """In the better order of kernels first; where nothing fits there, in the module's own too."""
+        orders = reorder(self.problem), tuple(range(len(self.problem.kernels)))
+        plain = [self.found(runs(order)) for order in orders]
+        if any(one.fits for one in plain):
+            return next(one for one in reversed(plain) if one.fits)
         trials = []
-        for order in reversed(orders):
-            trials.append(_Trial(self, order))
-            styles = (trials[-1].evict(styles),)
-        best = min(trials, key=lambda trial: rank(trial.best))
-        if best.best.fits:
-            best.repair()
-        return min([*found, *(trial.best for trial in trials)], key=rank)
+        for order, found in zip(orders, plain, strict=True):
+            trials.append(_Trial(self, order, found))
+            trials[-1].evict()
+            if trials[-1].best.fits:
+                trials[-1].repair()
+                break
+        return min((trial.best for trial in trials), key=rank)
 
     def found(self, schedule: Schedule) -> Found:
         packed = pack(self.problem, schedule)
@@ -118,13 +118,12 @@ def rank(found: Found) -> tuple[bool, float]:
 class _Trial:
     """Plans in one order of kernels."""
 
-    def __init__(self, planning: _Planning, order: Sequence[int]) -> None:
-        self._planning, self._problem = planning, planning.problem
+    def __init__(self, planning: _Planning, order: Sequence[int], plain: Found) -> None:
+        self._planning, self._problem, self.best = planning, planning.problem, plain
         taped = tape_of(self._problem, order)
         self.taped: Taped = settled(taped, Ledger(taped.tape).load)
         self.ledger = Ledger(self.taped.tape)
         self._open()
-        self.best = self.found()
 
     def found(self) -> Found:
         return self._planning.found(needed(self._problem, self.schedule()))
@@ -144,35 +143,30 @@ class _Trial:
             found.append([*before[slot], *ran, *behind[slot]])
         return found
 
-    def evict(self, styles: Sequence[Style]) -> Style:
-        """Bring the packed bytes under the budget, with copies that are waited for where nothing else does.
-
-        The style that was the best.
-        """
+    def evict(self) -> None:
+        """Bring the packed bytes under the budget, with copies that are waited for where nothing else does."""
         budget = self._planning.budget_nbytes - self._problem.tables_nbytes
         self.limit = budget = max(1, budget, int(self.taped.tape.least_nbytes.max()))
-        style = self._start(budget, styles)
+        style = self._start(budget)
         if Eviction(self.ledger, budget).run() or self._settle(budget):
-            return self._fit(budget, style)
-        return style
+            self._fit(budget, style)
 
-    def _fit(self, budget: int, style: Style) -> Style:
+    def _fit(self, budget: int, style: Style) -> None:
         """By lower limits first, then by looking for plans that leave fewer holes."""
         for _ in range(_TRIES):
             take_back(self.ledger, self.limit)
             over = self._over()
             if not over:
-                return style
+                return
             self._correct()
             self.limit = max(1, self._least(), min(self.limit, self.ledger.peak_nbytes) - over)
             if _COARSELY * over > budget:
-                style = self._start(self.limit, self._planning.styles)
+                style = self._start(self.limit)
             if not self._eviction(self.limit, style).run() and not Eviction(self.ledger, self.limit).run():
                 break
         self.limit = budget
         if Eviction(self.ledger, budget).run():
             Repair(self.ledger, budget, self._accept, self.offers).fit(self._over, self._planning.effort)
-        return style
 
     def _least(self) -> int:
         return int((self.taped.tape.least_nbytes + self.ledger.extra).max())
@@ -186,9 +180,9 @@ class _Trial:
     def _accept(self, _: Ledger) -> bool:
         return not self._over()
 
-    def _start(self, limit: int, styles: Sequence[Style]) -> Style:
+    def _start(self, limit: int) -> Style:
         """The best of several plans: with copies that keep nobody waiting, by their price, and without."""
-        tried = []
+        tried, styles = [], self._planning.styles
         for style in styles:
             self.ledger.become(())
             eviction = self._eviction(limit, style)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,6 @@ _HOLES = (0.0, 0.1, 0.3, 0.6, 1.0)  # of the bytes above the budget, what the li
 _POWERS = (1.0, 1.5)
 _WAITING = 0.3  # of the repairs with copies: the kernels may wait for them
 _TASTES = (0.0, 0.2, 0.5, 1.0)  # standard deviations of the logarithm
-
 
 Item = tuple[int, int] | Copy
 
@@ -64,10 +63,7 @@ class Repair:
             if cost < (least[0], least[1] * (1 - 1e-9)) and (cost[0] or self.accept(ledger)):
                 best, least, gained = self._items(), cost, gained + 1
             else:
-                ledger.become(
-                    (item for item in best if not isinstance(item, Copy)),
-                    (item for item in best if isinstance(item, Copy)),
-                )
+                self._become(best)
         return gained
 
     def fit(self, over: Callable[[], int], looks: int) -> bool:
@@ -86,15 +82,12 @@ class Repair:
             if cost <= least:
                 best, least = self._items(), cost
             else:
-                ledger.become(
-                    (item for item in best if not isinstance(item, Copy)),
-                    (item for item in best if isinstance(item, Copy)),
-                )
+                self._become(best)
         return not least[0]
 
     def settle(self, looks: int) -> bool:
         """Search until the limit is kept, or so many chains were looked at."""
-        draw, ledger = random.Random(self.seed), self.ledger
+        draw = random.Random(self.seed)
         best, least = self._items(), self.cost()
         while looks > 0 and least[0]:
             for item in self._crowding(draw):
@@ -104,10 +97,7 @@ class Repair:
             if cost <= least:
                 best, least = self._items(), cost
             else:
-                ledger.become(
-                    (item for item in best if not isinstance(item, Copy)),
-                    (item for item in best if isinstance(item, Copy)),
-                )
+                self._become(best)
         return not least[0]
 
     def _evict(self, draw: random.Random, early: int = 0) -> int:
@@ -138,6 +128,10 @@ class Repair:
 
     def _items(self) -> list[Item]:
         return [*self.ledger.pairs(), *self.ledger.copies.values()]
+
+    def _become(self, items: Sequence[Item]) -> None:
+        copies = [item for item in items if isinstance(item, Copy)]
+        self.ledger.become((item for item in items if not isinstance(item, Copy)), copies)
 
     def _drop(self, item: Item) -> None:
         if not isinstance(item, Copy):

@@ -19,6 +19,7 @@ from memplan.planning.problem import Problem, Role
 from memplan.planning.schedule import runs
 from memplan.planning.stages import Stages
 
+Over = tuple[tuple[int, tuple[int, ...]], ...]
 NOWHERE = -2  # level of a prelude in which nothing may run
 
 
@@ -34,9 +35,10 @@ class Tape:
       seconds: of each operation; None where it may not run again.
       until: of each operation, the last slot before which it may run again.
       sheds: of each operation, whether it leaves out results that nobody reads.
+      over: of each operation, values that it writes and those that each may write over.
       level: of each operation, the loop that it stands in, -1 outside of loops.
       slot_reads, slot_writes: of each slot's own work.
-      slot_over: of each slot, values that it writes and those that each may write over.
+      slot_over: likewise, of each slot's own work.
       slot_nbytes: of each slot, bytes besides the values, during its own work.
       slot_seconds: of its own work.
       slot_level: the loop whose operations may run in its prelude.
@@ -50,10 +52,11 @@ class Tape:
     seconds: tuple[float | None, ...]
     until: tuple[int, ...]
     sheds: tuple[bool, ...]
+    over: tuple[Over, ...]
     level: tuple[int, ...]
     slot_reads: tuple[tuple[int, ...], ...]
     slot_writes: tuple[tuple[int, ...], ...]
-    slot_over: tuple[tuple[tuple[int, tuple[int, ...]], ...], ...]
+    slot_over: tuple[Over, ...]
     slot_nbytes: tuple[int, ...]
     slot_seconds: tuple[float, ...]
     slot_level: tuple[int, ...]
@@ -94,6 +97,7 @@ def tape_of_stages(stages: Stages) -> Tape:
         seconds=tuple(None if ticks is None else float(ticks) for ticks in stages.ticks),
         until=stages.until or (last,) * count,
         sheds=(False,) * count,
+        over=((),) * count,
         level=(-1,) * count,
         slot_reads=stages.reads,
         slot_writes=stages.made,
@@ -188,6 +192,7 @@ class _Taping:
         )
         home = tuple(slot for slot, made in enumerate(writes) for _ in made)
         level = tuple(-1 if kernel.within is None else kernel.within for kernel in kernels)
+        over = tuple(map(self._over, self._order))
         tape = Tape(
             nbytes=tuple(problem.buffers[buffer].nbytes for buffer in self._values),
             maker=home,
@@ -197,10 +202,11 @@ class _Taping:
             seconds=again,
             until=tuple(map(self._until, self._order)),
             sheds=tuple(kernel.sheds and len(kernel.writes) > 1 for kernel in kernels),
+            over=over,
             level=level,
             slot_reads=self._slot_reads(),
             slot_writes=writes,
-            slot_over=tuple(self._over(number) for number in self._order),
+            slot_over=over,
             slot_nbytes=(0,) * len(kernels),
             slot_seconds=tuple(took),
             slot_level=self._slot_level(level),
@@ -210,7 +216,7 @@ class _Taping:
     def _known(self, buffers: Sequence[int]) -> tuple[int, ...]:
         return tuple(sorted(self._value[buffer] for buffer in buffers if buffer in self._value))
 
-    def _over(self, number: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    def _over(self, number: int) -> Over:
         kernel = self._problem.kernels[number]
         found = []
         for buffer in kernel.writes:

@@ -16,7 +16,7 @@ from memplan.planning.schedule import Action, Kind, Schedule
 from memplan.planning.stages import of_nodes, replay
 from memplan.planning.tape import Taped, settled, tape_of, tape_of_stages
 from memplan.planning.timing import seconds
-from tests.planning.steps import training
+from tests.planning.steps import MIB, Building, training
 
 DRAWS = st.randoms(use_true_random=False)
 
@@ -119,3 +119,25 @@ def test_what_comes_back_for_nobody_is_not_fetched() -> None:
     assert [(slot, kind) for slot, kind, _ in events(ledger)] == [(1, 1), (1, 2), (3, 3), (5, 0)]
     ledger.add(0, 5)
     assert [(slot, kind) for slot, kind, _ in events(ledger)] == [(1, 1), (1, 2)]
+
+
+def test_what_runs_again_writes_over_what_it_reads_last() -> None:
+    """In a prelude as in a slot's own work."""
+    b = Building()
+    given_one, other = b.argument(), b.argument(4 * MIB)
+    (first,) = b.kernel((given_one,), 4 * MIB)
+    (second,) = b.kernel((first,), 4 * MIB, over=True)
+    (third,) = b.kernel((second,), MIB)
+    (rest,) = b.kernel((third, other), MIB)
+    b.kernel((second, rest), MIB // 2, output=True)
+    problem = b.problem()
+    taped = tape_of(problem)
+    taped = settled(taped, Ledger(taped.tape).load)
+    ledger = Ledger(taped.tape)
+    for op in (0, 1):
+        ledger.add(op, 4)
+    schedule, slots = schedule_of(taped, ledger)
+    there = np.zeros(taped.tape.count, np.int64)
+    np.maximum.at(there, slots, live_nbytes(problem, schedule))
+    assert first in problem.kernels[1].over[second]
+    assert ledger.load.tolist() == there.tolist() == [4 * MIB, 4 * MIB, 5 * MIB, 2 * MIB, 5 * MIB]
