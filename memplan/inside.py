@@ -75,6 +75,17 @@ class Reading:
         """What XLA will allocate: temporaries, arguments and outputs."""
         return self.resident_bytes + self.packing.nbytes
 
+    def parted(self, room_nbytes: int | None) -> Reading:
+        """With the kernels in parts that crowd what temporaries may take; all are whole for None."""
+        if room_nbytes not in self._parted:
+            found = in_parts(self.module, self.problem, room_nbytes) if room_nbytes is not None else None
+            self._parted[room_nbytes] = replace(self, module=found) if found is not None else self
+        return self._parted[room_nbytes]
+
+    @functools.cached_property
+    def _parted(self) -> dict[int | None, Reading]:
+        return {}
+
 
 @dataclass(frozen=True)
 class Made:
@@ -142,7 +153,7 @@ class Inside:
         base = self._base(plain)
         plan = self.follow or self._agreed(base, budget)
         plan.check(base.module.fingerprint)
-        base = parted(base, plan.room_nbytes)
+        base = base.parted(plan.room_nbytes)
         schedule = plan.schedule(base.problem)
         packing = pack(base.problem, schedule)
         planning_s = time.perf_counter() - started
@@ -187,7 +198,7 @@ class Inside:
             return kept
         copy_s = functools.partial(copy_seconds, device=self.device) if host > 0 else None
         for room_nbytes in (budget - base.resident_bytes, 0):  # 0 tells every budget of the same smallest that works
-            problem = parted(base, room_nbytes).problem
+            problem = base.parted(room_nbytes).problem
             found = self.planner.plan(problem, room_nbytes, host, copy_s)
             fingerprint, actions = base.module.fingerprint, named(problem, found.schedule)
             plan = Plan(actions, fingerprint, self.planner.name, self.device.name, room_nbytes=room_nbytes)
@@ -196,8 +207,3 @@ class Inside:
         plan_cache.keep(name, plan)
         return plan
 
-
-def parted(base: Reading, room_nbytes: int | None) -> Reading:
-    """With the kernels in parts that crowd what temporaries may take; all are whole for None."""
-    found = in_parts(base.module, base.problem, room_nbytes) if room_nbytes is not None else None
-    return replace(base, module=found) if found is not None else base

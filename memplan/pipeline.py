@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from memplan.errors import InfeasibleBudgetError
-from memplan.inside import Agree, Inside, Limits, Made, Reading, parted
+from memplan.inside import Agree, Inside, Limits, Made, Reading
 from memplan.parallel.agreement import one_plan, processes_of
 from memplan.planning import devices, planner, spec
 from memplan.planning.budget import Size, parse_bytes, show_bytes
@@ -316,7 +316,7 @@ def infeasible(found: Outcome) -> InfeasibleBudgetError:
 
 def floor_of(found: Outcome) -> tuple[int, str]:
     """Device bytes that no order goes below, and the kernel that sets them, with its `file:line`."""
-    least = parted(found.made.base, 0)
+    least = found.made.base.parted(0)
     nbytes, kernel = planner.floor(least.problem)
     name = least.problem.kernels[kernel].name
     where = sources(least.module).get(name, "")

@@ -89,6 +89,18 @@ class TestOnce:
         with pytest.raises(AssertionError, match="planned again"):
             planned(step, args, 0.7)
 
+    def test_kernels_are_put_in_parts_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        rooms: list[int] = []
+        original = inside.in_parts
+
+        def counted(module: Any, problem: Any, room_nbytes: int) -> Any:
+            rooms.append(room_nbytes)
+            return original(module, problem, room_nbytes)
+
+        monkeypatch.setattr(inside, "in_parts", counted)
+        assert planned(*dense(64, 6), 0.8).fits
+        assert len(rooms) == 1
+
     def test_jaxs_own_cache_on_disk_knows_no_plan(self, tmp_path: Path) -> None:
         step, args = dense(64, 6)
         options = {
