@@ -13,7 +13,7 @@ from memplan.planning.devices import Device
 from memplan.planning.packing import Packing, pack
 from memplan.planning.plan import Plan, named
 from memplan.planning.problem import POINTER_BYTES, Problem, Role
-from memplan.planning.registry import Planner, planner_named
+from memplan.planning.registry import PLANNERS, Planner, planner_named
 from memplan.planning.schedule import Schedule
 from memplan.planning.topology import Topology
 from memplan.verify.same_module import judge
@@ -193,17 +193,21 @@ class Inside:
         return self.agree(fingerprint, name, functools.partial(self._plan, base, budget, host, name))
 
     def _plan(self, base: Reading, budget: int, host: int, name: str) -> Plan:
-        """A kept plan, or a new one."""
-        if (kept := plan_cache.find(name)) is not None:
-            return kept
+        """A new plan, or a kept one of memplan's own planners: another's code may change under its name."""
+        if PLANNERS.get(self.planner.name) is not self.planner:
+            return self._new_plan(base, budget, host)
+        plan = plan_cache.find(name)
+        if plan is None:
+            plan = self._new_plan(base, budget, host)
+            plan_cache.keep(name, plan)
+        return plan
+
+    def _new_plan(self, base: Reading, budget: int, host: int) -> Plan:
         copy_s = functools.partial(copy_seconds, device=self.device) if host > 0 else None
         for room_nbytes in (budget - base.resident_bytes, 0):  # 0 tells every budget of the same smallest that works
             problem = base.parted(room_nbytes).problem
             found = self.planner.plan(problem, room_nbytes, host, copy_s)
-            fingerprint, actions = base.module.fingerprint, named(problem, found.schedule)
-            plan = Plan(actions, fingerprint, self.planner.name, self.device.name, room_nbytes=room_nbytes)
             if found.fits:
                 break
-        plan_cache.keep(name, plan)
-        return plan
-
+        actions = named(problem, found.schedule)
+        return Plan(actions, base.module.fingerprint, self.planner.name, self.device.name, room_nbytes=room_nbytes)

@@ -20,6 +20,7 @@ from memplan import MemplanError, PlanMismatchError, inside, pipeline
 from memplan.pipeline import Outcome, Request
 from memplan.planning import planner
 from memplan.planning.plan import Plan
+from memplan.planning.registry import PLANNERS, Recomputing
 from memplan.xla import target
 from memplan.xla.module import UnreadableModuleError
 from tests.xla.compiling import dense, scanned
@@ -88,6 +89,24 @@ class TestOnce:
         assert again.plan == first.plan and again.device_bytes == first.device_bytes
         with pytest.raises(AssertionError, match="planned again"):
             planned(step, args, 0.7)
+
+    def test_only_plans_of_memplans_own_planners_are_kept(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("MEMPLAN_CACHE", str(tmp_path))
+        step, args = dense(64, 6)
+        kept = planned(step, args, 0.8)
+        asked: list[int] = []
+
+        class Mine(Recomputing):
+            def plan(self, problem: Any, budget_nbytes: int, *more: Any) -> Any:
+                asked.append(budget_nbytes)
+                return super().plan(problem, budget_nbytes, *more)
+
+        request = Request(kept.limits.device_bytes, planner=Mine(name=PLANNERS["kernels"].name))
+        for _ in range(2):
+            pipeline.run(step, args, {}, DONATE, request, lambda *_: None)
+        assert len(asked) == 2 and len(list(tmp_path.iterdir())) == 1
 
     def test_kernels_are_put_in_parts_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         rooms: list[int] = []
