@@ -53,7 +53,7 @@ def _row(name: str, compiled: Callable[[], Baseline], limits: Limits) -> Row:
         found = compiled()
     except REFUSALS as error:
         return Row(name, None, None, None, None, refusal(error))
-    fits = found.device_bytes <= limits.device_bytes and found.host_bytes <= limits.host_bytes
+    fits = limits.allow(found.device_bytes, found.host_bytes)
     return Row(name, found.device_bytes, found.host_bytes, found.step_s, fits)
 
 

@@ -35,6 +35,9 @@ class Limits:
     device_bytes: int
     host_bytes: int
 
+    def allow(self, device_bytes: int, host_bytes: int) -> bool:
+        return device_bytes <= self.device_bytes and host_bytes <= self.host_bytes
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -101,7 +104,8 @@ class Made:
       fits: by the prediction.
       predicted_bytes, predicted_host_bytes: device and host bytes.
       bound_s: no plan within the budget takes less time.
-      planning_s: seconds of planning alone; 0 where the plan was there already.
+      planning_s: seconds from the module that was read to a plan and its layout, however the plan was come by; 0 where
+        the module went through as it is.
     """
 
     plain: Reading

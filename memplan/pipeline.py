@@ -100,8 +100,7 @@ class Outcome:
 
     @property
     def fits(self) -> bool:
-        limits = self.limits
-        return self.device_bytes <= limits.device_bytes and self.host_bytes <= limits.host_bytes
+        return self.limits.allow(self.device_bytes, self.host_bytes)
 
 
 def run(
@@ -251,9 +250,8 @@ class Compiling:
 
     def _missed(self, executable: Executable, inside: Inside) -> bool:
         """It should fit, and does not."""
-        memory, limits = executable.memory, self.limits
-        over = memory.device_bytes > limits.device_bytes or memory.host_bytes > limits.host_bytes
-        return over and inside.made is not None and inside.made.fits and self.follow is None
+        fits = self.limits.allow(executable.memory.device_bytes, executable.memory.host_bytes)
+        return not fits and inside.made is not None and inside.made.fits and self.follow is None
 
     def _compile(
         self, program: Program, profile: Mapping[str, float] | None, inside: Inside, hides_latency: bool

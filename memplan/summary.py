@@ -77,10 +77,9 @@ def _status(found: Outcome) -> str:
 
 
 def _candidates(found: Outcome) -> Iterator[Row]:
-    plain, limits = found.unmodified, found.limits
+    plain = found.unmodified
     if found.plan is not None and plain is not None:
-        fits = plain.device_bytes <= limits.device_bytes
-        verdict = "fits" if fits else "over the device budget"
+        verdict = "fits" if found.limits.allow(plain.device_bytes, 0) else "over the device budget"
         yield Row(_PLAIN, plain.device_bytes, 0, plain.traffic.step_s, verdict)
     name = found.plan.planner if found.plan is not None else _PLAIN
     yield Row(name, found.device_bytes, found.host_bytes, found.step_s, "chosen" if found.fits else "does not fit")
