@@ -299,8 +299,8 @@ class PlannedJit:
         target = pipeline.target_of(self._request.device)
         if not target.described:
             return self
-        budget = parse_bytes(self._request.budget, target.device.memory_bytes)
-        return PlannedJit(self._step, replace(self._request, device=None, budget=budget, plan=None), self._options)
+        local = self._request.local(pipeline.limits_of(self._request, target).device_bytes)
+        return PlannedJit(self._step, local, self._options)
 
     @contextlib.contextmanager
     def _explained(self, args: Any, kwargs: Any) -> Iterator[None]:

@@ -9,7 +9,6 @@ from memplan import pipeline
 from memplan.baselines import REFUSALS, Baseline, Baselines, policies, refusal
 from memplan.inside import Limits
 from memplan.pipeline import Notify, Request
-from memplan.planning.budget import parse_bytes
 from memplan.report.comparison import Comparison, Row
 from memplan.summary import versions
 
@@ -22,17 +21,16 @@ def compare(
     The policies of `jax.checkpoint` are applied to whatever the step differentiates, as a whole.
     """
     target = pipeline.target_of(request.device)
-    budget = parse_bytes(request.budget, target.device.memory_bytes)
-    limits = Limits(budget, pipeline.host_budget_of(request, target))
+    limits = pipeline.limits_of(request, target)
     ways = Baselines(step, args, options, target)
 
     def rows() -> Iterator[Row]:
-        for name, compiled in _ways(ways, budget).items():
+        for name, compiled in _ways(ways, limits.device_bytes).items():
             notify(f"compiling: {name}", None)
             yield _row(name, compiled, limits)
         yield _memplan(ways, request, notify)
 
-    return Comparison(tuple(rows()), target.device.name, budget, limits.host_bytes, versions())
+    return Comparison(tuple(rows()), target.device.name, limits.device_bytes, limits.host_bytes, versions())
 
 
 def _ways(ways: Baselines, budget: int) -> dict[str, Callable[[], Baseline]]:

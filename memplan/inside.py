@@ -13,7 +13,7 @@ from memplan.planning.devices import Device
 from memplan.planning.packing import Packing, pack
 from memplan.planning.plan import Plan, named
 from memplan.planning.problem import POINTER_BYTES, Problem, Role
-from memplan.planning.registry import PLANNERS, Planner, planner_named
+from memplan.planning.registry import PLANNERS, Planner
 from memplan.planning.schedule import Schedule
 from memplan.planning.topology import Topology
 from memplan.verify.same_module import judge
@@ -139,10 +139,10 @@ class Inside:
 
     device: Device
     limits: Limits
-    topology: Topology | None = None
-    planner: Planner = field(default_factory=lambda: planner_named(None))
-    follow: Plan | None = None
-    agree: Agree = lambda fingerprint, key, plan: plan()
+    topology: Topology | None
+    planner: Planner
+    follow: Plan | None
+    agree: Agree
     reserve_bytes: int = 0
     reserve_host_bytes: int = 0
     made: Made | None = field(default=None, init=False)
