@@ -23,6 +23,7 @@ from memplan.program.loops import with_loops
 from memplan.program.trace import Program, as_step, by_leaves, flat_step, leaves_of, trace
 from memplan.residuals import fewer_residuals
 from memplan.verify.collectives import differing
+from memplan.verify.numbers import check_types
 from memplan.xla.frames import sources
 from memplan.xla.hook import Rewrite
 from memplan.xla.local import host_memory_bytes, is_here, local_device
@@ -219,7 +220,13 @@ class Compiling:
         return found
 
     def compiled(self, program: Program) -> Outcome:
-        """The program as it copies fastest; where it does not fit so, as it holds least."""
+        """The program as it copies fastest; where it does not fit so, as it holds least.
+
+        Raises:
+          WrongProgramError: it is transformed, and has not the step's types.
+        """
+        if program.rewritten is not None:
+            check_types(program.written, program.rewritten)
         profile = self._profile(program)
         found = self._scheduled(program, profile, _moves(program))
         if not found.fits and _moves(program) and self.target.is_gpu:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import memplan
 from memplan import MemplanError, PlanMismatchError, inside, pipeline
+from memplan.errors import WrongProgramError
 from memplan.pipeline import Outcome, Request
 from memplan.planning import planner
 from memplan.planning.plan import Plan
 from memplan.planning.registry import PLANNERS, Recomputing
+from memplan.program import compat
+from memplan.program.trace import Program
 from memplan.xla import target
 from memplan.xla.module import UnreadableModuleError
 from tests.xla.compiling import dense, scanned
@@ -99,9 +102,9 @@ class TestOnce:
         asked: list[int] = []
 
         class Mine(Recomputing):
-            def plan(self, problem: Any, budget_nbytes: int, *more: Any) -> Any:
+            def plan(self, problem: Any, budget_nbytes: int, host_nbytes: int = 0, copy_s: Any = None) -> Any:
                 asked.append(budget_nbytes)
-                return super().plan(problem, budget_nbytes, *more)
+                return super().plan(problem, budget_nbytes)
 
         request = Request(kept.limits.device_bytes, planner=Mine(name=PLANNERS["kernels"].name))
         for _ in range(2):
@@ -307,6 +310,18 @@ class TestErrors:
         other = lambda state, x: step(state, x + 1)  # noqa: E731
         with pytest.raises(PlanMismatchError, match="this step is"):
             pipeline.run(other, args, {}, DONATE, Request(plan=plan), lambda *_: None)
+
+    def test_a_transform_that_changes_a_type_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def narrower(program: Program, *_: Any) -> Any:
+            def narrow(*leaves: jax.Array) -> list[jax.Array]:
+                return [leaf.astype(jnp.bfloat16) for leaf in compat.jaxpr_as_fun(program.jaxpr)(*leaves)]
+
+            yield replace(program, rewritten=jax.make_jaxpr(narrow)(*program.jaxpr.in_avals))
+
+        monkeypatch.setattr(pipeline, "fewer_residuals", narrower)
+        step, args = dense(64, 6)
+        with pytest.raises(WrongProgramError, match="output types"):
+            pipeline.best(step, args, {}, DONATE, Request(1))
 
     def test_what_goes_wrong_inside_the_compiler_is_raised(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def broken(*_: Any) -> Any:
