@@ -262,7 +262,7 @@ class PlannedJit:
 
     def plan(self, *args: Any, **kwargs: Any) -> Planned:
         """Plan for these arguments (arrays or `jax.ShapeDtypeStruct`s); runs nothing."""
-        key = self._key(args, kwargs)
+        key = self._key(self._dynamic(args, kwargs), args, kwargs)
         if key not in self._planned:
             self._planned[key] = self._made(args, kwargs)
         return self._planned[key]
@@ -283,14 +283,17 @@ class PlannedJit:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if compat.is_tracing():
             return self._inline(args, kwargs)
-        key = self._key(args, kwargs)
+        dynamic = self._dynamic(args, kwargs)
+        key = self._key(dynamic, args, kwargs)
         if key not in self._compiled:
             self._compiled[key] = self._here.plan(*args, **kwargs).compile()
-        dynamic, named = dynamic_part(self._step, args, kwargs, self._options)
-        return self._compiled[key](*dynamic, **named)
+        return self._compiled[key](*dynamic[0], **dynamic[1])
 
-    def _key(self, args: Any, kwargs: Any) -> Any:
-        leaves, tree = jax.tree_util.tree_flatten(dynamic_part(self._step, args, kwargs, self._options))
+    def _dynamic(self, args: Any, kwargs: Any) -> Any:
+        return dynamic_part(self._step, args, kwargs, self._options)
+
+    def _key(self, dynamic: Any, args: Any, kwargs: Any) -> Any:
+        leaves, tree = jax.tree_util.tree_flatten(dynamic)
         return tree, tuple(map(_type_of, leaves)), static_part(self._step, args, kwargs, self._options)
 
     @functools.cached_property
@@ -307,7 +310,7 @@ class PlannedJit:
         try:
             yield
         except TypeError as error:
-            explain(error, dynamic_part(self._step, args, kwargs, self._options))
+            explain(error, self._dynamic(args, kwargs))
             raise
 
     def _inline(self, args: Any, kwargs: Any) -> Any:
