@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from memplan import plan_cache
 from memplan.planning.cost import copy_seconds
 from memplan.planning.devices import Device
-from memplan.planning.packing import Packing, pack
+from memplan.planning.packing import Lifetime, Packing, lifetimes, pack
 from memplan.planning.plan import Plan, named
 from memplan.planning.problem import POINTER_BYTES, Problem, Role
 from memplan.planning.registry import PLANNERS, Planner
@@ -60,6 +60,11 @@ class Reading:
     @functools.cached_property
     def packing(self) -> Packing:
         return pack(self.problem)
+
+    @functools.cached_property
+    def lifetimes(self) -> tuple[Sequence[Lifetime], Sequence[Lifetime]]:
+        """Of temporaries on the device, and on the host."""
+        return lifetimes(self.problem)
 
     @functools.cached_property
     def resident_bytes(self) -> int:

@@ -89,7 +89,7 @@ class Outcome:
         """Seconds of a step, by the replay."""
         return self.made.result.traffic.step_s
 
-    @property
+    @functools.cached_property
     def plan(self) -> Plan | None:
         """What reproduces it; None for the step as it is."""
         made, program = self.made.plan, self.program
