@@ -22,27 +22,27 @@ def compare(
     """
     target = pipeline.target_of(request.device)
     limits = pipeline.limits_of(request, target)
-    ways = Baselines(step, args, options, target)
+    baselines = Baselines(step, args, options, target)
 
     def rows() -> Iterator[Row]:
-        for name, compiled in _ways(ways, limits.device_bytes).items():
+        for name, compiled in _compilations(baselines, limits.device_bytes).items():
             notify(f"compiling: {name}", None)
             yield _row(name, compiled, limits)
-        yield _memplan(ways, request, notify)
+        yield _memplan(baselines, request, notify)
 
     return Comparison(tuple(rows()), target.device.name, limits.device_bytes, limits.host_bytes, versions())
 
 
-def _ways(ways: Baselines, budget: int) -> dict[str, Callable[[], Baseline]]:
-    plain = ways.plain()
+def _compilations(baselines: Baselines, budget: int) -> dict[str, Callable[[], Baseline]]:
+    plain = baselines.plain()
     found: dict[str, Callable[[], Baseline]] = {"plain jax": lambda: plain}
     for name, policy in policies().items():
-        found[name] = lambda policy=policy: ways.checkpointed(policy)
-    if ways.target.is_gpu:
+        found[name] = lambda policy=policy: baselines.checkpointed(policy)
+    if baselines.target.is_gpu:
         offload = {"xla_gpu_enable_host_memory_offloading": True}
-        found["XLA's rematerialization"] = lambda: ways.xla(plain.resident_bytes, budget)
+        found["XLA's rematerialization"] = lambda: baselines.xla(plain.resident_bytes, budget)
         whole = "XLA's rematerialization and host offload"
-        found[whole] = lambda: ways.xla(plain.resident_bytes, budget, offload)
+        found[whole] = lambda: baselines.xla(plain.resident_bytes, budget, offload)
     return found
 
 
@@ -55,8 +55,8 @@ def _row(name: str, compiled: Callable[[], Baseline], limits: Limits) -> Row:
     return Row(name, found.device_bytes, found.host_bytes, found.step_s, fits)
 
 
-def _memplan(ways: Baselines, request: Request, notify: Notify) -> Row:
-    found = pipeline.best(ways.step, ways.args, {}, ways.options, request, notify)
+def _memplan(baselines: Baselines, request: Request, notify: Notify) -> Row:
+    found = pipeline.best(baselines.step, baselines.args, {}, baselines.options, request, notify)
     if not found.fits:
         return Row("memplan", None, None, None, False, f"the smallest that works: {found.device_bytes} bytes")
     note = "the plain step fits" if found.plan is None else f"compilations: {found.compilations}"

@@ -300,13 +300,13 @@ class Compiling:
         if program.topology is None or not self.target.is_gpu:
             return None
         self.notify("compiling for the seconds of its collectives", None)
-        told: list[Traffic] = []
+        found: list[Traffic] = []
 
         def read(text: str) -> None:
-            told.append(traffic(text, self.target.device, program.topology))
+            found.append(traffic(text, self.target.device, program.topology))
 
         self._compile(program, read, hides_latency=False, profile=None)
-        return told[0].seconds if told[0].collectives else {}
+        return found[0].seconds if found[0].collectives else {}
 
 
 def _moves(program: Program) -> bool:

@@ -19,7 +19,7 @@ _WRAPPED = re.compile(r"\b[\w.\-]+\(([^()]*)\)")
 _CALLED = re.compile(r"\b(?:jit|pjit|shard_map)\([^()]*\)")
 _NO_LAYER = re.compile(r"while|body|cond|closed_call|branch_\d+_fun|checkpoint|rematted_computation")
 _LEAF = re.compile(r"(?P<name>[^{}]+)(?:\{(?P<index>[\d,]*)\})?")
-_WAYS: Mapping[str, Direction] = {"out": "to host", "in": "to device", "net": "to devices"}
+_DIRECTIONS: Mapping[str, Direction] = {"out": "to host", "in": "to device", "net": "to devices"}
 
 
 def layer_of(scope: str) -> str:
@@ -202,7 +202,7 @@ class _Drawn:
     def _copies(self) -> Iterator[Copy]:
         for one in self.traffic.transfers:
             name = layer_of(self.origins.scope(one.name)) or original(one.name)
-            yield Copy(name, one.nbytes, _WAYS[one.way], one.start_s, one.end_s)
+            yield Copy(name, one.nbytes, _DIRECTIONS[one.way], one.start_s, one.end_s)
 
     def _notes(self) -> Iterator[str]:
         if any(name not in self.traffic.clock for name in self.names):
