@@ -270,8 +270,11 @@ class PlannedJit:
     def _made(self, args: Any, kwargs: Any) -> Planned:
         run = pipeline.best if self._request.verify is None else pipeline.run
         shapes = jax.tree.map(brought, (args, kwargs)) if self._request.host_state else (args, kwargs)
-        with self._explained(args, kwargs):
+        try:
             found = run(self._step, shapes[0], shapes[1], self._options, self._request, _notify.get())
+        except TypeError as error:
+            explain(error, self._dynamic(args, kwargs))
+            raise
         if self._request.verify == "numbers":
             gate = numbers_gate(here(found, self._request), args, kwargs)
             if not gate.passes:
@@ -304,14 +307,6 @@ class PlannedJit:
             return self
         local = self._request.local(pipeline.limits_of(self._request, target).device_bytes)
         return PlannedJit(self._step, local, self._options)
-
-    @contextlib.contextmanager
-    def _explained(self, args: Any, kwargs: Any) -> Iterator[None]:
-        try:
-            yield
-        except TypeError as error:
-            explain(error, self._dynamic(args, kwargs))
-            raise
 
     def _inline(self, args: Any, kwargs: Any) -> Any:
         """Inside another trace: the step becomes part of it, unplanned."""

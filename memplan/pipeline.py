@@ -98,12 +98,8 @@ class Outcome:
         if made is None:
             plain = self.made.plain
             actions = named(plain.problem, runs(range(len(plain.problem.kernels))))
-            made = Plan(
-                actions,
-                plain.module.fingerprint,
-                "residuals" if any(program.residuals) else "none",
-                self.target.device.name,
-            )
+            name = "residuals" if any(program.residuals) else "none"
+            made = Plan(actions, plain.module.fingerprint, name, self.target.device.name)
         return replace(made, loops=program.residuals, on_host=tuple(sorted(program.on_host)))
 
     @property
@@ -151,17 +147,9 @@ def best(
         program = _with_state(written, request.plan.on_host, target)
     elif request.host_state:
         program = _with_state(program, large_leaves(program, request.host_state), target)
-    compiling = Compiling(
-        target,
-        limits,
-        args,
-        kwargs,
-        planner_named(request.planner),
-        request.plan,
-        _agreeing(program, args, kwargs, target),
-        notify,
-        tries=_MOST_TRIES if request.verify else 1,
-    )
+    agree = _agreeing(program, args, kwargs, target)
+    chosen, tries = planner_named(request.planner), _MOST_TRIES if request.verify else 1
+    compiling = Compiling(target, limits, args, kwargs, chosen, request.plan, agree, notify, tries)
     found = compiling.stacking_less(compiling.compiled(program))
     return replace(found, seconds=time.perf_counter() - started)
 
@@ -294,8 +282,8 @@ class Compiling:
     def _profile(self, program: Program) -> Mapping[str, float] | None:
         """What every instruction of a step with collectives takes, by a compilation for it alone; None without one.
 
-        XLA's scheduler guesses from the size of a message what a collective takes, and lets it wait. It reads a profile
-        by the names of instructions, which they have from fusion on: too late for it in the same compilation.
+        XLA's scheduler guesses from the size of a message what a collective takes, and lets it wait. A profile goes by
+        the names that instructions have from fusion on, and XLA calls nobody back between fusion and scheduling.
         """
         if program.topology is None or not self.target.is_gpu:
             return None

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 import memplan
-from memplan import MemplanError, PlanMismatchError, inside, pipeline
+from memplan import MemplanError, PlanMismatchError, inside, parallel, pipeline
 from memplan.errors import WrongProgramError
 from memplan.pipeline import Outcome, Request
 from memplan.planning import planner
@@ -78,6 +78,34 @@ class TestOnce:
         for _ in range(2):
             step(jnp.ones(3))
         assert len(compiled) == 1
+
+    def test_all_compilations_count_where_the_first_is_kept(
+        self, compiled: list[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def same(program: Program, *_: Any) -> Any:
+            yield replace(program, rewritten=program.jaxpr)
+
+        monkeypatch.setattr(pipeline, "fewer_residuals", same)
+        step, args = dense(16, 2)
+        found = pipeline.best(step, args, {}, DONATE, Request(1))
+        assert found.unmodified is found.made.plain
+        assert 2 <= found.compilations == len(compiled)
+
+    @needs_compiler
+    @pytest.mark.gpu_aot
+    def test_collectives_take_a_second_compilation_where_links_are_known(self, compiled: list[Any]) -> None:
+        mesh = AbstractMesh((2, 4), ("host", "device"), axis_types=(AxisType.Auto, AxisType.Auto))
+        shape, rows = jax.ShapeDtypeStruct((256, 128), jnp.float32), PartitionSpec("host")
+
+        def summed(x: jax.Array) -> jax.Array:
+            return jax.lax.psum(x, "device")
+
+        unknown = jax.shard_map(summed, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
+        known = parallel.data_parallel(lambda w, x: w - x.mean(), mesh, topology="today@2x4", device="h100")
+        for step, args in ((unknown, (shape,)), (known, (shape, shape))):
+            found = memplan.jit(step, device="h100").plan(*args)
+            assert found.report.attempts == len(compiled) == (2 if step is known else 1)
+            compiled.clear()
 
     def test_a_kept_plan_is_not_made_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MEMPLAN_CACHE", str(tmp_path))
@@ -319,7 +347,7 @@ class TestErrors:
             yield replace(program, rewritten=jax.make_jaxpr(narrow)(*program.jaxpr.in_avals))
 
         monkeypatch.setattr(pipeline, "fewer_residuals", narrower)
-        step, args = dense(64, 6)
+        step, args = dense(16, 2)
         with pytest.raises(WrongProgramError, match="output types"):
             pipeline.best(step, args, {}, DONATE, Request(1))
 
