@@ -262,7 +262,7 @@ class PlannedJit:
 
     def plan(self, *args: Any, **kwargs: Any) -> Planned:
         """Plan for these arguments (arrays or `jax.ShapeDtypeStruct`s); runs nothing."""
-        key = self._key(args, kwargs)
+        key = self._key(self._dynamic(args, kwargs), args, kwargs)
         if key not in self._planned:
             self._planned[key] = self._made(args, kwargs)
         return self._planned[key]
@@ -270,8 +270,11 @@ class PlannedJit:
     def _made(self, args: Any, kwargs: Any) -> Planned:
         run = pipeline.best if self._request.verify is None else pipeline.run
         shapes = jax.tree.map(brought, (args, kwargs)) if self._request.host_state else (args, kwargs)
-        with self._explained(args, kwargs):
+        try:
             found = run(self._step, shapes[0], shapes[1], self._options, self._request, _notify.get())
+        except TypeError as error:
+            explain(error, self._dynamic(args, kwargs))
+            raise
         if self._request.verify == "numbers":
             gate = numbers_gate(here(found, self._request), args, kwargs)
             if not gate.passes:
@@ -283,14 +286,17 @@ class PlannedJit:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if compat.is_tracing():
             return self._inline(args, kwargs)
-        key = self._key(args, kwargs)
+        dynamic = self._dynamic(args, kwargs)
+        key = self._key(dynamic, args, kwargs)
         if key not in self._compiled:
             self._compiled[key] = self._here.plan(*args, **kwargs).compile()
-        dynamic, named = dynamic_part(self._step, args, kwargs, self._options)
-        return self._compiled[key](*dynamic, **named)
+        return self._compiled[key](*dynamic[0], **dynamic[1])
 
-    def _key(self, args: Any, kwargs: Any) -> Any:
-        leaves, tree = jax.tree_util.tree_flatten(dynamic_part(self._step, args, kwargs, self._options))
+    def _dynamic(self, args: Any, kwargs: Any) -> Any:
+        return dynamic_part(self._step, args, kwargs, self._options)
+
+    def _key(self, dynamic: Any, args: Any, kwargs: Any) -> Any:
+        leaves, tree = jax.tree_util.tree_flatten(dynamic)
         return tree, tuple(map(_type_of, leaves)), static_part(self._step, args, kwargs, self._options)
 
     @functools.cached_property
@@ -299,16 +305,8 @@ class PlannedJit:
         target = pipeline.target_of(self._request.device)
         if not target.described:
             return self
-        budget = parse_bytes(self._request.budget, target.device.memory_bytes)
-        return PlannedJit(self._step, replace(self._request, device=None, budget=budget, plan=None), self._options)
-
-    @contextlib.contextmanager
-    def _explained(self, args: Any, kwargs: Any) -> Iterator[None]:
-        try:
-            yield
-        except TypeError as error:
-            explain(error, dynamic_part(self._step, args, kwargs, self._options))
-            raise
+        local = self._request.local(pipeline.limits_of(self._request, target).device_bytes)
+        return PlannedJit(self._step, local, self._options)
 
     def _inline(self, args: Any, kwargs: Any) -> Any:
         """Inside another trace: the step becomes part of it, unplanned."""

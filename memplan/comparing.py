@@ -9,7 +9,6 @@ from memplan import pipeline
 from memplan.baselines import REFUSALS, Baseline, Baselines, policies, refusal
 from memplan.inside import Limits
 from memplan.pipeline import Notify, Request
-from memplan.planning.budget import parse_bytes
 from memplan.report.comparison import Comparison, Row
 from memplan.summary import versions
 
@@ -22,29 +21,28 @@ def compare(
     The policies of `jax.checkpoint` are applied to whatever the step differentiates, as a whole.
     """
     target = pipeline.target_of(request.device)
-    budget = parse_bytes(request.budget, target.device.memory_bytes)
-    limits = Limits(budget, pipeline.host_budget_of(request, target))
-    ways = Baselines(step, args, options, target)
+    limits = pipeline.limits_of(request, target)
+    baselines = Baselines(step, args, options, target)
 
     def rows() -> Iterator[Row]:
-        for name, compiled in _ways(ways, budget).items():
+        for name, compiled in _compilations(baselines, limits.device_bytes).items():
             notify(f"compiling: {name}", None)
             yield _row(name, compiled, limits)
-        yield _memplan(ways, request, notify)
+        yield _memplan(baselines, request, notify)
 
-    return Comparison(tuple(rows()), target.device.name, budget, limits.host_bytes, versions())
+    return Comparison(tuple(rows()), target.device.name, limits.device_bytes, limits.host_bytes, versions())
 
 
-def _ways(ways: Baselines, budget: int) -> dict[str, Callable[[], Baseline]]:
-    plain = ways.plain()
+def _compilations(baselines: Baselines, budget: int) -> dict[str, Callable[[], Baseline]]:
+    plain = baselines.plain()
     found: dict[str, Callable[[], Baseline]] = {"plain jax": lambda: plain}
     for name, policy in policies().items():
-        found[name] = lambda policy=policy: ways.checkpointed(policy)
-    if ways.target.is_gpu:
+        found[name] = lambda policy=policy: baselines.checkpointed(policy)
+    if baselines.target.is_gpu:
         offload = {"xla_gpu_enable_host_memory_offloading": True}
-        found["XLA's rematerialization"] = lambda: ways.xla(plain.resident_bytes, budget)
+        found["XLA's rematerialization"] = lambda: baselines.xla(plain.resident_bytes, budget)
         whole = "XLA's rematerialization and host offload"
-        found[whole] = lambda: ways.xla(plain.resident_bytes, budget, offload)
+        found[whole] = lambda: baselines.xla(plain.resident_bytes, budget, offload)
     return found
 
 
@@ -53,12 +51,12 @@ def _row(name: str, compiled: Callable[[], Baseline], limits: Limits) -> Row:
         found = compiled()
     except REFUSALS as error:
         return Row(name, None, None, None, None, refusal(error))
-    fits = found.device_bytes <= limits.device_bytes and found.host_bytes <= limits.host_bytes
+    fits = limits.allow(found.device_bytes, found.host_bytes)
     return Row(name, found.device_bytes, found.host_bytes, found.step_s, fits)
 
 
-def _memplan(ways: Baselines, request: Request, notify: Notify) -> Row:
-    found = pipeline.best(ways.step, ways.args, {}, ways.options, request, notify)
+def _memplan(baselines: Baselines, request: Request, notify: Notify) -> Row:
+    found = pipeline.best(baselines.step, baselines.args, {}, baselines.options, request, notify)
     if not found.fits:
         return Row("memplan", None, None, None, False, f"the smallest that works: {found.device_bytes} bytes")
     note = "the plain step fits" if found.plan is None else f"compilations: {found.compilations}"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from memplan import plan_cache
 from memplan.planning.cost import copy_seconds
 from memplan.planning.devices import Device
-from memplan.planning.packing import Packing, pack
+from memplan.planning.packing import Lifetime, Packing, lifetimes, pack
 from memplan.planning.plan import Plan, named
 from memplan.planning.problem import POINTER_BYTES, Problem, Role
-from memplan.planning.registry import Planner, planner_named
+from memplan.planning.registry import PLANNERS, Planner
 from memplan.planning.schedule import Schedule
 from memplan.planning.topology import Topology
 from memplan.verify.same_module import judge
@@ -34,6 +34,9 @@ class Limits:
 
     device_bytes: int
     host_bytes: int
+
+    def allow(self, device_bytes: int, host_bytes: int) -> bool:
+        return device_bytes <= self.device_bytes and host_bytes <= self.host_bytes
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,11 @@ class Reading:
         return pack(self.problem)
 
     @functools.cached_property
+    def lifetimes(self) -> tuple[Sequence[Lifetime], Sequence[Lifetime]]:
+        """Of temporaries on the device, and on the host."""
+        return lifetimes(self.problem)
+
+    @functools.cached_property
     def resident_bytes(self) -> int:
         """On the device throughout: arguments, outputs that are written over none, and the table of the outputs."""
         problem, module = self.problem, self.module
@@ -75,6 +83,17 @@ class Reading:
         """What XLA will allocate: temporaries, arguments and outputs."""
         return self.resident_bytes + self.packing.nbytes
 
+    def parted(self, room_nbytes: int | None) -> Reading:
+        """With the kernels in parts that crowd what temporaries may take; all are whole for None."""
+        if room_nbytes not in self._parted:
+            found = in_parts(self.module, self.problem, room_nbytes) if room_nbytes is not None else None
+            self._parted[room_nbytes] = replace(self, module=found) if found is not None else self
+        return self._parted[room_nbytes]
+
+    @functools.cached_property
+    def _parted(self) -> dict[int | None, Reading]:
+        return {}
+
 
 @dataclass(frozen=True)
 class Made:
@@ -90,7 +109,8 @@ class Made:
       fits: by the prediction.
       predicted_bytes, predicted_host_bytes: device and host bytes.
       bound_s: no plan within the budget takes less time.
-      planning_s: seconds of planning alone; 0 where the plan was there already.
+      planning_s: seconds from the module that was read to a plan and its layout, however the plan was come by; 0 where
+        the module went through as it is.
     """
 
     plain: Reading
@@ -124,10 +144,10 @@ class Inside:
 
     device: Device
     limits: Limits
-    topology: Topology | None = None
-    planner: Planner = field(default_factory=lambda: planner_named(None))
-    follow: Plan | None = None
-    agree: Agree = lambda fingerprint, key, plan: plan()
+    topology: Topology | None
+    planner: Planner
+    follow: Plan | None
+    agree: Agree
     reserve_bytes: int = 0
     reserve_host_bytes: int = 0
     made: Made | None = field(default=None, init=False)
@@ -142,7 +162,7 @@ class Inside:
         base = self._base(plain)
         plan = self.follow or self._agreed(base, budget)
         plan.check(base.module.fingerprint)
-        base = parted(base, plan.room_nbytes)
+        base = base.parted(plan.room_nbytes)
         schedule = plan.schedule(base.problem)
         packing = pack(base.problem, schedule)
         planning_s = time.perf_counter() - started
@@ -182,22 +202,21 @@ class Inside:
         return self.agree(fingerprint, name, functools.partial(self._plan, base, budget, host, name))
 
     def _plan(self, base: Reading, budget: int, host: int, name: str) -> Plan:
-        """A kept plan, or a new one."""
-        if (kept := plan_cache.find(name)) is not None:
-            return kept
-        copy_s = functools.partial(copy_seconds, device=self.device) if host > 0 else None
-        for room_nbytes in (budget - base.resident_bytes, 0):  # 0 tells every budget of the same smallest that works
-            problem = parted(base, room_nbytes).problem
-            found = self.planner.plan(problem, room_nbytes, host, copy_s)
-            fingerprint, actions = base.module.fingerprint, named(problem, found.schedule)
-            plan = Plan(actions, fingerprint, self.planner.name, self.device.name, room_nbytes=room_nbytes)
-            if found.fits:
-                break
-        plan_cache.keep(name, plan)
+        """A new plan, or a kept one of memplan's own planners: another's code may change under its name."""
+        if PLANNERS.get(self.planner.name) is not self.planner:
+            return self._new_plan(base, budget, host)
+        plan = plan_cache.find(name)
+        if plan is None:
+            plan = self._new_plan(base, budget, host)
+            plan_cache.keep(name, plan)
         return plan
 
-
-def parted(base: Reading, room_nbytes: int | None) -> Reading:
-    """With the kernels in parts that crowd what temporaries may take; all are whole for None."""
-    found = in_parts(base.module, base.problem, room_nbytes) if room_nbytes is not None else None
-    return replace(base, module=found) if found is not None else base
+    def _new_plan(self, base: Reading, budget: int, host: int) -> Plan:
+        copy_s = functools.partial(copy_seconds, device=self.device) if host > 0 else None
+        for room_nbytes in (budget - base.resident_bytes, 0):  # 0 tells every budget of the same smallest that works
+            problem = base.parted(room_nbytes).problem
+            found = self.planner.plan(problem, room_nbytes, host, copy_s)
+            if found.fits:
+                break
+        actions = named(problem, found.schedule)
+        return Plan(actions, base.module.fingerprint, self.planner.name, self.device.name, room_nbytes=room_nbytes)

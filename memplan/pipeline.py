@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from memplan.errors import InfeasibleBudgetError
-from memplan.inside import Agree, Inside, Limits, Made, Reading, parted
+from memplan.inside import Agree, Inside, Limits, Made, Reading
 from memplan.parallel.agreement import one_plan, processes_of
 from memplan.planning import devices, planner, spec
 from memplan.planning.budget import Size, parse_bytes, show_bytes
@@ -23,13 +23,16 @@ from memplan.program.loops import with_loops
 from memplan.program.trace import Program, as_step, by_leaves, flat_step, leaves_of, trace
 from memplan.residuals import fewer_residuals
 from memplan.verify.collectives import differing
+from memplan.verify.numbers import check_types
 from memplan.xla.frames import sources
+from memplan.xla.hook import Rewrite
 from memplan.xla.local import host_memory_bytes, is_here, local_device
 from memplan.xla.target import HIDES_LATENCY, Executable, Target
+from memplan.xla.traffic import Traffic, traffic
 
 Notify = Callable[[str, float | None], None]
 
-_MOST_COMPILATIONS = 3  # of one program: a prediction that misses is corrected by what it missed by
+_MOST_TRIES = 3  # a prediction that misses is corrected by what it missed by
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,10 @@ class Request:
     verify: str | None = "compile"
     host_state: tuple[int, ...] = ()
 
+    def local(self, device_bytes: int) -> Request:
+        """The same of the local backend, within so many bytes; a plan belongs to the device that it was made for."""
+        return replace(self, device=None, budget=device_bytes, plan=None)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -52,9 +59,10 @@ class Outcome:
     Attributes:
       program: that was compiled, transformed or not.
       made: what happened inside the compilation.
-      compilations: how many it took, and `seconds` of them all with the planning inside.
-      unmodified: the step as it came; None where only its transformed program was compiled.
       args, kwargs: shapes.
+      unmodified: the step as it came; None where only its transformed program was compiled.
+      compilations: how many it took.
+      seconds: from the step as it came until this was there.
     """
 
     program: Program
@@ -62,11 +70,11 @@ class Outcome:
     limits: Limits
     executable: Executable
     made: Made
-    compilations: int
-    seconds: float
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
-    unmodified: Reading | None = None
+    unmodified: Reading | None
+    compilations: int
+    seconds: float = 0.0
 
     @property
     def device_bytes(self) -> int:
@@ -81,7 +89,7 @@ class Outcome:
         """Seconds of a step, by the replay."""
         return self.made.result.traffic.step_s
 
-    @property
+    @functools.cached_property
     def plan(self) -> Plan | None:
         """What reproduces it; None for the step as it is."""
         made, program = self.made.plan, self.program
@@ -90,18 +98,13 @@ class Outcome:
         if made is None:
             plain = self.made.plain
             actions = named(plain.problem, runs(range(len(plain.problem.kernels))))
-            made = Plan(
-                actions,
-                plain.module.fingerprint,
-                "residuals" if any(program.residuals) else "none",
-                self.target.device.name,
-            )
+            name = "residuals" if any(program.residuals) else "none"
+            made = Plan(actions, plain.module.fingerprint, name, self.target.device.name)
         return replace(made, loops=program.residuals, on_host=tuple(sorted(program.on_host)))
 
     @property
     def fits(self) -> bool:
-        limits = self.limits
-        return self.device_bytes <= limits.device_bytes and self.host_bytes <= limits.host_bytes
+        return self.limits.allow(self.device_bytes, self.host_bytes)
 
 
 def run(
@@ -134,8 +137,9 @@ def best(
     notify: Notify = lambda stage, share: None,
 ) -> Outcome:
     """What fits, or else what takes the least; raises like `run`, but for what does not fit."""
+    started = time.perf_counter()
     target = target_of(request.device)
-    limits = Limits(parse_bytes(request.budget, target.device.memory_bytes), host_budget_of(request, target))
+    limits = limits_of(request, target)
     notify("tracing", None)
     program = trace(step, args, kwargs, options)
     if request.plan is not None:
@@ -143,29 +147,11 @@ def best(
         program = _with_state(written, request.plan.on_host, target)
     elif request.host_state:
         program = _with_state(program, large_leaves(program, request.host_state), target)
-    compiling = Compiling(
-        target,
-        limits,
-        args,
-        kwargs,
-        planner_named(request.planner),
-        request.plan,
-        notify,
-        agree=_agreeing(program, args, kwargs) if not target.described else _alone,
-        compilations=_MOST_COMPILATIONS if request.verify else 1,
-    )
-    found = compiling.compiled(program)
-    if found.fits or request.plan is not None:
-        return found
-    for other in fewer_residuals(program, target.device, limits.host_bytes, found.device_bytes - limits.device_bytes):
-        notify("compiling with fewer residuals in its loops", None)
-        tried = compiling.compiled(_with_state(other, program.on_host, target))
-        unmodified, compilations = found.unmodified, found.compilations + tried.compilations
-        found = min((found, tried), key=lambda one: (not one.fits, one.device_bytes))
-        found = replace(found, unmodified=unmodified, compilations=compilations)
-        if found.fits:
-            break
-    return found
+    agree = _agreeing(program, args, kwargs, target)
+    chosen, tries = planner_named(request.planner), _MOST_TRIES if request.verify else 1
+    compiling = Compiling(target, limits, args, kwargs, chosen, request.plan, agree, notify, tries)
+    found = compiling.stacking_less(compiling.compiled(program))
+    return replace(found, seconds=time.perf_counter() - started)
 
 
 def _with_state(program: Program, inputs: Collection[int], target: Target) -> Program:
@@ -176,16 +162,19 @@ def _with_state(program: Program, inputs: Collection[int], target: Target) -> Pr
     return replace(program, on_host=moved.on_host, returned_to_host=moved.returned_to_host)
 
 
-def _alone(fingerprint: str, key: str, make: Callable[[], Plan]) -> Plan:
-    return make()
-
-
-def _agreeing(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Agree:
-    """One plan for all processes that run a step together."""
+def _agreeing(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any], target: Target) -> Agree:
+    """One plan for all processes that run a step together; for devices that are not here each makes its own."""
     options = (program.options.get("in_shardings"), program.options.get("out_shardings"))
     mesh = [program.spmd.sharding(spec) for spec in program.spmd.inputs[:1]] if program.spmd else []
-    processes = processes_of((args, kwargs, options, mesh))
-    return functools.partial(one_plan, processes, program.step) if len(processes) > 1 else _alone
+    processes = processes_of((args, kwargs, options, mesh)) if not target.described else ()
+    return functools.partial(one_plan, processes, program.step)
+
+
+def _better(earlier: Outcome, later: Outcome) -> Outcome:
+    """The one that fits, or takes less, after the compilations of both."""
+    found = min(earlier, later, key=lambda one: (not one.fits, one.device_bytes))
+    compilations = earlier.compilations + later.compilations
+    return replace(found, unmodified=earlier.unmodified, compilations=compilations)
 
 
 @dataclass(frozen=True)
@@ -193,7 +182,7 @@ class Compiling:
     """Programs for a target, under limits.
 
     Attributes:
-      compilations: at most, of one program.
+      tries: compilations with a plan in the middle, at most.
     """
 
     target: Target
@@ -201,62 +190,75 @@ class Compiling:
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     planner: Planner
-    follow: Plan | None = None
-    notify: Notify = lambda stage, share: None
-    agree: Agree = _alone
-    compilations: int = _MOST_COMPILATIONS
+    follow: Plan | None
+    agree: Agree
+    notify: Notify
+    tries: int
+
+    def stacking_less(self, found: Outcome) -> Outcome:
+        """Where a program does not fit, it with loops that stack less, unless a plan says what they stack."""
+        program, excess_bytes = found.program, found.device_bytes - self.limits.device_bytes
+        if found.fits or self.follow is not None:
+            return found
+        for other in fewer_residuals(program, self.target.device, self.limits.host_bytes, excess_bytes):
+            self.notify("compiling with fewer residuals in its loops", None)
+            found = _better(found, self.compiled(_with_state(other, program.on_host, self.target)))
+            if found.fits:
+                break
+        return found
 
     def compiled(self, program: Program) -> Outcome:
-        """The program as it copies fastest; where it does not fit so, as it holds least."""
-        found = self._scheduled(program, _moves(program))
-        if found.fits or not _moves(program) or not self.target.is_gpu:
-            return found
-        self.notify("compiling again, its copies one after another", None)
-        slower = self._scheduled(program, hides_latency=False)
-        slower = replace(slower, compilations=found.compilations + slower.compilations)
-        return min(slower, found, key=lambda one: (not one.fits, one.device_bytes))
+        """The program as it copies fastest; where it does not fit so, as it holds least.
 
-    def _scheduled(self, program: Program, hides_latency: bool) -> Outcome:
+        Raises:
+          WrongProgramError: it is transformed, and has not the step's types.
+        """
+        if program.rewritten is not None:
+            check_types(program.written, program.rewritten)
+        profile = self._profile(program)
+        found = self._scheduled(program, profile, _moves(program))
+        if not found.fits and _moves(program) and self.target.is_gpu:
+            self.notify("compiling again, its copies one after another", None)
+            found = _better(found, self._scheduled(program, profile, hides_latency=False))
+        return found if profile is None else replace(found, compilations=found.compilations + 1)
+
+    def _scheduled(self, program: Program, profile: Mapping[str, float] | None, hides_latency: bool) -> Outcome:
         """With a plan in the middle where it does not fit as it is; again where the prediction missed.
 
         Args:
+          profile: see `_profile`.
           hides_latency: XLA's scheduler begins what is copied long before it is read, and so holds more.
         """
-        started = time.perf_counter()
-        profile = self._profile(program)
         inside = Inside(self.target.device, self.limits, program.topology, self.planner, self.follow, self.agree)
-        compilations = 1 if profile is None else 2
+        compilations = 1
         self.notify("compiling", None)
-        executable = self._compile(program, profile, inside, hides_latency)
-        while self._missed(executable, inside) and compilations < self.compilations:
+        executable = self._compile(program, inside, hides_latency, profile)
+        while self._missed(executable, inside) and compilations < self.tries:
             self.notify("compiling again, within what the first plan missed by", None)
             memory, limits = executable.memory, self.limits
             inside.reserve_bytes += max(0, memory.device_bytes - limits.device_bytes)
             inside.reserve_host_bytes += max(0, memory.host_bytes - limits.host_bytes)
-            executable = self._compile(program, profile, inside, hides_latency)
+            executable = self._compile(program, inside, hides_latency, profile)
             compilations += 1
         assert inside.made is not None
-        seconds = time.perf_counter() - started
         return Outcome(
             program,
             self.target,
             self.limits,
             executable,
             inside.made,
-            compilations,
-            seconds,
             *shapes_of(self.args, self.kwargs),
             unmodified=inside.made.plain if program.rewritten is None else None,
+            compilations=compilations,
         )
 
     def _missed(self, executable: Executable, inside: Inside) -> bool:
         """It should fit, and does not."""
-        memory, limits = executable.memory, self.limits
-        over = memory.device_bytes > limits.device_bytes or memory.host_bytes > limits.host_bytes
-        return over and inside.made is not None and inside.made.fits and self.follow is None
+        fits = self.limits.allow(executable.memory.device_bytes, executable.memory.host_bytes)
+        return not fits and inside.made is not None and inside.made.fits and self.follow is None
 
     def _compile(
-        self, program: Program, profile: Mapping[str, float] | None, inside: Inside, hides_latency: bool
+        self, program: Program, rewrite: Rewrite, hides_latency: bool, profile: Mapping[str, float] | None
     ) -> Executable:
         mesh = self.target.mesh_for(program.spmd)
         as_it_is = program.rewritten is None and mesh is None
@@ -274,22 +276,25 @@ class Compiling:
             on_host=program.on_host if self.target.is_gpu else (),
             spmd=program.spmd,
             profile=profile,
-            rewrite=inside,
+            rewrite=rewrite,
         )
 
     def _profile(self, program: Program) -> Mapping[str, float] | None:
-        """What every instruction of a step with collectives takes, by a compilation for it alone.
+        """What every instruction of a step with collectives takes, by a compilation for it alone; None without one.
 
-        XLA's scheduler guesses from the size of a message what a collective takes, and lets it wait.
+        XLA's scheduler guesses from the size of a message what a collective takes, and lets it wait. A profile goes by
+        the names that instructions have from fusion on, and XLA calls nobody back between fusion and scheduling.
         """
-        if program.spmd is None or not self.target.is_gpu:
+        if program.topology is None or not self.target.is_gpu:
             return None
         self.notify("compiling for the seconds of its collectives", None)
-        inside = Inside(self.target.device, Limits(2**62, 0), program.topology)
-        self._compile(program, None, inside, hides_latency=False)
-        assert inside.made is not None
-        told = inside.made.plain.traffic
-        return told.seconds if told.collectives else None
+        found: list[Traffic] = []
+
+        def read(text: str) -> None:
+            found.append(traffic(text, self.target.device, program.topology))
+
+        self._compile(program, read, hides_latency=False, profile=None)
+        return found[0].seconds if found[0].collectives else {}
 
 
 def _moves(program: Program) -> bool:
@@ -316,7 +321,7 @@ def infeasible(found: Outcome) -> InfeasibleBudgetError:
 
 def floor_of(found: Outcome) -> tuple[int, str]:
     """Device bytes that no order goes below, and the kernel that sets them, with its `file:line`."""
-    least = parted(found.made.base, 0)
+    least = found.made.base.parted(0)
     nbytes, kernel = planner.floor(least.problem)
     name = least.problem.kernels[kernel].name
     where = sources(least.module).get(name, "")
@@ -370,9 +375,13 @@ def target_of(device: str | None) -> Target:
     return Target(found.device, described=not here)
 
 
-def host_budget_of(request: Request, target: Target) -> int:
-    """Bytes for offloaded values: as asked, else what this machine has, or twice a described GPU's own memory."""
+def limits_of(request: Request, target: Target) -> Limits:
+    """What is asked for, in bytes; of the host by default what this machine has, or twice a described GPU's own memory.
+
+    Raises BudgetError where it makes no sense.
+    """
+    device_bytes = parse_bytes(request.budget, target.device.memory_bytes)
     if not target.is_gpu:
-        return 0  # host memory and device memory are the same
+        return Limits(device_bytes, 0)  # host memory and device memory are the same
     whole = 2 * target.device.memory_bytes if target.described else host_memory_bytes() * 8 // 10
-    return parse_bytes(request.host_budget, whole, "host budget")
+    return Limits(device_bytes, parse_bytes(request.host_budget, whole, "host budget"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -63,7 +62,7 @@ def here(found: Outcome, request: Request) -> Outcome:
     if not found.target.described:
         return found
     program = found.program
-    local = replace(request, device=None, budget=found.limits.device_bytes, plan=None)
+    local = request.local(found.limits.device_bytes)
     made = best(program.step, found.args, found.kwargs, program.options, local)
     if not made.fits:
         raise MemplanError(

@@ -9,7 +9,6 @@ from typing import Any
 from memplan import pipeline
 from memplan.errors import SizeError
 from memplan.pipeline import Notify, Outcome, Request
-from memplan.planning.budget import parse_bytes
 from memplan.planning.frontier import last_fitting
 from memplan.report.frontier import Frontier, Size, Tried
 from memplan.summary import versions
@@ -132,7 +131,7 @@ def frontier(
       SizeError: the step cannot be planned again.
     """
     target = pipeline.target_of(request.device)
-    budget = parse_bytes(request.budget, target.device.memory_bytes)
+    limits = pipeline.limits_of(request, target)
     sizing = _Sizing(make, request, donate, notify)
     edges = list(sizing.edges(axes))
     if not edges:
@@ -144,8 +143,8 @@ def frontier(
         tried=tuple(sizing.tried()),
         traced=len(sizing.outcomes),
         device=target.device.name,
-        budget_bytes=budget,
-        host_budget_bytes=pipeline.host_budget_of(request, target),
+        budget_bytes=limits.device_bytes,
+        host_budget_bytes=limits.host_bytes,
         versions=versions(),
     )
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 
 from memplan import timelines
+from memplan.inside import Reading
 from memplan.pipeline import Outcome, floor_of
 from memplan.planning.cost import copy_seconds
 from memplan.planning.loop import Loop, Residuals
-from memplan.planning.packing import lifetimes, live_nbytes
 from memplan.planning.problem import Role
 from memplan.planning.schedule import Kind
 from memplan.report.model import Candidate as Row
 from memplan.report.model import Choice, Decision, LiveValue, Report
+from memplan.report.timeline import Line, Timeline
 from memplan.timelines import Origins, instruction_of, layer_of
 from memplan.xla.module import read_module
 from memplan.xla.target import XLA_LIMIT
@@ -30,7 +31,10 @@ _PLAIN = "plain"
 def report_of(found: Outcome) -> Report:
     """Everything about a step that was compiled."""
     made, plain, result = found.made, found.made.plain, found.made.result
-    rows = tuple(decisions(found))
+    origins = Origins(made.base.module)
+    rows = tuple(decisions(found, origins))
+    decided = {row.name: row.decision for row in rows}
+    drawn = timelines.timeline(result, origins, decided)
     floor_bytes, _ = floor_of(found)
     step, unmodified = result.traffic, found.unmodified
     return Report(
@@ -57,15 +61,14 @@ def report_of(found: Outcome) -> Report:
         hidden_copy_s=step.hidden_copy_s,
         stall_s=sum(end - start for start, end in step.stalls),
         decisions=rows,
-        live_at_peak=tuple(live_at_peak(found, rows)),
+        live_at_peak=tuple(live_at_peak(result, origins, decided)),
         candidates=tuple(_candidates(found)),
         versions=versions(),
-        timeline=timelines.timeline(result, Origins(made.base.module), {row.name: row.decision for row in rows}),
-        lines=tuple(timelines.line("unmodified step", unmodified)) if unmodified else (),
+        timeline=drawn,
+        lines=tuple(_lines(unmodified, result, drawn)),
         planning_s=made.planning_s,
         preparation_s=found.seconds,
         xla_limit_bytes=int(XLA_LIMIT * found.target.device.memory_bytes) if found.target.is_gpu else None,
-        xla_rematerialized=_rematerialized(found),
         **_found(found),
     )
 
@@ -77,28 +80,31 @@ def _status(found: Outcome) -> str:
 
 
 def _candidates(found: Outcome) -> Iterator[Row]:
-    plain, limits = found.unmodified, found.limits
+    plain = found.unmodified
     if found.plan is not None and plain is not None:
-        fits = plain.device_bytes <= limits.device_bytes
-        verdict = "fits" if fits else "over the device budget"
+        verdict = "fits" if found.limits.allow(plain.device_bytes, 0) else "over the device budget"
         yield Row(_PLAIN, plain.device_bytes, 0, plain.traffic.step_s, verdict)
     name = found.plan.planner if found.plan is not None else _PLAIN
     yield Row(name, found.device_bytes, found.host_bytes, found.step_s, "chosen" if found.fits else "does not fit")
 
 
-def decisions(found: Outcome) -> Iterator[Decision]:
+def _lines(unmodified: Reading | None, result: Reading, drawn: Timeline) -> Iterator[Line]:
+    if unmodified is not None:
+        same = unmodified is result
+        plain = drawn if same else timelines.timeline(unmodified, Origins(unmodified.module), {})
+        yield timelines.line("unmodified step", plain)
+
+
+def decisions(found: Outcome, origins: Origins) -> Iterator[Decision]:
     """What happens to what the unmodified step has at its peak, and to all that is made again or copied."""
     made, problem = found.made, found.made.base.problem
     for loop, residuals in found.program.loops:
         yield from residual_decisions(loop, residuals)
     if made.plan is None:
         return
-    origins = Origins(made.base.module)
     runs = Counter(one.number for one in made.schedule if one.kind is Kind.RUN)
     copies = Counter(one.number for one in made.schedule if one.kind in (Kind.OFFLOAD, Kind.PREFETCH))
-    there, _ = lifetimes(problem)
-    peak = int(live_nbytes(problem).argmax())
-    kept = {one.buffer for one in there if one.first <= peak < one.end}
+    kept = {one.buffer for one in timelines.at_peak(made.base)}
     for number, buffer in enumerate(problem.buffers):
         again = runs[buffer.maker] - 1 if buffer.maker is not None else 0
         if buffer.role is not Role.TEMPORARY or not buffer.nbytes or not (number in kept or again or copies[number]):
@@ -126,14 +132,10 @@ def residual_decisions(loop: Loop, residuals: Residuals | None) -> Iterator[Deci
         yield Decision(f"{known.name} of {loop.trips} trips", shape, known.dtype, nbytes, source, choice, 0.0)
 
 
-def live_at_peak(found: Outcome, rows: tuple[Decision, ...]) -> Iterator[LiveValue]:
+def live_at_peak(result: Reading, origins: Origins, decided: Mapping[str, str]) -> Iterator[LiveValue]:
     """The largest buffers that are on the device when its memory peaks, arguments among them."""
-    result, origins = found.made.result, Origins(found.made.base.module)
-    decided = {row.name: row.decision for row in rows}
     problem = result.problem
-    there, _ = lifetimes(problem)
-    peak = int(live_nbytes(problem).argmax()) if problem.kernels else 0
-    standing = [(one.nbytes, problem.buffers[one.buffer].name) for one in there if one.first <= peak < one.end]
+    standing = [(one.nbytes, problem.buffers[one.buffer].name) for one in timelines.at_peak(result)]
     arguments = [(b.nbytes, b.name) for b in problem.buffers if b.role is Role.ARGUMENT]
     for nbytes, name in sorted([*standing, *arguments], key=lambda row: -row[0])[:_MOST_ROWS]:
         instruction = instruction_of(name)
@@ -144,24 +146,20 @@ def live_at_peak(found: Outcome, rows: tuple[Decision, ...]) -> Iterator[LiveVal
         yield LiveValue(shown, nbytes, origins.shape(name), source, decision)
 
 
-def _rematerialized(found: Outcome) -> int:
-    """How many instructions XLA's own rematerialization added after the plan."""
-    return sum(".remat" in name for name in _compiled_names(found)) if found.target.is_gpu else 0
-
-
 def _found(found: Outcome) -> dict[str, int]:
-    """Copies and repeated kernels that are in the compiled program, where there is a plan."""
-    if found.made.plan is None:
-        return {}
-    names = _compiled_names(found)
+    """What the compiled program has: instructions that XLA's own rematerialization added, and those of a plan."""
+    is_gpu, is_planned = found.target.is_gpu, found.made.plan is not None
+    names = list(read_module(found.executable.text).instructions) if is_gpu or is_planned else []
+    added = {"xla_rematerialized": sum(".remat" in name for name in names) if is_gpu else 0}
+    return {**added, **_of_plan(names)} if is_planned else added
+
+
+def _of_plan(names: Sequence[str]) -> dict[str, int]:
+    """Its copies and repeated kernels."""
     copies = [name for name in names if any(f".{kind.value}" in name for kind in (Kind.OFFLOAD, Kind.PREFETCH))]
     starts = [name for name in copies if not name.rstrip("0123456789").endswith("ed")]
     again = [name for name in names if name != original(name) and name not in copies]
     return {"copies_found": len(starts), "recomputations_found": len(again)}
-
-
-def _compiled_names(found: Outcome) -> list[str]:
-    return list(read_module(found.executable.text).instructions)
 
 
 def versions() -> tuple[tuple[str, str], ...]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 
 from memplan.inside import Reading
-from memplan.planning.packing import Lifetime, lifetimes
+from memplan.planning.packing import Lifetime
 from memplan.report.timeline import Copy, Direction, Doing, Instant, Line, Place, Stay, Timeline, Value
 from memplan.xla.frames import scopes, sources
 from memplan.xla.module import Array, Module
@@ -19,7 +19,7 @@ _WRAPPED = re.compile(r"\b[\w.\-]+\(([^()]*)\)")
 _CALLED = re.compile(r"\b(?:jit|pjit|shard_map)\([^()]*\)")
 _NO_LAYER = re.compile(r"while|body|cond|closed_call|branch_\d+_fun|checkpoint|rematted_computation")
 _LEAF = re.compile(r"(?P<name>[^{}]+)(?:\{(?P<index>[\d,]*)\})?")
-_WAYS: Mapping[str, Direction] = {"out": "to host", "in": "to device", "net": "to devices"}
+_DIRECTIONS: Mapping[str, Direction] = {"out": "to host", "in": "to device", "net": "to devices"}
 
 
 def layer_of(scope: str) -> str:
@@ -78,14 +78,20 @@ def timeline(reading: Reading, origins: Origins, decisions: Mapping[str, str]) -
     return _Drawn(reading, origins, decisions).timeline()
 
 
-def line(name: str, reading: Reading) -> Iterator[Line]:
-    """The device memory of a module alone."""
-    drawn = timeline(reading, Origins(reading.module), {})
-    first = drawn.instants[:1]
+def line(name: str, drawn: Timeline) -> Line:
+    """The device memory alone."""
     changes = [now for before, now in pairwise(drawn.instants) if now.device_bytes != before.device_bytes]
-    shown = [*first, *changes]
+    shown = [*drawn.instants[:1], *changes]
     starts, nbytes = tuple(one.start_s for one in shown), tuple(one.device_bytes for one in shown)
-    yield Line(name, drawn.origin, starts, nbytes, drawn.end_s)
+    return Line(name, drawn.origin, starts, nbytes, drawn.end_s)
+
+
+def at_peak(reading: Reading) -> list[Lifetime]:
+    """Temporaries that are on the device where its memory is highest."""
+    there, _ = _during(reading)
+    live = list(accumulate(_changes(there, len(reading.problem.kernels))))
+    peak = live.index(max(live))
+    return [one for one in there if one.first <= peak < one.end]
 
 
 def clock(names: Sequence[str], traffic: Traffic) -> list[tuple[float, float]]:
@@ -111,6 +117,24 @@ def clock(names: Sequence[str], traffic: Traffic) -> list[tuple[float, float]]:
     return times + [(traffic.step_s, traffic.step_s)] * len(inside)
 
 
+def _during(reading: Reading) -> tuple[list[Lifetime], list[Lifetime]]:
+    """What takes memory while the step runs, on the device and on the host."""
+    count = len(reading.problem.kernels)
+    device, host = (
+        [Lifetime(one.buffer, max(one.first, 0), min(one.end, count), one.nbytes) for one in where]
+        for where in reading.lifetimes
+    )
+    return [one for one in device if one.nbytes and one.first < one.end], host
+
+
+def _changes(where: Sequence[Lifetime], count: int) -> list[int]:
+    change = [0] * (count + 1)
+    for one in where:
+        change[one.first] += one.nbytes
+        change[one.end] -= one.nbytes
+    return change
+
+
 class _Drawn:
     def __init__(self, reading: Reading, origins: Origins, decisions: Mapping[str, str]):
         self.traffic, self.origins, self.decisions = reading.traffic, origins, decisions
@@ -119,23 +143,13 @@ class _Drawn:
         self.clock = clock(self.names, self.traffic)
         self.resident = reading.resident_bytes
         count = len(self.names)
-        self.device, self.host = (
-            [Lifetime(one.buffer, max(one.first, 0), min(one.end, count), one.nbytes) for one in where]
-            for where in lifetimes(reading.problem)
-        )
-        self.device = [one for one in self.device if one.nbytes and one.first < one.end]
-        self.unused = reading.packing.nbytes - max(accumulate(self._changes(self.device)), default=0)
+        self.device, self.host = _during(reading)
+        self.live, self.live_on_host = (list(accumulate(_changes(where, count))) for where in (self.device, self.host))
+        self.unused = reading.packing.nbytes - max(self.live)
         cuts = {0, count}
         cuts.update(position for one in (*self.device, *self.host) for position in (one.first, one.end))
         cuts.update(at for step, (start, end) in enumerate(self.clock) if end > start for at in (step, step + 1))
         self.cuts = sorted(cuts)  # between two of them nothing changes
-
-    def _changes(self, where: Sequence[Lifetime]) -> list[int]:
-        change = [0] * (len(self.names) + 1)
-        for one in where:
-            change[one.first] += one.nbytes
-            change[one.end] -= one.nbytes
-        return change
 
     def timeline(self) -> Timeline:
         number = {cut: index for index, cut in enumerate(self.cuts)}
@@ -146,22 +160,19 @@ class _Drawn:
             for one in where:
                 stays.append(Stay(len(values), place, number[one.first], number[one.end]))
                 values.append(self._value(one))
-        device, host = (list(accumulate(self._changes(where))) for where in (self.device, self.host))
-        instants = tuple(
-            self._instant(first, after, device[first], host[first]) for first, after in pairwise(self.cuts)
-        )
+        instants = tuple(self._instant(first, after) for first, after in pairwise(self.cuts))
         return Timeline("compiled", instants, tuple(values), tuple(stays), tuple(self._copies()), tuple(self._notes()))
 
-    def _instant(self, first: int, after: int, device: int, host: int) -> Instant:
+    def _instant(self, first: int, after: int) -> Instant:
         name = self.names[first]
         waits = self.traffic.clock.get(name) in self.traffic.stalls
         doing: Doing = "wait" if waits else "recompute" if name != original(name) else "compute"
         return Instant(
             self.clock[first][0],
             self.clock[after - 1][1],
-            self.resident + self.unused + device,
+            self.resident + self.unused + self.live[first],
             self.unused,
-            host,
+            self.live_on_host[first],
             doing,
             "" if waits else original(name),
             layer_of(self.origins.scope(name)),
@@ -191,7 +202,7 @@ class _Drawn:
     def _copies(self) -> Iterator[Copy]:
         for one in self.traffic.transfers:
             name = layer_of(self.origins.scope(one.name)) or original(one.name)
-            yield Copy(name, one.nbytes, _WAYS[one.way], one.start_s, one.end_s)
+            yield Copy(name, one.nbytes, _DIRECTIONS[one.way], one.start_s, one.end_s)
 
     def _notes(self) -> Iterator[str]:
         if any(name not in self.traffic.clock for name in self.names):

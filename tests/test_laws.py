@@ -70,7 +70,14 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "memplan.errors",
     ),
     "memplan.timelines": ("memplan.inside", "memplan.planning", "memplan.report", "memplan.xla"),
-    "memplan.summary": ("memplan.pipeline", "memplan.timelines", "memplan.planning", "memplan.report", "memplan.xla"),
+    "memplan.summary": (
+        "memplan.inside",
+        "memplan.pipeline",
+        "memplan.timelines",
+        "memplan.planning",
+        "memplan.report",
+        "memplan.xla",
+    ),
     "memplan.running": ("memplan.pipeline", "memplan.program", "memplan.verify", "memplan.errors"),
     "memplan.baselines": ("memplan.inside", "memplan.program", "memplan.xla"),
     "memplan.comparing": (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 import memplan
-from memplan import MemplanError, PlanMismatchError, inside, pipeline
+from memplan import MemplanError, PlanMismatchError, inside, parallel, pipeline
+from memplan.errors import WrongProgramError
 from memplan.pipeline import Outcome, Request
 from memplan.planning import planner
 from memplan.planning.plan import Plan
+from memplan.planning.registry import PLANNERS, Recomputing
+from memplan.program import compat
+from memplan.program.trace import Program
 from memplan.xla import target
 from memplan.xla.module import UnreadableModuleError
 from tests.xla.compiling import dense, scanned
@@ -75,6 +79,34 @@ class TestOnce:
             step(jnp.ones(3))
         assert len(compiled) == 1
 
+    def test_all_compilations_count_where_the_first_is_kept(
+        self, compiled: list[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def same(program: Program, *_: Any) -> Any:
+            yield replace(program, rewritten=program.jaxpr)
+
+        monkeypatch.setattr(pipeline, "fewer_residuals", same)
+        step, args = dense(16, 2)
+        found = pipeline.best(step, args, {}, DONATE, Request(1))
+        assert found.unmodified is found.made.plain
+        assert 2 <= found.compilations == len(compiled)
+
+    @needs_compiler
+    @pytest.mark.gpu_aot
+    def test_collectives_take_a_second_compilation_where_links_are_known(self, compiled: list[Any]) -> None:
+        mesh = AbstractMesh((2, 4), ("host", "device"), axis_types=(AxisType.Auto, AxisType.Auto))
+        shape, rows = jax.ShapeDtypeStruct((256, 128), jnp.float32), PartitionSpec("host")
+
+        def summed(x: jax.Array) -> jax.Array:
+            return jax.lax.psum(x, "device")
+
+        unknown = jax.shard_map(summed, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
+        known = parallel.data_parallel(lambda w, x: w - x.mean(), mesh, topology="today@2x4", device="h100")
+        for step, args in ((unknown, (shape,)), (known, (shape, shape))):
+            found = memplan.jit(step, device="h100").plan(*args)
+            assert found.report.attempts == len(compiled) == (2 if step is known else 1)
+            compiled.clear()
+
     def test_a_kept_plan_is_not_made_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MEMPLAN_CACHE", str(tmp_path))
         step, args = dense(64, 6)
@@ -88,6 +120,36 @@ class TestOnce:
         assert again.plan == first.plan and again.device_bytes == first.device_bytes
         with pytest.raises(AssertionError, match="planned again"):
             planned(step, args, 0.7)
+
+    def test_only_plans_of_memplans_own_planners_are_kept(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("MEMPLAN_CACHE", str(tmp_path))
+        step, args = dense(64, 6)
+        kept = planned(step, args, 0.8)
+        asked: list[int] = []
+
+        class Mine(Recomputing):
+            def plan(self, problem: Any, budget_nbytes: int, host_nbytes: int = 0, copy_s: Any = None) -> Any:
+                asked.append(budget_nbytes)
+                return super().plan(problem, budget_nbytes)
+
+        request = Request(kept.limits.device_bytes, planner=Mine(name=PLANNERS["kernels"].name))
+        for _ in range(2):
+            pipeline.run(step, args, {}, DONATE, request, lambda *_: None)
+        assert len(asked) == 2 and len(list(tmp_path.iterdir())) == 1
+
+    def test_kernels_are_put_in_parts_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        rooms: list[int] = []
+        original = inside.in_parts
+
+        def counted(module: Any, problem: Any, room_nbytes: int) -> Any:
+            rooms.append(room_nbytes)
+            return original(module, problem, room_nbytes)
+
+        monkeypatch.setattr(inside, "in_parts", counted)
+        assert planned(*dense(64, 6), 0.8).fits
+        assert len(rooms) == 1
 
     def test_jaxs_own_cache_on_disk_knows_no_plan(self, tmp_path: Path) -> None:
         step, args = dense(64, 6)
@@ -276,6 +338,18 @@ class TestErrors:
         other = lambda state, x: step(state, x + 1)  # noqa: E731
         with pytest.raises(PlanMismatchError, match="this step is"):
             pipeline.run(other, args, {}, DONATE, Request(plan=plan), lambda *_: None)
+
+    def test_a_transform_that_changes_a_type_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def narrower(program: Program, *_: Any) -> Any:
+            def narrow(*leaves: jax.Array) -> list[jax.Array]:
+                return [leaf.astype(jnp.bfloat16) for leaf in compat.jaxpr_as_fun(program.jaxpr)(*leaves)]
+
+            yield replace(program, rewritten=jax.make_jaxpr(narrow)(*program.jaxpr.in_avals))
+
+        monkeypatch.setattr(pipeline, "fewer_residuals", narrower)
+        step, args = dense(16, 2)
+        with pytest.raises(WrongProgramError, match="output types"):
+            pipeline.best(step, args, {}, DONATE, Request(1))
 
     def test_what_goes_wrong_inside_the_compiler_is_raised(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def broken(*_: Any) -> Any:

@@ -99,26 +99,22 @@ def one_plan(processes: tuple[int, ...], step: Step, fingerprint: str, key: str,
         client.key_value_set(place, plan.to_json(), allow_overwrite=True)
         return plan
     try:
-        told = client.blocking_key_value_get(place, int(1000 * PLAN_S))
+        text = client.blocking_key_value_get(place, int(1000 * PLAN_S))
     except jax.errors.JaxRuntimeError as error:
         raise MemplanError(
             f"process {processes[0]} told no plan for {_name(step)!r} within {PLAN_S:.0f} s: it stopped, or compiles "
             "another step. All processes must run the same script, versions and options."
         ) from error
-    if "error" in (found := json.loads(told)):
+    if "error" in (found := json.loads(text)):
         raise MemplanError(f"process {processes[0]} could not plan {_name(step)!r}: {found['error']}")
-    return Plan.from_json(told)
+    return Plan.from_json(text)
 
 
 def processes_of(tree: Any) -> tuple[int, ...]:
     """Of the devices over which arrays, shapes and shardings in this tree lie."""
     shardings = (getattr(leaf, "sharding", leaf) for leaf in jax.tree.leaves(tree))
-    devices = (one.device_set for one in shardings if isinstance(one, jax.sharding.NamedSharding) and _is_real(one))
-    return tuple(sorted({device.process_index for one in devices for device in one}))
-
-
-def _is_real(sharding: jax.sharding.NamedSharding) -> bool:
-    return isinstance(sharding.mesh, Mesh)
+    meshes = (one.mesh for one in shardings if isinstance(one, jax.sharding.NamedSharding))
+    return tuple(sorted({process for mesh in set(meshes) for process in _processes(mesh)}))
 
 
 def _name(step: Step) -> str:
