@@ -22,7 +22,6 @@ from memplan.planning.tape import tape_of_stages
 
 LEAST_SHARE = 5e-4  # values smaller than this share of the limit stay where they are
 _NEARLY = 0.9  # of what the next best may be worth is enough: fewer looks, and no worse plans
-_SHIFT = 12  # slots that a repetition may run earlier
 _EFFORTS = ((10, 0), (40, 0), (10, 8))  # in turn where nothing helps: longest chain, slots by which it runs early
 
 
@@ -92,32 +91,10 @@ class Eviction:
         while self.excess():
             longest, early = _EFFORTS[effort]
             self.early = max(early, self.early_at_first)
-            effort = 0 if self._sweep(longest) or (effort and self._shift()) else effort + 1
+            effort = 0 if self._sweep(longest) else effort + 1
             if effort == len(_EFFORTS):
                 return False
         return True
-
-    def _shift(self) -> bool:
-        """Let repetitions before crowded slots run earlier, where that removes bytes."""
-        ledger, done = self.ledger, False
-        for slot in np.flatnonzero(ledger.load > self.limit).tolist():
-            for op in tuple(ledger.again[slot]):
-                left = self.excess()
-                ledger.remove(op, slot)
-                for earlier in range(slot - 1, max(-1, slot - 1 - _SHIFT), -1):
-                    if earlier <= self.tape.home[self.tape.writes[op][0]] or not self.tape.may(op, earlier):
-                        continue
-                    if op in ledger.again[earlier]:
-                        continue
-                    self.looks += 1
-                    ledger.add(op, earlier)
-                    if self.excess() < left:
-                        done = True
-                        break
-                    ledger.remove(op, earlier)
-                else:
-                    ledger.add(op, slot)
-        return done
 
     def excess(self) -> float:
         """What the slots above the limit weigh."""

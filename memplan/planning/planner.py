@@ -120,6 +120,7 @@ class _Trial:
 
     def __init__(self, planning: _Planning, order: Sequence[int], plain: Found) -> None:
         self._planning, self._problem, self.best = planning, planning.problem, plain
+        self.styles: Sequence[Style] = planning.styles
         taped = tape_of(self._problem, order)
         self.taped: Taped = settled(taped, Ledger(taped.tape).load)
         self.ledger = Ledger(self.taped.tape)
@@ -181,19 +182,23 @@ class _Trial:
         return not self._over()
 
     def _start(self, limit: int) -> Style:
-        """The best of several plans: with copies that keep nobody waiting, by their price, and without."""
-        tried, styles = [], self._planning.styles
-        for style in styles:
+        """The best of several plans: with copies that keep nobody waiting, by their price, and without.
+
+        Styles that did not keep this limit are not tried again for a lower one.
+        """
+        tried = []
+        for style in self.styles:
             self.ledger.become(())
             eviction = self._eviction(limit, style)
             eviction.run()
             take_back(self.ledger, limit)
             holes = int(_COARSELY * self._over() / limit)
             rated = eviction.excess(), holes, self._seconds()
-            tried.append((*rated, len(tried), self.ledger.pairs(), self._copies()))
-        *_, number, pairs, copies = min(tried)
+            tried.append((*rated, len(tried), style, self.ledger.pairs(), self._copies()))
+        *_, best, pairs, copies = min(tried)
         self.ledger.become(pairs, copies)
-        return styles[number]
+        self.styles = [style for excess, *_, style, _, _ in tried if not excess] or [best]
+        return best
 
     def _eviction(self, limit: int, style: Style) -> Eviction:
         """With copies that keep nobody waiting, where the style has a price for them."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from memplan.program import compat
+from memplan.xla.pairs import spelt_out
 
 Rewrite = Callable[[str], str | None]  # text of the scheduled module -> what is compiled in its place, or None
 
@@ -64,7 +65,7 @@ def _scheduled(proto: bytes) -> bytes | None:
     asked.called = True
     try:
         text = asked.rewrite(compat.module_text(proto))
-        return None if text is None else compat.module_proto(text)
+        return None if text is None else compat.module_proto(spelt_out(text))
     except Exception as error:
         asked.error = error
         return None
