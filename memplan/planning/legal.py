@@ -28,12 +28,6 @@ def apart(problem: Problem, buffer: int) -> bool:
     return len(problem.places[problem.buffers[buffer].place]) == 1 and buffer not in problem.outputs
 
 
-def movable(problem: Problem, buffer: int) -> bool:
-    """May a buffer be copied to the host?"""
-    temporary = problem.buffers[buffer].role is Role.TEMPORARY
-    return temporary and apart(problem, buffer) and buffer not in problem.under_way
-
-
 def section(kernel: Kernel) -> bool:
     """Does a kernel begin or end a computation inside of a loop, or an asynchronous pair?"""
     return not kernel.repeatable and (not kernel.reads or not kernel.writes)
@@ -133,7 +127,7 @@ class _Walk:
         begins = kind in (Kind.OFFLOAD, Kind.PREFETCH)
         expected = {Kind.OFFLOADED: Kind.OFFLOAD, Kind.PREFETCHED: Kind.PREFETCH}.get(kind)
         there = {Kind.OFFLOAD: number in self._made, Kind.PREFETCH: number in self._on_host}.get(kind, True)
-        if not movable(self._problem, number) or before != expected or not there:
+        if buffer.role is not Role.TEMPORARY or not apart(self._problem, number) or before != expected or not there:
             return f"{kind.value} of {buffer.name} is out of turn"
         if begins:
             self._under_way[number] = kind

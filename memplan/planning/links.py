@@ -119,8 +119,6 @@ class Offers:
 
     def may(self, value: int) -> bool:
         tape = self._ledger.tape
-        if not tape.movable[value]:
-            return False
         return self._outside[tape.home[value]] and (value in self.links.on_host or tape.nbytes[value] <= self._left)
 
     def busy_s(self, value: int) -> float:

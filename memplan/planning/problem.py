@@ -104,14 +104,6 @@ class Problem:
         """How often each kernel runs in a step: once, and inside of a loop once a trip."""
         return tuple(math.prod(self.kernels[loop].trips for loop in self.around(n)) for n in range(len(self.kernels)))
 
-    @cached_property
-    def under_way(self) -> frozenset[int]:
-        """Buffers that an asynchronous pair makes: until its end they are not there to be copied."""
-        ends = (kernel for kernel in self.kernels if not kernel.repeatable and not kernel.writes)
-        read = {buffer: self.buffers[buffer].maker for kernel in ends for buffer in kernel.reads}
-        made = {buffer for buffer, maker in read.items() if maker is not None and not self.kernels[maker].repeatable}
-        return frozenset(made)
-
     def around(self, number: int) -> Iterator[int]:
         """The loops that a kernel stands in, the innermost first."""
         while (loop := self.kernels[number].within) is not None:

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from memplan.planning.legal import apart, movable, once
+from memplan.planning.legal import apart, once
 from memplan.planning.packing import live_nbytes
 from memplan.planning.problem import Problem, Role
 from memplan.planning.schedule import runs
@@ -31,7 +31,6 @@ class Tape:
       nbytes: of each value.
       maker: of each value, the operation that makes it again.
       home: of each value, the slot that makes it first.
-      movable: of each value, whether it may be on the host.
       reads, writes: of each operation, values.
       seconds: of each operation; None where it may not run again.
       until: of each operation, the last slot before which it may run again.
@@ -48,7 +47,6 @@ class Tape:
     nbytes: tuple[int, ...]
     maker: tuple[int, ...]
     home: tuple[int, ...]
-    movable: tuple[bool, ...]
     reads: tuple[tuple[int, ...], ...]
     writes: tuple[tuple[int, ...], ...]
     seconds: tuple[float | None, ...]
@@ -94,7 +92,6 @@ def tape_of_stages(stages: Stages) -> Tape:
         nbytes=stages.nbytes,
         maker=tuple(range(count)),
         home=stages.home,
-        movable=(True,) * count,
         reads=stages.inputs,
         writes=tuple((item,) for item in range(count)),
         seconds=tuple(None if ticks is None else float(ticks) for ticks in stages.ticks),
@@ -200,7 +197,6 @@ class _Taping:
             nbytes=tuple(problem.buffers[buffer].nbytes for buffer in self._values),
             maker=home,
             home=home,
-            movable=tuple(movable(problem, buffer) for buffer in self._values),
             reads=reads,
             writes=writes,
             seconds=again,
