@@ -116,7 +116,7 @@ def _row(name: str, version: str, found: Outcome, plain_bytes: int, plain: Spent
         bound_s=made.bound_s,
         floor_bytes=floor_bytes,
         compilations=found.compilations,
-        again=runs - len(made.plain.problem.kernels) if made.plan is not None else 0,
+        again=runs - len(made.base.problem.kernels) if made.plan is not None else 0,
         offloaded_bytes=int(made.result.traffic.copied_out_nbytes),
         planning_s=made.planning_s,
         ready_s=ready.clock_s,
