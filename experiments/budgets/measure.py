@@ -12,7 +12,7 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,36 +20,45 @@ import jax
 import jax.numpy as jnp
 
 from experiments.budgets.cases import CASES
-from experiments.budgets.rows import Row, environment, version_here
+from experiments.budgets.rows import SOURCES, Row, environment, version_here
 from memplan import pipeline
 from memplan.pipeline import Outcome, Request
 from memplan.planning.budget import parse_bytes
 from memplan.planning.schedule import Kind
 from memplan.xla.target import Executable, Target
 
-OPTIONS = {"donate_argnums": 0}
 _NO_KERNEL_FILE = {"xla_gpu_kernel_cache_file": ""}
 
 
-def measure(name: str, step: Callable[..., Any], args: Sequence[Any], device: str, budget: int | str) -> Row:
+def measure(
+    name: str,
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    device: str,
+    budget: int | str,
+    donated: tuple[int, ...] = (0,),
+    sources: tuple[str, ...] = SOURCES,
+) -> Row:
     """Compile a step as it is, and planned.
 
     Args:
-      args: arrays or shapes; the first one is donated.
+      args: arrays or shapes.
       device: a described GPU's name.
       budget: percents of the plain step's bytes, or bytes such as "15GiB".
+      donated: positions of arguments.
+      sources: see `version_here`.
     """
-    target = pipeline.target_of(device)
+    target, options = pipeline.target_of(device), {"donate_argnums": donated}
     _warm_up(target)
     clock = Clock()
-    plain, plain_spent = compile_plain(target, step, args), clock.spent
+    plain, plain_spent = compile_plain(target, step, args, options), clock.spent
     nbytes = plain.memory.device_bytes
     limit = nbytes * budget // 100 if isinstance(budget, int) else parse_bytes(budget, 0)
     del plain  # executables are large
     jax.clear_caches()
     clock = Clock()
-    found = pipeline.best(step, args, {}, OPTIONS, Request(limit, device=device))
-    return _row(name, found, nbytes, plain_spent, clock.spent)
+    found = pipeline.best(step, args, {}, options, Request(limit, device=device))
+    return _row(name, version_here(sources), found, nbytes, plain_spent, clock.spent)
 
 
 @dataclass(frozen=True)
@@ -72,17 +81,19 @@ class Clock:
         return Spent(time.perf_counter() - clock, time.process_time() - cpu)
 
 
-def compile_plain(target: Target, step: Callable[..., Any], args: Sequence[Any]) -> Executable:
-    """`jax.jit(step).lower(*args).compile()`, for a GPU that need not be here."""
-    return target.compile(step, args, {}, OPTIONS, _NO_KERNEL_FILE)
+def compile_plain(
+    target: Target, step: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
+) -> Executable:
+    """`jax.jit(step, **options).lower(*args).compile()`, for a GPU that need not be here."""
+    return target.compile(step, args, {}, options, _NO_KERNEL_FILE)
 
 
 def _warm_up(target: Target) -> None:
     """What the first compilation of a process loads should not count."""
-    compile_plain(target, lambda x: x + 1, [jax.ShapeDtypeStruct((8,), jnp.float32)])
+    compile_plain(target, lambda x: x + 1, [jax.ShapeDtypeStruct((8,), jnp.float32)], {})
 
 
-def _row(name: str, found: Outcome, plain_bytes: int, plain: Spent, ready: Spent) -> Row:
+def _row(name: str, version: str, found: Outcome, plain_bytes: int, plain: Spent, ready: Spent) -> Row:
     made = found.made
     status = "does not fit" if not found.fits else "fits" if found.plan is not None else "untouched"
     floor_bytes, _ = pipeline.floor_of(found)
@@ -90,7 +101,7 @@ def _row(name: str, found: Outcome, plain_bytes: int, plain: Spent, ready: Spent
     return Row(
         name=name,
         device=found.target.device.name,
-        version=version_here(),
+        version=version,
         status=status,
         budget_bytes=found.limits.device_bytes,
         reason="" if found.fits else str(pipeline.infeasible(found)),
@@ -105,7 +116,7 @@ def _row(name: str, found: Outcome, plain_bytes: int, plain: Spent, ready: Spent
         bound_s=made.bound_s,
         floor_bytes=floor_bytes,
         compilations=found.compilations,
-        again=runs - len(made.plain.problem.kernels) if made.plan is not None else 0,
+        again=runs - len(made.base.problem.kernels) if made.plan is not None else 0,
         offloaded_bytes=int(made.result.traffic.copied_out_nbytes),
         planning_s=made.planning_s,
         ready_s=ready.clock_s,

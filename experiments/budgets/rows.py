@@ -17,7 +17,10 @@ from memplan.files import write_whole
 
 ROOT = Path(__file__).parents[2]
 FITS = ("fits", "untouched")
-_DECIDING = ("jax", "jaxlib", "flax", "optax", "jax-cuda12-plugin", "nvidia-cuda-nvcc-cu12")  # of what is compiled
+SOURCES = ("memplan/**/*.py", "models/**/*.py")
+_DECIDING = (  # of what is compiled
+    "jax", "jaxlib", "flax", "equinox", "jmp", "jraph", "optax", "jax-cuda12-plugin", "nvidia-cuda-nvcc-cu12",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -128,10 +131,14 @@ def former(path: Path) -> dict[str, Row]:
 
 
 @cache
-def version_here() -> str:
-    """Of everything that decides what a row says: memplan's and the models' source, jax, and the compilers."""
+def version_here(sources: tuple[str, ...] = SOURCES) -> str:
+    """Of everything that decides what a row says: the source of memplan and of the step, jax, and the compilers.
+
+    Args:
+      sources: patterns of files, from the root of the project.
+    """
     digest = hashlib.sha256()
-    for path in sorted(path for top in ("memplan", "models") for path in (ROOT / top).rglob("*.py")):
+    for path in sorted(path for pattern in sources for path in ROOT.glob(pattern)):
         digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return f"{digest.hexdigest()[:12]} on {' '.join(f'{name} {found}' for name, found in versions_here().items())}"
 
@@ -159,7 +166,7 @@ def summary(rows: Iterable[Row], before: Mapping[str, Row], half: Iterable[str])
     """Is the prediction true, what does a plan cost the step, and what does making it cost: one line each.
 
     Args:
-      before: rows of the former version, by name.
+      before: rows of the former version, by name; without any they are not spoken of.
       half: names of the rows at half of the plain step's bytes.
     """
     rows, half = list(rows), set(half)
@@ -175,7 +182,7 @@ def summary(rows: Iterable[Row], before: Mapping[str, Row], half: Iterable[str])
         f"time over plain at 50 %: {slower}",
         f"cost in plain compilations: by the clock {clock}; in seconds of all threads {threads}",
         f"compilations: {_spread(row.compilations for row in planned)}",
-        f"slower than before by more than 1 %: {_compared(rows, before)}",
+        *([f"slower than before by more than 1 %: {_compared(rows, before)}"] if before else []),
     ]
 
 

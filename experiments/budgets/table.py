@@ -14,7 +14,7 @@ from typing import Any
 from experiments.budgets.cases import CASES
 from experiments.budgets.numbers import MODELS, NUMBERS
 from experiments.budgets.rows import Row, former
-from experiments.budgets.run import BEFORE, HERE, RESULTS, told
+from experiments.budgets.run import BEFORE, HERE, SUITE, told
 from experiments.readme import inserted
 from memplan.files import write_whole
 
@@ -32,29 +32,38 @@ def tables(rows: Sequence[Row], before: Mapping[str, Row], numbers: Mapping[str,
         "### All of them", "\n".join(f"- {line}" for line in told()),
     ]  # fmt: skip
     if numbers:
-        left = missing(MODELS, (row["name"] for row in numbers["rows"]))
-        parts += ["### Same bits", same_bits(numbers["rows"]), f"Not compared: {left}."]
+        parts += ["### Same bits", same_bits(numbers["rows"], list(MODELS))]
     return "\n\n".join([*parts, *environments(rows, numbers)]) + "\n"
 
 
 def budgets(rows: Iterable[Row], before: Mapping[str, Row]) -> str:
-    """What was asked for and what came out: MiB, milliseconds by the replay, seconds by the clock."""
+    """What was asked for and what came out: MiB, milliseconds by the replay, seconds by the clock.
+
+    Args:
+      before: rows of the former version, by name; without any there are no columns for them.
+    """
     head = (
         "case", "plain", "budget", "status", "predicted", "compiled", "host", "plain ms", "ms", "over plain",
-        "before ms", "before MiB", "compilations", "planning s", "ready s", "plain compile s", "cost",
+        *(("before ms", "before MiB") if before else ()),
+        "compilations", "planning s", "ready s", "plain compile s", "cost",
     )  # fmt: skip
-    return grid(head, (_budget(row, before.get(row.name)) for row in rows))
+    return grid(head, (_budget(row, _former(before.get(row.name)) if before else []) for row in rows))
 
 
-def _budget(row: Row, before: Row | None) -> list[str]:
+def _budget(row: Row, before: Sequence[str]) -> list[str]:
+    status = row.status if row.status != "does not fit" else f"{row.status}: floor {mib(row.floor_bytes)}"
     return [
-        row.name, mib(row.plain_bytes), mib(row.budget_bytes), row.status, mib(row.predicted_bytes),
+        row.name, mib(row.plain_bytes), mib(row.budget_bytes), status, mib(row.predicted_bytes),
         mib(row.compiled_bytes), mib(row.host_bytes), ms(row.plain_step_s), ms(row.step_s),
         "" if row.slower is None else f"{row.slower:+.1%}",
-        ms(before.step_s if before else None), mib(before.compiled_bytes if before else None),
+        *before,
         "" if row.compilations is None else str(row.compilations), seconds(row.planning_s), seconds(row.ready_s),
         seconds(row.plain_compile_s), "" if row.cost is None else f"{row.cost:.1f}",
     ]  # fmt: skip
+
+
+def _former(row: Row | None) -> list[str]:
+    return [ms(row.step_s if row else None), mib(row.compiled_bytes if row else None)]
 
 
 def missing(wanted: Iterable[str], found: Iterable[str]) -> str:
@@ -63,10 +72,11 @@ def missing(wanted: Iterable[str], found: Iterable[str]) -> str:
     return ", ".join(name for name in wanted if name not in there) or "none"
 
 
-def same_bits(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Per model and share: what was compared, and whether every bit agreed."""
-    head = ("model", "share", "KiB of plain's", "kernels again", "arrays a step", "steps", "bits")
-    return grid(head, map(_same_bits, sorted(rows, key=lambda row: (list(MODELS).index(row["name"]), -row["asked"]))))
+def same_bits(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> str:
+    """Per step and share: what was compared, and whether every bit agreed; in the order of `names`."""
+    rows = sorted(rows, key=lambda row: (names.index(row["name"]), -row["asked"]))
+    head = ("step", "share", "KiB of plain's", "kernels again", "arrays a step", "steps", "bits")
+    return f"{grid(head, map(_same_bits, rows))}\n\nNot compared: {missing(names, (row['name'] for row in rows))}."
 
 
 def _same_bits(row: Mapping[str, Any]) -> list[str]:
@@ -108,7 +118,7 @@ def grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def regenerate() -> str:
     """The README with the tables of the committed results."""
     numbers = json.loads(NUMBERS.read_text()) if NUMBERS.exists() else None
-    return inserted(README.read_text(), tables(RESULTS.all(CASES), former(BEFORE), numbers))
+    return inserted(README.read_text(), tables(SUITE.rows(), former(BEFORE), numbers))
 
 
 def main() -> None:

@@ -1,109 +1,92 @@
-"""One plan over five host links: what the way to the host is worth.
+"""One step under one budget, planned for five host links and for none: what the way to the host is worth.
 
-    python -m experiments.link_speed.run [--only PLAN]    # plans and compiles (extra gpu-aot), writes results/
-    python -m experiments.link_speed.run --table          # rewrites the table of README.md
-
-A plan is made and compiled once; its compiled schedule is then replayed with the copies of each link.
+python -m experiments.link_speed.run [--only LINK ...]    # plans and compiles (extra gpu-aot), writes results/
+python -m experiments.link_speed.run --table              # rewrites the table of README.md
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from experiments.readme import measure_and_tell
 from memplan import pipeline
-from memplan.pipeline import Outcome, Request
-from memplan.planning import planner
+from memplan.pipeline import Request
 from memplan.planning.devices import named
-from memplan.planning.planner import Found
-from memplan.planning.problem import Problem
-from memplan.planning.registry import Planner, planner_named
-from memplan.planning.timing import CopySeconds
-from memplan.summary import versions
-from memplan.xla.traffic import traffic
+from memplan.planning.schedule import Kind
 from models.train import googlenet_step
 
 HERE = Path(__file__).parent
 RESULTS, README = HERE / "results", HERE / "README.md"
 LINKS = ("pcie3x16", "pcie4x16", "pcie5x16", "power9-nvlink2", "nvlink-c2c")
-DEVICE, BUDGET, HOST_BUDGET = "v100", "6GiB", "256GiB"
-IMAGE, BATCH = 2240, 5
+CASES = ("none", *LINKS)
+DEVICE, BUDGET, HOST_BUDGET = "v100", "2GiB", "256GiB"
+IMAGE, BATCH = 1120, 5
 MIB = 2**20
 
 
 @dataclass(frozen=True)
-class Swapping:
-    """Moves values and runs no kernel twice, as LMS did; kernels keep their order."""
+class Row:
+    """What was planned for a link: bytes by the compiler, seconds by the replay of what was compiled.
 
-    name: str = "swapping"
+    Attributes:
+      link: by name; "none" where nothing may go to the host.
+      again: kernels that run once more.
+      offloaded_bytes: that go to the host.
+      copy_s: during which the busier direction of the link is busy; hidden_copy_s: of these, under computation.
+    """
 
-    def plan(
-        self, problem: Problem, budget_nbytes: int, host_nbytes: int = 0, copy_s: CopySeconds | None = None
-    ) -> Found:
-        return planner.plan(once_each(problem), budget_nbytes, host_nbytes, copy_s)
+    link: str
+    plain_bytes: int
+    plain_step_s: float
+    device_bytes: int
+    again: int
+    offloaded_bytes: int
+    step_s: float
+    copy_s: float
+    hidden_copy_s: float
 
 
-def once_each(problem: Problem) -> Problem:
-    """The same kernels, none of which may run again."""
-    return replace(problem, kernels=tuple(replace(kernel, repeatable=False) for kernel in problem.kernels))
-
-
-PLANNERS: Mapping[str, Planner] = {"swapping": Swapping(), "memplan": planner_named(None)}
-
-
-def planned(name: str) -> Outcome:
-    """What fits with the slowest of the links."""
+def measure(link: str) -> Row:
     step, args = googlenet_step(image=IMAGE, batch=BATCH)
-    request = Request(BUDGET, HOST_BUDGET, f"{DEVICE}@{LINKS[0]}", PLANNERS[name])
-    return pipeline.run(step, args, {}, {"donate_argnums": 0}, request, lambda stage, share: print(stage, flush=True))
+    device, host_budget = (DEVICE, 0) if link == "none" else (f"{DEVICE}@{link}", HOST_BUDGET)
+    found = pipeline.run(step, args, {}, {"donate_argnums": 0}, Request(BUDGET, host_budget, device), _tell)
+    made = found.made
+    runs, moved = sum(one.kind is Kind.RUN for one in made.schedule), made.result.traffic
+    return Row(
+        link, made.plain.device_bytes, made.plain.traffic.step_s, found.device_bytes,
+        runs - len(made.base.problem.kernels), int(moved.copied_out_nbytes),
+        found.step_s, moved.copy_s, moved.hidden_copy_s,
+    )  # fmt: skip
 
 
-def measure(name: str) -> str:
-    chosen = planned(name)
-    plain, made = chosen.made.plain, chosen.made.result
-    rows = {}
-    for link in LINKS:
-        moved = traffic(made.module, named(f"{DEVICE}@{link}"))
-        rows[link] = {"step_s": moved.step_s, "copy_s": moved.copy_s, "hidden_copy_s": moved.hidden_copy_s}
-    content: dict[str, Any] = {
-        "image": IMAGE, "batch": BATCH, "device": DEVICE, "budget": BUDGET, "plain_bytes": plain.device_bytes,
-        "plain_step_s": plain.traffic.step_s, "device_bytes": chosen.device_bytes, "host_bytes": chosen.host_bytes,
-        "compute_s": made.traffic.compute_s, "links": rows, "versions": dict(versions()),
-    }  # fmt: skip
-    return json.dumps(content, indent=1)
+def _tell(stage: str, share: float | None) -> None:
+    print(stage, flush=True)
+
+
+def known() -> Iterator[Row]:
+    paths = (RESULTS / f"{link}.json" for link in CASES)
+    yield from (Row(**json.loads(path.read_text())) for path in paths if path.exists())
 
 
 def table() -> str:
-    names = ("plan", "link", "GB/s", "device MiB", "host MiB", "copies ms", "step ms", "Mpixel/s", "against PCIe 3")
+    names = ("link", "GB/s", "device MiB", "kernels again", "to the host MiB", "copies ms", "under computation",
+             "step ms", "over plain")  # fmt: skip
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-    for name in PLANNERS:
-        path = RESULTS / f"{name}.json"
-        if path.exists():
-            found = json.loads(path.read_text())
-            lines += [_row(name, found, link) for link in LINKS]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *map(_line, known())]) + "\n"
 
 
-def _row(name: str, found: Mapping[str, Any], link: str) -> str:
-    rows = found["links"]
-    seconds = rows[link]["step_s"]
+def _line(row: Row) -> str:
+    speed = "" if row.link == "none" else f"{named(f'{DEVICE}@{row.link}').link.bandwidth / 1e9:.1f}"
+    hidden = f"{row.hidden_copy_s / row.copy_s:.0%}" if row.copy_s else ""
     cells = (
-        name,
-        link,
-        f"{named(f'{DEVICE}@{link}').link.bandwidth / 1e9:.1f}",
-        f"{found['device_bytes'] / MIB:.0f}",
-        f"{found['host_bytes'] / MIB:.0f}",
-        f"{1e3 * rows[link]['copy_s']:.0f}",
-        f"{1e3 * seconds:.0f}",
-        f"{found['batch'] * found['image'] ** 2 / seconds / 1e6:.1f}",
-        f"{rows[LINKS[0]]['step_s'] / seconds:.2f}x",
-    )
-    return f"| {' | '.join(cells)} |"
+        row.link, speed, f"{row.device_bytes / MIB:.0f}", row.again, f"{row.offloaded_bytes / MIB:.0f}",
+        f"{1e3 * row.copy_s:.0f}", hidden, f"{1e3 * row.step_s:.1f}", f"{row.step_s / row.plain_step_s - 1:+.1%}",
+    )  # fmt: skip
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 if __name__ == "__main__":
-    measure_and_tell(__doc__, PLANNERS, measure, README, table)
+    measure_and_tell(__doc__, CASES, lambda link: json.dumps(asdict(measure(link)), indent=1), README, table)

@@ -1,76 +1,75 @@
-"""Training steps of public repositories: a list, and what the compiler says of each as it is.
+"""Training steps of public repositories, planned beside what the compiler makes of them as they are.
 
     python -m experiments.public.run --list
-    python -m experiments.public.run --checkouts DIR [--name NAME ...] [--small]
+    python -m experiments.public.run --checkouts DIR [--only NAME ...] [--minutes 10] [--force | --keep]
+    python -m experiments.public.run --checkouts DIR [--only NAME ...] --small
+    python -m experiments.public.run --summary     # truth, time and cost of what is there
 
-Compiles for described GPUs (extra gpu-aot), one step after the other; `--small` runs a small version of each once on
-the CPU instead. README.md says how DIR is made; `MEMPLAN_CHECKOUTS` names it as well.
+Compiles each step for its described GPU (extra gpu-aot) as it is and within half of the bytes that this takes, in a
+process of its own, and keeps a JSON file; where nothing fits half, within 60, then 75 %. `--small` trains small
+versions on the CPU instead, as they are and planned, and says whether all bits are equal. `NAME` is the beginning of a
+step's name; what is measured again: see `experiments.budgets.run`. README.md says how DIR is made;
+`MEMPLAN_CHECKOUTS` names it as well.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-
+from experiments.budgets.bits import Training, compare_all
+from experiments.budgets.harness import Suite, parser, selected
+from experiments.budgets.rows import Rows, summary
+from experiments.public.cases import AFTER, CASES, PERCENTS
 from experiments.public.checkouts import MissingCheckoutError, checkouts_folder
-from experiments.public.steps import STEPS, PublicStep
-from memplan.planning import devices
-from memplan.xla.target import Target
+from experiments.public.measure import SOURCES
+from experiments.public.steps import STEPS
 
-MIB = 2**20
-
-
-def compile_full(public: PublicStep, checkouts: Path) -> str:
-    """Device bytes and seconds of the step as it is, for its described GPU.
-
-    The one place for what is planned beside it: the same step, arguments and target under budgets.
-    """
-    began = time.perf_counter()
-    step, args, donated = public.factory(checkouts)()
-    traced = time.perf_counter()
-    target = Target(devices.named(public.device), described=True)
-    memory = target.compile(step, args, {}, {"donate_argnums": donated}).memory
-    compiled = time.perf_counter()
-    return (
-        f"{memory.device_bytes / MIB:.0f} MiB, of them {memory.argument_bytes / MIB:.0f} arguments, "
-        f"built in {traced - began:.1f} s, compiled in {compiled - traced:.1f} s"
-    )
+HERE = Path(__file__).parent
+NUMBERS = HERE / "numbers.json"
+SUITE = Suite(
+    module="experiments.public.measure",
+    devices={name: case.step.device for name, case in CASES.items()},
+    results=Rows(HERE / "results"),
+    sources=SOURCES,
+    after=AFTER,
+)
 
 
-def run_small(public: PublicStep, checkouts: Path) -> str:
-    """Whether all that a small version gives on the CPU is finite."""
-    step, args, _ = public.small_factory(checkouts)()
-    results = [leaf for leaf in jax.tree.leaves(jax.jit(step)(*args)) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    finite = sum(bool(jnp.isfinite(leaf).all()) for leaf in results)
-    return f"{finite} of {len(results)} results finite"
+def told() -> list[str]:
+    """The summary of what is there."""
+    half = [name for name, case in CASES.items() if case.percent == PERCENTS[0]]
+    return summary(SUITE.rows(), {}, half)
+
+
+def listed() -> list[str]:
+    """The steps, and where they are from."""
+    return [f"{step.name:20}{step.device:6}{step.repository.name}  {step.path}" for step in STEPS.values()]
+
+
+def compare_small(checkouts: Path, only: list[str] | None) -> None:
+    """Trains small versions, as they are and planned."""
+    compare_all(selected(STEPS, only), lambda name: Training(*STEPS[name].small_factory(checkouts)()), NUMBERS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 1 where a clone is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkouts", metavar="DIR")
-    parser.add_argument("--name", nargs="+", metavar="NAME", choices=STEPS, default=list(STEPS))
-    parser.add_argument("--small", action="store_true")
-    parser.add_argument("--list", action="store_true")
-    args = parser.parse_args(argv)
-    if args.list:
-        for public in STEPS.values():
-            print(f"{public.name:20}{public.device:6}{public.repository.name}  {public.path}")
-        return 0
+    understood = parser(__doc__)
+    understood.add_argument("--checkouts", metavar="DIR")
+    understood.add_argument("--small", action="store_true")
+    understood.add_argument("--list", action="store_true")
+    options = understood.parse_args(argv)
     try:
-        checkouts = checkouts_folder(args.checkouts)
-        for name in args.name:
-            tell = run_small if args.small else compile_full
-            print(f"{name}: {tell(STEPS[name], checkouts)}", flush=True)
+        if options.small:
+            compare_small(checkouts_folder(options.checkouts), options.only)
+        elif not options.list and not options.summary:
+            SUITE.measure(options, ["--checkouts", str(checkouts_folder(options.checkouts).absolute())])
     except MissingCheckoutError as error:
         print(error, file=sys.stderr)
         return 1
+    if not options.small:
+        print("\n".join(listed() if options.list else told()))
     return 0
 
 

@@ -42,7 +42,7 @@ class PublicStep:
 
     def small_factory(self, checkouts: Path) -> Callable[[], TrainingStep]:
         """The same at the small size, with arrays: initial weights, random data."""
-        return lambda: self.build(checkouts, lambda made: made(), **self.small)
+        return lambda: self.build(checkouts, lambda made: jax.jit(made)(), **self.small)
 
 
 STEPS = {
@@ -66,7 +66,7 @@ STEPS = {
             build=flax_steps.lm1b,
             full={"batch": 64, "tokens": 256},
             small={
-                "batch": 2, "tokens": 16, "vocab_size": 50, "num_layers": 2, "emb_dim": 16, "qkv_dim": 16,
+                "batch": 4, "tokens": 16, "vocab_size": 50, "num_layers": 2, "emb_dim": 16, "qkv_dim": 16,
                 "mlp_dim": 32, "num_heads": 2,
             },
             ours="no mesh",
@@ -92,7 +92,7 @@ STEPS = {
             build=flax_steps.nlp_seq,
             full={"batch": 64, "tokens": 256, "accumulated": 4},
             small={
-                "batch": 2, "tokens": 8, "accumulated": 2, "num_layers": 1, "emb_dim": 16, "qkv_dim": 16,
+                "batch": 16, "tokens": 64, "accumulated": 2, "num_layers": 1, "emb_dim": 16, "qkv_dim": 16,
                 "mlp_dim": 32, "num_heads": 2,
             },
             ours="one replica instead of pmap; optax.MultiSteps around the optimizer",
@@ -104,7 +104,7 @@ STEPS = {
             device="a100",
             build=flax_steps.ogbg_molpcba,
             full={"graphs": 2048, "nodes": 26 * 2048, "edges": 56 * 2048},
-            small={"graphs": 2, "nodes": 10, "edges": 16},
+            small={"graphs": 16, "nodes": 26 * 16, "edges": 56 * 16},
             ours="nothing",
         ),
         PublicStep(
@@ -114,7 +114,7 @@ STEPS = {
             device="v100",
             build=flax_steps.seq2seq,
             full={"batch": 1024, "digits": 100, "width": 512},
-            small={"batch": 2, "digits": 3, "width": 16},
+            small={"batch": 16, "digits": 3, "width": 16},
             ours="nothing",
         ),
         PublicStep(
@@ -124,7 +124,7 @@ STEPS = {
             device="v100",
             build=flax_steps.vae,
             full={"batch": 2**17, "latents": 20},
-            small={"batch": 8, "latents": 4},
+            small={"batch": 2048, "latents": 4},
             ours="nothing; a batch far larger than the example's 128",
         ),
         PublicStep(
@@ -157,7 +157,7 @@ STEPS = {
             device="a100",
             build=haiku_steps.transformer,
             full={"layers": 12, "heads": 12, "width": 768, "batch": 16, "tokens": 512},
-            small={"layers": 1, "heads": 2, "width": 16, "batch": 2, "tokens": 8},
+            small={"layers": 1, "heads": 2, "width": 16, "batch": 8, "tokens": 8},
             ours="nothing",
         ),
         PublicStep(
@@ -167,7 +167,7 @@ STEPS = {
             device="v100",
             build=haiku_steps.rnn,
             full={"batch": 128, "tokens": 512, "width": 1024},
-            small={"batch": 2, "tokens": 8, "width": 16},
+            small={"batch": 8, "tokens": 8, "width": 16},
             ours="nothing",
         ),
         PublicStep(
@@ -177,7 +177,7 @@ STEPS = {
             device="v100",
             build=equinox_steps.vision_transformer,
             full={"batch": 256, "size": 64},
-            small={"batch": 2, "size": 8, "embedding_dim": 16, "hidden_dim": 8, "num_heads": 2, "num_layers": 1},
+            small={"batch": 16, "size": 8, "embedding_dim": 16, "hidden_dim": 8, "num_heads": 2, "num_layers": 1},
             ours="nothing",
         ),
         PublicStep(
@@ -191,7 +191,7 @@ STEPS = {
                 "intermediate_size": 3072,
             },
             small={
-                "batch": 2, "tokens": 8, "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1,
+                "batch": 16, "tokens": 8, "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1,
                 "num_attention_heads": 2, "intermediate_size": 32,
             },
             ours="one replica instead of pmap; BERT-base instead of the tiny one",
@@ -203,7 +203,7 @@ STEPS = {
             device="v100",
             build=equinox_steps.convolutional_gan,
             full={"batch": 1024, "filters": 64},
-            small={"batch": 2, "filters": 2},
+            small={"batch": 8, "filters": 2},
             ours="both steps of an iteration in one; the optimizer keeps no moments for flags",
         ),
         PublicStep(
@@ -213,7 +213,7 @@ STEPS = {
             device="a100",
             build=equinox_steps.unet_diffusion,
             full={"batch": 64, "size": 64, "width": 128, "levels": (1, 2, 4)},
-            small={"batch": 2, "size": 8, "width": 16, "levels": (1, 2)},
+            small={"batch": 8, "size": 8, "width": 16, "levels": (1, 2)},
             ours="the model of one notebook in the step of the other",
         ),
         PublicStep(
@@ -223,7 +223,7 @@ STEPS = {
             device="a100",
             build=vision_steps.fine_tuned,
             full={"model": "ViT-B_16", "batch": 512, "accumulated": 8, "size": 224, "classes": 100},
-            small={"model": "testing", "batch": 4, "accumulated": 2, "size": 32, "classes": 10},
+            small={"model": "testing", "batch": 16, "accumulated": 2, "size": 32, "classes": 10},
             ours="one replica instead of pmap",
         ),
         PublicStep(
@@ -233,7 +233,7 @@ STEPS = {
             device="a100",
             build=vision_steps.big_vision,
             full={"variant": "S/16", "batch": 128, "size": 224},
-            small={"variant": "mu/16", "batch": 2, "size": 32},
+            small={"variant": "mu/16", "batch": 8, "size": 32},
             ours="update_fn is cut out of main; no mesh, no mixup",
         ),
     )

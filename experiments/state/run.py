@@ -14,13 +14,16 @@ from pathlib import Path
 
 import jax
 
-import memplan
 from experiments.readme import measure_and_tell
+from memplan import pipeline
+from memplan.pipeline import Request
 from models.train import decoder_step
 from models.transformer import DecoderConfig
 
 HERE = Path(__file__).parent
 RESULTS, README = HERE / "results", HERE / "README.md"
+OPTIONS = {"donate_argnums": 0}
+UNLIMITED = 2**62  # bytes: the step stays as it is
 MIB = 2**20
 
 
@@ -58,7 +61,7 @@ class Row:
 
     Attributes:
       state_bytes: of parameters and moments.
-      plain_bytes: on the device, as the step is.
+      plain_bytes, plain_step_s: of the step as it is, with its state on the device.
       predicted_bytes: on the device, before it was compiled.
       copy_s: during which the busier direction of the link is busy; hidden_copy_s: of these, under computation.
       stall_s: during which nothing is computed.
@@ -68,32 +71,32 @@ class Row:
     budget: str
     planner: str
     state_bytes: int
-    plain_bytes: int | None
+    plain_bytes: int
     predicted_bytes: int
-    device_bytes: int | None
+    device_bytes: int
     host_bytes: int
-    plain_step_s: float | None
-    step_s: float | None
-    copy_s: float | None
-    hidden_copy_s: float | None
-    stall_s: float | None
+    plain_step_s: float
+    step_s: float
+    copy_s: float
+    hidden_copy_s: float
+    stall_s: float
     planning_s: float
 
 
 def measure(case: Case) -> Row:
     config = DecoderConfig(width=case.width, heads=case.width // 64, scan=case.scan)
     step, args = decoder_step(batch=case.batch, tokens=1024, config=config)
-    planned = memplan.jit(
-        step, device=case.device, budget=case.budget, host_budget="64GiB", host_state=0, donate_argnums=0
-    )
+    plain = pipeline.best(step, args, {}, OPTIONS, Request(UNLIMITED, device=case.device)).made.plain
+    request = Request(case.budget, "64GiB", case.device, host_state=(0,))
     start = time.perf_counter()
-    report = planned.plan(*args).report
+    found = pipeline.run(step, args, {}, OPTIONS, request, lambda stage, share: print(stage, flush=True))
+    moved = found.made.result.traffic
     return Row(
-        case.name, case.budget, report.planner,
+        case.name, case.budget, found.plan.planner if found.plan else "none",
         sum(leaf.dtype.itemsize * leaf.size for leaf in jax.tree.leaves(args[0])),
-        report.baseline_peak_bytes, report.predicted_peak_bytes, report.compiled_peak_bytes, report.host_peak_bytes,
-        report.baseline_step_s, report.predicted_step_s, report.copy_s, report.hidden_copy_s, report.stall_s,
-        time.perf_counter() - start,
+        plain.device_bytes, found.made.predicted_bytes, found.device_bytes, found.host_bytes,
+        plain.traffic.step_s, found.step_s, moved.copy_s, moved.hidden_copy_s,
+        sum(end - start for start, end in moved.stalls), time.perf_counter() - start,
     )  # fmt: skip
 
 
@@ -110,10 +113,10 @@ def table() -> str:
     ]
     for row in known():
         nbytes = row.state_bytes, row.plain_bytes, row.device_bytes, row.predicted_bytes, row.host_bytes
-        state, plain, device, predicted, host = (f"{(one or 0) / MIB:.0f}" for one in nbytes)
+        state, plain, device, predicted, host = (f"{one / MIB:.0f}" for one in nbytes)
         times = row.plain_step_s, row.step_s, row.copy_s, row.stall_s
-        before, after, copies, stalled = (f"{1e3 * (one or 0):.0f}" for one in times)
-        hidden = f"{(row.hidden_copy_s or 0) / row.copy_s:.0%}" if row.copy_s else ""
+        before, after, copies, stalled = (f"{1e3 * one:.0f}" for one in times)
+        hidden = f"{row.hidden_copy_s / row.copy_s:.0%}" if row.copy_s else ""
         cells = (
             row.name, state, plain, row.budget, row.planner, device, predicted, host,
             before, after, copies, hidden, stalled,

@@ -7,6 +7,7 @@ too. What runs once does so in its order, a loop's body right before the loop, c
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 
 from memplan.planning.problem import Kernel, Problem, Role
 from memplan.planning.schedule import Action, Kind, Schedule, runs
@@ -31,6 +32,19 @@ def apart(problem: Problem, buffer: int) -> bool:
 def section(kernel: Kernel) -> bool:
     """Does a kernel begin or end a computation inside of a loop, or an asynchronous pair?"""
     return not kernel.repeatable and (not kernel.reads or not kernel.writes)
+
+
+def ends(problem: Problem) -> Mapping[int, int]:
+    """What an asynchronous pair writes -> the kernel that ends it, the first to read it; before, it is not whole."""
+    first: dict[int, int] = {}
+    for number, kernel in enumerate(problem.kernels):
+        for read in kernel.reads:
+            first.setdefault(read, number)
+    return {
+        read: number
+        for read, number in first.items()
+        if section(problem.kernels[number]) and problem.buffers[read].maker is not None
+    }
 
 
 def sections(problem: Problem, order: Schedule | None = None) -> list[int]:
@@ -82,6 +96,7 @@ class _Walk:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
+        self._ends = ends(problem)
         self._late: set[tuple[int, int]] = set()  # kernel, buffer: read in the module's order after it is gone
         self._begin()
         for number in range(len(problem.kernels)):
@@ -93,11 +108,13 @@ class _Walk:
         self._in_place = {self._problem.buffers[number].place: number for number in sorted(self._made, reverse=True)}
         self._on_host = set[int]()
         self._under_way: dict[int, Kind] = {}
+        self._ran = set[int]()
 
     def _holds(self, buffer: int) -> bool:
         return buffer in self._made and self._in_place[self._problem.buffers[buffer].place] == buffer
 
     def _write(self, number: int) -> None:
+        self._ran.add(number)
         for buffer in self._problem.kernels[number].writes:
             self._made.add(buffer)
             self._in_place[self._problem.buffers[buffer].place] = buffer
@@ -126,7 +143,8 @@ class _Walk:
         buffer, before = self._problem.buffers[number], self._under_way.pop(number, None)
         begins = kind in (Kind.OFFLOAD, Kind.PREFETCH)
         expected = {Kind.OFFLOADED: Kind.OFFLOAD, Kind.PREFETCHED: Kind.PREFETCH}.get(kind)
-        there = {Kind.OFFLOAD: number in self._made, Kind.PREFETCH: number in self._on_host}.get(kind, True)
+        whole = number in self._made and self._ends.get(number, buffer.maker) in self._ran
+        there = {Kind.OFFLOAD: whole, Kind.PREFETCH: number in self._on_host}.get(kind, True)
         if buffer.role is not Role.TEMPORARY or not apart(self._problem, number) or before != expected or not there:
             return f"{kind.value} of {buffer.name} is out of turn"
         if begins:

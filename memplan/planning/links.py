@@ -131,12 +131,13 @@ class Offers:
         Args:
           hot: the first and the last slot that its bytes crowd.
         """
-        ledger, links = self._ledger, self.links
+        ledger, links, whole = self._ledger, self.links, self._ledger.tape.whole[value]
         if not self._outside[use] or (value, ledger.before(value, use)) in ledger.copies or not self.may(value):
             return
         moment, _ = ledger.served(value, use)
-        made, before = moment >> 1, ledger.before(value, use)
-        before = self._later[before]
+        made, before = max(moment >> 1, whole), self._later[ledger.before(value, use)]
+        if use <= whole:
+            return
         busy_s = self._copy_s(ledger.tape.nbytes[value])
         if value in links.on_host:
             there, _ = links.on_host[value]

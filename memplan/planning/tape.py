@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from memplan.planning.legal import apart, once
+from memplan.planning.legal import apart, ends, once
 from memplan.planning.packing import live_nbytes
 from memplan.planning.problem import Problem, Role
 from memplan.planning.schedule import runs
@@ -31,6 +31,7 @@ class Tape:
       nbytes: of each value.
       maker: of each value, the operation that makes it again.
       home: of each value, the slot that makes it first.
+      whole: of each value, the slot behind which it can be copied: of an asynchronous pair, the one that ends it.
       reads, writes: of each operation, values.
       seconds: of each operation; None where it may not run again.
       until: of each operation, the last slot before which it may run again.
@@ -47,6 +48,7 @@ class Tape:
     nbytes: tuple[int, ...]
     maker: tuple[int, ...]
     home: tuple[int, ...]
+    whole: tuple[int, ...]
     reads: tuple[tuple[int, ...], ...]
     writes: tuple[tuple[int, ...], ...]
     seconds: tuple[float | None, ...]
@@ -92,6 +94,7 @@ def tape_of_stages(stages: Stages) -> Tape:
         nbytes=stages.nbytes,
         maker=tuple(range(count)),
         home=stages.home,
+        whole=stages.home,
         reads=stages.inputs,
         writes=tuple((item,) for item in range(count)),
         seconds=tuple(None if ticks is None else float(ticks) for ticks in stages.ticks),
@@ -143,6 +146,7 @@ class Taped:
         tape = replace(
             old,
             home=tuple(later[slot] for slot in old.home),
+            whole=tuple(later[slot] for slot in old.whole),
             until=tuple(later[slot] for slot in old.until),
             slot_reads=spread(old.slot_reads, ()),
             slot_writes=spread(old.slot_writes, ()),
@@ -197,6 +201,7 @@ class _Taping:
             nbytes=tuple(problem.buffers[buffer].nbytes for buffer in self._values),
             maker=home,
             home=home,
+            whole=self._whole(home),
             reads=reads,
             writes=writes,
             seconds=again,
@@ -212,6 +217,10 @@ class _Taping:
             slot_level=self._slot_level(level),
         )
         return Taped(problem, self._order, self._values, tape, tuple((slot,) for slot in range(len(kernels))))
+
+    def _whole(self, home: Sequence[int]) -> tuple[int, ...]:
+        ended = {self._value[buffer]: number for buffer, number in ends(self._problem).items() if buffer in self._value}
+        return tuple(self._slot[ended[value]] if value in ended else slot for value, slot in enumerate(home))
 
     def _known(self, buffers: Sequence[int]) -> tuple[int, ...]:
         return tuple(sorted(self._value[buffer] for buffer in buffers if buffer in self._value))

@@ -87,6 +87,27 @@ def training(layers: int, seed: int, sharing: bool = True) -> Problem:
     return b.problem()
 
 
+def fetching(layers: int, seed: int) -> Problem:
+    """A chain forward and back again; each layer's weight comes by an asynchronous pair around the layer before."""
+    random, b = Random(seed), Building()
+
+    def begun() -> int:
+        return b.kernel((b.argument(8),), random.randint(1, 8) * MIB, 0.0, repeatable=False)[0]
+
+    weights, made = [begun()], []
+    (last,) = b.kernel((), MIB)
+    for layer in range(layers):
+        b.kernel((weights[layer],), (), 0.0, repeatable=False)
+        weights.append(begun())
+        (last,) = b.kernel((weights[layer], last), random.randint(1, 8) * MIB, random.uniform(1, 3))
+        made.append(last)
+    b.kernel((weights[layers],), (), 0.0, repeatable=False)
+    for layer in reversed(range(layers)):
+        (last,) = b.kernel((weights[layer], made[layer], last), MIB, random.uniform(1, 3))
+    b.kernel((last, weights[layers]), 8, output=True)
+    return b.problem()
+
+
 def accumulating(layers: int, trips: int, seed: int) -> Problem:
     """A loop whose body is a chain forward and back again, which adds to a sum; then the sum is read."""
     b = Building()

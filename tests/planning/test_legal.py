@@ -54,6 +54,22 @@ def looping() -> Problem:
     return Problem(buffers, kernels, frozenset({5}), frozenset())
 
 
+def fetching() -> Problem:
+    """A value that comes by an asynchronous pair, a kernel beside it, and a reader of both."""
+    buffers = (
+        Buffer("fetched", 8, Role.TEMPORARY, 0, 0),
+        Buffer("beside", 8, Role.TEMPORARY, 1, 1),
+        Buffer("loss", 8, Role.OUTPUT, 3, 2),
+    )
+    kernels = (
+        Kernel("copy-start", (), (0,), repeatable=False),
+        Kernel("beside", (), (1,)),
+        Kernel("copy-done", (0,), (), repeatable=False),
+        Kernel("loss", (0, 1), (2,)),
+    )
+    return Problem(buffers, kernels, frozenset({2}), frozenset())
+
+
 RIGHT = (
     "run 0, run 1, run 2, run 3",
     "run 0, run 1, run 0, run 2, run 3",
@@ -112,3 +128,10 @@ def test_once_in_their_order() -> None:
     acting = Problem(buffers, kernels, frozenset({0, 1}), frozenset())
     assert fault(acting, runs([0, 1])) is None
     assert "order" in (fault(acting, runs([1, 0])) or "")
+
+
+def test_what_a_pair_writes_is_copied_behind_its_end() -> None:
+    away = "offloaded 0, prefetch 0, prefetched 0, run 3"
+    assert fault(fetching(), actions(f"run 0, run 1, run 2, offload 0, {away}")) is None
+    early = fault(fetching(), actions(f"run 0, offload 0, run 1, run 2, {away}"))
+    assert early == "offload of fetched is out of turn"

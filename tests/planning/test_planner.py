@@ -13,7 +13,7 @@ from memplan.planning.problem import Problem
 from memplan.planning.reorder import reorder
 from memplan.planning.schedule import Kind, runs
 from memplan.planning.timing import seconds
-from tests.planning.steps import accumulating, training
+from tests.planning.steps import accumulating, fetching, training
 
 
 def check(problem: Problem, share: float, host_nbytes: int) -> None:
@@ -44,6 +44,12 @@ def test_plans_are_what_they_say(layers: int, seed: int, share: float, host_nbyt
 @given(st.integers(3, 6), st.integers(0, 99), st.sampled_from([0.9, 0.75]), st.sampled_from([0, 2**40]))
 def test_bodies_of_loops_are_planned_too(layers: int, seed: int, share: float, host_nbytes: int) -> None:
     check(accumulating(layers, 3, seed), share, host_nbytes)
+
+
+@settings(max_examples=15)
+@given(st.integers(3, 8), st.integers(0, 99), st.sampled_from([0.9, 0.75, 0.6]))
+def test_what_comes_by_a_pair_leaves_behind_its_end(layers: int, seed: int, share: float) -> None:
+    check(fetching(layers, seed), share, 2**40)
 
 
 def test_an_inner_kernel_runs_again_inside_of_its_body() -> None:

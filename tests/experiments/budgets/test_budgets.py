@@ -3,15 +3,19 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
-from experiments.budgets import run, table
+from experiments.budgets import harness, table
+from experiments.budgets.bits import Training, compared, differing
 from experiments.budgets.cases import CASES, OTHERS, REQUIRED
+from experiments.budgets.harness import Suite
 from experiments.budgets.numbers import MODELS, NUMBERS
-from experiments.budgets.rows import Row, Rows, former, summary
-from experiments.budgets.run import BEFORE, RESULTS, selected
+from experiments.budgets.rows import Row, Rows, former, summary, version_here
+from experiments.budgets.run import BEFORE, SUITE
 
 PROGRAMS = {case.program.name: case.program for case in CASES.values()}
 ROW = Row(
@@ -27,10 +31,10 @@ def test_cases_are_named_once_and_named_by_what_they_are():
 
 
 def test_selected_takes_beginnings_of_names_and_refuses_others():
-    assert selected(None) == list(CASES.values())
-    assert {case.program.name for case in selected(["mlp"])} == {"mlp_24"}
-    with pytest.raises(SystemExit, match="no case begins with nothing"):
-        selected(["nothing"])
+    assert SUITE.selected(None) == list(CASES)
+    assert {CASES[name].program.name for name in SUITE.selected(["mlp"])} == {"mlp_24"}
+    with pytest.raises(SystemExit, match="nothing begins with something"):
+        SUITE.selected(["something"])
 
 
 @pytest.mark.parametrize("name", ["mlp_24", "unet3d_96_transpose", "resnet50_b1152", "decoder_8_scan"])
@@ -47,9 +51,9 @@ def test_readme_is_what_the_results_say():
 
 
 def test_every_result_belongs_to_a_case():
-    names = [path.stem for path in RESULTS.folder.glob("*.json")]
-    assert {row.name: row.device for row in RESULTS.all(names)} == {name: CASES[name].device for name in names}
-    assert all(row.environment["jaxlib"] for row in RESULTS.all(names))
+    names = {path.stem for path in SUITE.results.folder.glob("*.json")}
+    assert {row.name: row.device for row in SUITE.rows()} == {name: CASES[name].device for name in names}
+    assert all(row.environment["jaxlib"] for row in SUITE.rows())
 
 
 def test_every_case_is_known_of_the_former_version():
@@ -100,15 +104,53 @@ def test_the_summary_counts_what_missed_and_what_became_slower():
     assert slower == "slower than before by more than 1 %: 1 of 2 (b +8.3%)"
 
 
+def suite(folder: Path, *names: str, **more: Any) -> Suite:
+    return Suite("no.module", dict.fromkeys(names, "v100"), Rows(folder), **more)
+
+
 def test_only_rows_of_another_version_are_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(run, "RESULTS", Rows(tmp_path))
-    monkeypatch.setattr(run, "version_here", lambda: "2")
-    old, new, none = cases = selected(["unet3d_144-v100"])
-    run.RESULTS.keep(replace(ROW, name=old.name, version="1"))
-    run.RESULTS.keep(replace(ROW, name=new.name, version="2"))
-    assert list(run.missing(cases, force=False, keep=False)) == [old, none]
-    assert list(run.missing(cases, force=False, keep=True)) == [none]
-    assert list(run.missing(cases, force=True, keep=False)) == cases
+    monkeypatch.setattr(harness, "version_here", lambda sources: "2")
+    cases = suite(tmp_path, "old", "new", "none")
+    cases.results.keep(replace(ROW, name="old", version="1"))
+    cases.results.keep(replace(ROW, name="new", version="2"))
+    assert list(cases.missing(cases.devices, force=False, keep=False)) == ["old", "none"]
+    assert list(cases.missing(cases.devices, force=False, keep=True)) == ["none"]
+    assert list(cases.missing(cases.devices, force=True, keep=False)) == ["old", "new", "none"]
+
+
+def test_a_larger_budget_waits_for_the_smaller_one_not_to_fit(tmp_path: Path):
+    cases = suite(tmp_path, "50", "60", "75", after={"60": "50", "75": "60"})
+    asked = cases.missing(cases.devices, force=False, keep=True)
+    assert next(asked) == "50"
+    cases.results.keep(replace(ROW, name="50", status="does not fit"))
+    assert next(asked) == "60"
+    cases.results.keep(replace(ROW, name="60"))
+    assert list(asked) == []
+    cases.results.keep(replace(ROW, name="75"))  # of an earlier planner
+    assert [row.name for row in cases.rows()] == ["50", "60"]
+    cases.results.keep(replace(ROW, name="50", status="failed"))
+    assert [row.name for row in cases.rows()] == ["50"]
+
+
+def test_a_process_that_fails_is_a_row_that_says_why(tmp_path: Path):
+    row = suite(tmp_path, "a").measured("a", minutes=1.0, arguments=["--more"])
+    assert (row.name, row.device, row.status, row.version) == ("a", "v100", "failed", version_here())
+    assert "No module named" in row.reason
+
+
+def test_steps_whose_state_is_donated_in_parts_are_compared():
+    def step(weights: Any, count: Any, key: Any, x: Any) -> Any:
+        noise = jax.random.normal(key, x.shape)
+        return weights - 0.1 * jnp.tanh(x + noise).T @ x @ weights, count + 1, {"key": key, "sum": weights.sum()}
+
+    args = jnp.eye(64), jnp.zeros((), jnp.int32), jax.random.key(0), jnp.ones((512, 64))
+    training = Training(step, args, donated=(0, 1))
+    first, second, third = training.run(training.plain())
+    assert first["[1]"] != second["[1]"] != third["[1]"] and first["[0]"] != second["[0]"]
+    assert first["[2]['key']"] == jax.random.key_data(args[2]).tobytes()
+    assert list(differing([first, first], [first, {**first, "[1]": b""}])) == ["step 2: [1]"]
+    for found in compared("step", training):
+        assert not found.unequal and found.outputs == 4 and found.percent >= found.asked
 
 
 def test_marks_in_the_readme_are_needed():

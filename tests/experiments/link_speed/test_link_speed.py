@@ -1,37 +1,47 @@
-"""A planner that may only move, and the table of links."""
+"""The table of links, by hand and as committed."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
+import pytest
+
 from experiments.link_speed import run
-from memplan.planning.problem import Buffer, Kernel, Problem, Role
-from memplan.planning.schedule import Kind
+from experiments.link_speed.run import CASES, LINKS, MIB, README, Row, known, table
+from experiments.readme import inserted
+from memplan.planning.budget import parse_bytes
+from memplan.planning.devices import named
 
 
-def chain(length: int) -> Problem:
-    """Each kernel reads what the last one wrote, on the way there and on the way back."""
-    made = [Buffer(f"value.{n}", 1024, Role.TEMPORARY, n, n) for n in range(2 * length)]
-    there = [Kernel(f"there.{n}", (n - 1,) if n else (), (n,), seconds=1.0) for n in range(length)]
-    back = [Kernel(f"back.{n}", (n - 1, 2 * length - 1 - n), (n,), seconds=1.0) for n in range(length, 2 * length)]
-    return Problem(tuple(made), (*there, *back), frozenset({2 * length - 1}), frozenset())
+def test_links_are_from_the_slowest_to_the_fastest() -> None:
+    speeds = [named(f"{run.DEVICE}@{link}").link.bandwidth for link in LINKS]
+    assert speeds == sorted(speeds)
 
 
-def test_nothing_runs_twice_and_what_does_not_fit_is_moved() -> None:
-    problem = chain(8)
-    found = run.Swapping().plan(problem, 6 * 1024, 2**20, lambda nbytes: 0.1)
-    swapped = Counter(one.kind for one in found.schedule)
-    assert swapped[Kind.RUN] == len(problem.kernels)
-    assert swapped[Kind.OFFLOAD] > 0
-
-
-def test_every_link_is_told_against_the_slowest(tmp_path: Path, monkeypatch) -> None:
+def test_every_link_is_told_against_the_plain_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "RESULTS", tmp_path)
-    links = {link: {"step_s": 1 / (n + 1), "copy_s": 0.1, "hidden_copy_s": 0.0} for n, link in enumerate(run.LINKS)}
-    found = {"device_bytes": 2**30, "host_bytes": 2**31, "batch": 5, "image": 1000, "links": links}
-    (tmp_path / "swapping.json").write_text(json.dumps(found))
-    lines = run.table().splitlines()[2:]
-    assert [line.split(" | ")[-1] for line in lines] == [f"{n + 1}.00x |" for n in range(len(run.LINKS))]
-    assert lines[0].startswith("| swapping | pcie3x16 |") and "| 1024 | 2048 | 100 | 1000 | 5.0 |" in lines[0]
+    alone = Row("none", 4 * MIB, 0.1, 2 * MIB, 3, 0, 0.12, 0.0, 0.0)
+    moved = Row("pcie3x16", 4 * MIB, 0.1, 2 * MIB, 0, 3 * MIB, 0.11, 0.04, 0.03)
+    for row in (moved, alone):
+        (tmp_path / f"{row.link}.json").write_text(json.dumps(asdict(row)))
+    assert table().splitlines()[2:] == [
+        "| none |  | 2 | 3 | 0 | 0 |  | 120.0 | +20.0% |",
+        "| pcie3x16 | 12.6 | 2 | 0 | 3 | 40 | 75% | 110.0 | +10.0% |",
+    ]
+
+
+def test_readme_is_what_the_results_say() -> None:
+    text = README.read_text()
+    assert text == inserted(text, table())
+
+
+def test_every_plan_is_within_the_budget_and_follows_its_link() -> None:
+    rows = {row.link: row for row in known()}
+    assert {"none", LINKS[0], LINKS[-1]} <= set(rows) <= set(CASES)
+    assert all(row.device_bytes <= parse_bytes(run.BUDGET, 0) < row.plain_bytes for row in rows.values())
+    none, slow, fast = (rows[link] for link in ("none", LINKS[0], LINKS[-1]))
+    assert none.offloaded_bytes == 0 < slow.offloaded_bytes < fast.offloaded_bytes
+    assert none.again > slow.again > fast.again
+    assert fast.step_s < min(none.step_s, slow.step_s)

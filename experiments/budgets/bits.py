@@ -1,0 +1,151 @@
+"""Does a planned step compute what the plain one computes, to the last bit? On the CPU, for whoever has small steps.
+
+Each is trained for three steps by `jax.jit`, and planned within 70 and within 50 % of the bytes that this takes; where
+nothing fits such a share, within that of the smallest plan that was found. What a step returns has to be equal to the
+bit: a plan is made of the plain step's own kernels.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import memplan
+from experiments.budgets.rows import environment
+from memplan.api import Planned
+from memplan.files import write_whole
+
+STEPS = 3
+SHARES = (70, 50)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A step within a share of its plain bytes.
+
+    Attributes:
+      asked, percent: the share that was asked for, and the one that was planned for.
+      compiled_bytes: of the planned step, by the compiler.
+      again: kernels that are found once more in it.
+      outputs: arrays of state and metrics that were compared after every step.
+      unequal: those that differ in any bit, of all steps.
+    """
+
+    name: str
+    asked: int
+    percent: int
+    plain_bytes: int
+    compiled_bytes: int
+    again: int
+    steps: int
+    outputs: int
+    unequal: tuple[str, ...]
+    seconds: float
+
+    def __str__(self) -> str:
+        verdict = f"{len(self.unequal)} UNEQUAL, such as {self.unequal[0]}" if self.unequal else "equal"
+        return (
+            f"{self.name}: {self.outputs} outputs of {self.steps} steps {verdict} at {self.percent} % (asked "
+            f"{self.asked}), {self.again} kernels again; {self.seconds:.0f} s"
+        )
+
+
+@dataclass(frozen=True)
+class Training:
+    """A step, its first arguments as arrays, and the positions of those that it replaces, which are donated."""
+
+    step: Callable[..., Any]
+    args: Sequence[Any]
+    donated: tuple[int, ...] = (0,)
+
+    def plain(self) -> Any:
+        """Compiled by `jax.jit`."""
+        return jax.jit(self.step, donate_argnums=self.donated).lower(*self.args).compile()
+
+    def fitting(self, nbytes: int, asked: int) -> tuple[int, Planned]:
+        """The share that was asked for, or that of the smallest plan found, in whole percents; and the plan."""
+        try:
+            return asked, self._planned(nbytes * asked // 100)
+        except memplan.InfeasibleBudgetError as error:
+            percent = math.ceil(100 * error.smallest_bytes / nbytes)
+        return percent, self._planned(nbytes * percent // 100)
+
+    def _planned(self, budget: int) -> Planned:
+        return memplan.jit(self.step, budget=budget, donate_argnums=self.donated).plan(*self.args)
+
+    def run(self, step: Callable[..., Any]) -> list[dict[str, bytes]]:
+        """The bits of everything that each of three steps returns, by name."""
+        args, found = jax.tree.map(jnp.copy, list(self.args)), []
+        for _ in range(STEPS):
+            results = step(*args)
+            found.append({jax.tree_util.keystr(path): bits(leaf) for path, leaf in _leaves(results)})
+            args = self._next(args, results)
+        return found
+
+    def _next(self, args: list[Any], results: Any) -> list[Any]:
+        """What replaces the donated arguments comes first in what a step returns."""
+        leaves, form = jax.tree.flatten([args[number] for number in self.donated])
+        new = jax.tree.unflatten(form, jax.tree.leaves(results)[: len(leaves)])
+        replaced = dict(zip(self.donated, new, strict=True))
+        return [replaced.get(number, arg) for number, arg in enumerate(args)]
+
+
+def _leaves(tree: Any) -> list[Any]:
+    return jax.tree_util.tree_leaves_with_path(tree)
+
+
+def bits(leaf: Any) -> bytes:
+    """Of an array, or of a key."""
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if is_key else leaf).tobytes()
+
+
+def compared(name: str, training: Training) -> Iterator[Numbers]:
+    """One for each share."""
+    plain = training.plain()
+    nbytes = device_bytes(plain)
+    expected = training.run(plain)
+    for asked in SHARES:
+        started = time.perf_counter()
+        percent, planned = training.fitting(nbytes, asked)
+        unequal = tuple(differing(training.run(planned.compile()), expected))
+        report, seconds = planned.report, time.perf_counter() - started
+        assert report.compiled_peak_bytes is not None
+        again = report.recomputations_found or 0
+        yield Numbers(
+            name, asked, percent, nbytes, report.compiled_peak_bytes, again, STEPS, len(expected[0]), unequal, seconds
+        )
+
+
+def device_bytes(compiled: Any) -> int:
+    """By the compiler."""
+    stats = compiled.memory_analysis()
+    moved = stats.temp_size_in_bytes + stats.argument_size_in_bytes
+    return moved + stats.output_size_in_bytes - stats.alias_size_in_bytes
+
+
+def differing(found: Iterable[dict[str, bytes]], expected: Iterable[dict[str, bytes]]) -> Iterator[str]:
+    """What differs in any bit, step by step."""
+    for number, (ours, theirs) in enumerate(zip(found, expected, strict=True), 1):
+        yield from (f"step {number}: {path}" for path in theirs if theirs[path] != ours[path])
+
+
+def compare_all(names: Iterable[str], make: Callable[[str], Training], out: Path) -> None:
+    """Each is compared, told, and kept in `out`, where what is known of others stays."""
+    os.environ["MEMPLAN_CACHE"] = "off"
+    known = json.loads(out.read_text())["rows"] if out.exists() else []
+    for name in names:
+        rows = list(compared(name, make(name)))
+        known = [row for row in known if row["name"] != name] + [asdict(row) for row in rows]
+        write_whole(out, json.dumps({"environment": environment(), "rows": known}, indent=1) + "\n")
+        print(*rows, sep="\n", flush=True)
