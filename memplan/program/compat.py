@@ -107,11 +107,6 @@ def relative(source: str) -> str:
     return source[len(here) :] if source.startswith(here) else source
 
 
-def scope_of(eqn: JaxprEqn) -> str:
-    """The name stack, for example `transpose(jvp(UNet))/level0/conv`."""
-    return str(eqn.source_info.name_stack)
-
-
 @contextlib.contextmanager
 def as_written(eqn: JaxprEqn, scope: str = "", caller: JaxprEqn | None = None) -> Iterator[None]:
     """Bind in the equation's own source, name stack and context; `scope` goes in front.
@@ -306,12 +301,6 @@ def without_references(closed: ClosedJaxpr) -> ClosedJaxpr:
 def is_reference(atom: Any) -> bool:
     """True for a mutable array."""
     return isinstance(atom.aval, AbstractRef)
-
-
-def crosses_memories(eqn: JaxprEqn) -> bool:
-    """True for a `jax.device_put` between device and host memory."""
-    spaces = (jax.memory.Space.Host, jax.memory.Space.Device)
-    return eqn.primitive.name == "device_put" and all(place in spaces for place in eqn.params["devices"])
 
 
 def is_on_host(atom: Any) -> bool:

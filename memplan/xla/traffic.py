@@ -90,11 +90,6 @@ class Traffic:
     transfers: tuple[Transfer, ...] = ()
     stalls: frozenset[tuple[float, float]] = frozenset()
 
-    @property
-    def waits_for_links(self) -> bool:
-        """More than a hundredth of the step, for collectives that nothing hides."""
-        return self.collective_s - self.hidden_collective_s > 0.01 * self.step_s
-
 
 def traffic(module: Module | str, device: Device, topology: Topology | None = None) -> Traffic:
     """Replay the entry computation of a module, or of its text, on `device`, one of those of `topology`.
