@@ -8,26 +8,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Gradients that are sent together.
-
-    Attributes:
-      gradients: positions, in the order they are made.
-      nbytes: of all of them.
-      start_s, end_s: on the stream.
-    """
-
-    gradients: range
-    nbytes: int
-    start_s: float
-    end_s: float
 
 
 def cut(
@@ -90,33 +73,6 @@ def _costs(nbytes: Sequence[int], seconds: Callable[[int], float], largest_nbyte
             if not 0 <= costs[first, final] < math.inf:
                 raise ValueError(f"{total} bytes take {asked(total)} seconds, which no stream does. Check `seconds`.")
     return costs
-
-
-def finish(
-    cut: Iterable[range],
-    ready_s: Sequence[float],
-    nbytes: Sequence[int],
-    seconds: Callable[[int], float],
-    free_s: float = 0.0,
-) -> tuple[Bucket, ...]:
-    """When each bucket of a cut is sent; the arguments are those of `cut`.
-
-    Raises:
-      ValueError: the gradients are not in order, or the cut leaves some out or takes some twice.
-    """
-    _check(ready_s, nbytes)
-    parts = tuple(cut)
-    if not all(parts) or list(itertools.chain(*parts)) != list(range(len(ready_s))):
-        raise ValueError(
-            f"{parts} does not cut {len(ready_s)} gradients. Buckets follow each other and leave none out."
-        )
-    sent: list[Bucket] = []
-    for part in parts:
-        total = sum(nbytes[part.start : part.stop])
-        start_s = max(free_s, ready_s[part.stop - 1])
-        free_s = start_s + seconds(total)
-        sent.append(Bucket(part, total, start_s, free_s))
-    return tuple(sent)
 
 
 def _check(ready_s: Sequence[float], nbytes: Sequence[int]) -> None:

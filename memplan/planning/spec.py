@@ -106,10 +106,6 @@ class Conditions:
     date: str
     measurements: tuple[Measurement, ...]
 
-    def measured(self, name: str) -> Measurement | None:
-        """The measurement called `name`, if there is one."""
-        return next((found for found in self.measurements if found.name == name), None)
-
 
 @dataclass(frozen=True)
 class Spec:

@@ -84,12 +84,6 @@ class Stages:
             for working, made, read in zip(self.working_nbytes, self.made, self.reads, strict=True)
         )
 
-    @property
-    def floor(self) -> tuple[int, int]:
-        """The largest working set and its stage: the proof where the budget is below it."""
-        stage = max(range(self.count), key=self.least_nbytes.__getitem__)
-        return self.least_nbytes[stage], stage
-
     @cached_property
     def last_need(self) -> tuple[int, ...]:
         """Last stage at which each item can be of any use, whatever is computed again."""
@@ -158,10 +152,6 @@ class Replay:
     @property
     def peak_nbytes(self) -> int:
         return max(self.step_nbytes, default=0)
-
-    def over(self, budget_bytes: int) -> list[Pair]:
-        """Steps whose bytes exceed the budget."""
-        return [step for step, nbytes in zip(self.steps, self.step_nbytes, strict=True) if nbytes > budget_bytes]
 
 
 def replay(stages: Stages, again: Iterable[Pair]) -> Replay:

@@ -118,10 +118,6 @@ class Topology:
         """The axes of one node of `name`, outermost first."""
         return self.axes[self._place(name) + 1 :]
 
-    def around(self, name: str) -> tuple[Axis, ...]:
-        """The axes that hold the level `name`, outermost first."""
-        return self.axes[: self._place(name)]
-
     def _place(self, name: str) -> int:
         names = list(self.sizes)
         if name not in names:
@@ -272,11 +268,6 @@ _LOCAL = Topology(
 )
 
 TOPOLOGIES: Mapping[str, Topology] = MappingProxyType({known.name: known for known in (_DDL, _TODAY, _LOCAL)})
-
-
-def names() -> tuple[str, ...]:
-    """The topologies that `topology_named` knows; each also comes in other sizes, as in `ddl@16x4`."""
-    return tuple(TOPOLOGIES)
 
 
 def topology_named(name_or_path: str) -> Topology:
