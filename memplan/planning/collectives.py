@@ -164,21 +164,9 @@ def reduce_scatter_seconds(
     *,
     launch_s: float = LAUNCH_S,
 ) -> float:
-    """Seconds of the way down alone, every phase scattering; `nbytes` per device before it."""
+    """Seconds of the way down alone, every phase scattering; `nbytes` per device before it. The way up is as long."""
     way = _down(topology, decomposition, nbytes * wire_ratio, all_scatter=True)
     return sum(ring.scatter_s(left, launch_s) for _, ring, left in way)
-
-
-def all_gather_seconds(
-    topology: Topology,
-    decomposition: Decomposition,
-    nbytes: float,
-    wire_ratio: float = 1.0,
-    *,
-    launch_s: float = LAUNCH_S,
-) -> float:
-    """Seconds of the way up alone, every phase gathering; `nbytes` per device after it. As long as the way down."""
-    return reduce_scatter_seconds(topology, decomposition, nbytes, wire_ratio, launch_s=launch_s)
 
 
 def cheapest(

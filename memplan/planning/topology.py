@@ -14,12 +14,11 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from memplan.errors import TopologyError
-from memplan.files import write_whole
+from memplan.files import read_json, write_whole
 from memplan.planning.devices import LINKS
 from memplan.planning.spec import is_path
 
@@ -155,12 +154,7 @@ def load(path: str | os.PathLike[str]) -> Topology:
       TopologyError: there is no such file, or it is not a whole topology; says what is wrong with it.
     """
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-        if not isinstance(document, dict) or "format" not in document:
-            raise ValueError("it has no entry 'format'")
-        if document.pop("format") != FORMAT:
-            raise ValueError(f"it is of another format, this memplan reads {FORMAT}")
-        return _read(document)
+        return _read(read_json(path, FORMAT))
     except OSError as error:
         raise TopologyError(
             f"the topology {os.fspath(path)!r} cannot be read: {error.strerror or error}. A topology is the path of a "
