@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import random
 from typing import Any
 
@@ -15,13 +14,11 @@ from memplan.errors import PlanMismatchError
 from memplan.planning import devices
 from memplan.planning.cut import PRICES, cheapest
 from memplan.planning.loop import Loop, Residuals
-from memplan.program import compat
 from memplan.program.loops import pairs_of, with_loops, with_residuals
-from memplan.program.trace import Program, trace
-from tests.program.scans import STEPS, layers, random_step
+from memplan.program.trace import trace
+from tests.program.scans import STEPS, layers, outputs, plain, random_step, traced
 
 DEVICE = devices.named("v100")
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # for the compiler
 
 
 def least(loop: Loop) -> Residuals:
@@ -34,22 +31,6 @@ def moved(loop: Loop) -> Residuals:
 
 def every_value(loop: Loop) -> Residuals:
     return Residuals(tuple(value for value in range(len(loop.body.values)) if value not in loop.given))
-
-
-def outputs(program: Program, args: tuple[Any, ...]) -> list[np.ndarray]:
-    run = jax.jit(compat.jaxpr_as_fun(program.jaxpr), compiler_options=QUICK)
-    return [np.asarray(out) for out in run(*map(jax.numpy.asarray, jax.tree.leaves(args)))]
-
-
-@functools.cache
-def traced(name: str) -> tuple[Program, tuple[Any, ...]]:
-    step, args = STEPS[name]()
-    return trace(step, args, {}, {}), args
-
-
-@functools.cache
-def plain(name: str) -> list[np.ndarray]:
-    return outputs(*traced(name))
 
 
 def assert_same(found: list[np.ndarray], expected: list[np.ndarray], tolerance: float) -> None:
