@@ -17,7 +17,6 @@ def cut(
     ready_s: Sequence[float],
     nbytes: Sequence[int],
     seconds: Callable[[int], float],
-    free_s: float = 0.0,
     largest_nbytes: int | None = None,
 ) -> tuple[range, ...]:
     """The consecutive buckets that are all sent earliest; of such cuts, one with the fewest buckets.
@@ -29,7 +28,6 @@ def cut(
       ready_s: when each gradient is made; in order.
       nbytes: of each gradient.
       seconds: how long the stream takes for so many bytes; asked once per size.
-      free_s: when the stream is free.
       largest_nbytes: of a bucket with several gradients; a gradient that is larger is sent alone.
 
     Raises:
@@ -40,9 +38,9 @@ def cut(
     if not count:
         return ()
     costs = _costs(nbytes, seconds, math.inf if largest_nbytes is None else largest_nbytes)
-    earliest = _earliest(ready_s, costs, free_s)
+    earliest = _earliest(ready_s, costs)
     done, last = np.full(count + 1, math.inf), []  # with exactly so many buckets; where the last one starts
-    done[0] = free_s
+    done[0] = 0.0
     while done[count] > earliest:
         ends = np.maximum(done[:-1, None], np.asarray(ready_s)) + costs
         last.append(ends.argmin(axis=0))
@@ -53,9 +51,9 @@ def cut(
     return tuple(itertools.starmap(range, itertools.pairwise(reversed(stops))))
 
 
-def _earliest(ready_s: Sequence[float], costs: np.ndarray, free_s: float) -> float:
+def _earliest(ready_s: Sequence[float], costs: np.ndarray) -> float:
     """When all gradients can be sent, with any number of buckets."""
-    done = np.full(len(ready_s) + 1, free_s, dtype=float)
+    done = np.zeros(len(ready_s) + 1)
     for stop, ready in enumerate(ready_s, start=1):
         done[stop] = (np.maximum(done[:stop], ready) + costs[:stop, stop - 1]).min()
     return float(done[-1])

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memplan.errors import TopologyError
@@ -126,22 +126,11 @@ def _beside(topology: Topology, name: str, group: tuple[str, ...]) -> int:
 
 
 def all_reduce_seconds(
-    topology: Topology,
-    decomposition: Decomposition,
-    nbytes: float,
-    wire_ratio: float = 1.0,
-    *,
-    launch_s: float = LAUNCH_S,
+    topology: Topology, decomposition: Decomposition, nbytes: float, *, launch_s: float = LAUNCH_S
 ) -> float:
-    """Seconds of an all-reduce.
-
-    Args:
-      nbytes: per device.
-      wire_ratio: bytes sent for each of them, 0.5 where float32 travels as bfloat16.
-      launch_s: of each collective.
-    """
+    """Seconds of an all-reduce of `nbytes` per device; `launch_s` of each collective."""
     seconds = 0.0
-    for phase, ring, left in _down(topology, decomposition, nbytes * wire_ratio):
+    for phase, ring, left in _down(topology, decomposition, nbytes):
         seconds += ring.phase_s(left, phase.scatters, launch_s)
     return seconds
 
@@ -157,35 +146,19 @@ def _down(
 
 
 def reduce_scatter_seconds(
-    topology: Topology,
-    decomposition: Decomposition,
-    nbytes: float,
-    wire_ratio: float = 1.0,
-    *,
-    launch_s: float = LAUNCH_S,
+    topology: Topology, decomposition: Decomposition, nbytes: float, *, launch_s: float = LAUNCH_S
 ) -> float:
     """Seconds of the way down alone, every phase scattering; `nbytes` per device before it. The way up is as long."""
-    way = _down(topology, decomposition, nbytes * wire_ratio, all_scatter=True)
+    way = _down(topology, decomposition, nbytes, all_scatter=True)
     return sum(ring.scatter_s(left, launch_s) for _, ring, left in way)
 
 
-def cheapest(
-    topology: Topology,
-    nbytes: float,
-    wire_ratio: float = 1.0,
-    *,
-    axes: Sequence[str] | None = None,
-    launch_s: float = LAUNCH_S,
-) -> Decomposition:
+def cheapest(topology: Topology, nbytes: float, *, launch_s: float = LAUNCH_S) -> Decomposition:
     """The all-reduce of `nbytes` per device that takes least time; of those that take the same, the fewest collectives.
 
     What is left to do depends on the axes that are left and the pieces' size alone, so each such state is solved once.
-
-    Args:
-      axes: names of those to reduce over; None: all.
     """
-    chosen = set(topology.sizes if axes is None else (topology.axis(name).name for name in axes))
-    names = tuple(axis.name for axis in topology.axes if axis.size > 1 and axis.name in chosen)
+    names = tuple(axis.name for axis in topology.axes if axis.size > 1)
 
     @functools.cache
     def best(left: tuple[str, ...], pieces: int) -> tuple[float, int, tuple[Phase, ...]]:
@@ -194,7 +167,7 @@ def cheapest(
         for group, rest in _groups(left):
             ring = _ring(topology, group)
             for scatters in (True, False) if rest else (False,):
-                here = ring.phase_s(nbytes * wire_ratio / pieces, scatters, launch_s)
+                here = ring.phase_s(nbytes / pieces, scatters, launch_s)
                 later, calls, phases = best(rest, pieces * ring.size if scatters else pieces) if rest else (0.0, 0, ())
                 ways.append((here + later, calls + (2 if scatters else 1), (Phase(group, scatters), *phases)))
         shortest = min(seconds for seconds, *_ in ways)

@@ -37,7 +37,6 @@ class Search:
     stages: Stages
     again: frozenset[Pair]
     bound_ticks: int = 0
-    seed: int = 0
     workers: int = 2
     share_s: float = 3.0
     patience: int = 10**9
@@ -45,7 +44,7 @@ class Search:
 
     def run(self, seconds: float) -> frozenset[Pair]:
         """Improve until the time is over or nothing is left to gain."""
-        self.random = random.Random(self.seed)
+        self.random = random.Random(0)
         until = time.monotonic() + seconds
         self.cost = extra_ticks(self.stages, self.again)
         self.most_ticks = sum(self.stages.own_ticks)

@@ -108,15 +108,12 @@ def relative(source: str) -> str:
 
 
 @contextlib.contextmanager
-def as_written(eqn: JaxprEqn, scope: str = "", caller: JaxprEqn | None = None) -> Iterator[None]:
-    """Bind in the equation's own source, name stack and context; `scope` goes in front.
+def as_written(eqn: JaxprEqn, caller: JaxprEqn | None = None) -> Iterator[None]:
+    """Bind in the equation's own source, name stack and context.
 
     Where jax made the equation for a function of its own, its source is the line that called that function.
     """
-    stack = _source.current_name_stack()
-    if scope:
-        stack = stack.extend(scope)
-    stack = stack + eqn.source_info.name_stack
+    stack = _source.current_name_stack() + eqn.source_info.name_stack
     told = eqn if caller is None or source_of(eqn) else caller
     with _source.user_context(told.source_info.traceback, name_stack=stack), _mesh_of(eqn):
         yield

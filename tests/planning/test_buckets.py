@@ -23,14 +23,10 @@ def all_cuts(count: int) -> Iterator[tuple[range, ...]]:
 
 
 def last_end(
-    parts: Sequence[range],
-    ready: Sequence[float],
-    nbytes: Sequence[int],
-    seconds: Callable[[int], float],
-    free: float = 0.0,
+    parts: Sequence[range], ready: Sequence[float], nbytes: Sequence[int], seconds: Callable[[int], float]
 ) -> float:
     """Event by event, written again."""
-    now = float(free)
+    now = 0.0
     for part in parts:
         while now < ready[part[-1]]:
             now = float(ready[part[-1]])
@@ -44,7 +40,6 @@ def test_no_cut_is_done_earlier_or_as_early_with_fewer_buckets(seed: int) -> Non
     count = chance.randint(1, 9)
     ready = sorted(chance.randint(0, 12) for _ in range(count))
     nbytes = [chance.randint(0, 4) for _ in range(count)]
-    free = chance.randint(0, 5)
     largest = chance.choice([None, 0, 3, 8])
     # Any times will do: with a start, and larger buckets sometimes quicker.
     seconds = {size: float(chance.choice([2 + size, chance.randint(0, 9)])) for size in range(4 * 9 + 1)}.__getitem__
@@ -53,10 +48,10 @@ def test_no_cut_is_done_earlier_or_as_early_with_fewer_buckets(seed: int) -> Non
         for parts in all_cuts(count)
         if largest is None or all(len(part) == 1 or sum(nbytes[part.start : part.stop]) <= largest for part in parts)
     ]
-    best = min((last_end(parts, ready, nbytes, seconds, free), len(parts)) for parts in allowed)
-    found = buckets.cut(ready, nbytes, seconds, free, largest)
+    best = min((last_end(parts, ready, nbytes, seconds), len(parts)) for parts in allowed)
+    found = buckets.cut(ready, nbytes, seconds, largest)
     assert found in allowed
-    assert (last_end(found, ready, nbytes, seconds, free), len(found)) == best
+    assert (last_end(found, ready, nbytes, seconds), len(found)) == best
 
 
 def test_what_is_ready_at_once_goes_at_once() -> None:
@@ -65,10 +60,6 @@ def test_what_is_ready_at_once_goes_at_once() -> None:
 
 def test_what_is_far_apart_goes_apart() -> None:
     assert buckets.cut([0.0, 100.0, 200.0], [50, 50, 50], affine) == (range(1), range(1, 2), range(2, 3))
-
-
-def test_a_busy_stream_gathers_more() -> None:
-    assert buckets.cut([0.0, 10.0, 20.0], [1, 1, 1], affine, free_s=30.0) == (range(3),)
 
 
 def test_as_early_in_one_bucket_is_one_bucket() -> None:

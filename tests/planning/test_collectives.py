@@ -63,15 +63,6 @@ def test_the_way_down_alone() -> None:
     assert collectives.reduce_scatter_seconds(TWO_BY_FOUR, APART, 8, launch_s=0) == (1 + 4 * 4) + 4 * 3 / 4 / 4
 
 
-def test_fewer_bytes_on_the_wire_are_fewer_seconds() -> None:
-    half = collectives.all_reduce_seconds(TWO_BY_FOUR, LEVELS, 8, 0.5, launch_s=0)
-    assert half == seconds(TWO_BY_FOUR, LEVELS, 4)
-    assert collectives.cheapest(TWO_BY_FOUR, 8, 0.5) == collectives.cheapest(TWO_BY_FOUR, 4)
-    assert collectives.reduce_scatter_seconds(TWO_BY_FOUR, FLAT, 8, 0.5) == collectives.reduce_scatter_seconds(
-        TWO_BY_FOUR, FLAT, 4
-    )
-
-
 def test_a_launch_is_assumed() -> None:
     launched = collectives.all_reduce_seconds(TWO_BY_FOUR, LEVELS, 8)
     assert launched == pytest.approx(seconds(TWO_BY_FOUR, LEVELS, 8) + 3 * collectives.LAUNCH_S)
@@ -100,14 +91,9 @@ def test_within_one_host_a_collective_over_all_axes_never_sees_the_network(
         assert take(one, FLAT, nbytes) == take(one, Decomposition((Phase(("device",), False),)), nbytes)
 
 
-def test_a_part_of_the_axes_may_be_reduced_over() -> None:
-    ddl = topology_named("ddl")
-    assert str(collectives.cheapest(ddl, 1e6, axes=["device"])) == "all-reduce(device)"
-    assert collectives.cheapest(ddl, 1e6, axes=("device", "host")) == collectives.cheapest(ddl, 1e6)
+def test_an_axis_of_another_machine_is_refused() -> None:
     with pytest.raises(TopologyError, match="no axis 'card'"):
-        collectives.cheapest(ddl, 1e6, axes=["card"])
-    with pytest.raises(TopologyError, match="no axis 'card'"):
-        seconds(ddl, Decomposition((Phase(("card",), False),)), 8)
+        seconds(topology_named("ddl"), Decomposition((Phase(("card",), False),)), 8)
 
 
 def test_of_equals_the_fewest_collectives_are_taken() -> None:

@@ -14,7 +14,7 @@ _SEARCH_SHARE = 0.1  # of the time, before the proof
 _MOST_SEARCH_S, _PATIENCE = 4.0, 20
 
 
-def solve(stages: Stages, seconds: float, runs: int = 1, workers: int = 2, seed: int = 0) -> Answer:
+def solve(stages: Stages, seconds: float, runs: int = 1, workers: int = 2) -> Answer:
     """The best plan and its proof, or the best that the time allows and a bound.
 
     With more than one run, repetitions within a stage may come in more orders, and an item twice.
@@ -24,14 +24,14 @@ def solve(stages: Stages, seconds: float, runs: int = 1, workers: int = 2, seed:
     if bound.extra_ticks is None:
         return Answer(None, 0, 0, "infeasible", runs, bound.stage, bound.stage_nbytes)
     fine = stages.refined(runs)
-    again = _quick(fine, bound.extra_ticks, min(_MOST_SEARCH_S, _SEARCH_SHARE * seconds), workers, seed)
+    again = _quick(fine, bound.extra_ticks, min(_MOST_SEARCH_S, _SEARCH_SHARE * seconds), workers)
     extra = None if again is None else extra_ticks(fine, again)
     if extra is not None and extra <= bound.extra_ticks:
         return Answer(again, extra, extra, "optimal", runs)
     model = Model(fine, every_pair(fine, extra), (), again or ())
     if extra is not None:
         model.at_most(extra - 1)
-    choice = model.solve(Effort(until - time.monotonic(), workers, seed))
+    choice = model.solve(Effort(until - time.monotonic(), workers))
     least = max(bound.extra_ticks, choice.bound_ticks)
     if choice.again is not None:
         again = prune(fine, choice.again)
@@ -42,10 +42,10 @@ def solve(stages: Stages, seconds: float, runs: int = 1, workers: int = 2, seed:
     return Answer(again, extra, extra if choice.proven else least, "optimal" if choice.proven else "feasible", runs)
 
 
-def _quick(stages: Stages, bound_ticks: int, seconds: float, workers: int, seed: int) -> frozenset[Pair] | None:
+def _quick(stages: Stages, bound_ticks: int, seconds: float, workers: int) -> frozenset[Pair] | None:
     """A plan that fits, if one is found quickly."""
     again = evict(stages)
     if fits(stages, again):
         again = prune(stages, again)
-    again = Search(stages, again, bound_ticks, seed, workers, patience=_PATIENCE).run(seconds)
+    again = Search(stages, again, bound_ticks, workers, patience=_PATIENCE).run(seconds)
     return again if fits(stages, again) else None

@@ -13,7 +13,7 @@ _BOUND_SHARE = 0.05  # of the time
 _MOST_ROUND_S = 3.0
 
 
-def solve(stages: Stages, seconds: float, workers: int = 2, seed: int = 0) -> Answer:
+def solve(stages: Stages, seconds: float, workers: int = 2) -> Answer:
     """A good plan within the time, never worse than eviction's; proven optimal only where the lower bound meets it."""
     until = time.monotonic() + seconds
     bound = lower_bound(stages, _BOUND_SHARE * seconds, workers)
@@ -23,7 +23,7 @@ def solve(stages: Stages, seconds: float, workers: int = 2, seed: int = 0) -> An
     if fits(stages, again):
         again = prune(stages, again)
     share_s = min(_MOST_ROUND_S, 0.1 * seconds)
-    search = Search(stages, again, bound.extra_ticks, seed, workers, share_s)
+    search = Search(stages, again, bound.extra_ticks, workers, share_s)
     again = search.run(until - time.monotonic())
     if not fits(stages, again):
         return Answer(None, 0, bound.extra_ticks, "unknown")
