@@ -1,11 +1,13 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and say how they are written."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
@@ -27,3 +29,18 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
         raise
+
+
+def read_json(path: str | os.PathLike[str], form: int) -> dict[str, Any]:
+    """The JSON object of a file, without its entry `format`, which says how it is written.
+
+    Raises:
+      OSError: there is no such file.
+      ValueError: it has no object of this format.
+    """
+    document = json.loads(Path(path).read_text(encoding="utf-8"))
+    if not isinstance(document, dict) or "format" not in document:
+        raise ValueError("it has no entry 'format'")
+    if (found := document.pop("format")) != form:
+        raise ValueError(f"its format is {found!r}, this memplan reads {form}")
+    return document

@@ -21,6 +21,7 @@ from memplan.program.measure import Patience, tasks
 from memplan.report.calibration import Calibration
 from memplan.xla import local
 from memplan.xla.local import local_device
+from tests.dense import step as train
 
 QUICK = tuple(task for task in tasks() if task.name in (spec.MATRIX.format("float32"), spec.ELEMENTWISE, spec.LATENCY))
 ONCE = Patience(runs=1, enough_s=0.0, most_nbytes=0)
@@ -41,17 +42,6 @@ def saved(found: Spec, folder: Path) -> str:
     path = folder / "device.json"
     found.save(path)
     return str(path)
-
-
-def loss(weights: list[Any], x: Any) -> Any:
-    for weight in weights:
-        x = jnp.sin(x @ weight)
-    return (x * x).mean()
-
-
-def train(weights: list[Any], x: Any) -> Any:
-    value, gradients = jax.value_and_grad(loss)(weights, x)
-    return [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)], value
 
 
 ARGS = ([jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 6, jax.ShapeDtypeStruct((4096, 64), jnp.float32))
@@ -96,7 +86,7 @@ def test_plans_use_the_rates(tmp_path: Path) -> None:
         path = saved(by_hand(local_device(), "cpu", "cpu", **rates), tmp_path)
         report = memplan.jit(train, device=path, budget=6 * 2**20, donate_argnums=0).plan(*ARGS).report
         assert (report.device, report.status) == ("cpu-measured", "fits")
-        assert report.planner in ("greedy", "milp")
+        assert report.planner == "kernels"
         seconds.append((report.predicted_step_s, report.lower_bound_s))
     (fast, least), (slow, most) = seconds
     assert slow == pytest.approx(10 * fast) and most == pytest.approx(10 * least)

@@ -7,6 +7,7 @@ small invented houses before they judge the real one.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -447,6 +448,7 @@ LAWFUL: House = {
 }
 
 
+@functools.cache
 def real_house() -> FloorPlan:
     paths = [path for top in ("memplan", "models", "experiments") for path in sorted((ROOT / top).rglob("*.py"))]
     names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths}

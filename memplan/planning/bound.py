@@ -33,21 +33,19 @@ class Bound:
 
 
 def lower_bound(stages: Stages, seconds: float = 5.0, workers: int = 2) -> Bound:
-    """The bound, or the proof that no plan fits. With a host, only the proof: moving costs no computation."""
+    """The bound, or the proof that no plan fits."""
     needed = np.array(stages.least_nbytes, dtype=np.int64)
     gaps: list[tuple[int, int, int]] = []  # first stage, end, item
     for item, uses in enumerate(stages.uses):
         for before, use in pairwise((stages.home[item], *uses)):
             if before + 1 < use:
-                if stages.ticks[item] is None and not stages.host_budget_bytes:
+                if stages.ticks[item] is None:
                     needed[before + 1 : use] += stages.nbytes[item]
                 else:
                     gaps.append((before + 1, use, item))
     worst = int(needed.argmax())
     if needed[worst] > stages.budget_bytes:
         return Bound(None, worst, int(needed[worst]))
-    if stages.host_budget_bytes:
-        return Bound(0)
     return Bound(_cheapest_absence(stages, needed, gaps, Effort(seconds, workers)))
 
 

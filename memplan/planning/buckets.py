@@ -8,33 +8,15 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Gradients that are sent together.
-
-    Attributes:
-      gradients: positions, in the order they are made.
-      nbytes: of all of them.
-      start_s, end_s: on the stream.
-    """
-
-    gradients: range
-    nbytes: int
-    start_s: float
-    end_s: float
 
 
 def cut(
     ready_s: Sequence[float],
     nbytes: Sequence[int],
     seconds: Callable[[int], float],
-    free_s: float = 0.0,
     largest_nbytes: int | None = None,
 ) -> tuple[range, ...]:
     """The consecutive buckets that are all sent earliest; of such cuts, one with the fewest buckets.
@@ -46,7 +28,6 @@ def cut(
       ready_s: when each gradient is made; in order.
       nbytes: of each gradient.
       seconds: how long the stream takes for so many bytes; asked once per size.
-      free_s: when the stream is free.
       largest_nbytes: of a bucket with several gradients; a gradient that is larger is sent alone.
 
     Raises:
@@ -57,9 +38,9 @@ def cut(
     if not count:
         return ()
     costs = _costs(nbytes, seconds, math.inf if largest_nbytes is None else largest_nbytes)
-    earliest = _earliest(ready_s, costs, free_s)
+    earliest = _earliest(ready_s, costs)
     done, last = np.full(count + 1, math.inf), []  # with exactly so many buckets; where the last one starts
-    done[0] = free_s
+    done[0] = 0.0
     while done[count] > earliest:
         ends = np.maximum(done[:-1, None], np.asarray(ready_s)) + costs
         last.append(ends.argmin(axis=0))
@@ -70,9 +51,9 @@ def cut(
     return tuple(itertools.starmap(range, itertools.pairwise(reversed(stops))))
 
 
-def _earliest(ready_s: Sequence[float], costs: np.ndarray, free_s: float) -> float:
+def _earliest(ready_s: Sequence[float], costs: np.ndarray) -> float:
     """When all gradients can be sent, with any number of buckets."""
-    done = np.full(len(ready_s) + 1, free_s, dtype=float)
+    done = np.zeros(len(ready_s) + 1)
     for stop, ready in enumerate(ready_s, start=1):
         done[stop] = (np.maximum(done[:stop], ready) + costs[:stop, stop - 1]).min()
     return float(done[-1])
@@ -90,33 +71,6 @@ def _costs(nbytes: Sequence[int], seconds: Callable[[int], float], largest_nbyte
             if not 0 <= costs[first, final] < math.inf:
                 raise ValueError(f"{total} bytes take {asked(total)} seconds, which no stream does. Check `seconds`.")
     return costs
-
-
-def finish(
-    cut: Iterable[range],
-    ready_s: Sequence[float],
-    nbytes: Sequence[int],
-    seconds: Callable[[int], float],
-    free_s: float = 0.0,
-) -> tuple[Bucket, ...]:
-    """When each bucket of a cut is sent; the arguments are those of `cut`.
-
-    Raises:
-      ValueError: the gradients are not in order, or the cut leaves some out or takes some twice.
-    """
-    _check(ready_s, nbytes)
-    parts = tuple(cut)
-    if not all(parts) or list(itertools.chain(*parts)) != list(range(len(ready_s))):
-        raise ValueError(
-            f"{parts} does not cut {len(ready_s)} gradients. Buckets follow each other and leave none out."
-        )
-    sent: list[Bucket] = []
-    for part in parts:
-        total = sum(nbytes[part.start : part.stop])
-        start_s = max(free_s, ready_s[part.stop - 1])
-        free_s = start_s + seconds(total)
-        sent.append(Bucket(part, total, start_s, free_s))
-    return tuple(sent)
 
 
 def _check(ready_s: Sequence[float], nbytes: Sequence[int]) -> None:

@@ -15,12 +15,11 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from memplan.errors import TopologyError
-from memplan.planning.topology import Axis, Topology
+from memplan.planning.topology import Topology
 
 LAUNCH_S = 10e-6
 """Assumed: seconds that a collective takes before its first byte, whatever the links."""
@@ -64,47 +63,9 @@ class Decomposition:
         up = [f"all-gather({_spelled(phase)})" for phase in reversed(self.phases) if phase.scatters]
         return " ".join(down + up) or "nothing"
 
-    @property
-    def calls(self) -> int:
-        """How many collectives it is."""
-        return sum(2 if phase.scatters else 1 for phase in self.phases)
-
-    def to_json(self) -> list[list[Any]]:
-        """Plain lists: [[axes, scatters], ...]."""
-        return [[list(phase.axes), phase.scatters] for phase in self.phases]
-
-    @classmethod
-    def from_json(cls, document: Any) -> Decomposition:
-        """What `to_json` gave (TopologyError: it did not give this)."""
-        if not isinstance(document, list) or not all(_is_phase(entry) for entry in document):
-            raise TopologyError(f"{document!r:.80} is not an all-reduce. It is a list of [axes, scatters].")
-        return cls(tuple(Phase(tuple(axes), scatters) for axes, scatters in document))
-
-
-def _is_phase(entry: Any) -> bool:
-    match entry:
-        case [list(axes), bool()]:
-            return all(isinstance(name, str) for name in axes)
-    return False
-
 
 def _spelled(phase: Phase) -> str:
     return ",".join(phase.axes)
-
-
-def candidates(axes: Iterable[Axis]) -> Iterator[Decomposition]:
-    """Every way to all-reduce over `axes`: each ordered partition, every group but the last scattering or not."""
-    for groups in _partitions(tuple(axis.name for axis in axes if axis.size > 1)):
-        for scattering in itertools.product((True, False), repeat=max(0, len(groups) - 1)):
-            yield Decomposition(tuple(map(Phase, groups, (*scattering, False)[: len(groups)])))
-
-
-def _partitions(names: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], ...]]:
-    if not names:
-        yield ()
-    for group, rest in _groups(names):
-        for later in _partitions(rest):
-            yield (group, *later)
 
 
 def _groups(names: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -165,22 +126,11 @@ def _beside(topology: Topology, name: str, group: tuple[str, ...]) -> int:
 
 
 def all_reduce_seconds(
-    topology: Topology,
-    decomposition: Decomposition,
-    nbytes: float,
-    wire_ratio: float = 1.0,
-    *,
-    launch_s: float = LAUNCH_S,
+    topology: Topology, decomposition: Decomposition, nbytes: float, *, launch_s: float = LAUNCH_S
 ) -> float:
-    """Seconds of an all-reduce.
-
-    Args:
-      nbytes: per device.
-      wire_ratio: bytes sent for each of them, 0.5 where float32 travels as bfloat16.
-      launch_s: of each collective.
-    """
+    """Seconds of an all-reduce of `nbytes` per device; `launch_s` of each collective."""
     seconds = 0.0
-    for phase, ring, left in _down(topology, decomposition, nbytes * wire_ratio):
+    for phase, ring, left in _down(topology, decomposition, nbytes):
         seconds += ring.phase_s(left, phase.scatters, launch_s)
     return seconds
 
@@ -196,69 +146,19 @@ def _down(
 
 
 def reduce_scatter_seconds(
-    topology: Topology,
-    decomposition: Decomposition,
-    nbytes: float,
-    wire_ratio: float = 1.0,
-    *,
-    launch_s: float = LAUNCH_S,
+    topology: Topology, decomposition: Decomposition, nbytes: float, *, launch_s: float = LAUNCH_S
 ) -> float:
-    """Seconds of the way down alone, every phase scattering; `nbytes` per device before it."""
-    way = _down(topology, decomposition, nbytes * wire_ratio, all_scatter=True)
+    """Seconds of the way down alone, every phase scattering; `nbytes` per device before it. The way up is as long."""
+    way = _down(topology, decomposition, nbytes, all_scatter=True)
     return sum(ring.scatter_s(left, launch_s) for _, ring, left in way)
 
 
-def all_gather_seconds(
-    topology: Topology,
-    decomposition: Decomposition,
-    nbytes: float,
-    wire_ratio: float = 1.0,
-    *,
-    launch_s: float = LAUNCH_S,
-) -> float:
-    """Seconds of the way up alone, every phase gathering; `nbytes` per device after it. As long as the way down."""
-    return reduce_scatter_seconds(topology, decomposition, nbytes, wire_ratio, launch_s=launch_s)
-
-
-def link_bytes(topology: Topology, decomposition: Decomposition, nbytes: float) -> dict[str, float]:
-    """Bytes that leave one node of each axis in one all-reduce of `nbytes` per device, over all its links there."""
-    sent = dict.fromkeys(topology.sizes, 0.0)
-    for phase, ring, left in _down(topology, decomposition, nbytes):
-        for name in phase.axes:
-            sent[name] += _beside(topology, name, phase.axes) * 2 * (ring.size - 1) / ring.size * left
-    return sent
-
-
-def lower_bound_bytes(topology: Topology, nbytes: float) -> dict[str, float]:
-    """Bytes that must leave one node of each axis, whatever the decomposition.
-
-    Take the nodes of an axis that have the same place in the nodes around them as one party: each party has to send
-    2 (n - 1) / n of `nbytes`, over as many nodes as it has.
-    """
-    bound: dict[str, float] = {}
-    for axis in topology.axes:
-        nodes = math.prod(around.size for around in topology.around(axis.name))
-        bound[axis.name] = 2 * (axis.size - 1) / axis.size * nbytes / nodes
-    return bound
-
-
-def cheapest(
-    topology: Topology,
-    nbytes: float,
-    wire_ratio: float = 1.0,
-    *,
-    axes: Sequence[str] | None = None,
-    launch_s: float = LAUNCH_S,
-) -> Decomposition:
+def cheapest(topology: Topology, nbytes: float, *, launch_s: float = LAUNCH_S) -> Decomposition:
     """The all-reduce of `nbytes` per device that takes least time; of those that take the same, the fewest collectives.
 
     What is left to do depends on the axes that are left and the pieces' size alone, so each such state is solved once.
-
-    Args:
-      axes: names of those to reduce over; None: all.
     """
-    chosen = set(topology.sizes if axes is None else (topology.axis(name).name for name in axes))
-    names = tuple(axis.name for axis in topology.axes if axis.size > 1 and axis.name in chosen)
+    names = tuple(axis.name for axis in topology.axes if axis.size > 1)
 
     @functools.cache
     def best(left: tuple[str, ...], pieces: int) -> tuple[float, int, tuple[Phase, ...]]:
@@ -267,7 +167,7 @@ def cheapest(
         for group, rest in _groups(left):
             ring = _ring(topology, group)
             for scatters in (True, False) if rest else (False,):
-                here = ring.phase_s(nbytes * wire_ratio / pieces, scatters, launch_s)
+                here = ring.phase_s(nbytes / pieces, scatters, launch_s)
                 later, calls, phases = best(rest, pieces * ring.size if scatters else pieces) if rest else (0.0, 0, ())
                 ways.append((here + later, calls + (2 if scatters else 1), (Phase(group, scatters), *phases)))
         shortest = min(seconds for seconds, *_ in ways)

@@ -37,10 +37,6 @@ class HostLink:
     latency_s: float
     source: str
 
-    def copy_s(self, nbytes: int) -> float:
-        """Seconds that one copy of `nbytes` bytes takes with the link to itself."""
-        return self.latency_s + nbytes / self.bandwidth
-
 
 @dataclass(frozen=True)
 class GpuTarget:

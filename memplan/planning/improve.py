@@ -9,8 +9,7 @@ from __future__ import annotations
 import random
 import time
 from bisect import bisect_left
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,8 +21,6 @@ _LEAST_SIZE = 60
 _MOST_SIZE = 6000
 _NEARLY_FULL = 0.96  # of the budget: stages where bytes could be worth something
 _DEPTH = 3
-
-Told = Callable[[float, int], None]  # seconds since the start, extra ticks
 
 
 @dataclass
@@ -40,19 +37,15 @@ class Search:
     stages: Stages
     again: frozenset[Pair]
     bound_ticks: int = 0
-    seed: int = 0
     workers: int = 2
     share_s: float = 3.0
     patience: int = 10**9
-    told: Told | None = None
-    size: float = field(default=_FIRST_SIZE)
-    rounds: int = 0
+    size: float = _FIRST_SIZE
 
     def run(self, seconds: float) -> frozenset[Pair]:
         """Improve until the time is over or nothing is left to gain."""
-        self.random = random.Random(self.seed)
-        begun = time.monotonic()
-        until = begun + seconds
+        self.random = random.Random(0)
+        until = time.monotonic() + seconds
         self.cost = extra_ticks(self.stages, self.again)
         self.most_ticks = sum(self.stages.own_ticks)
         self._look()
@@ -63,8 +56,6 @@ class Search:
                 break
             better = self._round(min(self.share_s, left))
             self.stale = 0 if better else self.stale + 1
-            if better and self.told:
-                self.told(time.monotonic() - begun, self.cost)
         return self.again
 
     def _look(self) -> None:
@@ -91,7 +82,6 @@ class Search:
     def _round(self, seconds: float) -> bool:
         free = self._neighbourhood()
         own = free & self.again
-        self.rounds += 1
         if not own:
             return False
         started = time.monotonic()

@@ -14,12 +14,11 @@ import time
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import pairwise
 
 import numpy as np
 from ortools.sat.python import cp_model
 
-from memplan.planning.hostside import HostSide
 from memplan.planning.stages import Pair, Replay, Stages, extra_ticks, replay
 
 Literal = cp_model.IntVar | bool
@@ -31,7 +30,6 @@ class Choice:
 
     Attributes:
       again: the repetitions of the whole plan, None where no plan was found.
-      moved: what is brought back from the host.
       extra_ticks: their time.
       bound_ticks: no choice of the model has less extra time.
       proven: nothing better exists among the model's choices, or nothing at all.
@@ -41,7 +39,6 @@ class Choice:
     extra_ticks: int
     bound_ticks: int
     proven: bool
-    moved: frozenset[Pair] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -63,26 +60,10 @@ def every_pair(stages: Stages, most_ticks: int | None = None) -> set[Pair]:
     }
 
 
-def late_pairs(stages: Stages, longest: int) -> set[Pair]:
-    """Repetitions where a stage itself needs the item, or a chain of at most so many repetitions does."""
-    found: dict[Pair, int] = {}
-    waiting = [(item, stage, 1) for item, uses in enumerate(stages.uses) for stage in uses]
-    while waiting:
-        item, stage, length = waiting.pop()
-        known = found.get((item, stage), longest + 1) <= length
-        if stages.ticks[item] is None or stage <= stages.home[item] or length > longest or known:
-            continue
-        found[item, stage] = length
-        waiting += [(source, stage, length + 1) for source in stages.inputs[item]]
-    return set(found)
-
-
 class Model:
     """Repetitions among `free` are chosen, those of `fixed` are there, no others are.
 
-    Items of `moves` may leave for the host and come back for that stage. With `beside`, copies run beside computation,
-    one at a time each way, and the extra time is what they and the repetitions add to the end of the step; without,
-    they count in full. Stages of `excess` may exceed the budget by that much; a byte of it counts more than any time.
+    Stages of `excess` may exceed the budget by that much; a byte of it counts more than any time.
     """
 
     def __init__(
@@ -92,8 +73,6 @@ class Model:
         fixed: Iterable[Pair] = (),
         hint: Collection[Pair] = (),
         excess: Mapping[int, int] | None = None,
-        moves: Collection[Pair] = (),
-        beside: bool = False,
     ):
         self.stages = stages
         self.fixed = frozenset(fixed)
@@ -105,14 +84,12 @@ class Model:
         for item, stage in sorted(free):
             self.again[item, stage] = self.solver_model.new_bool_var("")
         self.free = {pair: var for pair, var in self.again.items() if not isinstance(var, bool)}
-        self.moved = {pair: self.solver_model.new_bool_var("") for pair in sorted(moves)}
         self.repeats: dict[int, list[int]] = {}
         for item, stage in sorted(self.again):
             self.repeats.setdefault(item, []).append(stage)
         self.rest = _Rest(stages, self.fixed)
         self.involved = {item for item, _ in self.free}
         self.involved.update(source for item in tuple(self.involved) for source in stages.inputs[item])
-        self.involved.update(item for item, _ in self.moved)
         self.events: dict[int, list[int]] = {}
         self.kept: dict[Pair, Literal] = {}  # (item, event) -> kept from the event before until this one
         for item in sorted(self.involved):
@@ -120,9 +97,6 @@ class Model:
         self._add_memory()
         prices = [stages.ticks[item] or 0 for item, _ in self.free]
         self.extra = cp_model.LinearExpr.weighted_sum(list(self.free.values()), prices)
-        if self.moved:
-            host = HostSide(self.solver_model, stages, self.moved, self.again, self.events)
-            self.extra = host.end() - sum(stages.own_ticks) if beside else self.extra + host.copy_ticks()
         self.fixed_ticks = extra_ticks(stages, self.fixed)
         dear = 1 + sum(stages.ticks[item] or 0 for item, _ in self.free) if self.excess else 0
         self.solver_model.minimize(self.extra + dear * cp_model.LinearExpr.sum(list(self.excess.values())))
@@ -170,8 +144,7 @@ class Model:
                 return Choice(None, 0, bound + self.fixed_ticks, False)
             chosen = frozenset(pair for pair, var in self.free.items() if solver.boolean_value(var))
             again = self.fixed | chosen
-            moved = frozenset(pair for pair, var in self.moved.items() if solver.boolean_value(var))
-            played = replay(self.stages, again, moved)
+            played = replay(self.stages, again)
             broken = [
                 step
                 for step, nbytes in zip(played.steps, played.step_nbytes, strict=True)
@@ -179,9 +152,7 @@ class Model:
             ]
             if not broken:
                 extra = extra_ticks(self.stages, again)
-                if moved:
-                    extra = int(solver.objective_value) + self.fixed_ticks
-                return Choice(again, extra, bound + self.fixed_ticks, status == cp_model.OPTIMAL, moved)
+                return Choice(again, extra, bound + self.fixed_ticks, status == cp_model.OPTIMAL)
             fresh = [(item, stage) for stage, item in broken if item >= 0 and (item, stage) not in self.watched]
             if not fresh or time.monotonic() > until:
                 return Choice(None, 0, bound + self.fixed_ticks, False)
@@ -196,7 +167,7 @@ class Model:
         for dependent in stages.dependents[item]:
             for stage in self.repeats.get(dependent, ()):
                 needs.setdefault(stage, []).append(self.again[dependent, stage])
-        events = sorted({home, *needs, *self.repeats.get(item, ()), *self._returns(item)})
+        events = sorted({home, *needs, *self.repeats.get(item, ())})
         self.events[item] = events
         before: list[Literal] = [True]  # what says that it is there after the event before
         for event in events[1:]:
@@ -205,21 +176,14 @@ class Model:
             if isinstance(repeated, bool):
                 if repeated:
                     kept = False
-                elif event in used and (item, event) not in self.moved:
+                elif event in used:
                     kept = True
-            moved = self.moved.get((item, event), False)
             self.kept[item, event] = kept
             self._clause([_no(kept), *before])
-            for one, other in combinations((kept, repeated, moved), 2):
-                self._clause([_no(one), _no(other)])
-            if stages.late:
-                self._clause([_no(repeated), *needs.get(event, ())])
+            self._clause([_no(kept), _no(repeated)])
             for need in needs.get(event, ()):
-                self._clause([_no(need), kept, repeated, moved])
-            before = [kept, repeated, moved]
-
-    def _returns(self, item: int) -> list[int]:
-        return [stage for other, stage in self.moved if other == item]
+                self._clause([_no(need), kept, repeated])
+            before = [kept, repeated]
 
     def _clause(self, literals: Sequence[cp_model.LiteralT]) -> None:
         if any(literal is True for literal in literals):
@@ -248,11 +212,6 @@ class Model:
                     base[first:event] += nbytes
                 elif kept is not False and first < event:
                     gaps.append((first, event, nbytes, kept))
-                moved = self.moved.get((item, event))
-                if moved is not None:  # it leaves during the stage after its last use and comes during the one before
-                    gaps += [
-                        (stage, stage + 1, nbytes, moved) for stage in {first, event - 1} if first <= stage < event
-                    ]
         room = stages.budget_bytes - base
         most = room.copy()
         for stage, nbytes in self.allowed.items():
@@ -291,16 +250,7 @@ class Model:
         if stage <= events[0]:
             return False
         index = bisect_left(events, stage)
-        if index == len(events):
-            return False
-        event = events[index]
-        kept, moved = self.kept[item, event], self.moved.get((item, event))
-        if moved is None or event != stage:
-            return kept
-        there = self.solver_model.new_bool_var("")
-        self.solver_model.add_bool_or([there, _no(kept)])
-        self.solver_model.add_implication(moved, there)
-        return there
+        return False if index == len(events) else self.kept[item, events[index]]
 
     def _add_step(self, item: int, stage: int) -> None:
         """Bytes while `item` is computed again in `stage`."""

@@ -109,7 +109,3 @@ class Problem:
         while (loop := self.kernels[number].within) is not None:
             yield loop
             number = loop
-
-    def outermost(self, number: int) -> int:
-        """The kernel itself, or the loop around it that stands in no other."""
-        return next(reversed([number, *self.around(number)]))

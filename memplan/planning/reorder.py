@@ -14,7 +14,6 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from memplan.planning.legal import sections
 from memplan.planning.problem import Problem, Role
 
 
@@ -38,7 +37,6 @@ class _Ordering:
         self._inside: dict[int | None, list[int]] = defaultdict(list)
         for number in order:
             self._inside[problem.kernels[number].within].append(number)
-        self._part = sections(problem)
         self._pairs = self._asynchronous()
 
     def forward(self) -> tuple[int, ...]:
@@ -138,7 +136,6 @@ class _Level:
         for unit, reads in self._reads.items():
             for read in reads:
                 self._readers[read].add(unit)
-        self._makers = {written: unit for unit, writes in self._writes.items() for written in writes}
 
     def run(self, forward: bool) -> list[int]:
         if forward:

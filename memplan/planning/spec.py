@@ -14,11 +14,10 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from memplan.errors import UnknownDeviceError
-from memplan.files import write_whole
+from memplan.files import read_json, write_whole
 from memplan.planning.devices import Device, HostLink
 
 FORMAT = 1
@@ -106,10 +105,6 @@ class Conditions:
     date: str
     measurements: tuple[Measurement, ...]
 
-    def measured(self, name: str) -> Measurement | None:
-        """The measurement called `name`, if there is one."""
-        return next((found for found in self.measurements if found.name == name), None)
-
 
 @dataclass(frozen=True)
 class Spec:
@@ -139,11 +134,7 @@ def load(path: str | os.PathLike[str]) -> Spec:
       UnknownDeviceError: there is no such file, or it is not a whole specification; says what is wrong with it.
     """
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-        if not isinstance(document, dict) or "format" not in document:
-            raise ValueError("it has no entry 'format'")
-        if document["format"] != FORMAT:
-            raise ValueError(f"its format is {document['format']!r}, this memplan reads {FORMAT}")
+        document = read_json(path, FORMAT)
         found = Spec(_read(Device, document, ""), _read(Conditions, document.get("conditions"), "conditions"))
         if "float32" not in found.device.flops:
             raise ValueError("its 'flops' have no entry 'float32'")

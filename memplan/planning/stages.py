@@ -1,8 +1,8 @@
 """Stages: what a planner needs to know of a step, and nothing else. Plain data, no graph, no jax.
 
-A *stage* runs its own work for the first time. Before it, items made earlier may be computed again or fetched from the
-host. An *item* is made by one stage, used by later ones, and on the device only as long as somebody still needs its
-last copy. Within a stage items are computed again in the order of their first computation, each at most once.
+A *stage* runs its own work for the first time. Before it, items made earlier may be computed again. An *item* is made
+by one stage, used by later ones, and there only as long as somebody still needs its last copy.
+Within a stage items are computed again in the order of their first computation, each at most once.
 
 Bytes at the own work of a stage: its working bytes, the items it makes and uses, and those kept for later.
 Bytes at a repetition: the item, what it is computed from, and whatever the stage or a later one still needs.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-Pair = tuple[int, int]  # an item and the stage that brings it back
+Pair = tuple[int, int]  # an item and the stage that computes it again
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,6 @@ class Stages:
       working_nbytes: per stage, device bytes besides the items; below zero where items share buffers.
       own_ticks: per stage, the time of its own work.
       budget_bytes: what the device bytes may reach.
-      host_budget_bytes: what moved items may take on the host; 0 forbids moving.
-      copy_ticks: per item, the time to copy it, one way; empty where nothing moves.
-      tick_s: seconds per tick.
-      late: items are computed again only in stages that need them at once.
       until: per item, the last stage in which it may be computed again; empty where that is any.
     """
 
@@ -46,10 +42,6 @@ class Stages:
     working_nbytes: tuple[int, ...]
     own_ticks: tuple[int, ...]
     budget_bytes: int
-    host_budget_bytes: int = 0
-    copy_ticks: tuple[int, ...] = ()
-    tick_s: float = 1.0
-    late: bool = False
     until: tuple[int, ...] = ()
 
     @property
@@ -91,12 +83,6 @@ class Stages:
             working + sum(size[item] for item in made) + sum(size[item] for item in read)
             for working, made, read in zip(self.working_nbytes, self.made, self.reads, strict=True)
         )
-
-    @property
-    def floor(self) -> tuple[int, int]:
-        """The largest working set and its stage: the proof where the budget is below it."""
-        stage = max(range(self.count), key=self.least_nbytes.__getitem__)
-        return self.least_nbytes[stage], stage
 
     @cached_property
     def last_need(self) -> tuple[int, ...]:
@@ -167,32 +153,18 @@ class Replay:
     def peak_nbytes(self) -> int:
         return max(self.step_nbytes, default=0)
 
-    def over(self, budget_bytes: int) -> list[Pair]:
-        """Steps whose bytes exceed the budget."""
-        return [step for step, nbytes in zip(self.steps, self.step_nbytes, strict=True) if nbytes > budget_bytes]
 
-
-def replay(stages: Stages, again: Iterable[Pair], moved: Iterable[Pair] = ()) -> Replay:
-    """Run the stages with these repetitions. A copy stays until the last need before the next copy is made.
-
-    What is moved comes back from the host when its stage begins.
-    """
+def replay(stages: Stages, again: Iterable[Pair]) -> Replay:
+    """Run the stages with these repetitions. A copy stays until the last need before the next copy is made."""
     due: list[list[int]] = [[] for _ in range(stages.count)]
-    back: list[list[int]] = [[] for _ in range(stages.count)]
-    for found, pairs in ((due, again), (back, moved)):
-        for item, stage in pairs:
-            found[stage].append(item)
+    for item, stage in again:
+        due[stage].append(item)
     steps: list[Pair] = []
     made_at: list[int] = []  # per copy: step, item, last step that needs it
     made_of: list[int] = []
     ends_at: list[int] = []
     current = [-1] * len(stages.nbytes)
     for stage in range(stages.count):
-        for item in back[stage]:
-            current[item] = len(made_at)
-            made_at.append(len(steps))
-            made_of.append(item)
-            ends_at.append(len(steps))
         for item in sorted(due[stage]):
             here = len(steps)
             for source in stages.inputs[item]:
@@ -245,7 +217,6 @@ class Answer:
       bound_ticks: every plan takes at least this much extra time.
       status: `optimal` is proven among plans that go through the items of a stage `runs` times, `infeasible` likewise;
         `unknown`: no plan was found and no proof either.
-      moved: what is brought back from the host, and where; its time counts as extra.
       stage, stage_nbytes: where infeasible by one stage alone: which, and the least bytes there; else -1, 0.
     """
 
@@ -256,4 +227,3 @@ class Answer:
     runs: int = 1
     stage: int = -1
     stage_nbytes: int = 0
-    moved: frozenset[Pair] = frozenset()

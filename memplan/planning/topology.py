@@ -14,12 +14,11 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from memplan.errors import TopologyError
-from memplan.files import write_whole
+from memplan.files import read_json, write_whole
 from memplan.planning.devices import LINKS
 from memplan.planning.spec import is_path
 
@@ -118,10 +117,6 @@ class Topology:
         """The axes of one node of `name`, outermost first."""
         return self.axes[self._place(name) + 1 :]
 
-    def around(self, name: str) -> tuple[Axis, ...]:
-        """The axes that hold the level `name`, outermost first."""
-        return self.axes[: self._place(name)]
-
     def _place(self, name: str) -> int:
         names = list(self.sizes)
         if name not in names:
@@ -159,12 +154,7 @@ def load(path: str | os.PathLike[str]) -> Topology:
       TopologyError: there is no such file, or it is not a whole topology; says what is wrong with it.
     """
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-        if not isinstance(document, dict) or "format" not in document:
-            raise ValueError("it has no entry 'format'")
-        if document.pop("format") != FORMAT:
-            raise ValueError(f"it is of another format, this memplan reads {FORMAT}")
-        return _read(document)
+        return _read(read_json(path, FORMAT))
     except OSError as error:
         raise TopologyError(
             f"the topology {os.fspath(path)!r} cannot be read: {error.strerror or error}. A topology is the path of a "
@@ -272,11 +262,6 @@ _LOCAL = Topology(
 )
 
 TOPOLOGIES: Mapping[str, Topology] = MappingProxyType({known.name: known for known in (_DDL, _TODAY, _LOCAL)})
-
-
-def names() -> tuple[str, ...]:
-    """The topologies that `topology_named` knows; each also comes in other sizes, as in `ddl@16x4`."""
-    return tuple(TOPOLOGIES)
 
 
 def topology_named(name_or_path: str) -> Topology:

@@ -107,21 +107,13 @@ def relative(source: str) -> str:
     return source[len(here) :] if source.startswith(here) else source
 
 
-def scope_of(eqn: JaxprEqn) -> str:
-    """The name stack, for example `transpose(jvp(UNet))/level0/conv`."""
-    return str(eqn.source_info.name_stack)
-
-
 @contextlib.contextmanager
-def as_written(eqn: JaxprEqn, scope: str = "", caller: JaxprEqn | None = None) -> Iterator[None]:
-    """Bind in the equation's own source, name stack and context; `scope` goes in front.
+def as_written(eqn: JaxprEqn, caller: JaxprEqn | None = None) -> Iterator[None]:
+    """Bind in the equation's own source, name stack and context.
 
     Where jax made the equation for a function of its own, its source is the line that called that function.
     """
-    stack = _source.current_name_stack()
-    if scope:
-        stack = stack.extend(scope)
-    stack = stack + eqn.source_info.name_stack
+    stack = _source.current_name_stack() + eqn.source_info.name_stack
     told = eqn if caller is None or source_of(eqn) else caller
     with _source.user_context(told.source_info.traceback, name_stack=stack), _mesh_of(eqn):
         yield
@@ -306,12 +298,6 @@ def without_references(closed: ClosedJaxpr) -> ClosedJaxpr:
 def is_reference(atom: Any) -> bool:
     """True for a mutable array."""
     return isinstance(atom.aval, AbstractRef)
-
-
-def crosses_memories(eqn: JaxprEqn) -> bool:
-    """True for a `jax.device_put` between device and host memory."""
-    spaces = (jax.memory.Space.Host, jax.memory.Space.Device)
-    return eqn.primitive.name == "device_put" and all(place in spaces for place in eqn.params["devices"])
 
 
 def is_on_host(atom: Any) -> bool:

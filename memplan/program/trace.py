@@ -26,7 +26,6 @@ class Program:
       step: the user's function.
       options: the `jax.jit` options it was given.
       donated: one flag per input.
-      names: one readable path per input, for example `state.params['w']`.
       traced: jax's own trace of the step, for the unmodified program.
       by_leaves: jax cannot lower it with its own containers (jmp's loss scales, for one); its leaves it can.
       out_tree: structure of the outputs.
@@ -41,7 +40,6 @@ class Program:
     step: Callable[..., Any]
     options: Mapping[str, Any]
     donated: tuple[bool, ...]
-    names: tuple[str, ...]
     traced: Any
     by_leaves: bool
     out_tree: Any
@@ -104,7 +102,6 @@ def trace(
         options=dict(options),
         donated=compat.donated_inputs(traced),
         by_leaves=not compat.describes(traced),
-        names=compat.input_names(traced.jaxpr),
         traced=traced,
         out_tree=traced.out_tree,
         spmd=spmd,

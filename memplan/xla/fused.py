@@ -4,32 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from memplan.xla.module import Array, Computation, Instruction, Module, Shape, read_instruction, spelled
+from memplan.xla.module import Array, Computation, Instruction, Shape, read_instruction, spelled
 from memplan.xla.sharing import ELEMENTWISE
 
 CHEAP = ELEMENTWISE | {"broadcast", "bitcast", "constant", "iota", "parameter"}
 """What costs next to nothing beside the bytes that a fusion moves, and may be done twice."""
-
-
-@dataclass
-class Names:
-    """Those that are taken, and new ones: the old one, the mark and a number."""
-
-    taken: set[str]
-    mark: str
-
-    @classmethod
-    def of(cls, module: Module, mark: str) -> Names:
-        return cls({name for body in module.values() for name in body.ops} | set(module), mark)
-
-    def fresh(self, name: str) -> str:
-        number = 1
-        while (found := f"{name}.{self.mark}{number}") in self.taken:
-            number += 1
-        self.taken.add(found)
-        return found
 
 
 def is_open(op: Instruction) -> bool:

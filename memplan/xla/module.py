@@ -251,6 +251,20 @@ class Module(Mapping[str, Computation]):
         return found
 
 
+class Names:
+    """Those that a module has, and new ones: the old one, a mark and a number."""
+
+    def __init__(self, module: Module) -> None:
+        self._taken = {name for body in module.values() for name in body.ops} | set(module)
+
+    def fresh(self, name: str, mark: str, number: int = 1) -> str:
+        """The first from this number on that is not taken."""
+        while (found := f"{name}.{mark}{number}") in self._taken:
+            number += 1
+        self._taken.add(found)
+        return found
+
+
 def read_module(text: str) -> Module:
     """The computations of a scheduled module, as XLA prints it.
 

@@ -5,21 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from memplan.planning.collectives import (
-    LAUNCH_S,
-    Decomposition,
-    Phase,
-    all_gather_seconds,
-    all_reduce_seconds,
-    reduce_scatter_seconds,
-)
+from memplan.planning.collectives import LAUNCH_S, Decomposition, Phase, all_reduce_seconds, reduce_scatter_seconds
 from memplan.planning.topology import Topology
 from memplan.xla.replica_groups import first_group
 
 REDUCE, SCATTER, GATHER, EXCHANGE = "all-reduce", "reduce-scatter", "all-gather", "all-to-all"
 COLLECTIVES = (REDUCE, SCATTER, GATHER, EXCHANGE)
-
-_SECONDS = {REDUCE: all_reduce_seconds, GATHER: all_gather_seconds}
 
 
 @dataclass(frozen=True)
@@ -71,7 +62,7 @@ class Network:
         if not collective.axes:
             return 0.0
         alone = Decomposition((Phase(collective.axes, False),))
-        take = _SECONDS.get(collective.kind, reduce_scatter_seconds)  # an all-to-all sends as many bytes
+        take = all_reduce_seconds if collective.kind == REDUCE else reduce_scatter_seconds  # the others send as much
         return take(self.links, alone, collective.nbytes, launch_s=self.launch_s)
 
     def sent_bytes(self, collective: Collective) -> float:

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from memplan.planning.problem import Kernel, Problem, Role
-from memplan.xla.fused import CHEAP, Names, calling, fused_text, renamed, returning, source
-from memplan.xla.module import Computation, Instruction, Module, Shape, read_instruction, with_loops
+from memplan.xla.fused import CHEAP, calling, fused_text, renamed, returning, source
+from memplan.xla.module import Computation, Instruction, Module, Names, Shape, read_instruction, with_loops
 from memplan.xla.sharing import ELEMENTWISE
 
 NEARLY = 0.9  # of the budget: ResNet-50 in 1250 MiB has one such kernel; its parts spare the smallest plan 23 MiB
@@ -40,7 +40,7 @@ def in_parts(module: Module, problem: Problem, budget_nbytes: int) -> Module | N
         fusion = _fusion(module, bodies[kernel.name], kernel, problem) if kernel.name in bodies else None
         limit = max(limit, fusion.least_nbytes if fusion else nbytes)
         fusions += [fusion] if fusion else []
-    names, writings = Names.of(module, "part"), dict[str, _Writing]()
+    names, writings = Names(module), dict[str, _Writing]()
     for fusion in fusions:
         if len(parts := fusion.parts(limit)) > 1:
             body = bodies[fusion.op.name]
@@ -208,7 +208,7 @@ class _Writing:
         op, made, last = fusion.op, dict[str, str](), parts[-1]
         self.lines[op.name] = []
         for part in parts:
-            name = op.name if part is last else self.names.fresh(op.name)
+            name = op.name if part is last else self.names.fresh(op.name, "part")
             self.lines[op.name].append(self._line(fusion, part, name, made))
             made.update((result, name) for result in part.makes)
         for element, _ in self.body.uses[op.name] if isinstance(op.shape, tuple) else ():
@@ -230,8 +230,8 @@ class _Writing:
                 continue
             parameters.append((one.name, one.shape))
             operands.append(made[one.name] if one.name in part.given else op.operands[int(one.attributes)])
-        ops = returning(ops, [fused.ops[result] for result in part.makes], self.names.fresh(fused.root.name))
-        called = self.names.fresh(fused.name)
+        ops = returning(ops, [fused.ops[result] for result in part.makes], self.names.fresh(fused.root.name, "part"))
+        called = self.names.fresh(fused.name, "part")
         self.bodies[called] = fused_text(called, parameters, ops)
         return calling(op, name, ops[-1].shape, operands, called)
 

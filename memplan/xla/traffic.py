@@ -67,7 +67,6 @@ class Traffic:
       clock: of every instruction by name, when it starts and ends on the compute stream; loops' bodies not included.
       transfers: by the time they start; loops' bodies not included.
       stalls: when the compute stream waits; entries of `clock`.
-      copies: how often bytes of this number are copied at once in a direction, "out" to the host or "in" from it.
     """
 
     kernel_nbytes: int
@@ -80,7 +79,6 @@ class Traffic:
     copy_s: float
     hidden_copy_s: float
     step_s: float
-    copies: Mapping[tuple[str, int], int] = field(default_factory=dict)
     collective_s: float = 0.0
     hidden_collective_s: float = 0.0
     collectives: Mapping[Collective, int] = field(default_factory=dict)
@@ -89,11 +87,6 @@ class Traffic:
     clock: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     transfers: tuple[Transfer, ...] = ()
     stalls: frozenset[tuple[float, float]] = frozenset()
-
-    @property
-    def waits_for_links(self) -> bool:
-        """More than a hundredth of the step, for collectives that nothing hides."""
-        return self.collective_s - self.hidden_collective_s > 0.01 * self.step_s
 
 
 def traffic(module: Module | str, device: Device, topology: Topology | None = None) -> Traffic:
@@ -136,7 +129,6 @@ def _replayed(idle: _Replay) -> Traffic:
         copy_s=copy_s,
         hidden_copy_s=hidden_s,
         step_s=replay.end_s,
-        copies=replay.counts,
         collective_s=sums["net_s"],
         hidden_collective_s=sums["net_hidden_s"],
         collectives=replay.collectives,
@@ -185,7 +177,6 @@ class _Replay:
         self._copies: dict[str, list[tuple[float, float]]] = {"out": [], "in": [], "net": []}
         self._ready: dict[str, float] = {}  # copies under way -> when they end
         self._sums: dict[str, float] = defaultdict(float)
-        self.counts: Counter[tuple[str, int]] = Counter()  # of copies: direction, bytes
         self.collectives: Counter[Collective] = Counter()
         self.seconds: dict[str, float] = {}
         self.blocks: dict[str, float] = {}
@@ -246,8 +237,6 @@ class _Replay:
     def _block(self, part: _Replay, times: int) -> None:
         for key, value in part.sums().items():
             self._sums[key] += times * value
-        for copy, count in part.counts.items():
-            self.counts[copy] += times * count
         for collective, count in part.collectives.items():
             self.collectives[collective] += times * count
         self.seconds.update(part.seconds)
@@ -276,7 +265,6 @@ class _Replay:
                 self._copies[way].append((start, end))
                 self.transfers.append(Transfer(op.name, way, nbytes, start, end))
                 self._sums[f"{way}_nbytes"] += nbytes
-                self.counts[way, nbytes] += 1
         return end
 
     def _send(self, network: Network, body: Computation, op: Instruction) -> float:

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from memplan.planning.problem import Problem
-from memplan.xla.fused import CHEAP, Names, calling, fused_text, is_open, renamed, returning, source
-from memplan.xla.module import Computation, Instruction, Module, Shape, read_instruction, spelled, with_loops
+from memplan.xla.fused import CHEAP, calling, fused_text, is_open, renamed, returning, source
+from memplan.xla.module import Computation, Instruction, Module, Names, Shape, read_instruction, spelled, with_loops
 
 LEAST_BYTES = 1 << 20  # of a value: a fast GPU reads as much in a fifth of the time that a launch takes
 SMALL_BYTES = 1 << 16  # of what may be kept for longer: a bias, a statistic
@@ -29,7 +29,7 @@ def variant(module: Module, problem: Problem) -> Module | None:
     """
     uses = _Uses(problem)
     texts = dict(module.texts)
-    names = Names.of(module, "in")
+    names = Names(module)
     found = False
     for body in with_loops(module, module.entry):
         rewriting = _Rewriting(module, body, names)
@@ -192,7 +192,7 @@ class _Rewriting:
                 given = self._given(reader, value.maker.operands[int(op.attributes)], op)
                 made[op.name] = self._shaped(*given, op.shape, more), op.shape
             else:
-                fresh = self.names.fresh(op.name)
+                fresh = self.names.fresh(op.name, "in")
                 more.append(read_instruction(op.written(fresh, [made[operand][0] for operand in op.operands])))
                 made[op.name] = fresh, op.shape
         result = self.module[value.maker.called[0]].results[value.leaf]
@@ -208,13 +208,13 @@ class _Rewriting:
             if source(self.body, name) == wanted:
                 return parameter
         reader.operands.append(operand)
-        reader.parameters.append((self.names.fresh(op.name), op.shape))
+        reader.parameters.append((self.names.fresh(op.name, "in"), op.shape))
         return reader.parameters[-1]
 
     def _shaped(self, name: str, shape: Shape, wanted: Shape, more: list[Instruction]) -> str:
         if shape == wanted:
             return name
-        fresh = self.names.fresh(name)
+        fresh = self.names.fresh(name, "in")
         more.append(read_instruction(f"  %{fresh} = {spelled(wanted)} bitcast(%{name})"))
         return fresh
 
@@ -222,7 +222,7 @@ class _Rewriting:
         """All computations, with those that are new in front of this one."""
         lines, bodies = {op.name: op.line for op in self.body.ops.values()}, dict[str, str]()
         for name, reader in self.readers.items():
-            fused = self.names.fresh(reader.op.called[0])
+            fused = self.names.fresh(reader.op.called[0], "in")
             bodies[fused] = fused_text(fused, reader.parameters, reader.ops)
             lines[name] = calling(reader.op, name, reader.op.shape, reader.operands, fused)
         instead: dict[str, str] = {}
@@ -243,7 +243,7 @@ class _Rewriting:
         """The maker without the results that nobody reads any more."""
         fused = self.module[op.called[0]]
         left = [leaf for leaf in range(len(fused.results)) if leaf not in leaves]
-        ops, name = _only(fused, left, self.names), self.names.fresh(op.called[0])
+        ops, name = _only(fused, left, self.names), self.names.fresh(op.called[0], "in")
         needed = {operand for one in ops for operand in one.operands} | {ops[-1].name}
         given = [n for n in range(len(op.operands)) if fused.parameters[n].name in needed]
         bodies[name] = fused_text(name, [(fused.parameters[n].name, fused.parameters[n].shape) for n in given], ops)
@@ -272,4 +272,4 @@ def _only(fused: Computation, leaves: Sequence[int], names: Names) -> list[Instr
         if op.name in wanted:
             wanted.update(op.operands)
     ops = [op for op in fused.ops.values() if op.name in wanted and op.opcode != "parameter" and not op.root]
-    return returning(ops, results, names.fresh(fused.root.name))
+    return returning(ops, results, names.fresh(fused.root.name, "in"))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import Action, Kind, Schedule
-from memplan.xla.module import HOST_SPACE, Array, Computation, Instruction, Module, Shape, spelled, with_loops
+from memplan.xla.module import HOST_SPACE, Array, Computation, Instruction, Module, Names, Shape, spelled, with_loops
 
 Value = str | tuple["Value", ...]  # the instruction that gives it, or those that give its parts
 
@@ -58,11 +58,11 @@ def write(module: Module, problem: Problem, schedule: Schedule) -> str:
 
 
 class _Writing:
-    """The module: its computations, and the names that are taken."""
+    """The module: its computations, and names for new ones."""
 
     def __init__(self, module: Module, problem: Problem) -> None:
         self.module, self._problem = module, problem
-        self._taken = {name for body in module.values() for name in body.ops} | set(module)
+        self.names = Names(module)
         self._home = {op.name: body.name for body in with_loops(module, module.entry) for op in body.ops.values()}
 
     def text(self, schedule: Schedule) -> str:
@@ -78,13 +78,6 @@ class _Writing:
                 texts += [*body.clones, text]
         head = _TABLES.sub("", self.module.head)
         return _FRAME.sub("", "\n\n".join([head, *texts])) + "\n"
-
-    def fresh(self, name: str, number: int = 1) -> str:
-        """The name and a number, the first from this one on that gives one that no other has."""
-        while (found := f"{name}{number}") in self._taken:
-            number += 1
-        self._taken.add(found)
-        return found
 
     def _parted(self, schedule: Schedule) -> Mapping[str, list[_Step]]:
         """What each computation does."""
@@ -116,7 +109,7 @@ class _Body:
     """One computation, as it is written anew."""
 
     def __init__(self, writing: _Writing, body: Computation) -> None:
-        self._writing, self._body = writing, body
+        self._module, self._fresh, self._body = writing.module, writing.names.fresh, body
         self.clones: list[str] = []
         self._lines: dict[str, str] = {}
         self._now: dict[str, str] = {}  # kernels, arguments, constants -> the instruction that gives them now
@@ -139,7 +132,7 @@ class _Body:
     def _do(self, step: _Step, op: Instruction) -> None:
         if step.kind is Kind.RUN:
             operands = [self._whole(self._body.ops[name]) for name in op.operands]
-            name = self._writing.fresh(f"{op.name}.run", 2) if op.name in self._now else op.name
+            name = self._fresh(op.name, "run", 2) if op.name in self._now else op.name
             self._now[op.name] = self._emit(op, name, operands)
         elif step.kind in (Kind.OFFLOAD, Kind.PREFETCH):
             self._begin(step, op)
@@ -153,7 +146,7 @@ class _Body:
             source = self._leaf(op, step.index)
         else:
             source, away, here = self._on_host[op.name, step.index], here, away
-        name = self._writing.fresh(f"{op.name}.{step.kind.value}")
+        name = self._fresh(op.name, step.kind.value)
         self._lines[name] = f"  %{name} = ({away}, {here}, u32[]) copy-start(%{source})"
         self._under_way[step.kind, op.name, step.index].append(name)
 
@@ -161,7 +154,7 @@ class _Body:
         array, home = _array(op, step.index), step.kind is Kind.PREFETCHED
         begun = Kind.PREFETCH if home else Kind.OFFLOAD
         start = self._under_way[begun, op.name, step.index].popleft()
-        name = self._writing.fresh(f"{op.name}.{step.kind.value}")
+        name = self._fresh(op.name, step.kind.value)
         self._lines[name] = f"  %{name} = {array if home else _on_host(array)} copy-done(%{start})"
         if not home:
             self._on_host[op.name, step.index] = name
@@ -203,7 +196,7 @@ class _Body:
         key = (value, str(index))
         if key not in self._views:
             if op is None or op.name in self._lines:
-                name = self._writing.fresh(f"{value}.{index}.")
+                name = self._fresh(value, f"{index}.")
                 self._lines[name] = f"  %{name} = {spelled(shape)} get-tuple-element(%{value}), index={index}"
             else:
                 name = self._emit(op, op.name, [value])
@@ -213,7 +206,7 @@ class _Body:
     def _view(self, op: Instruction, operands: Sequence[str]) -> str:
         key = (op.name, *operands)
         if key not in self._views:
-            name = self._writing.fresh(f"{op.name}.run", 2) if op.name in self._lines else op.name
+            name = self._fresh(op.name, "run", 2) if op.name in self._lines else op.name
             self._views[key] = self._emit(op, name, operands)
         return self._views[key]
 
@@ -233,7 +226,7 @@ class _Body:
         key = ("tuple", *parts)
         if key not in self._views:
             first = op is not None and op.opcode == "tuple" and op.name not in self._lines
-            name = op.name if op is not None and first else self._writing.fresh("tuple.run", 2)
+            name = op.name if op is not None and first else self._fresh("tuple", "run", 2)
             operands = ", ".join(f"%{part}" for part in parts)
             self._lines[name] = f"  %{name} = {spelled(shape)} tuple({operands})"
             self._views[key] = name
@@ -253,7 +246,7 @@ class _Body:
 
     def _cloned(self, name: str) -> str:
         """A computation like this one, with what it calls."""
-        fresh, module = self._writing.fresh(f"{name}.run", 2), self._writing.module
+        fresh, module = self._fresh(name, "run", 2), self._module
         text = module.texts[name].replace(f"%{name} (", f"%{fresh} (", 1)
         for called in dict.fromkeys(one for op in module[name].ops.values() for one in op.called):
             text = _renamed(text, called, self._cloned(called))

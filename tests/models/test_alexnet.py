@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from models.alexnet import AlexNet, AlexNetConfig
+from tests.models.drawn import drawn
 
 TINY = AlexNet(AlexNetConfig(width=1 / 32, classes=5))
 
@@ -40,7 +41,7 @@ def test_logits_and_parameters_are_float32(dtype):
 
 def test_training_drops_by_its_key(quick_jit):
     image = jax.random.normal(jax.random.key(1), (1, 63, 63, 3))
-    variables = quick_jit(TINY.init)(jax.random.key(0), image)
+    variables = drawn(TINY.init, image)
     apply = quick_jit(lambda key: TINY.apply(variables, image, train=True, rngs={"dropout": key}))
     first, again, other = (apply(jax.random.key(seed)) for seed in (2, 2, 3))
     np.testing.assert_array_equal(first, again)

@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 
 from models.resnet import Backbone, Bottleneck, ResNet, ResNetConfig
+from tests.models.drawn import drawn
 
 TINY = ResNet(ResNetConfig(depth=14, filters=4, classes=5))
 
 
 @pytest.fixture(scope="module")
-def tiny(quick_jit):
+def tiny():
     """An image batch and the tiny model's variables."""
     image = jax.random.normal(jax.random.key(1), (2, 32, 32, 3))
-    return image, quick_jit(TINY.init)(jax.random.key(0), image)
+    return image, drawn(TINY.init, image)
 
 
 @pytest.mark.parametrize(("depth", "parameters"), [(50, 25_557_032), (101, 44_549_160), (152, 60_192_808)])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from models.transformer import Decoder, DecoderConfig, stack_layers
+from tests.models.drawn import drawn
 
 TINY = DecoderConfig(layers=3, width=8, heads=2, vocab=11, context=6)
 TOKENS = jnp.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
@@ -18,10 +19,9 @@ def count(config):
 
 
 @pytest.fixture(scope="module")
-def params(quick_jit):
-    """Parameters of the unrolled tiny decoder, with every leaf random, norms and biases too."""
-    drawn = quick_jit(Decoder(TINY).init)(jax.random.key(0), TOKENS)["params"]
-    return jax.tree.map(lambda leaf: leaf + 0.1 * np.random.default_rng(leaf.size).normal(size=leaf.shape), drawn)
+def params():
+    """Of the unrolled tiny decoder, with every leaf random, norms and biases too."""
+    return drawn(Decoder(TINY).init, TOKENS)["params"]
 
 
 @pytest.mark.parametrize("scan", [False, True], ids=["unrolled", "scanned"])

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
 from memplan.planning import buckets
-from memplan.planning.buckets import Bucket
 
 
 def affine(nbytes: int) -> float:
@@ -24,14 +23,14 @@ def all_cuts(count: int) -> Iterator[tuple[range, ...]]:
 
 
 def last_end(
-    parts: tuple[range, ...], ready: list[int], nbytes: list[int], table: dict[int, float], free: int
+    parts: Sequence[range], ready: Sequence[float], nbytes: Sequence[int], seconds: Callable[[int], float]
 ) -> float:
     """Event by event, written again."""
-    now = float(free)
+    now = 0.0
     for part in parts:
         while now < ready[part[-1]]:
             now = float(ready[part[-1]])
-        now += table[sum(nbytes[place] for place in part)]
+        now += seconds(sum(nbytes[place] for place in part))
     return now
 
 
@@ -41,21 +40,18 @@ def test_no_cut_is_done_earlier_or_as_early_with_fewer_buckets(seed: int) -> Non
     count = chance.randint(1, 9)
     ready = sorted(chance.randint(0, 12) for _ in range(count))
     nbytes = [chance.randint(0, 4) for _ in range(count)]
-    free = chance.randint(0, 5)
     largest = chance.choice([None, 0, 3, 8])
     # Any times will do: with a start, and larger buckets sometimes quicker.
-    table = {size: float(chance.choice([2 + size, chance.randint(0, 9)])) for size in range(4 * 9 + 1)}
+    seconds = {size: float(chance.choice([2 + size, chance.randint(0, 9)])) for size in range(4 * 9 + 1)}.__getitem__
     allowed = [
         parts
         for parts in all_cuts(count)
         if largest is None or all(len(part) == 1 or sum(nbytes[part.start : part.stop]) <= largest for part in parts)
     ]
-    best = min((last_end(parts, ready, nbytes, table, free), len(parts)) for parts in allowed)
-    found = buckets.cut(ready, nbytes, table.__getitem__, free, largest)
+    best = min((last_end(parts, ready, nbytes, seconds), len(parts)) for parts in allowed)
+    found = buckets.cut(ready, nbytes, seconds, largest)
     assert found in allowed
-    assert (last_end(found, ready, nbytes, table, free), len(found)) == best
-    sent = buckets.finish(found, ready, nbytes, table.__getitem__, free)
-    assert sent[-1].end_s == best[0]
+    assert (last_end(found, ready, nbytes, seconds), len(found)) == best
 
 
 def test_what_is_ready_at_once_goes_at_once() -> None:
@@ -64,10 +60,6 @@ def test_what_is_ready_at_once_goes_at_once() -> None:
 
 def test_what_is_far_apart_goes_apart() -> None:
     assert buckets.cut([0.0, 100.0, 200.0], [50, 50, 50], affine) == (range(1), range(1, 2), range(2, 3))
-
-
-def test_a_busy_stream_gathers_more() -> None:
-    assert buckets.cut([0.0, 10.0, 20.0], [1, 1, 1], affine, free_s=30.0) == (range(3),)
 
 
 def test_as_early_in_one_bucket_is_one_bucket() -> None:
@@ -79,16 +71,8 @@ def test_a_bucket_may_have_a_largest_size_but_a_gradient_goes_alone_whatever_it_
     assert found == (range(2), range(2, 3), range(3, 4))
 
 
-def test_each_bucket_tells_its_time() -> None:
-    sent = buckets.finish((range(2), range(2, 3)), [0.0, 3.0, 20.0], [1, 2, 3], affine)
-    assert sent == (Bucket(range(2), 3, 3.0, 10.0), Bucket(range(2, 3), 3, 20.0, 27.0))
-    late = buckets.finish((range(3),), [0.0, 3.0, 20.0], [1, 2, 3], affine, free_s=40.0)
-    assert late == (Bucket(range(3), 6, 40.0, 50.0),)
-
-
 def test_nothing_is_cut_into_nothing() -> None:
     assert buckets.cut([], [], affine) == ()
-    assert buckets.finish((), [], [], affine) == ()
 
 
 def test_each_size_is_asked_for_once() -> None:
@@ -112,7 +96,7 @@ def test_hundreds_of_gradients_are_cut_soon_and_not_worse_than_all_or_each() -> 
 
     found = buckets.cut(ready, nbytes, seconds)
     ends = [
-        buckets.finish(parts, ready, nbytes, seconds)[-1].end_s
+        last_end(parts, ready, nbytes, seconds)
         for parts in (found, (range(400),), [range(place, place + 1) for place in range(400)])
     ]
     assert ends[0] == min(ends) and ready[-1] < ends[0]
@@ -131,19 +115,9 @@ def test_hundreds_of_gradients_are_cut_soon_and_not_worse_than_all_or_each() -> 
 def test_what_is_out_of_order_is_refused(ready: list[float], nbytes: list[int], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         buckets.cut(ready, nbytes, affine)
-    with pytest.raises(ValueError, match=told):
-        buckets.finish((range(2),), ready, nbytes, affine)
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0])
 def test_a_time_that_is_none_is_refused(wrong: float) -> None:
     with pytest.raises(ValueError, match="which no stream does"):
         buckets.cut([0.0, 1.0], [1, 2], lambda nbytes: wrong)
-
-
-@pytest.mark.parametrize(
-    "parts", [(), (range(1),), (range(2), range(1, 2)), (range(1, 2), range(1)), (range(0), range(2))]
-)
-def test_a_cut_that_is_none_is_refused(parts: tuple[range, ...]) -> None:
-    with pytest.raises(ValueError, match="does not cut 2 gradients"):
-        buckets.finish(parts, [0.0, 1.0], [1, 2], affine)

@@ -41,14 +41,6 @@ def test_a_decomposition_is_written_as_its_collectives() -> None:
     assert str(FLAT) == "all-reduce(host,device)"
     assert str(APART) == "all-reduce(host) all-reduce(device)"
     assert str(Decomposition(())) == "nothing"
-    assert (LEVELS.calls, FLAT.calls, APART.calls, Decomposition(()).calls) == (3, 1, 2, 0)
-
-
-def test_levels_pass_each_byte_of_a_host_once_and_a_flat_ring_passes_it_nearly_twice() -> None:
-    assert collectives.link_bytes(TWO_BY_FOUR, LEVELS, 8) == {"host": 8, "device": 12}
-    assert collectives.link_bytes(TWO_BY_FOUR, FLAT, 8) == {"host": 14, "device": 14}
-    assert collectives.link_bytes(TWO_BY_FOUR, APART, 8) == {"host": 32, "device": 12}
-    assert collectives.lower_bound_bytes(TWO_BY_FOUR, 8) == {"host": 8, "device": 6}
 
 
 def test_seconds_by_hand() -> None:
@@ -63,23 +55,12 @@ def test_seconds_by_hand() -> None:
 def test_a_card_of_ones_own_is_not_shared() -> None:
     own = machine(Axis("host", 2, 1.0, 1.0, shared=False), TWO_BY_FOUR.axes[1])
     assert seconds(own, LEVELS, 8) == 2 * 1.5 + 2 * 1 + 2
-    assert collectives.link_bytes(own, LEVELS, 8) == collectives.link_bytes(TWO_BY_FOUR, LEVELS, 8)
 
 
-def test_the_way_down_and_the_way_up_are_as_long() -> None:
+def test_the_way_down_alone() -> None:
     down = collectives.reduce_scatter_seconds(TWO_BY_FOUR, LEVELS, 8, launch_s=10)
     assert down == (10 + 1.5) + (10 + 1 + 4)
-    assert down == collectives.all_gather_seconds(TWO_BY_FOUR, LEVELS, 8, launch_s=10)
     assert collectives.reduce_scatter_seconds(TWO_BY_FOUR, APART, 8, launch_s=0) == (1 + 4 * 4) + 4 * 3 / 4 / 4
-
-
-def test_fewer_bytes_on_the_wire_are_fewer_seconds() -> None:
-    half = collectives.all_reduce_seconds(TWO_BY_FOUR, LEVELS, 8, 0.5, launch_s=0)
-    assert half == seconds(TWO_BY_FOUR, LEVELS, 4)
-    assert collectives.cheapest(TWO_BY_FOUR, 8, 0.5) == collectives.cheapest(TWO_BY_FOUR, 4)
-    assert collectives.reduce_scatter_seconds(TWO_BY_FOUR, FLAT, 8, 0.5) == collectives.reduce_scatter_seconds(
-        TWO_BY_FOUR, FLAT, 4
-    )
 
 
 def test_a_launch_is_assumed() -> None:
@@ -89,10 +70,8 @@ def test_a_launch_is_assumed() -> None:
 
 def test_axes_of_one_node_are_left_out() -> None:
     alone = hosts(1, 1)
-    assert list(collectives.candidates(alone.axes)) == [Decomposition(())]
     assert collectives.cheapest(alone, 8) == Decomposition(())
     assert seconds(alone, Decomposition(()), 8) == seconds(alone, LEVELS, 8, launch_s=10) == 0
-    assert collectives.link_bytes(alone, Decomposition(()), 8) == {"host": 0, "device": 0}
     assert str(collectives.cheapest(hosts(1, 4), 8)) == "all-reduce(device)"
 
 
@@ -107,33 +86,28 @@ def test_within_one_host_a_collective_over_all_axes_never_sees_the_network(
     by_hand = launch_s + steps * link.latency_s + 2 * (devices - 1) / devices * nbytes / link.bandwidth
     assert seconds(one, FLAT, nbytes, launch_s) == pytest.approx(by_hand if devices > 1 else 0.0)
     across = one.resized({"host": devices, "device": 1})
-    for take in (collectives.all_reduce_seconds, collectives.reduce_scatter_seconds, collectives.all_gather_seconds):
+    for take in (collectives.all_reduce_seconds, collectives.reduce_scatter_seconds):
         assert take(one, FLAT, nbytes) <= take(across, FLAT, nbytes)
         assert take(one, FLAT, nbytes) == take(one, Decomposition((Phase(("device",), False),)), nbytes)
 
 
-def test_a_part_of_the_axes_may_be_reduced_over() -> None:
-    ddl = topology_named("ddl")
-    assert str(collectives.cheapest(ddl, 1e6, axes=["device"])) == "all-reduce(device)"
-    assert collectives.cheapest(ddl, 1e6, axes=("device", "host")) == collectives.cheapest(ddl, 1e6)
+def test_an_axis_of_another_machine_is_refused() -> None:
     with pytest.raises(TopologyError, match="no axis 'card'"):
-        collectives.cheapest(ddl, 1e6, axes=["card"])
-    with pytest.raises(TopologyError, match="no axis 'card'"):
-        seconds(ddl, Decomposition((Phase(("card",), False),)), 8)
+        seconds(topology_named("ddl"), Decomposition((Phase(("card",), False),)), 8)
 
 
 def test_of_equals_the_fewest_collectives_are_taken() -> None:
     free = machine(*(Axis(name, 4, 0.0, 1e9, shared=False) for name in "abc"))
     for nbytes in (0, 1000):
-        assert collectives.cheapest(free, nbytes, launch_s=0).calls == 1
-    assert collectives.cheapest(free, 0).calls == 1
+        assert str(collectives.cheapest(free, nbytes, launch_s=0)) == "all-reduce(a,b,c)"
+    assert str(collectives.cheapest(free, 0)) == "all-reduce(a,b,c)"
 
 
 def test_a_slow_shared_link_is_passed_with_pieces() -> None:
     shape = machine(Axis("host", 8, 1e-6, 1e9), Axis("device", 8, 1e-6, 2e9, shared=False))
     small, large = (collectives.cheapest(shape, nbytes) for nbytes in (10, 10**9))
     assert not any(phase.scatters for phase in small.phases)
-    assert collectives.link_bytes(shape, large, 1)["host"] <= collectives.link_bytes(shape, FLAT, 1)["host"]
+    assert counted(shape, large, 1)["host"] <= counted(shape, FLAT, 1)["host"]
 
 
 @pytest.mark.parametrize(
@@ -148,21 +122,6 @@ def test_a_slow_shared_link_is_passed_with_pieces() -> None:
 def test_what_is_no_all_reduce_is_refused(phases: tuple[Phase, ...]) -> None:
     with pytest.raises(TopologyError, match="is not an all-reduce"):
         Decomposition(phases)
-
-
-@pytest.mark.parametrize("document", [None, {}, [1], [["host", False]], [[["host"], 0]], [[[1], False]], [[["a"]]]])
-def test_a_document_of_something_else_is_refused(document: object) -> None:
-    with pytest.raises(TopologyError, match=r"axes, scatters"):
-        Decomposition.from_json(document)
-
-
-@pytest.mark.parametrize(("count", "ways"), [(1, 1), (2, 5), (3, 37), (4, 365)])
-def test_candidates_are_all_and_each_once(count: int, ways: int) -> None:
-    axes = [Axis(name, 2, 0.0, 1.0) for name in "abcd"[:count]]
-    found = list(collectives.candidates([*axes, Axis("alone", 1, 0.0, 1.0)]))
-    assert len(found) == len(set(found)) == ways
-    assert {way.phases for way in found} == set(all_ways([axis.name for axis in axes]))
-    assert all(Decomposition.from_json(way.to_json()) == way for way in found)
 
 
 # The oracle: axes get the number of their phase, a phase a digit; exact fractions all the way.
@@ -230,22 +189,10 @@ def test_the_cheapest_is_the_cheapest_of_all(topology: Topology, nbytes: int, la
 
 @settings(max_examples=40, deadline=None)
 @given(machines(), st.integers(0, 10**9))
-def test_every_candidate_costs_what_the_oracle_says_and_sends_what_it_must(topology: Topology, nbytes: int) -> None:
-    bound = collectives.lower_bound_bytes(topology, nbytes)
-    least = dict.fromkeys(bound, math.inf)
-    for way in collectives.candidates(topology.axes):
-        told = seconds(topology, way, nbytes, 1e-5)
-        assert told == pytest.approx(float(oracle_seconds(topology, way.phases, nbytes, 1e-5)), rel=1e-9)
-        for name, sent in collectives.link_bytes(topology, way, nbytes).items():
-            least[name] = min(least[name], sent)
-    assert least == pytest.approx(bound), "some decomposition reaches the bound of each axis, none goes below"
-
-
-@pytest.mark.parametrize("sizes", [(4,), (2, 4), (3, 2, 4), (2, 3, 1, 2)])
-def test_link_bytes_are_those_counted_along_rings(sizes: tuple[int, ...]) -> None:
-    topology = machine(*(Axis(name, size, 0.0, 1.0) for name, size in zip("abcd", sizes, strict=False)))
-    for way in collectives.candidates(topology.axes):
-        assert collectives.link_bytes(topology, way, 720) == pytest.approx(counted(topology, way, 720.0))
+def test_every_decomposition_costs_what_the_oracle_says(topology: Topology, nbytes: int) -> None:
+    for phases in all_ways([axis.name for axis in topology.axes if axis.size > 1]):
+        told = seconds(topology, Decomposition(phases), nbytes, 1e-5)
+        assert told == pytest.approx(float(oracle_seconds(topology, phases, nbytes, 1e-5)), rel=1e-9)
 
 
 def counted(topology: Topology, way: Decomposition, nbytes: float) -> dict[str, float]:

@@ -32,8 +32,6 @@ def test_every_device_is_complete_and_positive(device: Device) -> None:
 @pytest.mark.parametrize("link", list(devices.LINKS.values()), ids=list(devices.LINKS))
 def test_every_link_is_complete_and_positive(link: HostLink) -> None:
     assert link.bandwidth > 0 and link.latency_s > 0 and link.source
-    assert link.copy_s(0) == link.latency_s
-    assert link.copy_s(10**9) == pytest.approx(link.latency_s + 1e9 / link.bandwidth)
 
 
 @pytest.mark.parametrize("device", GPUS, ids=GPU_IDS)

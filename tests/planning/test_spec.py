@@ -14,6 +14,7 @@ import pytest
 from memplan.errors import UnknownDeviceError
 from memplan.planning import devices, spec
 from memplan.planning.spec import Conditions, Measurement, Spec, Timing
+from tests.planning.documents import edited
 
 BASE = devices.local_cpu(4, 8 * 2**30)
 
@@ -98,23 +99,6 @@ def test_its_file_has_the_fields_of_a_device() -> None:
     assert document["conditions"]["measurements"][0]["timings"][1]["size"] == "16"
 
 
-def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Path, target: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    path = tmp_path / "device.json"
-    CPU.save(path)
-    before = path.read_text()
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", full)
-        with pytest.raises(OSError, match="No space"):
-            GPU.save(path)
-    assert path.read_text() == before
-    assert [entry.name for entry in tmp_path.iterdir()] == ["device.json"]
-    with pytest.raises(FileNotFoundError):
-        CPU.save(tmp_path / "nowhere" / "device.json")
-
-
 def test_truncated_anywhere_it_is_refused(tmp_path: Path) -> None:
     path, text = tmp_path / "device.json", CPU.to_json()
     for length in range(0, len(text) - 1, 97):
@@ -124,17 +108,7 @@ def test_truncated_anywhere_it_is_refused(tmp_path: Path) -> None:
 
 
 def changed(where: str, value: Any) -> str:
-    """The document with one entry replaced, or taken out for None."""
-    document = json.loads(CPU.to_json())
-    *way, last = where.split(".")
-    entry = document
-    for name in way:
-        entry = entry[int(name)] if isinstance(entry, list) else entry[name]
-    if value is None:
-        del entry[last]
-    else:
-        entry[last] = value
-    return json.dumps(document)
+    return edited(CPU.to_json(), where, value)
 
 
 @pytest.mark.parametrize(

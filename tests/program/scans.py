@@ -12,7 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from memplan.program import compat
+from memplan.program.trace import Program, trace
+
 Step = tuple[Callable[..., Any], tuple[Any, ...]]
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # for the compiler
 
 
 def _data(*shape: int, seed: int = 0) -> np.ndarray:
@@ -156,6 +160,25 @@ STEPS = {
     for make in (layers, time_steps, backwards, nested, accumulated, checkpointed, mapped, stacked_twice, dropped_out,
                  branching, of_flax)
 }  # fmt: skip
+
+
+@functools.cache
+def traced(name: str) -> tuple[Program, tuple[Any, ...]]:
+    """One of them, and its arguments."""
+    step, args = STEPS[name]()
+    return trace(step, args, {}, {}), args
+
+
+@functools.cache
+def plain(name: str) -> list[np.ndarray]:
+    """What it gives."""
+    return outputs(*traced(name))
+
+
+def outputs(program: Program, args: tuple[Any, ...]) -> list[np.ndarray]:
+    """What a program gives."""
+    run = jax.jit(compat.jaxpr_as_fun(program.jaxpr), compiler_options=QUICK)
+    return [np.asarray(out) for out in run(*map(jax.numpy.asarray, jax.tree.leaves(args)))]
 
 
 def random_step(seed: int) -> Step:

@@ -14,13 +14,11 @@ from memplan.errors import PlanMismatchError
 from memplan.planning import devices
 from memplan.planning.cut import PRICES, cheapest
 from memplan.planning.loop import Loop, Residuals
-from memplan.program import compat
 from memplan.program.loops import pairs_of, with_loops, with_residuals
-from memplan.program.trace import Program, trace
-from tests.program.scans import STEPS, layers, random_step
+from memplan.program.trace import trace
+from tests.program.scans import STEPS, layers, outputs, plain, random_step, traced
 
 DEVICE = devices.named("v100")
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # for the compiler
 
 
 def least(loop: Loop) -> Residuals:
@@ -35,31 +33,22 @@ def every_value(loop: Loop) -> Residuals:
     return Residuals(tuple(value for value in range(len(loop.body.values)) if value not in loop.given))
 
 
-def outputs(program: Program, args: tuple[Any, ...]) -> list[np.ndarray]:
-    run = jax.jit(compat.jaxpr_as_fun(program.jaxpr), compiler_options=QUICK)
-    return [np.asarray(out) for out in run(*map(jax.numpy.asarray, jax.tree.leaves(args)))]
-
-
-def assert_same(program: Program, other: Program, args: tuple[Any, ...], tolerance: float) -> None:
-    for expected, found in zip(outputs(program, args), outputs(other, args), strict=True):
-        assert expected.dtype == found.dtype
-        np.testing.assert_allclose(
-            found, expected, rtol=tolerance, atol=tolerance * max(1.0, np.abs(expected).max(initial=0))
-        )
+def assert_same(found: list[np.ndarray], expected: list[np.ndarray], tolerance: float) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * max(1.0, np.abs(other).max(initial=0)))
 
 
 @pytest.mark.parametrize("decide", [least, moved, every_value])
 @pytest.mark.parametrize("name", STEPS)
 def test_the_numbers_stay_the_same(name: str, decide: Any) -> None:
-    step, args = STEPS[name]()
-    program = trace(step, args, {}, {})
-    assert_same(program, with_residuals(program, decide), args, 1e-5)
+    program, args = traced(name)
+    assert_same(outputs(with_residuals(program, decide), args), plain(name), 1e-5)
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_plan_writes_the_same_program_again(name: str) -> None:
-    step, args = STEPS[name]()
-    program = trace(step, args, {}, {})
+    program, _ = traced(name)
     once = with_residuals(program, least)
     again = with_loops(program, once.residuals)
     assert again.residuals == once.residuals
@@ -67,10 +56,7 @@ def test_a_plan_writes_the_same_program_again(name: str) -> None:
 
 
 def test_which_steps_have_pairs_of_loops() -> None:
-    found = {
-        name: len(with_residuals(trace(*make()[:1], make()[1], {}, {}), least).loops) for name, make in STEPS.items()
-    }
-    assert found == {
+    assert {name: len(with_residuals(traced(name)[0], least).loops) for name in STEPS} == {
         "layers": 1, "time_steps": 1, "backwards": 1, "nested": 2, "accumulated": 1, "checkpointed": 1, "mapped": 1,
         "stacked_twice": 2, "dropped_out": 1, "branching": 1, "of_flax": 1,
     }  # fmt: skip
@@ -139,4 +125,4 @@ def test_random_loops_with_random_residuals(seed: int) -> None:
     with jax.enable_x64(True):
         step, args = random_step(seed)
         program = trace(step, args, {}, {})
-        assert_same(program, with_residuals(program, decide), args, 1e-9)
+        assert_same(outputs(with_residuals(program, decide), args), outputs(program, args), 1e-9)

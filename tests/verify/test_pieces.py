@@ -6,20 +6,17 @@ import jax
 import numpy as np
 import pytest
 
-from memplan.program import compat
 from memplan.program.trace import trace
 from memplan.verify.pieces import run_in_pieces
-from tests.program.scans import STEPS
+from tests.program.scans import plain, traced
 
 
 @pytest.mark.parametrize("length", [1, 7])
 @pytest.mark.parametrize("name", ["layers", "nested", "stacked_twice", "branching"])
 def test_the_same_numbers(name: str, length: int) -> None:
-    step, args = STEPS[name]()
-    closed = trace(step, args, {}, {}).jaxpr
+    program, args = traced(name)
     leaves = [jax.numpy.asarray(leaf) for leaf in jax.tree.leaves(args)]
-    whole = jax.jit(compat.jaxpr_as_fun(closed))(*leaves)
-    for expected, found in zip(whole, run_in_pieces(closed, leaves, length, {}), strict=True):
+    for expected, found in zip(plain(name), run_in_pieces(program.jaxpr, leaves, length, {}), strict=True):
         assert expected.dtype == found.dtype
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 

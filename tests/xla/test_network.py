@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from memplan.errors import UnsupportedProgramError
-from memplan.planning.collectives import Decomposition, Phase, all_gather_seconds, all_reduce_seconds
+from memplan.planning.collectives import Decomposition, Phase, all_reduce_seconds, reduce_scatter_seconds
 from memplan.planning.topology import topology_named
 from memplan.xla.network import Collective, Network
 
@@ -50,7 +50,7 @@ def test_a_collective_takes_what_the_links_take() -> None:
     assert reduce == Collective("all-reduce", ("host",), 1 << 20)
     assert NETWORK.seconds(reduce) == all_reduce_seconds(NETWORK.links, alone, 1 << 20)
     gather = NETWORK.collective("all-gather", "replica_groups={{0,4},{1,5}}", 1 << 19, 1 << 20)
-    assert NETWORK.seconds(gather) == all_gather_seconds(NETWORK.links, alone, 1 << 20)
+    assert NETWORK.seconds(gather) == reduce_scatter_seconds(NETWORK.links, alone, 1 << 20)
 
 
 def test_a_group_of_one_takes_nothing() -> None:

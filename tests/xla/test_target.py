@@ -16,23 +16,13 @@ from memplan.errors import UnknownDeviceError
 from memplan.planning import devices
 from memplan.xla.local import closest_name, local_device
 from memplan.xla.target import Target, described_mesh, xla_rematerialization
+from tests.dense import step as train
 
 LAYERS, WIDTH, BATCH = 12, 512, 8192
 needs_compiler = pytest.mark.skipif(
     importlib.util.find_spec("jax_plugins.xla_cuda12") is None if importlib.util.find_spec("jax_plugins") else True,
     reason="needs the extra gpu-aot",
 )
-
-
-def loss(weights: list[Any], x: Any) -> Any:
-    for weight in weights:
-        x = jnp.sin(x @ weight)
-    return (x * x).mean()
-
-
-def train(weights: list[Any], x: Any) -> Any:
-    value, gradients = jax.value_and_grad(loss)(weights, x)
-    return [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)], value
 
 
 SHAPES = (

@@ -91,7 +91,7 @@ class Links:
     def _reduce(self, terms: Sequence[Array], lossy: bool, in_turn: bool) -> list[Callable[[], Array]]:
         flat = _joined([term.reshape(-1) for term in terms])
         wire = self.wire if lossy and self.wire and self.wire.fits(flat) else None
-        how = self.phases(flat.nbytes, 0.5 if wire else 1.0)
+        how = self.phases(flat.nbytes / 2 if wire else flat.nbytes)
         flat = self._after_the_last(flat) if in_turn else flat
         told = f"{how}, the last in {wire.dtype}" if wire else str(how)
         self.sums.append(Sum(flat.nbytes, len(terms), told, False))
@@ -106,9 +106,9 @@ class Links:
         flat, _ = jax.lax.optimization_barrier((flat, self._sent))
         return flat
 
-    def phases(self, nbytes: int, wire_ratio: float = 1.0) -> Decomposition:
+    def phases(self, nbytes: float) -> Decomposition:
         if self.decomposes:
-            return cheapest(self.topology, nbytes, wire_ratio)
+            return cheapest(self.topology, nbytes)
         axes = tuple(axis.name for axis in self.topology.axes if axis.size > 1)
         return Decomposition((Phase(axes, False),) if axes else ())
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from itertools import pairwise
 
 from memplan.planning.bound import lower_bound
 from memplan.planning.evict import evict, prune
 from memplan.planning.improve import Search
-from memplan.planning.model import Effort, Model, every_pair, late_pairs
-from memplan.planning.stages import Answer, Pair, Stages, extra_ticks, fits, replay
+from memplan.planning.model import Effort, Model, every_pair
+from memplan.planning.stages import Answer, Pair, Stages, extra_ticks, fits
 
 _SEARCH_SHARE = 0.1  # of the time, before the proof
-_ROUNDS, _LONGEST_CHAIN, _LEAST_MOVED = 4, 8, 0.002
 _MOST_SEARCH_S, _PATIENCE = 4.0, 20
 
 
-def solve(stages: Stages, seconds: float, runs: int = 1, workers: int = 2, seed: int = 0) -> Answer:
+def solve(stages: Stages, seconds: float, runs: int = 1, workers: int = 2) -> Answer:
     """The best plan and its proof, or the best that the time allows and a bound.
 
     With more than one run, repetitions within a stage may come in more orders, and an item twice.
@@ -26,14 +24,14 @@ def solve(stages: Stages, seconds: float, runs: int = 1, workers: int = 2, seed:
     if bound.extra_ticks is None:
         return Answer(None, 0, 0, "infeasible", runs, bound.stage, bound.stage_nbytes)
     fine = stages.refined(runs)
-    again = _quick(fine, bound.extra_ticks, min(_MOST_SEARCH_S, _SEARCH_SHARE * seconds), workers, seed)
+    again = _quick(fine, bound.extra_ticks, min(_MOST_SEARCH_S, _SEARCH_SHARE * seconds), workers)
     extra = None if again is None else extra_ticks(fine, again)
     if extra is not None and extra <= bound.extra_ticks:
         return Answer(again, extra, extra, "optimal", runs)
     model = Model(fine, every_pair(fine, extra), (), again or ())
     if extra is not None:
         model.at_most(extra - 1)
-    choice = model.solve(Effort(until - time.monotonic(), workers, seed))
+    choice = model.solve(Effort(until - time.monotonic(), workers))
     least = max(bound.extra_ticks, choice.bound_ticks)
     if choice.again is not None:
         again = prune(fine, choice.again)
@@ -44,49 +42,10 @@ def solve(stages: Stages, seconds: float, runs: int = 1, workers: int = 2, seed:
     return Answer(again, extra, extra if choice.proven else least, "optimal" if choice.proven else "feasible", runs)
 
 
-def _quick(stages: Stages, bound_ticks: int, seconds: float, workers: int, seed: int) -> frozenset[Pair] | None:
+def _quick(stages: Stages, bound_ticks: int, seconds: float, workers: int) -> frozenset[Pair] | None:
     """A plan that fits, if one is found quickly."""
     again = evict(stages)
     if fits(stages, again):
         again = prune(stages, again)
-    again = Search(stages, again, bound_ticks, seed, workers, patience=_PATIENCE).run(seconds)
+    again = Search(stages, again, bound_ticks, workers, patience=_PATIENCE).run(seconds)
     return again if fits(stages, again) else None
-
-
-def solve_step(stages: Stages, seconds: float, beside: bool = False, workers: int = 2) -> Answer:
-    """Keep, compute again or move, in one model. Chains of repetitions are limited in length, moves to crowded gaps.
-
-    With `beside`, copies run beside the computation; without, they count in full.
-    """
-    until = time.monotonic() + seconds
-    bound = lower_bound(stages, _SEARCH_SHARE * seconds, workers)
-    if bound.extra_ticks is None:
-        return Answer(None, 0, 0, "infeasible", 1, bound.stage, bound.stage_nbytes)
-    quick = _quick(stages, bound.extra_ticks, min(_MOST_SEARCH_S, 0.3 * seconds), workers, 0)
-    moves = _moves(stages)
-    pairs = late_pairs(stages, _LONGEST_CHAIN) | (quick or set())
-    model = Model(stages, pairs, (), quick or (), moves=moves, beside=beside)
-    choice = model.solve(Effort(until - time.monotonic(), workers))
-    least = max(bound.extra_ticks, choice.bound_ticks)
-    if choice.again is None:
-        extra = 0 if quick is None else extra_ticks(stages, quick)
-        return Answer(quick, extra, least, "unknown" if quick is None else "feasible")
-    status = "optimal" if choice.proven else "feasible"
-    return Answer(choice.again, choice.extra_ticks, least, status, moved=choice.moved)
-
-
-def _moves(stages: Stages) -> set[Pair]:
-    """Uses behind a gap that crosses a stage where keeping everything exceeds the budget, of items that matter."""
-    if not stages.host_budget_bytes:
-        return set()
-    over = [False] * stages.count
-    played = replay(stages, ())
-    for (stage, _), nbytes in zip(played.steps, played.step_nbytes, strict=True):
-        over[stage] |= nbytes > stages.budget_bytes
-    return {
-        (item, use)
-        for item, uses in enumerate(stages.uses)
-        if stages.nbytes[item] >= _LEAST_MOVED * stages.budget_bytes
-        for before, use in pairwise((stages.home[item], *uses))
-        if use - before > 2 and any(over[before + 2 : use - 1])
-    }

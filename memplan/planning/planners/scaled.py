@@ -6,14 +6,14 @@ import time
 
 from memplan.planning.bound import lower_bound
 from memplan.planning.evict import evict, prune
-from memplan.planning.improve import Search, Told
+from memplan.planning.improve import Search
 from memplan.planning.stages import Answer, Stages, extra_ticks, fits
 
 _BOUND_SHARE = 0.05  # of the time
 _MOST_ROUND_S = 3.0
 
 
-def solve(stages: Stages, seconds: float, workers: int = 2, seed: int = 0, told: Told | None = None) -> Answer:
+def solve(stages: Stages, seconds: float, workers: int = 2) -> Answer:
     """A good plan within the time, never worse than eviction's; proven optimal only where the lower bound meets it."""
     until = time.monotonic() + seconds
     bound = lower_bound(stages, _BOUND_SHARE * seconds, workers)
@@ -23,7 +23,7 @@ def solve(stages: Stages, seconds: float, workers: int = 2, seed: int = 0, told:
     if fits(stages, again):
         again = prune(stages, again)
     share_s = min(_MOST_ROUND_S, 0.1 * seconds)
-    search = Search(stages, again, bound.extra_ticks, seed, workers, share_s, told=told)
+    search = Search(stages, again, bound.extra_ticks, workers, share_s)
     again = search.run(until - time.monotonic())
     if not fits(stages, again):
         return Answer(None, 0, bound.extra_ticks, "unknown")

@@ -35,7 +35,7 @@ def test_a_prediction_twice_too_long_is_as_far_off_as_one_twice_too_short() -> N
 
 
 def test_a_step_is_predicted_as_it_is_and_planned() -> None:
-    case = run.Case("a product", lambda: mlp_step(4, 64, 256, concrete=True))
+    case = run.Case("a product", lambda: mlp_step(2, 64, 256, concrete=True))
     plain, planned = case.rows({"plain": [2.0, 1.0], "planned": [3.0]}, {"measured": DEVICE.device})
     assert (plain["way"], plain["best_s"], plain["median_s"]) == ("plain", 1.0, 1.5)
     assert planned["device_bytes"] < plain["device_bytes"]

@@ -16,7 +16,7 @@ def random_stages(draw: random.Random, most: int = 7) -> Stages:
     nbytes = [draw.choice([1, 1, 2, 3, 5, 9]) for _ in range(count)]
     ticks = [draw.randint(0, 9) for _ in range(count)]
     free = of_nodes(nbytes, ticks, inputs, 0)
-    least, most_bytes = free.floor[0], replay(free, ()).peak_nbytes
+    least, most_bytes = max(free.least_nbytes), replay(free, ()).peak_nbytes
     return of_nodes(nbytes, ticks, inputs, draw.randint(least - (draw.random() < 0.2), max(least, most_bytes - 1)))
 
 

@@ -1,0 +1,20 @@
+"""Documents that are not as they were written."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def edited(text: str, where: str, value: Any) -> str:
+    """The document with one entry, `a.1.b`, replaced or added, or taken out for None."""
+    document = json.loads(text)
+    *way, last = where.split(".")
+    entry = document
+    for name in way:
+        entry = entry[int(name)] if isinstance(entry, list) else entry[name]
+    if value is None:
+        del entry[last]
+    else:
+        entry[last] = value
+    return json.dumps(document)
