@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from memplan.errors import WrongProgramError
 from memplan.program import compat
 
 _EPSILONS = {name: float(jax.numpy.finfo(name).eps) for name in ("bfloat16", "float16", "float32", "float64")}
@@ -52,6 +53,19 @@ class Gate:
         verdict = "same numbers" if self.passes else "other numbers"
         errors = f"is off by {leaf.planned:.1e}, recompilation alone by {leaf.recompilation:.1e}"
         return f"{verdict}: output {self.worst} {errors}"
+
+
+def check_types(original: compat.ClosedJaxpr, planned: compat.ClosedJaxpr) -> None:
+    """Raise WrongProgramError unless inputs and outputs have the same shapes and dtypes."""
+    for what, before, after in (
+        ("input", original.jaxpr.invars, planned.jaxpr.invars),
+        ("output", original.jaxpr.outvars, planned.jaxpr.outvars),
+    ):
+        shapes = [[(aval.shape, str(aval.dtype)) for aval in map(compat.aval_of, side)] for side in (before, after)]
+        if shapes[0] != shapes[1]:
+            raise WrongProgramError(
+                f"the planned step has other {what} types than the step: {shapes[0]} became {shapes[1]}."
+            )
 
 
 def roundings(closed: compat.ClosedJaxpr) -> list[float]:
