@@ -73,7 +73,7 @@ def slices_of(known: Program) -> Slices:
 @pytest.mark.slow
 def test_stacks_that_scans_slice_and_their_moments_are_found() -> None:
     found = slices_of(program(step_of(), start(), *batch()))
-    assert len(found.on_host) == 9 and len(found.stacks) == 6  # not the table and its moments
+    assert len(found.held) == 9 and len(found.stacks) == 6  # not the table and its moments
     (update,) = found.fused.values()
     assert not found.updates
     assert update.trips == LAYERS and set(update.host) == found.stacks and len(update.made) == 6
