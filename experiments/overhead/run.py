@@ -1,44 +1,51 @@
 """First call and later calls of `memplan.jit` beside `jax.jit`, on a step that fits as it is.
 
-    python -m experiments.overhead.run --out experiments/overhead/results/NAME.json
+    python -m experiments.overhead.run            # measures, writes results/
+    python -m experiments.overhead.run --table    # rewrites the table of README.md
 
 Both sides run in one process, in turn, on the same arguments; ratios are of medians.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 
 import memplan
-from memplan.files import write_whole
+from experiments.readme import measure_and_tell
 from models.resnet import ResNetConfig
 from models.train import resnet_step
 
+HERE = Path(__file__).parent
+RESULTS, README = HERE / "results", HERE / "README.md"
 FIRST_CALLS, LATER_CALLS = 3, 300
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    found = {
+@dataclass(frozen=True)
+class Pair:
+    """Seconds of the same call by either."""
+
+    jax_s: float
+    memplan_s: float
+
+
+def measure(backend: str) -> str:
+    content = {
         "hardware": f"{platform.machine()}, {os.cpu_count()} cores",
         "versions": {"python": platform.python_version(), "jax": jax.__version__},
-        "first_call": first_calls(),
-        "later_calls": later_calls(),
+        "first_call": asdict(first_calls()),
+        "later_calls": asdict(later_calls()),
     }
-    write_whole(options.out, json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+    return json.dumps(content, indent=1)
 
 
 def small_step() -> Any:
@@ -46,12 +53,11 @@ def small_step() -> Any:
     return resnet_step(64, 4, config=ResNetConfig(depth=26, filters=16, classes=10), concrete=True)
 
 
-def first_calls() -> dict[str, float]:
-    """Seconds of the first call (trace, compile, run) of either, caches cleared before each."""
+def first_calls() -> Pair:
+    """The first call (trace, compile, run), caches cleared before each."""
     step, args = small_step()
     rounds = [(first_call(jax.jit, step, args), first_call(memplan.jit, step, args)) for _ in range(FIRST_CALLS)]
-    pair = tuple(map(statistics.median, zip(*rounds, strict=True)))
-    return {"jax_s": pair[0], "memplan_s": pair[1], "ratio": pair[1] / pair[0]}
+    return Pair(*map(statistics.median, zip(*rounds, strict=True)))
 
 
 def first_call(wrap: Callable[..., Any], step: Callable[..., Any], args: Any) -> float:
@@ -62,25 +68,39 @@ def first_call(wrap: Callable[..., Any], step: Callable[..., Any], args: Any) ->
     return time.perf_counter() - start
 
 
-def later_calls() -> dict[str, float]:
-    """Seconds to dispatch one call once compiled, on a step that does nearly nothing with many arguments."""
+def later_calls() -> Pair:
+    """The dispatch of one call once compiled, of a step that does nearly nothing with many arguments."""
     state = {f"w{i}": jax.numpy.ones(4) for i in range(200)}
 
     def step(state: Any) -> Any:
         return {name: value + 1 for name, value in state.items()}
 
-    ways = {"jax_s": jax.jit(step), "memplan_s": memplan.jit(step)}
-    for way in ways.values():
+    ways = jax.jit(step), memplan.jit(step)
+    for way in ways:
         jax.block_until_ready(way(state))
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(LATER_CALLS):
-        for name, way in ways.items():
-            start = time.perf_counter()
-            jax.block_until_ready(way(state))
-            seconds[name].append(time.perf_counter() - start)
-    medians = {name: statistics.median(many) for name, many in seconds.items()}
-    return {**medians, "ratio": medians["memplan_s"] / medians["jax_s"]}
+    rounds = [tuple(later_call(way, state) for way in ways) for _ in range(LATER_CALLS)]
+    return Pair(*map(statistics.median, zip(*rounds, strict=True)))
+
+
+def later_call(way: Callable[..., Any], state: Any) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(way(state))
+    return time.perf_counter() - start
+
+
+def table() -> str:
+    found = json.loads((RESULTS / "cpu.json").read_text())
+    first, later = (Pair(**found[name]) for name in ("first_call", "later_calls"))
+    rows = ("first call, ResNet-26, 64^2", first, 1, "s"), ("later calls, 200 arguments", later, 1e6, "us")
+    lines = [
+        f"Medians, both sides in turn, on {found['hardware']}, jax {found['versions']['jax']}:",
+        "", "| | jax.jit | memplan.jit | ratio |", "|---|---|---|---|",
+    ]  # fmt: skip
+    for name, pair, scale, unit in rows:
+        sides = f"{scale * pair.jax_s:.4g} {unit} | {scale * pair.memplan_s:.4g} {unit}"
+        lines.append(f"| {name} | {sides} | {pair.memplan_s / pair.jax_s:.3f} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    main()
+    measure_and_tell(__doc__, ["cpu"], measure, README, table)

@@ -28,7 +28,6 @@ from memplan.files import write_whole
 RESULT = Path(__file__).parent / "results" / "checkpoint.json"
 LAYERS, WIDTH, BATCH, STEPS = 4, 512, 16, 60
 OPTIMIZER = optax.adamw(1e-3)
-BUDGET = "8MiB"  # two thirds of the state
 
 
 def start(layers: int = LAYERS) -> Any:
@@ -54,7 +53,7 @@ def train_step(state: Any, x: jax.Array) -> tuple[Any, jax.Array]:
 
 def train(folder: Path) -> None:
     """From the last checkpoint to the end; says on standard output when it begins to save and what the losses are."""
-    step = memplan.jit(train_step, budget=BUDGET, host_state=0, donate_argnums=0)
+    step = memplan.jit(train_step, host_state=0, donate_argnums=0)
     planned = step.plan(start(), jnp.zeros((BATCH, WIDTH)))
     compiled, state, first = planned.compile(), planned.place(start()), 0
     options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
