@@ -8,12 +8,12 @@ making before it.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from memplan.planning.tape import Tape
+from memplan.planning.tape import Over, Tape
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,7 @@ class Ledger:
         self._load = None
         tape, ops = self.tape, self.again[slot]
         beside = tape.slot_nbytes[slot] + sum(map(self._written, tape.slot_writes[slot]))
-        beside -= self._written_over(slot)
+        beside -= self._written_over(tape.slot_over[slot], slot)
         if not ops:
             self._beside[slot] = beside
             return
@@ -277,21 +277,10 @@ class Ledger:
         most = here = 0
         for number, op in enumerate(ops):
             here += change[number]
-            most = max(most, here - self._overwritten(op, slot, last_read, number))
+            sources = {source for _, given in tape.over[op] for source in given}
+            read_later = {it for it in sources if last_read[it] > number or slot in self._own[it]}
+            most = max(most, here - self._written_over(tape.over[op], slot, read_later))
         self._beside[slot] = max(beside, most)
-
-    def _overwritten(self, op: int, slot: int, last_read: dict[int, int], number: int) -> int:
-        """Bytes that an operation in a prelude writes over what it reads for the last time."""
-        saved, taken = 0, set[int]()
-        for value, sources in self.tape.over[op]:
-            for source in sources:
-                moment, last = self.served(source, slot)
-                ends = last_read[source] == number and last <= slot and slot not in self._own[source]
-                if source not in taken and ends and not self._came_back(source, moment):
-                    taken.add(source)
-                    saved += self.tape.nbytes[value]
-                    break
-        return saved
 
     def _written(self, value: int) -> int:
         """Bytes that a slot's own work makes of a value: none where nobody reads it and the operation leaves it out."""
@@ -299,13 +288,22 @@ class Ledger:
         left_out = op >= 0 and self.tape.sheds[op] and self._versions(value)[0][1] < 0
         return 0 if left_out else self.tape.nbytes[value]
 
-    def _written_over(self, slot: int) -> int:
-        """Bytes that the slot's own work writes over what it reads for the last time, but not what came back."""
+    def _written_over(self, over: Over, slot: int, read_later: Collection[int] = ()) -> int:
+        """Bytes that work in the slot writes over what it reads for the last time, but not what came back.
+
+        Args:
+          read_later: values that later work in the same slot reads.
+        """
         saved, taken = 0, set[int]()
-        for value, sources in self.tape.slot_over[slot]:
+        for value, sources in over:
             for source in sources:
                 moment, last = self.served(source, slot)
-                if source not in taken and last == slot and not self._came_back(source, moment):
+                if (
+                    last <= slot
+                    and source not in read_later
+                    and source not in taken
+                    and not self._came_back(source, moment)
+                ):
                     taken.add(source)
                     saved += self.tape.nbytes[value]
                     break
