@@ -10,7 +10,7 @@ from memplan import pipeline
 from memplan.baselines import REFUSALS, Baseline, Baselines, policies, refusal
 from memplan.errors import BudgetError
 from memplan.pipeline import Notify, Outcome, Request
-from memplan.planning import planner
+from memplan.planning.floor import floor
 from memplan.report.curve import BOUND, MEMPLAN, XLA, Curve, Point
 from memplan.summary import versions
 
@@ -34,9 +34,9 @@ def curve(
     ways = Baselines(step, args, options, target)
     notify("compiling the unmodified step", None)
     plain = ways.plain()
-    nbytes, _ = planner.floor(planned(2**60).made.plain.problem)
-    floor = plain.resident_bytes + nbytes
-    budgets = _budgets(shares, floor, plain.device_bytes)
+    nbytes, _ = floor(planned(2**60).made.plain.problem)
+    floor_bytes = plain.resident_bytes + nbytes
+    budgets = _budgets(shares, floor_bytes, plain.device_bytes)
 
     def points() -> Iterator[Point]:
         yield from _fixed(ways, plain, notify)
@@ -49,7 +49,7 @@ def curve(
             yield Point(BOUND, budget, budget, 0, found.made.bound_s)
 
     found = tuple(_falling(list(points())))
-    return Curve(found, target.device.name, plain.device_bytes, plain.step_s, floor, versions())
+    return Curve(found, target.device.name, plain.device_bytes, plain.step_s, floor_bytes, versions())
 
 
 def _budgets(shares: int | Sequence[float], floor: int, plain: int) -> list[int]:

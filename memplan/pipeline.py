@@ -13,8 +13,9 @@ import jax
 from memplan.errors import InfeasibleBudgetError
 from memplan.inside import Agree, Inside, Limits, Made, Reading
 from memplan.parallel.agreement import one_plan, processes_of
-from memplan.planning import devices, planner, spec
+from memplan.planning import devices, spec
 from memplan.planning.budget import Size, parse_bytes, show_bytes
+from memplan.planning.floor import floor
 from memplan.planning.plan import Plan, named
 from memplan.planning.registry import Planner, planner_named
 from memplan.planning.schedule import runs
@@ -305,15 +306,15 @@ def _moves(program: Program) -> bool:
 def infeasible(found: Outcome) -> InfeasibleBudgetError:
     """What to say where not even the least that was found fits."""
     plain, budget = found.made.plain, found.limits.device_bytes
-    floor, operation = floor_of(found)
+    floor_bytes, operation = floor_of(found)
     smallest = min(found.device_bytes, plain.device_bytes)
     host = "" if found.host_bytes <= found.limits.host_bytes else f", with {show_bytes(found.host_bytes)} on the host"
     advice = "\n  ".join(_advice(found))
     return InfeasibleBudgetError(
         f"no plan fits {show_bytes(budget)} on {found.target.device.name}. The smallest that was found, and compiled, "
         f"takes {show_bytes(smallest)}{host}; arguments, outputs and the largest kernel alone, {operation}, take "
-        f"{show_bytes(floor)}. Try:\n  {advice}",
-        floor_bytes=floor,
+        f"{show_bytes(floor_bytes)}. Try:\n  {advice}",
+        floor_bytes=floor_bytes,
         smallest_bytes=smallest,
         operation=operation,
     )
@@ -322,11 +323,11 @@ def infeasible(found: Outcome) -> InfeasibleBudgetError:
 def floor_of(found: Outcome) -> tuple[int, str]:
     """Device bytes that no order goes below, and the kernel that sets them, with its `file:line`."""
     least = found.made.base.parted(0)
-    nbytes, kernel = planner.floor(least.problem)
+    nbytes, kernel = floor(least.problem)
     name = least.problem.kernels[kernel].name
     where = sources(least.module).get(name, "")
-    floor = min(least.resident_bytes + nbytes, found.device_bytes)  # small tables are counted as XLA:GPU has them
-    return floor, f"{name} ({where})" if where else name
+    floor_bytes = min(least.resident_bytes + nbytes, found.device_bytes)  # small tables are counted as XLA:GPU has them
+    return floor_bytes, f"{name} ({where})" if where else name
 
 
 def _advice(found: Outcome) -> Iterator[str]:

@@ -174,6 +174,7 @@ class _Layout:
                 self._versions[version].end, self._versions[version].read = time, True
             self._served.append(reads)
             self._written.append(writes)
+        self._current = current
         for number in problem.outputs:
             version = self._versions[current[number]]
             version.end, version.read = len(self._schedule), True
@@ -281,10 +282,11 @@ class _Layout:
         lives_out = {
             key: any(self._versions[n].buffer in problem.outputs for n in group) for key, group in self._groups.items()
         }
-        first_made = {key: min(self._versions[n].start for n in group) for key, group in self._groups.items()}
+        position = self._post_order()
+        made = {key: min(position[n] for n in group) for key, group in self._groups.items()}
         places = _Places(self._versions, self._interfere)
         left, reused = [], 0
-        order = sorted(self._groups, key=lambda k: (-self._nbytes(self._groups[k]), not lives_out[k], first_made[k], k))
+        order = sorted(self._groups, key=lambda k: (-self._nbytes(self._groups[k]), not lives_out[k], made[k], k))
         for key in order:
             group = self._groups[key]
             nbytes = self._nbytes(group)
@@ -302,25 +304,56 @@ class _Layout:
                 left.append(sorted(group))
         return reused, left
 
+    def _post_order(self) -> Sequence[int]:
+        """Of every version its place in XLA's walk from results to operands (`MakeInstructionPostOrder`)."""
+        results = [self._current[number] for number in self._problem.outputs]
+        read = {number for served in self._served for number in served}.union(results)
+        unread = [written[0] for written in self._written if written and read.isdisjoint(written)]
+        position, count = [-1] * len(self._versions), 0
+        waiting = [(number, False) for number in reversed(unread + results)]
+        while waiting:
+            number, seen = waiting.pop()
+            time = self._versions[number].start
+            if position[number] >= 0:
+                continue
+            if seen or time < 0:
+                for one in self._written[time] if seen else [number]:
+                    position[one] = count
+                count += 1
+            else:
+                waiting.append((number, True))
+                waiting += ((source, False) for source in reversed(self._served[time]))
+        return position
+
     def _interfere(self, one: int, other: int) -> bool:
         first, second = self._versions[one], self._versions[other]
         if first.end < second.start or second.end < first.start:
             return False
         if first.end == second.start:
-            return not self._may_cover(other, one)
+            return not self._may_cover(other, one, elements=True)
         if second.end == first.start:
-            return not self._may_cover(one, other)
+            return not self._may_cover(one, other, elements=True)
         return True
 
-    def _may_cover(self, new: int, old: int) -> bool:
+    def _may_cover(self, new: int, old: int, elements: bool = False) -> bool:
+        """May a version be written over one that ends there?
+
+        Args:
+          elements: also over an element of a tuple: what comes back, or one result of several.
+        """
         time = self._versions[new].start
-        if time < 0 or new not in self._written[time]:
+        if time < 0 or new not in self._written[time] or old not in self._served[time]:
             return False
         kernel, source = self._kernel(time), self._versions[old]
-        if kernel is None or (source.start >= 0 and self._kernel(source.start) is None):
+        if kernel is None:
             return False
-        over = kernel.over_alone if source.alone else kernel.over
-        return source.buffer in over.get(self._versions[new].buffer, ()) and old in self._served[time]
+        came_back = source.start >= 0 and self._kernel(source.start) is None
+        written, sources = self._versions[new].buffer, ()
+        if elements or not came_back:
+            sources += tuple(kernel.over.get(written, ()))
+        if elements or source.alone:
+            sources += tuple(kernel.over_elements.get(written, ()))
+        return source.buffer in sources
 
     def _shared(self, left: list[list[int]]) -> _Groups:
         """Events in time: kernels write over what ends there."""

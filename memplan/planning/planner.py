@@ -67,17 +67,6 @@ def plan(
     return _Planning(problem, budget_nbytes, host_nbytes, copy_s, effort).plan()
 
 
-def floor(problem: Problem) -> tuple[int, int]:
-    """Least bytes of temporaries that any plan needs, and the kernel that sets it."""
-    found = []
-    for order in (None, reorder(problem)):
-        taped = tape_of(problem, order)
-        least = settled(taped, Ledger(taped.tape).load).tape.least_nbytes
-        slot = int(least.argmax())
-        found.append((int(least[slot]) + problem.tables_nbytes, taped.order[slot]))
-    return min(found)
-
-
 class _Planning:
     def __init__(
         self, problem: Problem, budget_nbytes: int, host_nbytes: int, copy_s: CopySeconds | None, effort: int

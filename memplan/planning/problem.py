@@ -51,11 +51,12 @@ class Kernel:
     Attributes:
       reads, writes: numbers of buffers.
       over: a buffer that it writes -> those that it reads and may write it over, where they are read for the last time.
-      over_alone: likewise, of those that one run of a kernel with several results makes, where nobody reads its others.
+      over_elements: likewise, of elements of what has several results; where nobody reads the others, or in a place of
+        arguments and outputs.
       seconds: of one run.
       within: number of the loop that it stands in.
       repeatable: it may run again: it has no effect but its results, and updates nothing in place.
-      sheds: results that nobody reads are not made: XLA takes them out of a fusion.
+      sheds: results that nobody reads are not made: XLA takes them out of a fusion that ends in a tuple.
       trips: of a loop, how often its body runs.
       fixed: it stands in a condition's branch or in what is called, where nothing is planned: no repetition, no copy.
     """
@@ -64,7 +65,7 @@ class Kernel:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     over: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    over_alone: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    over_elements: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     seconds: float = 0.0
     within: int | None = None
     repeatable: bool = True
@@ -78,7 +79,7 @@ class Problem:
     """A step as kernels.
 
     Attributes:
-      outputs: buffers that are there at the end.
+      outputs: buffers that are there at the end, in the order of the step's results.
       donated: arguments that may be written over, whether an output is or not.
       tables_nbytes: pointers of tuples, which stand beside the buffers.
       alignment: bytes that every buffer's place is a multiple of.
@@ -86,7 +87,7 @@ class Problem:
 
     buffers: tuple[Buffer, ...]
     kernels: tuple[Kernel, ...]
-    outputs: frozenset[int]
+    outputs: tuple[int, ...]
     donated: frozenset[int]
     tables_nbytes: int = 0
     alignment: int = GPU_ALIGNMENT

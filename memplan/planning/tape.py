@@ -178,7 +178,7 @@ class _Taping:
         ]
         self._values = tuple(values)
         self._value = {buffer: value for value, buffer in enumerate(values)}
-        self._read = problem.outputs.union(*(kernel.reads for kernel in problem.kernels))
+        self._read = set(problem.outputs).union(*(kernel.reads for kernel in problem.kernels))
         self._first: dict[int, int] = {}  # of each loop: its first slot
         for slot, number in enumerate(order):
             for loop in problem.around(number):
@@ -231,7 +231,7 @@ class _Taping:
         for buffer in kernel.writes:
             nbytes = self._problem.buffers[buffer].nbytes
             sources = [source for source in kernel.over.get(buffer, ()) if not self._alone(source)]
-            sources += [source for source in kernel.over_alone.get(buffer, ()) if self._alone(source)]
+            sources += [source for source in kernel.over_elements.get(buffer, ()) if self._alone(source)]
             fitting = [source for source in sources if self._problem.buffers[source].nbytes == nbytes]
             if buffer in self._value and (known := self._known(fitting)):
                 found.append((self._value[buffer], known))

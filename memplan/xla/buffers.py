@@ -69,9 +69,9 @@ class _Reading:
         for value in outputs:
             if self._values[value].role is Role.TEMPORARY:
                 self._values[value].role = Role.OUTPUT
-        return self._settled(frozenset(outputs), frozenset(donated))
+        return self._settled(outputs, frozenset(donated))
 
-    def _settled(self, outputs: frozenset[int], donated: frozenset[int]) -> Problem:
+    def _settled(self, outputs: Sequence[int], donated: frozenset[int]) -> Problem:
         """Buffers numbered without those that turned out to be others."""
         kept = [number for number, value in enumerate(self._values) if value.same is None]
         number = {old: new for new, old in enumerate(kept)}
@@ -94,14 +94,14 @@ class _Reading:
                 reads=now(one.reads),
                 writes=tuple(value for value in now(one.writes) if buffers[value].maker == at),
                 over=among(one.over),
-                over_alone=among(one.over_alone),
+                over_elements=among(one.over_elements),
             )
             for at, one in enumerate(self._kernels)
         )
         return Problem(
             tuple(buffers),
             kernels,
-            frozenset(now([*outputs])),
+            now(outputs),
             frozenset(now([*donated])),
             self._tables_nbytes,
             self._alignment,
@@ -150,10 +150,10 @@ class _Reading:
         self._table(op.shape)
         by_name = dict(zip(op.operands, operands, strict=True))
         in_place = dict(updated(self._module, op))
-        over, over_alone = {}, {}
+        over, over_elements = {}, {}
         for leaf, number in enumerate(made):
-            over[number], over_alone[number] = self._sources(body, op, leaf, by_name)
-        self._kernel(op, operands, made, within, over, over_alone, bool(in_place))
+            over[number], over_elements[number] = self._sources(body, op, leaf, by_name)
+        self._kernel(op, operands, made, within, over, over_elements, bool(in_place))
         for leaf, name in in_place.items():
             (source,) = leaves_of(by_name[name])
             self._unite(source, made[leaf])
@@ -167,7 +167,7 @@ class _Reading:
         for name, tree in by_name.items():
             operand = body.ops[name]
             direct = isinstance(tree, int) and self._values[tree].name == name
-            element = operand.opcode == "get-tuple-element" and body.ops[operand.operands[0]].opcode == "fusion"
+            element = operand.opcode == "get-tuple-element"
             if not isinstance(tree, int) or not (direct or element):
                 continue
             if may_overwrite(self._module, op, leaf, operand, self._on_gpu):
@@ -181,7 +181,7 @@ class _Reading:
         writes: Sequence[int],
         within: int | None,
         over: Mapping[int, tuple[int, ...]] | None = None,
-        over_alone: Mapping[int, tuple[int, ...]] | None = None,
+        over_elements: Mapping[int, tuple[int, ...]] | None = None,
         updates: bool = False,
     ) -> None:
         reads = tuple(dict.fromkeys(value for tree in operands for value in leaves_of(tree)))
@@ -193,13 +193,18 @@ class _Reading:
                 reads,
                 tuple(writes),
                 over or {},
-                over_alone or {},
+                over_elements or {},
                 self._seconds.get(op.name, 0.0),
                 within,
                 repeatable=not once,
-                sheds=self._on_gpu and op.opcode == "fusion" and "kind=kCustom" not in op.attributes,
+                sheds=self._on_gpu and self._of_several(op),
             )
         )
+
+    def _of_several(self, op: Instruction) -> bool:
+        """Is it a fusion of several results, and not one instruction with several?"""
+        fused = op.opcode == "fusion" and "kind=kCustom" not in op.attributes
+        return fused and self._module[op.called[0]].root.opcode == "tuple"
 
     def _start(self, op: Instruction, operands: list[Tree], within: int | None) -> Tree:
         """An asynchronous pair begins: its tuple names the operands, and holds what will be written."""

@@ -52,7 +52,7 @@ class Building:
         return made
 
     def problem(self) -> Problem:
-        return Problem(tuple(self.buffers), tuple(self.kernels), frozenset(self.outputs), frozenset(self.donated))
+        return Problem(tuple(self.buffers), tuple(self.kernels), tuple(self.outputs), frozenset(self.donated))
 
 
 def training(layers: int, seed: int, sharing: bool = True) -> Problem:

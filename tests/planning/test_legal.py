@@ -29,7 +29,15 @@ def updating() -> Problem:
         Kernel("updated", (0, 2), (3,)),
         Kernel("loss", (1, 2), (4,)),
     )
-    return Problem(buffers, kernels, frozenset({3, 4}), frozenset({0}))
+    return Problem(
+        buffers,
+        kernels,
+        (
+            3,
+            4,
+        ),
+        frozenset({0}),
+    )
 
 
 def looping() -> Problem:
@@ -51,7 +59,7 @@ def looping() -> Problem:
         Kernel("loop", (0,), (4,), repeatable=False, trips=3),
         Kernel("after", (0, 4), (5,)),
     )
-    return Problem(buffers, kernels, frozenset({5}), frozenset())
+    return Problem(buffers, kernels, (5,), frozenset())
 
 
 def fetching() -> Problem:
@@ -67,7 +75,7 @@ def fetching() -> Problem:
         Kernel("copy-done", (0,), (), repeatable=False),
         Kernel("loss", (0, 1), (2,)),
     )
-    return Problem(buffers, kernels, frozenset({2}), frozenset())
+    return Problem(buffers, kernels, (2,), frozenset())
 
 
 RIGHT = (
@@ -125,7 +133,15 @@ def test_what_breaks_a_loop(order: tuple[int, ...], said: str) -> None:
 def test_once_in_their_order() -> None:
     buffers = tuple(Buffer(f"{i}", 8, Role.OUTPUT, i, i) for i in range(2))
     kernels = tuple(Kernel(f"effect{i}", (), (i,), repeatable=False) for i in range(2))
-    acting = Problem(buffers, kernels, frozenset({0, 1}), frozenset())
+    acting = Problem(
+        buffers,
+        kernels,
+        (
+            0,
+            1,
+        ),
+        frozenset(),
+    )
     assert fault(acting, runs([0, 1])) is None
     assert "order" in (fault(acting, runs([1, 0])) or "")
 

@@ -102,7 +102,7 @@ def test_another_program_is_refused() -> None:
 
 def test_names_stand_for_numbers() -> None:
     buffers = tuple(Buffer(name, 8, Role.TEMPORARY, number, number) for number, name in enumerate(("a", "b{1}")))
-    problem = Problem(buffers, (Kernel("a", (), (0,)), Kernel("b", (0,), (1,))), frozenset({1}), frozenset())
+    problem = Problem(buffers, (Kernel("a", (), (0,)), Kernel("b", (0,), (1,))), (1,), frozenset())
     kinds = (Kind.RUN, Kind.OFFLOAD, Kind.OFFLOADED, Kind.PREFETCH, Kind.PREFETCHED, Kind.RUN)
     schedule = tuple(Action(kind, number) for kind, number in zip(kinds, (0, 0, 0, 0, 0, 1), strict=True))
     plan = replace(SMALL, actions=named(problem, (*schedule, Action(Kind.OFFLOAD, 1))))

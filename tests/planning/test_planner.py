@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memplan.planning.floor import floor
 from memplan.planning.legal import fault
 from memplan.planning.packing import pack
-from memplan.planning.planner import floor, plan
+from memplan.planning.planner import plan
 from memplan.planning.problem import Problem
 from memplan.planning.reorder import reorder
 from memplan.planning.schedule import Kind, runs

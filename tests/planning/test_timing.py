@@ -14,7 +14,7 @@ from tests.planning.test_legal import actions, looping
 def chain(*took_s: float) -> Problem:
     buffers = tuple(Buffer(f"{i}", 10, Role.TEMPORARY, i, i) for i in range(len(took_s)))
     kernels = tuple(Kernel(f"{i}", (i - 1,) if i else (), (i,), seconds=s) for i, s in enumerate(took_s))
-    return Problem(buffers, kernels, frozenset({len(took_s) - 1}), frozenset())
+    return Problem(buffers, kernels, (len(took_s) - 1,), frozenset())
 
 
 @pytest.mark.parametrize(

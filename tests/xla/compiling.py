@@ -111,11 +111,30 @@ def accumulating(width: int, layers: int) -> tuple[Step, tuple[Any, ...]]:
     return step, ((weights, jnp.zeros(1)), jnp.concatenate([x, x]))
 
 
+def pooling(width: int, layers: int) -> tuple[Step, tuple[Any, ...]]:
+    """Largest values of windows, whose gradients XLA makes by one operation with results that nobody reads."""
+
+    def step(state: Any, x: jax.Array) -> Any:
+        def loss(weights: list[jax.Array]) -> jax.Array:
+            y = x.reshape(8, 16, -1, width)
+            for weight in weights[:2]:
+                y = jnp.tanh(y @ weight)
+                y = jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+            return (y**2).mean()
+
+        value, gradient = jax.value_and_grad(loss)(state)
+        return [weight - 0.1 * change for weight, change in zip(state, gradient, strict=True)], value
+
+    _, ((weights, _), x) = dense(width, layers)
+    return step, (weights, x)
+
+
 STEPS: Mapping[str, Callable[[int, int], tuple[Step, tuple[Any, ...]]]] = {
     "dense": dense,
     "scanned": scanned,
     "branching": branching,
     "accumulating": accumulating,
+    "pooling": pooling,
 }
 
 

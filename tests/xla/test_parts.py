@@ -12,8 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from memplan.planning import devices
+from memplan.planning.floor import floor
 from memplan.planning.packing import pack
-from memplan.planning.planner import floor
 from memplan.planning.problem import Role
 from memplan.planning.schedule import runs
 from memplan.verify.same_module import NotThePlainModuleError, judge

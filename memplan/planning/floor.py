@@ -1,0 +1,77 @@
+"""What no plan goes below: the bytes that the largest kernel needs by itself, whatever the order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from memplan.planning.problem import Kernel, Problem, Role
+
+
+def floor(problem: Problem) -> tuple[int, int]:
+    """Least bytes of temporaries that any plan needs, and the kernel that sets it."""
+    bound = _Bound(problem)
+    nbytes, kernel = max((bound.nbytes(number), -number) for number in range(len(problem.kernels)))
+    return nbytes + problem.tables_nbytes, -kernel
+
+
+class _Bound:
+    """A kernel's values, but those that may lie over one another, or where an argument or an output lies."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        buffers, places = problem.buffers, problem.places
+        self._sizes = {place: max(buffers[one].nbytes for one in there) for place, there in places.items()}
+        given = self._places((*problem.donated, *problem.outputs))
+        self._given = sorted(given, key=lambda place: (-self._sizes[place], place))
+        temporary = {p for p, there in places.items() if all(buffers[one].role is Role.TEMPORARY for one in there)}
+        self._in_heap = temporary - given
+        self._read = {one for kernel in problem.kernels for one in kernel.reads}
+        self._through = {
+            loop: self._all_through(loop) for loop in {kernel.within for kernel in problem.kernels} if loop is not None
+        }
+
+    def nbytes(self, number: int) -> int:
+        """What stands in the heap while a kernel runs, at the least."""
+        kernel = self._problem.kernels[number]
+        over = {written: self._sources(kernel, written) for written in kernel.writes}
+        there = self._places((*kernel.reads, *self._apart(kernel, over)))
+        for loop in self._problem.around(number):
+            there |= self._through[loop]
+        covering = {written for written, sources in over.items() if sources}
+        taken = self._places({*kernel.reads, *kernel.writes} - covering.union(*over.values()))
+        free = iter([self._sizes[place] for place in self._given if place not in taken])
+        room, needed = next(free, 0), 0
+        for nbytes in sorted((self._sizes[place] for place in there & self._in_heap), reverse=True):
+            if nbytes <= room:
+                room = next(free, 0)
+            else:
+                needed += nbytes
+        return needed
+
+    def _sources(self, kernel: Kernel, written: int) -> list[int]:
+        """What a result may be written over; an element of a tuple only in a place, or where it can be made alone."""
+        problem, found = self._problem, list(kernel.over.get(written, ()))
+        for source in kernel.over_elements.get(written, ()):
+            maker = problem.buffers[source].maker
+            placed = self._given and problem.buffers[source].nbytes <= self._sizes[self._given[0]]
+            if placed or (maker is not None and problem.kernels[maker].sheds):
+                found.append(source)
+        return found
+
+    def _apart(self, kernel: Kernel, over: Mapping[int, Sequence[int]]) -> Collection[int]:
+        """What it writes beside all that it reads; of results that need not all be made, the largest that is read."""
+        apart = [written for written, sources in over.items() if not sources]
+        if not kernel.sheds or len(kernel.writes) == 1:
+            return apart
+        return sorted(self._read.intersection(apart), key=lambda one: self._problem.buffers[one].nbytes)[-1:]
+
+    def _all_through(self, loop: int) -> set[int]:
+        """What a loop carries, and what its body reads from outside."""
+        problem = self._problem
+        inside = {number for number in range(len(problem.kernels)) if loop in problem.around(number)}
+        reads = {one for number in inside for one in problem.kernels[number].reads}
+        outside = (one for one in reads if problem.buffers[one].maker not in inside)
+        return self._places((*problem.kernels[loop].reads, *outside))
+
+    def _places(self, buffers: Iterable[int]) -> set[int]:
+        return {self._problem.buffers[one].place for one in buffers}
