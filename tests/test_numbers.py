@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import memplan
 
-SMALL_BYTES = 1024  # tables of pointers, which XLA:CPU packs more tightly than is counted
+SMALL_BYTES = 4096  # tables of pointers, which XLA:CPU packs more tightly than is counted; forty loops draw random bits
 ROWS, WIDTH = 16, 8  # every value of a program is float32 or bfloat16 [ROWS, WIDTH]
 
 
