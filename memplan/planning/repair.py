@@ -31,13 +31,11 @@ class Repair:
     """A search around the plan of a ledger, which keeps its limit.
 
     Attributes:
-      accept: is a plan that is faster one to go on from?
       offers: copies that could be made; None where nothing is offloaded.
     """
 
     ledger: Ledger
     limit: int
-    accept: Callable[[Ledger], bool]
     offers: Offers | None = None
     seed: int = 0
 
@@ -49,41 +47,31 @@ class Repair:
         self.offers.refresh()
         return excess, self.offers.links.seconds
 
-    def run(self, looks: int) -> int:
-        """Search until so many chains were looked at; how often something better was found."""
-        draw, ledger, gained = random.Random(self.seed), self.ledger, 0
-        best, least = self._items(), self.cost()
+    def run(self, over: Callable[[], int], looks: int) -> None:
+        """Search until so many chains were looked at: for what fits, then for what takes less time.
+
+        The limit of each repair lies between what the slots take now and the whole, less what the holes of the layout
+        add to it.
+
+        Args:
+          over: bytes above the budget, packed.
+        """
+        draw, ledger, whole = random.Random(self.seed), self.ledger, self.limit
+        best, near, least = self._items(), ledger.peak_nbytes, (over(), self.cost()[1])
         while looks > 0 and best:
             for item in self._part(best, draw):
                 self._drop(item)
+            holes = int(draw.choice(_HOLES) * (least[0] or whole - near))
+            self.limit = (near if least[0] else whole) - holes
             looks -= self._evict(draw) + 20
-            if self.cost()[0] <= 0:
-                take_back(ledger, self.limit)
-            cost = self.cost()
-            if cost < (least[0], least[1] * (1 - 1e-9)) and (cost[0] or self.accept(ledger)):
-                best, least, gained = self._items(), cost, gained + 1
-            else:
-                self._become(best)
-        return gained
-
-    def fit(self, over: Callable[[], int], looks: int) -> bool:
-        """Search for a plan whose packed bytes fit, with limits between the whole and what the holes leave of it."""
-        draw, ledger, whole = random.Random(self.seed), self.ledger, self.limit
-        best, least = self._items(), (over(), self.cost()[1])
-        while looks > 0 and least[0]:
-            for item in self._part(best, draw) if best else ():
-                self._drop(item)
-            self.limit = whole - int(draw.choice(_HOLES) * least[0])
-            looks -= self._evict(draw) + 20
-            if self.cost()[0] <= 0:
+            if ledger.peak_nbytes <= whole:
                 take_back(ledger, self.limit)
             self.limit = whole
-            cost = (over(), self.cost()[1]) if self.cost()[0] <= 0 else (least[0] + 1, 0.0)
-            if cost <= least:
-                best, least = self._items(), cost
+            excess, seconds = self.cost()
+            if excess <= 0 and (least[0] or seconds < least[1] * (1 - 1e-9)) and (found := (over(), seconds)) <= least:
+                best, near, least = self._items(), ledger.peak_nbytes, found
             else:
                 self._become(best)
-        return not least[0]
 
     def settle(self, looks: int) -> bool:
         """Search until the limit is kept, or so many chains were looked at."""
