@@ -86,9 +86,8 @@ class _Planning:
         trials = []
         for order, found in zip(orders, plain, strict=True):
             trials.append(_Trial(self, order, found))
-            trials[-1].evict()
+            trials[-1].run()
             if trials[-1].best.fits:
-                trials[-1].repair()
                 break
         return min((trial.best for trial in trials), key=rank)
 
@@ -133,42 +132,46 @@ class _Trial:
             found.append([*before[slot], *ran, *behind[slot]])
         return found
 
-    def evict(self) -> None:
-        """Bring the packed bytes under the budget, with copies that are waited for where nothing else does."""
+    def run(self) -> None:
+        """Bring the bytes under the budget, with copies that are waited for where nothing else does; then search."""
         budget = self._planning.budget_nbytes - self._problem.tables_nbytes
         self.limit = budget = max(1, budget, int(self.taped.tape.least_nbytes.max()))
         style = self._start(budget)
         if Eviction(self.ledger, budget).run() or self._settle(budget):
-            self._fit(budget, style)
+            spare = self._fit(style)
+            limit = budget if spare < 0 else self.ledger.peak_nbytes + spare
+            Repair(self.ledger, limit, self.offers).run(self._over, self._planning.effort)
 
-    def _fit(self, budget: int, style: Style) -> None:
-        """By lower limits first, then by looking around the plan that came nearest."""
+    def _fit(self, style: Style) -> int:
+        """Lower the limit until the packed bytes keep the budget; what the plan that comes nearest leaves of it."""
         tried = []
         for _ in range(_TRIES):
             take_back(self.ledger, self.limit)
-            over = self._over()
-            if not over:
-                return
-            tried.append((over, len(tried), self.ledger.pairs(), self._copies()))
+            spare = self._spare()
+            if spare >= 0:
+                return spare
+            tried.append((-spare, len(tried), self.ledger.pairs(), self._copies()))
             self._correct()
-            self.limit = max(1, self._least(), min(self.limit, self.ledger.peak_nbytes) - over)
-            if _CLOSE * over > budget:
+            self.limit = max(1, self._least(), min(self.limit, self.ledger.peak_nbytes) + spare)
+            if -spare * _CLOSE > self._planning.budget_nbytes:
                 style = self._start(self.limit)
             if not self._eviction(self.limit, style).run() and not Eviction(self.ledger, self.limit).run():
                 break
-        self.limit = budget
-        *_, pairs, copies = min(tried)
+        over, _, pairs, copies = min(tried)
         self.ledger.become(pairs, copies)
-        Repair(self.ledger, budget, self.offers).run(self._over, self._planning.effort)
+        return -over
 
     def _least(self) -> int:
         return int((self.taped.tape.least_nbytes + self.ledger.extra).max())
 
-    def _over(self) -> int:
-        """Bytes above the budget, packed."""
+    def _spare(self) -> int:
+        """What the plan leaves of the budget, packed; negative where it takes more."""
         found = self.found()
         self.best = min(self.best, found, key=rank)
-        return max(0, found.nbytes - self._planning.budget_nbytes)
+        return self._planning.budget_nbytes - found.nbytes
+
+    def _over(self) -> int:
+        return max(0, -self._spare())
 
     def _start(self, limit: int) -> Style:
         """The best of several plans: with copies that keep nobody waiting, by their price, and without.
@@ -249,8 +252,3 @@ class _Trial:
             if actions:
                 extra[slot] += there[end - len(actions) : end].max() - self.ledger.load[slot]
         self.ledger.extra = extra
-
-    def repair(self) -> None:
-        """Look for something faster, in what the packed bytes leave of the budget."""
-        limit = self.ledger.peak_nbytes + max(0, self._planning.budget_nbytes - self.found().nbytes)
-        Repair(self.ledger, limit, self.offers).run(self._over, self._planning.effort)
