@@ -380,6 +380,10 @@ class Compiled:
 
 
 def _type_of(leaf: Any) -> Any:
+    """Of an array by the quickest way: 200 of them take 0.1 ms of every call."""
+    aval = getattr(leaf, "aval", None)
+    if aval is not None:
+        return aval.shape, aval.dtype, aval.weak_type, compat.placement_of(leaf) if leaf.committed else None
     if isinstance(leaf, (bool, int, float, complex)):
         aval = jax.typeof(leaf)  # to jax.jit it is an array of weak type
         return aval.shape, aval.dtype, aval.weak_type, None
