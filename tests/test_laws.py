@@ -93,7 +93,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "memplan.baselines",
         "memplan.pipeline",
         "memplan.summary",
-        "memplan.planning.planner",
+        "memplan.planning.floor",
         "memplan.report",
         "memplan.errors",
     ),

@@ -375,11 +375,9 @@ def drop(ledger: Ledger, copy: Copy) -> list[Copy]:
     return gone
 
 
-def evict(stages: Stages, start: Iterable[Pair] = ()) -> frozenset[Pair]:
+def evict(stages: Stages) -> frozenset[Pair]:
     """Repetitions with which the stages fit the budget, or nearly so."""
     ledger = Ledger(tape_of_stages(stages))
-    for op, slot in sorted(start, key=lambda pair: (pair[1], pair[0])):
-        ledger.add(op, slot)
     Eviction(ledger, stages.budget_bytes).run()
     return frozenset(ledger.pairs())
 

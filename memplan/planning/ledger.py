@@ -87,11 +87,6 @@ class Ledger:
     def peak_nbytes(self) -> int:
         return int(self.load.max())
 
-    @property
-    def seconds(self) -> float:
-        """Of the repetitions."""
-        return sum(self.tape.seconds[op] or 0.0 for ops in self.again for op in ops)
-
     def become(self, pairs: Iterable[tuple[int, int]], copies: Iterable[Copy] = ()) -> None:
         """Have these repetitions and copies, and no others."""
         wanted, moved = set(pairs), set(copies)

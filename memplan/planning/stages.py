@@ -31,7 +31,6 @@ class Stages:
       working_nbytes: per stage, device bytes besides the items; below zero where items share buffers.
       own_ticks: per stage, the time of its own work.
       budget_bytes: what the device bytes may reach.
-      until: per item, the last stage in which it may be computed again; empty where that is any.
     """
 
     nbytes: tuple[int, ...]
@@ -42,7 +41,6 @@ class Stages:
     working_nbytes: tuple[int, ...]
     own_ticks: tuple[int, ...]
     budget_bytes: int
-    until: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:

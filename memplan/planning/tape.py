@@ -98,7 +98,7 @@ def tape_of_stages(stages: Stages) -> Tape:
         reads=stages.inputs,
         writes=tuple((item,) for item in range(count)),
         seconds=tuple(None if ticks is None else float(ticks) for ticks in stages.ticks),
-        until=stages.until or (last,) * count,
+        until=(last,) * count,
         sheds=(False,) * count,
         over=((),) * count,
         level=(-1,) * count,

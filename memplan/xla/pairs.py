@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from memplan.xla.fused import fused_text
 from memplan.xla.module import Array, Instruction, read_instruction, spelled
 
 _OF_THE_PAIR = ("output_to_operand_aliasing", "metadata", "backend_config", "control-predecessors")
@@ -26,9 +27,9 @@ def spelt_out(text: str) -> str:
             op = read_instruction(line)
             if op.opcode not in ("async-start", "copy-start"):
                 begun.add(op.name)
-                found[head:head] = _computation(op)
+                found[head:head] = [_computation(op), ""]
                 line = _started(op)
-        elif "-done(%" in line and (op := read_instruction(line)).operands[0] in begun:
+        elif begun and "-done(%" in line and (op := read_instruction(line)).operands[0] in begun:
             line = line.replace(f" {op.opcode}(", " async-done(", 1)
         found.append(line)
     return "\n".join(found)
@@ -40,23 +41,15 @@ def _started(op: Instruction) -> str:
     return f"  {'ROOT ' if op.root else ''}%{op.name} = {spelled(op.shape)} async-start({given}), {mine}"
 
 
-def _computation(op: Instruction) -> list[str]:
+def _computation(op: Instruction) -> str:
     assert not isinstance(op.shape, Array)
     operands, result, *_ = op.shape
     assert not isinstance(operands, Array)
-    given = [f"%{op.name}.operand.{number}" for number in range(len(operands))]
-    made = f"{op.opcode.removesuffix('-start')}({', '.join(given)})"
-    attributes = [one for one in _split(op.attributes) if not _is_mine(one)]
-    return [
-        f"%{op.name}.computation {{",
-        *(
-            f"  {one} = {spelled(shape)} parameter({n})"
-            for n, (one, shape) in enumerate(zip(given, operands, strict=True))
-        ),
-        f"  ROOT %{op.name}.result = {spelled(result)} {', '.join([made, *attributes])}",
-        "}",
-        "",
-    ]
+    given = [(f"{op.name}.operand.{number}", shape) for number, shape in enumerate(operands)]
+    made = f"{op.opcode.removesuffix('-start')}({', '.join(f'%{name}' for name, _ in given)})"
+    attributes = (one for one in _split(op.attributes) if not _is_mine(one))
+    root = f"  ROOT %{op.name}.result = {spelled(result)} {', '.join([made, *attributes])}"
+    return fused_text(f"{op.name}.computation", given, [read_instruction(root)])
 
 
 def _is_mine(attribute: str) -> bool:
