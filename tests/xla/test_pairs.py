@@ -39,7 +39,7 @@ def test_a_pair_comes_back_as_it_was() -> None:
     assert "all-reduce(%all-reduce-start.operand.0), " + ATTRIBUTES in text
     assert "async-done(%all-reduce-start)" in text
     again = compat.module_text(compat.module_proto(text))
-    assert text.index("%add (") < text.index("%all-reduce-start.computation {") < text.index("ENTRY")
+    assert text.index("%add (") < text.index("%all-reduce-start.computation (") < text.index("ENTRY")
     assert "ROOT %all-reduce-done = f32[8]{0} " in again
 
 
