@@ -26,7 +26,7 @@ def once(problem: Problem, number: int) -> bool:
 
 def apart(problem: Problem, buffer: int) -> bool:
     """Has a buffer a place of its own, and nobody waits for it at the end?"""
-    return len(problem.places[problem.buffers[buffer].place]) == 1 and buffer not in problem.outputs
+    return len(problem.places[problem.buffers[buffer].place]) == 1 and buffer not in problem.returned
 
 
 def section(kernel: Kernel) -> bool:

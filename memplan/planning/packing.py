@@ -91,7 +91,7 @@ def _plain(problem: Problem) -> Schedule:
 
 def needed(problem: Problem, schedule: Schedule) -> Schedule:
     """The actions whose results somebody reads, or that act. XLA:GPU deletes other runs, XLA:CPU runs them."""
-    device, host = set(problem.outputs), set[int]()
+    device, host = set(problem.returned), set[int]()
     coming, leaving = set[int](), set[int]()  # copies that end later and are kept
     kept = []
     for action in reversed(schedule):
@@ -280,7 +280,7 @@ class _Layout:
             key: {problem.buffers[self._versions[n].buffer].role for n in group} for key, group in self._groups.items()
         }
         lives_out = {
-            key: any(self._versions[n].buffer in problem.outputs for n in group) for key, group in self._groups.items()
+            key: any(self._versions[n].buffer in problem.returned for n in group) for key, group in self._groups.items()
         }
         position = self._post_order()
         made = {key: min(position[n] for n in group) for key, group in self._groups.items()}

@@ -93,6 +93,11 @@ class Problem:
     alignment: int = GPU_ALIGNMENT
 
     @cached_property
+    def returned(self) -> frozenset[int]:
+        """The outputs as a set."""
+        return frozenset(self.outputs)
+
+    @cached_property
     def places(self) -> Mapping[int, tuple[int, ...]]:
         """The first buffer of each place -> all that share it, itself included."""
         found: dict[int, list[int]] = {}

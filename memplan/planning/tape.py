@@ -178,7 +178,7 @@ class _Taping:
         ]
         self._values = tuple(values)
         self._value = {buffer: value for value, buffer in enumerate(values)}
-        self._read = set(problem.outputs).union(*(kernel.reads for kernel in problem.kernels))
+        self._read = problem.returned.union(*(kernel.reads for kernel in problem.kernels))
         self._first: dict[int, int] = {}  # of each loop: its first slot
         for slot, number in enumerate(order):
             for loop in problem.around(number):
