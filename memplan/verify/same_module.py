@@ -438,7 +438,7 @@ def _updated_operands(op: Instruction) -> list[tuple[int, int]]:
 
 def _updated_parameters(fused: Computation) -> Iterator[tuple[int, int]]:
     """(leaf, number): the parameters whose updates a fusion returns."""
-    for leaf, result in enumerate(fused.results):
+    for leaf, result in enumerate(fused.by_leaf):
         while result.opcode in ("bitcast", "get-tuple-element"):
             result = fused.ops[result.operands[0]]
         for _, position in _updated_operands(result):

@@ -175,6 +175,11 @@ class Computation:
         names = self.root.operands if self.root.opcode == "tuple" else (self.root.name,)
         return tuple(self.ops[name] for name in names)
 
+    @cached_property
+    def by_leaf(self) -> tuple[Instruction, ...]:
+        """Of every leaf of what the root returns, the element that it is of, which may be a tuple itself."""
+        return tuple(op for op in self.results for _ in op.result)
+
     def behind_bitcasts(self, op: Instruction) -> Instruction:
         while op.opcode == "bitcast":
             op = self.ops[op.operands[0]]

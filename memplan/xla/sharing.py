@@ -52,7 +52,7 @@ def _updated_in(fused: Computation, leaf: int) -> Instruction | None:
     """What a leaf of a fusion's result is an update of, behind bitcasts."""
     result = fused.root
     if result.opcode == "tuple":
-        result, leaf = fused.behind_bitcasts(fused.results[leaf]), 0
+        result, leaf = fused.behind_bitcasts(fused.by_leaf[leaf]), 0
         if result.opcode == "get-tuple-element":
             result, leaf = fused.ops[result.operands[0]], result.index
     else:
@@ -97,7 +97,7 @@ def _fused_over(fused: Computation, op: Instruction, leaf: int, operand: str) ->
     several = fused.root.opcode == "tuple"
     if not several and leaf:
         return False
-    result = fused.results[leaf]
+    result = fused.by_leaf[leaf]
     maker = fused.ops[result.operands[0]] if result.opcode == "bitcast" else result
     reduced = _first_reduction(fused) if "kind=kInput" in op.attributes else None
     start = fused.parameters[op.operands.index(operand)]

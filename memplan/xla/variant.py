@@ -84,6 +84,8 @@ def _values(module: Module, body: Computation, uses: _Uses) -> Iterator[_Value]:
         if not is_open(op) or not isinstance(op.shape, tuple):
             continue
         fused = module[op.called[0]]
+        if len(fused.results) != len(op.result):
+            continue  # an element is a tuple itself
         for leaf, result in enumerate(fused.results):
             needs = _needs(fused, result) if uses.nbytes(f"{op.name}{{{leaf}}}") >= LEAST_BYTES else None
             readers = _readers(module, body, op, leaf) if needs else None

@@ -10,6 +10,9 @@ import pytest
 
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import Schedule, runs
+from memplan.verify.same_module import judge
+from memplan.xla.buffers import problem_of
+from memplan.xla.module import read_module
 from tests.xla.compiling import STEPS, compiled, copying, randomly, within
 
 
@@ -88,3 +91,50 @@ def test_a_plan_changes_no_bit_here(share: float) -> None:
     assert found.packing.nbytes == pytest.approx(temporary_bytes(found.compiled), rel=0.02)
     for one, other in zip(jax.tree.leaves(plain), jax.tree.leaves(found.compiled(*args)), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+NESTED = """HloModule nested, is_scheduled=true
+
+%larger (a: f32[], i: s32[], b: f32[], j: s32[]) -> (f32[], s32[]) {
+  %a = f32[] parameter(0)
+  %i = s32[] parameter(1)
+  %b = f32[] parameter(2)
+  %j = s32[] parameter(3)
+  %ge = pred[] compare(%a, %b), direction=GE
+  %most = f32[] select(%ge, %a, %b)
+  %at = s32[] select(%ge, %i, %j)
+  ROOT %both = (f32[], s32[]) tuple(%most, %at)
+}
+
+%fused (x: f32[64,1024], y: f32[1024]) -> ((f32[1024], s32[1024]), f32[1024]) {
+  %x = f32[64,1024]{1,0} parameter(0)
+  %y = f32[1024]{0} parameter(1)
+  %numbers = s32[64,1024]{1,0} iota(), iota_dimension=0
+  %zero = f32[] constant(0)
+  %none = s32[] constant(0)
+  %largest = (f32[1024]{0}, s32[1024]{0}) reduce(%x, %numbers, %zero, %none), dimensions={0}, to_apply=%larger
+  %root = f32[1024]{0} sqrt(%y)
+  ROOT %all = ((f32[1024]{0}, s32[1024]{0}), f32[1024]{0}) tuple(%largest, %root)
+}
+
+ENTRY %main (x.1: f32[64,1024], z: f32[1024]) -> (f32[1024], s32[1024], f32[1024]) {
+  %x.1 = f32[64,1024]{1,0} parameter(0)
+  %z = f32[1024]{0} parameter(1)
+  %y.1 = f32[1024]{0} negate(%z)
+  %made = ((f32[1024]{0}, s32[1024]{0}), f32[1024]{0}) fusion(%x.1, %y.1), kind=kInput, calls=%fused
+  %pair = (f32[1024]{0}, s32[1024]{0}) get-tuple-element(%made), index=0
+  %value = f32[1024]{0} get-tuple-element(%pair), index=0
+  %number = s32[1024]{0} get-tuple-element(%pair), index=1
+  %roots = f32[1024]{0} get-tuple-element(%made), index=1
+  ROOT %result = (f32[1024]{0}, s32[1024]{0}, f32[1024]{0}) tuple(%value, %number, %roots)
+}
+"""
+
+
+def test_a_fusions_result_may_be_a_tuple_itself() -> None:
+    module = read_module(NESTED)
+    problem = problem_of(module, on_gpu=True)
+    made = next(kernel for kernel in problem.kernels if kernel.name == "made")
+    assert [problem.buffers[one].nbytes for one in made.writes] == [4096] * 3
+    assert list(made.over) == [made.writes[-1]]  # the root of what is read alone, element by element
+    judge(module, module)
