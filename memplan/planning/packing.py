@@ -132,7 +132,10 @@ class _Layout:
         self._served: list[list[int]] = []  # of every action: the versions that it reads
         self._written: list[list[int]] = []
         self._on_host: list[_Version] = []
+        self._left: list[int] = []  # of what is on the host: the version that was copied there
+        self._back: dict[int, int] = {}  # a version that comes back -> what it is of on the host
         self._run_through()
+        self._position = self._post_order()
         self._groups: dict[int, list[int]] = defaultdict(list)  # versions that are one by necessity
         for number, version in enumerate(self._versions):
             place = problem.buffers[version.buffer].place
@@ -148,7 +151,7 @@ class _Layout:
             if buffer.maker is None:
                 current[number] = len(self._versions)
                 self._versions.append(_Version(number, -1, -1))
-        leaving, coming, away = dict[int, int](), dict[int, int](), dict[int, _Version]()
+        leaving, coming, there, away = dict[int, int](), dict[int, int](), dict[int, int](), dict[int, _Version]()
         for time, action in enumerate(self._schedule):
             reads, writes = list[int](), list[int]()
             number = action.number
@@ -161,10 +164,13 @@ class _Layout:
                 reads = [leaving.setdefault(number, current[number])]
                 away[number] = _Version(number, time, time)
                 self._on_host.append(away[number])
+                there[number] = len(self._left)
+                self._left += reads
             elif action.kind is Kind.OFFLOADED:
                 reads = [leaving.pop(number)]
             elif action.kind is Kind.PREFETCH:
                 writes = [coming.setdefault(number, self._begun(number, time))]
+                self._back[writes[0]] = there[number]
             else:
                 current[number] = coming.pop(number)
                 reads = [current[number]]
@@ -218,12 +224,16 @@ class _Layout:
     def packing(self) -> Packing:
         reused, left = self._reused()
         groups = self._shared(left)
-        tables, host = self._tables_nbytes(), self._smaller_heap(self._host_groups())
-        return Packing(self._smaller_heap(groups) + tables, groups.live_nbytes() + tables, reused, host)
+        tables, nbytes = self._tables_nbytes(), self._smaller_heap(groups, self._position)
+        back: dict[int, int] = {}
+        for version, number in self._back.items():
+            back[number] = min(back.get(number, len(self._versions)), self._position[version])
+        host = self._smaller_heap(self._host_groups(), [back.get(n, 0) for n in range(len(self._on_host))])
+        return Packing(nbytes + tables, groups.live_nbytes() + tables, reused, host)
 
-    def _smaller_heap(self, groups: _Groups) -> int:
-        by_size = self._heap(groups, lambda g: (-groups.nbytes[g], groups.own_span(g), g))
-        by_span = self._heap(groups, lambda g: (-groups.span(g), -groups.nbytes[g], g))
+    def _smaller_heap(self, groups: _Groups, position: Sequence[int]) -> int:
+        by_size = self._heap(groups, lambda g: (-groups.nbytes[g], groups.own_span(g), position[g], g))
+        by_span = self._heap(groups, lambda g: (-groups.span(g), -groups.nbytes[g], position[g], g))
         return min(by_size, by_span)
 
     def _host_groups(self) -> _Groups:
@@ -282,8 +292,7 @@ class _Layout:
         lives_out = {
             key: any(self._versions[n].buffer in problem.returned for n in group) for key, group in self._groups.items()
         }
-        position = self._post_order()
-        made = {key: min(position[n] for n in group) for key, group in self._groups.items()}
+        made = {key: min(self._position[n] for n in group) for key, group in self._groups.items()}
         places = _Places(self._versions, self._interfere)
         left, reused = [], 0
         order = sorted(self._groups, key=lambda k: (-self._nbytes(self._groups[k]), not lives_out[k], made[k], k))
@@ -322,7 +331,8 @@ class _Layout:
                 count += 1
             else:
                 waiting.append((number, True))
-                waiting += ((source, False) for source in reversed(self._served[time]))
+                sources = [self._left[self._back[number]]] if number in self._back else self._served[time]
+                waiting += ((source, False) for source in reversed(sources))
         return position
 
     def _interfere(self, one: int, other: int) -> bool:

@@ -86,6 +86,12 @@ def test_of_two_that_may_lie_under_a_result_the_first_that_it_reads_does() -> No
     assert reading(1, 3).nbytes == 4 * KIB
 
 
+def test_equals_are_placed_as_the_walk_from_the_results_comes_to_them() -> None:
+    reads, sizes = [[], [], [0], [2], [1], [1, 3], [1, 4]], [KIB, 2 * KIB, KIB, KIB, KIB, 8, 8]
+    assert pack(problem(reads, sizes, outputs=[5, 6])).nbytes == 4 * KIB
+    assert pack(problem(reads, sizes, outputs=[6, 5])).nbytes == 5 * KIB
+
+
 def test_what_is_an_element_is_written_over_in_an_outputs_place_alone() -> None:
     def of(*outputs: int) -> int:
         buffers = [Buffer(f"pair{{{i}}}", KIB, Role.TEMPORARY, 0, i) for i in range(2)]
