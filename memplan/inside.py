@@ -12,6 +12,7 @@ from memplan.planning.cost import copy_seconds
 from memplan.planning.devices import Device
 from memplan.planning.packing import Lifetime, Packing, lifetimes, pack
 from memplan.planning.plan import Plan, named
+from memplan.planning.planner import Found
 from memplan.planning.problem import POINTER_BYTES, Problem, Role
 from memplan.planning.registry import PLANNERS, Planner
 from memplan.planning.schedule import Schedule
@@ -212,11 +213,24 @@ class Inside:
         return plan
 
     def _new_plan(self, base: Reading, budget: int, host: int) -> Plan:
+        """In parts as the room asks for them; else in the smallest parts, where the smallest plan shows that it can be.
+
+        That one is the same for every budget: errors tell all of the same smallest that works.
+        """
         copy_s = functools.partial(copy_seconds, device=self.device) if host > 0 else None
-        for room_nbytes in (budget - base.resident_bytes, 0):  # 0 tells every budget of the same smallest that works
-            problem = base.parted(room_nbytes).problem
-            found = self.planner.plan(problem, room_nbytes, host, copy_s)
-            if found.fits:
-                break
-        actions = named(problem, found.schedule)
-        return Plan(actions, base.module.fingerprint, self.planner.name, self.device.name, room_nbytes=room_nbytes)
+        room_nbytes = budget - base.resident_bytes
+
+        def planned(parts_nbytes: int, wanted_nbytes: int) -> tuple[Found, Plan]:
+            problem = base.parted(parts_nbytes).problem
+            found = self.planner.plan(problem, wanted_nbytes, host, copy_s)
+            actions, fingerprint = named(problem, found.schedule), base.module.fingerprint
+            return found, Plan(actions, fingerprint, self.planner.name, self.device.name, room_nbytes=parts_nbytes)
+
+        found, plan = planned(room_nbytes, room_nbytes)
+        if found.fits:
+            return plan
+        smallest = planned(0, 0)
+        if smallest[0].nbytes > room_nbytes:
+            return smallest[1]
+        _, plan = min(smallest, planned(0, room_nbytes), key=lambda one: (one[0].nbytes > room_nbytes, one[0].seconds))
+        return plan

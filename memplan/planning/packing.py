@@ -23,6 +23,8 @@ import numpy as np
 from memplan.planning.problem import Kernel, Problem, Role
 from memplan.planning.schedule import Kind, Schedule, runs
 
+_COPY_NBYTES = 4  # of a number that every copy makes beside what it copies, `u32[]`
+
 
 @dataclass(frozen=True)
 class Packing:
@@ -64,6 +66,7 @@ class _Version:
     buffer: int
     start: int
     end: int
+    nbytes: int
     read: bool = False
     made: bool = True
     alone: bool = False
@@ -132,7 +135,7 @@ class _Layout:
         self._served: list[list[int]] = []  # of every action: the versions that it reads
         self._written: list[list[int]] = []
         self._on_host: list[_Version] = []
-        self._left: list[int] = []  # of what is on the host: the version that was copied there
+        self._sent: list[int] = []  # of what is on the host: the version that the copy there made beside it
         self._back: dict[int, int] = {}  # a version that comes back -> what it is of on the host
         self._run_through()
         self._position = self._post_order()
@@ -150,8 +153,8 @@ class _Layout:
         for number, buffer in enumerate(problem.buffers):
             if buffer.maker is None:
                 current[number] = len(self._versions)
-                self._versions.append(_Version(number, -1, -1))
-        leaving, coming, there, away = dict[int, int](), dict[int, int](), dict[int, int](), dict[int, _Version]()
+                self._versions.append(_Version(number, -1, -1, buffer.nbytes))
+        leaving, coming, there, away = dict[int, int](), dict[int, list[int]](), dict[int, int](), dict[int, _Version]()
         for time, action in enumerate(self._schedule):
             reads, writes = list[int](), list[int]()
             number = action.number
@@ -162,18 +165,20 @@ class _Layout:
                 current.update(zip(kernel.writes, writes, strict=True))
             elif action.kind is Kind.OFFLOAD:
                 reads = [leaving.setdefault(number, current[number])]
-                away[number] = _Version(number, time, time)
+                away[number] = _Version(number, time, time, problem.buffers[number].nbytes)
                 self._on_host.append(away[number])
-                there[number] = len(self._left)
-                self._left += reads
+                there[number] = len(self._sent)
+                writes = [self._begun(number, time, _COPY_NBYTES)]
+                self._sent += writes
             elif action.kind is Kind.OFFLOADED:
-                reads = [leaving.pop(number)]
+                reads = [leaving.pop(number), self._sent[there[number]]]
             elif action.kind is Kind.PREFETCH:
-                writes = [coming.setdefault(number, self._begun(number, time))]
+                writes = [self._begun(number, time), self._begun(number, time, _COPY_NBYTES)]
+                coming[number] = writes
                 self._back[writes[0]] = there[number]
             else:
-                current[number] = coming.pop(number)
-                reads = [current[number]]
+                reads = coming.pop(number)
+                current[number] = reads[0]
             if action.kind is not Kind.RUN:
                 away[number].end = time
             for version in reads:
@@ -189,8 +194,10 @@ class _Layout:
             if kernel is not None and kernel.sheds and len(written) > 1:
                 self._shed([self._versions[version] for version in written])
 
-    def _begun(self, buffer: int, time: int) -> int:
-        self._versions.append(_Version(buffer, time, time))
+    def _begun(self, buffer: int, time: int, nbytes: int | None = None) -> int:
+        self._versions.append(
+            _Version(buffer, time, time, self._problem.buffers[buffer].nbytes if nbytes is None else nbytes)
+        )
         return len(self._versions) - 1
 
     def _kernel(self, time: int) -> Kernel | None:
@@ -225,10 +232,7 @@ class _Layout:
         reused, left = self._reused()
         groups = self._shared(left)
         tables, nbytes = self._tables_nbytes(), self._smaller_heap(groups, self._position)
-        back: dict[int, int] = {}
-        for version, number in self._back.items():
-            back[number] = min(back.get(number, len(self._versions)), self._position[version])
-        host = self._smaller_heap(self._host_groups(), [back.get(n, 0) for n in range(len(self._on_host))])
+        host = self._smaller_heap(self._host_groups(), [self._position[version] for version in self._sent])
         return Packing(nbytes + tables, groups.live_nbytes() + tables, reused, host)
 
     def _smaller_heap(self, groups: _Groups, position: Sequence[int]) -> int:
@@ -241,7 +245,7 @@ class _Layout:
         versions = dict(enumerate(self._on_host))
         begun = {number: one.start for number, one in versions.items()}
         ended = {number: one.end for number, one in versions.items()}
-        nbytes = {number: self._problem.buffers[one.buffer].nbytes for number, one in versions.items()}
+        nbytes = {number: one.nbytes for number, one in versions.items()}
         return _Groups.made({number: number for number in versions}, begun, ended, nbytes, set())
 
     def _tables_nbytes(self) -> int:
@@ -281,7 +285,7 @@ class _Layout:
 
     def _nbytes(self, group: Iterable[int]) -> int:
         versions = (self._versions[number] for number in group)
-        return max(version.made * self._problem.buffers[version.buffer].nbytes for version in versions)
+        return max(version.made * version.nbytes for version in versions)
 
     def _reused(self) -> tuple[int, list[list[int]]]:
         """Bytes that found a place in arguments and outputs; the groups of versions that did not."""
@@ -331,7 +335,7 @@ class _Layout:
                 count += 1
             else:
                 waiting.append((number, True))
-                sources = [self._left[self._back[number]]] if number in self._back else self._served[time]
+                sources = [self._sent[self._back[number]]] if number in self._back else self._served[time]
                 waiting += ((source, False) for source in reversed(sources))
         return position
 
@@ -397,9 +401,9 @@ class _Layout:
         time = self._versions[number].start
         if time < 0:
             return None
-        nbytes = self._problem.buffers[self._versions[number].buffer].nbytes
+        nbytes = self._versions[number].nbytes
         for old in self._served[time]:
-            same_size = self._problem.buffers[self._versions[old].buffer].nbytes == nbytes
+            same_size = self._versions[old].nbytes == nbytes
             if old in ending and old not in several and same_size and self._may_cover(number, old):
                 return old
         return None

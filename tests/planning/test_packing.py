@@ -142,9 +142,11 @@ AWAY = ("run 0", "offload 0", "run 1", "offloaded 0", "run 2", "prefetch 0", "ru
 def test_what_is_on_the_host_is_not_on_the_device() -> None:
     one = problem([[], [0], [1], [2], [3, 0]], [4 * KIB, 8, 6 * KIB, 8, 8])
     there = live_nbytes(one, copies(*AWAY)).tolist()
-    assert there == [4096, 4096, 4104, 4104, 8 + 6144, 6144 + 4096, 6144 + 8 + 4096, 8 + 4096, 8 + 4096 + 8]
+    held = [4096, 4096, 4104, 4104, 8 + 6144, 6144 + 4096, 6144 + 8 + 4096, 8 + 4096, 8 + 4096 + 8]
+    copying = [0, 4, 4, 4, 0, 4, 4, 4, 0]  # a number beside each copy, from its begin to its end
+    assert there == [nbytes + number for nbytes, number in zip(held, copying, strict=True)]
     found = pack(one, copies(*AWAY))
-    assert (found.live_nbytes, found.host_nbytes) == (6144 + 8 + 4096 + 2 * GPU_ALIGNMENT, 4096)
+    assert (found.live_nbytes, found.host_nbytes) == (6144 + 8 + 4096 + 4 + 2 * GPU_ALIGNMENT, 4096)
     late = ("run 0", "offload 0", "run 1", "offloaded 0", "run 2", "run 3", "prefetch 0", "prefetched 0", "run 4")
     assert pack(one, copies(*late)).live_nbytes == 6144 + 8 + 2 * GPU_ALIGNMENT
 
