@@ -246,7 +246,7 @@ class _Layout:
         begun = {number: one.start for number, one in versions.items()}
         ended = {number: one.end for number, one in versions.items()}
         nbytes = {number: one.nbytes for number, one in versions.items()}
-        return _Groups.made({number: number for number in versions}, begun, ended, nbytes, set())
+        return _Groups.made({number: number for number in versions}, begun, ended, nbytes)
 
     def _tables_nbytes(self) -> int:
         """Those of the module, of what runs again and has several results, and of copies; each aligned by itself."""
@@ -395,7 +395,7 @@ class _Layout:
                 ended[number] = clock
                 clock += 1
         nbytes = {n: self._nbytes([n]) for n in group_of}
-        return _Groups.made(home, begun, ended, nbytes, several)
+        return _Groups.made(home, begun, ended, nbytes)
 
     def _covered(self, number: int, ending: Sequence[int], several: set[int]) -> int | None:
         time = self._versions[number].start
@@ -485,34 +485,29 @@ class _Groups:
       members: of each group, by its first version.
       begun, ended: of versions, in events.
       nbytes: of groups.
-      several: versions that are one with others by necessity.
     """
 
     members: dict[int, list[int]]
     begun: dict[int, int]
     ended: dict[int, int]
     nbytes: dict[int, int]
-    several: set[int]
 
     @staticmethod
-    def made(
-        home: dict[int, int], begun: dict[int, int], ended: dict[int, int], nbytes: dict[int, int], several: set[int]
-    ) -> _Groups:
+    def made(home: dict[int, int], begun: dict[int, int], ended: dict[int, int], nbytes: dict[int, int]) -> _Groups:
         together: dict[int, list[int]] = defaultdict(list)
         for number in sorted(home, key=begun.__getitem__):
             together[home[number]].append(number)
         members = {numbers[0]: numbers for numbers in together.values()}
         sizes = {first: max(nbytes[n] for n in numbers) for first, numbers in members.items()}
-        return _Groups(members, begun, ended, sizes, several)
+        return _Groups(members, begun, ended, sizes)
 
     def span(self, group: int) -> int:
         numbers = self.members[group]
         return max(self.ended[n] for n in numbers) - min(self.begun[n] for n in numbers)
 
     def own_span(self, group: int) -> int:
-        """Minus the duration that ties of size go by: of the first version, of those that are one the whole's."""
-        alone = [n for n in self.members[group] if n == group or n in self.several]
-        return self.begun[group] - max(self.ended[n] for n in alone)
+        """Minus the duration that ties of size go by: of the first version alone."""
+        return self.begun[group] - self.ended[group]
 
     def live_nbytes(self) -> int:
         change = np.zeros(2 * len(self.begun) + 2, np.int64)

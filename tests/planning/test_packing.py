@@ -92,6 +92,11 @@ def test_equals_are_placed_as_the_walk_from_the_results_comes_to_them() -> None:
     assert pack(problem(reads, sizes, outputs=[6, 5])).nbytes == 5 * KIB
 
 
+def test_what_is_updated_in_place_is_placed_by_the_time_before_its_update() -> None:
+    """The first kernel's result goes to the bottom, what is updated above it, and the small one finds no gap."""
+    assert pack(problem(CHAIN, [2 * KIB, 2 * KIB, 2 * KIB, KIB, 3 * KIB], places={2: 1})).nbytes == 5 * KIB
+
+
 def test_what_is_an_element_is_written_over_in_an_outputs_place_alone() -> None:
     def of(*outputs: int) -> int:
         buffers = [Buffer(f"pair{{{i}}}", KIB, Role.TEMPORARY, 0, i) for i in range(2)]
