@@ -55,8 +55,22 @@ class Reading:
 
     @functools.cached_property
     def problem(self) -> Problem:
-        found = self.traffic
-        return problem_of(self.module, self.device.target is not None, {**found.seconds, **found.blocks})
+        """Its kernels take no time yet: who follows a plan has no need of the replay."""
+        return problem_of(self.module, self.device.target is not None)
+
+    @functools.cached_property
+    def timed(self) -> Problem:
+        """The problem with the seconds of the replay."""
+        return self.problem.timed({**self.traffic.seconds, **self.traffic.blocks})
+
+    @functools.cached_property
+    def variant(self) -> Reading:
+        """A GPU's module with cheap values made again inside of their readers, as far as there are any.
+
+        Not a CPU's: there it would find nothing (XLA:CPU makes no fusions of several results).
+        """
+        found = variant(self.module, self.problem) if self.device.target is not None else None
+        return self if found is None else replace(self, module=found)
 
     @functools.cached_property
     def packing(self) -> Packing:
@@ -109,7 +123,6 @@ class Made:
       planned: the module that was handed back.
       fits: by the prediction.
       predicted_bytes, predicted_host_bytes: device and host bytes.
-      bound_s: no plan within the budget takes less time.
       planning_s: seconds from the module that was read to a plan and its layout, however the plan was come by; 0 where
         the module went through as it is.
     """
@@ -122,8 +135,12 @@ class Made:
     fits: bool = True
     predicted_bytes: int = 0
     predicted_host_bytes: int = 0
-    bound_s: float = 0.0
     planning_s: float = 0.0
+
+    @property
+    def bound_s(self) -> float:
+        """No plan within the budget takes less time."""
+        return min(self.plain.traffic.step_s, self.base.traffic.step_s)
 
     @property
     def result(self) -> Reading:
@@ -157,18 +174,18 @@ class Inside:
         plain = Reading(read_module(text), self.device, self.topology)
         budget = self.limits.device_bytes - self.reserve_bytes
         if self.follow is None and plain.device_bytes <= budget:
-            self.made = Made(plain, plain, predicted_bytes=plain.device_bytes, bound_s=plain.traffic.step_s)
+            self.made = Made(plain, plain, predicted_bytes=plain.device_bytes)
             return None
         started = time.perf_counter()
-        base = self._base(plain)
-        plan = self.follow or self._agreed(base, budget)
+        plan = self.follow or self._agreed(plain, budget)
+        base = plain if plan.fingerprint == plain.module.fingerprint else plain.variant
         plan.check(base.module.fingerprint)
         base = base.parted(plan.room_nbytes)
         schedule = plan.schedule(base.problem)
         packing = pack(base.problem, schedule)
         planning_s = time.perf_counter() - started
         written = write(base.module, base.problem, schedule)
-        planned = Reading(read_module(written), self.device, self.topology)
+        planned = Reading(read_module(written, base.module), self.device, self.topology)
         judge(plain.module, planned.module)
         predicted = plain.resident_bytes + packing.nbytes
         self.made = Made(
@@ -180,48 +197,38 @@ class Inside:
             fits=predicted <= budget,
             predicted_bytes=predicted,
             predicted_host_bytes=packing.host_nbytes,
-            bound_s=min(plain.traffic.step_s, base.traffic.step_s),
             planning_s=planning_s,
         )
         return written
 
-    def _base(self, plain: Reading) -> Reading:
-        """A GPU's module with cheap values made again inside of their readers, where that takes no more time.
-
-        Not a CPU's: there it would find nothing (XLA:CPU makes no fusions of several results).
-        """
-        varied = variant(plain.module, plain.problem) if self.device.target is not None else None
-        if varied is None:
-            return plain
-        base = replace(plain, module=varied)
-        return base if base.traffic.step_s <= plain.traffic.step_s else plain
-
-    def _agreed(self, base: Reading, budget: int) -> Plan:
+    def _agreed(self, plain: Reading, budget: int) -> Plan:
         host = self.limits.host_bytes - self.reserve_host_bytes
-        fingerprint = base.module.fingerprint
+        fingerprint = plain.module.fingerprint
         name = plan_cache.key(fingerprint, self.planner.name, budget, host, self.device, self.topology)
-        return self.agree(fingerprint, name, functools.partial(self._plan, base, budget, host, name))
+        return self.agree(fingerprint, name, functools.partial(self._plan, plain, budget, host, name))
 
-    def _plan(self, base: Reading, budget: int, host: int, name: str) -> Plan:
+    def _plan(self, plain: Reading, budget: int, host: int, name: str) -> Plan:
         """A new plan, or a kept one of memplan's own planners: another's code may change under its name."""
         if PLANNERS.get(self.planner.name) is not self.planner:
-            return self._new_plan(base, budget, host)
+            return self._new_plan(plain, budget, host)
         plan = plan_cache.find(name)
         if plan is None:
-            plan = self._new_plan(base, budget, host)
+            plan = self._new_plan(plain, budget, host)
             plan_cache.keep(name, plan)
         return plan
 
-    def _new_plan(self, base: Reading, budget: int, host: int) -> Plan:
-        """In parts as the room asks for them; else in the smallest parts, where the smallest plan shows that it can be.
+    def _new_plan(self, plain: Reading, budget: int, host: int) -> Plan:
+        """Of the variant where that takes no more time; in parts as the room asks for them.
 
-        That one is the same for every budget: errors tell all of the same smallest that works.
+        Else in the smallest parts, where the smallest plan shows that it can be. That one is the same for every budget:
+        errors tell all of the same smallest that works.
         """
+        base = plain.variant if plain.variant.traffic.step_s <= plain.traffic.step_s else plain
         copy_s = functools.partial(copy_seconds, device=self.device) if host > 0 else None
         room_nbytes = budget - base.resident_bytes
 
         def planned(parts_nbytes: int, wanted_nbytes: int) -> tuple[Found, Plan]:
-            problem = base.parted(parts_nbytes).problem
+            problem = base.parted(parts_nbytes).timed
             found = self.planner.plan(problem, wanted_nbytes, host, copy_s)
             actions, fingerprint = named(problem, found.schedule), base.module.fingerprint
             return found, Plan(actions, fingerprint, self.planner.name, self.device.name, room_nbytes=parts_nbytes)

@@ -97,7 +97,7 @@ def _lines(unmodified: Reading | None, result: Reading, drawn: Timeline) -> Iter
 
 def decisions(found: Outcome, origins: Origins) -> Iterator[Decision]:
     """What happens to what the unmodified step has at its peak, and to all that is made again or copied."""
-    made, problem = found.made, found.made.base.problem
+    made, problem = found.made, found.made.base.timed
     for loop, residuals in found.program.loops:
         yield from residual_decisions(loop, residuals)
     if made.plan is None:

@@ -53,7 +53,7 @@ def measure(backend: str) -> str:
 
 
 def small_step() -> Any:
-    """A real training step, compiled in seconds, whose activations outweigh its state: ResNet-26 on 32 images of 64^2."""
+    """A real step, compiled in seconds, whose activations outweigh its state: ResNet-26 on 32 images of 64^2."""
     return resnet_step(64, 32, config=ResNetConfig(depth=26, filters=16, classes=10), concrete=True)
 
 

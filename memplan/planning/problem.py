@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 
@@ -109,6 +109,11 @@ class Problem:
     def times(self) -> tuple[int, ...]:
         """How often each kernel runs in a step: once, and inside of a loop once a trip."""
         return tuple(math.prod(self.kernels[loop].trips for loop in self.around(n)) for n in range(len(self.kernels)))
+
+    def timed(self, seconds: Mapping[str, float]) -> Problem:
+        """With kernels that take so many seconds, by name; those that are not among them take none."""
+        kernels = (replace(one, seconds=seconds.get(one.name, 0.0)) for one in self.kernels)
+        return replace(self, kernels=tuple(kernels))
 
     def around(self, number: int) -> Iterator[int]:
         """The loops that a kernel stands in, the innermost first."""

@@ -95,9 +95,15 @@ class _Meanings:
     origins: dict[Meaning, tuple[Meaning, str]] = field(default_factory=dict)  # of views: whose they are, of what shape
     fusions: dict[object, tuple[list[Meaning], set[Meaning]]] = field(default_factory=dict)  # results; all inside
     updates: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # of fusions: leaf, number of a parameter
+    bare: dict[str, str] = field(default_factory=dict)  # texts of computations without their names and stack frames
 
     def of(self, expression: object) -> int:
         return self.numbers.setdefault(expression, len(self.numbers))
+
+    def without_frames(self, text: str) -> str:
+        if text not in self.bare:
+            self.bare[text] = _FRAME.sub("", text.partition("\n")[2])
+        return self.bare[text]
 
     def view(self, shape: str, given: Meaning, source_shape: str) -> Meaning:
         """The same bytes in another shape; a view of a view is one of what that is of."""
@@ -250,7 +256,7 @@ class _Reading:
     def _text(self, name: str) -> int:
         """A computation with all that it calls, letter by letter, but for its own name and stack frames."""
         if name not in self._texts:
-            text = _FRAME.sub("", self._module.texts[name].partition("\n")[2])
+            text = self._meanings.without_frames(self._module.texts[name])
             self._texts[name] = self._meanings.of(("text", text, *map(self._text, _CALLED.findall(text))))
         return self._texts[name]
 

@@ -40,18 +40,14 @@ class _Value:
     same: int | None = None  # the value that it turned out to be
 
 
-def problem_of(module: Module, on_gpu: bool, seconds: Mapping[str, float] | None = None) -> Problem:
-    """The problem of a module as it stands.
-
-    Args:
-      seconds: of a run, by the instruction's name; what is left out takes none.
-    """
-    return _Reading(module, on_gpu, seconds or {}).problem()
+def problem_of(module: Module, on_gpu: bool) -> Problem:
+    """The problem of a module as it stands; its kernels are named as their instructions, and take no time."""
+    return _Reading(module, on_gpu).problem()
 
 
 class _Reading:
-    def __init__(self, module: Module, on_gpu: bool, seconds: Mapping[str, float]) -> None:
-        self._module, self._on_gpu, self._seconds = module, on_gpu, seconds
+    def __init__(self, module: Module, on_gpu: bool) -> None:
+        self._module, self._on_gpu = module, on_gpu
         self._values: list[_Value] = []
         self._kernels: list[Kernel] = []
         self._arguments: dict[int, Tree] = {}
@@ -194,8 +190,7 @@ class _Reading:
                 tuple(writes),
                 over or {},
                 over_elements or {},
-                self._seconds.get(op.name, 0.0),
-                within,
+                within=within,
                 repeatable=not once,
                 sheds=self._on_gpu and self._of_several(op),
             )
@@ -235,8 +230,7 @@ class _Reading:
         first = len(self._kernels)
         result = self._computation(self._module[op.called[0]], operands, within)
         if len(self._kernels) == first + 1:
-            seconds = self._seconds.get(op.name, self._kernels[first].seconds)
-            self._kernels[first] = replace(self._kernels[first], name=op.name, seconds=seconds, repeatable=False)
+            self._kernels[first] = replace(self._kernels[first], name=op.name, repeatable=False)
         else:
             self._kernel(op, operands, (), within)
             self._put_within(first, within, fixed=True)

@@ -194,16 +194,20 @@ class Module(Mapping[str, Computation]):
       head: what stands before the first computation: options, tables of files and stack frames.
       texts: of every computation, in order.
       entry_name: of the one that runs.
+      like: computations that are the same in it need not be read again.
     """
 
     head: str
     texts: Mapping[str, str]
     entry_name: str
+    like: Module | None = field(default=None, repr=False, compare=False)
     _parsed: dict[str, Computation] = field(default_factory=dict, repr=False, compare=False)
 
     def __getitem__(self, name: str) -> Computation:
         if name not in self._parsed:
-            self._parsed[name] = Computation(name, self.texts[name])
+            text, like = self.texts[name], self.like
+            same = like is not None and like.texts.get(name) == text
+            self._parsed[name] = like[name] if like is not None and same else Computation(name, text)
         return self._parsed[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -270,8 +274,11 @@ class Names:
         return found
 
 
-def read_module(text: str) -> Module:
+def read_module(text: str, like: Module | None = None) -> Module:
     """The computations of a scheduled module, as XLA prints it.
+
+    Args:
+      like: see `Module`.
 
     Raises:
       UnreadableModuleError: the text is not one.
@@ -295,7 +302,7 @@ def read_module(text: str) -> Module:
         raise UnreadableModuleError(
             "This is not scheduled HLO; pass the text of `jax.jit(step).lower(...).compile().as_text()`."
         )
-    return Module("\n".join(head).rstrip("\n"), texts, entry)
+    return Module("\n".join(head).rstrip("\n"), texts, entry, like)
 
 
 def read_instruction(line: str) -> Instruction:

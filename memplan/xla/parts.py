@@ -48,7 +48,7 @@ def in_parts(module: Module, problem: Problem, budget_nbytes: int) -> Module | N
     texts = module.texts
     for writing in writings.values():
         texts = writing.texts(texts)
-    return Module(module.head, texts, module.entry_name) if writings else None
+    return Module(module.head, texts, module.entry_name, module) if writings else None
 
 
 @dataclass(frozen=True)

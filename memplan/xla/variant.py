@@ -38,7 +38,7 @@ def variant(module: Module, problem: Problem) -> Module | None:
         if rewriting.readers:
             found = True
             texts = rewriting.texts(texts)
-    return Module(module.head, texts, module.entry_name) if found else None
+    return Module(module.head, texts, module.entry_name, module) if found else None
 
 
 @dataclass(frozen=True)
