@@ -2,7 +2,8 @@
 
 Each is trained for three steps by `jax.jit`, and planned within 70 and within 50 % of the bytes that this takes; where
 nothing fits such a share, within that of the smallest plan that was found. What a step returns has to be equal to the
-bit: a plan is made of the plain step's own kernels.
+bit: a plan is made of the plain step's own kernels. Where its loops stack other residuals the kernels are others, and
+memplan's numbers gate has to pass.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Numbers:
       again: kernels that are found once more in it.
       outputs: arrays of state and metrics that were compared after every step.
       unequal: those that differ in any bit, of all steps.
+      gated: its loops stack other residuals, and the numbers gate passed.
     """
 
     name: str
@@ -51,9 +53,11 @@ class Numbers:
     outputs: int
     unequal: tuple[str, ...]
     seconds: float
+    gated: bool = False
 
     def __str__(self) -> str:
-        verdict = f"{len(self.unequal)} UNEQUAL, such as {self.unequal[0]}" if self.unequal else "equal"
+        wrong = f"{len(self.unequal)} UNEQUAL, such as {self.unequal[0]}" if self.unequal else "equal"
+        verdict = "by the gate" if self.gated else wrong
         return (
             f"{self.name}: {self.outputs} outputs of {self.steps} steps {verdict} at {self.percent} % (asked "
             f"{self.asked}), {self.again} kernels again; {self.seconds:.0f} s"
@@ -80,8 +84,17 @@ class Training:
             percent = math.ceil(100 * error.smallest_bytes / nbytes)
         return percent, self._planned(nbytes * percent // 100)
 
-    def _planned(self, budget: int) -> Planned:
-        return memplan.jit(self.step, budget=budget, donate_argnums=self.donated).plan(*self.args)
+    def passes_gate(self, budget: int) -> bool:
+        """Do its numbers agree within what recompilation alone causes?"""
+        try:
+            self._planned(budget, verify="numbers")
+        except memplan.WrongProgramError:
+            return False
+        return True
+
+    def _planned(self, budget: int, verify: str = "compile") -> Planned:
+        step = memplan.jit(self.step, budget=budget, donate_argnums=self.donated, verify=verify)
+        return step.plan(*self.args)
 
     def run(self, step: Callable[..., Any]) -> list[dict[str, bytes]]:
         """The bits of everything that each of three steps returns, by name."""
@@ -119,12 +132,13 @@ def compared(name: str, training: Training) -> Iterator[Numbers]:
         started = time.perf_counter()
         percent, planned = training.fitting(nbytes, asked)
         unequal = tuple(differing(training.run(planned.compile()), expected))
+        other_loops = planned.plan is not None and bool(planned.plan.loops)
+        gated = other_loops and training.passes_gate(nbytes * percent // 100)
         report, seconds = planned.report, time.perf_counter() - started
         assert report.compiled_peak_bytes is not None
-        again = report.recomputations_found or 0
-        yield Numbers(
-            name, asked, percent, nbytes, report.compiled_peak_bytes, again, STEPS, len(expected[0]), unequal, seconds
-        )
+        measured = report.compiled_peak_bytes, report.recomputations_found or 0
+        outputs = len(expected[0])
+        yield Numbers(name, asked, percent, nbytes, *measured, STEPS, outputs, unequal, seconds, gated)
 
 
 def device_bytes(compiled: Any) -> int:

@@ -82,6 +82,7 @@ def same_bits(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> str:
 def _same_bits(row: Mapping[str, Any]) -> list[str]:
     memory = f"{row['compiled_bytes'] // 1024} of {row['plain_bytes'] // 1024}"
     verdict = f"{len(row['unequal'])} arrays differ" if row["unequal"] else "equal"
+    verdict = "by the gate" if row["gated"] else verdict
     share = f"{row['percent']} %" + (f" (for {row['asked']})" if row["percent"] != row["asked"] else "")
     return [row["name"], share, memory, str(row["again"]), str(row["outputs"]), str(row["steps"]), verdict]
 

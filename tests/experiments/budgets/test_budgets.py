@@ -65,7 +65,7 @@ def test_every_case_is_known_of_the_former_version():
 def test_bits_that_were_compared_are_equal():
     rows = json.loads(NUMBERS.read_text())["rows"]
     assert rows and {row["name"] for row in rows} <= set(MODELS)
-    assert not [row for row in rows if row["unequal"] or not row["outputs"]]
+    assert not [row for row in rows if (row["unequal"] and not row["gated"]) or not row["outputs"]]
 
 
 def test_a_row_comes_back_from_its_file(tmp_path: Path):
