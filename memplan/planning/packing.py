@@ -221,12 +221,11 @@ class _Layout:
                 self._groups[place] = sorted(self._groups[place] + self._groups.pop(key))
 
     def _part_in_time(self, group: list[int]) -> None:
-        """In one place, one version ends where the next begins (`HloLiveRange::NormalizeAliasedBuffers`)."""
+        """In one place, one version ends when the next begins (`HloLiveRange::NormalizeAliasedBuffers`)."""
         versions = sorted((self._versions[number] for number in group), key=lambda one: (one.start, one.end))
         for one, other in itertools.pairwise(versions):
-            if (one.start, one.end) != (other.start, other.end) and one.end >= other.start:
-                other.end = max(one.end, other.end)
-                one.end = other.start - 1
+            other.end = max(one.end, other.end)
+            one.end = min(one.end, other.start)
 
     def packing(self) -> Packing:
         reused, left = self._reused()
@@ -512,7 +511,9 @@ class _Groups:
     def live_nbytes(self) -> int:
         change = np.zeros(2 * len(self.begun) + 2, np.int64)
         for group, numbers in self.members.items():
-            for number in numbers:
-                change[self.begun[number]] += self.nbytes[group]
-                change[self.ended[number]] -= self.nbytes[group]
+            until = 0
+            for number in numbers:  # where one ends when the next has begun, the place is there once
+                first, until = max(self.begun[number], until), max(self.ended[number], until)
+                change[first] += self.nbytes[group]
+                change[until] -= self.nbytes[group]
         return int(np.cumsum(change).max())

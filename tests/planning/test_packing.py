@@ -92,9 +92,10 @@ def test_equals_are_placed_as_the_walk_from_the_results_comes_to_them() -> None:
     assert pack(problem(reads, sizes, outputs=[6, 5])).nbytes == 5 * KIB
 
 
-def test_what_is_updated_in_place_is_placed_by_the_time_before_its_update() -> None:
-    """The first kernel's result goes to the bottom, what is updated above it, and the small one finds no gap."""
-    assert pack(problem(CHAIN, [2 * KIB, 2 * KIB, 2 * KIB, KIB, 3 * KIB], places={2: 1})).nbytes == 5 * KIB
+def test_what_is_updated_in_place_is_placed_by_the_time_until_its_update() -> None:
+    """The fourth kernel's result comes first: by the time of the whole place it would lie on top, 8 KiB in all."""
+    reads, sizes = [[], [0], [], [1], [], [3, 4]], [3 * KIB, 3 * KIB, KIB, 3 * KIB, 2 * KIB, 2 * KIB]
+    assert pack(problem(reads, sizes, places={1: 0})).nbytes == 7 * KIB
 
 
 def test_what_is_an_element_is_written_over_in_an_outputs_place_alone() -> None:

@@ -129,6 +129,40 @@ def pooling(width: int, layers: int) -> tuple[Step, tuple[Any, ...]]:
     return step, (weights, x)
 
 
+def updating(seed: int) -> tuple[Step, tuple[Any, ...]]:
+    """Training of what gathers, scatters and updates slices, as the seed has it: places of many equal sizes."""
+    random = Random(seed)
+    width, layers = random.choice((64, 128)), random.randint(3, 6)
+    ways, rows = random.choices(["product", "sum", "slice", "rows"], k=layers), random.choice((512, 1024))
+    sources = [random.randint(0, layer) for layer in range(layers)]
+
+    def layer(way: str, h: jax.Array, weight: jax.Array, index: jax.Array) -> jax.Array:
+        product = h @ weight
+        if way == "product":
+            return jnp.tanh(product)
+        if way == "sum":
+            return h * jax.ops.segment_sum(jnp.sin(product[index]), index, rows)
+        if way == "slice":
+            return jax.lax.dynamic_update_slice(jnp.tanh(h), jnp.sin(product[:64]), (1, 0))
+        return h.at[index].add(jnp.cos(product[index]))
+
+    def step(weights: list[jax.Array], x: jax.Array, index: jax.Array) -> Any:
+        def loss(weights: list[jax.Array]) -> jax.Array:
+            made = [x]
+            for way, source, weight in zip(ways, sources, weights, strict=True):
+                made.append(layer(way, made[source], weight, index))
+            return jnp.stack([(one**2).mean() for one in made]).sum()
+
+        return jax.tree.map(lambda old, g: old - 0.1 * g, weights, jax.grad(loss)(weights))
+
+    weights = [jax.ShapeDtypeStruct((width, width), jnp.float32)] * layers
+    return step, (
+        weights,
+        jax.ShapeDtypeStruct((rows, width), jnp.float32),
+        jax.ShapeDtypeStruct((rows,), jnp.int32),
+    )
+
+
 STEPS: Mapping[str, Callable[[int, int], tuple[Step, tuple[Any, ...]]]] = {
     "dense": dense,
     "scanned": scanned,

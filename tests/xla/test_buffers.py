@@ -13,7 +13,7 @@ from memplan.planning.schedule import Schedule, runs
 from memplan.verify.same_module import judge
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import read_module
-from tests.xla.compiling import STEPS, compiled, copying, randomly, within
+from tests.xla.compiling import STEPS, compiled, copying, randomly, updating, within
 
 
 def temporary_bytes(done: Any) -> int:
@@ -29,6 +29,15 @@ def test_a_gpu_gets_the_bytes_that_were_predicted(name: str, seed: int) -> None:
     assert found.packing.nbytes == pytest.approx(temporary_bytes(found.compiled), abs=2048)
     assert found.packing.live_nbytes <= found.packing.nbytes
     assert bool(found.repeated) == bool(seed and name != "scanned")  # its body has nothing worth it
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.parametrize("seed", [43, 48, 91, 118])  # of the first 149: where another rule gives other bytes
+def test_what_is_updated_in_place_gets_the_bytes_that_were_predicted(seed: int) -> None:
+    step, args = updating(seed)
+    found = compiled(step, args, "updating", randomly(seed % 3), "v100")
+    assert found.packing.nbytes == pytest.approx(temporary_bytes(found.compiled), abs=2048)
+    assert found.packing.live_nbytes <= found.packing.nbytes
 
 
 @pytest.mark.gpu_aot
