@@ -19,6 +19,7 @@ from memplan.planning.schedule import Schedule
 from memplan.planning.topology import Topology
 from memplan.verify.same_module import judge
 from memplan.xla.buffers import problem_of
+from memplan.xla.merge import merged
 from memplan.xla.module import Module, read_module
 from memplan.xla.parts import in_parts
 from memplan.xla.traffic import Traffic, traffic
@@ -69,8 +70,12 @@ class Reading:
 
         Not a CPU's: there it would find nothing (XLA:CPU makes no fusions of several results).
         """
-        found = variant(self.module, self.problem) if self.device.target is not None else None
-        return self if found is None else replace(self, module=found)
+        if self.device.target is None:
+            return self
+        found = variant(self.module, self.problem)
+        made = self if found is None else replace(self, module=found)
+        again = merged(made.module, made.problem)
+        return made if again is None else replace(made, module=again)
 
     @functools.cached_property
     def packing(self) -> Packing:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from memplan.planning.problem import Problem, Role
 
@@ -26,6 +26,11 @@ def reorder(problem: Problem, late: bool = True) -> tuple[int, ...]:
     order = tuple(range(len(problem.kernels)))
     order = _Ordering(problem, order).forward()
     return _Ordering(problem, order).backward() if late else order
+
+
+def precedence(problem: Problem) -> Mapping[int, set[int]]:
+    """Of every kernel, and of every loop as a whole, those beside it that have to stay in front of it."""
+    return _Ordering(problem, range(len(problem.kernels))).precedence()
 
 
 class _Ordering:
@@ -44,6 +49,10 @@ class _Ordering:
 
     def backward(self) -> tuple[int, ...]:
         return self._level(None, forward=False)
+
+    def precedence(self) -> dict[int, set[int]]:
+        levels = list(self._inside.items())
+        return {unit: before for loop, units in levels for unit, before in self._edges(units, loop).items()}
 
     def _level(self, loop: int | None, forward: bool) -> tuple[int, ...]:
         """The kernels inside of a loop, bodies in front of their loops."""

@@ -10,6 +10,7 @@ from memplan.xla.sharing import ELEMENTWISE
 
 CHEAP = ELEMENTWISE | {"broadcast", "bitcast", "constant", "iota", "parameter"}
 """What costs next to nothing beside the bytes that a fusion moves, and may be done twice."""
+LEAST_BYTES = 1 << 20  # of a value: a fast GPU reads as much in a fifth of the time that a launch takes
 
 
 def is_open(op: Instruction) -> bool:

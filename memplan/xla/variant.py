@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from memplan.planning.problem import Problem
-from memplan.xla.fused import CHEAP, calling, fused_text, is_open, renamed, returning, source
+from memplan.xla.fused import CHEAP, LEAST_BYTES, calling, fused_text, is_open, renamed, returning, source
 from memplan.xla.module import Computation, Instruction, Module, Names, Shape, read_instruction, spelled, with_loops
 
-LEAST_BYTES = 1 << 20  # of a value: a fast GPU reads as much in a fifth of the time that a launch takes
 SMALL_BYTES = 1 << 16  # of what may be kept for longer: a bias, a statistic
 _READS_ONCE = CHEAP | {"reduce", "tuple", "transpose", "slice", "copy"}  # a reader reads no element many times
 _SUMS = frozenset({"add", "subtract"})

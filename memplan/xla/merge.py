@@ -1,0 +1,349 @@
+"""A scheduled module -> one in which fusions that read the same, or one the other's result, are one fusion.
+
+Each element is read once for all of them, and what only they read is not written at all. XLA does that for some; for
+others, such as a gradient behind its mask and the sums over it, it runs two kernels.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from memplan.planning.problem import Problem
+from memplan.planning.reorder import precedence
+from memplan.xla.fused import CHEAP, LEAST_BYTES, calling, fused_text, is_open, renamed, returning, source
+from memplan.xla.rounding import is_product, narrowest, one_by_one, sums_alike
+from memplan.xla.module import Array, Computation, Instruction, Module, Names, Shape, read_instruction, spelled, with_loops
+
+MOST_ARRAYS = 96  # operands and results of a fusion (`MaxOperandsAndOutputsPerFusion`)
+MOST_SUMS = 8  # reductions of a fusion: a tile of 4 KiB each, of the 48 KiB of shared memory that every GPU has
+_NAMING = frozenset({"get-tuple-element", "bitcast"})
+_INSIDE = CHEAP | {"reduce", "tuple"}
+
+
+def merged(module: Module, problem: Problem) -> Module | None:
+    """The module with such fusions as one; None where there are none.
+
+    Args:
+      problem: the module's, by `problem_of`.
+    """
+    names, before = Names(module), _by_name(problem)
+    texts: Mapping[str, str] = module.texts
+    for body in with_loops(module, module.entry):
+        groups, line_up = _Grouping(module, body, before).run()
+        if groups:
+            texts = _Writing(body, names, groups, line_up).texts(texts)
+    return Module(module.head, texts, module.entry_name, module) if texts is not module.texts else None
+
+
+def _by_name(problem: Problem) -> Mapping[str, list[str]]:
+    """Of every kernel, those that have to stay in front of it."""
+    name = [kernel.name for kernel in problem.kernels]
+    return {name[number]: [name[one] for one in before] for number, before in precedence(problem).items()}
+
+
+@dataclass(frozen=True)
+class _Fusion:
+    """What may be merged.
+
+    Attributes:
+      space: dimensions and layout of the array whose elements it goes through.
+      sums: of its reductions, what they are over, along what, and what they make.
+      reads: large buffers that it reads, and their bytes.
+      makes: its results as buffers.
+    """
+
+    op: Instruction
+    fused: Computation
+    space: tuple[tuple[int, ...], str]
+    sums: tuple[tuple[str, str, str], ...]
+    reads: Mapping[str, int]
+    makes: tuple[str, ...]
+
+    @property
+    def arrays(self) -> int:
+        return len(self.op.operands) + len(self.makes)
+
+
+def _fusion(module: Module, body: Computation, op: Instruction) -> _Fusion | None:
+    """An open fusion that goes through one array, element by element, and maybe sums them up."""
+    if not is_open(op) or op.root:
+        return None
+    fused = module[op.called[0]]
+    if len(fused.results) != len(op.result) or any(one.opcode not in _INSIDE for one in fused.ops.values()):
+        return None
+    spaces, sums = set[tuple[tuple[int, ...], str]](), list[tuple[str, str, str]]()
+    for result in fused.results:
+        maker = fused.behind_bitcasts(result)
+        if maker.opcode == "reduce":
+            operand = fused.ops[maker.operands[0]]
+            along = maker.attributes.partition("dimensions={")[2].partition("}")[0]
+            sums.append((str(operand.shape), along, spelled(maker.shape)))
+            maker = fused.behind_bitcasts(operand)
+        elif maker.opcode == "parameter":
+            return None
+        if not isinstance(maker.shape, Array):
+            return None
+        spaces.add((maker.shape.dims, maker.shape.layout))
+    reductions = sum(one.opcode == "reduce" for one in fused.ops.values())
+    if len(spaces) != 1 or reductions != len(sums) or bool(sums) != (op.attribute("kind") == "kInput"):
+        return None
+    reads = {source(body, name): body.behind_bitcasts(body.ops[name]).nbytes for name in op.operands}
+    makes = tuple(f"{op.name}{{{leaf}}}" for leaf in range(len(op.result))) if isinstance(op.shape, tuple) else (op.name,)
+    large = {name: nbytes for name, nbytes in reads.items() if nbytes >= LEAST_BYTES}
+    return _Fusion(op, fused, spaces.pop(), tuple(sums), large, makes)
+
+
+class _Grouping:
+    """Which fusions of one computation become one, and in which order its instructions stand then."""
+
+    def __init__(self, module: Module, body: Computation, before: Mapping[str, list[str]]) -> None:
+        self._body = body
+        fusions = (_fusion(module, body, op) for op in body.ops.values())
+        self._fusions = {one.op.name: one for one in fusions if one is not None}
+        self._groups = {name: [one] for name, one in self._fusions.items()}
+        self._in = {name: name for name in body.ops}  # the group that an instruction is in now
+        self._before = {
+            op.name: {*op.operands, *(one for one in before.get(op.name, ()) if one in body.ops)}
+            for op in body.ops.values()
+        }
+        self._line_up = list(body.ops)
+        self._at = {name: at for at, name in enumerate(self._line_up)}
+
+    def run(self) -> tuple[list[list[_Fusion]], list[str]]:
+        """The groups, and names in order: a group is where the last of its fusions is named."""
+        for _, first, second in sorted(self._pairs()):
+            one, other = sorted((self._in[first], self._in[second]), key=self._at.__getitem__)
+            if one != other and self._alike(self._groups[one], self._groups[other]):
+                self._join(one, other)
+        return [group for group in self._groups.values() if len(group) > 1], self._line_up
+
+    def _pairs(self) -> Iterator[tuple[int, str, str]]:
+        """What merging saves, negative, and the two."""
+        readers = defaultdict[str, list[str]](list)
+        for name, one in self._fusions.items():
+            for read in one.reads:
+                readers[read].append(name)
+        saved: dict[tuple[str, str], int] = defaultdict(int)
+        for read, names in readers.items():
+            maker = read.partition("{")[0]
+            nbytes = self._fusions[names[0]].reads[read]
+            for number, name in enumerate(names):
+                if maker in self._fusions:
+                    saved[maker, name] += nbytes
+                for later in names[number + 1 :]:
+                    saved[name, later] += nbytes
+        for (first, second), nbytes in saved.items():
+            if self._fusions[first].space == self._fusions[second].space:
+                yield -nbytes, first, second
+
+    def _alike(self, ones: Sequence[_Fusion], others: Sequence[_Fusion]) -> bool:
+        """Do they go through the same elements, does none wait for another's sums, and does every bit stay?"""
+        both = [*ones, *others]
+        sums = [one for fusion in both for one in fusion.sums]
+        if len({fusion.space for fusion in both}) > 1 or len(set(sums)) > 1 or len(sums) > MOST_SUMS:
+            return False
+        if sum(fusion.arrays for fusion in both) > MOST_ARRAYS:
+            return False
+        if sums and (any(one_by_one(fusion.fused) for fusion in both) or len({self._narrowest(one) for one in both}) > 1):
+            return False
+        made = {name: (fusion.fused, leaf) for fusion in both for leaf, name in enumerate(fusion.makes)}
+        given = {source(self._body, operand) for fusion in both for operand in fusion.op.operands}
+        for fused, leaf in (made[name] for name in given & made.keys()):
+            result = fused.results[leaf]
+            if is_product(fused, result) or fused.behind_bitcasts(result).opcode in ("reduce", "parameter"):
+                return False
+        joined = _Joined(self._body, None, both)
+        return sums_alike(joined.parts, {name: operand for name, operand in joined.sources.items()})
+
+    def _narrowest(self, fusion: _Fusion) -> tuple[int, int]:
+        return narrowest(fusion.op, (self._body.ops[name] for name in fusion.op.operands))
+
+    def _join(self, one: str, other: str) -> None:
+        """Make two groups one, the earlier one's name first, unless something between waits for one and is waited for."""
+        begin, end = self._at[one], self._at[other]
+        between = self._line_up[begin + 1 : end]
+        named, waiting, behind = {one}, {one}, list[str]()
+        for name in between:
+            waits = {self._in[before] for before in self._before[name]}
+            if not waits.isdisjoint(waiting):
+                if self._body.ops[name].opcode in _NAMING and waits <= named:
+                    named.add(name)
+                waiting.add(name)
+                behind.append(name)
+        waited = {self._in[before] for before in self._before[other]}
+        if not waited.isdisjoint(waiting - named):
+            return
+        ahead = list[str]()
+        for name in reversed(between):
+            if name in waited and name not in waiting:
+                ahead.append(name)
+                waited.update(self._in[before] for before in self._before[name])
+        ahead.reverse()
+        if self._made(behind) <= self._made(ahead):
+            line_up = [*_without(between, behind), other, *behind]
+        else:
+            line_up = [*ahead, other, *_without(between, ahead)]
+        self._line_up[begin : end + 1] = line_up
+        self._at.update((name, at) for at, name in enumerate(self._line_up[begin:], begin))
+        self._groups[other] = self._groups.pop(one) + self._groups[other]
+        self._before[other] = self._before[one] | {name for name in self._before[other] if self._in[name] not in named}
+        for fusion in self._groups[other]:
+            self._in[fusion.op.name] = other
+
+    def _made(self, names: Sequence[str]) -> int:
+        """Bytes of what kernels make."""
+        return sum(self._body.ops[name].nbytes for name in names if self._body.ops[name].opcode not in _NAMING)
+
+
+class _Joined:
+    """The inside of several fusions as one.
+
+    Attributes:
+      parameters, operands: of the whole.
+      parts: the instructions of each.
+      sources: of every parameter the buffer.
+      made: of every result the instruction.
+    """
+
+    def __init__(self, body: Computation, names: Names | None, group: Sequence[_Fusion]) -> None:
+        self._body, self._names = body, names
+        self.parameters: list[tuple[str, Shape]] = []
+        self.operands: list[str] = []
+        self.parts: list[list[Instruction]] = []
+        self.sources: dict[str, str] = {}
+        self.made: dict[str, Instruction] = {}
+        self._given: dict[str, tuple[str, Shape]] = {}  # of every buffer that is read
+        for number, fusion in enumerate(group):
+            self.parts.append([])
+            self._take(fusion, number)
+
+    @property
+    def ops(self) -> list[Instruction]:
+        return [op for part in self.parts for op in part]
+
+    def _take(self, fusion: _Fusion, number: int) -> None:
+        now: dict[str, str] = {}
+        for op in fusion.fused.ops.values():
+            if op.opcode == "parameter":
+                now[op.name] = self._read(fusion.op.operands[int(op.attributes)], op, number)
+            elif op.opcode != "tuple":
+                now[op.name] = fresh = self._fresh(op.name, number)
+                line = op.written(fresh, [now[operand] for operand in op.operands])
+                self.parts[-1].append(read_instruction(line.replace("  ROOT %", "  %", 1)))
+        by_name = {op.name: op for op in self.parts[-1]}
+        for name, result in zip(fusion.makes, fusion.fused.results, strict=True):
+            if now[result.name] in by_name:
+                self.made[name] = by_name[now[result.name]]
+
+    def _fresh(self, name: str, number: int) -> str:
+        return self._names.fresh(name, "all") if self._names is not None else f"{name}.{number}"
+
+    def _read(self, operand: str, op: Instruction, number: int) -> str:
+        """What gives a parameter's value: what an earlier fusion made, an earlier parameter, or a new one."""
+        buffer = source(self._body, operand)
+        if buffer in self.made:
+            given = self.made[buffer].name, self.made[buffer].shape
+        elif buffer in self._given:
+            given = self._given[buffer]
+        else:
+            name = self._fresh(op.name, number)
+            self.operands.append(operand)
+            self.parameters.append((name, op.shape))
+            self.sources[name] = buffer
+            given = self._given[buffer] = name, op.shape
+        if given[1] == op.shape:
+            return given[0]
+        view = self._fresh(f"{op.name}.view", number)
+        self.parts[-1].append(read_instruction(f"  %{view} = {spelled(op.shape)} bitcast(%{given[0]})"))
+        return view
+
+
+class _Writing:
+    """A computation with groups of fusions as one each."""
+
+    def __init__(self, body: Computation, names: Names, groups: Sequence[Sequence[_Fusion]], line_up: list[str]) -> None:
+        self._body, self._names, self._line_up = body, names, line_up
+        self._new: dict[str, str] = {}  # texts of new computations
+        self._lines: dict[str, list[Instruction]] = {}  # of every group, in the place of its last fusion
+        self._elements: dict[str, tuple[str, int]] = {}  # results of merged fusions -> where they are now
+        self._instead: dict[str, str] = {}
+        for group in groups:
+            self._write(group)
+
+    def texts(self, texts: Mapping[str, str]) -> dict[str, str]:
+        """All computations, with those that are new in front of this one."""
+        first, *_, last = self._body.text.split("\n")
+        text = "\n".join([first, *self._kept(), last])
+        found: dict[str, str] = {}
+        for name, one in texts.items():
+            found.update({**self._new, name: text} if name == self._body.name else {name: one})
+        return found
+
+    def _kept(self) -> list[str]:
+        """Lines in order, but for names of what is not named any more."""
+        ops = [self._now(op) for name in self._line_up for op in self._lines.get(name) or [self._body.ops[name]]]
+        used, kept = set[str](), list[str]()
+        for op in reversed(ops):
+            if op.opcode not in _NAMING or op.root or op.name in used:
+                used.update(op.operands)
+                kept.append(op.line)
+        return kept[::-1]
+
+    def _now(self, op: Instruction) -> Instruction:
+        """An instruction that reads what is there now."""
+        if op.opcode == "get-tuple-element" and (found := self._elements.get(f"{op.operands[0]}{{{op.index}}}")):
+            name, number = found
+            return read_instruction(f"  %{op.name} = {spelled(op.shape)} get-tuple-element(%{name}), index={number}")
+        return read_instruction(renamed(op, self._instead)) if not self._instead.keys().isdisjoint(op.operands) else op
+
+    def _write(self, group: Sequence[_Fusion]) -> None:
+        """One fusion, in the manner of the one that sums."""
+        base = next((one for one in reversed(group) if one.sums), group[-1]).op
+        name, called = self._names.fresh(base.name, "all"), self._names.fresh(base.called[0], "all")
+        joined = _Joined(self._body, self._names, group)
+        members = {one.op.name for one in group}
+        read = [result for one in group for result in one.makes if self._is_read(one.op, result, members)]
+        results = [joined.made[result] for result in read]
+        ops = returning(joined.ops, results, self._names.fresh(f"{called}.tuple", "all"))
+        self._new[called] = fused_text(called, joined.parameters, ops)
+        fusion = read_instruction(calling(base, name, ops[-1].shape, joined.operands, called))
+        self._lines[group[-1].op.name] = lines = [fusion]
+        for number, result in enumerate(read):
+            lines += self._named(result, fusion, number)
+
+    def _is_read(self, op: Instruction, result: str, members: set[str]) -> bool:
+        """By others than the members of its group?"""
+        todo = [user for user, _ in self._body.uses[op.name] if result == op.name or source(self._body, user.name) == result]
+        while todo:
+            user = todo.pop()
+            if user.opcode not in _NAMING:
+                if user.name not in members:
+                    return True
+            else:
+                todo += [] if user.root else [one for one, _ in self._body.uses[user.name]]
+                if user.root:
+                    return True
+        return False
+
+    def _named(self, result: str, fusion: Instruction, number: int) -> Iterator[Instruction]:
+        """Where a result is now, and what names it if nothing did."""
+        maker, tuple_element, _ = result.partition("{")
+        if tuple_element and isinstance(fusion.shape, tuple):
+            self._elements[result] = fusion.name, number
+        elif tuple_element:
+            users = (user for user, _ in self._body.uses[maker] if source(self._body, user.name) == result)
+            self._instead.update((user.name, fusion.name) for user in users)
+        elif isinstance(fusion.shape, tuple):
+            element, shape = self._names.fresh(result, "all"), spelled(fusion.shape[number])
+            line = f"  %{element} = {shape} get-tuple-element(%{fusion.name}), index={number}"
+            yield read_instruction(line)
+            self._instead[result] = element
+        else:
+            self._instead[result] = fusion.name
+
+
+def _without(names: Sequence[str], others: Collection[str]) -> list[str]:
+    left_out = set(others)
+    return [name for name in names if name not in left_out]
