@@ -322,7 +322,7 @@ def infeasible(found: Outcome) -> InfeasibleBudgetError:
 
 def floor_of(found: Outcome) -> tuple[int, str]:
     """Device bytes that no order goes below, and the kernel that sets them, with its `file:line`."""
-    least = found.made.base.parted(0)
+    least = found.made.plain.remade(0)
     nbytes, kernel = floor(least.problem)
     name = least.problem.kernels[kernel].name
     where = sources(least.module).get(name, "")

@@ -41,6 +41,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "memplan.xla",
         "memplan.planning.collectives",  # collectives in seconds
         "memplan.planning.cost",  # kernels in seconds
+        "memplan.planning.precedence",
         "memplan.planning.problem",
         "memplan.planning.schedule",
         "memplan.program.arguments",

@@ -16,7 +16,7 @@ from memplan.planning.loop import Residuals
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import Action, Kind, Schedule
 
-FORMAT = 2
+FORMAT = 3
 
 Named = tuple[Kind, str]
 """An action, and the name of its kernel or of its buffer."""
@@ -34,6 +34,7 @@ class Plan:
       loops: residuals of the step's pairs of loops, in the order of `program.loops`; None leaves a pair as it is;
         empty: all are.
       on_host: positions of inputs in host memory.
+      handed_on: names of buffers that are made again beside what reads the same.
       room_nbytes: for temporaries; kernels that crowd it run in parts. None: all are whole.
     """
 
@@ -44,6 +45,7 @@ class Plan:
     loops: tuple[Residuals | None, ...] = ()
     on_host: tuple[int, ...] = ()
     room_nbytes: int | None = None
+    handed_on: tuple[str, ...] = ()
 
     def schedule(self, problem: Problem) -> Schedule:
         """The same actions by the numbers of a problem.
@@ -90,6 +92,7 @@ class Plan:
             "loops": [known and {"kept": known.kept, "moved": known.moved} for known in self.loops],
             "on_host": self.on_host,
             "room_nbytes": self.room_nbytes,
+            "handed_on": self.handed_on,
             "length": len(self.actions),
             "actions": [[kind.value, name] for kind, name in self.actions],
         }
@@ -109,7 +112,8 @@ class Plan:
             on_host = tuple(map(operator.index, document["on_host"]))
             room_nbytes = document["room_nbytes"] and operator.index(document["room_nbytes"])
             fingerprint, planner, device = (str(document[name]) for name in ("fingerprint", "planner", "device"))
-            return cls(actions, fingerprint, planner, device, loops, on_host, room_nbytes)
+            handed_on = tuple(map(str, document["handed_on"]))
+            return cls(actions, fingerprint, planner, device, loops, on_host, room_nbytes, handed_on)
         except (ValueError, KeyError, TypeError, RecursionError) as error:  # ValueError: not JSON
             raise _damaged("this", error) from error
 

@@ -3,17 +3,15 @@
 Forward, whatever frees at least what it makes runs as soon as it can: gradients of weights and their updates. Then
 backward, which is the same with the roles turned round: what makes more than it keeps waiting runs right before its
 first reader. A loop and its body move as one; a body's kernels move within their part of it.
-
-Kept as they are: what is written over in place behind its readers, and what runs once in its order. Where an
-asynchronous pair is under way, nothing crosses its start or its end, so that what it overlaps stays.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
+from memplan.planning.precedence import precedence
 from memplan.planning.problem import Problem, Role
 
 
@@ -28,11 +26,6 @@ def reorder(problem: Problem, late: bool = True) -> tuple[int, ...]:
     return _Ordering(problem, order).backward() if late else order
 
 
-def precedence(problem: Problem) -> Mapping[int, set[int]]:
-    """Of every kernel, and of every loop as a whole, those beside it that have to stay in front of it."""
-    return _Ordering(problem, range(len(problem.kernels))).precedence()
-
-
 class _Ordering:
     """Units of one order: kernels, or whole loops, with what they read and write."""
 
@@ -42,7 +35,7 @@ class _Ordering:
         self._inside: dict[int | None, list[int]] = defaultdict(list)
         for number in order:
             self._inside[problem.kernels[number].within].append(number)
-        self._pairs = self._asynchronous()
+        self._before = precedence(problem, order)
 
     def forward(self) -> tuple[int, ...]:
         return self._level(None, forward=True)
@@ -50,14 +43,11 @@ class _Ordering:
     def backward(self) -> tuple[int, ...]:
         return self._level(None, forward=False)
 
-    def precedence(self) -> dict[int, set[int]]:
-        levels = list(self._inside.items())
-        return {unit: before for loop, units in levels for unit, before in self._edges(units, loop).items()}
-
     def _level(self, loop: int | None, forward: bool) -> tuple[int, ...]:
         """The kernels inside of a loop, bodies in front of their loops."""
         units = self._inside[loop]
-        order = _Level(self._problem, units, self._contents(), self._edges(units, loop), self._nbytes).run(forward)
+        before = {unit: self._before[unit] for unit in units}
+        order = _Level(self._problem, units, self._contents(), before, self._nbytes).run(forward)
         found: list[int] = []
         for unit in order:
             if unit in self._inside:
@@ -71,53 +61,6 @@ class _Ordering:
             for loop in self._problem.around(number):
                 found[loop].append(number)
         return found
-
-    def _asynchronous(self) -> set[int]:
-        """Starts and ends of pairs: what writes nothing ends what made its operands."""
-        kernels, found = self._problem.kernels, set[int]()
-        for number, kernel in enumerate(kernels):
-            if not kernel.repeatable and not kernel.writes and kernel.reads:
-                makers = (self._problem.buffers[read].maker for read in kernel.reads)
-                found.update(m for m in makers if m is not None and not kernels[m].repeatable)
-                found.add(number)
-        return found
-
-    def _edges(self, units: Sequence[int], loop: int | None) -> dict[int, set[int]]:
-        """Of every unit, those that stay in front of it."""
-        problem, contents = self._problem, self._contents()
-        before: dict[int, set[int]] = {unit: set() for unit in units}
-        maker_of: dict[int, int] = {}
-        touched: dict[int, set[int]] = defaultdict(set)  # of each shared place, since it was written last
-        writer: dict[int, int] = {}
-        once = fence = None
-        passed: list[int] = []
-        for unit in units:
-            own = before[unit]
-            kernels = [problem.kernels[number] for number in (*contents.get(unit, ()), unit)]
-            reads = {read for kernel in kernels for read in kernel.reads}
-            writes = {written for kernel in kernels for written in kernel.writes}
-            own.update(maker_of[read] for read in reads if read in maker_of)
-            for buffer in reads | writes:
-                place = problem.buffers[buffer].place
-                if len(problem.places[place]) > 1:
-                    own.update({writer[place]} if place in writer else ())
-                    own.update(touched[place] if buffer in writes else ())
-            for buffer in reads | writes:
-                place = problem.buffers[buffer].place
-                touched[place].add(unit)
-                if buffer in writes:
-                    maker_of[buffer] = writer[place] = unit
-            if any(not kernel.repeatable for kernel in kernels):
-                own.update(() if once is None else (once,))
-                once = unit
-            if fence is not None:
-                own.add(fence)
-            if unit in self._pairs or (loop is not None and not problem.kernels[unit].repeatable):
-                own.update(passed)
-                fence, passed = unit, []
-            passed.append(unit)
-            own.discard(unit)
-        return before
 
 
 class _Level:

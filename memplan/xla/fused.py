@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from memplan.xla.module import Array, Computation, Instruction, Shape, read_instruction, spelled
+from memplan.xla.module import Array, Computation, Instruction, Names, Shape, read_instruction, spelled
 from memplan.xla.sharing import ELEMENTWISE
 
 CHEAP = ELEMENTWISE | {"broadcast", "bitcast", "constant", "iota", "parameter"}
 """What costs next to nothing beside the bytes that a fusion moves, and may be done twice."""
+NAMING = frozenset({"bitcast", "get-tuple-element"})
+_HOLDING = frozenset({"tuple", "opt-barrier", "add-dependency", "after-all"})  # who reads through these is not known
 LEAST_BYTES = 1 << 20  # of a value: a fast GPU reads as much in a fifth of the time that a launch takes
 
 
@@ -22,6 +24,21 @@ def source(body: Computation, name: str) -> str:
     """The buffer behind bitcasts, as a problem names it."""
     op = body.behind_bitcasts(body.ops[name])
     return f"{op.operands[0]}{{{op.index}}}" if op.opcode == "get-tuple-element" else op.name
+
+
+def readers_of(body: Computation, maker: Instruction, name: str) -> set[str] | None:
+    """Kernels that read a result, named as a problem names it; None where it is handed to more than kernels."""
+    found = set[str]()
+    todo = [user for user, _ in body.uses[maker.name] if name == maker.name or source(body, user.name) == name]
+    while todo:
+        user = todo.pop()
+        if user.root or user.opcode in _HOLDING:
+            return None
+        if user.opcode in NAMING:
+            todo += [one for one, _ in body.uses[user.name]]
+        else:
+            found.add(user.name)
+    return found
 
 
 def renamed(op: Instruction, now: dict[str, str]) -> str:
@@ -38,6 +55,17 @@ def returning(ops: Sequence[Instruction], results: Sequence[Instruction], name: 
         return [op for op in ops if op.name != result.name] + [root]
     shape, given = tuple(result.shape for result in results), ", ".join(f"%{result.name}" for result in results)
     return [*ops, read_instruction(f"  ROOT %{name} = {spelled(shape)} tuple({given})")]
+
+
+def only(fused: Computation, leaves: Sequence[int], names: Names) -> list[Instruction]:
+    """What makes some of the results, parameters apart, the root last."""
+    results = [fused.results[leaf] for leaf in leaves]
+    wanted = {result.name for result in results}
+    for op in reversed(list(fused.ops.values())):
+        if op.name in wanted:
+            wanted.update(op.operands)
+    ops = [op for op in fused.ops.values() if op.name in wanted and op.opcode != "parameter" and not op.root]
+    return returning(ops, results, names.fresh(fused.root.name, "in"))
 
 
 def calling(op: Instruction, name: str, shape: Shape, operands: Sequence[str], fused: str) -> str:

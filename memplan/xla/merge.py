@@ -1,7 +1,8 @@
 """A scheduled module -> one in which fusions that read the same, or one the other's result, are one fusion.
 
 Each element is read once for all of them, and what only they read is not written at all. XLA does that for some; for
-others, such as a gradient behind its mask and the sums over it, it runs two kernels.
+others, such as a gradient behind its mask and the sums over it, it runs two kernels. ResNet-50 with 64 images: 3.3 % of
+a step on a V100, 4.6 % on an H200.
 """
 
 from __future__ import annotations
@@ -10,31 +11,70 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from memplan.planning.precedence import precedence
 from memplan.planning.problem import Problem
-from memplan.planning.reorder import precedence
-from memplan.xla.fused import CHEAP, LEAST_BYTES, calling, fused_text, is_open, renamed, returning, source
+from memplan.xla.fused import (
+    CHEAP,
+    LEAST_BYTES,
+    NAMING,
+    calling,
+    fused_text,
+    is_open,
+    readers_of,
+    renamed,
+    returning,
+    source,
+)
+from memplan.xla.module import (
+    Array,
+    Computation,
+    Instruction,
+    Module,
+    Names,
+    Shape,
+    read_instruction,
+    spelled,
+    with_loops,
+)
 from memplan.xla.rounding import is_product, narrowest, one_by_one, sums_alike
-from memplan.xla.module import Array, Computation, Instruction, Module, Names, Shape, read_instruction, spelled, with_loops
 
 MOST_ARRAYS = 96  # operands and results of a fusion (`MaxOperandsAndOutputsPerFusion`)
 MOST_SUMS = 8  # reductions of a fusion: a tile of 4 KiB each, of the 48 KiB of shared memory that every GPU has
-_NAMING = frozenset({"get-tuple-element", "bitcast"})
+MOST = 0.7  # of the room: ResNet-50 at 30 % takes 141 ms so, 144 with 0.9, 145 with 0.5
 _INSIDE = CHEAP | {"reduce", "tuple"}
 
 
-def merged(module: Module, problem: Problem) -> Module | None:
-    """The module with such fusions as one; None where there are none.
+@dataclass(frozen=True)
+class Merged:
+    """A module with fusions merged.
+
+    Attributes:
+      reads: of every fusion that was merged, by name, the large buffers that the others of its group read.
+    """
+
+    module: Module
+    reads: Mapping[str, frozenset[str]]
+
+
+def merged(module: Module, problem: Problem, room_nbytes: int, clones: Mapping[str, str] | None = None) -> Merged:
+    """The module with such fusions as one.
 
     Args:
       problem: the module's, by `problem_of`.
+      room_nbytes: what temporaries may take; fusions that would crowd it stay apart.
+      clones: fusions, and those that they repeat: only these are merged, with what is nearer to them than that.
     """
     names, before = Names(module), _by_name(problem)
     texts: Mapping[str, str] = module.texts
+    reads: dict[str, frozenset[str]] = {}
     for body in with_loops(module, module.entry):
-        groups, line_up = _Grouping(module, body, before).run()
+        groups, line_up = _Grouping(module, body, before, int(MOST * room_nbytes), clones).run()
         if groups:
             texts = _Writing(body, names, groups, line_up).texts(texts)
-    return Module(module.head, texts, module.entry_name, module) if texts is not module.texts else None
+        for group in groups:
+            for one in group:
+                reads[one.op.name] = frozenset(read for other in group if other is not one for read in other.reads)
+    return Merged(Module(module.head, texts, module.entry_name, module) if reads else module, reads)
 
 
 def _by_name(problem: Problem) -> Mapping[str, list[str]]:
@@ -90,7 +130,9 @@ def _fusion(module: Module, body: Computation, op: Instruction) -> _Fusion | Non
     if len(spaces) != 1 or reductions != len(sums) or bool(sums) != (op.attribute("kind") == "kInput"):
         return None
     reads = {source(body, name): body.behind_bitcasts(body.ops[name]).nbytes for name in op.operands}
-    makes = tuple(f"{op.name}{{{leaf}}}" for leaf in range(len(op.result))) if isinstance(op.shape, tuple) else (op.name,)
+    makes = (
+        tuple(f"{op.name}{{{leaf}}}" for leaf in range(len(op.result))) if isinstance(op.shape, tuple) else (op.name,)
+    )
     large = {name: nbytes for name, nbytes in reads.items() if nbytes >= LEAST_BYTES}
     return _Fusion(op, fused, spaces.pop(), tuple(sums), large, makes)
 
@@ -98,8 +140,15 @@ def _fusion(module: Module, body: Computation, op: Instruction) -> _Fusion | Non
 class _Grouping:
     """Which fusions of one computation become one, and in which order its instructions stand then."""
 
-    def __init__(self, module: Module, body: Computation, before: Mapping[str, list[str]]) -> None:
-        self._body = body
+    def __init__(
+        self,
+        module: Module,
+        body: Computation,
+        before: Mapping[str, list[str]],
+        most_nbytes: int,
+        clones: Mapping[str, str] | None,
+    ) -> None:
+        self._body, self._most_nbytes, self._clones = body, most_nbytes, clones
         fusions = (_fusion(module, body, op) for op in body.ops.values())
         self._fusions = {one.op.name: one for one in fusions if one is not None}
         self._groups = {name: [one] for name, one in self._fusions.items()}
@@ -113,14 +162,14 @@ class _Grouping:
 
     def run(self) -> tuple[list[list[_Fusion]], list[str]]:
         """The groups, and names in order: a group is where the last of its fusions is named."""
-        for _, first, second in sorted(self._pairs()):
+        for *_, first, second in sorted(self._pairs()):
             one, other = sorted((self._in[first], self._in[second]), key=self._at.__getitem__)
             if one != other and self._alike(self._groups[one], self._groups[other]):
                 self._join(one, other)
         return [group for group in self._groups.values() if len(group) > 1], self._line_up
 
-    def _pairs(self) -> Iterator[tuple[int, str, str]]:
-        """What merging saves, negative, and the two."""
+    def _pairs(self) -> Iterator[tuple[int, int, str, str]]:
+        """What merging saves, negative, how far they are apart, and the two."""
         readers = defaultdict[str, list[str]](list)
         for name, one in self._fusions.items():
             for read in one.reads:
@@ -135,8 +184,15 @@ class _Grouping:
                 for later in names[number + 1 :]:
                     saved[name, later] += nbytes
         for (first, second), nbytes in saved.items():
-            if self._fusions[first].space == self._fusions[second].space:
-                yield -nbytes, first, second
+            apart = self._at[second] - self._at[first]
+            if self._fusions[first].space == self._fusions[second].space and self._may(first, second, apart):
+                yield -nbytes, apart, first, second
+
+    def _may(self, first: str, second: str, apart: int) -> bool:
+        if self._clones is None:
+            return True
+        repeated = [name for name in (first, second) if name in self._clones]
+        return bool(repeated) and all(apart < self._at[name] - self._at[self._clones[name]] for name in repeated)
 
     def _alike(self, ones: Sequence[_Fusion], others: Sequence[_Fusion]) -> bool:
         """Do they go through the same elements, does none wait for another's sums, and does every bit stay?"""
@@ -144,9 +200,11 @@ class _Grouping:
         sums = [one for fusion in both for one in fusion.sums]
         if len({fusion.space for fusion in both}) > 1 or len(set(sums)) > 1 or len(sums) > MOST_SUMS:
             return False
-        if sum(fusion.arrays for fusion in both) > MOST_ARRAYS:
+        if sum(fusion.arrays for fusion in both) > MOST_ARRAYS or self._nbytes(both) > self._most_nbytes:
             return False
-        if sums and (any(one_by_one(fusion.fused) for fusion in both) or len({self._narrowest(one) for one in both}) > 1):
+        if sums and (
+            any(one_by_one(fusion.fused) for fusion in both) or len({self._narrowest(one) for one in both}) > 1
+        ):
             return False
         made = {name: (fusion.fused, leaf) for fusion in both for leaf, name in enumerate(fusion.makes)}
         given = {source(self._body, operand) for fusion in both for operand in fusion.op.operands}
@@ -155,20 +213,30 @@ class _Grouping:
             if is_product(fused, result) or fused.behind_bitcasts(result).opcode in ("reduce", "parameter"):
                 return False
         joined = _Joined(self._body, None, both)
-        return sums_alike(joined.parts, {name: operand for name, operand in joined.sources.items()})
+        return sums_alike(joined.parts, joined.sources)
+
+    def _sums_in_order(self, group: Sequence[_Fusion]) -> bool:
+        """Do sums add up in the order in which they do by themselves?"""
+        return len(set(map(self._narrowest, group))) == 1 and not any(one_by_one(fusion.fused) for fusion in group)
+
+    def _nbytes(self, group: Sequence[_Fusion]) -> int:
+        """What is there while they run as one."""
+        made = {name for fusion in group for name in fusion.makes}
+        reads = {name: nbytes for fusion in group for name, nbytes in fusion.reads.items() if name not in made}
+        return sum(reads.values()) + sum(fusion.op.nbytes for fusion in group)
 
     def _narrowest(self, fusion: _Fusion) -> tuple[int, int]:
         return narrowest(fusion.op, (self._body.ops[name] for name in fusion.op.operands))
 
     def _join(self, one: str, other: str) -> None:
-        """Make two groups one, the earlier one's name first, unless something between waits for one and is waited for."""
+        """Make two groups one, under the later one's name, unless what waits for one is waited for by the other."""
         begin, end = self._at[one], self._at[other]
         between = self._line_up[begin + 1 : end]
         named, waiting, behind = {one}, {one}, list[str]()
         for name in between:
             waits = {self._in[before] for before in self._before[name]}
             if not waits.isdisjoint(waiting):
-                if self._body.ops[name].opcode in _NAMING and waits <= named:
+                if self._body.ops[name].opcode in NAMING and waits <= named:
                     named.add(name)
                 waiting.add(name)
                 behind.append(name)
@@ -194,7 +262,7 @@ class _Grouping:
 
     def _made(self, names: Sequence[str]) -> int:
         """Bytes of what kernels make."""
-        return sum(self._body.ops[name].nbytes for name in names if self._body.ops[name].opcode not in _NAMING)
+        return sum(self._body.ops[name].nbytes for name in names if self._body.ops[name].opcode not in NAMING)
 
 
 class _Joined:
@@ -263,7 +331,9 @@ class _Joined:
 class _Writing:
     """A computation with groups of fusions as one each."""
 
-    def __init__(self, body: Computation, names: Names, groups: Sequence[Sequence[_Fusion]], line_up: list[str]) -> None:
+    def __init__(
+        self, body: Computation, names: Names, groups: Sequence[Sequence[_Fusion]], line_up: list[str]
+    ) -> None:
         self._body, self._names, self._line_up = body, names, line_up
         self._new: dict[str, str] = {}  # texts of new computations
         self._lines: dict[str, list[Instruction]] = {}  # of every group, in the place of its last fusion
@@ -286,7 +356,7 @@ class _Writing:
         ops = [self._now(op) for name in self._line_up for op in self._lines.get(name) or [self._body.ops[name]]]
         used, kept = set[str](), list[str]()
         for op in reversed(ops):
-            if op.opcode not in _NAMING or op.root or op.name in used:
+            if op.opcode not in NAMING or op.root or op.name in used:
                 used.update(op.operands)
                 kept.append(op.line)
         return kept[::-1]
@@ -304,7 +374,7 @@ class _Writing:
         name, called = self._names.fresh(base.name, "all"), self._names.fresh(base.called[0], "all")
         joined = _Joined(self._body, self._names, group)
         members = {one.op.name for one in group}
-        read = [result for one in group for result in one.makes if self._is_read(one.op, result, members)]
+        read = [result for one in group for result in one.makes if self._readers(one.op, result) - members]
         results = [joined.made[result] for result in read]
         ops = returning(joined.ops, results, self._names.fresh(f"{called}.tuple", "all"))
         self._new[called] = fused_text(called, joined.parameters, ops)
@@ -313,19 +383,9 @@ class _Writing:
         for number, result in enumerate(read):
             lines += self._named(result, fusion, number)
 
-    def _is_read(self, op: Instruction, result: str, members: set[str]) -> bool:
-        """By others than the members of its group?"""
-        todo = [user for user, _ in self._body.uses[op.name] if result == op.name or source(self._body, user.name) == result]
-        while todo:
-            user = todo.pop()
-            if user.opcode not in _NAMING:
-                if user.name not in members:
-                    return True
-            else:
-                todo += [] if user.root else [one for one, _ in self._body.uses[user.name]]
-                if user.root:
-                    return True
-        return False
+    def _readers(self, op: Instruction, result: str) -> set[str]:
+        found = readers_of(self._body, op, result)
+        return {""} if found is None else found
 
     def _named(self, result: str, fusion: Instruction, number: int) -> Iterator[Instruction]:
         """Where a result is now, and what names it if nothing did."""

@@ -142,15 +142,24 @@ class Computation:
 
     Attributes:
       text: as it stands, without blank lines around it.
+      like: lines that are the same in it need not be read again.
+      overs: which parameter a result may be written over, as far as `sharing` has found out.
     """
 
     name: str
     text: str
+    like: Computation | None = field(default=None, repr=False, compare=False)
+    overs: dict[tuple[str, int, int], bool] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def ops(self) -> Mapping[str, Instruction]:
+        known = {} if self.like is None else self.like._by_line
         lines = self.text.split("\n")[1:-1]
-        return {op.name: op for op in map(read_instruction, lines)}
+        return {op.name: op for op in (known.get(line) or read_instruction(line) for line in lines)}
+
+    @property
+    def _by_line(self) -> Mapping[str, Instruction]:
+        return {op.line: op for op in self.ops.values()}
 
     @cached_property
     def root(self) -> Instruction:
@@ -205,9 +214,9 @@ class Module(Mapping[str, Computation]):
 
     def __getitem__(self, name: str) -> Computation:
         if name not in self._parsed:
-            text, like = self.texts[name], self.like
-            same = like is not None and like.texts.get(name) == text
-            self._parsed[name] = like[name] if like is not None and same else Computation(name, text)
+            text = self.texts[name]
+            like = self.like[name] if self.like is not None and name in self.like else None
+            self._parsed[name] = like if like is not None and like.text == text else Computation(name, text, like)
         return self._parsed[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from memplan.planning.problem import Kernel, Problem, Role
 from memplan.xla.fused import CHEAP, calling, fused_text, renamed, returning, source
 from memplan.xla.module import Computation, Instruction, Module, Names, Shape, read_instruction, with_loops
+from memplan.xla.rounding import SUMS, is_product
 from memplan.xla.sharing import ELEMENTWISE
 
 NEARLY = 0.9  # of the budget: ResNet-50 in 1250 MiB has one such kernel; its parts spare the smallest plan 23 MiB
-_SUMS = frozenset({"add", "subtract"})
-_SIGNED = ("bitcast", "negate")  # of a product: a sum can take it in all the same
 
 
 def in_parts(module: Module, problem: Problem, budget_nbytes: int) -> Module | None:
@@ -141,14 +140,11 @@ class _Fusion:
     @functools.cached_property
     def keeps_bits(self) -> bool:
         """Does every sum take in the same products in parts as in the whole? It does where no other reads them."""
-        added = [name for op in self.fused.ops.values() if op.opcode in _SUMS for name in op.operands]
+        added = [name for op in self.fused.ops.values() if op.opcode in SUMS for name in op.operands]
         return all(len(self.fused.uses[name]) == 1 for name in added if self._is_product(name))
 
     def _is_product(self, name: str) -> bool:
-        op = self.fused.ops[name]
-        while op.opcode in _SIGNED:
-            op = self.fused.ops[op.operands[0]]
-        return op.opcode == "multiply"
+        return is_product(self.fused, self.fused.ops[name])
 
 
 def _fusion(module: Module, body: Computation, kernel: Kernel, problem: Problem) -> _Fusion | None:

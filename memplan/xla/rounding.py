@@ -1,9 +1,9 @@
 """When does a value keep its last bits in another fusion?
 
 A compiler may take a product into the sum that reads it, unrounded (`FPOpFusion::Fast`); of two products in a sum it
-takes one, and one that others read as well perhaps not (`visitFADDForFMACombine`). A sum over many elements adds them in
-an order that follows from what it is over, from the narrowest array of its fusion, and from whether something in there
-keeps it from reading several elements at once (`ReductionFusion`, `MayPreventVectorization`).
+takes one, and one that others read as well perhaps not (`visitFADDForFMACombine`). A sum over many elements adds them
+in an order that follows from what it is over, from the narrowest array of its fusion, and from whether something in
+there keeps it from reading several elements at once (`ReductionFusion`, `MayPreventVectorization`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def is_product(fused: Computation, op: Instruction) -> bool:
 
 def narrowest(op: Instruction, operands: Iterable[Instruction]) -> tuple[int, int]:
     """Bits of an element of the narrowest array that a fusion reads, and that it makes."""
-    return min(array.bits for one in operands for array in one.result), min(array.bits for array in op.result)
+    read = (array.bits for one in operands for array in one.result)
+    return min(read, default=0), min(array.bits for array in op.result)
 
 
 def one_by_one(fused: Computation) -> bool:

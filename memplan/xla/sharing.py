@@ -93,14 +93,21 @@ def _elementwise_throughout(fused: Computation, op: Instruction, operand: str) -
 
 
 def _fused_over(fused: Computation, op: Instruction, leaf: int, operand: str) -> bool:
+    key = op.attribute("kind"), leaf, op.operands.index(operand)
+    if key not in fused.overs:
+        fused.overs[key] = _is_fused_over(fused, *key)
+    return fused.overs[key]
+
+
+def _is_fused_over(fused: Computation, kind: str, leaf: int, number: int) -> bool:
     """Every way from the parameter to that result goes element by element (XLA:GPU)."""
     several = fused.root.opcode == "tuple"
     if not several and leaf:
         return False
     result = fused.by_leaf[leaf]
     maker = fused.ops[result.operands[0]] if result.opcode == "bitcast" else result
-    reduced = _first_reduction(fused) if "kind=kInput" in op.attributes else None
-    start = fused.parameters[op.operands.index(operand)]
+    reduced = _first_reduction(fused) if kind == "kInput" else None
+    start = fused.parameters[number]
     seen, todo, arrived = {start.name}, deque([start]), False
     while todo:
         here = todo.popleft()

@@ -18,7 +18,8 @@ def test_the_same_numbers(name: str, length: int) -> None:
     leaves = [jax.numpy.asarray(leaf) for leaf in jax.tree.leaves(args)]
     for expected, found in zip(plain(name), run_in_pieces(program.jaxpr, leaves, length, {}), strict=True):
         assert expected.dtype == found.dtype
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+        scale = float(np.max(np.abs(expected), initial=1.0))  # differences of large sums are rounded as those are
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * scale)
 
 
 def test_a_loop_without_trips() -> None:
