@@ -19,7 +19,7 @@ from memplan.xla.fused import CHEAP, LEAST_BYTES, calling, fused_text, is_open, 
 from memplan.xla.merge import Merged, merged
 from memplan.xla.module import Computation, Instruction, Module, Names, read_instruction, spelled, with_loops
 
-_INSIDE = CHEAP | {"slice", "tuple"}
+_INSIDE = CHEAP | {"tuple"}
 
 
 @dataclass(frozen=True)
