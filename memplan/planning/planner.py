@@ -28,7 +28,7 @@ _STYLES_WITHOUT_HOST: tuple[Style, ...] = ((1.0, 0.0), (1.5, 0.0), (2.0, 0.0))
 _PARTINGS = 3  # times that slots that stay too full get an empty slot before them; the 3D U-Net at 35 % needs one
 _TRIES = 4  # to bring the packed bytes under the budget by a lower limit
 _CLOSE = 50  # where a fiftieth of the budget or less is missing, the limit is lowered for the plan that there is
-_MOST_LOOKS = 15_000  # with which another style is begun: two seconds; two thousand kernels take no more for all styles
+_MOST_LOOKS = 10_000  # with which another style is begun: a second and a half; a thousand kernels take no more for all
 EFFORT = 4_000  # looks: two seconds for a thousand kernels; five times as many gain ResNet-50 at half its bytes 0.2 %
 
 

@@ -166,7 +166,7 @@ class _Grouping:
             one, other = sorted((self._in[first], self._in[second]), key=self._at.__getitem__)
             if one != other and self._alike(self._groups[one], self._groups[other]):
                 self._join(one, other)
-        return [group for group in self._groups.values() if len(group) > 1], self._line_up
+        return [group for group in self._groups.values() if len(group) > 1], [name for name in self._line_up if name]
 
     def _pairs(self) -> Iterator[tuple[int, int, str, str]]:
         """What merging saves, negative, how far they are apart, and the two."""
@@ -231,7 +231,7 @@ class _Grouping:
     def _join(self, one: str, other: str) -> None:
         """Make two groups one, under the later one's name, unless what waits for one is waited for by the other."""
         begin, end = self._at[one], self._at[other]
-        between = self._line_up[begin + 1 : end]
+        between = [name for name in self._line_up[begin + 1 : end] if name]
         named, waiting, behind = {one}, {one}, list[str]()
         for name in between:
             waits = {self._in[before] for before in self._before[name]}
@@ -253,8 +253,9 @@ class _Grouping:
             line_up = [*_without(between, behind), other, *behind]
         else:
             line_up = [*ahead, other, *_without(between, ahead)]
+        line_up = [""] * (end + 1 - begin - len(line_up)) + line_up  # so that those behind it keep their positions
         self._line_up[begin : end + 1] = line_up
-        self._at.update((name, at) for at, name in enumerate(self._line_up[begin:], begin))
+        self._at.update((name, at) for at, name in enumerate(line_up, begin))
         self._groups[other] = self._groups.pop(one) + self._groups[other]
         self._before[other] = self._before[one] | {name for name in self._before[other] if self._in[name] not in named}
         for fusion in self._groups[other]:
