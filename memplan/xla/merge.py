@@ -231,25 +231,12 @@ class _Grouping:
     def _join(self, one: str, other: str) -> None:
         """Make two groups one, under the later one's name, unless what waits for one is waited for by the other."""
         begin, end = self._at[one], self._at[other]
-        between = [name for name in self._line_up[begin + 1 : end] if name]
-        named, waiting, behind = {one}, {one}, list[str]()
-        for name in between:
-            waits = {self._in[before] for before in self._before[name]}
-            if not waits.isdisjoint(waiting):
-                if self._body.ops[name].opcode in NAMING and waits <= named:
-                    named.add(name)
-                waiting.add(name)
-                behind.append(name)
-        waited = {self._in[before] for before in self._before[other]}
-        if not waited.isdisjoint(waiting - named):
+        ahead = self._ahead(one, other)
+        if ahead is None:
             return
-        ahead = list[str]()
-        for name in reversed(between):
-            if name in waited and name not in waiting:
-                ahead.append(name)
-                waited.update(self._in[before] for before in self._before[name])
-        ahead.reverse()
-        if self._made(behind) <= self._made(ahead):
+        between = [name for name in self._line_up[begin + 1 : end] if name]
+        behind = self._behind(one, between) if self._made(ahead) >= LEAST_BYTES else None
+        if behind is not None and self._made(behind) <= self._made(ahead):
             line_up = [*_without(between, behind), other, *behind]
         else:
             line_up = [*ahead, other, *_without(between, ahead)]
@@ -257,9 +244,41 @@ class _Grouping:
         self._line_up[begin : end + 1] = line_up
         self._at.update((name, at) for at, name in enumerate(line_up, begin))
         self._groups[other] = self._groups.pop(one) + self._groups[other]
-        self._before[other] = self._before[one] | {name for name in self._before[other] if self._in[name] not in named}
+        self._before[other] = self._before[one] | {name for name in self._before[other] if not self._names(name, one)}
         for fusion in self._groups[other]:
             self._in[fusion.op.name] = other
+
+    def _ahead(self, one: str, other: str) -> list[str] | None:
+        """What the later one waits for behind the earlier one; None where some of that waits for the earlier one."""
+        begin, found, todo = self._at[one], set[str](), [other]
+        while todo:
+            name = todo.pop()
+            for before in {self._in[before] for before in self._before[name]}:
+                if self._names(before, one):
+                    if name != other:
+                        return None
+                elif self._at[before] > begin and before not in found:
+                    found.add(before)
+                    todo.append(before)
+        return sorted(found, key=self._at.__getitem__)
+
+    def _behind(self, one: str, between: Sequence[str]) -> list[str]:
+        """What waits for the earlier one."""
+        waiting, found = {one}, list[str]()
+        for name in between:
+            if not waiting.isdisjoint({self._in[before] for before in self._before[name]}):
+                waiting.add(name)
+                found.append(name)
+        return found
+
+    def _names(self, name: str, group: str) -> bool:
+        """Is it the group, or a name of one of its results?"""
+        while self._in[name] != group:
+            op = self._body.ops[name]
+            if op.opcode not in NAMING:
+                return False
+            name = op.operands[0]
+        return True
 
     def _made(self, names: Sequence[str]) -> int:
         """Bytes of what kernels make."""
