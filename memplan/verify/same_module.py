@@ -71,6 +71,9 @@ def _compare(first: _Reading, second: _Reading) -> None:
     _require(not missing, "lacks what must run")
     more = Counter(second.single) - Counter(first.single)
     _require(not more, "runs again what updates in place or has effects")
+    within = first.reads_of_overwritten()
+    for meaning, readers in second.reads_of_overwritten().items():
+        _require(readers <= within.get(meaning, set()), "reads in a fusion what that one overwrites")
     allowed = first.late_reads()
     for overwriting, readers in second.late_reads().items():
         known = allowed.get(overwriting, {})
@@ -93,7 +96,7 @@ class _Meanings:
 
     numbers: dict[object, int] = field(default_factory=dict)
     origins: dict[Meaning, tuple[Meaning, str]] = field(default_factory=dict)  # of views: whose they are, of what shape
-    fusions: dict[object, tuple[list[Meaning], set[Meaning]]] = field(default_factory=dict)  # results; all inside
+    fusions: dict[object, _Inside] = field(default_factory=dict)
     updates: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # of fusions: leaf, number of a parameter
     bare: dict[str, str] = field(default_factory=dict)  # texts of computations without their names and stack frames
 
@@ -113,6 +116,15 @@ class _Meanings:
         found = self.of(("view", shape, origin)), 0
         self.origins[found] = origin, original
         return found
+
+
+@dataclass(frozen=True)
+class _Inside:
+    """A fusion: what its results mean, what is made in it, and of what it is given, what instructions make of that."""
+
+    results: list[Meaning]
+    made: set[Meaning]
+    readers: dict[Meaning, set[Meaning]]
 
 
 class _Reading:
@@ -143,6 +155,7 @@ class _Reading:
         self._overwritten: list[tuple[str, Place, int]] = []
         self._copies: dict[str, Place] = {}  # under way -> what they are copies of
         self._held: dict[str, list[Place]] = {}  # what began -> what it reads until it is done
+        self._fusions: dict[str, _Inside] = {}
         self.expressions: dict[str, int] = {}
         self.made: dict[str, list[Meaning]] = {}
         self.computed: set[Meaning] = set()
@@ -249,9 +262,9 @@ class _Reading:
         key = op.attribute("kind"), self._text(op.called[0]), _shape(op.shape), given
         if key not in self._meanings.fusions:
             self._meanings.fusions[key] = self._inside(op, given)
-        results, inside = self._meanings.fusions[key]
-        self.computed.update(inside)
-        return results
+        self._fusions[op.name] = inside = self._meanings.fusions[key]
+        self.computed.update(inside.made)
+        return inside.results
 
     def _text(self, name: str) -> int:
         """A computation with all that it calls, letter by letter, but for its own name and stack frames."""
@@ -260,8 +273,9 @@ class _Reading:
             self._texts[name] = self._meanings.of(("text", text, *map(self._text, _CALLED.findall(text))))
         return self._texts[name]
 
-    def _inside(self, op: Instruction, operands: Sequence[Sequence[Meaning]]) -> tuple[list[Meaning], set[Meaning]]:
+    def _inside(self, op: Instruction, operands: Sequence[Sequence[Meaning]]) -> _Inside:
         body, inner = self._module[op.called[0]], dict[str, list[Meaning]]()
+        readers: dict[Meaning, set[Meaning]] = {}
         for one in body.ops.values():
             given = [inner[name] for name in one.operands]
             if one.opcode == "parameter":
@@ -278,7 +292,16 @@ class _Reading:
                 made = [(number, leaf) for leaf in range(len(one.result))]
             inner[one.name] = made
         _require(_shape(op.shape) == _shape(body.root.shape), f"has another shape in {op.name} than what it calls")
-        return inner[body.root.name], {meaning for made in inner.values() for meaning in made}
+        for number, parameter in body.parameters.items():
+            todo = [parameter]
+            while todo:
+                for user, _ in body.uses[todo.pop().name]:
+                    if user.opcode in ("bitcast", "tuple", "get-tuple-element"):
+                        todo.append(user)
+                    else:
+                        for given in operands[number]:
+                            readers.setdefault(given, set()).update(inner[user.name])
+        return _Inside(inner[body.root.name], {meaning for made in inner.values() for meaning in made}, readers)
 
     def _keep_pair(self, op: Instruction, places: list[Place], position: int) -> None:
         """What an asynchronous pair reads is read until its end, what it makes is written from its beginning on."""
@@ -378,11 +401,29 @@ class _Reading:
         for place in outputs:
             self._note(place, len(self._made), "the end")
 
-    def late_reads(self) -> dict[tuple[int, Meaning], dict[int, str]]:
-        """Of every overwriting and every version that is gone then: who reads it later, by expression."""
+    def reads_of_overwritten(self) -> dict[Meaning, set[Meaning]]:
+        """Of what fusions overwrite, what is made of it in them: a fusion's threads do so in no order."""
+        found: dict[Meaning, set[Meaning]] = {}
+        versions = self._by_buffer()
+        for writer, place, since in self._overwritten:
+            if (inside := self._fusions.get(writer)) is None:
+                continue
+            for version in versions.get(self._buffer(place), ()):
+                if self._made[version.maker] < since:
+                    meaning = self._means[version]
+                    found.setdefault(meaning, set()).update(inside.readers.get(meaning, ()))
+        return found
+
+    def _by_buffer(self) -> dict[Place, list[Place]]:
+        """Versions that are read, by the first one in the same buffer."""
         versions: dict[Place, list[Place]] = {}
         for version in self._reads:
             versions.setdefault(self._buffer(version), []).append(version)
+        return versions
+
+    def late_reads(self) -> dict[tuple[int, Meaning], dict[int, str]]:
+        """Of every overwriting and every version that is gone then: who reads it later, by expression."""
+        versions = self._by_buffer()
         found: dict[tuple[int, Meaning], dict[int, str]] = {}
         for writer, place, since in self._overwritten:
             for version in versions.get(self._buffer(place), ()):

@@ -10,6 +10,7 @@ from memplan.xla.sharing import ELEMENTWISE
 
 CHEAP = ELEMENTWISE | {"broadcast", "bitcast", "constant", "iota", "parameter"}
 """What costs next to nothing beside the bytes that a fusion moves, and may be done twice."""
+AFTER = re.compile(r", control-predecessors=\{[^}]*\}")  # the order of the text says as much
 NAMING = frozenset({"bitcast", "get-tuple-element"})
 _HOLDING = frozenset({"tuple", "opt-barrier", "add-dependency", "after-all"})  # who reads through these is not known
 LEAST_BYTES = 1 << 20  # of a value: a fast GPU reads as much in a fifth of the time that a launch takes
@@ -29,6 +30,8 @@ def source(body: Computation, name: str) -> str:
 def readers_of(body: Computation, maker: Instruction, name: str) -> set[str] | None:
     """Kernels that read a result, named as a problem names it; None where it is handed to more than kernels."""
     found = set[str]()
+    if isinstance(maker.shape, tuple) and any(user.opcode != "get-tuple-element" for user, _ in body.uses[maker.name]):
+        return None
     todo = [user for user, _ in body.uses[maker.name] if name == maker.name or source(body, user.name) == name]
     while todo:
         user = todo.pop()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from memplan.planning.precedence import precedence
 from memplan.planning.problem import Problem
 from memplan.xla.fused import (
+    AFTER,
     CHEAP,
     LEAST_BYTES,
     NAMING,
@@ -64,11 +65,11 @@ def merged(module: Module, problem: Problem, room_nbytes: int, clones: Mapping[s
       room_nbytes: what temporaries may take; fusions that would crowd it stay apart.
       clones: fusions, and those that they repeat: only these are merged, with what is nearer to them than that.
     """
-    names, before = Names(module), _by_name(problem)
+    names, before, shared = Names(module), _by_name(problem), _shared(problem)
     texts: Mapping[str, str] = module.texts
     reads: dict[str, frozenset[str]] = {}
     for body in with_loops(module, module.entry):
-        groups, line_up = _Grouping(module, body, before, int(MOST * room_nbytes), clones).run()
+        groups, line_up = _Grouping(module, body, before, shared, int(MOST * room_nbytes), clones).run()
         if groups:
             texts = _Writing(body, names, groups, line_up).texts(texts)
         for group in groups:
@@ -81,6 +82,16 @@ def _by_name(problem: Problem) -> Mapping[str, list[str]]:
     """Of every kernel, those that have to stay in front of it."""
     name = [kernel.name for kernel in problem.kernels]
     return {name[number]: [name[one] for one in before] for number, before in precedence(problem).items()}
+
+
+def _shared(problem: Problem) -> Mapping[str, tuple[frozenset[int], frozenset[int]]]:
+    """Of every kernel, the places of several buffers that it reads, and those that it writes."""
+    places = [buffer.place if len(problem.places[buffer.place]) > 1 else None for buffer in problem.buffers]
+
+    def of(buffers: Sequence[int]) -> frozenset[int]:
+        return frozenset(place for buffer in buffers if (place := places[buffer]) is not None)
+
+    return {kernel.name: (of(kernel.reads), of(kernel.writes)) for kernel in problem.kernels}
 
 
 @dataclass(frozen=True)
@@ -112,6 +123,8 @@ def _fusion(module: Module, body: Computation, op: Instruction) -> _Fusion | Non
         return None
     fused = module[op.called[0]]
     if len(fused.results) != len(op.result) or any(one.opcode not in _INSIDE for one in fused.ops.values()):
+        return None
+    if isinstance(op.shape, tuple) and any(user.opcode != "get-tuple-element" for user, _ in body.uses[op.name]):
         return None
     spaces, sums = set[tuple[tuple[int, ...], str]](), list[tuple[str, str, str]]()
     for result in fused.results:
@@ -145,10 +158,11 @@ class _Grouping:
         module: Module,
         body: Computation,
         before: Mapping[str, list[str]],
+        shared: Mapping[str, tuple[frozenset[int], frozenset[int]]],
         most_nbytes: int,
         clones: Mapping[str, str] | None,
     ) -> None:
-        self._body, self._most_nbytes, self._clones = body, most_nbytes, clones
+        self._body, self._shared, self._most_nbytes, self._clones = body, shared, most_nbytes, clones
         fusions = (_fusion(module, body, op) for op in body.ops.values())
         self._fusions = {one.op.name: one for one in fusions if one is not None}
         self._groups = {name: [one] for name, one in self._fusions.items()}
@@ -202,9 +216,7 @@ class _Grouping:
             return False
         if sum(fusion.arrays for fusion in both) > MOST_ARRAYS or self._nbytes(both) > self._most_nbytes:
             return False
-        if sums and (
-            any(one_by_one(fusion.fused) for fusion in both) or len({self._narrowest(one) for one in both}) > 1
-        ):
+        if (sums and not self._sums_in_order(both)) or self._overwritten(ones, others):
             return False
         made = {name: (fusion.fused, leaf) for fusion in both for leaf, name in enumerate(fusion.makes)}
         given = {source(self._body, operand) for fusion in both for operand in fusion.op.operands}
@@ -213,7 +225,12 @@ class _Grouping:
             if is_product(fused, result) or fused.behind_bitcasts(result).opcode in ("reduce", "parameter"):
                 return False
         joined = _Joined(self._body, None, both)
-        return sums_alike(joined.parts, joined.sources)
+        return sums_alike(joined.parts, joined.sources, {op.name for op in joined.made.values()})
+
+    def _overwritten(self, ones: Sequence[_Fusion], others: Sequence[_Fusion]) -> bool:
+        """Is something written over that the other reads? As one, they do so at the same time."""
+        pairs = ((self._shared[one.op.name], self._shared[other.op.name]) for one in ones for other in others)
+        return any(one[0] & other[1] or one[1] & (other[0] | other[1]) for one, other in pairs)
 
     def _sums_in_order(self, group: Sequence[_Fusion]) -> bool:
         """Do sums add up in the order in which they do by themselves?"""
@@ -307,9 +324,13 @@ class _Joined:
             self.parts.append([])
             self._take(fusion, number)
 
-    @property
-    def ops(self) -> list[Instruction]:
-        return [op for part in self.parts for op in part]
+    def making(self, results: Sequence[str]) -> list[Instruction]:
+        """The instructions that make these results, in order."""
+        ops, wanted = [op for part in self.parts for op in part], {self.made[result].name for result in results}
+        for op in reversed(ops):
+            if op.name in wanted:
+                wanted.update(op.operands)
+        return [op for op in ops if op.name in wanted]
 
     def _take(self, fusion: _Fusion, number: int) -> None:
         now: dict[str, str] = {}
@@ -378,7 +399,7 @@ class _Writing:
         for op in reversed(ops):
             if op.opcode not in NAMING or op.root or op.name in used:
                 used.update(op.operands)
-                kept.append(op.line)
+                kept.append(AFTER.sub("", op.line))
         return kept[::-1]
 
     def _now(self, op: Instruction) -> Instruction:
@@ -396,7 +417,7 @@ class _Writing:
         members = {one.op.name for one in group}
         read = [result for one in group for result in one.makes if self._readers(one.op, result) - members]
         results = [joined.made[result] for result in read]
-        ops = returning(joined.ops, results, self._names.fresh(f"{called}.tuple", "all"))
+        ops = returning(joined.making(read), results, self._names.fresh(f"{called}.tuple", "all"))
         self._new[called] = fused_text(called, joined.parameters, ops)
         fusion = read_instruction(calling(base, name, ops[-1].shape, joined.operands, called))
         self._lines[group[-1].op.name] = lines = [fusion]

@@ -9,7 +9,7 @@ there keeps it from reading several elements at once (`ReductionFusion`, `MayPre
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from memplan.xla.module import Computation, Instruction, leaves
 
@@ -36,22 +36,26 @@ def one_by_one(fused: Computation) -> bool:
     return not _ONE_BY_ONE.isdisjoint(op.opcode for op in fused.ops.values())
 
 
-def sums_alike(parts: Sequence[Sequence[Instruction]], names: Mapping[str, object]) -> bool:
+def sums_alike(
+    parts: Sequence[Sequence[Instruction]], names: Mapping[str, object], returned: Collection[str] = ()
+) -> bool:
     """Does every sum take in the same products when several lists of instructions are one, and what is twice is once?
 
     Args:
       names: of operands that no instruction makes: what is the same for whoever reads them.
+      returned: names of instructions whose values are written.
     """
     keys, readers = dict[str, object](names), defaultdict[object, dict[int, set[object]]](lambda: defaultdict(set))
     products, added = set[object](), defaultdict[object, set[int]](set)
     for number, ops in enumerate(parts):
         for op in ops:
             given = tuple(keys[name] for name in op.operands)
+            if op.name in returned:
+                readers[given[0] if op.opcode == "bitcast" else _key(op, given)][number].add("returned")
             if op.opcode == "bitcast":
                 keys[op.name] = given[0]
                 continue
-            said = op.attributes.partition("metadata=")[0].rstrip(", ")
-            keys[op.name] = key = hash((op.opcode, tuple(array.dtype for array in leaves(op.shape)), said, given))
+            keys[op.name] = key = _key(op, given)
             if op.opcode == "multiply":
                 products.add(key)
             for one in given:
@@ -63,3 +67,9 @@ def sums_alike(parts: Sequence[Sequence[Instruction]], names: Mapping[str, objec
         for product in products & added.keys()
         for number in added[product]
     )
+
+
+def _key(op: Instruction, given: tuple[object, ...]) -> object:
+    """The same for what computes the same."""
+    said = op.attributes.partition("metadata=")[0].rstrip(", ")
+    return hash((op.opcode, tuple(array.dtype for array in leaves(op.shape)), said, given))

@@ -61,10 +61,18 @@ class _Uses:
         self._problem = problem
         self._numbers = {buffer.name: number for number, buffer in enumerate(problem.buffers)}
         self._at = {kernel.name: at for at, kernel in enumerate(problem.kernels)}
+        self._writes = {
+            kernel.name: {problem.buffers[written].place for written in kernel.writes} for kernel in problem.kernels
+        }
         self._last = {read: at for at, kernel in enumerate(problem.kernels) for read in kernel.reads}
 
     def nbytes(self, name: str) -> int:
         return self._problem.buffers[self._numbers[name]].nbytes if name in self._numbers else 0
+
+    def overwrites(self, reader: str, name: str) -> bool:
+        """Does a kernel write over a buffer? Then it may read it no other way than it does."""
+        number = self._numbers.get(name)
+        return number is not None and self._problem.buffers[number].place in self._writes[reader]
 
     def there(self, name: str, reader: str) -> bool:
         """Is a buffer there when a kernel runs, or may it be?"""
@@ -136,6 +144,8 @@ def _pays(body: Computation, value: _Value, uses: _Uses) -> bool:
     for reader in value.readers:
         more = inputs.difference(source(body, name) for name in reader.operands)
         if not all(uses.there(name, reader.name) for name in more):
+            return False
+        if any(uses.overwrites(reader.name, name) for name in inputs):
             return False
         saved -= sum(map(uses.nbytes, more))
     return saved > 0

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import Action, Kind, Schedule
+from memplan.xla.fused import AFTER
 from memplan.xla.module import HOST_SPACE, Array, Computation, Instruction, Module, Names, Shape, spelled, with_loops
 
 Value = str | tuple["Value", ...]  # the instruction that gives it, or those that give its parts
 
 _NAMING = frozenset({"bitcast", "get-tuple-element", "tuple", "opt-barrier", "add-dependency", "after-all"})
 _FRAME = re.compile(r" ?stack_frame_id=\d+")
-_AFTER = re.compile(r", control-predecessors=\{[^}]*\}")
 _TABLES = re.compile(r"\n+(?:FileNames|FunctionNames|FileLocations|StackFrames)\n.*", re.DOTALL)
 _LEAF = re.compile(r"(?P<name>[^{}:]+)(?:\{(?:\d+,)*(?P<index>\d+)\})?")
 _SPACE = re.compile(r"S\(\d+\)")
@@ -234,7 +234,7 @@ class _Body:
 
     def _emit(self, op: Instruction, name: str, operands: Sequence[str]) -> str:
         """A line for the instruction, under this name and with these operands."""
-        line = _AFTER.sub("", op.written(name, operands))
+        line = AFTER.sub("", op.written(name, operands))
         line = line.replace("ROOT ", "", 1) if op.root else line
         if name != op.name and op.opcode not in _NAMING:
             left, right = line.split(" = ", 1)
