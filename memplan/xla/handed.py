@@ -58,10 +58,23 @@ def prices(module: Module, problem: Problem, room_nbytes: int, there: Sequence[i
     """
     crowded = list(itertools.accumulate((nbytes > room_nbytes for nbytes in there), initial=0))
     slots = {kernel.name: slot for slot, kernel in enumerate(problem.kernels)}
-    found = [one for one in _values(module) if crowded[slots[one.readers[0]]] > crowded[slots[one.maker] + 1]]
+    found = [
+        one
+        for one in _values(module)
+        if crowded[slots[one.readers[0]]] > crowded[slots[one.maker] + 1]
+        and _there(problem, slots[one.maker], slots[one.readers[0]])
+    ]
     made, clones = _cloned(module, found)
     beside = _merged(made, clones, room_nbytes).reads
     return {one.name: _price(made, clone, beside[clone]) for clone, one in clones.items() if clone in beside}
+
+
+def _there(problem: Problem, maker: int, reader: int) -> bool:
+    """Is what a kernel reads written over by none up to another one?"""
+    places = {problem.buffers[read].place for read in problem.kernels[maker].reads}
+    shared = {place for place in places if len(problem.places[place]) > 1}
+    later = problem.kernels[maker + 1 : reader + 1] if shared else ()
+    return all(shared.isdisjoint(problem.buffers[written].place for written in kernel.writes) for kernel in later)
 
 
 def _merged(module: Module, clones: Mapping[str, _Value], room_nbytes: int) -> Merged:

@@ -7,6 +7,7 @@ a step on a V100, 4.6 % on an H200.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class Merged:
     """A module with fusions merged.
 
     Attributes:
-      reads: of every fusion that was merged, by name, the large buffers that the others of its group read.
+      reads: of every fusion that was merged, by name, the large buffers that others of its group read, clones apart.
     """
 
     module: Module
@@ -74,8 +75,10 @@ def merged(module: Module, problem: Problem, room_nbytes: int, clones: Mapping[s
             texts = _Writing(body, names, groups, line_up).texts(texts)
         for group in groups:
             for one in group:
-                reads[one.op.name] = frozenset(read for other in group if other is not one for read in other.reads)
-    return Merged(Module(module.head, texts, module.entry_name, module) if reads else module, reads)
+                others = [other for other in group if other is not one and other.op.name not in (clones or ())]
+                if others:
+                    reads[one.op.name] = frozenset(read for other in others for read in other.reads)
+    return Merged(Module(module.head, texts, module.entry_name, module) if texts is not module.texts else module, reads)
 
 
 def _by_name(problem: Problem) -> Mapping[str, list[str]]:
@@ -84,12 +87,16 @@ def _by_name(problem: Problem) -> Mapping[str, list[str]]:
     return {name[number]: [name[one] for one in before] for number, before in precedence(problem).items()}
 
 
-def _shared(problem: Problem) -> Mapping[str, tuple[frozenset[int], frozenset[int]]]:
-    """Of every kernel, the places of several buffers that it reads, and those that it writes."""
-    places = [buffer.place if len(problem.places[buffer.place]) > 1 else None for buffer in problem.buffers]
+Touched = tuple[frozenset[tuple[int, int]], frozenset[tuple[int, int]]]
 
-    def of(buffers: Sequence[int]) -> frozenset[int]:
-        return frozenset(place for buffer in buffers if (place := places[buffer]) is not None)
+
+def _shared(problem: Problem) -> Mapping[str, Touched]:
+    """Of every kernel, what it reads and what it writes in places of several buffers: place and buffer."""
+    place = [buffer.place for buffer in problem.buffers]
+    several = [len(problem.places[one]) > 1 for one in place]
+
+    def of(buffers: Sequence[int]) -> frozenset[tuple[int, int]]:
+        return frozenset((place[buffer], buffer) for buffer in buffers if several[buffer])
 
     return {kernel.name: (of(kernel.reads), of(kernel.writes)) for kernel in problem.kernels}
 
@@ -158,7 +165,7 @@ class _Grouping:
         module: Module,
         body: Computation,
         before: Mapping[str, list[str]],
-        shared: Mapping[str, tuple[frozenset[int], frozenset[int]]],
+        shared: Mapping[str, Touched],
         most_nbytes: int,
         clones: Mapping[str, str] | None,
     ) -> None:
@@ -178,7 +185,7 @@ class _Grouping:
         """The groups, and names in order: a group is where the last of its fusions is named."""
         for *_, first, second in sorted(self._pairs()):
             one, other = sorted((self._in[first], self._in[second]), key=self._at.__getitem__)
-            if one != other and self._alike(self._groups[one], self._groups[other]):
+            if one != other and self._may_join(one, other) and self._alike(self._groups[one], self._groups[other]):
                 self._join(one, other)
         return [group for group in self._groups.values() if len(group) > 1], [name for name in self._line_up if name]
 
@@ -203,10 +210,23 @@ class _Grouping:
                 yield -nbytes, apart, first, second
 
     def _may(self, first: str, second: str, apart: int) -> bool:
+        """Is one of them a clone, and the other nearer to it than what it repeats?"""
         if self._clones is None:
             return True
         repeated = [name for name in (first, second) if name in self._clones]
         return bool(repeated) and all(apart < self._at[name] - self._at[self._clones[name]] for name in repeated)
+
+    def _may_join(self, one: str, other: str) -> bool:
+        """Is no clone brought to what it repeats by way of another?"""
+        if self._clones is None:
+            return True
+        at = {fusion.op.name: self._at[group] for group in (one, other) for fusion in self._groups[group]}
+        return all(
+            abs(at[name] - there) < at[name] - self._at[self._in[self._clones[name]]]
+            for name in at
+            if name in self._clones
+            for there in at.values()
+        )
 
     def _alike(self, ones: Sequence[_Fusion], others: Sequence[_Fusion]) -> bool:
         """Do they go through the same elements, does none wait for another's sums, and does every bit stay?"""
@@ -229,8 +249,13 @@ class _Grouping:
 
     def _overwritten(self, ones: Sequence[_Fusion], others: Sequence[_Fusion]) -> bool:
         """Is something written over that the other reads? As one, they do so at the same time."""
-        pairs = ((self._shared[one.op.name], self._shared[other.op.name]) for one in ones for other in others)
-        return any(one[0] & other[1] or one[1] & (other[0] | other[1]) for one, other in pairs)
+        for one in ones:
+            for other in others:
+                (read, written), (late_read, late_written) = self._shared[one.op.name], self._shared[other.op.name]
+                pairs = (*itertools.product(read, late_written), *itertools.product(written, late_read | late_written))
+                if any(place == same and buffer != version for (place, buffer), (same, version) in pairs):
+                    return True
+        return False
 
     def _sums_in_order(self, group: Sequence[_Fusion]) -> bool:
         """Do sums add up in the order in which they do by themselves?"""

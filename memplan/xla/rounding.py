@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from memplan.xla.module import Computation, Instruction, leaves
 
 SUMS = frozenset({"add", "subtract"})
+_PASSING = ("negate", "broadcast")  # a product: a sum can take it in through these
 _SIGNED = ("bitcast", "negate")  # of a product: a sum can take it in all the same
 _ONE_BY_ONE = frozenset({"sine", "cosine", "tan", "power", "atan2"})
 
@@ -56,11 +57,11 @@ def sums_alike(
                 keys[op.name] = given[0]
                 continue
             keys[op.name] = key = _key(op, given)
-            if op.opcode == "multiply":
+            if op.opcode == "multiply" or (op.opcode in _PASSING and given[0] in products):
                 products.add(key)
             for one in given:
                 readers[one][number].add(key)
-                if op.opcode in SUMS or op.opcode in ("reduce", "negate"):
+                if op.opcode in SUMS or op.opcode == "reduce" or op.opcode in _PASSING:
                     added[one].add(number)
     return all(
         set().union(*readers[product].values()) == readers[product][number]
@@ -72,4 +73,6 @@ def sums_alike(
 def _key(op: Instruction, given: tuple[object, ...]) -> object:
     """The same for what computes the same."""
     said = op.attributes.partition("metadata=")[0].rstrip(", ")
+    if op.opcode in ("add", "multiply"):
+        given = tuple(sorted(given, key=hash))
     return hash((op.opcode, tuple(array.dtype for array in leaves(op.shape)), said, given))
