@@ -78,8 +78,9 @@ class Reading:
     def remade(self, room_nbytes: int | None, values: Sequence[str] = (), whole: bool = False) -> Reading:
         """What is planned for so much room for temporaries; the module as it stands for None.
 
-        A GPU's with cheap values made again inside of their readers, and fusions that read the same as one. A CPU's as
-        it is: XLA:CPU makes no fusions of several results.
+        A GPU's with cheap values made again inside of their readers, fusions that read the same as one, and what crowds
+        the room in parts. A CPU's as it is: XLA:CPU makes no fusions of several results, and rounds float16 inside of a
+        fusion otherwise than between two.
 
         Args:
           values: are handed on (`xla.handed`).
@@ -89,7 +90,7 @@ class Reading:
             return self
         key = room_nbytes, tuple(values)
         if key not in self._remade:
-            found = self
+            found, parts = self, None
             if self.device.target is not None:
                 if values:
                     found = self.remade(room_nbytes, whole=True)
@@ -97,7 +98,7 @@ class Reading:
                 else:
                     found = self._inlined
                     found = replace(found, module=merged(found.module, found.problem, room_nbytes).module)
-            parts = in_parts(found.module, found.problem, room_nbytes)
+                parts = in_parts(found.module, found.problem, room_nbytes)
             self._remade[key] = found, found if parts is None else replace(found, module=parts)
         return self._remade[key][not whole]
 
