@@ -111,7 +111,7 @@ def test_bits_that_were_compared_are_equal_but_for_what_the_readme_names() -> No
     assert rows and {row["name"] for row in rows} <= set(STEPS)
     assert all(row["outputs"] for row in rows)
     unequal = {(row["name"], row["asked"]) for row in rows if row["unequal"] and not row["gated"]}
-    assert unequal == {("flax-wmt", 50)}  # not understood yet: see "Finding"
+    assert unequal == {("flax-wmt", 50)}  # measured before a CPU's kernels were whole
 
 
 def test_what_decides_a_row_is_in_its_version() -> None:
