@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from memplan.xla.module import Array, Computation, Instruction, Names, Shape, read_instruction, spelled
 from memplan.xla.sharing import ELEMENTWISE
@@ -25,6 +25,11 @@ def source(body: Computation, name: str) -> str:
     """The buffer behind bitcasts, as a problem names it."""
     op = body.behind_bitcasts(body.ops[name])
     return f"{op.operands[0]}{{{op.index}}}" if op.opcode == "get-tuple-element" else op.name
+
+
+def results_of(op: Instruction) -> tuple[str, ...]:
+    """Its results, as a problem names their buffers."""
+    return tuple(f"{op.name}{{{leaf}}}" for leaf in range(len(op.shape))) if isinstance(op.shape, tuple) else (op.name,)
 
 
 def readers_of(body: Computation, maker: Instruction, name: str) -> set[str] | None:
@@ -58,6 +63,14 @@ def returning(ops: Sequence[Instruction], results: Sequence[Instruction], name: 
         return [op for op in ops if op.name != result.name] + [root]
     shape, given = tuple(result.shape for result in results), ", ".join(f"%{result.name}" for result in results)
     return [*ops, read_instruction(f"  ROOT %{name} = {spelled(shape)} tuple({given})")]
+
+
+def rewritten(texts: Mapping[str, str], name: str, text: str, new: Mapping[str, str]) -> dict[str, str]:
+    """Texts of computations with another one for a name, and those that are new in front of it."""
+    found: dict[str, str] = {}
+    for known, old in texts.items():
+        found.update({**new, name: text} if known == name else {known: old})
+    return found
 
 
 def only(fused: Computation, leaves: Sequence[int], names: Names) -> list[Instruction]:

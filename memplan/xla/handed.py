@@ -15,7 +15,18 @@ from dataclasses import dataclass
 
 from memplan.planning.problem import Problem
 from memplan.xla.buffers import problem_of
-from memplan.xla.fused import CHEAP, LEAST_BYTES, calling, fused_text, is_open, only, readers_of, source
+from memplan.xla.fused import (
+    CHEAP,
+    LEAST_BYTES,
+    calling,
+    fused_text,
+    is_open,
+    only,
+    readers_of,
+    results_of,
+    rewritten,
+    source,
+)
 from memplan.xla.merge import Merged, merged
 from memplan.xla.module import Computation, Instruction, Module, Names, read_instruction, spelled, with_loops
 
@@ -92,8 +103,7 @@ def _values(module: Module) -> Iterator[_Value]:
             fused = module[op.called[0]]
             if len(fused.results) != len(op.result) or any(one.opcode not in _INSIDE for one in fused.ops.values()):
                 continue
-            for leaf, array in enumerate(op.result):
-                name = f"{op.name}{{{leaf}}}" if isinstance(op.shape, tuple) else op.name
+            for leaf, (name, array) in enumerate(zip(results_of(op), op.result, strict=True)):
                 readers = readers_of(body, op, name) if array.nbytes >= LEAST_BYTES else None
                 if readers:
                     times = [at[op.name], *sorted(at[reader] for reader in readers)]
@@ -118,8 +128,7 @@ def _cloned(module: Module, values: Sequence[_Value]) -> tuple[Module, Mapping[s
         if new:
             first, *_, last = body.text.split("\n")
             text = "\n".join([first, *(op.line for ops in lines.values() for op in ops), last])
-            one_by_one = ({**new, name: text} if name == body.name else {name: old} for name, old in texts.items())
-            texts = {name: text for some in one_by_one for name, text in some.items()}
+            texts = rewritten(texts, body.name, text, new)
     return Module(module.head, texts, module.entry_name, module), clones
 
 

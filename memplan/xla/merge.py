@@ -24,7 +24,9 @@ from memplan.xla.fused import (
     is_open,
     readers_of,
     renamed,
+    results_of,
     returning,
+    rewritten,
     source,
 )
 from memplan.xla.module import (
@@ -150,11 +152,8 @@ def _fusion(module: Module, body: Computation, op: Instruction) -> _Fusion | Non
     if len(spaces) != 1 or reductions != len(sums) or bool(sums) != (op.attribute("kind") == "kInput"):
         return None
     reads = {source(body, name): body.behind_bitcasts(body.ops[name]).nbytes for name in op.operands}
-    makes = (
-        tuple(f"{op.name}{{{leaf}}}" for leaf in range(len(op.result))) if isinstance(op.shape, tuple) else (op.name,)
-    )
     large = {name: nbytes for name, nbytes in reads.items() if nbytes >= LEAST_BYTES}
-    return _Fusion(op, fused, spaces.pop(), tuple(sums), large, makes)
+    return _Fusion(op, fused, spaces.pop(), tuple(sums), large, results_of(op))
 
 
 class _Grouping:
@@ -242,7 +241,7 @@ class _Grouping:
         given = {source(self._body, operand) for fusion in both for operand in fusion.op.operands}
         for fused, leaf in (made[name] for name in given & made.keys()):
             result = fused.results[leaf]
-            if is_product(fused, result) or fused.behind_bitcasts(result).opcode in ("reduce", "parameter"):
+            if is_product(fused, result) or fused.behind_bitcasts(result).opcode == "reduce":
                 return False
         joined = _Joined(self._body, None, both)
         return sums_alike(joined.parts, joined.sources, {op.name for op in joined.made.values()})
@@ -412,10 +411,7 @@ class _Writing:
         """All computations, with those that are new in front of this one."""
         first, *_, last = self._body.text.split("\n")
         text = "\n".join([first, *self._kept(), last])
-        found: dict[str, str] = {}
-        for name, one in texts.items():
-            found.update({**self._new, name: text} if name == self._body.name else {name: one})
-        return found
+        return rewritten(texts, self._body.name, text, self._new)
 
     def _kept(self) -> list[str]:
         """Lines in order, but for names of what is not named any more."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from memplan.planning.problem import Kernel, Problem, Role
-from memplan.xla.fused import CHEAP, calling, fused_text, renamed, returning, source
+from memplan.xla.fused import CHEAP, calling, fused_text, renamed, returning, rewritten, source
 from memplan.xla.module import Computation, Instruction, Module, Names, Shape, read_instruction, with_loops
 from memplan.xla.rounding import SUMS, is_product
 from memplan.xla.sharing import ELEMENTWISE
@@ -236,7 +236,4 @@ class _Writing:
         first, *_, last = self.body.text.split("\n")
         lines = [line for op in self.body.ops.values() for line in self.lines.get(op.name, [op.line])]
         text = "\n".join([first, *(renamed(read_instruction(line), self.instead) for line in lines), last])
-        found: dict[str, str] = {}
-        for name, one in texts.items():
-            found.update({**self.bodies, name: text} if name == self.body.name else {name: one})
-        return found
+        return rewritten(texts, self.body.name, text, self.bodies)
