@@ -101,8 +101,9 @@ class Eviction:
         return self._weigh(self.ledger.load)
 
     def _weigh(self, load: np.ndarray) -> float:
-        over = np.maximum(load - self.limit, 0) / self.limit
-        return float((over if self.power == 1 else over**self.power).sum())
+        if self.power == 1:
+            return (int(np.maximum(load, self.limit).sum()) - self.limit * len(load)) / self.limit
+        return float((((np.maximum(load, self.limit) - self.limit) / self.limit) ** self.power).sum())
 
     def _crowded(self) -> list[float]:
         """Per slot, what a byte weighs in all those before."""

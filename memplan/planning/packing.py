@@ -14,6 +14,7 @@ What comes back from the host is a buffer of its own that no kernel writes over,
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -236,8 +237,7 @@ class _Layout:
 
     def _smaller_heap(self, groups: _Groups, position: Sequence[int]) -> int:
         by_size = self._heap(groups, lambda g: (-groups.nbytes[g], groups.own_span(g), position[g], g))
-        by_span = self._heap(groups, lambda g: (-groups.span(g), -groups.nbytes[g], position[g], g))
-        return min(by_size, by_span)
+        return self._heap(groups, lambda g: (-groups.span(g), -groups.nbytes[g], position[g], g), by_size)
 
     def _host_groups(self) -> _Groups:
         """On the host: each memory space has a heap of its own (`AssignBuffersWithSequentialOrdering`)."""
@@ -407,10 +407,11 @@ class _Layout:
                 return old
         return None
 
-    def _heap(self, groups: _Groups, key: Callable[[int], tuple[int, ...]]) -> int:
-        """Bytes of the heap, its groups placed in the order of the key."""
+    def _heap(self, groups: _Groups, key: Callable[[int], tuple[int, ...]], most: float = math.inf) -> int:
+        """Bytes of the heap, its groups placed in the order of the key; or `most`, if that is less."""
         count = sum(map(len, groups.members.values()))
-        begun, ended, low, high = (np.zeros(count, np.int64) for _ in range(4))
+        begun, ended = (np.zeros(count, np.int32) for _ in range(2))
+        low, high = (np.zeros(count, np.int64) for _ in range(2))
         placed = top = 0
         for group in sorted(groups.members, key=key):
             nbytes = groups.nbytes[group]
@@ -423,6 +424,8 @@ class _Layout:
                 low[placed], high[placed] = at, at + nbytes
                 placed += 1
             top = max(top, at + nbytes)
+            if top >= most:
+                return int(most)
         return top
 
 
@@ -444,17 +447,21 @@ class _Places:
 
     def take(self, group: Sequence[int], nbytes: int | None) -> bool:
         """Put versions into the smallest place that is free for them; of just so many bytes, where they are given."""
-        blocked = np.zeros(len(self._sizes), bool)
+        blocked, touched = np.zeros(len(self._sizes), bool), np.zeros(len(self._sizes), bool)
         start, end, at = self._start[: self._count], self._end[: self._count], self._at[: self._count]
         for number in group:
             version = self._versions[number]
+            touched[at[(start <= version.end) & (end >= version.start)]] = True
             blocked[at[(start < version.end) & (end > version.start)]] = True
-        for place in np.flatnonzero(~blocked)[::-1]:
+        for place in np.flatnonzero(~blocked)[::-1].tolist():
             fits = nbytes is None or self._sizes[place] == nbytes
-            if fits and not any(self._interfere(one, other) for one in self._inside[place] for other in group):
-                self._put(int(place), group)
+            if fits and not (touched[place] and self._interferes(place, group)):
+                self._put(place, group)
                 return True
         return False
+
+    def _interferes(self, place: int, group: Sequence[int]) -> bool:
+        return any(self._interfere(one, other) for one in self._inside[place] for other in group)
 
     def _put(self, place: int, group: Sequence[int]) -> None:
         self._inside[place] += group
@@ -469,7 +476,7 @@ def _smallest_gap(low: np.ndarray, high: np.ndarray, nbytes: int, alignment: int
     """Where so many bytes go: into the smallest gap that holds them, the lowest of several, else on top."""
     if not len(low):
         return 0
-    order = np.argsort(low, kind="stable")
+    order = np.argsort(low)
     free = np.concatenate([[0], np.maximum.accumulate(-(-high[order] // alignment) * alignment)])
     gaps = low[order] - free[:-1]
     fitting = np.flatnonzero(gaps >= nbytes)

@@ -89,22 +89,28 @@ class _Planning:
         self.problem, self.budget_nbytes = problem, budget_nbytes
         self.host_nbytes, self.copy_s = host_nbytes, copy_s
         self._bound_s = seconds(problem, runs(range(len(problem.kernels))))
+        self._last: Found | None = None
 
     def plan(self) -> Found:
         """In the better order of kernels first; where nothing fits there, in the module's own too."""
-        orders = reorder(self.problem), tuple(range(len(self.problem.kernels)))
-        plain = [self.found(runs(order)) for order in orders]
-        if any(one.fits for one in plain):
-            return next(one for one in reversed(plain) if one.fits)
-        trials = []
-        for order, found in zip(orders, plain, strict=True):
-            trials.append(_Trial(self, order, found))
-            trials[-1].run()
-            if trials[-1].best.fits:
+        orders = dict.fromkeys([tuple(range(len(self.problem.kernels))), tuple(reorder(self.problem))])
+        trials = [_Trial(self, order) for order in orders]
+        for trial in trials:
+            if trial.may_fit() and (found := trial.found()).fits:
+                return found
+        tried = list[Found]()
+        for trial in reversed(trials):
+            tried.append(trial.run())
+            if tried[-1].fits:
                 break
-        return min((trial.best for trial in trials), key=rank)
+        return min(tried, key=rank)
 
     def found(self, schedule: Schedule) -> Found:
+        if self._last is None or self._last.schedule != schedule:
+            self._last = self._packed(schedule)
+        return self._last
+
+    def _packed(self, schedule: Schedule) -> Found:
         packed = pack(self.problem, schedule)
         took = seconds(self.problem, schedule, self.copy_s)
         fits = packed.nbytes <= self.budget_nbytes
@@ -119,13 +125,19 @@ def rank(found: Found) -> tuple[bool, float]:
 class _Trial:
     """Plans in one order of kernels."""
 
-    def __init__(self, planning: _Planning, order: Sequence[int], plain: Found) -> None:
-        self._planning, self._problem, self.best = planning, planning.problem, plain
+    def __init__(self, planning: _Planning, order: Sequence[int]) -> None:
+        self._planning, self._problem = planning, planning.problem
+        self._budget_nbytes = planning.budget_nbytes - self._problem.tables_nbytes  # for what is no table
+        self._best: Found | None = None
         self.styles: Sequence[Style] = planning.styles
         taped = tape_of(self._problem, order)
         self.taped: Taped = settled(taped, Ledger(taped.tape).load)
         self.ledger = Ledger(self.taped.tape)
         self._open()
+
+    def may_fit(self) -> bool:
+        """As it stands, if the layout has no holes?"""
+        return self.ledger.peak_nbytes <= self._budget_nbytes
 
     def found(self) -> Found:
         return self._planning.found(needed(self._problem, self.schedule()))
@@ -145,15 +157,15 @@ class _Trial:
             found.append([*before[slot], *ran, *behind[slot]])
         return found
 
-    def run(self) -> None:
+    def run(self) -> Found:
         """Bring the bytes under the budget, with copies that are waited for where nothing else does; then search."""
-        budget = self._planning.budget_nbytes - self._problem.tables_nbytes
-        self.limit = budget = max(1, budget, int(self.taped.tape.least_nbytes.max()))
+        self.limit = budget = max(1, self._budget_nbytes, int(self.taped.tape.least_nbytes.max()))
         style = self._start(budget)
         if Eviction(self.ledger, budget).run() or self._settle(budget):
             spare = self._fit(style)
             limit = budget if spare < 0 else self.ledger.peak_nbytes + spare
             Repair(self.ledger, limit, self.offers).run(self._over, self._planning.effort)
+        return self._best or self.found()
 
     def _fit(self, style: Style) -> int:
         """Lower the limit until the packed bytes keep the budget; what the plan that comes nearest leaves of it."""
@@ -180,7 +192,7 @@ class _Trial:
     def _spare(self) -> int:
         """What the plan leaves of the budget, packed; negative where it takes more."""
         found = self.found()
-        self.best = min(self.best, found, key=rank)
+        self._best = found if self._best is None else min(self._best, found, key=rank)
         return self._planning.budget_nbytes - found.nbytes
 
     def _over(self) -> int:

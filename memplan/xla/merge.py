@@ -40,7 +40,7 @@ from memplan.xla.module import (
     spelled,
     with_loops,
 )
-from memplan.xla.rounding import is_product, narrowest, one_by_one, sums_alike
+from memplan.xla.rounding import keeps_bits, narrowest, one_by_one
 
 MOST_ARRAYS = 96  # operands and results of a fusion (`MaxOperandsAndOutputsPerFusion`)
 MOST_SUMS = 8  # reductions of a fusion: a tile of 4 KiB each, of the 48 KiB of shared memory that every GPU has
@@ -241,10 +241,9 @@ class _Grouping:
         given = {source(self._body, operand) for fusion in both for operand in fusion.op.operands}
         for fused, leaf in (made[name] for name in given & made.keys()):
             result = fused.results[leaf]
-            if is_product(fused, result) or fused.behind_bitcasts(result).opcode == "reduce":
+            if fused.behind_bitcasts(result).opcode == "reduce" or not keeps_bits(fused, result):
                 return False
-        joined = _Joined(self._body, None, both)
-        return sums_alike(joined.parts, joined.sources, {op.name for op in joined.made.values()})
+        return True
 
     def _overwritten(self, ones: Sequence[_Fusion], others: Sequence[_Fusion]) -> bool:
         """Is something written over that the other reads? As one, they do so at the same time."""
@@ -295,12 +294,13 @@ class _Grouping:
         while todo:
             name = todo.pop()
             for before in {self._in[before] for before in self._before[name]}:
-                if self._names(before, one):
-                    if name != other:
-                        return None
-                elif self._at[before] > begin and before not in found:
+                if self._at[before] < begin or before in found:
+                    continue
+                if not self._names(before, one):
                     found.add(before)
                     todo.append(before)
+                elif name != other:
+                    return None
         return sorted(found, key=self._at.__getitem__)
 
     def _behind(self, one: str, between: Sequence[str]) -> list[str]:
@@ -331,49 +331,41 @@ class _Joined:
 
     Attributes:
       parameters, operands: of the whole.
-      parts: the instructions of each.
-      sources: of every parameter the buffer.
       made: of every result the instruction.
     """
 
-    def __init__(self, body: Computation, names: Names | None, group: Sequence[_Fusion]) -> None:
+    def __init__(self, body: Computation, names: Names, group: Sequence[_Fusion]) -> None:
         self._body, self._names = body, names
         self.parameters: list[tuple[str, Shape]] = []
         self.operands: list[str] = []
-        self.parts: list[list[Instruction]] = []
-        self.sources: dict[str, str] = {}
         self.made: dict[str, Instruction] = {}
+        self._ops: dict[str, Instruction] = {}
         self._given: dict[str, tuple[str, Shape]] = {}  # of every buffer that is read
-        for number, fusion in enumerate(group):
-            self.parts.append([])
-            self._take(fusion, number)
+        for fusion in group:
+            self._take(fusion)
 
     def making(self, results: Sequence[str]) -> list[Instruction]:
         """The instructions that make these results, in order."""
-        ops, wanted = [op for part in self.parts for op in part], {self.made[result].name for result in results}
-        for op in reversed(ops):
+        wanted = {self.made[result].name for result in results}
+        for op in reversed(self._ops.values()):
             if op.name in wanted:
                 wanted.update(op.operands)
-        return [op for op in ops if op.name in wanted]
+        return [op for op in self._ops.values() if op.name in wanted]
 
-    def _take(self, fusion: _Fusion, number: int) -> None:
+    def _take(self, fusion: _Fusion) -> None:
         now: dict[str, str] = {}
         for op in fusion.fused.ops.values():
             if op.opcode == "parameter":
-                now[op.name] = self._read(fusion.op.operands[int(op.attributes)], op, number)
+                now[op.name] = self._read(fusion.op.operands[int(op.attributes)], op)
             elif op.opcode != "tuple":
-                now[op.name] = fresh = self._fresh(op.name, number)
+                now[op.name] = fresh = self._names.fresh(op.name, "all")
                 line = op.written(fresh, [now[operand] for operand in op.operands])
-                self.parts[-1].append(read_instruction(line.replace("  ROOT %", "  %", 1)))
-        by_name = {op.name: op for op in self.parts[-1]}
+                self._ops[fresh] = read_instruction(line.replace("  ROOT %", "  %", 1))
         for name, result in zip(fusion.makes, fusion.fused.results, strict=True):
-            if now[result.name] in by_name:
-                self.made[name] = by_name[now[result.name]]
+            if now[result.name] in self._ops:
+                self.made[name] = self._ops[now[result.name]]
 
-    def _fresh(self, name: str, number: int) -> str:
-        return self._names.fresh(name, "all") if self._names is not None else f"{name}.{number}"
-
-    def _read(self, operand: str, op: Instruction, number: int) -> str:
+    def _read(self, operand: str, op: Instruction) -> str:
         """What gives a parameter's value: what an earlier fusion made, an earlier parameter, or a new one."""
         buffer = source(self._body, operand)
         if buffer in self.made:
@@ -381,15 +373,14 @@ class _Joined:
         elif buffer in self._given:
             given = self._given[buffer]
         else:
-            name = self._fresh(op.name, number)
+            name = self._names.fresh(op.name, "all")
             self.operands.append(operand)
             self.parameters.append((name, op.shape))
-            self.sources[name] = buffer
             given = self._given[buffer] = name, op.shape
         if given[1] == op.shape:
             return given[0]
-        view = self._fresh(f"{op.name}.view", number)
-        self.parts[-1].append(read_instruction(f"  %{view} = {spelled(op.shape)} bitcast(%{given[0]})"))
+        view = self._names.fresh(f"{op.name}.view", "all")
+        self._ops[view] = read_instruction(f"  %{view} = {spelled(op.shape)} bitcast(%{given[0]})")
         return view
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from memplan.planning.problem import Kernel, Problem, Role
 from memplan.xla.fused import CHEAP, calling, fused_text, renamed, returning, rewritten, source
 from memplan.xla.module import Computation, Instruction, Module, Names, Shape, read_instruction, with_loops
-from memplan.xla.rounding import SUMS, is_product
+from memplan.xla.rounding import keeps_bits
 from memplan.xla.sharing import ELEMENTWISE
 
 NEARLY = 0.9  # of the budget: ResNet-50 in 1250 MiB has one such kernel; its parts spare the smallest plan 23 MiB
@@ -134,17 +134,7 @@ class _Fusion:
                     yield first, second
 
     def _may_end_in(self, op: Instruction) -> bool:
-        """A product that is rounded when it is written need not be where it is added (`FPOpFusion::Fast`)."""
-        return op.opcode in ELEMENTWISE and not self._is_product(op.name)
-
-    @functools.cached_property
-    def keeps_bits(self) -> bool:
-        """Does every sum take in the same products in parts as in the whole? It does where no other reads them."""
-        added = [name for op in self.fused.ops.values() if op.opcode in SUMS for name in op.operands]
-        return all(len(self.fused.uses[name]) == 1 for name in added if self._is_product(name))
-
-    def _is_product(self, name: str) -> bool:
-        return is_product(self.fused, self.fused.ops[name])
+        return op.opcode in ELEMENTWISE and keeps_bits(self.fused, op)
 
 
 def _fusion(module: Module, body: Computation, kernel: Kernel, problem: Problem) -> _Fusion | None:
@@ -163,7 +153,7 @@ def _fusion(module: Module, body: Computation, kernel: Kernel, problem: Problem)
     }
     makes = tuple(dict.fromkeys(fused.results[leaf].name for leaf in read))
     found = _Fusion(op, fused, makes, sources)
-    return found if makes and sources.keys().isdisjoint(makes) and found.keeps_bits else None
+    return found if makes and sources.keys().isdisjoint(makes) else None
 
 
 def _apart(problem: Problem, kernel: Kernel) -> bool:

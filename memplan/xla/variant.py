@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from memplan.planning.problem import Problem
 from memplan.xla.fused import CHEAP, LEAST_BYTES, calling, fused_text, is_open, only, renamed, source
 from memplan.xla.module import Computation, Instruction, Module, Names, Shape, read_instruction, spelled, with_loops
-from memplan.xla.rounding import SUMS, is_product
+from memplan.xla.rounding import keeps_bits
 
 SMALL_BYTES = 1 << 16  # of what may be kept for longer: a bias, a statistic
 _READS_ONCE = CHEAP | {"reduce", "tuple", "transpose", "slice", "copy"}  # a reader reads no element many times
@@ -101,20 +101,14 @@ def _values(module: Module, body: Computation, uses: _Uses) -> Iterator[_Value]:
 
 
 def _needs(fused: Computation, result: Instruction) -> tuple[Instruction, ...] | None:
-    """What makes a result, in order; None where not all of it is cheap, or where its last bits could change.
-
-    A product that is rounded when it is written need not be where it is added, and of two products in a sum either may
-    be the one that is not (`FPOpFusion::Fast`).
-    """
+    """What makes a result, in order; None where not all of it is cheap, or where its last bits could change."""
     wanted = {result.name}
     for op in reversed(list(fused.ops.values())):
         if op.name in wanted:
-            if op.opcode not in CHEAP or (
-                op.opcode in SUMS and all(is_product(fused, fused.ops[name]) for name in op.operands)
-            ):
+            if op.opcode not in CHEAP:
                 return None
             wanted.update(op.operands)
-    if is_product(fused, result):
+    if not keeps_bits(fused, result):
         return None
     return tuple(op for op in fused.ops.values() if op.name in wanted)
 

@@ -25,7 +25,7 @@ from memplan.xla.target import Target, described_mesh
 from memplan.xla.write import write
 
 ARRAY = "f32[1024,512]{1,0}"
-MASK = "pred[1024,512]{1,0}"
+MASK, LONG = "pred[1024,512]{1,0}", "s64[1024,512]{1,0}"
 NBYTES = 1024 * 512 * 4
 TEXT = f"""HloModule jit_small, is_scheduled=true
 
@@ -125,7 +125,6 @@ def test_only_what_crowds_the_budget_is_cut(arrays: float, parts: int) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        [("tuple(%v, %w)", "tuple(%v, %u)")],  # a product that one more reads may be added as it is rounded, or not
         [("multiply(%a, %t)", "reverse(%a), dimensions={0}"), ("multiply(%a, %c)", "multiply(%u, %c)")],  # done twice
         [("%y), kind=kLoop", "%y), kind=kInput")],
         [("%y), kind=kLoop", "%y), kind=kCustom")],
@@ -139,6 +138,19 @@ def test_what_may_change_bits_or_costs_much_or_is_an_output_stays(changes: list[
         text = text.replace(old, new)
     found = made(text)
     assert found is None or "both.part1" not in found.entry.ops
+
+
+WHOLE = f"%l = {LONG} convert(%d)\n  %m = {LONG} convert(%e)\n  %n = {LONG} add(%l, %m)\n"
+
+
+@pytest.mark.parametrize(("before", "made_of", "parts"), [("", "subtract(%d, %e)", 1), (WHOLE, "convert(%n)", 0)])
+def test_no_integer_is_handed_on_as_a_float(before: str, made_of: str, parts: int) -> None:
+    """It could be rounded once in one fusion, to what is narrower still."""
+    text = TEXT.replace(f"  %g = {ARRAY} subtract(%d, %e)", f"{before}  %g = {ARRAY} {made_of}")
+    text = text.replace(f"  %j = {MASK} compare(%g, %i), direction=GT\n", "")
+    found = made(text.replace("select(%j, %f, %i)", "add(%g, %f)"))
+    assert found is not None
+    assert ["masked" in name and "part" in name for name in found.entry.ops].count(True) == parts
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from memplan.xla.variant import variant
 from memplan.xla.write import write
 from models.train import decoder_step
 
-ARRAY = "f32[1024,512]{1,0}"
+ARRAY, INTEGER = "f32[1024,512]{1,0}", "s32[1024,512]{1,0}"
 TEXT = f"""HloModule jit_small, is_scheduled=true
 
 %both.0 (p: f32[1024,512], s: f32[]) -> (f32[1024,512], f32[1024,512]) {{
@@ -52,7 +52,7 @@ ENTRY %main (x: f32[1024,512], y: f32[]) -> f32[1024,512] {{
   %both = ({ARRAY}, {ARRAY}) fusion(%w, %y), kind=kLoop, calls=%both.0
   %both.0.0 = {ARRAY} get-tuple-element(%both), index=0
   %both.1 = {ARRAY} get-tuple-element(%both), index=1
-  %far = {ARRAY} fusion(%both.0.0), kind=kLoop, calls=%sine.0
+  %far = {ARRAY} custom-call(%both.0.0), custom_call_target="far"
   %flat = f32[524288]{{0}} bitcast(%both.1)
   ROOT %last = {ARRAY} fusion(%far, %flat, %w), kind=kLoop, calls=%last.0
 }}
@@ -83,6 +83,12 @@ def test_a_reader_makes_a_value_for_itself_and_its_maker_sheds_it() -> None:
     assert entry.ops["far"].operands == ("both",)
 
 
+def test_a_product_is_rounded_in_its_readers_too() -> None:
+    found = made(TEXT.replace("%t = f32[1024,512]{1,0} tanh(%p)", "%t = f32[1024,512]{1,0} multiply(%p, %p)"))
+    assert found is not None
+    assert "both.1" not in found.entry.ops
+
+
 def test_fewer_bytes_are_there_at_once() -> None:
     found, plain = made(TEXT), read_module(TEXT)
     assert found is not None
@@ -93,7 +99,7 @@ def test_fewer_bytes_are_there_at_once() -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("%t = f32[1024,512]{1,0} tanh(%p)", "%t = f32[1024,512]{1,0} multiply(%p, %p)"),  # could be contracted
+        (f"%t = {ARRAY} tanh(%p)", f"%n = {INTEGER} convert(%p)\n  %t = {ARRAY} convert(%n)"),  # could be rounded once
         ("fusion(%far, %flat, %w)", "fusion(%far, %flat, %far)"),  # it would keep w for longer
         ("fusion(%far, %flat, %w), kind=kLoop", "fusion(%far, %flat, %w), kind=kCustom"),
         ("%flat = f32[524288]{0} bitcast(%both.1)", "%flat = f32[524288]{0} reshape(%both.1)"),
