@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments.budgets.cases import CASES
+from experiments.budgets.drawn import DRAWN
 from experiments.budgets.numbers import MODELS, NUMBERS
 from experiments.budgets.rows import Row, former
 from experiments.budgets.run import BEFORE, HERE, SUITE, told
@@ -22,7 +23,12 @@ README = HERE / "README.md"
 MIB = 2**20
 
 
-def tables(rows: Sequence[Row], before: Mapping[str, Row], numbers: Mapping[str, Any] | None) -> str:
+def tables(
+    rows: Sequence[Row],
+    before: Mapping[str, Row],
+    numbers: Mapping[str, Any] | None,
+    drawn: Mapping[str, Any] | None = None,
+) -> str:
     """Everything that the README shows of the results."""
     required = {name for name, case in CASES.items() if case.required}
     parts = [
@@ -33,6 +39,8 @@ def tables(rows: Sequence[Row], before: Mapping[str, Row], numbers: Mapping[str,
     ]  # fmt: skip
     if numbers:
         parts += ["### Same bits", same_bits(numbers["rows"], list(MODELS))]
+    if drawn:
+        parts += [of_drawn(drawn)]
     return "\n\n".join([*parts, *environments(rows, numbers)]) + "\n"
 
 
@@ -79,6 +87,15 @@ def same_bits(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> str:
     return f"{grid(head, map(_same_bits, rows))}\n\nNot compared: {missing(names, (row['name'] for row in rows))}."
 
 
+def of_drawn(drawn: Mapping[str, Any]) -> str:
+    """What the bits of steps were that nobody wrote."""
+    return (
+        f"{drawn['steps']} steps drawn at random: {drawn['plans']} plans, {drawn['with_kernels_again']} of them with "
+        f"kernels that run again, {drawn['kernels_again']} in all; of {drawn['arrays']} arrays "
+        f"{sum(map(len, drawn['unequal'].values()))} differ."
+    )
+
+
 def _same_bits(row: Mapping[str, Any]) -> list[str]:
     memory = f"{row['compiled_bytes'] // 1024} of {row['plain_bytes'] // 1024}"
     verdict = f"{len(row['unequal'])} arrays differ" if row["unequal"] else "equal"
@@ -119,7 +136,8 @@ def grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def regenerate() -> str:
     """The README with the tables of the committed results."""
     numbers = json.loads(NUMBERS.read_text()) if NUMBERS.exists() else None
-    return inserted(README.read_text(), tables(SUITE.rows(), former(BEFORE), numbers))
+    drawn = json.loads(DRAWN.read_text()) if DRAWN.exists() else None
+    return inserted(README.read_text(), tables(SUITE.rows(), former(BEFORE), numbers, drawn))
 
 
 def main() -> None:

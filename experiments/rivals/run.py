@@ -119,7 +119,8 @@ def sums(rows: Sequence[Comparison]) -> Iterator[str]:
         yield f"Median overhead at 50 %: {median(halves):.1%} over {len(halves)} steps."
     if solved:
         gap = median(own / row.least_ms - 1 for row, own in solved)
-        below = sum(min(row.own_ms or math.inf, row.rival_ms or math.inf) < row.least_ms for row in rows)
+        best_ms = ((row, min(row.own_ms or math.inf, row.rival_ms or math.inf)) for row in rows)
+        below = sum(ms < row.least_ms and not math.isclose(ms, row.least_ms) for row, ms in best_ms)
         yield f"Median distance to the bound: {gap:.1%}; programs that are below it: {below}."
 
 

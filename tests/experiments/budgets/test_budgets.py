@@ -12,6 +12,7 @@ import pytest
 from experiments.budgets import harness, table
 from experiments.budgets.bits import Training, compared, differing
 from experiments.budgets.cases import CASES, OTHERS, REQUIRED
+from experiments.budgets.drawn import DRAWN, drawn
 from experiments.budgets.harness import Suite
 from experiments.budgets.numbers import MODELS, NUMBERS
 from experiments.budgets.rows import Row, Rows, former, summary, version_here
@@ -66,6 +67,20 @@ def test_bits_that_were_compared_are_equal():
     rows = json.loads(NUMBERS.read_text())["rows"]
     assert rows and {row["name"] for row in rows} <= set(MODELS)
     assert not [row for row in rows if (row["unequal"] and not row["gated"]) or not row["outputs"]]
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_steps_drawn_at_random_keep_every_bit(number: int):
+    plans = list(compared(str(number), drawn(number)))
+    assert [one.asked for one in plans] == [70, 50]
+    assert any(one.again for one in plans)
+    assert not any(one.unequal or one.gated for one in plans)
+
+
+def test_all_that_were_drawn_were_equal():
+    told = json.loads(DRAWN.read_text())
+    assert told["steps"] == 500 and told["plans"] == 1000
+    assert told["with_kernels_again"] > 500 and not told["unequal"]
 
 
 def test_a_row_comes_back_from_its_file(tmp_path: Path):
