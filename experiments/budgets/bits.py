@@ -123,12 +123,12 @@ def bits(leaf: Any) -> bytes:
     return np.asarray(jax.random.key_data(leaf) if is_key else leaf).tobytes()
 
 
-def compared(name: str, training: Training) -> Iterator[Numbers]:
+def compared(name: str, training: Training, shares: Iterable[int] = SHARES) -> Iterator[Numbers]:
     """One for each share."""
     plain = training.plain()
     nbytes = device_bytes(plain)
     expected = training.run(plain)
-    for asked in SHARES:
+    for asked in shares:
         started = time.perf_counter()
         percent, planned = training.fitting(nbytes, asked)
         unequal = tuple(differing(training.run(planned.compile()), expected))
