@@ -27,7 +27,7 @@ def tables(
     rows: Sequence[Row],
     before: Mapping[str, Row],
     numbers: Mapping[str, Any] | None,
-    drawn: Mapping[str, Any] | None = None,
+    drawn: Mapping[str, Any] | None,
 ) -> str:
     """Everything that the README shows of the results."""
     required = {name for name, case in CASES.items() if case.required}
@@ -40,7 +40,7 @@ def tables(
     if numbers:
         parts += ["### Same bits", same_bits(numbers["rows"], list(MODELS))]
     if drawn:
-        parts += [of_drawn(drawn)]
+        parts.append(of_drawn(drawn))
     return "\n\n".join([*parts, *environments(rows, numbers)]) + "\n"
 
 
