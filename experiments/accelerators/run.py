@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 
 from experiments.readme import measure_and_tell
-from memplan import calibrating
-from memplan.planning.devices import Device
-from memplan.summary import versions
-from memplan.xla.traffic import traffic
+from memplan.hardware.device import Device
+from memplan.outcome.summary import versions
+from memplan.studies import calibrate
+from memplan.xla.replay import traffic
 from models.train import alexnet_step
 
 HERE = Path(__file__).parent
@@ -100,7 +100,7 @@ def here() -> tuple[str, ...]:
 
 def measure(backend: str) -> str:
     with jax.default_device(jax.devices(backend)[0]):
-        device = calibrating.calibrate().device
+        device = calibrate.calibrate().device
         rows = [asdict(measured(name, make(), device)) for name, make in works()]
     kind = jax.devices(backend)[0].device_kind
     content: Mapping[str, Any] = {

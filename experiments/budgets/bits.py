@@ -24,7 +24,7 @@ import numpy as np
 import memplan
 from experiments.budgets.rows import environment
 from memplan.api import Planned
-from memplan.files import write_whole
+from memplan.io import write_whole
 
 STEPS = 3
 SHARES = (70, 50)

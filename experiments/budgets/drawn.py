@@ -28,7 +28,7 @@ from jax import lax
 
 from experiments.budgets.bits import SHARES, Numbers, Training, compared
 from experiments.budgets.rows import environment
-from memplan.files import write_whole
+from memplan.io import write_whole
 
 _BOTH = 5  # every fifth step is planned within half of its bytes, too: to find the smallest plan takes ten seconds
 DRAWN = Path(__file__).parent / "drawn.json"

@@ -23,8 +23,8 @@ from experiments.budgets.cases import CASES
 from experiments.budgets.rows import SOURCES, Row, environment, version_here
 from memplan import pipeline
 from memplan.pipeline import Outcome, Request
-from memplan.planning.budget import parse_bytes
 from memplan.planning.schedule import Kind
+from memplan.units import parse_bytes
 from memplan.xla.target import Executable, Target
 
 _NO_KERNEL_FILE = {"xla_gpu_kernel_cache_file": ""}

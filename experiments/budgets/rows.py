@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 
-from memplan.files import write_whole
+from memplan.io import write_whole
 
 ROOT = Path(__file__).parents[2]
 FITS = ("fits", "untouched")

@@ -17,7 +17,7 @@ from experiments.budgets.numbers import MODELS, NUMBERS
 from experiments.budgets.rows import Row, former
 from experiments.budgets.run import BEFORE, HERE, SUITE, told
 from experiments.readme import inserted
-from memplan.files import write_whole
+from memplan.io import write_whole
 
 README = HERE / "README.md"
 MIB = 2**20

@@ -23,14 +23,15 @@ from typing import Any
 import jax
 
 from experiments.budgets.cases import mlp_step
-from memplan import calibrating, pipeline
-from memplan.files import write_whole
+from memplan import pipeline
+from memplan.hardware import measured
+from memplan.hardware.device import Device
+from memplan.hardware.measured import Spec
+from memplan.io import write_whole
 from memplan.pipeline import Request
-from memplan.planning import spec
-from memplan.planning.devices import Device
-from memplan.planning.spec import Spec
+from memplan.studies import calibrate
 from memplan.xla.local import local_device
-from memplan.xla.traffic import traffic
+from memplan.xla.replay import traffic
 from models.resnet import ResNetConfig
 from models.train import Built, decoder_step, resnet_step, unet3d_step
 from models.transformer import DecoderConfig
@@ -56,10 +57,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     out = parser.parse_args().out
-    before = calibrating.calibrate(lambda stage, share: print(stage, flush=True))
+    before = calibrate.calibrate(lambda stage, share: print(stage, flush=True))
     runs = {name: Case(name, make) for name, make in STEPS.items()}
     seconds = {name: case.run() for name, case in runs.items()}
-    after = calibrating.calibrate(lambda stage, share: print(stage, flush=True))
+    after = calibrate.calibrate(lambda stage, share: print(stage, flush=True))
     measured = better(before, after)
     devices = {"assumed": local_device(), "measured": measured.device}
     rows = [row for name, case in runs.items() for row in case.rows(seconds[name], devices)]
@@ -122,7 +123,7 @@ def better(one: Spec, other: Spec) -> Spec:
     pairs = zip(one.conditions.measurements, other.conditions.measurements, strict=True)
     best = tuple(min(pair, key=lambda found: found.value if found.unit == "s" else -found.value) for pair in pairs)
     load = (*one.conditions.load, *other.conditions.load)
-    return spec.calibrated(local_device(), replace(one.conditions, load=load, measurements=best))
+    return measured.calibrated(local_device(), replace(one.conditions, load=load, measurements=best))
 
 
 def factor(rows: list[dict[str, Any]], kind: str) -> float:

@@ -24,7 +24,7 @@ import optax
 
 from experiments.large_batch.training import TEST_SEED, VALIDATION_SEED, WAYS, Outcome, Point, Settings, Trainer
 from experiments.readme import inserted
-from memplan.files import write_whole
+from memplan.io import write_whole
 
 HERE = Path(__file__).parent
 README = HERE / "README.md"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from experiments.large_images.cases import BUDGETS, HOST_BUDGET, Case
 from memplan import pipeline
-from memplan.baselines import Baseline, Baselines
 from memplan.pipeline import Outcome, Request
-from memplan.planning.budget import parse_bytes, show_bytes
+from memplan.studies.baselines import Baseline, Baselines
+from memplan.units import parse_bytes, show_bytes
 
 OPTIONS = {"donate_argnums": 0}
 

@@ -21,9 +21,9 @@ from experiments.large_images.cases import WAYS, Case, limits, on_devices
 from experiments.large_images.compiling import Compiled, compiled
 from experiments.large_images.table import tables
 from experiments.readme import insert
-from memplan.files import write_whole
-from memplan.planning.frontier import last_fitting
-from memplan.summary import versions
+from memplan.io import write_whole
+from memplan.outcome.summary import versions
+from memplan.studies.bisect import last_fitting
 
 HERE = Path(__file__).parent
 RESULTS, README = HERE / "results", HERE / "README.md"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from experiments.large_images.cases import Case, limits
 from experiments.large_images.compiling import compiled
-from memplan.files import write_whole
-from memplan.summary import versions
+from memplan.io import write_whole
+from memplan.outcome.summary import versions
 
 GROWTH = 2.0  # pixels from one size to the next
 

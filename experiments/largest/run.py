@@ -18,7 +18,7 @@ import memplan
 from experiments.readme import measure_and_tell
 from memplan import api
 from memplan.errors import InfeasibleBudgetError
-from memplan.summary import versions
+from memplan.outcome.summary import versions
 from models.train import Built, alexnet_step, decoder_step, googlenet_step, resnet_step, unet2d_step, unet3d_step
 
 HERE = Path(__file__).parent

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from experiments.readme import measure_and_tell
 from memplan import pipeline
+from memplan.hardware.catalog import named
 from memplan.pipeline import Request
-from memplan.planning.devices import named
 from memplan.planning.schedule import Kind
 from models.train import googlenet_step
 

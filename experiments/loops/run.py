@@ -16,9 +16,9 @@ import jax.numpy as jnp
 
 from experiments.readme import measure_and_tell
 from memplan import pipeline
+from memplan.outcome.summary import versions
 from memplan.pipeline import Outcome, Request
 from memplan.planning.loop import moved_nbytes, stacked_nbytes
-from memplan.summary import versions
 from models.train import decoder_step
 from models.transformer import CHECKPOINTS, DecoderConfig
 

@@ -11,7 +11,7 @@ from experiments.budgets.table import budgets, environments, missing, same_bits
 from experiments.public.run import HERE, NUMBERS, SUITE, told
 from experiments.public.steps import STEPS
 from experiments.readme import inserted
-from memplan.files import write_whole
+from memplan.io import write_whole
 
 README = HERE / "README.md"
 

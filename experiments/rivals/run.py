@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from experiments.readme import inserted
 from memplan import api
-from memplan.files import write_whole
+from memplan.io import write_whole
 from memplan.report.curve import BOUND, MEMPLAN, XLA, Curve, Point
 from models.train import Built, decoder_step, googlenet_step, resnet_step, unet3d_step
 from models.transformer import DecoderConfig

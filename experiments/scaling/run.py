@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from experiments.readme import measure_and_tell
-from memplan.planning.overheads import NONE, Overheads
+from memplan.hardware.overheads import NONE, Overheads
 from memplan.report.scaling import Point, Scaling
-from memplan.scaling import Compiled, compiled
+from memplan.studies.scaling import Compiled, compiled
 from models.train import Built, resnet_step, unet3d_step
 
 HERE = Path(__file__).parent

@@ -16,7 +16,7 @@ from pathlib import Path
 import memplan
 from experiments.readme import inserted
 from memplan.errors import InfeasibleBudgetError
-from memplan.files import write_whole
+from memplan.io import write_whole
 from models.train import resnet_step
 
 HERE = Path(__file__).parent

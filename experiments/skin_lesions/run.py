@@ -45,7 +45,7 @@ from experiments.skin_lesions.training import (
     segmentation,
     train,
 )
-from memplan.files import write_whole
+from memplan.io import write_whole
 from models.train import TrainState
 
 HERE = Path(__file__).parent

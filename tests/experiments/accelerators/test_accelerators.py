@@ -8,7 +8,7 @@ from pathlib import Path
 import jax.numpy as jnp
 
 from experiments.accelerators import run
-from memplan.planning.devices import local_cpu
+from memplan.hardware.catalog import local_cpu
 
 
 def test_a_product_is_counted_and_timed() -> None:

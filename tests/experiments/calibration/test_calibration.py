@@ -10,12 +10,12 @@ import pytest
 
 from experiments.budgets.cases import mlp_step
 from experiments.calibration import run
-from memplan.planning import spec
-from memplan.planning.spec import Measurement, Timing
+from memplan.hardware import measured
+from memplan.hardware.measured import Measurement, Timing
 
 FOLDER = Path(run.__file__).parent
 FOUND = json.loads((FOLDER / "results" / "steps.json").read_text())
-DEVICE = spec.load(FOLDER / "results" / "device.json")
+DEVICE = measured.load(FOLDER / "results" / "device.json")
 
 
 def test_readme_shows_the_results() -> None:
@@ -43,12 +43,12 @@ def test_a_step_is_predicted_as_it_is_and_planned() -> None:
 
 
 def test_of_two_calibrations_the_better_of_each_rate_counts() -> None:
-    def with_rate(name: str, unit: str, seconds: float) -> spec.Spec:
+    def with_rate(name: str, unit: str, seconds: float) -> measured.Spec:
         timing = Timing("1", 6.0, seconds, seconds, seconds)
         return replace(
             DEVICE, conditions=replace(DEVICE.conditions, measurements=(Measurement(name, unit, 1, (timing,)),))
         )
 
-    for name, unit in ((spec.MEMORY, "bytes/s"), (spec.LATENCY, "s")):
+    for name, unit in ((measured.MEMORY, "bytes/s"), (measured.LATENCY, "s")):
         best = run.better(with_rate(name, unit, 3.0), with_rate(name, unit, 2.0))
         assert best.conditions.measurements[0].best.best_s == 2.0

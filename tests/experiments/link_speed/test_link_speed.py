@@ -11,8 +11,8 @@ import pytest
 from experiments.link_speed import run
 from experiments.link_speed.run import CASES, LINKS, MIB, README, Row, known, table
 from experiments.readme import inserted
-from memplan.planning.budget import parse_bytes
-from memplan.planning.devices import named
+from memplan.hardware.catalog import named
+from memplan.units import parse_bytes
 
 
 def test_links_are_from_the_slowest_to_the_fastest() -> None:

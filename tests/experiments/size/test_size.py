@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from experiments.size import run
 from experiments.size.run import MIB, Row, table
-from memplan.planning.budget import parse_bytes
+from memplan.units import parse_bytes
 
 
 def test_rows_that_fit_and_rows_that_do_not() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from experiments.readme import inserted
 from experiments.state.run import CASES, README, known, table
-from memplan.planning.budget import parse_bytes
+from memplan.units import parse_bytes
 
 
 def test_readme_is_what_the_results_say() -> None:
