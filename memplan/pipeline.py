@@ -24,11 +24,11 @@ from memplan.program.transforms.fewer_residuals import fewer_residuals
 from memplan.program.transforms.host_state import large_leaves, with_state_on_host
 from memplan.program.transforms.residuals import with_loops
 from memplan.units import Size, parse_bytes, show_bytes
-from memplan.verify.collectives import differing
+from memplan.verify.collectives import collective_differences
 from memplan.verify.numbers import check_types
 from memplan.xla.hook import Rewrite
 from memplan.xla.local import host_memory_bytes, is_here, local_device
-from memplan.xla.replay import Traffic, traffic
+from memplan.xla.replay import Replay, replay
 from memplan.xla.sources import sources
 from memplan.xla.target import HIDES_LATENCY, Executable, Target
 
@@ -290,10 +290,10 @@ class Compiling:
         if program.topology is None or not self.target.is_gpu:
             return None
         self.notify("compiling for the seconds of its collectives", None)
-        found: list[Traffic] = []
+        found: list[Replay] = []
 
         def read(text: str) -> None:
-            found.append(traffic(text, self.target.device, program.topology))
+            found.append(replay(text, self.target.device, program.topology))
 
         self._compile(program, read, hides_latency=False, profile=None)
         return found[0].seconds if found[0].collectives else {}
@@ -347,7 +347,7 @@ def unexpected_collectives(found: Outcome) -> tuple[str, ...]:
     program = found.program
     if program.spmd is None:
         return ()
-    return differing(program.jaxpr, program.spmd.axes, found.made.result.traffic.collectives)
+    return collective_differences(program.jaxpr, program.spmd.axes, found.made.result.traffic.collectives)
 
 
 def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:

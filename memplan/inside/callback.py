@@ -21,7 +21,7 @@ from memplan.planning.schedule import Schedule
 from memplan.planning.search.planner import Found, rank, repeated
 from memplan.verify.same_module import judge
 from memplan.xla.module import read_module
-from memplan.xla.rewrites.extra_outputs import prices
+from memplan.xla.rewrites.extra_outputs import output_costs
 from memplan.xla.write import write
 
 _LITTLE = 1.1  # of a plain step: a plan that takes no more is taken. Where holes cost much, handing on can cost more:
@@ -185,7 +185,7 @@ class Inside:
         if self.device.target is None:
             return ()
         problem = base.timed
-        cheaper = prices(base.module, problem, room_nbytes, live_nbytes(problem).tolist())
+        cheaper = output_costs(base.module, problem, room_nbytes, live_nbytes(problem).tolist())
         if not cheaper:
             return ()
         maker = {buffer.name: buffer.maker for buffer in problem.buffers if buffer.name in cheaper}

@@ -12,11 +12,11 @@ from memplan.planning.packing import Lifetime, Packing, lifetimes, pack
 from memplan.planning.problem import POINTER_BYTES, Problem, Role
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import Module
-from memplan.xla.replay import Traffic, traffic
-from memplan.xla.rewrites.extra_outputs import handed_on
-from memplan.xla.rewrites.inline import variant
-from memplan.xla.rewrites.merge import merged
-from memplan.xla.rewrites.split import in_parts
+from memplan.xla.replay import Replay, replay
+from memplan.xla.rewrites.extra_outputs import add_outputs
+from memplan.xla.rewrites.inline import inline_producers
+from memplan.xla.rewrites.merge import merge_fusions
+from memplan.xla.rewrites.split import split_fusions
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Reading:
     topology: Topology | None = None
 
     @functools.cached_property
-    def traffic(self) -> Traffic:
+    def traffic(self) -> Replay:
         """What a step moves and how long that takes."""
-        return traffic(self.module, self.device, self.topology)
+        return replay(self.module, self.device, self.topology)
 
     @functools.cached_property
     def problem(self) -> Problem:
@@ -45,7 +45,7 @@ class Reading:
     @functools.cached_property
     def _inlined(self) -> Reading:
         """With cheap values made again inside of their readers."""
-        found = variant(self.module, self.problem)
+        found = inline_producers(self.module, self.problem)
         return self if found is None else replace(self, module=found)
 
     def remade(self, room_nbytes: int | None, values: Sequence[str] = (), whole: bool = False) -> Reading:
@@ -56,7 +56,7 @@ class Reading:
         fusion otherwise than between two.
 
         Args:
-          values: are handed on (`xla.handed`).
+          values: are handed on (`xla.rewrites.extra_outputs`).
           whole: kernels that crowd the room do not run in parts.
         """
         if room_nbytes is None:
@@ -67,11 +67,11 @@ class Reading:
             if self.device.target is not None:
                 if values:
                     found = self.remade(room_nbytes, whole=True)
-                    found = replace(found, module=handed_on(found.module, values, room_nbytes))
+                    found = replace(found, module=add_outputs(found.module, values, room_nbytes))
                 else:
                     found = self._inlined
-                    found = replace(found, module=merged(found.module, found.problem, room_nbytes).module)
-                parts = in_parts(found.module, found.problem, room_nbytes)
+                    found = replace(found, module=merge_fusions(found.module, found.problem, room_nbytes).module)
+                parts = split_fusions(found.module, found.problem, room_nbytes)
             self._remade[key] = found, found if parts is None else replace(found, module=parts)
         return self._remade[key][not whole]
 

@@ -12,7 +12,7 @@ import jax
 from memplan.hardware.roofline import copy_seconds
 from memplan.inside.reading import Reading
 from memplan.outcome import timeline
-from memplan.outcome.timeline import Origins, instruction_of, layer_of
+from memplan.outcome.timeline import Origins
 from memplan.pipeline import Outcome, floor_of
 from memplan.planning.loop import Loop, Residuals
 from memplan.planning.problem import Role
@@ -20,7 +20,9 @@ from memplan.planning.schedule import Kind
 from memplan.report.model import Candidate as Row
 from memplan.report.model import Choice, Decision, LiveValue, Report
 from memplan.report.timeline import Line, Timeline
+from memplan.xla.buffers import instruction_of
 from memplan.xla.module import read_module
+from memplan.xla.sources import layer_of
 from memplan.xla.target import XLA_LIMIT
 from memplan.xla.write import original
 
