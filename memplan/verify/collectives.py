@@ -12,7 +12,9 @@ _KINDS = {"psum": REDUCE, "reduce_scatter": SCATTER, "all_gather": GATHER, "all_
 _LARGEST = ("pmax", "pmin")
 
 
-def collective_differences(jaxpr: compat.ClosedJaxpr, sizes: Mapping[str, int], found: Mapping[Collective, int]) -> tuple[str, ...]:
+def collective_differences(
+    jaxpr: compat.ClosedJaxpr, sizes: Mapping[str, int], found: Mapping[Collective, int]
+) -> tuple[str, ...]:
     """What is missing and what is there besides, in words.
 
     Args:

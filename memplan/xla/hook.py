@@ -1,7 +1,8 @@
 """The compiler calls back after scheduling: who asked for a module by name may hand another one back.
 
 The hook belongs to the platform and sees every compilation of the process; of modules that nobody asked for it reads
-the name alone. Nothing is raised into XLA: an error is kept, the module goes through as it is, `Interception.check` raises.
+the name alone. Nothing is raised into XLA: an error is kept, the module goes through as it is, `Interception.check`
+raises.
 """
 
 from __future__ import annotations

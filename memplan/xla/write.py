@@ -180,7 +180,7 @@ class _BodyWriter:
                 value = self._value(self._body.ops[op.operands[0]])
                 return value[op.index] if isinstance(value, tuple) else self._element(value, op.index, op.shape, op)
             case "bitcast" | "after-all":
-                return self._view(op, list(map(self._whole, operands)))
+                return self._view(op, list(map(self._name_of, operands)))
         return self._now[op.name]
 
     def _part(self, op: Instruction, index: int) -> Instruction | None:

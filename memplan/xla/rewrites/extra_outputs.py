@@ -1,4 +1,4 @@
-"""A scheduled module -> one in which fusions have extra outputs: what later kernels need, and need not be kept for them.
+"""A scheduled module -> one in which fusions have extra outputs: what is needed later, and so is not kept.
 
 Between its readers in the forward pass and those in the backward pass a value that is cheap to make would stay on the
 device. A kernel of its own that recomputes it reads what it is made of, and writes it. But the backward pass often has
