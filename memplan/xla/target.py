@@ -61,9 +61,6 @@ class Memory:
     device_bytes: int
     host_bytes: int
     temp_bytes: int
-    argument_bytes: int
-    output_bytes: int
-    alias_bytes: int
 
     @property
     def resident_bytes(self) -> int:
@@ -251,9 +248,6 @@ def _account(compiled: Any) -> Executable:
         + stats.host_output_size_in_bytes
         - stats.host_alias_size_in_bytes,
         temp_bytes=stats.temp_size_in_bytes,
-        argument_bytes=stats.argument_size_in_bytes,
-        output_bytes=stats.output_size_in_bytes,
-        alias_bytes=stats.alias_size_in_bytes,
     )
     return Executable(compiled, memory)
 
