@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 
-def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
+def write_atomic(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Write text as UTF-8, or bytes; an existing file is replaced in one step, a pipe or terminal is written to.
 
     Raises:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memplan.io import write_whole
+from memplan.io import write_atomic
 
 
 def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,12 +14,12 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: p
         raise OSError(28, "No space left on device")
 
     path = tmp_path / "file"
-    write_whole(path, "before")
+    write_atomic(path, "before")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", full)
         with pytest.raises(OSError, match="No space"):
-            write_whole(path, "after")
+            write_atomic(path, "after")
     assert path.read_text() == "before"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
     with pytest.raises(FileNotFoundError):
-        write_whole(tmp_path / "nowhere" / "file", "after")
+        write_atomic(tmp_path / "nowhere" / "file", "after")

@@ -14,7 +14,7 @@ import typer
 
 from memplan.cli import distributed, factory, machines, steps
 from memplan.cli.options import Budget, Debug
-from memplan.cli.output import errors_told, print_line, working
+from memplan.cli.output import exit_on_error, print_line, progress
 
 app = typer.Typer(
     help="jax.jit with a device-memory budget.",
@@ -44,10 +44,10 @@ def demo(
     debug: Debug = False,
 ) -> None:
     """Train a 3D U-Net on small phantoms, or on your own volumes, within a budget."""
-    with errors_told(debug):
+    with exit_on_error(debug):
         options = {"size": size, "steps": steps, "budget": budget, "data": data, "out": out}
         main = factory.demo()
-        with working(results=True):
+        with progress(results=True):
             code = main(**{name: value for name, value in options.items() if value is not None})
         raise typer.Exit(code or 0)
 

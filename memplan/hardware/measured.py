@@ -18,7 +18,7 @@ from typing import Any
 
 from memplan.errors import UnknownDeviceError
 from memplan.hardware.device import Device, HostLink
-from memplan.io import read_json, write_whole
+from memplan.io import read_json, write_atomic
 
 FORMAT = 1
 
@@ -115,7 +115,7 @@ class Spec:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON to `path`; the file appears whole or not at all (OSError)."""
-        write_whole(path, self.to_json() + "\n")
+        write_atomic(path, self.to_json() + "\n")
 
     def to_json(self) -> str:
         document = {"format": FORMAT, **_plain(self.device), "conditions": _plain(self.conditions)}

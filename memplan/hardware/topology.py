@@ -20,7 +20,7 @@ from typing import Any
 from memplan.errors import TopologyError
 from memplan.hardware.catalog import LINKS
 from memplan.hardware.measured import is_path
-from memplan.io import read_json, write_whole
+from memplan.io import read_json, write_atomic
 
 FORMAT = 1
 
@@ -141,7 +141,7 @@ class Topology:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON to `path`; the file appears whole or not at all (OSError)."""
-        write_whole(path, self.to_json() + "\n")
+        write_atomic(path, self.to_json() + "\n")
 
     def to_json(self) -> str:
         return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1, allow_nan=False)

@@ -17,14 +17,13 @@ from memplan.pipeline import Outcome, floor_of
 from memplan.planning.loop import Loop, Residuals
 from memplan.planning.problem import Role
 from memplan.planning.schedule import Kind
-from memplan.report.model import Candidate as Row
-from memplan.report.model import Choice, Decision, LiveValue, Report
+from memplan.report.model import Candidate, Choice, Decision, LiveValue, Report
 from memplan.report.timeline import Line, Timeline
 from memplan.xla.module import read_module
 from memplan.xla.target import XLA_LIMIT
 from memplan.xla.write import original
 
-_MOST_ROWS = 30  # of what stands at the peak
+_MOST_ROWS = 30  # of what is live at the peak
 _PLAIN = "plain"
 
 
@@ -32,9 +31,9 @@ def report_of(found: Outcome) -> Report:
     """Everything about a step that was compiled."""
     made, plain, result = found.made, found.made.plain, found.made.result
     origins = Origins(made.base.module)
-    rows = tuple(decisions(found, origins))
-    decided = {row.name: row.decision for row in rows}
-    drawn = timeline.timeline(result, origins, decided)
+    decided = tuple(decisions(found, origins))
+    by_buffer = {one.name: one.decision for one in decided}
+    memory = timeline.timeline(result, origins, by_buffer)
     floor_bytes, _ = floor_of(found)
     step, unmodified = result.traffic, found.unmodified
     return Report(
@@ -60,16 +59,16 @@ def report_of(found: Outcome) -> Report:
         copy_s=step.copy_s,
         hidden_copy_s=step.hidden_copy_s,
         stall_s=sum(end - start for start, end in step.stalls),
-        decisions=rows,
-        live_at_peak=tuple(live_at_peak(result, origins, decided)),
+        decisions=decided,
+        live_at_peak=tuple(live_at_peak(result, origins, by_buffer)),
         candidates=tuple(_candidates(found)),
         versions=versions(),
-        timeline=drawn,
-        lines=tuple(_lines(unmodified, result, drawn)),
+        timeline=memory,
+        lines=tuple(_lines(unmodified, result, memory)),
         planning_s=made.planning_s,
         preparation_s=found.seconds,
         xla_limit_bytes=int(XLA_LIMIT * found.target.device.memory_bytes) if found.target.is_gpu else None,
-        **_found(found),
+        **_counts(found),
     )
 
 
@@ -79,24 +78,25 @@ def _status(found: Outcome) -> str:
     return "untouched" if found.plan is None else "fits"
 
 
-def _candidates(found: Outcome) -> Iterator[Row]:
+def _candidates(found: Outcome) -> Iterator[Candidate]:
     plain = found.unmodified
     if found.plan is not None and plain is not None:
         verdict = "fits" if found.limits.allow(plain.device_bytes, 0) else "over the device budget"
-        yield Row(_PLAIN, plain.device_bytes, 0, plain.traffic.step_s, verdict)
+        yield Candidate(_PLAIN, plain.device_bytes, 0, plain.traffic.step_s, verdict)
     name = found.plan.planner if found.plan is not None else _PLAIN
-    yield Row(name, found.device_bytes, found.host_bytes, found.step_s, "chosen" if found.fits else "does not fit")
+    verdict = "chosen" if found.fits else "does not fit"
+    yield Candidate(name, found.device_bytes, found.host_bytes, found.step_s, verdict)
 
 
-def _lines(unmodified: Reading | None, result: Reading, drawn: Timeline) -> Iterator[Line]:
+def _lines(unmodified: Reading | None, result: Reading, memory: Timeline) -> Iterator[Line]:
     if unmodified is not None:
         same = unmodified is result
-        plain = drawn if same else timeline.timeline(unmodified, Origins(unmodified.module), {})
+        plain = memory if same else timeline.timeline(unmodified, Origins(unmodified.module), {})
         yield timeline.line("unmodified step", plain)
 
 
 def decisions(found: Outcome, origins: Origins) -> Iterator[Decision]:
-    """What happens to what the unmodified step has at its peak, and to all that is made again or copied."""
+    """What happens to what the unmodified step has at its peak, and to all that is recomputed or copied."""
     made, problem = found.made, found.made.base.timed
     for loop, residuals in found.program.loops:
         yield from residual_decisions(loop, residuals)
@@ -104,15 +104,17 @@ def decisions(found: Outcome, origins: Origins) -> Iterator[Decision]:
         return
     runs = Counter(one.number for one in made.schedule if one.kind is Kind.RUN)
     copies = Counter(one.number for one in made.schedule if one.kind in (Kind.OFFLOAD, Kind.PREFETCH))
-    kept = {one.buffer for one in timeline.at_peak(made.base)}
+    at_peak = {one.buffer for one in timeline.peak_lifetimes(made.base)}
     for number, buffer in enumerate(problem.buffers):
-        again = runs[buffer.maker] - 1 if buffer.maker is not None else 0
-        if buffer.role is not Role.TEMPORARY or not buffer.nbytes or not (number in kept or again or copies[number]):
+        recomputed = runs[buffer.maker] - 1 if buffer.maker is not None else 0
+        if buffer.role is not Role.TEMPORARY or not buffer.nbytes:
             continue
-        choice: Choice = "offload" if copies[number] else "recompute" if again else "keep"
+        if not (number in at_peak or recomputed or copies[number]):
+            continue
+        choice: Choice = "offload" if copies[number] else "recompute" if recomputed else "keep"
         seconds = copies[number] * copy_seconds(buffer.nbytes, found.target.device)
         if buffer.maker is not None:
-            seconds += again * problem.kernels[buffer.maker].seconds
+            seconds += recomputed * problem.kernels[buffer.maker].seconds
         array = origins.array(buffer.name)
         shape, dtype = (array.dims, array.numpy_name) if array else ((), "")
         source = origins.source(instruction_of(buffer.name))
@@ -132,34 +134,34 @@ def residual_decisions(loop: Loop, residuals: Residuals | None) -> Iterator[Deci
         yield Decision(f"{known.name} of {loop.trips} trips", shape, known.dtype, nbytes, source, choice, 0.0)
 
 
-def live_at_peak(result: Reading, origins: Origins, decided: Mapping[str, str]) -> Iterator[LiveValue]:
+def live_at_peak(result: Reading, origins: Origins, by_buffer: Mapping[str, str]) -> Iterator[LiveValue]:
     """The largest buffers that are on the device when its memory peaks, arguments among them."""
     problem = result.problem
-    standing = [(one.nbytes, problem.buffers[one.buffer].name) for one in timeline.at_peak(result)]
+    temporaries = [(one.nbytes, problem.buffers[one.buffer].name) for one in timeline.peak_lifetimes(result)]
     arguments = [(b.nbytes, b.name) for b in problem.buffers if b.role is Role.ARGUMENT]
-    for nbytes, name in sorted([*standing, *arguments], key=lambda row: -row[0])[:_MOST_ROWS]:
+    for nbytes, name in sorted([*temporaries, *arguments], key=lambda row: -row[0])[:_MOST_ROWS]:
         instruction = instruction_of(name)
         source = "argument" if (nbytes, name) in arguments else origins.source(instruction)
         shown = layer_of(origins.scope(instruction)) or name
         base = original(instruction)
-        decision = decided.get(name) or decided.get(name.replace(instruction, base), "")
+        decision = by_buffer.get(name) or by_buffer.get(name.replace(instruction, base), "")
         yield LiveValue(shown, nbytes, origins.shape(name), source, decision)
 
 
-def _found(found: Outcome) -> dict[str, int]:
+def _counts(found: Outcome) -> dict[str, int]:
     """What the compiled program has: instructions that XLA's own rematerialization added, and those of a plan."""
     is_gpu, is_planned = found.target.is_gpu, found.made.plan is not None
     names = list(read_module(found.executable.text).instructions) if is_gpu or is_planned else []
-    added = {"xla_rematerialized": sum(".remat" in name for name in names) if is_gpu else 0}
-    return {**added, **_of_plan(names)} if is_planned else added
+    remat = {"xla_rematerialized": sum(".remat" in name for name in names) if is_gpu else 0}
+    return {**remat, **_plan_counts(names)} if is_planned else remat
 
 
-def _of_plan(names: Sequence[str]) -> dict[str, int]:
-    """Its copies and repeated kernels."""
+def _plan_counts(names: Sequence[str]) -> dict[str, int]:
+    """Copies and recomputed kernels."""
     copies = [name for name in names if any(f".{kind.value}" in name for kind in (Kind.OFFLOAD, Kind.PREFETCH))]
     starts = [name for name in copies if not name.rstrip("0123456789").endswith("ed")]
-    again = [name for name in names if name != original(name) and name not in copies]
-    return {"copies_found": len(starts), "recomputations_found": len(again)}
+    remat = [name for name in names if name != original(name) and name not in copies]
+    return {"copies_found": len(starts), "recomputations_found": len(remat)}
 
 
 def versions() -> tuple[tuple[str, str], ...]:

@@ -73,6 +73,8 @@ def _plain(value: Any, where: str) -> Any:
             name: dict(entry) if hints[name] == Pairs else _plain(entry, f"{where}.{name}".lstrip("."))
             for name, entry in entries.items()
         }
+    if isinstance(value, Mapping):
+        return {name: _plain(entry, f"{where}.{name}".lstrip(".")) for name, entry in value.items()}
     if isinstance(value, (tuple, list)):
         return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
     if isinstance(value, float) and not math.isfinite(value):

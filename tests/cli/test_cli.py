@@ -21,7 +21,7 @@ from memplan.cli import factory
 from memplan.errors import BudgetError, InfeasibleBudgetError, MemplanError
 from memplan.report.comparison import Comparison, Row
 from memplan.report.curve import Curve, Point
-from memplan.report.frontier import Frontier, Tried
+from memplan.report.frontier import Frontier, Trial
 from memplan.report.model import LiveValue, Report
 from tests.report.timelines import random_timeline
 
@@ -364,8 +364,8 @@ def sized(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         low, high = options["low"], options["high"]
         asked.append({"made": make(*high)[1], **options})
         tried = (
-            Tried(low, True, 2**29, 0, "milp", 2**28, "conv", 2),
-            Tried(high, False, 2**31, 0, "xla", 2**28, "", 3),
+            Trial(low, True, 2**29, 0, "milp", 2**28, "conv", 2),
+            Trial(high, False, 2**31, 0, "xla", 2**28, "", 3),
         )
         return Frontier(tuple(options["names"]), (low,), (high,), tried, 4, "v100", 2**30, 0)
 
