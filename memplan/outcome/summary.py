@@ -18,6 +18,7 @@ from memplan.planning.loop import Loop, Residuals
 from memplan.planning.problem import Role
 from memplan.planning.schedule import Kind
 from memplan.report.model import Candidate, Choice, Decision, LiveValue, Report
+from memplan.report.result import Versions
 from memplan.report.timeline import Line, Timeline
 from memplan.xla.module import read_module
 from memplan.xla.target import XLA_LIMIT
@@ -164,7 +165,8 @@ def _plan_counts(names: Sequence[str]) -> dict[str, int]:
     return {"copies_found": len(starts), "recomputations_found": len(remat)}
 
 
-def versions() -> tuple[tuple[str, str], ...]:
+def versions() -> Versions:
+    """Of whatever changes the figures."""
     return (
         ("python", platform.python_version()),
         ("jax", jax.__version__),

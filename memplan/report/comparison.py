@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from memplan.report.document import Pairs
-from memplan.report.result import Record
+from memplan.report.result import Record, Versions
 from memplan.report.views.table import Table
 from memplan.units import UNKNOWN, format_bytes, format_seconds
 
@@ -52,7 +51,7 @@ class Comparison(Record):
     device: str = ""
     budget_bytes: int | None = None
     host_budget_bytes: int | None = None
-    versions: Pairs = ()
+    versions: Versions = ()
 
     @property
     def any_fits(self) -> bool:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from memplan.io import write_atomic
-from memplan.report.document import Pairs
-from memplan.report.result import Record
+from memplan.report.result import Record, Versions
 from memplan.report.views import plot
 from memplan.report.views.table import Table
 from memplan.units import UNKNOWN, format_bytes, format_seconds
@@ -61,7 +60,7 @@ class Curve(Record):
     plain_bytes: int
     plain_step_s: float | None
     floor_bytes: int
-    versions: Pairs = ()
+    versions: Versions = ()
 
     @property
     def title(self) -> str:

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from memplan.report.document import Pairs
-from memplan.report.result import Record
+from memplan.report.result import Record, Versions
 from memplan.report.views.table import Table
 from memplan.units import format_bytes
 
@@ -65,7 +64,7 @@ class Frontier(Record):
     device: str
     budget_bytes: int
     host_budget_bytes: int
-    versions: Pairs = ()
+    versions: Versions = ()
 
     @property
     def title(self) -> str:

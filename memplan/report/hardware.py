@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from memplan import io
 from memplan.hardware.device import Device
 from memplan.hardware.measured import Spec
 from memplan.hardware.topology import Topology
@@ -31,7 +32,7 @@ class Devices(Result):
     def title(self) -> str:
         return "memplan devices"
 
-    def document(self) -> dict[str, Any]:
+    def entries(self) -> dict[str, Any]:
         devices = [
             {
                 "name": device.name,
@@ -46,7 +47,7 @@ class Devices(Result):
             }
             for device in self.devices
         ]
-        return {"devices": devices, "links": self.links}
+        return io.encode({"devices": devices, "links": self.links})
 
     def tables(self, rows: int) -> tuple[Table, ...]:
         """All devices, whatever `rows` says, and the links."""
@@ -80,12 +81,12 @@ class Topologies(Result):
     def title(self) -> str:
         return "memplan topologies"
 
-    def document(self) -> dict[str, Any]:
+    def entries(self) -> dict[str, Any]:
         topologies = [
             {"name": one.name, "description": one.description, "levels": one.axes, "sources": one.sources}
             for one in self.topologies
         ]
-        return {"topologies": topologies}
+        return io.encode({"topologies": topologies})
 
     def tables(self, rows: int) -> tuple[Table, ...]:
         """A row for each axis."""
@@ -124,7 +125,7 @@ class Calibration(Result):
     def title(self) -> str:
         return "memplan calibrate"
 
-    def document(self) -> dict[str, Any]:
+    def entries(self) -> dict[str, Any]:
         conditions = self.spec.conditions
         rates = [
             {
@@ -138,7 +139,7 @@ class Calibration(Result):
             }
             for one in conditions.measurements
         ]
-        return {
+        entries = {
             "device": self.spec.device.name,
             "hardware": conditions.hardware,
             "date": conditions.date,
@@ -146,6 +147,7 @@ class Calibration(Result):
             "rates": rates,
             "versions": dict(conditions.versions),
         }
+        return io.encode(entries)
 
     def tables(self, rows: int) -> tuple[Table, ...]:
         """All rates, whatever `rows` says, and the conditions."""

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from memplan.io import write_atomic
-from memplan.report.document import Pairs
-from memplan.report.result import Record
+from memplan.report.result import Record, Versions
 from memplan.report.timeline import Line, Timeline
 from memplan.report.views import page, perfetto, picture
 from memplan.report.views.table import Table, largest, shape, short_source
@@ -148,7 +147,7 @@ class Report(Record):
     decisions: tuple[Decision, ...] = ()
     live_at_peak: tuple[LiveValue, ...] = ()
     candidates: tuple[Candidate, ...] = ()
-    versions: Pairs = ()
+    versions: Versions = ()
     gap_s: float | None = None
     copy_s: float | None = None
     hidden_copy_s: float | None = None

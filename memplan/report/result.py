@@ -8,10 +8,14 @@ from typing import Any, ClassVar, Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
+from memplan import io
 from memplan.io import write_atomic
 from memplan.report import document
 from memplan.report.views import html, text
 from memplan.report.views.table import Table
+
+Versions = tuple[tuple[str, str], ...]
+"""((package, version), ...) of whatever changes the figures."""
 
 _TEXT_ROWS, _NOTEBOOK_ROWS, _PAGE_ROWS = 12, 50, 500
 
@@ -30,9 +34,9 @@ class Result(ABC):
     def title(self) -> str:
         """Heading of the page."""
 
-    def document(self) -> Any:
-        """A dataclass or an object with the entries of the JSON: by default its own fields."""
-        return self
+    @abstractmethod
+    def entries(self) -> dict[str, Any]:
+        """Of the JSON: dicts, lists and scalars."""
 
     def __str__(self) -> str:
         """Plain text tables, 120 columns."""
@@ -55,7 +59,7 @@ class Result(ABC):
         Raises:
           ValueError: a number is NaN or infinite; names the field.
         """
-        return document.to_json(self.document(), self.SCHEMA)
+        return document.write(self.entries(), self.SCHEMA)
 
     def save_json(self, path: str | os.PathLike[str]) -> None:
         """Write `to_json()`; the file appears whole or not at all (OSError)."""
@@ -71,9 +75,20 @@ class Result(ABC):
 
 
 class Record(Result):
-    """A result whose JSON has its fields, and is read again."""
+    """A result whose JSON has its fields, `versions` as an object, and is read again."""
+
+    versions: Versions
+
+    def entries(self) -> dict[str, Any]:
+        return {**io.encode(self), "versions": dict(self.versions)}
 
     @classmethod
     def from_json(cls, written: str) -> Self:
         """What `to_json` wrote; raises ValueError, naming what is wrong, for anything else."""
-        return document.from_json(cls, written, cls.SCHEMA)
+        entries = document.read(written, cls.SCHEMA)
+        if isinstance(versions := entries.get("versions"), dict):
+            entries["versions"] = [list(pair) for pair in versions.items()]
+        try:
+            return io.decode(cls, entries)
+        except ValueError as error:
+            raise ValueError(f"This document is damaged: {error}. It was cut or edited; write it again.") from error

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from memplan.report.document import Pairs
-from memplan.report.result import Record
+from memplan.report.result import Record, Versions
 from memplan.report.views.table import Table
 from memplan.units import format_bytes, format_seconds
 
@@ -86,7 +85,7 @@ class Scaling(Record):
     assumed: tuple[Assumed, ...]
     assumptions: tuple[str, ...]
     points: tuple[Point, ...]
-    versions: Pairs = ()
+    versions: Versions = ()
 
     @property
     def title(self) -> str:
