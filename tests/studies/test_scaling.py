@@ -8,9 +8,7 @@ import math
 import jax
 import jax.numpy as jnp
 import pytest
-from typer.testing import CliRunner
 
-from memplan.cli import app as cli
 from memplan.hardware.overheads import NONE, SOURCES, Overheads
 from memplan.hardware.topology import TOPOLOGIES, Topology, topology_named
 from memplan.report.scaling import Scaling
@@ -98,14 +96,3 @@ def test_compiled_for_one_host_nothing_is_said_of_several() -> None:
     found = simulate(step, (weights, jax.ShapeDtypeStruct((64, WIDTH), jnp.float32)), "ddl@1x2", "p100")
     assert [point.shape for point in found.points] == ["1x1", "1x2"]
     assert any("one node of the axis host" in text for text in found.assumptions)
-
-
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [("--spread=-0.1", "spread is -0.1"), ("--spread=nan", "spread is nan"), ("--spread=2", "0.02 for 2 %")],
-)
-def test_an_overhead_that_no_machine_has_is_said_on_the_command_line(option: str, words: str) -> None:
-    asked = ["topology", "simulate", "tests.dense:make", "--on", "ddl", "--device", "p100", option]
-    told = CliRunner().invoke(cli.app, asked)
-    assert told.exit_code != 0
-    assert words in " ".join(told.output.split())
