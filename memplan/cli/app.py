@@ -6,12 +6,12 @@ or memplan failed, 2 usage, 3 infeasible.
 
 from __future__ import annotations
 
-import importlib.metadata
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+import memplan
 from memplan.cli import distributed, factory, machines, steps
 from memplan.cli.options import Budget, Debug
 from memplan.cli.output import exit_on_error, print_line, progress
@@ -28,10 +28,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def options(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
     if version:
-        try:
-            print_line(importlib.metadata.version("memplan"))
-        except importlib.metadata.PackageNotFoundError:
-            print_line("not installed, run from its source")
+        print_line(memplan.__version__)
         raise typer.Exit
 
 

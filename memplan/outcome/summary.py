@@ -9,11 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 
+from memplan import __version__
+from memplan.compilation.outcome import Outcome
+from memplan.compilation.scheduled import ScheduledModule
 from memplan.hardware.roofline import copy_seconds
-from memplan.inside.reading import Reading
 from memplan.outcome import timeline
+from memplan.outcome.infeasible import floor_of
 from memplan.outcome.timeline import Origins, instruction_of, layer_of
-from memplan.pipeline import Outcome, floor_of
 from memplan.planning.loop import Loop, Residuals
 from memplan.planning.problem import Role
 from memplan.planning.schedule import Kind
@@ -30,9 +32,9 @@ _PLAIN = "plain"
 
 def report_of(found: Outcome) -> Report:
     """Everything about a step that was compiled."""
-    made, plain, result = found.made, found.made.plain, found.made.result
+    made, plain, result = found.planned, found.planned.plain, found.planned.result
     origins = Origins(made.base.module)
-    decided = tuple(decisions(found, origins))
+    decided = tuple(_decisions(found, origins))
     by_buffer = {one.name: one.decision for one in decided}
     memory = timeline.timeline(result, origins, by_buffer)
     floor_bytes, _ = floor_of(found)
@@ -61,7 +63,7 @@ def report_of(found: Outcome) -> Report:
         hidden_copy_s=step.hidden_copy_s,
         stall_s=sum(end - start for start, end in step.stalls),
         decisions=decided,
-        live_at_peak=tuple(live_at_peak(result, origins, by_buffer)),
+        live_at_peak=tuple(_live_at_peak(result, origins, by_buffer)),
         candidates=tuple(_candidates(found)),
         versions=versions(),
         timeline=memory,
@@ -89,18 +91,18 @@ def _candidates(found: Outcome) -> Iterator[Candidate]:
     yield Candidate(name, found.device_bytes, found.host_bytes, found.step_s, verdict)
 
 
-def _lines(unmodified: Reading | None, result: Reading, memory: Timeline) -> Iterator[Line]:
+def _lines(unmodified: ScheduledModule | None, result: ScheduledModule, memory: Timeline) -> Iterator[Line]:
     if unmodified is not None:
         same = unmodified is result
         plain = memory if same else timeline.timeline(unmodified, Origins(unmodified.module), {})
         yield timeline.line("unmodified step", plain)
 
 
-def decisions(found: Outcome, origins: Origins) -> Iterator[Decision]:
+def _decisions(found: Outcome, origins: Origins) -> Iterator[Decision]:
     """What happens to what the unmodified step has at its peak, and to all that is recomputed or copied."""
-    made, problem = found.made, found.made.base.timed
+    made, problem = found.planned, found.planned.base.timed
     for loop, residuals in found.program.loops:
-        yield from residual_decisions(loop, residuals)
+        yield from _residual_decisions(loop, residuals)
     if made.plan is None:
         return
     runs = Counter(one.number for one in made.schedule if one.kind is Kind.RUN)
@@ -122,7 +124,7 @@ def decisions(found: Outcome, origins: Origins) -> Iterator[Decision]:
         yield Decision(buffer.name, shape, dtype, buffer.nbytes, source, choice, seconds)
 
 
-def residual_decisions(loop: Loop, residuals: Residuals | None) -> Iterator[Decision]:
+def _residual_decisions(loop: Loop, residuals: Residuals | None) -> Iterator[Decision]:
     """What happens to every residual of a pair of loops, those that memplan stacks and those that the step did."""
     if residuals is None:
         return
@@ -135,7 +137,7 @@ def residual_decisions(loop: Loop, residuals: Residuals | None) -> Iterator[Deci
         yield Decision(f"{known.name} of {loop.trips} trips", shape, known.dtype, nbytes, source, choice, 0.0)
 
 
-def live_at_peak(result: Reading, origins: Origins, by_buffer: Mapping[str, str]) -> Iterator[LiveValue]:
+def _live_at_peak(result: ScheduledModule, origins: Origins, by_buffer: Mapping[str, str]) -> Iterator[LiveValue]:
     """The largest buffers that are on the device when its memory peaks, arguments among them."""
     problem = result.problem
     temporaries = [(one.nbytes, problem.buffers[one.buffer].name) for one in timeline.peak_lifetimes(result)]
@@ -151,7 +153,7 @@ def live_at_peak(result: Reading, origins: Origins, by_buffer: Mapping[str, str]
 
 def _counts(found: Outcome) -> dict[str, int]:
     """What the compiled program has: instructions that XLA's own rematerialization added, and those of a plan."""
-    is_gpu, is_planned = found.target.is_gpu, found.made.plan is not None
+    is_gpu, is_planned = found.target.is_gpu, found.planned.plan is not None
     names = list(read_module(found.executable.text).instructions) if is_gpu or is_planned else []
     remat = {"xla_rematerialized": sum(".remat" in name for name in names) if is_gpu else 0}
     return {**remat, **_plan_counts(names)} if is_planned else remat
@@ -168,6 +170,7 @@ def _plan_counts(names: Sequence[str]) -> dict[str, int]:
 def versions() -> Versions:
     """Of whatever changes the figures."""
     return (
+        ("memplan", __version__),
         ("python", platform.python_version()),
         ("jax", jax.__version__),
         ("jaxlib", importlib.metadata.version("jaxlib")),

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 
-from memplan.inside.reading import Reading
+from memplan.compilation.scheduled import ScheduledModule
 from memplan.planning.packing import Lifetime
 from memplan.report.timeline import Copy, Direction, Doing, Instant, Line, Place, Stay, Timeline, Value
 from memplan.xla.module import Array, Module
@@ -68,14 +68,14 @@ def instruction_of(buffer: str) -> str:
     return buffer.rpartition(":")[2].partition("{")[0]
 
 
-def timeline(reading: Reading, origins: Origins, decisions: Mapping[str, str]) -> Timeline:
+def timeline(scheduled: ScheduledModule, origins: Origins, decisions: Mapping[str, str]) -> Timeline:
     """Memory over a step, and what it does meanwhile; its peak is what XLA allocates.
 
     Args:
       origins: of what it was written from.
       decisions: by the names of the buffers of what was planned.
     """
-    return _Builder(reading, origins, decisions).timeline()
+    return _Builder(scheduled, origins, decisions).timeline()
 
 
 def line(name: str, memory: Timeline) -> Line:
@@ -86,10 +86,10 @@ def line(name: str, memory: Timeline) -> Line:
     return Line(name, memory.origin, starts, nbytes, memory.end_s)
 
 
-def peak_lifetimes(reading: Reading) -> list[Lifetime]:
+def peak_lifetimes(scheduled: ScheduledModule) -> list[Lifetime]:
     """Of temporaries that are on the device where its memory is highest."""
-    device, _ = _step_lifetimes(reading)
-    live = list(accumulate(_changes(device, len(reading.problem.kernels))))
+    device, _ = _step_lifetimes(scheduled)
+    live = list(accumulate(_changes(device, len(scheduled.problem.kernels))))
     peak = live.index(max(live))
     return [one for one in device if one.first <= peak < one.end]
 
@@ -117,12 +117,12 @@ def _kernel_times(names: Sequence[str], traffic: Traffic) -> list[tuple[float, f
     return times + [(traffic.step_s, traffic.step_s)] * len(body)
 
 
-def _step_lifetimes(reading: Reading) -> tuple[list[Lifetime], list[Lifetime]]:
+def _step_lifetimes(scheduled: ScheduledModule) -> tuple[list[Lifetime], list[Lifetime]]:
     """What takes memory while the step runs, on the device and on the host."""
-    count = len(reading.problem.kernels)
+    count = len(scheduled.problem.kernels)
     device, host = (
         [Lifetime(one.buffer, max(one.first, 0), min(one.end, count), one.nbytes) for one in where]
-        for where in reading.lifetimes
+        for where in scheduled.lifetimes
     )
     return [one for one in device if one.nbytes and one.first < one.end], host
 
@@ -138,16 +138,16 @@ def _changes(where: Sequence[Lifetime], count: int) -> list[int]:
 class _Builder:
     """Between two of its bounds nothing changes."""
 
-    def __init__(self, reading: Reading, origins: Origins, decisions: Mapping[str, str]):
-        self.traffic, self.origins, self.decisions = reading.traffic, origins, decisions
-        self.names = [kernel.name for kernel in reading.problem.kernels]
-        self.buffers = [buffer.name for buffer in reading.problem.buffers]
+    def __init__(self, scheduled: ScheduledModule, origins: Origins, decisions: Mapping[str, str]):
+        self.traffic, self.origins, self.decisions = scheduled.traffic, origins, decisions
+        self.names = [kernel.name for kernel in scheduled.problem.kernels]
+        self.buffers = [buffer.name for buffer in scheduled.problem.buffers]
         self.times = _kernel_times(self.names, self.traffic)
-        self.resident = reading.resident_bytes
+        self.resident = scheduled.resident_bytes
         count = len(self.names)
-        self.device, self.host = _step_lifetimes(reading)
+        self.device, self.host = _step_lifetimes(scheduled)
         self.live, self.live_on_host = (list(accumulate(_changes(where, count))) for where in (self.device, self.host))
-        self.unused = reading.packing.nbytes - max(self.live)
+        self.unused = scheduled.packing.nbytes - max(self.live)
         bounds = {0, count}
         bounds.update(position for one in (*self.device, *self.host) for position in (one.first, one.end))
         bounds.update(at for step, (start, end) in enumerate(self.times) if end > start for at in (step, step + 1))

@@ -8,6 +8,7 @@ from typing import Any
 
 from memplan import pipeline
 from memplan.errors import SizeError
+from memplan.outcome.infeasible import floor_of, infeasible
 from memplan.outcome.summary import versions
 from memplan.pipeline import Notify, Outcome, Request
 from memplan.report.frontier import Frontier, Size, Trial
@@ -90,7 +91,7 @@ class _Search:
 
     def trials(self) -> Iterator[Trial]:
         for size, found in self.outcomes.items():
-            floor, operation = pipeline.floor_of(found)
+            floor, operation = floor_of(found)
             yield Trial(
                 size=size,
                 fits=found.fits,
@@ -137,7 +138,7 @@ def frontier(
     search = _Search(make, request, donate, notify)
     edges = list(search.edges(axes))
     if not edges:
-        raise pipeline.infeasible(search.outcome(tuple(axis.low for axis in axes)))
+        raise infeasible(search.outcome(tuple(axis.low for axis in axes)))
     return Frontier(
         axes=tuple(axis.name for axis in axes),
         largest=tuple(fits for fits, _ in edges),
