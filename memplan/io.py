@@ -15,7 +15,6 @@ import threading
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,7 +65,7 @@ def read_json(path: str | os.PathLike[str], form: int) -> dict[str, Any]:
 
 
 def encode(record: Any, where: str = "") -> Any:
-    """The dataclass as dicts, lists and scalars; an enum as its value, numpy's integers as Python's.
+    """The dataclass as dicts, lists and scalars; numpy's integers as Python's.
 
     Raises:
       ValueError: a number is infinite or not a number; names the entry.
@@ -84,9 +83,7 @@ def encode(record: Any, where: str = "") -> Any:
         raise ValueError(
             f"{where.lstrip('.')} is {record}, which JSON cannot hold. Use None for a figure that is not known."
         )
-    if isinstance(record, numbers.Integral):
-        return int(record)
-    return record.value if isinstance(record, Enum) else record
+    return int(record) if isinstance(record, numbers.Integral) else record
 
 
 def decode[Record](
@@ -118,8 +115,8 @@ def scalars(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _decode(kind: Any, value: Any, where: str, strict: _Strict) -> Any:
-    """`value` as the annotation `kind` says: a dataclass, tuple, mapping, literal, enum or scalar, or one or None."""
-    kind, optional, origin, inner, choices = _annotation(kind)
+    """`value` as the annotation `kind` says: a dataclass, tuple, mapping, literal or scalar, or one or None."""
+    kind, optional, origin, inner = _annotation(kind)
     if (value is None and optional) or (type(value) is kind and kind is not float):
         return value
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
@@ -130,13 +127,12 @@ def _decode(kind: Any, value: Any, where: str, strict: _Strict) -> Any:
         return tuple(_decode(one, entry, f"{where}[{number}]", strict) for number, (one, entry) in pairs)
     if origin is Mapping and isinstance(value, dict):
         return {name: _decode(inner[1], entry, _join(where, name), strict) for name, entry in value.items()}
-    if choices and value in choices:
-        return value if origin is typing.Literal else typing.cast(Any, kind)(value)
+    if origin is typing.Literal and value in inner:
+        return value
     number: Any = value
     if kind is float and type(value) in (float, int) and abs(number) <= sys.float_info.max:  # nan is not
         return float(number)
-    wanted = f"one of {', '.join(map(str, choices))}" if choices else _description(kind, origin, inner)
-    raise ValueError(f"its {where!r} is {value!r:.40}, not {wanted}")
+    raise ValueError(f"its {where!r} is {value!r:.40}, not {_description(kind, origin, inner)}")
 
 
 def _record(kind: type, document: dict[str, Any], where: str, strict: _Strict) -> Any:
@@ -159,12 +155,10 @@ def _fields(kind: type) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
 
 
 @functools.cache
-def _annotation(kind: Any) -> tuple[Any, bool, Any, tuple[Any, ...], tuple[Any, ...]]:
-    """The annotation without None, if it may be None, its origin and arguments, and the values that it lists."""
+def _annotation(kind: Any) -> tuple[Any, bool, Any, tuple[Any, ...]]:
+    """The annotation without None, if it may be None, its origin and arguments."""
     kind, *others = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    listed = tuple(one.value for one in kind) if isinstance(kind, type) and issubclass(kind, Enum) else ()
-    return kind, types.NoneType in others, origin, inner, inner if origin is typing.Literal else listed
+    return kind, types.NoneType in others, typing.get_origin(kind), typing.get_args(kind)
 
 
 def _join(where: str, name: str) -> str:
@@ -172,6 +166,8 @@ def _join(where: str, name: str) -> str:
 
 
 def _description(kind: Any, origin: Any, inner: tuple[Any, ...]) -> str:
+    if origin is typing.Literal:
+        return f"one of {', '.join(map(str, inner))}"
     if origin is tuple:
         return "a list" if inner[-1] is ... else f"a list of {len(inner)}"
     return _DESCRIPTIONS.get(origin or kind, "an object")

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,10 +13,6 @@ import numpy as np
 import pytest
 
 from memplan import io
-
-
-class Colour(Enum):
-    RED = "red"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +25,7 @@ class Inner:
 class Outer:
     name: str
     rows: tuple[Inner, ...] = ()
-    pair: tuple[Colour, int] = (Colour.RED, 1)
+    pair: tuple[str, int] = ("red", 1)
     rates: Mapping[str, float] = field(default_factory=dict)
     kind: Literal["a", "b"] = "a"
     inner: Inner | None = None
@@ -40,7 +35,7 @@ class Outer:
             raise ValueError("it has no name")
 
 
-OUTER = Outer("x", (Inner(1), Inner(2, 0.5)), (Colour.RED, 3), {"f": 1.0}, "b", Inner(4))
+OUTER = Outer("x", (Inner(1), Inner(2, 0.5)), ("red", 3), {"f": 1.0}, "b", Inner(4))
 
 
 def test_a_dataclass_comes_back() -> None:
@@ -63,7 +58,7 @@ def test_a_dataclass_comes_back() -> None:
         ({"inner": {"number": 1, "share": math.nan}}, r"'inner\.share' is nan, not a number"),
         ({"inner": {"number": 1, "share": 10**400}}, r"'inner\.share' is 1000"),
         ({"pair": ["red"]}, r"'pair' is \['red'\], not a list of 2"),
-        ({"pair": ["blue", 1]}, r"'pair\[0\]' is 'blue', not one of red"),
+        ({"pair": ["red", "1"]}, r"'pair\[1\]' is '1', not a whole number"),
         ({"rates": {"f": 1.0, "g": "fast"}}, r"'rates\.g' is 'fast', not a number"),
         ({"kind": ["a"]}, r"'kind' is \['a'\], not one of a, b"),
     ],

@@ -30,65 +30,65 @@ _MOST_ROWS = 30  # of what is live at the peak
 _PLAIN = "plain"
 
 
-def report_of(found: Outcome) -> Report:
+def report_of(outcome: Outcome) -> Report:
     """Everything about a step that was compiled."""
-    made, plain, result = found.planned, found.planned.plain, found.planned.result
-    origins = Origins(made.base.module)
-    decided = tuple(_decisions(found, origins))
+    planned, plain, result = outcome.planned, outcome.planned.plain, outcome.planned.result
+    origins = Origins(planned.base.module)
+    decided = tuple(_decisions(outcome, origins))
     by_buffer = {one.name: one.decision for one in decided}
     memory = timeline.timeline(result, origins, by_buffer)
-    floor_bytes, _ = floor_of(found)
-    step, unmodified = result.traffic, found.unmodified
+    floor_bytes, _ = floor_of(outcome)
+    step, unmodified = result.traffic, outcome.unmodified
     return Report(
-        device=found.target.device.name,
+        device=outcome.target.device.name,
         runs_on=jax.devices()[0].device_kind,
-        status=_status(found),
-        planner=found.plan.planner if found.plan is not None else "none",
-        budget_bytes=found.limits.device_bytes,
-        host_budget_bytes=found.limits.host_bytes,
+        status=_status(outcome),
+        planner=outcome.plan.planner if outcome.plan is not None else "none",
+        budget_bytes=outcome.limits.device_bytes,
+        host_budget_bytes=outcome.limits.host_bytes,
         baseline_peak_bytes=unmodified.device_bytes if unmodified else None,
-        predicted_peak_bytes=made.predicted_bytes,
-        compiled_peak_bytes=found.device_bytes,
+        predicted_peak_bytes=planned.predicted_bytes,
+        compiled_peak_bytes=outcome.device_bytes,
         observed_peak_bytes=None,
-        host_peak_bytes=found.host_bytes,
+        host_peak_bytes=outcome.host_bytes,
         offloaded_bytes=step.copied_out_nbytes,
         recomputed_flops=max(0.0, step.flops - (unmodified or plain).traffic.flops),
         baseline_step_s=unmodified.traffic.step_s if unmodified else None,
         predicted_step_s=step.step_s,
         floor_bytes=floor_bytes,
-        lower_bound_s=made.bound_s,
-        gap_s=max(0.0, step.step_s - made.bound_s),
-        attempts=found.compilations,
+        lower_bound_s=planned.bound_s,
+        gap_s=max(0.0, step.step_s - planned.bound_s),
+        attempts=outcome.compilations,
         copy_s=step.copy_s,
         hidden_copy_s=step.hidden_copy_s,
         stall_s=sum(end - start for start, end in step.stalls),
         decisions=decided,
         live_at_peak=tuple(_live_at_peak(result, origins, by_buffer)),
-        candidates=tuple(_candidates(found)),
+        candidates=tuple(_candidates(outcome)),
         versions=versions(),
         timeline=memory,
         lines=tuple(_lines(unmodified, result, memory)),
-        planning_s=made.planning_s,
-        preparation_s=found.seconds,
-        xla_limit_bytes=int(XLA_LIMIT * found.target.device.memory_bytes) if found.target.is_gpu else None,
-        **_counts(found),
+        planning_s=planned.planning_s,
+        preparation_s=outcome.seconds,
+        xla_limit_bytes=int(XLA_LIMIT * outcome.target.device.memory_bytes) if outcome.target.is_gpu else None,
+        **_counts(outcome),
     )
 
 
-def _status(found: Outcome) -> str:
-    if not found.fits:
+def _status(outcome: Outcome) -> str:
+    if not outcome.fits:
         return "does not fit"
-    return "untouched" if found.plan is None else "fits"
+    return "untouched" if outcome.plan is None else "fits"
 
 
-def _candidates(found: Outcome) -> Iterator[Candidate]:
-    plain = found.unmodified
-    if found.plan is not None and plain is not None:
-        verdict = "fits" if found.limits.allow(plain.device_bytes, 0) else "over the device budget"
+def _candidates(outcome: Outcome) -> Iterator[Candidate]:
+    plain = outcome.unmodified
+    if outcome.plan is not None and plain is not None:
+        verdict = "fits" if outcome.limits.allow(plain.device_bytes, 0) else "over the device budget"
         yield Candidate(_PLAIN, plain.device_bytes, 0, plain.traffic.step_s, verdict)
-    name = found.plan.planner if found.plan is not None else _PLAIN
-    verdict = "chosen" if found.fits else "does not fit"
-    yield Candidate(name, found.device_bytes, found.host_bytes, found.step_s, verdict)
+    name = outcome.plan.planner if outcome.plan is not None else _PLAIN
+    verdict = "chosen" if outcome.fits else "does not fit"
+    yield Candidate(name, outcome.device_bytes, outcome.host_bytes, outcome.step_s, verdict)
 
 
 def _lines(unmodified: ScheduledModule | None, result: ScheduledModule, memory: Timeline) -> Iterator[Line]:
@@ -98,16 +98,16 @@ def _lines(unmodified: ScheduledModule | None, result: ScheduledModule, memory: 
         yield timeline.line("unmodified step", plain)
 
 
-def _decisions(found: Outcome, origins: Origins) -> Iterator[Decision]:
+def _decisions(outcome: Outcome, origins: Origins) -> Iterator[Decision]:
     """What happens to what the unmodified step has at its peak, and to all that is recomputed or copied."""
-    made, problem = found.planned, found.planned.base.timed
-    for loop, residuals in found.program.loops:
+    planned, problem = outcome.planned, outcome.planned.base.timed
+    for loop, residuals in outcome.program.loops:
         yield from _residual_decisions(loop, residuals)
-    if made.plan is None:
+    if planned.plan is None:
         return
-    runs = Counter(one.number for one in made.schedule if one.kind is Kind.RUN)
-    copies = Counter(one.number for one in made.schedule if one.kind in (Kind.OFFLOAD, Kind.PREFETCH))
-    at_peak = {one.buffer for one in timeline.peak_lifetimes(made.base)}
+    runs = Counter(one.number for one in planned.schedule if one.kind is Kind.RUN)
+    copies = Counter(one.number for one in planned.schedule if one.kind in (Kind.OFFLOAD, Kind.PREFETCH))
+    at_peak = {one.buffer for one in timeline.peak_lifetimes(planned.base)}
     for number, buffer in enumerate(problem.buffers):
         recomputed = runs[buffer.maker] - 1 if buffer.maker is not None else 0
         if buffer.role is not Role.TEMPORARY or not buffer.nbytes:
@@ -115,7 +115,7 @@ def _decisions(found: Outcome, origins: Origins) -> Iterator[Decision]:
         if not (number in at_peak or recomputed or copies[number]):
             continue
         choice: Choice = "offload" if copies[number] else "recompute" if recomputed else "keep"
-        seconds = copies[number] * copy_seconds(buffer.nbytes, found.target.device)
+        seconds = copies[number] * copy_seconds(buffer.nbytes, outcome.target.device)
         if buffer.maker is not None:
             seconds += recomputed * problem.kernels[buffer.maker].seconds
         array = origins.array(buffer.name)
@@ -130,9 +130,9 @@ def _residual_decisions(loop: Loop, residuals: Residuals | None) -> Iterator[Dec
         return
     body = loop.body
     for value in sorted(loop.needed.union(residuals.stacked)):
-        made, known = body.producer[value], body.values[value]
+        maker, known = body.producer[value], body.values[value]
         choice: Choice = "offload" if value in residuals.moved else "keep" if value in residuals.kept else "recompute"
-        source = body.ops[made].source if made is not None else ""
+        source = body.ops[maker].source if maker is not None else ""
         shape, nbytes = (loop.trips, *known.shape), loop.trips * known.nbytes
         yield Decision(f"{known.name} of {loop.trips} trips", shape, known.dtype, nbytes, source, choice, 0.0)
 
@@ -151,10 +151,10 @@ def _live_at_peak(result: ScheduledModule, origins: Origins, by_buffer: Mapping[
         yield LiveValue(shown, nbytes, origins.shape(name), source, decision)
 
 
-def _counts(found: Outcome) -> dict[str, int]:
+def _counts(outcome: Outcome) -> dict[str, int]:
     """What the compiled program has: instructions that XLA's own rematerialization added, and those of a plan."""
-    is_gpu, is_planned = found.target.is_gpu, found.planned.plan is not None
-    names = list(read_module(found.executable.text).instructions) if is_gpu or is_planned else []
+    is_gpu, is_planned = outcome.target.is_gpu, outcome.planned.plan is not None
+    names = list(read_module(outcome.executable.text).instructions) if is_gpu or is_planned else []
     remat = {"xla_rematerialized": sum(".remat" in name for name in names) if is_gpu else 0}
     return {**remat, **_plan_counts(names)} if is_planned else remat
 
