@@ -19,10 +19,10 @@ from memplan.planning.floor import floor
 from memplan.planning.plan import Plan, named
 from memplan.planning.registry import Planner, planner_named
 from memplan.planning.schedule import runs
-from memplan.program.trace import Program, as_step, by_leaves, flat_step, leaves_of, trace
-from memplan.program.transforms.fewer_residuals import fewer_residuals
-from memplan.program.transforms.host_state import large_leaves, with_state_on_host
-from memplan.program.transforms.residuals import with_loops
+from memplan.program.trace import Program, as_step, dynamic_leaves, flat_function, flat_options, trace
+from memplan.program.transforms.host_state import large_leaves, offload_state
+from memplan.program.transforms.residual_frontier import fewer_residuals
+from memplan.program.transforms.residuals import follow_residuals
 from memplan.units import Size, parse_bytes, show_bytes
 from memplan.verify.collectives import differing
 from memplan.verify.numbers import check_types
@@ -145,7 +145,7 @@ def best(
     notify("tracing", None)
     program = trace(step, args, kwargs, options)
     if request.plan is not None:
-        written = with_loops(program, request.plan.loops) if request.plan.loops else program
+        written = follow_residuals(program, request.plan.loops) if request.plan.loops else program
         program = _with_state(written, request.plan.on_host, target)
     elif request.host_state:
         program = _with_state(program, large_leaves(program, request.host_state), target)
@@ -158,10 +158,7 @@ def best(
 
 def _with_state(program: Program, inputs: Collection[int], target: Target) -> Program:
     """With these inputs in host memory: on a CPU, where both memories are one, the step stays as it is."""
-    moved = with_state_on_host(program, inputs)
-    if target.is_gpu:
-        return moved
-    return replace(program, on_host=moved.on_host, returned_to_host=moved.returned_to_host)
+    return offload_state(program, inputs, streams=target.is_gpu)
 
 
 def _agreeing(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any], target: Target) -> Agree:
@@ -216,7 +213,7 @@ class Compiling:
           WrongProgramError: it is transformed, and has not the step's types.
         """
         if program.rewritten is not None:
-            check_types(program.written, program.rewritten)
+            check_types(program.per_device, program.rewritten)
         profile = self._profile(program)
         found = self._scheduled(program, profile, _moves(program))
         if not found.fits and _moves(program) and self.target.is_gpu:
@@ -266,9 +263,9 @@ class Compiling:
         as_it_is = program.rewritten is None and mesh is None
         step = program.step if as_it_is else as_step(program, program.jaxpr, mesh)
         args, kwargs, options = self.args, self.kwargs, program.options
-        if program.by_leaves:
-            step = flat_step(program, program.traced.jaxpr if as_it_is else program.jaxpr, mesh)
-            args, kwargs, options = leaves_of(program, args, kwargs), {}, by_leaves(program)
+        if program.traced.lowers_by_leaves:
+            step = flat_function(program, program.traced.jaxpr if as_it_is else program.jaxpr, mesh)
+            args, kwargs, options = dynamic_leaves(program, args, kwargs), {}, flat_options(program)
         return self.target.compile(
             step,
             args,

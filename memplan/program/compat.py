@@ -108,7 +108,7 @@ def relative(source: str) -> str:
 
 
 @contextlib.contextmanager
-def as_written(eqn: JaxprEqn, caller: JaxprEqn | None = None) -> Iterator[None]:
+def user_context(eqn: JaxprEqn, caller: JaxprEqn | None = None) -> Iterator[None]:
     """Bind in the equation's own source, name stack and context.
 
     Where jax made the equation for a function of its own, its source is the line that called that function.
@@ -163,16 +163,6 @@ def _on_any_mesh(params: Mapping[str, Any]) -> dict[str, Any]:
     sharding = params.get("sharding")
     inside = isinstance(sharding, jax.sharding.NamedSharding) and bool(sharding.mesh.manual_axes)
     return {**params, "sharding": None} if inside else dict(params)
-
-
-def evaluate(closed: ClosedJaxpr, *operands: Any) -> list[Any]:
-    """Its equations on these operands, each as it was written."""
-    env = {**dict(consts_of(closed)), **dict(zip(closed.jaxpr.invars, operands, strict=True))}
-    for eqn in closed.jaxpr.eqns:
-        values = [read(env, atom) for atom in eqn.invars]
-        with as_written(eqn):
-            env.update(zip(eqn.outvars, bind(eqn, values), strict=True))
-    return [read(env, atom) for atom in closed.jaxpr.outvars]
 
 
 def call_body(eqn: JaxprEqn) -> ClosedJaxpr | None:

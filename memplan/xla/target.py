@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from memplan.errors import MemplanError, UnknownDeviceError
 from memplan.hardware.device import Device
 from memplan.program import compat
-from memplan.program.jit_arguments import static_places
+from memplan.program.jit_arguments import infer_static
 from memplan.program.sharding import Spmd
 from memplan.xla.described_gpu import target_config
 from memplan.xla.hook import Rewrite, asking
@@ -193,7 +193,7 @@ class Target:
         spmd: Spmd | None,
     ) -> Any:
         """Shapes on the described device, or on a mesh of them; static arguments as they are."""
-        positions, names = static_places(step, len(args), options)
+        positions, names = infer_static(step, len(args), options)
         dynamic = (
             {number: arg for number, arg in enumerate(args) if number not in positions},
             {name: value for name, value in kwargs.items() if name not in names},

@@ -13,7 +13,7 @@ import pytest
 
 from memplan.program import compat
 from memplan.program.axes import Factors, factors_of, is_linear, local_params
-from memplan.program.trace import flatten
+from memplan.program.flatten import flatten
 
 PARTS = 2
 RNG = np.random.default_rng(0)

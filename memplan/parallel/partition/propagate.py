@@ -17,7 +17,7 @@ from memplan.parallel.partition.assigned import Assigned, Step, Wanted
 from memplan.parallel.partition.placement import OWN, PARTIAL, WHOLE, Layout, split
 from memplan.program import compat
 from memplan.program.axes import Factors, factors_of, is_linear
-from memplan.program.trace import flatten
+from memplan.program.flatten import flatten
 
 _ROUNDS = 4
 
