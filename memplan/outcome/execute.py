@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
+from memplan.compilation.outcome import Outcome
 from memplan.errors import MemplanError
-from memplan.pipeline import Outcome, Request, best
 from memplan.program.jit_arguments import dynamic_arguments
 from memplan.program.trace import Program, flat_function
 from memplan.program.transforms.host_state import place_leaf, to_device
@@ -41,35 +41,20 @@ class Runner:
         """On a CPU, where both memories are one, a step has its state where all else is."""
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
         for position in self._program.on_host:
-            leaves[position] = self._arrive(leaves[position], position)
+            leaves[position] = self._on_device(leaves[position], position)
         args, kwargs = jax.tree_util.tree_unflatten(tree, leaves)
         results, tree = jax.tree_util.tree_flatten(self._call(*args, **kwargs))
         for position in self._program.returned_to_host:
             results[position] = place_leaf(results[position], on_host=True)
         return jax.tree_util.tree_unflatten(tree, results)
 
-    def _arrive(self, array: Any, position: int) -> Any:
+    def _on_device(self, array: Any, position: int) -> Any:
         """A copy on the device; where the argument is donated, in its place."""
         found = to_device(array)
         if self._program.donated[position] and isinstance(array, jax.Array) and found is not array:
             found.block_until_ready()
             array.delete()
         return found
-
-
-def here(found: Outcome, request: Request) -> Outcome:
-    """The outcome itself, or one for the local backend where it was made for a GPU that is not here."""
-    if not found.target.described:
-        return found
-    program = found.program
-    local = request.local(found.limits.device_bytes)
-    made = best(program.step, found.args, found.kwargs, program.options, local)
-    if not made.fits:
-        raise MemplanError(
-            f"the step fits its budget on {found.target.device.name}, but not on this machine's "
-            f"{made.target.device.name}, which has other kernels. Run it there, or raise the budget."
-        )
-    return made
 
 
 def numbers_gate(found: Outcome, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Gate:
