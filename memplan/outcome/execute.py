@@ -79,7 +79,7 @@ def numbers_gate(found: Outcome, args: Sequence[Any], kwargs: Mapping[str, Any])
 def _same_kernels(found: Outcome, dynamic: Any) -> Gate:
     plain = jax.jit(found.program.step, **found.program.options).lower(*found.args, **found.kwargs).compile()
     once, twice, planned = (_results(call, dynamic) for call in (plain, plain, Runner(found)))
-    return compare(once, twice, planned, bits=True)
+    return compare(once, twice, planned, same_kernels=True)
 
 
 def _rewritten(program: Program, leaves: Sequence[Any]) -> Gate:

@@ -28,7 +28,7 @@ def flatten(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
         raise _outside_reference("a constant of the step")
     types = [var.aval if compat.is_on_host(var) else compat.as_struct(var.aval) for var in closed.jaxpr.invars]
     flat = jax.make_jaxpr(functools.partial(_inline, closed))(*types)
-    return compat.drop_dead(compat.without_references(flat))
+    return compat.dce(compat.discharge_references(flat))
 
 
 def _inline(closed: compat.ClosedJaxpr, *operands: Any, caller: compat.JaxprEqn | None = None) -> list[Any]:

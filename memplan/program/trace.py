@@ -51,7 +51,7 @@ class Traced:
     @functools.cached_property
     def lowers_by_leaves(self) -> bool:
         """True where jax cannot lower it with its own containers (jmp's loss scales, for one); its leaves it can."""
-        return not compat.describes(self.stage)
+        return not compat.has_args_info(self.stage)
 
 
 @dataclass(frozen=True)

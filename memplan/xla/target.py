@@ -140,7 +140,7 @@ class Target:
             flags = {**_DESCRIBED_OPTIONS, **kernels, **flags}
             args, kwargs = self._placed(step, args, kwargs, options, spmd)
         lowered = jax.jit(step, **options).lower(*args, **kwargs)
-        compat.hold_on_host(lowered, on_host)
+        compat.mark_on_host(lowered, on_host)
         with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
             if profile:
                 flags |= {"xla_gpu_pgle_profile_file_or_directory_path": _written(profile, Path(folder))}
@@ -152,7 +152,7 @@ class Target:
             return self._compiled(lowered, flags)
         name = f"memplan_{next(_numbers)}_{re.sub(r'[^a-zA-Z0-9_]', '_', compat.module_name_of(lowered))}"
         with asking(name, rewrite, self.platform) as asked, compat.without_compilation_cache():
-            found = self._compiled(compat.renamed(lowered, name), {**self._limits(), **flags})
+            found = self._compiled(compat.rename_module(lowered, name), {**self._limits(), **flags})
         version = importlib.metadata.version("jaxlib")
         try:
             asked.check()

@@ -117,7 +117,7 @@ class _Rewriter:
         if not self.replacements:
             return self.closed
         avals = [compat.as_struct(var.aval) for var in self.closed.jaxpr.invars]
-        return compat.drop_dead(jax.make_jaxpr(self._results)(*avals))
+        return compat.dce(jax.make_jaxpr(self._results)(*avals))
 
     def _rewrite_body(self, eqn: compat.JaxprEqn, scan: compat.Scan) -> None:
         """A loop of its own: there may be pairs in its body."""
