@@ -94,8 +94,8 @@ def compare(
 
     Args:
       plain: of the unmodified step; planned: of the planned one.
-      recompiled, others: of the step compiled otherwise and not changed, in one or several ways. One may by chance round
-        as the whole does; a plan, with kernels of its own, need not.
+      recompiled, others: of the step compiled otherwise and not changed, in one or several ways. One may by chance
+        round as the whole does; a plan, with kernels of its own, need not.
       coarsest: `roundings` of the outputs; by default that of their own types.
       same_kernels: the planned step has them; `recompiled` is the unmodified one once more, and no rounding is
         allowed beyond what differs there.

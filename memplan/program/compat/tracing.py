@@ -17,9 +17,6 @@ from jax._src import core as _core
 
 # Where jax waits for values to be ready; on a GPU it may spin there.
 BLOCKING_MODULES = (_array.__name__, _api.__name__)
-    _array.__name__,
-    _api.__name__,
-)  # where jax waits for values to be ready; on a GPU it may spin there
 
 
 def is_tracing() -> bool:
