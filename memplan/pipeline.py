@@ -16,7 +16,7 @@ from memplan.inside.callback import Agree, Inside, Limits, Made
 from memplan.inside.reading import Reading
 from memplan.parallel.agreement import one_plan, processes_of
 from memplan.planning.floor import floor
-from memplan.planning.plan import Plan, named
+from memplan.planning.plan import Plan, name_actions
 from memplan.planning.registry import Planner, planner_named
 from memplan.planning.schedule import runs
 from memplan.program.trace import Program, as_step, by_leaves, flat_step, leaves_of, trace
@@ -99,7 +99,7 @@ class Outcome:
             return None
         if made is None:
             plain = self.made.plain
-            actions = named(plain.problem, runs(range(len(plain.problem.kernels))))
+            actions = name_actions(plain.problem, runs(range(len(plain.problem.kernels))))
             name = "residuals" if any(program.residuals) else "none"
             made = Plan(actions, plain.module.fingerprint, name, self.target.device.name)
         return replace(made, loops=program.residuals, on_host=tuple(sorted(program.on_host)))
@@ -301,7 +301,7 @@ class Compiling:
 
 def _moves(program: Program) -> bool:
     """Does it copy between host and device by itself?"""
-    return bool(program.on_host) or any(known and known.moved for known in program.residuals)
+    return bool(program.on_host) or any(known and known.on_host for known in program.residuals)
 
 
 def infeasible(found: Outcome) -> InfeasibleBudgetError:

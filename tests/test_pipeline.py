@@ -20,7 +20,7 @@ from memplan import MemplanError, PlanMismatchError, parallel, pipeline
 from memplan.errors import WrongProgramError
 from memplan.inside import callback
 from memplan.pipeline import Outcome, Request
-from memplan.planning.registry import PLANNERS, Recomputing
+from memplan.planning.registry import PLANNERS, RecomputePlanner
 from memplan.planning.search import planner
 from memplan.program import compat
 from memplan.program.trace import Program
@@ -129,7 +129,7 @@ class TestOnce:
         kept = planned(step, args, 0.8)
         asked: list[int] = []
 
-        class Mine(Recomputing):
+        class Mine(RecomputePlanner):
             def plan(self, problem: Any, budget_nbytes: int, host_nbytes: int = 0, copy_s: Any = None) -> Any:
                 asked.append(budget_nbytes)
                 return super().plan(problem, budget_nbytes)

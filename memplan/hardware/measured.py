@@ -153,7 +153,7 @@ def load(path: str | os.PathLike[str]) -> Spec:
     return found
 
 
-def calibrated(base: Device, conditions: Conditions) -> Spec:
+def calibrate(base: Device, conditions: Conditions) -> Spec:
     """`base` with what was measured in the place of what was assumed.
 
     A matrix rate that was not measured keeps its ratio to float32's. The link gets the slower direction, as a value
@@ -220,7 +220,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         return value
     if (kind is float and type(value) in (int, float)) or (kind is int and type(value) is int):
         return _number(kind(typing.cast(float, value)), where)
-    raise ValueError(f"its {where!r} is {str(value)[:40]!r}, not {_spelled(kind)}")
+    raise ValueError(f"its {where!r} is {str(value)[:40]!r}, not {_type_name(kind)}")
 
 
 def _record(kind: type, document: Mapping[str, Any], where: str) -> Any:
@@ -241,5 +241,5 @@ def _number(value: float, where: str) -> float:
     return value
 
 
-def _spelled(kind: Any) -> str:
+def _type_name(kind: Any) -> str:
     return {str: "text", int: "a whole number", float: "a number"}.get(kind, "what a specification has there")

@@ -15,10 +15,11 @@ from memplan.hardware.topology import Topology
 from memplan.inside import plan_cache
 from memplan.inside.reading import Reading
 from memplan.planning.packing import live_nbytes, pack
-from memplan.planning.plan import Plan, named
+from memplan.planning.plan import Plan, name_actions
 from memplan.planning.registry import PLANNERS, Planner
 from memplan.planning.schedule import Schedule
-from memplan.planning.search.planner import Found, rank, repeated
+from memplan.planning.search.planner import recomputed_kernels
+from memplan.planning.solution import Solution, rank
 from memplan.verify.same_module import judge
 from memplan.xla.module import read_module
 from memplan.xla.rewrites.extra_outputs import prices
@@ -160,10 +161,10 @@ class Inside:
         copy_s = functools.partial(copy_seconds, device=self.device) if host > 0 else None
         room_nbytes = budget - plain.resident_bytes
 
-        def planned(parts_nbytes: int, wanted_nbytes: int, handed: Sequence[str] = ()) -> tuple[Found, Plan]:
+        def planned(parts_nbytes: int, wanted_nbytes: int, handed: Sequence[str] = ()) -> tuple[Solution, Plan]:
             problem = plain.remade(parts_nbytes, handed).timed
             found = self.planner.plan(problem, wanted_nbytes, host, copy_s)
-            actions, fingerprint = named(problem, found.schedule), plain.module.fingerprint
+            actions, fingerprint = name_actions(problem, found.schedule), plain.module.fingerprint
             plan = Plan(actions, fingerprint, self.planner.name, self.device.name, (), (), parts_nbytes, tuple(handed))
             return found, plan
 
@@ -191,7 +192,7 @@ class Inside:
         maker = {buffer.name: buffer.maker for buffer in problem.buffers if buffer.name in cheaper}
         share = {maker[name]: price for name, price in cheaper.items()}
         kernels = (replace(one, seconds=one.seconds * share.get(n, 1.0)) for n, one in enumerate(problem.kernels))
-        again = repeated(replace(problem, kernels=tuple(kernels)), room_nbytes)
+        again = recomputed_kernels(replace(problem, kernels=tuple(kernels)), room_nbytes)
         return [name for name in cheaper if maker[name] in again]
 
 

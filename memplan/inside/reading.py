@@ -40,7 +40,7 @@ class Reading:
     @functools.cached_property
     def timed(self) -> Problem:
         """The problem with the seconds of the replay."""
-        return self.problem.timed({**self.traffic.seconds, **self.traffic.blocks})
+        return self.problem.with_seconds({**self.traffic.seconds, **self.traffic.blocks})
 
     @functools.cached_property
     def _inlined(self) -> Reading:

@@ -126,7 +126,7 @@ def residual_decisions(loop: Loop, residuals: Residuals | None) -> Iterator[Deci
     body = loop.body
     for value in sorted(loop.needed.union(residuals.stacked)):
         made, known = body.producer[value], body.values[value]
-        choice: Choice = "offload" if value in residuals.moved else "keep" if value in residuals.kept else "recompute"
+        choice: Choice = "offload" if value in residuals.on_host else "keep" if value in residuals.kept else "recompute"
         source = body.ops[made].source if made is not None else ""
         shape, nbytes = (loop.trips, *known.shape), loop.trips * known.nbytes
         yield Decision(f"{known.name} of {loop.trips} trips", shape, known.dtype, nbytes, source, choice, 0.0)

@@ -21,7 +21,7 @@ def fault(problem: Problem, schedule: Schedule) -> str | None:
 def must_run_once(problem: Problem, number: int) -> bool:
     """Must a kernel run exactly once? It has an effect, or what it writes shares its place or is an output."""
     kernel = problem.kernels[number]
-    return not kernel.repeatable or not all(has_own_place(problem, buffer) for buffer in kernel.writes)
+    return not kernel.recomputable or not all(has_own_place(problem, buffer) for buffer in kernel.writes)
 
 
 def has_own_place(problem: Problem, buffer: int) -> bool:
@@ -31,7 +31,7 @@ def has_own_place(problem: Problem, buffer: int) -> bool:
 
 def is_boundary(kernel: Kernel) -> bool:
     """Does a kernel begin or end a computation inside of a loop, or an asynchronous pair?"""
-    return not kernel.repeatable and (not kernel.reads or not kernel.writes)
+    return not kernel.recomputable and (not kernel.reads or not kernel.writes)
 
 
 def pair_ends(problem: Problem) -> Mapping[int, int]:
@@ -63,9 +63,9 @@ def boundaries_passed(problem: Problem, order: Schedule | None = None) -> list[i
 def _runs_fault(problem: Problem, schedule: Schedule) -> str | None:
     counted = Counter(action.number for action in schedule if action.kind is Kind.RUN)
     for number, kernel in enumerate(problem.kernels):
-        if must_run_once(problem, number) and counted[number] != 1 and (counted[number] or not kernel.repeatable):
+        if must_run_once(problem, number) and counted[number] != 1 and (counted[number] or not kernel.recomputable):
             return f"{kernel.name} runs {counted[number]} times"
-    effects = [a.number for a in schedule if a.kind is Kind.RUN and not problem.kernels[a.number].repeatable]
+    effects = [a.number for a in schedule if a.kind is Kind.RUN and not problem.kernels[a.number].recomputable]
     if effects != sorted(effects):
         return "what runs once does not run in its order"
     return None
@@ -145,7 +145,12 @@ class _Replay:
         expected = {Kind.OFFLOADED: Kind.OFFLOAD, Kind.PREFETCHED: Kind.PREFETCH}.get(kind)
         whole = number in self._made and self._ends.get(number, buffer.maker) in self._ran
         there = {Kind.OFFLOAD: whole, Kind.PREFETCH: number in self._on_host}.get(kind, True)
-        if buffer.role is not Role.TEMPORARY or not has_own_place(self._problem, number) or before != expected or not there:
+        if (
+            buffer.role is not Role.TEMPORARY
+            or not has_own_place(self._problem, number)
+            or before != expected
+            or not there
+        ):
             return f"{kind.value} of {buffer.name} is out of turn"
         if begins:
             self._under_way[number] = kind

@@ -54,7 +54,7 @@ def eliminate_dead(problem: Problem, schedule: Schedule) -> Schedule:
     for action in reversed(schedule):
         if action.kind is Kind.RUN:
             kernel = problem.kernels[action.number]
-            if kernel.repeatable and device.isdisjoint(kernel.writes):
+            if kernel.recomputable and device.isdisjoint(kernel.writes):
                 continue
             device.difference_update(kernel.writes)
             device.update(kernel.reads)

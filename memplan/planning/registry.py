@@ -8,7 +8,7 @@ from typing import Protocol
 from memplan.errors import MemplanError
 from memplan.planning.problem import Problem
 from memplan.planning.search import planner
-from memplan.planning.search.planner import Found
+from memplan.planning.solution import Solution
 from memplan.planning.timing import CopySeconds
 
 
@@ -20,30 +20,30 @@ class Planner(Protocol):
 
     def plan(
         self, problem: Problem, budget_nbytes: int, host_nbytes: int = 0, copy_s: CopySeconds | None = None
-    ) -> Found: ...
+    ) -> Solution: ...
 
 
 @dataclass(frozen=True)
-class Kernels:
+class KernelPlanner:
     """memplan's own."""
 
     name: str = "kernels"
 
     def plan(
         self, problem: Problem, budget_nbytes: int, host_nbytes: int = 0, copy_s: CopySeconds | None = None
-    ) -> Found:
+    ) -> Solution:
         return planner.plan(problem, budget_nbytes, host_nbytes, copy_s, _effort(budget_nbytes))
 
 
 @dataclass(frozen=True)
-class Recomputing:
+class RecomputePlanner:
     """The same, with nothing on the host."""
 
     name: str = "recompute"
 
     def plan(
         self, problem: Problem, budget_nbytes: int, host_nbytes: int = 0, copy_s: CopySeconds | None = None
-    ) -> Found:
+    ) -> Solution:
         return planner.plan(problem, budget_nbytes, effort=_effort(budget_nbytes))
 
 
@@ -52,7 +52,7 @@ def _effort(budget_nbytes: int) -> int:
     return planner.EFFORT if budget_nbytes > 0 else planner.EFFORT // 10
 
 
-PLANNERS: dict[str, Planner] = {one.name: one for one in (Kernels(), Recomputing())}
+PLANNERS: dict[str, Planner] = {one.name: one for one in (KernelPlanner(), RecomputePlanner())}
 
 
 def planner_named(wanted: str | Planner | None) -> Planner:

@@ -47,8 +47,8 @@ def conditions(platform: str = "cpu", measurements: tuple[Measurement, ...] = ME
     )
 
 
-CPU = measured.calibrated(BASE, conditions())
-GPU = measured.calibrated(catalog.named("h200"), conditions("gpu"))
+CPU = measured.calibrate(BASE, conditions())
+GPU = measured.calibrate(catalog.named("h200"), conditions("gpu"))
 
 
 def test_the_best_run_at_the_best_size_is_the_rate() -> None:
@@ -78,7 +78,7 @@ def test_a_gpu_keeps_what_it_is_compiled_for() -> None:
 
 
 def test_nothing_measured_is_nothing_changed() -> None:
-    device = measured.calibrated(BASE, conditions(measurements=())).device
+    device = measured.calibrate(BASE, conditions(measurements=())).device
     kept = dataclasses.replace(device, name=BASE.name, description=BASE.description, sources=BASE.sources)
     assert kept == BASE and kept.flops == BASE.flops
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memplan.planning.floor import floor
-from memplan.planning.packing import needed, pack
+from memplan.planning.liveness import eliminate_dead
+from memplan.planning.packing import pack
 from memplan.planning.problem import Buffer, Kernel, Problem, Role
 from memplan.planning.schedule import runs
 from memplan.planning.search.reorder import reorder
@@ -25,8 +26,8 @@ def test_no_order_goes_below(layers: int, seed: int, again: bool) -> None:
         if again and random.random() < 0.5:  # what the largest kernel reads is made again right before it
             at = sequence.index(kernel)
             makers = {one.buffers[read].maker for read in one.kernels[kernel].reads}
-            sequence[at:at] = sorted(maker for maker in makers if maker is not None and one.kernels[maker].repeatable)
-        assert pack(one, needed(one, runs(sequence))).nbytes >= nbytes
+            sequence[at:at] = sorted(maker for maker in makers if maker is not None and one.kernels[maker].recomputable)
+        assert pack(one, eliminate_dead(one, runs(sequence))).nbytes >= nbytes
 
 
 def test_it_is_what_one_kernel_reads_and_writes() -> None:

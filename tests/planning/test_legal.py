@@ -52,11 +52,11 @@ def looping() -> Problem:
     )
     kernels = (
         Kernel("before", (), (0,)),
-        Kernel("body:begin", (), (1,), within=5, repeatable=False),
+        Kernel("body:begin", (), (1,), within=5, recomputable=False),
         Kernel("inner", (1,), (2,), within=5),
         Kernel("next", (1, 2), (3,), within=5),
-        Kernel("body:end", (3,), (), within=5, repeatable=False),
-        Kernel("loop", (0,), (4,), repeatable=False, trips=3),
+        Kernel("body:end", (3,), (), within=5, recomputable=False),
+        Kernel("loop", (0,), (4,), recomputable=False, trips=3),
         Kernel("after", (0, 4), (5,)),
     )
     return Problem(buffers, kernels, (5,), frozenset())
@@ -70,9 +70,9 @@ def fetching() -> Problem:
         Buffer("loss", 8, Role.OUTPUT, 3, 2),
     )
     kernels = (
-        Kernel("copy-start", (), (0,), repeatable=False),
+        Kernel("copy-start", (), (0,), recomputable=False),
         Kernel("beside", (), (1,)),
-        Kernel("copy-done", (0,), (), repeatable=False),
+        Kernel("copy-done", (0,), (), recomputable=False),
         Kernel("loss", (0, 1), (2,)),
     )
     return Problem(buffers, kernels, (2,), frozenset())
@@ -132,7 +132,7 @@ def test_what_breaks_a_loop(order: tuple[int, ...], said: str) -> None:
 
 def test_once_in_their_order() -> None:
     buffers = tuple(Buffer(f"{i}", 8, Role.OUTPUT, i, i) for i in range(2))
-    kernels = tuple(Kernel(f"effect{i}", (), (i,), repeatable=False) for i in range(2))
+    kernels = tuple(Kernel(f"effect{i}", (), (i,), recomputable=False) for i in range(2))
     acting = Problem(
         buffers,
         kernels,

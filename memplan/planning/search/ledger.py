@@ -18,7 +18,6 @@ from memplan.planning.packing import live_nbytes
 from memplan.planning.schedule import runs
 from memplan.planning.search.tape import Over, Recording, Tape
 
-
 Recomputation = tuple[int, int]
 """An operation, and the slot in whose prelude it runs."""
 

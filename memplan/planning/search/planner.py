@@ -212,7 +212,9 @@ class _OrderSearch:
         slack[later] = ledger.slack
         self._ledger.slack = slack
         shifted = (
-            Offload(o.value, None if o.start is None else int(later[o.start]), int(later[o.end]), int(later[o.prefetch]))
+            Offload(
+                o.value, None if o.start is None else int(later[o.start]), int(later[o.end]), int(later[o.prefetch])
+            )
             for o in offloads
         )
         self._ledger.restore(((op, int(later[slot]) - (slot in slots)) for op, slot in recomputations), shifted)
@@ -266,9 +268,7 @@ class _OrderSearch:
         self._refresh()
         power, idle_price = heuristic
         scheduler = self._scheduler if idle_price else None
-        return Eviction(
-            self._ledger, limit, power=power, scheduler=scheduler, idle_price=idle_price, may_stall=False
-        )
+        return Eviction(self._ledger, limit, power=power, scheduler=scheduler, idle_price=idle_price, may_stall=False)
 
     def _decisions(self) -> tuple[list[tuple[int, int]], list[Offload]]:
         """The ledger's plan, for `Ledger.restore`."""

@@ -58,7 +58,7 @@ class _Ordering:
     def _contents(self) -> dict[int, list[int]]:
         found = defaultdict[int, list[int]](list)
         for number in self._order:
-            for loop in self._problem.around(number):
+            for loop in self._problem.loops_around(number):
                 found[loop].append(number)
         return found
 

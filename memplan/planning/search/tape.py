@@ -1,9 +1,9 @@
-"""A step as the search sees it: slots in a row, each with its own work, and operations that may be recomputed before it.
+"""A step as the search sees it: slots in a row, each with its own work, and what may be recomputed before it.
 
-A *tape* is a problem in one order of its kernels, written down as these slots. A *slot* does its own work once, a kernel
-or nothing. Before it, in its *prelude*, operations are recomputed in the order of their numbers, each at most once: the
-stages of Checkmate (Jain et al., MLSys 2020) and MOCCASIN (Bartan et al., ICML 2023). A value is live from where a
-version of it is made to the last need before the next version.
+A *tape* is a problem in one order of its kernels, written down as slots. A *slot* does its own work once, a kernel or
+nothing. Before it, in its *prelude*, operations are recomputed in the order of their numbers, each at most once: the
+stages of Checkmate (Jain et al., MLSys 2020). A value is live from where a version of it is made to the last need
+before the next version is.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class _Recorder:
         self._read = problem.returned.union(*(kernel.reads for kernel in problem.kernels))
         self._first: dict[int, int] = {}  # of each loop: its first slot
         for slot, number in enumerate(order):
-            for loop in problem.around(number):
+            for loop in problem.loops_around(number):
                 self._first.setdefault(loop, slot)
 
     def recording(self) -> Recording:
@@ -196,7 +196,9 @@ class _Recorder:
         return Recording(problem, self._order, self._values, tape, tuple((slot,) for slot in range(len(kernels))))
 
     def _whole(self, home: Sequence[int]) -> tuple[int, ...]:
-        ended = {self._value[buffer]: number for buffer, number in pair_ends(self._problem).items() if buffer in self._value}
+        ended = {
+            self._value[buffer]: number for buffer, number in pair_ends(self._problem).items() if buffer in self._value
+        }
         return tuple(self._slot[ended[value]] if value in ended else slot for value, slot in enumerate(home))
 
     def _known(self, buffers: Sequence[int]) -> tuple[int, ...]:
@@ -226,7 +228,7 @@ class _Recorder:
         """What a loop reads from outside is there from its first slot to its last."""
         problem, found = self._problem, defaultdict[int, set[int]](set)
         for slot, number in enumerate(self._order):
-            loops = [number, *problem.around(number)]
+            loops = [number, *problem.loops_around(number)]
             for buffer in problem.kernels[number].reads:
                 if buffer not in self._value:
                     continue
@@ -259,6 +261,6 @@ class _Recorder:
             for other in problem.places[problem.buffers[read].place]:
                 taker = problem.buffers[other].maker
                 if other != read and taker is not None and self._slot[taker] > since:
-                    loops = [loop for loop in problem.around(taker) if loop in self._first]
+                    loops = [loop for loop in problem.loops_around(taker) if loop in self._first]
                     last = min(last, self._slot[taker], *(self._first[loop] for loop in loops))
         return last

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from memplan.errors import PlanMismatchError
-from memplan.planning.loop import Loop, Residuals, repeated
+from memplan.planning.loop import Loop, Residuals, recomputed_ops
 from memplan.program import compat
 from memplan.program.extract import body_graph, variables
 from memplan.program.trace import Program, flatten
@@ -83,7 +83,7 @@ def with_loops(program: Program, loops: Sequence[Residuals | None]) -> Program:
 def _are_of(residuals: Residuals, loop: Loop) -> bool:
     """Do they name values of this loop's body from which the rest can be computed?"""
     known = set(range(len(loop.body.values)))
-    again = repeated(loop, residuals) if known.issuperset(residuals.stacked) else ()
+    again = recomputed_ops(loop, residuals) if known.issuperset(residuals.stacked) else ()
     there = loop.given.union(residuals.stacked, *(loop.body.ops[op].outputs for op in again))
     return (
         known.issuperset(residuals.stacked)
@@ -224,7 +224,7 @@ class _Ends:
         first, _, last = self.forward.split(flat.jaxpr.invars)
         env.update(zip([*first, *last], [*consts, *slices], strict=True))
         env.update({self.known[v]: value for v, value in zip(self.residuals.stacked, residuals, strict=True)})
-        for op in repeated(self.loop, self.residuals):
+        for op in recomputed_ops(self.loop, self.residuals):
             eqn = flat.jaxpr.eqns[op]
             with compat.as_written(eqn):
                 results = compat.bind(eqn, [compat.read(env, atom) for atom in eqn.invars])
@@ -258,7 +258,7 @@ class _Ends:
         own_consts, carries, own = self.backward.split(operands)
         kept = [stack for number, stack in enumerate(own) if number not in taken]
         consts, stacks = self.given[: self.forward.consts], self.given[self.forward.consts :]
-        moves = self.residuals.on_host
+        moves = self.residuals.stacked_on_host
         on_host = [stack for stack, moved in zip(self.stacked, moves, strict=True) if moved]
         on_device = [stack for stack, moved in zip(self.stacked, moves, strict=True) if not moved]
         begin = self.backward.trips - 1 if self.backward.reverse else 0
@@ -283,7 +283,7 @@ class _Ends:
     def _forward_trip(self, *inputs: Any) -> list[Any]:
         results = list(compat.jaxpr_as_fun(self.forward_body)(*inputs))
         own = len(results) - len(self.residuals.stacked)
-        rest = zip(results[own:], self.residuals.on_host, strict=True)
+        rest = zip(results[own:], self.residuals.stacked_on_host, strict=True)
         return [*results[:own], *(jax.device_put(v, jax.memory.Space.Host) if moves else v for v, moves in rest)]
 
 
@@ -299,7 +299,7 @@ def _loop(pair: _Pair, forward: compat.Scan, runs: int) -> Loop:
     # A jaxlib before August 2026 can take a slice at an index like `n - 1 - i` from the wrong end of a stack on the
     # host (openxla/xla#46231). The backward loop here looks its indices up in an array; a reversed forward loop writes
     # at such an index.
-    return Loop(graph, forward.trips, runs, given, frozenset(needed - given), movable=not forward.reverse)
+    return Loop(graph, forward.trips, runs, given, frozenset(needed - given), offloadable=not forward.reverse)
 
 
 def _pairs(closed: compat.ClosedJaxpr) -> Iterator[_Pair]:

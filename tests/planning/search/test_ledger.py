@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from experiments.planners.evict import tape_of_stages
-from experiments.planners.stages import of_nodes, replay
+from experiments.planners.stages import replay, stages_of_nodes
 from memplan.planning.packing import live_nbytes, needed
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import Action, Kind, Schedule
@@ -26,7 +26,7 @@ DRAWS = st.randoms(use_true_random=False)
 def test_stages_replayed(count: int, draw: Random) -> None:
     """Any repetitions, in any order of adding and removing: the bytes of the worst step of every stage."""
     inputs = [[source for source in range(node) if draw.random() < 0.4] for node in range(count)]
-    stages = of_nodes([draw.randint(1, 9) for _ in inputs], [draw.randint(1, 9) for _ in inputs], inputs, 0)
+    stages = stages_of_nodes([draw.randint(1, 9) for _ in inputs], [draw.randint(1, 9) for _ in inputs], inputs, 0)
     ledger = Ledger(tape_of_stages(stages))
     chosen: set[tuple[int, int]] = set()
     for _ in range(12):
@@ -113,7 +113,7 @@ def test_the_clock_of_the_links(layers: int, seed: int, draw: Random) -> None:
 
 
 def test_what_comes_back_for_nobody_is_not_fetched() -> None:
-    stages = of_nodes([1] * 6, [1] * 6, [[], [0], [1], [2], [3], [0, 4]], 0)
+    stages = stages_of_nodes([1] * 6, [1] * 6, [[], [0], [1], [2], [3], [0, 4]], 0)
     ledger = Ledger(tape_of_stages(stages))
     ledger.move(Copy(0, 1, 1, 2))
     ledger.move(Copy(0, None, 2, 3))  # comes back again before anybody has read it

@@ -52,8 +52,8 @@ def test_what_frees_runs_early_and_what_fills_runs_late() -> None:
 def test_pairs_under_way_keep_what_they_overlap() -> None:
     b = Building()
     (x,) = b.kernel((), MIB)
-    (start,) = b.kernel((x,), MIB, repeatable=False)
+    (start,) = b.kernel((x,), MIB, recomputable=False)
     (beside,) = b.kernel((x,), 8 * MIB)
-    b.kernel((start,), (), repeatable=False)
+    b.kernel((start,), (), recomputable=False)
     b.kernel((start, beside), 8, output=True)
     assert reorder(b.problem()) == (0, 1, 2, 3, 4)

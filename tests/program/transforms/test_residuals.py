@@ -92,8 +92,8 @@ def test_loops_inside_a_loop_count_its_trips() -> None:
 
 
 def test_only_a_loop_that_runs_forward_may_move_its_stacks() -> None:
-    assert pairs_of(trace(*STEPS["layers"](), {}, {}))[0].movable
-    assert not pairs_of(trace(*STEPS["backwards"](), {}, {}))[0].movable
+    assert pairs_of(trace(*STEPS["layers"](), {}, {}))[0].offloadable
+    assert not pairs_of(trace(*STEPS["backwards"](), {}, {}))[0].offloadable
 
 
 @pytest.mark.parametrize(
