@@ -29,7 +29,7 @@ def has_own_place(problem: Problem, buffer: int) -> bool:
     return len(problem.places[problem.buffers[buffer].place]) == 1 and buffer not in problem.returned
 
 
-def is_boundary(kernel: Kernel) -> bool:
+def _is_boundary(kernel: Kernel) -> bool:
     """Does a kernel begin or end a computation inside of a loop, or an asynchronous pair?"""
     return not kernel.recomputable and (not kernel.reads or not kernel.writes)
 
@@ -43,11 +43,11 @@ def pair_ends(problem: Problem) -> Mapping[int, int]:
     return {
         read: number
         for read, number in first.items()
-        if is_boundary(problem.kernels[number]) and problem.buffers[read].maker is not None
+        if _is_boundary(problem.kernels[number]) and problem.buffers[read].maker is not None
     }
 
 
-def boundaries_passed(problem: Problem, order: Schedule | None = None) -> list[int]:
+def _boundaries_passed(problem: Problem, order: Schedule | None = None) -> list[int]:
     """Of every run: how many beginnings and ends stand before it in its loop."""
     passed: Counter[int | None] = Counter()
     found = []
@@ -56,7 +56,7 @@ def boundaries_passed(problem: Problem, order: Schedule | None = None) -> list[i
             continue
         kernel = problem.kernels[action.number]
         found.append(passed[kernel.within])
-        passed[kernel.within] += is_boundary(kernel)
+        passed[kernel.within] += _is_boundary(kernel)
     return found
 
 
@@ -83,9 +83,9 @@ def _body_fault(problem: Problem, schedule: Schedule) -> str | None:
         inside = where.get(action.number, []) if action.kind is Kind.RUN else []
         if inside and inside != list(range(time - len(inside), time)):
             return f"what is inside of {problem.kernels[action.number].name} is not right before it"
-    plain = boundaries_passed(problem)
+    plain = _boundaries_passed(problem)
     ran = [action.number for action in schedule if action.kind is Kind.RUN]
-    for number, passed in zip(ran, boundaries_passed(problem, schedule), strict=True):
+    for number, passed in zip(ran, _boundaries_passed(problem, schedule), strict=True):
         if problem.kernels[number].within is not None and passed != plain[number]:
             return f"{problem.kernels[number].name} has left its computation"
     return None

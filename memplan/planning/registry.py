@@ -1,4 +1,4 @@
-"""Planners by name."""
+"""One problem, one family of planners: whoever answers a `Problem` and a budget with a `Solution`; some have names."""
 
 from __future__ import annotations
 
@@ -25,34 +25,28 @@ class Planner(Protocol):
 
 @dataclass(frozen=True)
 class KernelPlanner:
-    """memplan's own."""
+    """memplan's own: evicts kernel by kernel, see `search.planner`.
 
-    name: str = "kernels"
+    Attributes:
+      offloads: what is evicted may be on the host; else it is recomputed.
+    """
 
-    def plan(
-        self, problem: Problem, budget_nbytes: int, host_nbytes: int = 0, copy_s: CopySeconds | None = None
-    ) -> Solution:
-        return planner.plan(problem, budget_nbytes, host_nbytes, copy_s, _effort(budget_nbytes))
-
-
-@dataclass(frozen=True)
-class RecomputePlanner:
-    """The same, with nothing on the host."""
-
-    name: str = "recompute"
+    name: str
+    offloads: bool
 
     def plan(
         self, problem: Problem, budget_nbytes: int, host_nbytes: int = 0, copy_s: CopySeconds | None = None
     ) -> Solution:
-        return planner.plan(problem, budget_nbytes, effort=_effort(budget_nbytes))
+        """Less effort where the smallest plan is asked for, whatever it takes: it is for an error, and nobody runs it."""
+        effort = planner.EFFORT if budget_nbytes > 0 else planner.EFFORT // 10
+        if not self.offloads:
+            return planner.plan(problem, budget_nbytes, effort=effort)
+        return planner.plan(problem, budget_nbytes, host_nbytes, copy_s, effort)
 
 
-def _effort(budget_nbytes: int) -> int:
-    """Less where the smallest plan is asked for, whatever it takes: nobody runs it."""
-    return planner.EFFORT if budget_nbytes > 0 else planner.EFFORT // 10
-
-
-PLANNERS: dict[str, Planner] = {one.name: one for one in (KernelPlanner(), RecomputePlanner())}
+PLANNERS: dict[str, Planner] = {
+    one.name: one for one in (KernelPlanner("kernels", offloads=True), KernelPlanner("recompute", offloads=False))
+}
 
 
 def planner_named(wanted: str | Planner | None) -> Planner:
