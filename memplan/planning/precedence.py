@@ -19,7 +19,7 @@ def precedence(problem: Problem, order: Sequence[int] | None = None) -> Mapping[
     Args:
       order: of the kernels; the problem's own for None.
     """
-    return _Precedence(problem, range(len(problem.kernels)) if order is None else order).found()
+    return _Precedence(problem, range(len(problem.kernels)) if order is None else order).run()
 
 
 class _Precedence:
@@ -33,7 +33,7 @@ class _Precedence:
                 self._contents[loop].append(number)
         self._pairs = self._asynchronous()
 
-    def found(self) -> Mapping[int, set[int]]:
+    def run(self) -> Mapping[int, set[int]]:
         levels = (self._level(units, loop) for loop, units in self._inside.items())
         return {unit: before for level in levels for unit, before in level.items()}
 

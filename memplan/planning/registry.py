@@ -37,7 +37,7 @@ class KernelPlanner:
     def plan(
         self, problem: Problem, budget_nbytes: int, host_nbytes: int = 0, copy_s: CopySeconds | None = None
     ) -> Solution:
-        """Less effort where the smallest plan is asked for, whatever it takes: it is for an error, and nobody runs it."""
+        """With less effort for the smallest plan, whatever it takes: it is for an error, and nobody runs it."""
         effort = planner.EFFORT if budget_nbytes > 0 else planner.EFFORT // 10
         if not self.offloads:
             return planner.plan(problem, budget_nbytes, effort=effort)

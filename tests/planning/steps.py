@@ -11,7 +11,7 @@ MIB = 2**20
 
 
 @dataclass
-class Building:
+class Builder:
     """Puts a problem together; every method answers numbers of buffers."""
 
     buffers: list[Buffer] = field(default_factory=list)
@@ -61,7 +61,7 @@ def training(layers: int, seed: int, sharing: bool = True) -> Problem:
     Args:
       sharing: arguments are donated, operands written over, results that nobody reads left out.
     """
-    random, b = Random(seed), Building()
+    random, b = Random(seed), Builder()
     weights = [b.argument(MIB, donated=sharing) for _ in range(layers)]
 
     def size() -> int:
@@ -89,7 +89,7 @@ def training(layers: int, seed: int, sharing: bool = True) -> Problem:
 
 def fetching(layers: int, seed: int) -> Problem:
     """A chain forward and back again; each layer's weight comes by an asynchronous pair around the layer before."""
-    random, b = Random(seed), Building()
+    random, b = Random(seed), Builder()
 
     def begun() -> int:
         return b.kernel((b.argument(8),), random.randint(1, 8) * MIB, 0.0, recomputable=False)[0]
@@ -110,7 +110,7 @@ def fetching(layers: int, seed: int) -> Problem:
 
 def accumulating(layers: int, trips: int, seed: int) -> Problem:
     """A loop whose body is a chain forward and back again, which adds to a sum; then the sum is read."""
-    b = Building()
+    b = Builder()
     weight = b.argument(MIB)
     (before,) = b.kernel((weight,), 2 * MIB)
     (zero,) = b.kernel((), MIB)

@@ -13,7 +13,7 @@ from memplan.planning.packing import pack
 from memplan.planning.problem import Buffer, Kernel, Problem, Role
 from memplan.planning.schedule import runs
 from memplan.planning.search.reorder import reorder
-from tests.planning.steps import MIB, Building, accumulating, training
+from tests.planning.steps import MIB, Builder, accumulating, training
 
 
 @given(st.integers(1, 10), st.integers(0, 999), st.booleans())
@@ -31,7 +31,7 @@ def test_no_order_goes_below(layers: int, seed: int, again: bool) -> None:
 
 
 def test_it_is_what_one_kernel_reads_and_writes() -> None:
-    b = Building()
+    b = Builder()
     (first,) = b.kernel((), 3 * MIB)
     (second,) = b.kernel((first,), 2 * MIB)
     b.kernel((first, second), 4 * MIB)
@@ -39,7 +39,7 @@ def test_it_is_what_one_kernel_reads_and_writes() -> None:
 
 
 def test_what_may_lie_in_an_output_or_over_an_operand_does_not_count() -> None:
-    b = Building()
+    b = Builder()
     (first,) = b.kernel((), 3 * MIB)
     (second,) = b.kernel((first,), 3 * MIB, over=True)
     b.kernel((second,), 2 * MIB)

@@ -15,7 +15,7 @@ from memplan.planning.packing import live_nbytes
 from memplan.planning.search.ledger import Ledger, reconcile
 from memplan.planning.search.tape import record
 from tests.planning.search.plans import random_plan, schedule_of
-from tests.planning.steps import MIB, Building, training
+from tests.planning.steps import MIB, Builder, training
 
 DRAWS = st.randoms(use_true_random=False)
 
@@ -69,7 +69,7 @@ def test_kept_up_to_date(layers: int, seed: int, draw: Random) -> None:
 
 def test_what_is_recomputed_writes_over_what_it_reads_last() -> None:
     """In a prelude as in a slot's own work."""
-    b = Building()
+    b = Builder()
     given_one, other = b.argument(), b.argument(4 * MIB)
     (first,) = b.kernel((given_one,), 4 * MIB)
     (second,) = b.kernel((first,), 4 * MIB, over=True)
