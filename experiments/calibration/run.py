@@ -111,7 +111,7 @@ class Case:
                 "best_s": min(seconds[way]),
                 "median_s": statistics.median(seconds[way]),
                 "predicted_s": {
-                    kind: traffic(found.made.result.module, device).step_s for kind, device in devices.items()
+                    kind: traffic(found.planned.result.module, device).step_s for kind, device in devices.items()
                 },
             }
             for way, found in self.ways.items()
