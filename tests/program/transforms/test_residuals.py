@@ -26,7 +26,7 @@ def least(loop: Loop) -> Residuals:
 
 
 def moved(loop: Loop) -> Residuals:
-    return cheapest(loop, PRICES[-1], DEVICE, moves=True)
+    return cheapest(loop, PRICES[-1], DEVICE, offload=True)
 
 
 def every_value(loop: Loop) -> Residuals:
