@@ -14,9 +14,9 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from tests.parallel.partition import kernels
-from tests.parallel.partition.kernels import Keys
-from tests.parallel.partition.lockstep import lockstep
+from tests.parallel.simulator import kernels
+from tests.parallel.simulator.kernels import Keys
+from tests.parallel.simulator.lockstep import lockstep
 
 RNG = np.random.default_rng(0)
 TOLERANCES = {"float16": 3e-3, "bfloat16": 2e-2}
