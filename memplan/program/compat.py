@@ -427,6 +427,15 @@ def coordination_client() -> Any:
     return _distributed.global_state.client
 
 
+BLOCKING_MODULES = ("jax._src.array", "jax._src.api")
+"""Where jax waits for values to be ready; on a GPU it may spin there."""
+
+
+def is_coordination_client(value: Any) -> bool:
+    """Whether this is what `coordination_client` returns."""
+    return "DistributedRuntimeClient" in type(value).__name__
+
+
 def register_after_scheduling(callback: Callable[[bytes], bytes | None], platform: str) -> None:
     """Have XLA call back with every module that it has scheduled, serialized; what is returned replaces it.
 
