@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from experiments.budgets.cases import CASES
 from experiments.budgets.rows import SOURCES, Row, environment, version_here
 from memplan import pipeline
+from memplan.outcome.infeasible import floor_of, infeasible
 from memplan.pipeline import Outcome, Request
 from memplan.planning.schedule import Kind
 from memplan.units import parse_bytes
@@ -94,9 +95,9 @@ def _warm_up(target: Target) -> None:
 
 
 def _row(name: str, version: str, found: Outcome, plain_bytes: int, plain: Spent, ready: Spent) -> Row:
-    made = found.made
+    made = found.planned
     status = "does not fit" if not found.fits else "fits" if found.plan is not None else "untouched"
-    floor_bytes, _ = pipeline.floor_of(found)
+    floor_bytes, _ = floor_of(found)
     runs = sum(one.kind is Kind.RUN for one in made.schedule)
     return Row(
         name=name,
@@ -104,7 +105,7 @@ def _row(name: str, version: str, found: Outcome, plain_bytes: int, plain: Spent
         version=version,
         status=status,
         budget_bytes=found.limits.device_bytes,
-        reason="" if found.fits else str(pipeline.infeasible(found)),
+        reason="" if found.fits else str(infeasible(found)),
         plain_bytes=plain_bytes,
         plain_step_s=made.plain.traffic.step_s,
         plain_compile_s=plain.clock_s,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from experiments.large_images.cases import BUDGETS, HOST_BUDGET, Case
 from memplan import pipeline
+from memplan.outcome.infeasible import floor_of
 from memplan.pipeline import Outcome, Request
 from memplan.studies.baselines import Baseline, Baselines
 from memplan.units import parse_bytes, show_bytes
@@ -51,7 +52,7 @@ def _planned(case: Case, device: str, size: int) -> Compiled:
 
 def _limit(found: Outcome) -> str:
     """One kernel whose operands alone are over the budget, or what the least plan takes."""
-    floor, kernel = pipeline.floor_of(found)
+    floor, kernel = floor_of(found)
     if floor > found.limits.device_bytes:
         return f"floor {show_bytes(floor)}, {kernel}"
     if found.device_bytes > found.limits.device_bytes:

@@ -53,7 +53,7 @@ def measure(link: str) -> Row:
     step, args = googlenet_step(image=IMAGE, batch=BATCH)
     device, host_budget = (DEVICE, 0) if link == "none" else (f"{DEVICE}@{link}", HOST_BUDGET)
     found = pipeline.run(step, args, {}, {"donate_argnums": 0}, Request(BUDGET, host_budget, device), _tell)
-    made = found.made
+    made = found.planned
     runs, moved = sum(one.kind is Kind.RUN for one in made.schedule), made.result.traffic
     return Row(
         link, made.plain.device_bytes, made.plain.traffic.step_s, found.device_bytes,

@@ -60,8 +60,8 @@ def measure(name: str) -> dict[str, Any]:
         return pipeline.best(step, args, {}, OPTIONS, Request(budget, device=device))
 
     def row(way: str, one: Outcome, planned: bool) -> Row:
-        copies = one.made.result.traffic
-        predicted = one.made.predicted_bytes if planned else None
+        copies = one.planned.result.traffic
+        predicted = one.planned.predicted_bytes if planned else None
         figures = one.device_bytes, one.host_bytes, copies.step_s, predicted, copies.copy_s, copies.hidden_copy_s
         print(name, way, *figures, flush=True)
         return Row(way, *figures)

@@ -86,15 +86,15 @@ class Row:
 def measure(case: Case) -> Row:
     config = DecoderConfig(width=case.width, heads=case.width // 64, scan=case.scan)
     step, args = decoder_step(batch=case.batch, tokens=1024, config=config)
-    plain = pipeline.best(step, args, {}, OPTIONS, Request(UNLIMITED, device=case.device)).made.plain
+    plain = pipeline.best(step, args, {}, OPTIONS, Request(UNLIMITED, device=case.device)).planned.plain
     request = Request(case.budget, "64GiB", case.device, host_state=(0,))
     start = time.perf_counter()
     found = pipeline.run(step, args, {}, OPTIONS, request, lambda stage, share: print(stage, flush=True))
-    moved = found.made.result.traffic
+    moved = found.planned.result.traffic
     return Row(
         case.name, case.budget, found.plan.planner if found.plan else "none",
         sum(leaf.dtype.itemsize * leaf.size for leaf in jax.tree.leaves(args[0])),
-        plain.device_bytes, found.made.predicted_bytes, found.device_bytes, found.host_bytes,
+        plain.device_bytes, found.planned.predicted_bytes, found.device_bytes, found.host_bytes,
         plain.traffic.step_s, found.step_s, moved.copy_s, moved.hidden_copy_s,
         sum(end - start for start, end in moved.stalls), time.perf_counter() - start,
     )  # fmt: skip
