@@ -13,7 +13,7 @@ from memplan.cli.output import check_writable, errors_told, save, tell, working
 from memplan.cli.steps import plain_step
 from memplan.hardware.overheads import Overheads
 from memplan.hardware.topology import TOPOLOGIES
-from memplan.parallel.measure import measured
+from memplan.parallel.measure import measure_topology
 from memplan.parallel.runtime import launch as launching
 from memplan.studies import scaling
 
@@ -67,7 +67,7 @@ def topology(
         cluster = parallel.initialize()
         with working() as stage:
             stage("timing all-reduces", None)
-            found = measured(parallel.mesh())
+            found = measure_topology(parallel.mesh())
         if cluster.process == 0:
             if out is not None:
                 save(out, found.save)
