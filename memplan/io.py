@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib.metadata
 import itertools
 import json
 import math
 import numbers
 import os
+import platform
 import sys
 import threading
 import types
@@ -171,3 +173,16 @@ def _description(kind: Any, origin: Any, inner: tuple[Any, ...]) -> str:
     if origin is tuple:
         return "a list" if inner[-1] is ... else f"a list of {len(inner)}"
     return _DESCRIPTIONS.get(origin or kind, "an object")
+
+
+def versions(*packages: str) -> tuple[tuple[str, str], ...]:
+    """((name, version), ...) of Python and of these packages: what a document says of its making."""
+    return (("python", platform.python_version()), *((name, version_of(name)) for name in packages))
+
+
+def version_of(package: str) -> str:
+    """As it is installed; `0+source` where it is not."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "0+source"

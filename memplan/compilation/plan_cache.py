@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib.metadata
 import json
 import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from memplan import io
 from memplan.errors import PlanMismatchError
 from memplan.io import write_atomic
 from memplan.planning.plan import Plan
@@ -35,7 +35,7 @@ def folder() -> Path | None:
 
 def key(*parts: object) -> str:
     """A name for what depends on these, on the planner as it is installed, and on the version of jax."""
-    versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib")]
+    versions = [io.version_of(name) for name in ("jax", "jaxlib")]
     return hashlib.sha256(json.dumps([_planner(), *versions, *map(str, parts)]).encode()).hexdigest()
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 
-from memplan import __version__
+from memplan import io
 from memplan.compilation.outcome import Outcome
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.hardware.roofline import copy_seconds
@@ -20,7 +18,6 @@ from memplan.planning.loop import Loop, Residuals
 from memplan.planning.problem import Role
 from memplan.planning.schedule import Kind
 from memplan.report.model import Candidate, Choice, Decision, LiveValue, Report
-from memplan.report.result import Versions
 from memplan.report.timeline import Line, Timeline
 from memplan.xla.buffers import instruction_of
 from memplan.xla.module import read_module
@@ -169,11 +166,6 @@ def _plan_counts(names: Sequence[str]) -> dict[str, int]:
     return {"copies_found": len(starts), "recomputations_found": len(remat)}
 
 
-def versions() -> Versions:
+def versions() -> tuple[tuple[str, str], ...]:
     """Of whatever changes the figures."""
-    return (
-        ("memplan", __version__),
-        ("python", platform.python_version()),
-        ("jax", jax.__version__),
-        ("jaxlib", importlib.metadata.version("jaxlib")),
-    )
+    return io.versions("memplan", "jax", "jaxlib")

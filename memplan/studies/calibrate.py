@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import os
 import platform
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 import jax
 
+from memplan import io
 from memplan.errors import UnknownDeviceError
 from memplan.hardware import measured
 from memplan.hardware.catalog import LINKS, local_cpu
@@ -50,7 +50,7 @@ def calibrate(
         device_kind=first.device_kind,
         hardware=hardware(first),
         load=(load, os.getloadavg()[0]),
-        versions=versions(),
+        versions=io.versions(*_PACKAGES),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         measurements=tuple(measurements),
     )
@@ -76,12 +76,6 @@ def base_device() -> Device:
             sources=("No specification by this name",),
             target=None,
         )
-
-
-def versions() -> tuple[tuple[str, str], ...]:
-    """((package, version), ...) of what the figures depend on."""
-    packages = ((name, importlib.metadata.version(name)) for name in _PACKAGES)
-    return (("python", platform.python_version()), *packages)
 
 
 def hardware(first: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import itertools
 import math
 import re
@@ -18,6 +17,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from memplan import io
 from memplan.errors import MemplanError, UnknownDeviceError
 from memplan.hardware.device import Device
 from memplan.program import compat
@@ -150,7 +150,7 @@ class Target:
         name = f"memplan_{next(_numbers)}_{re.sub(r'[^a-zA-Z0-9_]', '_', compat.module_name_of(lowered))}"
         with intercept(name, rewrite, self.platform) as interception, compat.without_compilation_cache():
             found = self._compile_lowered(compat.rename_module(lowered, name), {**self._limits(), **flags})
-        version = importlib.metadata.version("jaxlib")
+        version = io.version_of("jaxlib")
         try:
             interception.check()
         except UnreadableModuleError as error:

@@ -11,4 +11,4 @@ from memplan.outcome.summary import versions
 
 def test_versions_are_of_what_changes_the_figures() -> None:
     jax = [(name, importlib.metadata.version(name)) for name in ("jax", "jaxlib")]
-    assert versions() == (("memplan", memplan.__version__), ("python", platform.python_version()), *jax)
+    assert versions() == (("python", platform.python_version()), ("memplan", memplan.__version__), *jax)

@@ -7,10 +7,8 @@ rank, where it would otherwise be a hang or wrong numbers.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import itertools
 import json
-import platform
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from memplan import io
 from memplan.errors import MemplanError
 from memplan.parallel.runtime.cluster import Cluster
 from memplan.parallel.runtime.comparison import majority_rank
@@ -65,16 +64,7 @@ def preflight(cluster: Cluster, *, timeout_s: float = 60.0) -> Preflight:
 
 def local_versions() -> dict[str, str]:
     """What must be the same everywhere."""
-    try:
-        own = importlib.metadata.version("memplan")
-    except importlib.metadata.PackageNotFoundError:
-        own = "from source"
-    return {
-        "python": platform.python_version(),
-        "jax": jax.__version__,
-        "jaxlib": importlib.metadata.version("jaxlib"),
-        "memplan": own,
-    }
+    return dict(io.versions("jax", "jaxlib", "memplan"))
 
 
 def _all_reduces() -> tuple[float, float]:
