@@ -66,9 +66,9 @@ class _ProblemBuilder:
         for value in outputs:
             if self._values[value].role is Role.TEMPORARY:
                 self._values[value].role = Role.OUTPUT
-        return self._numbered(outputs, frozenset(donated))
+        return self._number_buffers(outputs, frozenset(donated))
 
-    def _numbered(self, outputs: Sequence[int], donated: frozenset[int]) -> Problem:
+    def _number_buffers(self, outputs: Sequence[int], donated: frozenset[int]) -> Problem:
         """Buffers numbered without those that turned out to be others."""
         kept = [number for number in range(len(self._values)) if self._values[number].same is None]
         number = {old: new for new, old in enumerate(kept)}
@@ -139,9 +139,9 @@ class _ProblemBuilder:
             return _done(op, operands[0])
         if op.opcode.endswith("-start"):
             return self._start(op, operands, within)
-        return self._work(body, op, operands, within)
+        return self._compute(body, op, operands, within)
 
-    def _work(self, body: Computation, op: Instruction, operands: list[Tree], within: int | None) -> Tree:
+    def _compute(self, body: Computation, op: Instruction, operands: list[Tree], within: int | None) -> Tree:
         tree = self._new(op, len(self._kernels), Role.TEMPORARY)
         made = list(leaves_of(tree))
         self._table(op.shape)

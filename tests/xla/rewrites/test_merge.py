@@ -16,7 +16,7 @@ from memplan.verify.dataflow import NotThePlainModuleError
 from memplan.verify.same_module import judge
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import Module, read_module
-from memplan.xla.rewrites.merge import MOST, merge_fusions
+from memplan.xla.rewrites.merge import MERGED_SHARE, merge_fusions
 from models.train import resnet_step
 from tests.xla.costs import kernel_costs, moved_nbytes
 from tests.xla.rewrites.compiled import compile_rewritten
@@ -221,7 +221,7 @@ SHARED = 5 * NBYTES + 2 * 2048  # two of them read two arrays and make two, all 
 
 @pytest.mark.parametrize(("nbytes", "left"), [(SHARED, 1), (SHARED - 1, 2), (4 * NBYTES, 2), (4 * NBYTES - 1, 3)])
 def test_what_would_crowd_the_room_stays(nbytes: int, left: int) -> None:
-    assert len(fusions(made(THREE, int((nbytes + 0.5) / MOST)) or read_module(THREE))) == left
+    assert len(fusions(made(THREE, int((nbytes + 0.5) / MERGED_SHARE)) or read_module(THREE))) == left
 
 
 def test_what_shares_little_stays() -> None:
@@ -374,7 +374,7 @@ def test_a_merged_module_is_the_same_and_moves_less(text: str, arrays: int) -> N
         op, opcodes = found.entry.ops[name], [one.opcode for one in found[found.entry.ops[name].called[0]].ops.values()]
         assert op.attribute("kind") == ("kInput" if "reduce" in opcodes else "kLoop")
         if ".all" in name:
-            assert op.nbytes + sum(found.entry.ops[one].nbytes for one in operands) <= MOST * room
+            assert op.nbytes + sum(found.entry.ops[one].nbytes for one in operands) <= MERGED_SHARE * room
     made("\n\n".join([found.head, *found.texts.values()]), room)
 
 

@@ -15,7 +15,7 @@ from memplan.verify.dataflow import NotThePlainModuleError
 from memplan.verify.same_module import judge
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import Module, read_module
-from memplan.xla.rewrites.split import NEARLY, split_fusions
+from memplan.xla.rewrites.split import WHOLE_SHARE, split_fusions
 from tests.xla.rewrites.compiled import compile_rewritten
 
 ARRAY = "f32[1024,512]{1,0}"
@@ -213,7 +213,7 @@ def test_pieces_are_the_same_and_smaller(text: str, arrays: int) -> None:
         assert found is None
     else:
         assert made(least.head + "\n\n" + "\n\n".join(least.texts.values())) is None
-        limit = max(largest(least), int(NEARLY * arrays * NBYTES))
+        limit = max(largest(least), int(WHOLE_SHARE * arrays * NBYTES))
         assert largest(found or plain) <= limit
 
 

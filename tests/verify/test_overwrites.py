@@ -1,0 +1,78 @@
+"""Which versions of a buffer are gone, and what instructions overwrite."""
+
+from __future__ import annotations
+
+from memplan.verify.overwrites import Loss, Place, Updates, Versions, tree_of
+from memplan.xla.module import read_module
+from memplan.xla.shapes import read_shape
+
+TABLE, PAIR = "f32[8]{0}", "(f32[8]{0}, f32[8]{0})"
+MODULE = read_module(f"""HloModule jit_step, is_scheduled=true
+
+%put (p: f32[8], r: f32[1], i: s32[]) -> f32[8] {{
+  %p = {TABLE} parameter(0)
+  %r = f32[1]{{0}} parameter(1)
+  %i = s32[] parameter(2)
+  %seen = {TABLE} bitcast(%p)
+  ROOT %q = {TABLE} dynamic-update-slice(%seen, %r, %i)
+}}
+
+%body (s: (f32[8], f32[8])) -> (f32[8], f32[8]) {{
+  %s = {PAIR} parameter(0)
+  %a = {TABLE} get-tuple-element(%s), index=0
+  %b = {TABLE} get-tuple-element(%s), index=1
+  %c = {TABLE} add(%a, %b)
+  ROOT %t = {PAIR} tuple(%a, %c)
+}}
+
+%branch (g: f32[8]) -> f32[8] {{
+  %g = {TABLE} parameter(0)
+  %n = f32[1]{{0}} constant({{1}})
+  %z = s32[] constant(0)
+  ROOT %h = {TABLE} fusion(%g, %n, %z), kind=kLoop, calls=%put
+}}
+
+ENTRY %main (x: f32[8], y: f32[8], n: f32[1], z: s32[]) -> f32[8] {{
+  %x = {TABLE} parameter(0)
+  %y = {TABLE} parameter(1)
+  %n = f32[1]{{0}} parameter(2)
+  %z = s32[] parameter(3)
+  %new = {TABLE} fusion(%x, %n, %z), kind=kLoop, calls=%put
+  %state = {PAIR} tuple(%new, %y)
+  %loop = {PAIR} while(%state), condition=%test, body=%body
+  %one = {TABLE} get-tuple-element(%loop), index=1
+  %added = {TABLE} custom-call(%one, %y), output_to_operand_aliasing={{{{}}: (1, {{}})}}
+  ROOT %called = {TABLE} call(%added), to_apply=%branch
+}}
+""")
+X, Y = Place("x", 0), Place("y", 0)
+
+
+def updates(name: str, *operands: Place) -> list[tuple[int | None, Place]]:
+    op = MODULE.entry.ops[name]
+    return list(Updates(MODULE).of(op, [operands] if op.opcode == "while" else operands))
+
+
+def test_what_instructions_overwrite() -> None:
+    assert updates("new", X, Place("n", 0), Place("z", 0)) == [(0, X)]
+    assert updates("loop", X, Y) == [(1, Y)], "the body returns the first as it is"
+    assert updates("added", X, Y) == [(0, Y)]
+    assert updates("called", X) == [(None, X)]
+
+
+def test_a_version_is_gone_once_its_buffer_is_overwritten() -> None:
+    versions = Versions()
+    new, view = Place("new", 0), Place("view", 0)
+    versions.made = {"x": -1, "view": 0, "new": 1, "reader": 2}
+    versions.name(view, X)
+    versions.read(X, 1, "new")
+    versions.overwrite(X, 1, "new", new)
+    versions.read(view, 2, "reader")
+    versions.read(new, 2, "reader")
+    assert versions.buffer(new) == versions.buffer(view) == X
+    assert list(versions.losses()) == [Loss("new", 1, X, [(1, "new"), (2, "reader")])]
+
+
+def test_places_have_the_structure_of_a_shape() -> None:
+    shape = read_shape("(f32[8]{0}, (s32[], f32[8]{0}))")
+    assert tree_of("op", shape) == (Place("op", 0), (Place("op", 1), Place("op", 2)))
