@@ -27,11 +27,11 @@ from memplan import pipeline
 from memplan.hardware import measured
 from memplan.hardware.device import Device
 from memplan.hardware.measured import Spec
-from memplan.io import write_whole
+from memplan.io import write_atomic
 from memplan.pipeline import Request
 from memplan.studies import calibrate
 from memplan.xla.local import local_device
-from memplan.xla.replay import traffic
+from memplan.xla.replay import replay
 from models.resnet import ResNetConfig
 from models.train import Built, decoder_step, resnet_step, unet3d_step
 from models.transformer import DecoderConfig
@@ -75,7 +75,7 @@ def main() -> None:
         "factor": {kind: factor(rows, kind) for kind in devices},
     }
     measured.save(out / "device.json")
-    write_whole(out / "steps.json", json.dumps(found, indent=1) + "\n")
+    write_atomic(out / "steps.json", json.dumps(found, indent=1) + "\n")
     print(table(found))
 
 
@@ -111,7 +111,7 @@ class Case:
                 "best_s": min(seconds[way]),
                 "median_s": statistics.median(seconds[way]),
                 "predicted_s": {
-                    kind: traffic(found.planned.result.module, device).step_s for kind, device in devices.items()
+                    kind: replay(found.planned.result.module, device).step_s for kind, device in devices.items()
                 },
             }
             for way, found in self.ways.items()
