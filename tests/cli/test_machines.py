@@ -36,7 +36,7 @@ def measured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         timing = Timing("1", 5e9, 1.0, 1.0, 1.0)
         found = Measurement(measured.MATRIX.format("float32"), "FLOP/s", 1, (timing,))
         conditions = Conditions("cpu", "cpu", "a chip", (), (), "2026-01-02T03:04:05+00:00", (found,))
-        return measured.calibrated(local_device(), conditions)
+        return measured.calibrate(local_device(), conditions)
 
     monkeypatch.setattr(machines, "calibrate_device", calibrate)
 
