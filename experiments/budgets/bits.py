@@ -24,7 +24,7 @@ import numpy as np
 import memplan
 from experiments.budgets.rows import environment
 from memplan.api import Planned
-from memplan.io import write_whole
+from memplan.io import write_atomic
 
 STEPS = 3
 SHARES = (70, 50)
@@ -161,5 +161,5 @@ def compare_all(names: Iterable[str], make: Callable[[str], Training], out: Path
     for name in names:
         rows = list(compared(name, make(name)))
         known = [row for row in known if row["name"] != name] + [asdict(row) for row in rows]
-        write_whole(out, json.dumps({"environment": environment(), "rows": known}, indent=1) + "\n")
+        write_atomic(out, json.dumps({"environment": environment(), "rows": known}, indent=1) + "\n")
         print(*rows, sep="\n", flush=True)

@@ -28,7 +28,7 @@ from jax import lax
 
 from experiments.budgets.bits import SHARES, Numbers, Training, compared
 from experiments.budgets.rows import environment
-from memplan.io import write_whole
+from memplan.io import write_atomic
 
 _BOTH = 5  # every fifth step is planned within half of its bytes, too: to find the smallest plan takes ten seconds
 DRAWN = Path(__file__).parent / "drawn.json"
@@ -164,7 +164,7 @@ def main() -> None:
             numbers += rows
             print(*rows, sep="\n", flush=True)
     told = {"environment": environment(), "steps": args.count, **_told(numbers)}
-    write_whole(args.out, json.dumps(told, indent=1) + "\n")
+    write_atomic(args.out, json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":

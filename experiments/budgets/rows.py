@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 
-from memplan.io import write_whole
+from memplan.io import write_atomic
 
 ROOT = Path(__file__).parents[2]
 FITS = ("fits", "untouched")
@@ -118,7 +118,7 @@ class Rows:
 
     def keep(self, row: Row) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self.path(row.name), json.dumps(asdict(row), indent=1, allow_nan=False) + "\n")
+        write_atomic(self.path(row.name), json.dumps(asdict(row), indent=1, allow_nan=False) + "\n")
 
     def all(self, names: Iterable[str]) -> list[Row]:
         """Those of `names` that are there, in their order."""

@@ -17,7 +17,7 @@ from experiments.budgets.numbers import MODELS, NUMBERS
 from experiments.budgets.rows import Row, former
 from experiments.budgets.run import BEFORE, HERE, SUITE, told
 from experiments.readme import inserted
-from memplan.io import write_whole
+from memplan.io import write_atomic
 
 README = HERE / "README.md"
 MIB = 2**20
@@ -141,7 +141,7 @@ def regenerate() -> str:
 
 
 def main() -> None:
-    write_whole(README, regenerate())
+    write_atomic(README, regenerate())
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from memplan import pipeline
 from memplan.hardware import measured
 from memplan.hardware.device import Device
 from memplan.hardware.measured import Spec
-from memplan.io import write_whole
+from memplan.io import write_atomic
 from memplan.pipeline import Request
 from memplan.studies import calibrate
 from memplan.xla.local import local_device
@@ -75,7 +75,7 @@ def main() -> None:
         "factor": {kind: factor(rows, kind) for kind in devices},
     }
     measured.save(out / "device.json")
-    write_whole(out / "steps.json", json.dumps(found, indent=1) + "\n")
+    write_atomic(out / "steps.json", json.dumps(found, indent=1) + "\n")
     print(table(found))
 
 

@@ -21,7 +21,7 @@ from experiments.large_images.cases import WAYS, Case, limits, on_devices
 from experiments.large_images.compiling import Compiled, compiled
 from experiments.large_images.table import tables
 from experiments.readme import insert
-from memplan.io import write_whole
+from memplan.io import write_atomic
 from memplan.outcome.summary import versions
 from memplan.studies.bisect import last_fitting
 
@@ -88,7 +88,7 @@ def sized(path: Path, case: Case, device: str, way: str) -> str:
     rows = known(path)
     rows[way] = found = measure(left(case, way, rows), device, way)
     content = limits(case, device) | {"rows": [asdict(row) for row in rows.values()], "versions": dict(versions())}
-    write_whole(path, json.dumps(content, indent=1) + "\n")
+    write_atomic(path, json.dumps(content, indent=1) + "\n")
     return f"{path.stem} {found}"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from experiments.large_images.cases import Case, limits
 from experiments.large_images.compiling import compiled
-from memplan.io import write_whole
+from memplan.io import write_atomic
 from memplan.outcome.summary import versions
 
 GROWTH = 2.0  # pixels from one size to the next
@@ -54,7 +54,7 @@ def speed_of(case: Case, device: str, size: int) -> Speed | None:
 
 def measure(case: Case, device: str, path: Path) -> None:
     content = limits(case, device) | {"rows": [asdict(row) for row in series(case, device)]}
-    write_whole(path, json.dumps(content | {"versions": dict(versions())}, indent=1) + "\n")
+    write_atomic(path, json.dumps(content | {"versions": dict(versions())}, indent=1) + "\n")
 
 
 def known(path: Path) -> list[Speed]:

@@ -11,7 +11,7 @@ from experiments.budgets.table import budgets, environments, missing, same_bits
 from experiments.public.run import HERE, NUMBERS, SUITE, told
 from experiments.public.steps import STEPS
 from experiments.readme import inserted
-from memplan.io import write_whole
+from memplan.io import write_atomic
 
 README = HERE / "README.md"
 
@@ -33,7 +33,7 @@ def regenerate() -> str:
 
 
 def main() -> None:
-    write_whole(README, regenerate())
+    write_atomic(README, regenerate())
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from experiments.readme import inserted
 from memplan import api
-from memplan.io import write_whole
+from memplan.io import write_atomic
 from memplan.report.curve import BOUND, MEMPLAN, XLA, Curve, Point
 from models.train import Built, decoder_step, googlenet_step, resnet_step, unet3d_step
 from models.transformer import DecoderConfig
@@ -158,7 +158,7 @@ def main() -> None:
                 f"{row.share:.0%} {_cell(row.own_ms)}/{_cell(row.xla_ms)}" for row in comparisons(name, curve)
             )
             print(f"{name}: memplan/XLA {told} ({time.perf_counter() - start:.0f} s)", flush=True)
-    write_whole(README, regenerate())
+    write_atomic(README, regenerate())
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 from experiments.readme import measure_and_tell
 from memplan.hardware.overheads import NONE, Overheads
 from memplan.report.scaling import Point, Scaling
-from memplan.studies.scaling import Compiled, compiled
+from memplan.studies.scaling import CompiledStep, compile_step
 from models.train import Built, resnet_step, unet3d_step
 
 HERE = Path(__file__).parent
@@ -71,11 +71,11 @@ def measure(case: str) -> str:
 
 
 @functools.lru_cache(maxsize=1)
-def _compiled(name: str) -> Compiled:
+def _compiled(name: str) -> CompiledStep:
     program = PROGRAMS[name]
     function, args = program.step()
     limits = {"budget": program.budget, "statistics": program.statistics}
-    return compiled(function, args, program.topology, program.device, donate_argnums=0, **limits)
+    return compile_step(function, args, program.topology, program.device, donate_argnums=0, **limits)
 
 
 def table() -> str:

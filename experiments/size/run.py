@@ -16,7 +16,7 @@ from pathlib import Path
 import memplan
 from experiments.readme import inserted
 from memplan.errors import InfeasibleBudgetError
-from memplan.io import write_whole
+from memplan.io import write_atomic
 from models.train import resnet_step
 
 HERE = Path(__file__).parent
@@ -70,7 +70,7 @@ def known() -> dict[int, Row]:
 def save(rows: Iterable[Row]) -> None:
     """Written whole or not at all."""
     ordered = [asdict(row) for row in sorted(rows, key=lambda row: row.batch)]
-    write_whole(RESULTS, json.dumps(ordered, indent=1) + "\n")
+    write_atomic(RESULTS, json.dumps(ordered, indent=1) + "\n")
 
 
 def table(rows: Iterable[Row]) -> str:
@@ -106,7 +106,7 @@ def main() -> None:
             row = measure(batch)
             save({**known(), batch: row}.values())
             print(row, flush=True)
-    write_whole(README, regenerate())
+    write_atomic(README, regenerate())
 
 
 if __name__ == "__main__":
