@@ -18,7 +18,7 @@ from experiments.readme import measure_and_tell
 from memplan import pipeline
 from memplan.outcome.summary import versions
 from memplan.pipeline import Outcome, Request
-from memplan.planning.loop import moved_nbytes, stacked_nbytes
+from memplan.planning.loop import stacked_nbytes
 from models.train import decoder_step
 from models.transformer import CHECKPOINTS, DecoderConfig
 
@@ -80,8 +80,10 @@ def _residuals(found: Outcome) -> str:
     if not any(found.program.residuals):
         return ""
     kept = sum(stacked_nbytes(*known) for known in found.program.loops) / MIB
-    moved = sum(moved_nbytes(*known) for known in found.program.loops) / MIB
-    return f", {kept:.0f} MiB kept, {moved:.0f} moved"
+    on_host = sum(
+        loop.trips * loop.body.nbytes(value) for loop, one in found.program.loops if one for value in one.on_host
+    )
+    return f", {kept:.0f} MiB kept, {on_host / MIB:.0f} moved"
 
 
 def rows_of(name: str) -> list[Row]:

@@ -105,7 +105,7 @@ def with_recompute(problem: Problem, random: Random, tries: int) -> Schedule:
     for _ in range(tries):
         number = random.randrange(len(problem.kernels))
         kernel = problem.kernels[number]
-        if not kernel.repeatable or not all(alone(problem, buffer) for buffer in kernel.writes):
+        if not kernel.recomputable or not all(alone(problem, buffer) for buffer in kernel.writes):
             continue
         readers = [n for n in beside(problem, number) if n > number + 1 and reads(problem, n) & set(kernel.writes)]
         if readers and still_there(problem, number, reader := random.choice(readers)):

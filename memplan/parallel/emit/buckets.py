@@ -13,7 +13,7 @@ from memplan.hardware.device import Device
 from memplan.hardware.topology import Topology
 from memplan.parallel.partition.assigned import Assigned
 from memplan.parallel.partition.placement import PARTIAL
-from memplan.planning.buckets import cut
+from memplan.planning.buckets import earliest_buckets
 from memplan.planning.graph import op_seconds
 from memplan.program import compat
 from memplan.program.extract import body_graph
@@ -107,7 +107,7 @@ def buckets(assigned: Assigned, topology: Topology, device: Device, compresses: 
         nbytes = [compat.nbytes_of(var.aval) for var in patient]
         end_s = max(made_s.values())
         ready_s = [end_s - _SURE * (end_s - made_s[var]) for var in patient]
-        ranges = cut(ready_s, nbytes, seconds, largest_nbytes=LARGEST_BYTES)
+        ranges = earliest_buckets(ready_s, nbytes, seconds, largest_nbytes=LARGEST_BYTES)
     number = {patient[i]: number for number, members in enumerate(ranges) for i in members}
     return Buckets({**number, **dict.fromkeys(final, len(ranges)), **exact}, frozenset(exact.values()))
 

@@ -67,4 +67,4 @@ def loop_of(pair: LoopPair, forward: compat.Scan, runs: int) -> Loop:
     # A jaxlib before August 2026 can take a slice at an index like `n - 1 - i` from the wrong end of a stack on the
     # host (openxla/xla#46231). The backward loop here looks its indices up in an array; a reversed forward loop writes
     # at such an index.
-    return Loop(graph, forward.trips, runs, given, frozenset(needed - given), movable=not forward.reverse)
+    return Loop(graph, forward.trips, runs, given, frozenset(needed - given), offloadable=not forward.reverse)

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from memplan.errors import PlanMismatchError
-from memplan.planning.loop import Loop, Residuals, repeated
+from memplan.planning.loop import Loop, Residuals, recomputed_ops
 from memplan.program import compat
 from memplan.program.extract import variables
 from memplan.program.flatten import flatten
@@ -68,7 +68,7 @@ def follow_residuals(program: Program, loops: Sequence[Residuals | None]) -> Pro
 def _fits(residuals: Residuals, loop: Loop) -> bool:
     """Do they name values of this loop's body from which the rest can be computed?"""
     known = set(range(len(loop.body.values)))
-    again = repeated(loop, residuals) if known.issuperset(residuals.stacked) else ()
+    again = recomputed_ops(loop, residuals) if known.issuperset(residuals.stacked) else ()
     there = loop.given.union(residuals.stacked, *(loop.body.ops[op].outputs for op in again))
     return (
         known.issuperset(residuals.stacked)
@@ -197,7 +197,7 @@ class _RewrittenPair:
         known = dict(compat.consts_of(flat))
         known.update(zip([*first, *last], [*consts, *slices], strict=True))
         known.update((self.known[v], value) for v, value in zip(self.residuals.stacked, residuals, strict=True))
-        eqns = [flat.jaxpr.eqns[op] for op in repeated(self.loop, self.residuals)]
+        eqns = [flat.jaxpr.eqns[op] for op in recomputed_ops(self.loop, self.residuals)]
         results = flat.jaxpr.outvars[self.forward.carries :]
         source = {taken: results[made] for made, taken in self.pair.stacks.items()}
         replaced = dict(zip(source, interpret_eqns(eqns, known, list(source.values())), strict=True))
@@ -226,7 +226,7 @@ class _RewrittenPair:
         own_consts, carries, own = self.backward.split(operands)
         kept = [stack for number, stack in enumerate(own) if number not in taken]
         consts, stacks = self.given[: self.forward.consts], self.given[self.forward.consts :]
-        moves = self.residuals.on_host
+        moves = self.residuals.stacked_on_host
         on_host = [stack for stack, moved in zip(self.stacked, moves, strict=True) if moved]
         on_device = [stack for stack, moved in zip(self.stacked, moves, strict=True) if not moved]
         begin = self.backward.trips - 1 if self.backward.reverse else 0
@@ -251,5 +251,5 @@ class _RewrittenPair:
     def _forward_trip(self, *inputs: Any) -> list[Any]:
         results = list(compat.jaxpr_as_fun(self.forward_body)(*inputs))
         own = len(results) - len(self.residuals.stacked)
-        rest = zip(results[own:], self.residuals.on_host, strict=True)
+        rest = zip(results[own:], self.residuals.stacked_on_host, strict=True)
         return [*results[:own], *(jax.device_put(v, jax.memory.Space.Host) if moves else v for v, moves in rest)]

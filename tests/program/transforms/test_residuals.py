@@ -26,7 +26,7 @@ def least(loop: Loop) -> Residuals:
 
 
 def moved(loop: Loop) -> Residuals:
-    return cheapest(loop, PRICES[-1], DEVICE, moves=True)
+    return cheapest(loop, PRICES[-1], DEVICE, offload=True)
 
 
 def every_value(loop: Loop) -> Residuals:
@@ -92,8 +92,8 @@ def test_loops_inside_a_loop_count_its_trips() -> None:
 
 
 def test_only_a_loop_that_runs_forward_may_move_its_stacks() -> None:
-    assert outer_loops(trace(*STEPS["layers"](), {}, {}))[0].movable
-    assert not outer_loops(trace(*STEPS["backwards"](), {}, {}))[0].movable
+    assert outer_loops(trace(*STEPS["layers"](), {}, {}))[0].offloadable
+    assert not outer_loops(trace(*STEPS["backwards"](), {}, {}))[0].offloadable
 
 
 @pytest.mark.parametrize(
