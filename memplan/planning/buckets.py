@@ -1,4 +1,4 @@
-"""Which gradients are reduced together: the buckets of which the last is done earliest.
+"""Which gradients are reduced together: the consecutive buckets of which the last one is done earliest.
 
 One stream sends the buckets in order. A large bucket pays for one start, a small one starts early.
 """
@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 
-def earliest_buckets(
+def contiguous_buckets(
     ready_s: Sequence[float],
     nbytes: Sequence[int],
     seconds: Callable[[int], float],
     largest_nbytes: int | None = None,
 ) -> tuple[range, ...]:
-    """The consecutive buckets that are all sent earliest; of such divisions, one with the fewest buckets.
+    """The buckets of consecutive gradients that are all sent earliest; of such, one with the fewest buckets.
 
     With a given number of buckets, the earlier the first gradients are sent the earlier all can be, so one time per
     prefix and number is all that counts. It holds for any `seconds`, monotonic or not.

@@ -5,6 +5,7 @@ May import nothing of memplan.
 
 from memplan.program.compat.compiler import (
     coordination_client,
+    is_coordination_client,
     mark_on_host,
     module_name_of,
     module_proto,

@@ -99,3 +99,8 @@ def without_compilation_cache() -> Iterator[None]:
 def coordination_client() -> Any:
     """The key-value store of jax.distributed, None before it is initialized."""
     return _distributed.global_state.client
+
+
+def is_coordination_client(value: Any) -> bool:
+    """Whether this is what `coordination_client` returns."""
+    return "DistributedRuntimeClient" in type(value).__name__

@@ -1,4 +1,4 @@
-"""Where the main thread stands, looked at from another thread while it waits at places of all sorts."""
+"""What the main thread waits for, looked at from another thread while it waits at places of all sorts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from memplan.parallel.runtime import standing
-from memplan.parallel.runtime.standing import Standing
+from memplan.parallel.runtime import main_thread
+from memplan.parallel.runtime.main_thread import MainThreadObserver
 
 LEFT = (1,)
 
@@ -29,8 +29,8 @@ class Waiting:
 @pytest.fixture(autouse=True)
 def spread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays with a dimension count as those of processes that have left."""
-    monkeypatch.setattr(standing, "IDLE_S", 0.2)
-    monkeypatch.setattr(standing, "_is_spread", lambda array, left: array.ndim > 0)
+    monkeypatch.setattr(main_thread, "IDLE_S", 0.2)
+    monkeypatch.setattr(main_thread, "_is_spread", lambda array, left: array.ndim > 0)
 
 
 def seen_at(stand: Callable[[], Any]) -> tuple[bool | None, float, str]:
@@ -38,11 +38,11 @@ def seen_at(stand: Callable[[], Any]) -> tuple[bool | None, float, str]:
     found: list[tuple[bool | None, float, str]] = []
 
     def look() -> None:
-        one, still_s = Standing(), 0.0
+        one, still_s = MainThreadObserver(), 0.0
         for _ in range(10):
             time.sleep(0.05)
-            still_s = one.look(time.monotonic())
-        found.append((one.waits(LEFT), still_s, one.where()))
+            still_s = one.sample(time.monotonic())
+        found.append((one.waits_for(LEFT), still_s, one.where()))
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -71,7 +71,7 @@ def test_sleeping_and_other_waits_are_not_for_the_others() -> None:
     for stand in (lambda: time.sleep(0.6), lambda: event.wait(0.6), often):
         waits, still_s, _ = seen_at(stand)
         assert waits is False and still_s > 0.3
-    assert "test_standing.py" in seen_at(lambda: time.sleep(0.6))[2]
+    assert "test_main_thread.py" in seen_at(lambda: time.sleep(0.6))[2]
 
 
 def test_what_computes_does_not_wait() -> None:
@@ -88,6 +88,6 @@ def test_what_computes_does_not_wait() -> None:
 
 
 def test_another_place_is_no_standing_still() -> None:
-    one = Standing()
-    assert one.look(1.0) == 0.0 and one.where()
-    assert one.waits(LEFT) in (False, None)
+    one = MainThreadObserver()
+    assert one.sample(1.0) == 0.0 and one.where()
+    assert one.waits_for(LEFT) in (False, None)

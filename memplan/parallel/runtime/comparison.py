@@ -1,6 +1,6 @@
 """What each rank gave to the run, compared: whose rows, values or programs are not those of the others.
 
-Rank 0 keeps it. Pure: no sockets, no clock of its own.
+Rank 0 makes it. Pure: no sockets, no clock of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from memplan.parallel.runtime.roster import Member
+from memplan.parallel.runtime.heartbeats import Member
 
 ROWS, VALUES, PROGRAM = "rows", "values", "program"
 PATIENCE_S = 2.0  # of two ranks that differ nobody knows who is odd: the others are waited for this long
@@ -30,8 +30,8 @@ ADVICE = {
 
 
 @dataclass(frozen=True)
-class Said:
-    """One thing that a rank gave to the run.
+class Submission:
+    """One thing that a rank gave to the run, to be compared with what the others gave.
 
     Attributes:
       kind: ROWS, VALUES or PROGRAM.
@@ -54,35 +54,35 @@ class Said:
         return self.key, self.number
 
 
-def said(kind: str, key: str, name: str, lines: Collection[str], among: tuple[int, ...]) -> Said:
+def submission(kind: str, key: str, name: str, lines: Collection[str], among: tuple[int, ...]) -> Submission:
     whole = "\n".join(lines)
     digest = hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()
     text = base64.b64encode(zlib.compress(whole[:TEXT_CHARACTERS].encode())).decode()
-    return Said(kind, key, name, digest, text, among)
+    return Submission(kind, key, name, digest, text, among)
 
 
-def received(fields: Mapping[str, Any]) -> Said:
-    return Said(**{**fields, "among": tuple(fields["among"])})
+def from_message(fields: Mapping[str, Any]) -> Submission:
+    return Submission(**{**fields, "among": tuple(fields["among"])})
 
 
 @dataclass
 class _Question:
     """Something that all of some ranks must give alike; `split_s` is when two answers first differed."""
 
-    said: Said
-    answers: dict[int, Said] = field(default_factory=dict)
+    asked: Submission
+    answers: dict[int, Submission] = field(default_factory=dict)
     split_s: float | None = None
 
     @property
     def complete(self) -> bool:
-        return set(self.said.among) <= set(self.answers)
+        return set(self.asked.among) <= set(self.answers)
 
     @property
     def digests(self) -> dict[int, str]:
         return {rank: one.digest for rank, one in self.answers.items()}
 
 
-class Ledger:
+class Comparison:
     """Rows and programs are questions that all must answer alike; values are compared whenever one is settled.
 
     So a rank may place values or look at shapes by itself, if it also gives what the others give.
@@ -91,12 +91,12 @@ class Ledger:
     def __init__(self, members: Mapping[int, Member]):
         self._members = members
         self._open: dict[tuple[str, int], _Question] = {}
-        self._rows: dict[str, dict[int, list[Said]]] = {}
-        self._values: dict[int, dict[str, Said]] = {rank: {} for rank in members}
-        self._programs: dict[tuple[str, tuple[int, ...]], dict[int, Said]] = {}
-        self._reached: dict[int, Mapping[str, int]] = {rank: {} for rank in members}
+        self._rows: dict[str, dict[int, list[Submission]]] = {}
+        self._values: dict[int, dict[str, Submission]] = {rank: {} for rank in members}
+        self._programs: dict[tuple[str, tuple[int, ...]], dict[int, Submission]] = {}
+        self._batches: dict[int, Mapping[str, int]] = {rank: {} for rank in members}
 
-    def hear(self, rank: int, one: Said) -> None:
+    def add(self, rank: int, one: Submission) -> None:
         if one.kind == VALUES:
             self._values[rank][one.digest] = one
             return
@@ -107,34 +107,34 @@ class Ledger:
         else:
             self._programs.setdefault((one.name, one.among), {})[rank] = one
 
-    def reached(self, rank: int, batches: Mapping[str, int]) -> None:
+    def advance(self, rank: int, batches: Mapping[str, int]) -> None:
         """How many batches of each key this rank has begun; what it said about them is here already."""
-        self._reached[rank] = dict(batches)
+        self._batches[rank] = dict(batches)
 
     def judge(self, now_s: float, left: Collection[int] = ()) -> tuple[list[tuple[str, int]], str | None]:
         """What has been settled since, and a sentence about who differs or left while others wait for it."""
         settled = []
         for place, question in list(self._open.items()):
-            self._unchanged(question)
+            self._repeat_rows(question)
             verdict = self._differ(question, now_s) or self._departed(question, left)
             if verdict is None and question.complete and len(set(question.digests.values())) == 1:
                 del self._open[place]
                 settled.append(place)
-                self._forget(question.said)
-                verdict = self._other_values(question.said.among)
+                self._forget(question.asked)
+                verdict = self._other_values(question.asked.among)
             if verdict:
                 return settled, verdict
         return settled, self._other_shapes(now_s)
 
-    def _unchanged(self, question: _Question) -> None:
+    def _repeat_rows(self, question: _Question) -> None:
         """Who has come as far and said nothing new brings what it brought before."""
-        one = question.said
+        one = question.asked
         for rank in set(one.among) - set(question.answers) if one.kind == ROWS else ():
             before = [known for known in self._rows[one.key].get(rank, ()) if known.number <= one.number]
-            if before and self._reached[rank].get(one.key, 0) >= one.number:
+            if before and self._batches[rank].get(one.key, 0) >= one.number:
                 question.answers[rank] = before[-1]
 
-    def _forget(self, settled: Said) -> None:
+    def _forget(self, settled: Submission) -> None:
         """Of what came before only the last counts, for batches that bring the same."""
         for rank, known in self._rows.get(settled.key, {}).items():
             before = [one for one in known if one.number <= settled.number]
@@ -147,15 +147,15 @@ class Ledger:
         question.split_s = question.split_s or now_s
         if not question.complete and now_s - question.split_s < PATIENCE_S:
             return None
-        number = f" in batch {question.said.number}" if question.said.kind == ROWS else ""
-        return self._told(question.answers, digests, number)
+        number = f" in batch {question.asked.number}" if question.asked.kind == ROWS else ""
+        return self._verdict(question.answers, digests, number)
 
     def _departed(self, question: _Question, left: Collection[int]) -> str | None:
-        one = question.said
+        one = question.asked
         missing = [rank for rank in one.among if rank in left and rank not in question.answers]
         if one.kind != ROWS or one.key.endswith(APART) or not missing:
             return None
-        had = self._reached[missing[0]].get(one.key, 0)
+        had = self._batches[missing[0]].get(one.key, 0)
         waiting = ", ".join(str(rank) for rank in sorted(question.answers))
         return (
             f"{self._ranks(missing)} left after batch {had} of {one.name} while rank {waiting} waits in batch "
@@ -164,15 +164,15 @@ class Ledger:
 
     def _other_values(self, among: tuple[int, ...]) -> str | None:
         """Each of two ranks has given values that the other has not."""
-        held = {rank: frozenset(d for d, one in self._values[rank].items() if one.among == among) for rank in among}
-        usual = typical(held)
-        odd = [rank for rank in among if held[rank] - held[usual] and held[usual] - held[rank]]
+        given = {rank: frozenset(d for d, one in self._values[rank].items() if one.among == among) for rank in among}
+        usual = majority_rank(given)
+        odd = [rank for rank in among if given[rank] - given[usual] and given[usual] - given[rank]]
         if not odd:
             return None
-        theirs, ours = self._alone(odd[0], held[usual]), self._alone(usual, held[odd[0]])
+        theirs, ours = self._last_other(odd[0], given[usual]), self._last_other(usual, given[odd[0]])
         return self._sentence(odd, usual, theirs, ours, "")
 
-    def _alone(self, rank: int, common: Collection[str]) -> Said:
+    def _last_other(self, rank: int, common: Collection[str]) -> Submission:
         """The last value of this rank that is not among these."""
         return [one for digest, one in self._values[rank].items() if digest not in common][-1]
 
@@ -187,15 +187,15 @@ class Ledger:
             for question in waiting:
                 question.split_s = question.split_s or now_s
             if all(now_s - (question.split_s or now_s) >= PATIENCE_S for question in waiting):
-                return self._told(last, keys, "")
+                return self._verdict(last, keys, "")
         return None
 
-    def _told(self, answers: Mapping[int, Said], digests: Mapping[int, str], where: str) -> str:
-        usual = typical(digests)
+    def _verdict(self, answers: Mapping[int, Submission], digests: Mapping[int, str], where: str) -> str:
+        usual = majority_rank(digests)
         odd = [rank for rank in sorted(answers) if digests[rank] != digests[usual]]
         return self._sentence(odd, usual, answers[odd[0]], answers[usual], where)
 
-    def _sentence(self, odd: list[int], usual: int, theirs: Said, ours: Said, where: str) -> str:
+    def _sentence(self, odd: list[int], usual: int, theirs: Submission, ours: Submission, where: str) -> str:
         one, other = _difference(theirs.text, ours.text)
         return (
             f"{self._ranks(odd)} {VERBS[theirs.kind]} {theirs.name}{where} than {self._members[usual]}: {one} against "
@@ -208,7 +208,7 @@ class Ledger:
         return f"{self._members[first]}{also}"
 
 
-def typical(digests: Mapping[int, Hashable]) -> int:
+def majority_rank(digests: Mapping[int, Hashable]) -> int:
     """The first rank that gave what most gave; of two halves that of rank 0 (or the first known) is right."""
     counts, first = Counter(digests.values()), min(digests)
     most = max(counts, key=lambda digest: (counts[digest], digest == digests[first]))
@@ -220,7 +220,7 @@ def _difference(one: str, other: str) -> tuple[str, str]:
     mine, yours = _lines(one), _lines(other)
     for a, b in zip(mine, yours, strict=False):
         if a != b:
-            return _cut(a), _cut(b)
+            return _shortened(a), _shortened(b)
     return f"{len(mine)} lines", f"{len(yours)} lines"
 
 
@@ -228,6 +228,6 @@ def _lines(text: str) -> list[str]:
     return zlib.decompress(base64.b64decode(text)).decode(errors="replace").split("\n")
 
 
-def _cut(line: str) -> str:
+def _shortened(line: str) -> str:
     plain = " ".join(line.split())
     return repr(plain if len(plain) <= SHOWN else plain[:SHOWN] + "...")

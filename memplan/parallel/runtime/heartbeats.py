@@ -22,7 +22,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Beat:
+class Heartbeat:
     """How far a process has come.
 
     Attributes:
@@ -39,65 +39,69 @@ class Beat:
     limit_s: float | None = None
     finished: bool = False
 
-    def next(self, step: int, now_s: float, limit_s: float) -> Beat:
+    def next(self, step: int, now_s: float, limit_s: float) -> Heartbeat:
         return replace(self, count=self.count + 1, step=step, at_s=now_s, limit_s=limit_s)
 
-    def unwatched(self, *, finished: bool = False) -> Beat:
+    def unwatched(self, *, finished: bool = False) -> Heartbeat:
         return replace(self, limit_s=None, finished=finished)
 
-    def told(self, now_s: float) -> str:
+    def is_late(self, now_s: float) -> bool:
+        return self.limit_s is not None and now_s - self.at_s > self.limit_s
+
+    def described(self, now_s: float) -> str:
         if self.step is None:
             return "it had not begun a step"
         return f"last beat at step {self.step}, {max(0.0, now_s - self.at_s):.1f} s ago"
 
 
 @dataclass(frozen=True)
-class Seen:
+class Peer:
     """A member as its observer knows it; `heard_s` is when its last message came."""
 
     member: Member
-    beat: Beat
+    heartbeat: Heartbeat
     heard_s: float
 
 
-def gone(seen: Seen, now_s: float) -> str:
-    return f"{seen.member} is gone: its connection closed; {seen.beat.told(now_s)}"
+def dead(peer: Peer, now_s: float) -> str:
+    return f"{peer.member} is gone: its connection closed; {peer.heartbeat.described(now_s)}"
 
 
-def silent(seen: Seen, now_s: float) -> str:
-    quiet_s = now_s - seen.heard_s
+def silent(peer: Peer, now_s: float) -> str:
+    quiet_s = now_s - peer.heard_s
     return (
-        f"{seen.member} has been silent for {quiet_s:.1f} s: it is stopped, or its host or network is down; "
-        f"{seen.beat.told(now_s)}"
+        f"{peer.member} has been silent for {quiet_s:.1f} s: it is stopped, or its host or network is down; "
+        f"{peer.heartbeat.described(now_s)}"
     )
 
 
-def held_up(everyone: Collection[Seen], now_s: float) -> str | None:
+def stalled(peers: Collection[Peer], now_s: float) -> str | None:
     """Who is late, once any process is past its limit; else None.
 
     All wait for one another in a collective, so whoever is past its limit first is rarely the culprit. That is a
     process that sends nothing at all, else one that has left, else whoever has fewer beats than the others.
     """
-    running = [seen for seen in everyone if not seen.beat.finished]
-    late = [seen for seen in running if seen.beat.limit_s is not None and now_s - seen.beat.at_s > seen.beat.limit_s]
+    running = [peer for peer in peers if not peer.heartbeat.finished]
+    late = [peer for peer in running if peer.heartbeat.is_late(now_s)]
     if not late:
         return None
-    limit = f"the limit is {min(seen.beat.limit_s or 0.0 for seen in late):g} s"
-    quiet = [seen for seen in running if now_s - seen.heard_s > SILENT_S]
+    limit = f"the limit is {min(peer.heartbeat.limit_s or 0.0 for peer in late):g} s"
+    quiet = [peer for peer in running if now_s - peer.heard_s > SILENT_S]
     if quiet:
-        return "; ".join(silent(seen, now_s) for seen in quiet)
-    fewest, most = (pick(seen.beat.count for seen in running) for pick in (min, max))
-    behind = [seen for seen in running if seen.beat.count == fewest]
-    left = [seen for seen in everyone if seen.beat.finished and seen.beat.count < most]
+        return "; ".join(silent(peer, now_s) for peer in quiet)
+    fewest, most = (pick(peer.heartbeat.count for peer in running) for pick in (min, max))
+    behind = [peer for peer in running if peer.heartbeat.count == fewest]
+    left = [peer for peer in peers if peer.heartbeat.finished and peer.heartbeat.count < most]
     if left:
-        named = ", ".join(f"{seen.member} finished, {seen.beat.told(now_s)}" for seen in left)
+        named = ", ".join(f"{peer.member} finished, {peer.heartbeat.described(now_s)}" for peer in left)
         return f"{named}, while the others wait in a later one; {limit}"
     if fewest < most:
-        named = ", ".join(f"{seen.member} is late, {seen.beat.told(now_s)}" for seen in behind)
-        waiting = sorted(seen.member.process for seen in running if seen.beat.count == most)
+        named = ", ".join(f"{peer.member} is late, {peer.heartbeat.described(now_s)}" for peer in behind)
+        waiting = sorted(peer.member.process for peer in running if peer.heartbeat.count == most)
         return f"{named}; waiting further on: rank {', '.join(map(str, waiting))}; {limit}"
-    oldest = min(running, key=lambda seen: seen.beat.at_s)
+    oldest = min(running, key=lambda peer: peer.heartbeat.at_s)
+    last = oldest.heartbeat.described(now_s)
     return (
-        f"no rank moves: all made as many beats; {oldest.member} is late for longest, {oldest.beat.told(now_s)}; "
+        f"no rank moves: all made as many beats; {oldest.member} is late for longest, {last}; "
         f"{limit}, which a step that is merely slow needs higher"
     )

@@ -15,9 +15,9 @@ import numpy as np
 
 from memplan import parallel
 from memplan.parallel.step import data_parallel
-from tests.parallel.partition import operations
-from tests.parallel.partition.random_steps import drawn_step
-from tests.parallel.partition.simulated import raw
+from tests.parallel.emit import operations
+from tests.parallel.emit.random_steps import drawn_step
+from tests.parallel.simulator.simulated import raw
 
 MESHES = ((8,), (2, 4), (2, 2, 2), (4,), (2, 2))
 EXACT = {**operations.SHAPED, **operations.SHAPED_EXACT, **operations.ELEMENTWISE, **operations.ELEMENTWISE_EXACT}

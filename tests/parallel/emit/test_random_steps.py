@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from memplan.parallel.step import data_parallel
 from memplan.program.axis_rules import RULES
-from tests.parallel.partition import operations
-from tests.parallel.partition.operations import Op
-from tests.parallel.partition.random_steps import Drawn, drawn_step
-from tests.parallel.partition.simulated import alone, mesh, raw, simulated, steps_of
+from tests.parallel.emit import operations
+from tests.parallel.emit.operations import Op
+from tests.parallel.emit.random_steps import Drawn, drawn_step
+from tests.parallel.simulator.simulated import alone, equations, mesh, raw, simulated
 
 HITS = 102  # of every rule
 SHAPED, ELEMENTWISE = 36, 45  # steps for each operation, and for each group of elementwise ones
@@ -77,7 +77,7 @@ def compared(drawn: Drawn) -> Iterator[str]:
     pairs = zip(*map(jax.tree.leaves, (alone(drawn.step, *args), found)), strict=True)
     for expected, one in pairs:
         same(raw(expected), raw(one), drawn.exact)
-    return (eqn.primitive.name for eqn, step in steps_of(divided.divided(args).assigned) if step.factor is not None)
+    return (eqn.primitive.name for eqn, one in equations(divided.divided(args).sharded) if one.axis is not None)
 
 
 def same(expected: np.ndarray, found: np.ndarray, exact: bool) -> None:
@@ -99,7 +99,7 @@ def test_every_rule_is_tried() -> None:
 
 @pytest.mark.slow
 def test_fifty_steps_on_eight_devices() -> None:
-    module = "tests.parallel.partition.on_devices"
+    module = "tests.parallel.emit.on_devices"
     done = subprocess.run([sys.executable, "-m", module, "50"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from memplan.program import compat
-from tests.parallel.partition.kernels import Keys, as_value, computed, wide
+from tests.parallel.simulator.kernels import Keys, as_value, computed, wide
 
 Values = list[Any]  # of one variable, on every device
 

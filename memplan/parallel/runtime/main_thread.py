@@ -1,4 +1,4 @@
-"""Where the main thread stands: does it wait in jax for processes that have left?
+"""What the main thread waits for: is it jax, for processes that have left?
 
 On a CPU a jitted function waits for the others inside its own call, in C++, where no frame of Python's shows it; what
 is called, and with which arrays, is read from the instruction at which the caller's frame stands.
@@ -23,12 +23,11 @@ from memplan.program import compat
 
 IDLE_S = 2.0  # how far back the processor's time counts
 IDLE_SHARE = 0.2  # of one core: gloo waits with 1 %, what computes takes a core
-BLOCKING = ("jax._src.array", "jax._src.api")  # where jax waits for values to be ready; on a GPU it may spin there
 MAKING = ("CALL", "BINARY_SUBSCR", "BINARY_OP")  # what makes a function that has no name
 MISSING = object()
 
 
-class Standing:
+class MainThreadObserver:
     """Looked at several times a second, by another thread, once somebody has left."""
 
     def __init__(self) -> None:
@@ -37,7 +36,7 @@ class Standing:
         self._since_s = 0.0
         self._spent: deque[tuple[float, float]] = deque()
 
-    def look(self, now_s: float) -> float:
+    def sample(self, now_s: float) -> float:
         """Seconds for which the main thread has been seen at the same place."""
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         at = -1 if frame is None else frame.f_lasti
@@ -51,17 +50,17 @@ class Standing:
     def where(self) -> str:
         """`file:line` of the innermost frame that is neither jax's nor memplan's."""
         frame = self._frame
-        while frame is not None and _room(frame) in ("jax", "jaxlib", "memplan") and frame.f_back is not None:
+        while frame is not None and _package(frame) in ("jax", "jaxlib", "memplan") and frame.f_back is not None:
             frame = frame.f_back
         if frame is None:
             return "an unknown line"
         return compat.relative(f"{frame.f_code.co_filename}:{frame.f_lineno}")
 
-    def in_lock(self) -> bool:
+    def waits_for_thread(self) -> bool:
         """Waits for another thread of this process."""
-        return self._frame is not None and _room(self._frame) in ("threading", "queue", "concurrent")
+        return self._frame is not None and _package(self._frame) in ("threading", "queue", "concurrent")
 
-    def waits(self, left: Collection[int]) -> bool | None:
+    def waits_for(self, left: Collection[int]) -> bool | None:
         """For processes among these; None where that cannot be known."""
         frame = self._frame
         if frame is None:
@@ -69,12 +68,14 @@ class Standing:
         if _is_jax(frame):
             inside = list(_arrays([list(one.f_locals.values()) for one in _jax_frames(frame)]))
             spread = any(_is_spread(array, left) for array in inside)
-            return (_module(frame) in BLOCKING or self._idle()) if spread else False if inside else self._unknown()
+            if spread:
+                return _module(frame) in compat.BLOCKING_MODULES or self._idle()
+            return False if inside else self._unknown()
         called, operands = _call(frame)
         if called is MISSING:
             return self._unknown()
         if not (hasattr(called, "lower") and hasattr(called, "trace")):  # what jax.jit returns
-            return "DistributedRuntimeClient" in type(called).__name__  # a barrier of jax.distributed
+            return compat.is_coordination_client(called)  # a barrier of jax.distributed
         found = list(_arrays(operands))
         if not self._idle():
             return False
@@ -92,12 +93,12 @@ def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def _room(frame: FrameType) -> str:
+def _package(frame: FrameType) -> str:
     return _module(frame).split(".")[0]
 
 
 def _is_jax(frame: FrameType) -> bool:
-    return _room(frame) in ("jax", "jaxlib")
+    return _package(frame) in ("jax", "jaxlib")
 
 
 def _jax_frames(frame: FrameType | None) -> Iterator[FrameType]:

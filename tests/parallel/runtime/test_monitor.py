@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from memplan.parallel.runtime.watch import EXIT_CODE
+from memplan.parallel.runtime.monitor import EXIT_CODE
 
 ROOT = Path(__file__).parents[3]
 WATCHING = """
@@ -20,34 +20,34 @@ import os, socket, sys, time, types
 sys.modules["memplan.parallel"] = bare = types.ModuleType("memplan.parallel")
 bare.__path__ = ["memplan/parallel"]  # without what it imports: jax takes seconds, four at a time
 from memplan.parallel.runtime import rendezvous
-from memplan.parallel.runtime.given import Given
-from memplan.parallel.runtime.ledger import PROGRAM, ROWS, VALUES, said
-from memplan.parallel.runtime.roster import Member
-from memplan.parallel.runtime.watch import Watch
+from memplan.parallel.runtime.submissions import Submissions
+from memplan.parallel.runtime.comparison import PROGRAM, ROWS, VALUES, submission
+from memplan.parallel.runtime.heartbeats import Member
+from memplan.parallel.runtime.monitor import Monitor
 address, processes, rank, limit_s, ill, what = sys.argv[1], *map(int, sys.argv[2:4]), float(sys.argv[4]), *sys.argv[5:7]
 me = Member(rank, "host", os.getpid())
 if rank == 0:
-    lines, members = rendezvous.gather(address, me, processes, 20)
+    connections, members = rendezvous.meet(address, me, processes, 20)
 else:
-    line, members = rendezvous.join(address, me, processes, 20)
-    lines = {0: line}
-class Stands:  # where the main thread stands, as it says itself
+    connection, members = rendezvous.join(address, me, processes, 20)
+    connections = {0: connection}
+class Observer:  # what the main thread waits for, as it says itself
     since_s, waiting = 0.0, False
-    def look(self, now_s): return now_s - self.since_s
-    def waits(self, left): return self.waiting
-    def in_lock(self): return False
+    def sample(self, now_s): return now_s - self.since_s
+    def waits_for(self, left): return self.waiting
+    def waits_for_thread(self): return False
     def where(self): return "here.py:1"
-given, stands = Given(), Stands()
-def give(kind, text): return said(kind, "k", "'step'", [text], tuple(range(processes)))
-watch = Watch(me, members, lines, 2.0, given, stands)
-watch.start()
+given, observer = Submissions(), Observer()
+def give(kind, text): return submission(kind, "k", "'step'", [text], tuple(range(processes)))
+monitor = Monitor(me, members, connections, 2.0, given, observer)
+monitor.start()
 print("met", flush=True)
 odd = str(rank == int(ill))
 if what == "values":
-    given.values(give(VALUES, odd))
+    given.submit_values(give(VALUES, odd))
 if what == "program":
     time.sleep(0.3 * rank)
-    given.program(give(PROGRAM, odd))
+    given.submit_program(give(PROGRAM, odd))
 for step in range(40 if what == "finish" else 100_000):
     if rank == int(ill) and step == 20:
         if what == "hang":
@@ -55,22 +55,22 @@ for step in range(40 if what == "finish" else 100_000):
         if what in ("leave", "behind"):
             break
         if what == "fail":
-            watch.fail("ValueError: bad data")
+            monitor.fail("ValueError: bad data")
     if what in ("rows", "values", "leave", "behind", "alone") and step <= 20 - (what == "leave"):
-        given.rows(give(ROWS, odd if what == "rows" and step == 20 else "same"))
+        given.submit_rows(give(ROWS, odd if what == "rows" and step == 20 else "same"))
     if what == "alone" and step == 30 and rank != int(ill):
         break
     if what in ("leave", "behind") and step == 20:
-        stands.since_s, stands.waiting = time.monotonic(), True
+        observer.since_s, observer.waiting = time.monotonic(), True
         time.sleep(1000)
     if what == "alone" and step == 30:
-        stands.since_s = time.monotonic()
+        observer.since_s = time.monotonic()
         time.sleep(7)
         break
     if what != "hang" or step <= 20:  # a collective that one process does not come to
-        watch.own = watch.own.next(step, time.monotonic(), limit_s)
+        monitor.heartbeat = monitor.heartbeat.next(step, time.monotonic(), limit_s)
     time.sleep(0.02)
-watch.finish()
+monitor.finish()
 in_jax_s = 1000 if what in ("leave", "behind") else 8 if what == "alone" and rank != int(ill) else 0.3 * rank
 time.sleep(in_jax_s)
 """

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tests.parallel.partition.operations import Array, Dice, Op
+from tests.parallel.emit.operations import Array, Dice, Op
 
 FEATURES, TIME = 6, 4
 
