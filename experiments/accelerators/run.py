@@ -22,7 +22,7 @@ from experiments.readme import measure_and_tell
 from memplan.hardware.device import Device
 from memplan.outcome.summary import versions
 from memplan.studies import calibrate
-from memplan.xla.replay import traffic
+from memplan.xla.replay import replay
 from models.train import alexnet_step
 
 HERE = Path(__file__).parent
@@ -76,7 +76,7 @@ def _convolution(dtype: Any) -> Work:
 def measured(name: str, work: Work, device: Device) -> Row:
     function, args = work
     run = jax.jit(function).lower(*args).compile()
-    moved = traffic(run.as_text() or "", device)
+    moved = replay(run.as_text() or "", device)
     jax.block_until_ready(run(*args))
     seconds = []
     for _ in range(RUNS):

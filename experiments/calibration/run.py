@@ -31,7 +31,7 @@ from memplan.io import write_atomic
 from memplan.pipeline import Request
 from memplan.studies import calibrate
 from memplan.xla.local import local_device
-from memplan.xla.replay import traffic
+from memplan.xla.replay import replay
 from models.resnet import ResNetConfig
 from models.train import Built, decoder_step, resnet_step, unet3d_step
 from models.transformer import DecoderConfig
@@ -111,7 +111,7 @@ class Case:
                 "best_s": min(seconds[way]),
                 "median_s": statistics.median(seconds[way]),
                 "predicted_s": {
-                    kind: traffic(found.planned.result.module, device).step_s for kind, device in devices.items()
+                    kind: replay(found.planned.result.module, device).step_s for kind, device in devices.items()
                 },
             }
             for way, found in self.ways.items()

@@ -15,14 +15,16 @@ from memplan.compilation.scheduled import ScheduledModule
 from memplan.hardware.roofline import copy_seconds
 from memplan.outcome import timeline
 from memplan.outcome.infeasible import floor_of
-from memplan.outcome.timeline import Origins, instruction_of, layer_of
+from memplan.outcome.timeline import Origins
 from memplan.planning.loop import Loop, Residuals
 from memplan.planning.problem import Role
 from memplan.planning.schedule import Kind
 from memplan.report.model import Candidate, Choice, Decision, LiveValue, Report
 from memplan.report.result import Versions
 from memplan.report.timeline import Line, Timeline
+from memplan.xla.buffers import instruction_of
 from memplan.xla.module import read_module
+from memplan.xla.sources import layer_of
 from memplan.xla.target import XLA_LIMIT
 from memplan.xla.write import original
 

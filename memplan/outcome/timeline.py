@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.planning.packing import Lifetime
 from memplan.report.timeline import Copy, Direction, Doing, Instant, Line, Place, Stay, Timeline, Value
-from memplan.xla.module import Array, Module
-from memplan.xla.replay import Traffic
-from memplan.xla.sources import scopes, sources
+from memplan.xla.buffers import instruction_of, leaf_of
+from memplan.xla.module import Module
+from memplan.xla.replay import Replay
+from memplan.xla.shapes import Array
+from memplan.xla.sources import layer_of, scopes, sources
 from memplan.xla.write import original
 
-_WRAPPED = re.compile(r"\b[\w.\-]+\(([^()]*)\)")
-_CALLED = re.compile(r"\b(?:jit|pjit|shard_map)\([^()]*\)")
-_NO_LAYER = re.compile(r"while|body|cond|closed_call|branch_\d+_fun|checkpoint|rematted_computation")
-_LEAF = re.compile(r"(?P<name>[^{}]+)(?:\{(?P<index>[\d,]*)\})?")
 _DIRECTIONS: Mapping[str, Direction] = {"out": "to host", "in": "to device", "net": "to devices"}
-
-
-def layer_of(scope: str) -> str:
-    """What of a name stack names a layer: `transpose(jvp(UNet))/down_0/down_0.norm/Conv_0` -> `UNet/down_0/Conv_0`."""
-    scope = _CALLED.sub("", scope)
-    while (bare := _WRAPPED.sub(r"\1", scope)) != scope:
-        scope = bare
-    parts: list[str] = []
-    for part in scope.split("/"):
-        method = parts and part.startswith(f"{parts[-1]}.")
-        if part and not method and not _NO_LAYER.fullmatch(part):
-            parts.append(part)
-    return "/".join(parts)
 
 
 class Origins:
@@ -51,21 +35,13 @@ class Origins:
 
     def array(self, buffer: str) -> Array | None:
         """What lies in a buffer `instruction{leaf}`."""
-        found = _LEAF.fullmatch(buffer.rpartition(":")[2])
-        op = self._instructions.get(original(found["name"])) if found else None
-        if op is None or found is None:
-            return None
-        number = int(found["index"].rpartition(",")[2]) if found["index"] else 0
-        return op.result[number] if number < len(op.result) else None
+        op, leaf = self._instructions.get(original(instruction_of(buffer))), leaf_of(buffer)
+        return op.result[leaf] if op is not None and leaf < len(op.result) else None
 
     def shape(self, buffer: str) -> str:
         """As `float32[64,112]`, or ''."""
         array = self.array(buffer)
         return f"{array.numpy_name}[{','.join(map(str, array.dims))}]" if array else ""
-
-
-def instruction_of(buffer: str) -> str:
-    return buffer.rpartition(":")[2].partition("{")[0]
 
 
 def timeline(scheduled: ScheduledModule, origins: Origins, decisions: Mapping[str, str]) -> Timeline:
@@ -94,7 +70,7 @@ def peak_lifetimes(scheduled: ScheduledModule) -> list[Lifetime]:
     return [one for one in device if one.first <= peak < one.end]
 
 
-def _kernel_times(names: Sequence[str], traffic: Traffic) -> list[tuple[float, float]]:
+def _kernel_times(names: Sequence[str], traffic: Replay) -> list[tuple[float, float]]:
     """Start and end, in seconds on the compute stream, of every kernel of a problem.
 
     Those of a loop's body stand in front of the loop. They share its time in proportion to what they take, as if they
@@ -204,7 +180,7 @@ class _Builder:
     def _copies(self) -> Iterator[Copy]:
         for one in self.traffic.transfers:
             name = layer_of(self.origins.scope(one.name)) or original(one.name)
-            yield Copy(name, one.nbytes, _DIRECTIONS[one.way], one.start_s, one.end_s)
+            yield Copy(name, one.nbytes, _DIRECTIONS[one.stream], one.start_s, one.end_s)
 
     def _notes(self) -> Iterator[str]:
         if any(name not in self.traffic.clock for name in self.names):

@@ -21,7 +21,7 @@ from memplan.parallel.step import data_parallel
 from memplan.pipeline import Notify, Outcome, Request
 from memplan.report.scaling import Assumed, Count, Point, Scaling
 from memplan.units import Size
-from memplan.xla.replay import Traffic, replays
+from memplan.xla.replay import Replay, replay_on
 
 LARGEST = 4096
 
@@ -75,9 +75,9 @@ class CompiledStep:
             versions=versions(),
         )
 
-    def _replays(self, planned: Outcome, sizes: Sequence[dict[str, int]], overheads: Overheads) -> Iterator[Traffic]:
+    def _replays(self, planned: Outcome, sizes: Sequence[dict[str, int]], overheads: Overheads) -> Iterator[Replay]:
         links = map(self.links.resized, sizes)
-        return replays(planned.planned.result.module, planned.target.device, self.links, links, overheads)
+        return replay_on(planned.planned.result.module, planned.target.device, self.links, links, overheads)
 
 
 def simulate(
@@ -162,14 +162,14 @@ def _limits(links: Topology) -> tuple[str, ...]:
     return (f"compiled for one node of the axis {alone}: nothing is known of what several would send",) if alone else ()
 
 
-def _counts(found: Traffic) -> tuple[Count, ...]:
+def _counts(found: Replay) -> tuple[Count, ...]:
     counted: Counter[str] = Counter()
     for one, times in found.collectives.items():
         counted[str(one)] += times
     return tuple(Count(name, times) for name, times in sorted(counted.items()))
 
 
-def _point(sizes: dict[str, int], found: Traffic, alone_s: float, overheads: Overheads) -> Point:
+def _point(sizes: dict[str, int], found: Replay, alone_s: float, overheads: Overheads) -> Point:
     devices = math.prod(sizes.values())
     return Point(
         shape="x".join(map(str, sizes.values())),
