@@ -28,8 +28,8 @@ from memplan.parallel.partition.placement import WHOLE, Layout, split
 from memplan.parallel.partition.propagate import assign
 from memplan.parallel.partition.refusals import refuse
 from memplan.program import compat
+from memplan.program.flatten import flatten
 from memplan.program.sharding import XLA_DECOMPOSES
-from memplan.program.trace import flatten
 from memplan.xla.local import local_device
 
 Leaf = Any

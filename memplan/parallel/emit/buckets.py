@@ -69,7 +69,7 @@ def sunk(assigned: Assigned) -> Assigned:
             late.append((1 + max(below), number))
             level.update(dict.fromkeys(eqn.outvars, 1 + max(below)))
     order = [*early, *(number for _, number in sorted(late, key=operator.itemgetter(0)))]
-    jaxpr = compat.reordered(assigned.jaxpr, [eqns[number] for number in order])
+    jaxpr = compat.with_eqns(assigned.jaxpr, [eqns[number] for number in order])
     return replace(assigned, jaxpr=jaxpr, steps=tuple(assigned.steps[number] for number in order))
 
 

@@ -50,7 +50,7 @@ class Local:
             self.write(var, layout, value)
         for eqn, step in zip(jaxpr.jaxpr.eqns, self.assigned.steps, strict=True):
             operands = [self.read(atom, need) for atom, need in zip(eqn.invars, step.needs, strict=True)]
-            with compat.as_written(eqn):
+            with compat.user_context(eqn):
                 results = self.apply(eqn, step, operands)
             made = [WHOLE] * len(results) if step.made_whole else step.gives
             for var, layout, result in zip(eqn.outvars, made, results, strict=True):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from memplan.parallel.partition.placement import Layout
 from memplan.program import compat
-from memplan.program.axes import Factors
+from memplan.program.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Step:
 
     needs: tuple[Layout, ...]
     gives: tuple[Layout, ...]
-    factors: Factors | None = None
+    factors: Axes | None = None
     factor: int | None = None
     bodies: tuple[Assigned, ...] = ()
     gathered: tuple[int, ...] = ()

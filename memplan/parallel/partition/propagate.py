@@ -16,8 +16,10 @@ from typing import Any
 from memplan.parallel.partition.assigned import Assigned, Step, Wanted
 from memplan.parallel.partition.placement import OWN, PARTIAL, WHOLE, Layout, split
 from memplan.program import compat
-from memplan.program.axes import Factors, factors_of, is_linear
-from memplan.program.trace import flatten
+from memplan.program.axes import Axes
+from memplan.program.axis_rules import axes_of
+from memplan.program.flatten import flatten
+from memplan.program.linearity import is_linear
 
 _ROUNDS = 4
 
@@ -194,7 +196,7 @@ class _Walk:
         return replace(step, gives=gives, made_whole=True) if step.factor is None else step
 
     def divided(self, eqn: compat.JaxprEqn, given: Sequence[Layout]) -> Step:
-        factors = factors_of(eqn)
+        factors = axes_of(eqn)
         return _divided(given, factors, self.chosen(eqn, given, factors), len(eqn.outvars))
 
     def settle_all(self, atoms: Sequence[Any]) -> None:
@@ -202,7 +204,7 @@ class _Walk:
             if self.layout(atom).is_partial:
                 self.settle(atom)
 
-    def chosen(self, eqn: compat.JaxprEqn, given: Sequence[Layout], factors: Factors | None) -> int | None:
+    def chosen(self, eqn: compat.JaxprEqn, given: Sequence[Layout], factors: Axes | None) -> int | None:
         """The factor that the most bytes of split operands vote for, or the one that all readers of a result wish."""
         if factors is None:
             return None
@@ -303,7 +305,7 @@ class _Walk:
         return Step((WHOLE, *given[1:]), tuple(outs), bodies=bodies)
 
 
-def _divided(given: Sequence[Layout], factors: Factors | None, factor: int | None, results: int) -> Step:
+def _divided(given: Sequence[Layout], factors: Axes | None, factor: int | None, results: int) -> Step:
     gathered = []
     needs: list[Layout] = []
     for position, layout in enumerate(given):
@@ -378,7 +380,7 @@ def _wishes(found: Assigned, wanted: Sequence[Wanted], devices: int) -> _Wishes:
 def _passed_on(
     eqn: compat.JaxprEqn, step: Step, asked: Mapping[Any, Sequence[Layout]], devices: int
 ) -> Sequence[Layout]:
-    factors = factors_of(eqn)
+    factors = axes_of(eqn)
     for var, side in zip(eqn.outvars, factors.results if factors else (), strict=False):
         layouts = asked.get(var, ())
         alike = layouts and layouts[0].is_split and len(set(layouts)) == 1

@@ -81,7 +81,7 @@ def _typed(eqn: compat.JaxprEqn, value: Any, aval: Any) -> Any:
 
 def by_jax(eqn: compat.JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     """What has no kernel: slow, as it is compiled for every new shape."""
-    with compat.as_written(eqn):
+    with compat.user_context(eqn):
         arrays = [one.in_jax if isinstance(one, Keys) else jax.numpy.asarray(one) for one in operands]
         results = compat.bind(eqn, arrays)
     return [as_value(one, var.aval) for one, var in zip(results, eqn.outvars, strict=True)]

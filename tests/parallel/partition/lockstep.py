@@ -43,7 +43,7 @@ def lockstep(
             devices.each(lambda value, aval=var.aval: [as_value(value, aval)], [values])[0]
             for var, values in zip(closed.jaxpr.invars, inputs, strict=True)
         ]
-        return devices.run(compat.without_references(closed), plain)
+        return devices.run(compat.discharge_references(closed), plain)
 
 
 class Devices:

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from memplan.parallel.step import data_parallel
-from memplan.program.axes import RULES
+from memplan.program.axis_rules import RULES
 from tests.parallel.partition import operations
 from tests.parallel.partition.operations import Op
 from tests.parallel.partition.random_steps import Drawn, drawn_step

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from memplan.program import compat
-from memplan.program.axes import Factors, factors_of, is_linear, local_params
-from memplan.program.trace import flatten
+from memplan.program.axes import Axes, local_params
+from memplan.program.axis_rules import axes_of
+from memplan.program.flatten import flatten
+from memplan.program.interpret import interpret
 
 PARTS = 2
 RNG = np.random.default_rng(0)
@@ -71,82 +73,63 @@ STEPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }  # fmt: skip
 
 
-def divided(eqn: compat.JaxprEqn, factors: Factors, factor: int, operands: list[Any]) -> list[Any]:
+def divided(eqn: compat.JaxprEqn, axes: Axes, axis: int, operands: list[Any]) -> list[Any]:
     """Results of an equation from its parts."""
-    params = local_params(eqn, factors, factor, PARTS)
+    params = local_params(eqn, axes, axis, PARTS)
     parts = []
     for part in range(PARTS):
-        given = [mine(x, side, factor, part) for x, side in zip(operands, factors.operands, strict=True)]
-        if factor in factors.reduced and part:
-            given = [np.zeros_like(x) if i in factors.masked else x for i, x in enumerate(given)]
+        given = [mine(x, side, axis, part) for x, side in zip(operands, axes.operands, strict=True)]
+        if axis in axes.reduced and part:
+            given = [np.zeros_like(x) if i in axes.masked else x for i, x in enumerate(given)]
         parts.append(compat.bind(eqn.replace(params=params), given))
     together = []
-    for number, side in enumerate(factors.results):
+    for number, side in enumerate(axes.results):
         results = [part[number] for part in parts]
-        if factor in side:
-            together.append(np.concatenate(results, side.index(factor)))
-        elif factor in factors.reduced:
-            together.append({"sum": np.add, "max": np.maximum, "min": np.minimum}[factors.reduced[factor]](*results))
+        if axis in side:
+            together.append(np.concatenate(results, side.index(axis)))
+        elif axis in axes.reduced:
+            together.append({"sum": np.add, "max": np.maximum, "min": np.minimum}[axes.reduced[axis]](*results))
         else:
             np.testing.assert_array_equal(*results)
             together.append(results[0])
     return together
 
 
-def mine(x: Any, side: Any, factor: int, part: int) -> Any:
-    return np.split(np.asarray(x), PARTS, side.index(factor))[part] if factor in side else x
+def mine(x: Any, side: Any, axis: int, part: int) -> Any:
+    return np.split(np.asarray(x), PARTS, side.index(axis))[part] if axis in side else x
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_an_equation_on_the_parts_put_together_is_the_equation_on_the_whole(name: str) -> None:
-    function, args = STEPS[name]
-    closed = flatten(jax.make_jaxpr(function)(*args))
-    env = {**dict(compat.consts_of(closed)), **dict(zip(closed.jaxpr.invars, args, strict=True))}
     tried = 0
-    for eqn in closed.jaxpr.eqns:
-        operands = [compat.read(env, atom) for atom in eqn.invars]
-        results = compat.bind(eqn, operands)
-        env.update(zip(eqn.outvars, results, strict=True))
-        factors = factors_of(eqn)
-        if factors is None or eqn.primitive.name == "iota":  # counts from where its part begins
-            continue
-        for factor in {f for side in (*factors.operands, *factors.results) for f in side if f is not None}:
-            if factors.divisible(factor, eqn, PARTS):
-                for whole, found in zip(results, divided(eqn, factors, factor, operands), strict=True):
+
+    def rule(eqn: compat.JaxprEqn, operands: list[Any]) -> list[Any]:
+        nonlocal tried
+        results, axes = compat.bind(eqn, operands), axes_of(eqn)
+        if axes is None or eqn.primitive.name == "iota":  # counts from where its part begins
+            return results
+        for axis in {one for side in (*axes.operands, *axes.results) for one in side if one is not None}:
+            if axes.divisible(axis, eqn, PARTS):
+                for whole, found in zip(results, divided(eqn, axes, axis, operands), strict=True):
                     np.testing.assert_allclose(found, np.asarray(whole), rtol=2e-5, atol=2e-5, err_msg=str(eqn))
                 tried += 1
-    assert tried
+        return results
 
-
-@pytest.mark.parametrize("name", STEPS)
-def test_what_is_linear_of_terms_is_a_term_of_the_result(name: str) -> None:
     function, args = STEPS[name]
-    closed = flatten(jax.make_jaxpr(function)(*args))
-    env = {**dict(compat.consts_of(closed)), **dict(zip(closed.jaxpr.invars, args, strict=True))}
-    for eqn in closed.jaxpr.eqns:
-        operands = [compat.read(env, atom) for atom in eqn.invars]
-        results = compat.bind(eqn, operands)
-        env.update(zip(eqn.outvars, results, strict=True))
-        inexact = [np.issubdtype(np.asarray(x).dtype, np.floating) for x in operands]
-        for partial in {tuple(inexact)} | {tuple(i == at for i in range(len(operands))) for at in range(len(operands))}:
-            if not any(partial) or not all(b for a, b in zip(partial, inexact, strict=True) if a):
-                continue
-            if is_linear(eqn, partial, [not one for one in partial]):
-                halves = [x / 2 if one else x for x, one in zip(operands, partial, strict=True)]
-                for whole, half in zip(results, compat.bind(eqn, halves), strict=True):
-                    np.testing.assert_allclose(2 * np.asarray(half), np.asarray(whole), rtol=1e-5)
+    interpret(flatten(jax.make_jaxpr(function)(*args)), args, rule)
+    assert tried
 
 
 def test_an_inner_dimension_that_is_merged_with_an_outer_one_is_not_divided() -> None:
     (eqn,) = jax.make_jaxpr(lambda a: a.reshape(24))(floats(4, 6)).jaxpr.eqns
-    factors = factors_of(eqn)
-    assert factors is not None
-    assert factors.operands == ((0, None),) and factors.results == ((0,),)
+    axes = axes_of(eqn)
+    assert axes is not None
+    assert axes.operands == ((0, None),) and axes.results == ((0,),)
 
 
-def test_what_has_no_rule_has_no_factors() -> None:
+def test_what_has_no_rule_has_no_axes() -> None:
     (eqn,) = jax.make_jaxpr(jnp.linalg.cholesky)(np.eye(4, dtype=np.float32)).jaxpr.eqns[-1:]
-    assert factors_of(eqn) is None
+    assert axes_of(eqn) is None
 
 
 @pytest.mark.parametrize(
@@ -154,4 +137,4 @@ def test_what_has_no_rule_has_no_factors() -> None:
 )
 def test_nothing_in_the_gradient_of_an_activation_lacks_a_rule(activation: Callable[..., jax.Array]) -> None:
     closed = flatten(jax.make_jaxpr(grad_of(activation))(floats(4, 6)))
-    assert [str(eqn) for eqn in closed.jaxpr.eqns if factors_of(eqn) is None] == []
+    assert [str(eqn) for eqn in closed.jaxpr.eqns if axes_of(eqn) is None] == []

@@ -1,4 +1,4 @@
-"""A step whose loops stack less: what is cheaper to compute again, or to copy, than to keep is not stacked."""
+"""Which residuals: of all that a price per stacked byte makes of a step's loops, the few that are worth compiling."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memplan.hardware.device import Device
 from memplan.planning.loop import Loop, Residuals, stacked_nbytes
 from memplan.planning.residuals import PRICES, cheapest, extra_seconds
 from memplan.program.trace import Program
-from memplan.program.transforms.residuals import pairs_of, with_residuals
+from memplan.program.transforms.residuals import outer_loops, with_residuals
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ def fewer_residuals(program: Program, device: Device, host_bytes: int, excess_by
 
     Nothing where no loop reads what another stacks, or where that has been decided already.
     """
-    written = program.as_written
-    loops = _loops_of(written) if not program.loops else []
-    choices = list(_choices(loops, device, host_bytes > 0))
+    original = program.original
+    loops = _loops_of(original) if not program.loops else []
+    choices = list(_frontier(loops, device, host_bytes > 0))
     if not choices:
         return
     now = sum(stacked_nbytes(loop, None) for loop in loops)
@@ -46,18 +46,18 @@ def fewer_residuals(program: Program, device: Device, host_bytes: int, excess_by
     picked.append(min(choices, key=lambda choice: (choice.nbytes, choice.seconds)))
     for choice in dict.fromkeys(picked):
         if choice.nbytes < now:
-            yield with_residuals(written, choice.of(device))
+            yield with_residuals(original, choice.of(device))
 
 
 def _loops_of(program: Program) -> list[Loop]:
     """Its pairs of loops; a step that writes into its arguments keeps the loops that it has."""
     try:
-        return pairs_of(program)
+        return outer_loops(program)
     except UnsupportedProgramError:
         return []
 
 
-def _choices(loops: Sequence[Loop], device: Device, moves: bool) -> Iterator[_Choice]:
+def _frontier(loops: Sequence[Loop], device: Device, moves: bool) -> Iterator[_Choice]:
     """One for every price of a byte that makes a difference."""
     known: set[tuple[Residuals, ...]] = set()
     for moved in dict.fromkeys((False, moves)) if loops else ():
