@@ -8,20 +8,21 @@ from pathlib import Path
 
 from memplan.files import write_whole
 
-BEGIN, END = "<!-- tables -->\n", "<!-- end -->\n"
+END = "<!-- end -->\n"
 
 
-def inserted(text: str, new: str) -> str:
-    """`text` with what stands between the two marks replaced.
+def inserted(text: str, new: str, name: str = "tables") -> str:
+    """`text` with what stands between the mark `<!-- NAME -->` and the next `<!-- end -->` replaced.
 
     Raises:
       ValueError: it lacks a mark.
     """
-    before, found, rest = text.partition(BEGIN)
+    begin = f"<!-- {name} -->\n"
+    before, found, rest = text.partition(begin)
     _, closed, after = rest.partition(END)
     if not found or not closed:
-        raise ValueError(f"the README lacks {BEGIN.strip()} or {END.strip()}; put the two lines back.")
-    return f"{before}{BEGIN}\n{new}\n{END}{after}"
+        raise ValueError(f"the README lacks {begin.strip()} or {END.strip()}; put the two lines back.")
+    return f"{before}{begin}\n{new}\n{END}{after}"
 
 
 def insert(readme: Path, new: str) -> None:

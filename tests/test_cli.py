@@ -403,10 +403,10 @@ def test_devices_as_json() -> None:
 
 
 def demo_in(folder: Path, source: str) -> None:
-    room = folder / "experiments" / "segmentation"
+    room = folder / "experiments" / "applications" / "segmentation"
     room.mkdir(parents=True)
-    (room.parent / "__init__.py").touch()
-    (room / "__init__.py").touch()
+    for package in (room, room.parent, room.parent.parent):
+        (package / "__init__.py").touch()
     (room / "demo.py").write_text(textwrap.dedent(source))
 
 

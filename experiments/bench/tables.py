@@ -1,0 +1,73 @@
+"""Tables in markdown: columns are data, rows are what was measured; and the README that shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.bench.results import Row
+from experiments.readme import inserted
+from memplan.files import write_whole
+
+if TYPE_CHECKING:
+    from experiments.bench.questions import Question
+
+README = Path(__file__).parent / "README.md"
+MIB, MS = 2**20, 1e-3
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+      value: name of a figure, or what makes it of a row; None is an empty cell.
+      shown: format of the figure.
+      unit: that it is divided by.
+    """
+
+    head: str
+    value: str | Callable[[Row], Any]
+    shown: str = "{}"
+    unit: float = 1
+
+    def cell(self, row: Row) -> str:
+        found = row.get(self.value) if isinstance(self.value, str) else self.value(row)
+        if found is None:
+            return ""
+        return self.shown.format(found if self.unit == 1 else found / self.unit)
+
+
+def mib(head: str, value: str | Callable[[Row], Any]) -> Column:
+    return Column(head, value, "{:.0f}", MIB)
+
+
+def ms(head: str, value: str | Callable[[Row], Any], shown: str = "{:.1f}") -> Column:
+    return Column(head, value, shown, MS)
+
+
+def seconds(head: str, value: str | Callable[[Row], Any]) -> Column:
+    return Column(head, value, "{:.1f}")
+
+
+def table(columns: Sequence[Column], rows: Iterable[Row]) -> str:
+    lines = [[column.head for column in columns], ["---"] * len(columns)]
+    lines += [[column.cell(row) for column in columns] for row in rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def listed(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def regenerated(questions: Iterable[Question], text: str) -> str:
+    """README.md with the tables of what is known."""
+    for question in questions:
+        text = inserted(text, question.tables() + "\n", question.name)
+    return text
+
+
+def rewrite(questions: Iterable[Question]) -> None:
+    write_whole(README, regenerated(questions, README.read_text()))
