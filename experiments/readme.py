@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from memplan.files import write_whole
+from memplan.io import write_whole
 
 END = "<!-- end -->\n"
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from memplan import parallel
     from memplan.api import jit, largest
     from memplan.errors import InfeasibleBudgetError, MemplanError, PlanMismatchError, UnsupportedProgramError
-    from memplan.planning import devices
+    from memplan.hardware import catalog as devices
     from memplan.planning.plan import Plan
     from memplan.report.model import Report
 
@@ -34,7 +34,7 @@ _HOMES = {
     "PlanMismatchError": "memplan.errors",
     "Report": "memplan.report.model",
     "UnsupportedProgramError": "memplan.errors",
-    "devices": "memplan.planning.devices",
+    "devices": "memplan.hardware.catalog",
     "jit": "memplan.api",
     "largest": "memplan.api",
     "parallel": "memplan.parallel",

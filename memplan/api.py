@@ -13,21 +13,25 @@ from typing import Any
 
 import jax
 
-from memplan import comparing, curving, pipeline, sizing
+from memplan import pipeline
 from memplan.errors import MemplanError, UnsupportedProgramError, WrongProgramError
+from memplan.outcome.execute import Runner, here, numbers_gate
+from memplan.outcome.summary import report_of
 from memplan.pipeline import Outcome, Request
-from memplan.planning.budget import Size, parse_bytes
 from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner, planner_named
 from memplan.program import compat
-from memplan.program.arguments import Written, dynamic_part, explain, static_part
-from memplan.program.host_state import brought, place
+from memplan.program.jit_arguments import Written, dynamic_part, explain, static_part
+from memplan.program.transforms.host_state import brought, place
 from memplan.report.comparison import Comparison
 from memplan.report.curve import Curve
 from memplan.report.frontier import Frontier
 from memplan.report.model import Report
-from memplan.running import Runner, here, numbers_gate
-from memplan.summary import report_of
+from memplan.studies.compare import compare as compare_ways
+from memplan.studies.curve import curve as curve_of
+from memplan.studies.largest import Make, axes_of
+from memplan.studies.largest import frontier as frontier_of
+from memplan.units import Size, parse_bytes
 from memplan.xla.local import observed_peak_bytes
 
 __all__ = [
@@ -134,7 +138,7 @@ def compare(
       budget, host_budget, device, donate_argnums: as for `jit`.
     """
     options = {"donate_argnums": donate_argnums}
-    return comparing.compare(step, args, options, Request(budget, host_budget, device), _notify.get())
+    return compare_ways(step, args, options, Request(budget, host_budget, device), _notify.get())
 
 
 def curve(
@@ -155,11 +159,11 @@ def curve(
       host_budget, device, planner, donate_argnums: as for `jit`.
     """
     request = Request(None, host_budget, device, planner)
-    return curving.curve(step, args, {"donate_argnums": donate_argnums}, request, points, _notify.get())
+    return curve_of(step, args, {"donate_argnums": donate_argnums}, request, points, _notify.get())
 
 
 def largest(
-    make: sizing.Make,
+    make: Make,
     *,
     low: int | Sequence[int],
     high: int | Sequence[int],
@@ -203,7 +207,7 @@ def largest(
 
 
 def frontier(
-    make: sizing.Make,
+    make: Make,
     *,
     low: int | Sequence[int],
     high: int | Sequence[int],
@@ -222,10 +226,10 @@ def frontier(
       names: of the sizes.
       The others: as for `largest`.
     """
-    axes = sizing.axes_of(low, high, step, names)
+    axes = axes_of(low, high, step, names)
     request = Request(budget, host_budget, device, planner, host_state=_positions(host_state))
     donated = None if donate_argnums is None else _positions(donate_argnums)
-    return sizing.frontier(make, axes, donated, request, _notify.get())
+    return frontier_of(make, axes, donated, request, _notify.get())
 
 
 def _positions(argnums: int | Sequence[int]) -> tuple[int, ...]:

@@ -11,25 +11,26 @@ from typing import Any
 import jax
 
 from memplan.errors import InfeasibleBudgetError
-from memplan.inside import Agree, Inside, Limits, Made, Reading
+from memplan.hardware import catalog, measured
+from memplan.inside.callback import Agree, Inside, Limits, Made
+from memplan.inside.reading import Reading
 from memplan.parallel.agreement import one_plan, processes_of
-from memplan.planning import devices, spec
-from memplan.planning.budget import Size, parse_bytes, show_bytes
 from memplan.planning.floor import floor
 from memplan.planning.plan import Plan, named
 from memplan.planning.registry import Planner, planner_named
 from memplan.planning.schedule import runs
-from memplan.program.host_state import large_leaves, with_state_on_host
-from memplan.program.loops import with_loops
 from memplan.program.trace import Program, as_step, by_leaves, flat_step, leaves_of, trace
-from memplan.residuals import fewer_residuals
+from memplan.program.transforms.fewer_residuals import fewer_residuals
+from memplan.program.transforms.host_state import large_leaves, with_state_on_host
+from memplan.program.transforms.residuals import with_loops
+from memplan.units import Size, parse_bytes, show_bytes
 from memplan.verify.collectives import differing
 from memplan.verify.numbers import check_types
-from memplan.xla.frames import sources
 from memplan.xla.hook import Rewrite
 from memplan.xla.local import host_memory_bytes, is_here, local_device
+from memplan.xla.replay import Traffic, traffic
+from memplan.xla.sources import sources
 from memplan.xla.target import HIDES_LATENCY, Executable, Target
-from memplan.xla.traffic import Traffic, traffic
 
 Notify = Callable[[str, float | None], None]
 
@@ -369,9 +370,9 @@ def target_of(device: str | None) -> Target:
     """The local backend for None, else the described GPU with this name, or the device in this specification file."""
     if device is None:
         return Target(local_device(), described=False)
-    if not spec.is_path(device):
-        return Target(devices.named(device), described=True)
-    found = spec.load(device)
+    if not measured.is_path(device):
+        return Target(catalog.named(device), described=True)
+    found = measured.load(device)
     here = is_here(found.device, found.conditions.platform, found.conditions.device_kind)
     return Target(found.device, described=not here)
 

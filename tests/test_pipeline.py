@@ -16,17 +16,18 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 import memplan
-from memplan import MemplanError, PlanMismatchError, inside, parallel, pipeline
+from memplan import MemplanError, PlanMismatchError, parallel, pipeline
 from memplan.errors import WrongProgramError
+from memplan.inside import callback
 from memplan.pipeline import Outcome, Request
-from memplan.planning import planner
 from memplan.planning.registry import PLANNERS, Recomputing
+from memplan.planning.search import planner
 from memplan.program import compat
 from memplan.program.trace import Program
 from memplan.xla import target
 from memplan.xla.module import UnreadableModuleError
 from tests.xla.compiling import dense, scanned
-from tests.xla.test_parts import masking
+from tests.xla.rewrites.test_split import masking
 from tests.xla.test_target import needs_compiler
 
 DONATE = {"donate_argnums": 0}
@@ -345,7 +346,7 @@ class TestErrors:
         def unreadable(text: str) -> Any:
             raise UnreadableModuleError("A new kind of line.")
 
-        monkeypatch.setattr(inside, "read_module", unreadable)
+        monkeypatch.setattr(callback, "read_module", unreadable)
         with pytest.raises(MemplanError, match=r"jaxlib 0\.1.*A new kind of line"):
             memplan.jit(lambda x: x + 1)(jnp.ones(3))
 

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from experiments.gpu.measure import CASES, TOYS, checksum_error
-from memplan.files import write_whole
+from memplan.io import write_whole
 
 SHARES = (0.6, 0.4)
 HELD = "-scan"  # the end of the names of cases that also run with their state on the host

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from experiments.planners import exact, scaled
 from experiments.planners.graphs import NodeGraph, read
-from memplan.planning.model import every_pair
-from memplan.planning.planners import exact, scaled
-from memplan.planning.stages import Answer, Stages, of_nodes, replay
+from experiments.planners.model import every_pair
+from experiments.planners.stages import Answer, Stages, of_nodes, replay
 
 PlannerName = Literal["auto", "exact", "scaled"]
 _PROVABLE_PAIRS = 8000  # possible repetitions up to which a proof is worth trying

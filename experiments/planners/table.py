@@ -21,7 +21,7 @@ from experiments.planners.graphs import random_layered
 from experiments.planners.run import plan
 from experiments.planners.validate import measure
 from experiments.readme import insert
-from memplan.files import write_whole
+from memplan.io import write_whole
 
 HERE = Path(__file__).parent
 # name, ratio, seconds allowed, what was asked for: percent and seconds

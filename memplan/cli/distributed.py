@@ -7,14 +7,15 @@ from typing import Annotated
 
 import typer
 
-from memplan import parallel, scaling
-from memplan.cli.arguments import Budget, Debug, Donate, FactoryArgument, Html, Json, donated
+from memplan import parallel
+from memplan.cli.options import Budget, Debug, Donate, FactoryArgument, Html, Json, donated
+from memplan.cli.output import check_writable, errors_told, save, tell, working
 from memplan.cli.steps import plain_step
-from memplan.cli.telling import check_writable, errors_told, save, tell, working
+from memplan.hardware.overheads import Overheads
+from memplan.hardware.topology import TOPOLOGIES
 from memplan.parallel.measure import measured
 from memplan.parallel.runtime import launch as launching
-from memplan.planning.overheads import Overheads
-from memplan.planning.topology import TOPOLOGIES
+from memplan.studies import scaling
 
 _USUAL = Overheads()
 

@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from memplan import calibrating
-from memplan.cli.arguments import Debug, Html, Json
-from memplan.cli.telling import check_writable, errors_told, save, tell, working
-from memplan.planning import devices as hardware
-from memplan.planning import spec
+from memplan.cli.options import Debug, Html, Json
+from memplan.cli.output import check_writable, errors_told, save, tell, working
+from memplan.hardware import catalog as hardware
+from memplan.hardware import measured
 from memplan.report.catalogue import Catalogue, Entry
+from memplan.studies.calibrate import calibrate as calibrate_device
+from memplan.studies.calibrate import told
 
 
 def devices(json: Json = None, html: Html = None, debug: Debug = False) -> None:
@@ -31,17 +32,17 @@ def calibrate(
 ) -> None:
     """Measure this machine's device and the way to its host: half a minute, best on a machine that is idle."""
     with errors_told(debug):
-        if out is not None and not spec.is_path(str(out)):
+        if out is not None and not measured.is_path(str(out)):
             raise typer.BadParameter(f"{out} would not be known as a file: let it end in .json.", param_hint="--out")
         if out is not None and out == json:
             raise typer.BadParameter(f"{out} cannot hold both --out and --json.")
         check_writable(json)
         check_writable(out)
         with working() as stage:
-            found = calibrating.calibrate(stage)
+            found = calibrate_device(stage)
         if out is not None:
             save(out, found.save)
-        tell(calibrating.told(found), json, None)
+        tell(told(found), json, None)
 
 
 def catalogue() -> Catalogue:

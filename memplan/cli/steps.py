@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from memplan import api, factory
-from memplan.cli.arguments import (
+from memplan import api
+from memplan.cli import factory
+from memplan.cli.options import (
     Budget,
     Debug,
     DeviceName,
@@ -22,7 +23,7 @@ from memplan.cli.arguments import (
     donated,
     verified,
 )  # fmt: skip
-from memplan.cli.telling import INFEASIBLE, check_extra, check_writable, errors_told, save, tell, working
+from memplan.cli.output import INFEASIBLE, check_extra, check_writable, errors_told, save, tell, working
 from memplan.report.progress import Stages
 
 

@@ -1,4 +1,7 @@
-"""Data parallelism shaped to the machine: a single-device step over a mesh, started, checked, watched and resumed."""
+"""Data parallelism shaped to the machine: a single-device step over a mesh, its processes watched and resumed.
+
+May import `program`, `planning`, `hardware`, and from `xla` what the local device is.
+"""
 
 from __future__ import annotations
 

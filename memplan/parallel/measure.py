@@ -11,8 +11,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from memplan.planning.collectives import LAUNCH_S
-from memplan.planning.topology import Axis, Topology
+from memplan.hardware.collectives import LAUNCH_S
+from memplan.hardware.topology import Axis, Topology
 
 SMALL_BYTES, LARGE_BYTES = 1 << 12, 4 << 20
 _RUNS = 5

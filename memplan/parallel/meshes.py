@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from memplan.errors import MeshError
-from memplan.planning.topology import Topology, topology_named
+from memplan.hardware.topology import Topology, topology_named
 
 
 def mesh(sizes: Mapping[str, int] | None = None) -> Mesh:

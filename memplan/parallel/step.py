@@ -15,20 +15,20 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from memplan.errors import MemplanError, MeshError
+from memplan.hardware import catalog
+from memplan.hardware.device import Device
+from memplan.hardware.topology import Topology
 from memplan.parallel import agreement, meshes
 from memplan.parallel.emit.buckets import Buckets, buckets, sunk
 from memplan.parallel.emit.collectives import Links, Sum, trusts_reduce_scatter
 from memplan.parallel.emit.compression import WIRES, Remembered, Wire
+from memplan.parallel.emit.lower import Local
 from memplan.parallel.partition.assigned import Assigned, Gathered, Wanted, gathers
-from memplan.parallel.partition.lower import Local
 from memplan.parallel.partition.placement import WHOLE, Layout, split
 from memplan.parallel.partition.propagate import assign
 from memplan.parallel.partition.refusals import refuse
-from memplan.planning import devices
-from memplan.planning.devices import Device
-from memplan.planning.topology import Topology
 from memplan.program import compat
-from memplan.program.spmd import XLA_DECOMPOSES
+from memplan.program.sharding import XLA_DECOMPOSES
 from memplan.program.trace import flatten
 from memplan.xla.local import local_device
 
@@ -352,7 +352,7 @@ def data_parallel(
     if compress is not None and split_state is not None:
         raise MemplanError("parts of sums are not compressed: give data_parallel either split_state or compress.")
     mesh = meshes.mesh() if mesh is None else mesh
-    kind = devices.named(device) if device is not None else local_device()
+    kind = catalog.named(device) if device is not None else local_device()
     positions = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
     options = Options(positions, batch_axis, split_state, decompose, compress, statistics)
     return DataParallel(step, mesh, meshes.fitted(topology, mesh), kind, options)

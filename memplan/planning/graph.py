@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from memplan.hardware.device import Device
+from memplan.hardware.roofline import kernel_seconds
+
 Fusion = Literal["view", "elementwise", "reduction", "kernel"]
 
 
@@ -72,3 +75,11 @@ class Graph:
 
     def nbytes(self, value: int) -> int:
         return self.values[value].nbytes
+
+
+def op_seconds(graph: Graph, op: Op, device: Device) -> float:
+    """Seconds of an operation on its own: everything it reads and writes crosses device memory."""
+    if op.fusion == "view":
+        return 0.0
+    nbytes = sum(map(graph.nbytes, op.outputs)) + sum(map(graph.nbytes, dict.fromkeys(op.inputs)))
+    return kernel_seconds(op.flops, op.flops_dtype, nbytes + op.traffic_nbytes, device)

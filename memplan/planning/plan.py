@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from memplan.errors import PlanMismatchError
-from memplan.files import write_whole
+from memplan.io import write_whole
 from memplan.planning.loop import Residuals
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import Action, Kind, Schedule

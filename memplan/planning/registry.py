@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from memplan.errors import MemplanError
-from memplan.planning import planner
-from memplan.planning.planner import Found
 from memplan.planning.problem import Problem
+from memplan.planning.search import planner
+from memplan.planning.search.planner import Found
 from memplan.planning.timing import CopySeconds
 
 

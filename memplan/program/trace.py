@@ -11,11 +11,11 @@ import jax
 from jax.core import Tracer
 
 from memplan.errors import MemplanError, UnsupportedProgramError
+from memplan.hardware.topology import Topology
 from memplan.planning.loop import Loop, Residuals
-from memplan.planning.topology import Topology
 from memplan.program import compat
-from memplan.program.arguments import dynamic_part
-from memplan.program.spmd import XLA_DECOMPOSES, Spmd, inside
+from memplan.program.jit_arguments import dynamic_part
+from memplan.program.sharding import XLA_DECOMPOSES, Spmd, inside
 
 
 @dataclass(frozen=True)

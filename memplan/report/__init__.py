@@ -1,1 +1,4 @@
-"""Telling: what was planned and measured, as data, text and pages. Computes nothing and knows nothing of memplan."""
+"""Telling: what was planned and measured, as data, tables, pages, pictures and traces. Computes nothing.
+
+May import `io`, and plain types of `hardware` and `planning`.
+"""

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from memplan.report.sheet import Sheet, size
-from memplan.report.told import Told
+from memplan.report.result import Told
+from memplan.report.views.table import Sheet, size
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ import os
 from dataclasses import dataclass
 from typing import ClassVar
 
-from memplan.files import write_whole
-from memplan.report import plot
+from memplan.io import write_whole
 from memplan.report.document import Pairs
-from memplan.report.sheet import UNKNOWN, Sheet, seconds, size
-from memplan.report.told import Told
+from memplan.report.result import Told
+from memplan.report.views import plot
+from memplan.report.views.table import UNKNOWN, Sheet, seconds, size
 
 _GIB = 2**30
 

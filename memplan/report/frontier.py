@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from memplan.report.document import Pairs
-from memplan.report.sheet import Sheet, size
-from memplan.report.told import Told
+from memplan.report.result import Told
+from memplan.report.views.table import Sheet, size
 
 Size = tuple[int, ...]
 

@@ -11,12 +11,12 @@ import os
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from memplan.files import write_whole
-from memplan.report import page, perfetto, picture
+from memplan.io import write_whole
 from memplan.report.document import Pairs
-from memplan.report.sheet import Sheet, flops, largest, seconds, shape, short_source, size
+from memplan.report.result import Told
 from memplan.report.timeline import Line, Timeline
-from memplan.report.told import Told
+from memplan.report.views import page, perfetto, picture
+from memplan.report.views.table import Sheet, flops, largest, seconds, shape, short_source, size
 
 _UNDRAWN = 200  # rows of long tables, where no script draws them
 

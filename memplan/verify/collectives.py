@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from memplan.program import compat
-from memplan.xla.network import EXCHANGE, GATHER, REDUCE, SCATTER, Collective
+from memplan.xla.collective_cost import EXCHANGE, GATHER, REDUCE, SCATTER, Collective
 
 _KINDS = {"psum": REDUCE, "reduce_scatter": SCATTER, "all_gather": GATHER, "all_to_all": EXCHANGE}
 _LARGEST = ("pmax", "pmin")

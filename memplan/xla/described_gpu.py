@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memplan.errors import UnknownDeviceError
-from memplan.planning.devices import Device
+from memplan.hardware.device import Device
 
 _MOST_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536}  # per core; 2048 elsewhere
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from memplan.program import compat
-from memplan.xla.pairs import spelt_out
+from memplan.xla.async_pairs import spelt_out
 
 Rewrite = Callable[[str], str | None]  # text of the scheduled module -> what is compiled in its place, or None
 

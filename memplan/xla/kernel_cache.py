@@ -11,7 +11,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from memplan.planning.devices import GpuTarget
+from memplan.hardware.device import GpuTarget
 
 _MOST_BYTES = 2**26  # XLA reads and writes the whole file at every compilation
 

@@ -7,29 +7,29 @@ from dataclasses import replace
 
 import jax
 
-from memplan.planning import devices
-from memplan.planning.devices import Device
+from memplan.hardware import catalog
+from memplan.hardware.device import Device
 
 
 def local_device() -> Device:
     """The default backend's first device: a named GPU with the memory that jax may use, or this CPU."""
     first = jax.local_devices()[0]
     if first.platform == "cpu":
-        return devices.local_cpu(os.cpu_count() or 1, host_memory_bytes())
+        return catalog.local_cpu(os.cpu_count() or 1, host_memory_bytes())
     stats = first.memory_stats() or {}
     known = closest_name(first.device_kind)
-    spec = devices.named(known)
+    spec = catalog.named(known)
     return replace(spec, memory_bytes=int(stats.get("bytes_limit", spec.memory_bytes)))
 
 
 def closest_name(kind: str) -> str:
     """The specification whose name stands in what the driver calls the card, for example `NVIDIA H200`."""
     plain = kind.lower().replace(" ", "").replace("-", "")
-    found = [name for name in devices.names() if name.replace("-", "") in plain]
+    found = [name for name in catalog.names() if name.replace("-", "") in plain]
     if not found:
-        raise devices.UnknownDeviceError(
+        raise catalog.UnknownDeviceError(
             f"this machine's {kind!r} has no specification here. Pass device= with the nearest of: "
-            f"{', '.join(devices.names())}."
+            f"{', '.join(catalog.names())}."
         )
     return max(found, key=len)
 
@@ -44,14 +44,14 @@ def is_here(device: Device, platform: str, kind: str) -> bool:
     """
     first = jax.local_devices()[0]
     if platform == "cpu" and first.platform != "cpu":
-        raise devices.UnknownDeviceError(
+        raise catalog.UnknownDeviceError(
             f"{device.name} is a measured CPU, and jax runs on {first.device_kind!r} here. Set JAX_PLATFORMS=cpu, or "
             "calibrate this device."
         )
     if platform != "cpu" and device.target is None:
-        raise devices.UnknownDeviceError(
+        raise catalog.UnknownDeviceError(
             f"{device.name} was measured on {kind!r}, which has no specification by name, so that XLA cannot be told "
-            f"what to compile for. Plan for the nearest of: {', '.join(devices.names())}."
+            f"what to compile for. Plan for the nearest of: {', '.join(catalog.names())}."
         )
     return first.platform == platform and (platform == "cpu" or first.device_kind == kind)
 

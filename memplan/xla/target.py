@@ -19,10 +19,10 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from memplan.errors import MemplanError, UnknownDeviceError
-from memplan.planning.devices import Device
+from memplan.hardware.device import Device
 from memplan.program import compat
-from memplan.program.arguments import static_places
-from memplan.program.spmd import Spmd
+from memplan.program.jit_arguments import static_places
+from memplan.program.sharding import Spmd
 from memplan.xla.described_gpu import target_config
 from memplan.xla.hook import Rewrite, asking
 from memplan.xla.kernel_cache import kept_kernels

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import Action, Kind, Schedule
-from memplan.xla.fused import AFTER
 from memplan.xla.module import HOST_SPACE, Array, Computation, Instruction, Module, Names, Shape, spelled, with_loops
+from memplan.xla.rewrites.fusion import AFTER
 
 Value = str | tuple["Value", ...]  # the instruction that gives it, or those that give its parts
 

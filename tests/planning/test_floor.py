@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from memplan.planning.floor import floor
 from memplan.planning.packing import needed, pack
 from memplan.planning.problem import Buffer, Kernel, Problem, Role
-from memplan.planning.reorder import reorder
 from memplan.planning.schedule import runs
+from memplan.planning.search.reorder import reorder
 from tests.planning.steps import MIB, Building, accumulating, training
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memplan.planning.devices import Device, HostLink
+from memplan.hardware.device import Device, HostLink
 
 UNIT = Device(
     name="unit",

@@ -11,7 +11,7 @@ import pytest
 
 from memplan.errors import UnsupportedProgramError
 from memplan.program import compat
-from memplan.program.arguments import dynamic_part, static_part
+from memplan.program.jit_arguments import dynamic_part, static_part
 from memplan.program.trace import Program, as_step, trace
 from tests.program.steps import CASES, Case, X
 

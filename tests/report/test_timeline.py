@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from memplan.report import picture
 from memplan.report.model import Report
 from memplan.report.timeline import Timeline
+from memplan.report.views import picture
 from tests.report.timelines import TIMELINES, lines_of
 
 

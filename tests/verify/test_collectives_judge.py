@@ -11,9 +11,9 @@ import memplan
 from memplan import parallel
 from memplan.pipeline import unexpected_collectives
 from memplan.program import compat
-from memplan.program.spmd import inside
+from memplan.program.sharding import inside
 from memplan.verify.collectives import differing
-from memplan.xla.network import Collective
+from memplan.xla.collective_cost import Collective
 from models.train import resnet_step
 
 MESH = AbstractMesh((2, 4), ("host", "device"))

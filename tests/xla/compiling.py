@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from memplan.planning import devices
+from memplan.hardware import catalog
 from memplan.planning.packing import Packing, needed, pack
-from memplan.planning.planner import plan
 from memplan.planning.problem import Problem, Role
 from memplan.planning.schedule import Action, Kind, Schedule, runs
+from memplan.planning.search.planner import plan
 from memplan.verify.same_module import judge
 from memplan.xla import hook
 from memplan.xla.buffers import problem_of
@@ -235,7 +235,7 @@ def compiled(
 
     unique.__name__ = f"memplan_test_{name}_{next(_COUNT)}"
     if device is not None:
-        target = Target(devices.DEVICES[device], described=True)
+        target = Target(catalog.DEVICES[device], described=True)
         described_mesh(target.device)
         with hook.asking(f"jit_{unique.__name__}", rewrite, "cuda") as asked:
             done = target.compile(unique, args, {}, {"donate_argnums": 0}).compiled

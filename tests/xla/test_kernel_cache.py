@@ -2,13 +2,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from memplan.planning import devices
-from memplan.planning.devices import Device, GpuTarget
+from memplan.hardware import catalog
+from memplan.hardware.device import Device, GpuTarget
 from memplan.xla import kernel_cache
 from memplan.xla.kernel_cache import kept_kernels
 from memplan.xla.target import Executable, Target
 
-P100, V100 = devices.named("p100"), devices.named("v100")
+P100, V100 = catalog.named("p100"), catalog.named("v100")
 
 
 def test_each_gpu_has_a_file_of_its_own() -> None:

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memplan.planning import devices
-from memplan.planning.overheads import NONE, Overheads
-from memplan.planning.topology import topology_named
-from memplan.xla.traffic import Traffic, replays, traffic
-from tests.xla.test_traffic import ADD, BIG, HOST, kernels, module
+from memplan.hardware import catalog
+from memplan.hardware.overheads import NONE, Overheads
+from memplan.hardware.topology import topology_named
+from memplan.xla.replay import Traffic, replays, traffic
+from tests.xla.test_replay import ADD, BIG, HOST, kernels, module
 
-P100 = devices.named("p100")
+P100 = catalog.named("p100")
 DDL = topology_named("ddl")
 IDEAL = replace(NONE, collective_launch_s=0.0)
 HERE = (DDL.resized({"host": 1, "device": 1}), DDL.resized({"host": 1}), DDL)

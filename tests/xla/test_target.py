@@ -13,7 +13,7 @@ from jax.experimental import topologies
 
 import memplan
 from memplan.errors import UnknownDeviceError
-from memplan.planning import devices
+from memplan.hardware import catalog
 from memplan.xla.local import closest_name, local_device
 from memplan.xla.target import Target, described_mesh, xla_rematerialization
 from tests.dense import step as train
@@ -36,7 +36,7 @@ SHAPES = (
 class TestDescribedGpu:
     def test_every_kind_of_leaf_is_placed(self) -> None:
         args = (jnp.ones((4, 4), jnp.bfloat16), jax.ShapeDtypeStruct((3,), jnp.int32), 2.0, True, jax.random.key(0))
-        compiled = Target(devices.named("h200"), described=True).compile(
+        compiled = Target(catalog.named("h200"), described=True).compile(
             lambda a, b, c, d, key: (a * c, b + 1, d, jax.random.bits(key, (4,))), args, {}, {}
         )
         assert compiled.memory.argument_bytes == 32 + 12 + 4 + 1 + 8
@@ -48,14 +48,14 @@ class TestDescribedGpu:
             return jax.image.resize(image, (2, 512, 512, 3), "bilinear")
 
         image = jax.ShapeDtypeStruct((2, 128, 128, 3), jnp.float32)
-        h200 = Target(devices.named("h200"), described=True)
+        h200 = Target(catalog.named("h200"), described=True)
         compiled = h200.compile(resized, (image,), {}, {}, rewrite=rewrite)
         assert compiled.memory.output_bytes == 4 * 2 * 512 * 512 * 3
         assert "ENTRY" in compiled.text
 
     def test_donation_is_seen(self) -> None:
         shape = jax.ShapeDtypeStruct((1024,), jnp.float32)
-        target = Target(devices.named("v100"), described=True)
+        target = Target(catalog.named("v100"), described=True)
         memory = target.compile(lambda x: x + 1, (shape,), {}, {"donate_argnums": 0}).memory
         assert memory.alias_bytes == 4096
         assert memory.device_bytes == memory.temp_bytes + 4096
@@ -99,13 +99,13 @@ def test_without_the_extra_the_error_says_what_to_install() -> None:
 
 
 def test_the_limit_of_xla_is_the_budget_on_a_described_device() -> None:
-    target = Target(devices.named("v100"), described=True)
+    target = Target(catalog.named("v100"), described=True)
     limited, options = xla_rematerialization(target, 10**9, 10**8)
     assert int(0.8 * limited.device.memory_bytes) == pytest.approx(10**9, abs=2)
     assert options == {"xla_gpu_memory_limit_slop_factor": 100}
 
 
 def test_the_limit_of_xla_on_a_real_device_is_in_percents() -> None:
-    target = Target(devices.named("v100"), described=False)
+    target = Target(catalog.named("v100"), described=False)
     _, options = xla_rematerialization(target, target.device.memory_bytes // 2, 0)
     assert options == {"xla_gpu_memory_limit_slop_factor": 62}

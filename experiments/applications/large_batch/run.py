@@ -32,7 +32,7 @@ from experiments.applications.large_batch.training import (
     Trainer,
 )
 from experiments.readme import inserted
-from memplan.files import write_whole
+from memplan.io import write_whole
 
 HERE = Path(__file__).parent
 README = HERE / "README.md"

@@ -24,8 +24,8 @@ from experiments.applications.segmentation.decathlon import open_dataset
 from experiments.applications.segmentation.phantoms import write_phantoms
 from experiments.applications.segmentation.worker import WAYS
 from memplan.errors import MemplanError
-from memplan.files import write_whole
-from memplan.planning.budget import parse_bytes, show_bytes
+from memplan.io import write_whole
+from memplan.units import parse_bytes, show_bytes
 
 FILTERS = 8
 CASES = 2

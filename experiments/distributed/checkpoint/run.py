@@ -23,7 +23,7 @@ import optax
 import orbax.checkpoint as ocp
 
 import memplan
-from memplan.files import write_whole
+from memplan.io import write_whole
 
 RESULT = Path(__file__).parent / "results" / "checkpoint.json"
 LAYERS, WIDTH, BATCH, STEPS = 4, 512, 16, 60

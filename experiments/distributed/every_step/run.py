@@ -11,7 +11,7 @@ from typing import Any
 
 from experiments.distributed.every_step.worker import CASES
 from experiments.readme import measure_and_tell
-from memplan.summary import versions
+from memplan.outcome.summary import versions
 
 README = Path(__file__).parent / "README.md"
 STEPS = 200

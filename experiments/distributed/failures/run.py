@@ -28,7 +28,7 @@ from typing import Any
 
 import jax
 
-from memplan.files import write_whole
+from memplan.io import write_whole
 
 ROOT = Path(__file__).parents[3]
 TOY = ROOT / "tests" / "parallel" / "toy.py"

@@ -15,7 +15,7 @@ import numpy as np
 
 from experiments.distributed.parallel.cases import CASES, trained
 from memplan import parallel
-from memplan.files import write_whole
+from memplan.io import write_whole
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What travels between devices: sums, gathers and compressed messages, in the phases and buckets that cost least.
+"""The step as one device runs it: its own parts, and what travels, in the phases and buckets that cost least.
 
-May import `program`, what `partition` assigned and the plain data of `planning`; never `runtime`.
+May import `partition`, whose placements it goes by, `program`, `planning` and `hardware`.
 """

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from memplan.hardware.collectives import all_reduce_seconds, cheapest
+from memplan.hardware.device import Device
+from memplan.hardware.topology import Topology
 from memplan.parallel.partition.assigned import Assigned
 from memplan.parallel.partition.placement import PARTIAL
 from memplan.planning.buckets import cut
-from memplan.planning.collectives import all_reduce_seconds, cheapest
-from memplan.planning.cost import op_seconds
-from memplan.planning.devices import Device
-from memplan.planning.topology import Topology
+from memplan.planning.graph import op_seconds
 from memplan.program import compat
 from memplan.program.extract import body_graph
 

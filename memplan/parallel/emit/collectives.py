@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
+from memplan.hardware.collectives import Decomposition, Phase, cheapest
+from memplan.hardware.topology import Topology
 from memplan.parallel.emit.compression import Wire, padded
 from memplan.parallel.partition.placement import Layout
-from memplan.planning.collectives import Decomposition, Phase, cheapest
-from memplan.planning.topology import Topology
 
 Array = Any
 

@@ -1,4 +1,4 @@
-"""Which block of what lies on which device: rules, the walk that assigns layouts, and the step that one device runs.
+"""Which block of what lies on which device: placements, and the walk that assigns one to every array of a step.
 
-May import `program`, `emit` and the plain data of `planning`; never `runtime`.
+May import `program`; knows nothing of collectives.
 """

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from memplan.parallel.partition.placement import Layout
-from memplan.parallel.partition.rules import Factors
 from memplan.program import compat
+from memplan.program.axes import Factors
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from typing import Any
 
 from memplan.parallel.partition.assigned import Assigned, Step, Wanted
 from memplan.parallel.partition.placement import OWN, PARTIAL, WHOLE, Layout, split
-from memplan.parallel.partition.rules import Factors, factors_of, is_linear
 from memplan.program import compat
+from memplan.program.axes import Factors, factors_of, is_linear
 from memplan.program.trace import flatten
 
 _ROUNDS = 4

@@ -1,4 +1,4 @@
 """The processes of a run: started, joined, compared, watched and resumed.
 
-May import `program.compat` and `errors`; knows nothing of steps or layouts.
+May import `program.compat` and `errors`; knows nothing of steps.
 """

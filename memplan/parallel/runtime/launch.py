@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memplan.errors import MemplanError
-from memplan.parallel.runtime import children
-from memplan.parallel.runtime.children import Ended
+from memplan.parallel.runtime.processes import FOLLOWED, Ended, run, say
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,9 @@ def launch(wanted: Launch) -> int:
         if not failed:
             break
         if wanted.min_processes is not None:
-            lost = max(1, sum(ended.returncode != children.FOLLOWED for ended in failed))
+            lost = max(1, sum(ended.returncode != FOLLOWED for ended in failed))
             processes = max(wanted.min_processes, processes - lost)
-        children.say(f"starting again with {processes} processes, restart {attempt} of {wanted.restarts}")
+        say(f"starting again with {processes} processes, restart {attempt} of {wanted.restarts}")
         failed = _run(wanted, processes, attempt)
     return failed[0].code if failed else 0
 
@@ -122,4 +121,4 @@ def _run(wanted: Launch, processes: int, attempt: int) -> list[Ended]:
     """One attempt. The processes that failed, the first one first; empty where all went well."""
     port = _port(wanted.port)
     environments = [_environment(wanted, processes, rank, port, attempt) for rank in range(processes)]
-    return children.run(wanted.command, environments, wanted.grace_s)
+    return run(wanted.command, environments, wanted.grace_s)

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from memplan.parallel.partition.rules import RULES
 from memplan.parallel.step import data_parallel
+from memplan.program.axes import RULES
 from tests.parallel.partition import operations
 from tests.parallel.partition.operations import Op
 from tests.parallel.partition.random_steps import Drawn, drawn_step

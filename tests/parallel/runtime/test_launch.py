@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from memplan import cli
+from memplan.cli import app as cli
 from memplan.errors import MemplanError
 from memplan.parallel.runtime.launch import Launch, launch
 

@@ -1,0 +1,343 @@
+"""The exact model: which items are computed again, and where, as a problem for CP-SAT.
+
+Per item and gap between two of its events (made, used, perhaps computed again, perhaps needed by such a computation)
+one variable says whether it is kept across the gap. Bytes at the own work of a stage are then a linear sum. Bytes at
+repetitions are not: those constraints are added only where a solution breaks them, and the model is solved again. Few
+items are computed again in a good plan, so few are ever needed, and every round's bound is valid.
+
+Part of a plan may be held fixed, which makes the same model serve as the neighbourhood of a local search.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from experiments.planners.stages import Pair, Replay, Stages, extra_ticks, replay
+
+Literal = cp_model.IntVar | bool
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a search found.
+
+    Attributes:
+      again: the repetitions of the whole plan, None where no plan was found.
+      extra_ticks: their time.
+      bound_ticks: no choice of the model has less extra time.
+      proven: nothing better exists among the model's choices, or nothing at all.
+    """
+
+    again: frozenset[Pair] | None
+    extra_ticks: int
+    bound_ticks: int
+    proven: bool
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Limits of one search."""
+
+    seconds: float
+    workers: int = 2
+    seed: int = 0
+
+
+def every_pair(stages: Stages, most_ticks: int | None = None) -> set[Pair]:
+    """All repetitions that can be of use in a plan with at most this much extra time."""
+    return {
+        (item, stage)
+        for item, ticks in enumerate(stages.ticks)
+        if ticks is not None and (most_ticks is None or ticks <= most_ticks)
+        for stage in range(stages.home[item] + 1, stages.last_need[item] + 1)
+    }
+
+
+class Model:
+    """Repetitions among `free` are chosen, those of `fixed` are there, no others are.
+
+    Stages of `excess` may exceed the budget by that much; a byte of it counts more than any time.
+    """
+
+    def __init__(
+        self,
+        stages: Stages,
+        free: Collection[Pair],
+        fixed: Iterable[Pair] = (),
+        hint: Collection[Pair] = (),
+        excess: Mapping[int, int] | None = None,
+    ):
+        self.stages = stages
+        self.fixed = frozenset(fixed)
+        self.solver_model = cp_model.CpModel()
+        self.possible = True
+        self.allowed = dict(excess or {})
+        self.excess = {stage: self.solver_model.new_int_var(0, most, "") for stage, most in self.allowed.items()}
+        self.again: dict[Pair, Literal] = dict.fromkeys(self.fixed, True)
+        for item, stage in sorted(free):
+            self.again[item, stage] = self.solver_model.new_bool_var("")
+        self.free = {pair: var for pair, var in self.again.items() if not isinstance(var, bool)}
+        self.repeats: dict[int, list[int]] = {}
+        for item, stage in sorted(self.again):
+            self.repeats.setdefault(item, []).append(stage)
+        self.rest = _Rest(stages, self.fixed)
+        self.involved = {item for item, _ in self.free}
+        self.involved.update(source for item in tuple(self.involved) for source in stages.inputs[item])
+        self.events: dict[int, list[int]] = {}
+        self.kept: dict[Pair, Literal] = {}  # (item, event) -> kept from the event before until this one
+        for item in sorted(self.involved):
+            self._add_item(item)
+        self._add_memory()
+        prices = [stages.ticks[item] or 0 for item, _ in self.free]
+        self.extra = cp_model.LinearExpr.weighted_sum(list(self.free.values()), prices)
+        self.fixed_ticks = extra_ticks(stages, self.fixed)
+        dear = 1 + sum(stages.ticks[item] or 0 for item, _ in self.free) if self.excess else 0
+        self.solver_model.minimize(self.extra + dear * cp_model.LinearExpr.sum(list(self.excess.values())))
+        self.watched: set[Pair] = set()
+        self._hint(hint)
+
+    def _hint(self, pairs: Collection[Pair]) -> None:
+        if not pairs:
+            return
+        chosen = frozenset(pairs)
+        spans = replay(self.stages, self.fixed | chosen).spans
+        self.solver_model.clear_hints()
+        for pair, var in self.free.items():
+            self.solver_model.add_hint(var, pair in chosen)
+        for (item, event), var in self.kept.items():
+            if not isinstance(var, bool):
+                there = any(first < event <= last for first, last in spans[item])
+                self.solver_model.add_hint(var, there)
+
+    def at_most(self, extra_ticks: int) -> None:
+        """Only plans with at most this much extra time, the fixed part included."""
+        self.solver_model.add(self.extra <= extra_ticks - self.fixed_ticks)
+
+    def watch(self, steps: Iterable[Pair]) -> None:
+        """Hold the bytes at these repetitions within the budget from the start."""
+        for item, stage in steps:
+            if (item, stage) in self.again and (item, stage) not in self.watched:
+                self.watched.add((item, stage))
+                self._add_step(item, stage)
+
+    def solve(self, effort: Effort) -> Choice:
+        """The best choice that the time allows; whatever is returned has been replayed and fits."""
+        until = time.monotonic() + effort.seconds
+        bound = 0
+        while self.possible:
+            solver = cp_model.CpSolver()
+            solver.parameters.num_workers = effort.workers
+            solver.parameters.random_seed = effort.seed
+            solver.parameters.max_time_in_seconds = max(0.05, until - time.monotonic())
+            status = solver.solve(self.solver_model)
+            if status == cp_model.INFEASIBLE:
+                break
+            bound = bound if self.excess else max(bound, int(np.ceil(solver.best_objective_bound - 1e-6)))
+            if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+                return Choice(None, 0, bound + self.fixed_ticks, False)
+            chosen = frozenset(pair for pair, var in self.free.items() if solver.boolean_value(var))
+            again = self.fixed | chosen
+            played = replay(self.stages, again)
+            broken = [
+                step
+                for step, nbytes in zip(played.steps, played.step_nbytes, strict=True)
+                if nbytes > self.stages.budget_bytes + self.allowed.get(step[0], 0)
+            ]
+            if not broken:
+                extra = extra_ticks(self.stages, again)
+                return Choice(again, extra, bound + self.fixed_ticks, status == cp_model.OPTIMAL)
+            fresh = [(item, stage) for stage, item in broken if item >= 0 and (item, stage) not in self.watched]
+            if not fresh or time.monotonic() > until:
+                return Choice(None, 0, bound + self.fixed_ticks, False)
+            self.watch(fresh)
+            self._hint(chosen)
+        return Choice(None, 0, bound + self.fixed_ticks, True)
+
+    def _add_item(self, item: int) -> None:
+        stages, home = self.stages, self.stages.home[item]
+        used = set(stages.uses[item])
+        needs: dict[int, list[Literal]] = {stage: [True] for stage in used}
+        for dependent in stages.dependents[item]:
+            for stage in self.repeats.get(dependent, ()):
+                needs.setdefault(stage, []).append(self.again[dependent, stage])
+        events = sorted({home, *needs, *self.repeats.get(item, ())})
+        self.events[item] = events
+        before: list[Literal] = [True]  # what says that it is there after the event before
+        for event in events[1:]:
+            repeated = self.again.get((item, event), False)
+            kept: Literal = self.solver_model.new_bool_var("")
+            if isinstance(repeated, bool):
+                if repeated:
+                    kept = False
+                elif event in used:
+                    kept = True
+            self.kept[item, event] = kept
+            self._clause([_no(kept), *before])
+            self._clause([_no(kept), _no(repeated)])
+            for need in needs.get(event, ()):
+                self._clause([_no(need), kept, repeated])
+            before = [kept, repeated]
+
+    def _clause(self, literals: Sequence[cp_model.LiteralT]) -> None:
+        if any(literal is True for literal in literals):
+            return
+        open_ones = [literal for literal in literals if literal is not False]
+        if not open_ones:
+            self.possible = False
+        self.solver_model.add_bool_or(open_ones)
+
+    def _add_memory(self) -> None:
+        """Own work of every stage: one constraint where the variable part can break the budget."""
+        stages = self.stages
+        base = self.rest.own_nbytes(self.involved).astype(float)
+        gaps: list[tuple[int, int, int, cp_model.IntVar]] = []  # first stage, end, bytes, variable
+        for item in self.involved:
+            nbytes, used = stages.nbytes[item], set(stages.uses[item])
+            base[stages.home[item]] += nbytes
+            for stage in used:
+                base[stage] += nbytes
+            events = self.events[item]
+            for index, event in enumerate(events[1:]):
+                earlier = events[index]
+                first = earlier + (earlier == stages.home[item] or earlier in used)
+                kept = self.kept[item, event]
+                if kept is True:
+                    base[first:event] += nbytes
+                elif kept is not False and first < event:
+                    gaps.append((first, event, nbytes, kept))
+        room = stages.budget_bytes - base
+        most = room.copy()
+        for stage, nbytes in self.allowed.items():
+            most[stage] += nbytes
+        if (most < 0).any():
+            self.possible = False
+        change = np.zeros(stages.count + 1)
+        for first, end, nbytes, _ in gaps:
+            change[first] += nbytes
+            change[end] -= nbytes
+        crowded = np.cumsum(change)[:-1] > room
+        apart = [edge for stage in self.excess for edge in (stage, stage + 1)]
+        edges = np.unique([*apart, *(edge for first, end, *_ in gaps for edge in (first, end))])
+        gaps.sort(key=lambda gap: gap[0])
+        live: dict[int, tuple[int, int, cp_model.IntVar]] = {}
+        coming = 0
+        for low, high in pairwise(edges.tolist()):
+            while coming < len(gaps) and gaps[coming][0] <= low:
+                first, end, nbytes, kept = gaps[coming]
+                live[coming] = (end, nbytes, kept)
+                coming += 1
+            live = {number: gap for number, gap in live.items() if gap[0] > low}
+            if crowded[low:high].any():
+                least = int(room[low:high].min())
+                variables = [kept for _, _, kept in live.values()]
+                self.solver_model.add(
+                    cp_model.LinearExpr.weighted_sum(variables, [nbytes for _, nbytes, _ in live.values()])
+                    <= least + self.excess.get(low, 0)
+                )
+
+    def _into(self, item: int, stage: int) -> Literal:
+        """Is it there when the stage begins?"""
+        events = self.events.get(item)
+        if events is None:
+            return self.rest.into(item, stage)
+        if stage <= events[0]:
+            return False
+        index = bisect_left(events, stage)
+        return False if index == len(events) else self.kept[item, events[index]]
+
+    def _add_step(self, item: int, stage: int) -> None:
+        """Bytes while `item` is computed again in `stage`."""
+        stages = self.stages
+        sources = stages.inputs[item]
+        room = stages.budget_bytes - stages.nbytes[item] - sum(stages.nbytes[source] for source in sources)
+        terms: list[tuple[int, cp_model.IntVar]] = []
+        for other in self._around(stage):
+            if other == item or other in sources or stages.home[other] >= stage:
+                continue
+            needs: list[Literal] = [self._into(other, stage + 1), stage in stages.uses[other]]
+            needs += [
+                self.again[dependent, stage]
+                for dependent in stages.dependents[other]
+                if dependent > item and (dependent, stage) in self.again
+            ]
+            # a later item that is computed again in this stage is not there yet
+            absent = self.again.get((other, stage), False) if other > item else False
+            live = self._live([need for need in needs if need is not False], absent)
+            if live is True:
+                room -= stages.nbytes[other]
+            elif live is not False:
+                terms.append((stages.nbytes[other], live))
+        total = cp_model.LinearExpr.weighted_sum([live for _, live in terms], [nbytes for nbytes, _ in terms])
+        repeated = self.again[item, stage]
+        if isinstance(repeated, bool):
+            self.solver_model.add(total <= room + self.excess.get(stage, 0))
+        elif room < 0 and stage not in self.excess:
+            self.solver_model.add(repeated == 0)
+        else:
+            self.solver_model.add(total <= room + self.excess.get(stage, 0)).only_enforce_if(repeated)
+
+    def _live(self, needs: list[Literal], absent: Literal) -> Literal:
+        if absent is True or not needs:
+            return False
+        if absent is False and any(need is True for need in needs):
+            return True
+        if absent is False and len(needs) == 1:
+            return needs[0]
+        live: Literal = self.solver_model.new_bool_var("")
+        for need in needs:
+            self._clause([live, _no(need), absent])
+        return live
+
+    def _around(self, stage: int) -> set[int]:
+        """Items that may be there in a stage."""
+        return self.rest.around(stage) | {
+            item for item in self.involved if self.events[item][0] < stage <= self.events[item][-1]
+        }
+
+
+def _no(literal: Literal) -> cp_model.LiteralT:
+    return (not literal) if isinstance(literal, bool) else ~literal
+
+
+class _Rest:
+    """The part of the plan that is not chosen: where copies are, by the fixed repetitions alone."""
+
+    def __init__(self, stages: Stages, fixed: frozenset[Pair]):
+        self.stages = stages
+        self.played: Replay = replay(stages, fixed)
+        flat = [(item, *span) for item, spans in enumerate(self.played.spans) for span in spans]
+        self.item, self.first, self.last = (np.array(column, dtype=np.int64) for column in zip(*flat, strict=True))
+        self.nbytes = np.array(stages.nbytes, dtype=np.int64)[self.item]
+
+    def own_nbytes(self, without: Collection[int]) -> np.ndarray:
+        """Bytes at the own work of each stage, some items left out."""
+        counted = ~np.isin(self.item, np.fromiter(without, dtype=np.int64, count=len(without)))
+        # a copy whose last need is a repetition is gone when the stage's own work runs
+        end = self.last + self._by_own_work()
+        change = np.zeros(self.stages.count + 1, dtype=np.int64)
+        np.add.at(change, self.first[counted], self.nbytes[counted])
+        np.subtract.at(change, end[counted], self.nbytes[counted])
+        return np.array(self.stages.working_nbytes, dtype=np.int64) + np.cumsum(change)[:-1]
+
+    def _by_own_work(self) -> np.ndarray:
+        uses = self.stages.uses
+        return np.array(
+            [
+                last == self.stages.home[item] or last in uses[item]
+                for item, last in zip(self.item.tolist(), self.last.tolist(), strict=True)
+            ],
+            dtype=np.int64,
+        )
+
+    def into(self, item: int, stage: int) -> bool:
+        return any(first < stage <= last for first, last in self.played.spans[item])
+
+    def around(self, stage: int) -> set[int]:
+        return set(self.item[(self.first <= stage) & (stage <= self.last)].tolist())

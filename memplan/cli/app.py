@@ -1,0 +1,63 @@
+"""The command `memplan`: plan a step, compare ways to run it, draw its curve, list and measure devices, show the demo.
+
+Results go to standard output, progress and errors to standard error. Exit codes: 0 the step fits, 1 the step itself
+or memplan failed, 2 usage, 3 infeasible.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from memplan.cli import distributed, factory, machines, steps
+from memplan.cli.options import Budget, Debug
+from memplan.cli.output import errors_told, print_line, working
+
+app = typer.Typer(
+    help="jax.jit with a device-memory budget.",
+    epilog="Exit codes: 0 fits, 1 the step or memplan failed, 2 usage, 3 infeasible.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+def options(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    if version:
+        try:
+            print_line(importlib.metadata.version("memplan"))
+        except importlib.metadata.PackageNotFoundError:
+            print_line("not installed, run from its source")
+        raise typer.Exit
+
+
+def demo(
+    size: Annotated[int | None, typer.Option(min=1, help="Voxels along each side of a volume.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
+    budget: Budget = None,
+    data: Annotated[Path | None, typer.Option(help="A data set in the Medical Segmentation Decathlon layout.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for what the demo writes.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Train a 3D U-Net on small phantoms, or on your own volumes, within a budget."""
+    with errors_told(debug):
+        options = {"size": size, "steps": steps, "budget": budget, "data": data, "out": out}
+        main = factory.demo()
+        with working(results=True):
+            code = main(**{name: value for name, value in options.items() if value is not None})
+        raise typer.Exit(code or 0)
+
+
+for command in (steps.inspect, steps.compare, steps.curve, steps.largest, machines.devices, machines.calibrate, demo):
+    app.command()(command)
+app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(distributed.launch)
+app.add_typer(distributed.topologies, name="topology")
+
+
+def main() -> None:
+    """The console script."""
+    app(prog_name="memplan")

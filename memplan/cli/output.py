@@ -1,0 +1,113 @@
+"""What a command says: results, progress, errors, files."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from memplan import api
+from memplan.errors import InfeasibleBudgetError, MemplanError
+from memplan.report.progress import Stages
+from memplan.report.result import Told
+
+FAILED, USAGE, INFEASIBLE = 1, 2, 3
+STDOUT = Path("-")
+
+
+@contextlib.contextmanager
+def errors_told(debug: bool) -> Iterator[None]:
+    """One message on standard error and the exit code that goes with the error."""
+    try:
+        yield
+    except (typer.Exit, typer.Abort, typer.BadParameter):
+        raise
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        message, code = _explained(error)
+        Console(stderr=True, highlight=False).print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+        raise typer.Exit(code) from None
+
+
+def _explained(error: Exception) -> tuple[str, int]:
+    if isinstance(error, InfeasibleBudgetError):
+        return str(error), INFEASIBLE
+    if isinstance(error, MemplanError):
+        return str(error), USAGE
+    notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+    return f"{type(error).__name__}: {error}{notes}\nRun again with --debug for the traceback.", FAILED
+
+
+@contextlib.contextmanager
+def working(*, results: bool = False) -> Iterator[Stages]:
+    """Progress on standard error. Unless it prints results, what the user's code prints goes there too."""
+    with contextlib.ExitStack() as stack:
+        stage = stack.enter_context(Stages(Console(stderr=True), lines=results))
+        stack.enter_context(api.progress(stage))
+        if not results:
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        yield stage
+
+
+def check_writable(json: Path | None, html: Path | None = None) -> None:
+    """Refuse before minutes of work what could not be written after it."""
+    if html == STDOUT:
+        raise typer.BadParameter("only JSON can go to standard output: name a file for the page.", param_hint="--html")
+    if json is not None and json == html:
+        raise typer.BadParameter(f"{json} cannot hold both --json and --html.")
+    for path in (json, html):
+        if path is None or path == STDOUT:
+            continue
+        folder = path.parent
+        if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+            reason = "it is a folder" if path.is_dir() else f"{folder} is not a folder that may be written to"
+            raise typer.BadParameter(f"{path} cannot be written: {reason}.")
+
+
+def check_extra(path: Path | None, option: str, package: str, extra: str, *others: Path | None) -> None:
+    """Refuse a file that a package of an extra writes, where it is missing or the file is not its own."""
+    if path is None:
+        return
+    if path in (STDOUT, *others):
+        raise typer.BadParameter("name a file of its own for it.", param_hint=option)
+    if importlib.util.find_spec(package) is None:
+        raise typer.BadParameter(f"it needs {package}: pip install 'memplan[{extra}]'.", param_hint=option)
+    check_writable(path)
+
+
+def tell(result: Told, json: Path | None, html: Path | None) -> None:
+    """Write what was asked for, and the tables unless standard output is for JSON alone."""
+    if json == STDOUT:
+        print_line(result.to_json())
+    elif json is not None:
+        save(json, result.save_json)
+    if html is not None:
+        save(html, result.save_html)
+    if json != STDOUT:
+        console = Console()
+        if console.is_terminal:
+            console.print(result)
+        else:  # a file or a pipe has no width of its own
+            print_line(str(result))
+
+
+def save(path: Path, write: Callable[[Path], None]) -> None:
+    try:
+        write(path)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise typer.BadParameter(f"{path} cannot be written: {why.rstrip('.')}.") from error
+    Console(stderr=True).print(Text(f"memplan: wrote {path}"), soft_wrap=True)
+
+
+def print_line(line: str) -> None:
+    sys.stdout.write(f"{line}\n")

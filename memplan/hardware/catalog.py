@@ -1,0 +1,308 @@
+"""Hardware specifications: what a device holds, how fast it computes, how fast it talks to its host.
+
+Peak figures are the vendor's, without sparsity; each device names where they are written. A figure of the form
+`cores x units x clock` is checked against the published peak by the tests. Memory is what a real card reports where
+that is known, since a planner that trusts the number on the box plans for bytes that are not there.
+
+What a link achieves is below what it is sold for, and the step feels the former: see `LINKS`. Latencies are
+assumptions, named as such; calibrate where it matters.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from memplan.errors import UnknownDeviceError
+from memplan.hardware.device import Device, GpuTarget, HostLink
+
+# The address of XLA's own descriptions of real cards: bytes reported, cores, caches, clocks.
+_XLA_SPECS = "https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs"
+
+
+# One allowance for packet headers, flow control and acknowledgements, below what is measured on good hosts: nvbandwidth
+# on PCIe 5.0 x16 prints 55.6 GB/s, 0.88 of the encoded rate; NVLink 2.0 between V100s gave 143.7 of 150 GB/s (Dell EMC
+# Ready Solutions for AI, table 3).
+_LINK_EFFICIENCY = 0.8
+
+# Assumed: a CUDA copy costs several microseconds to issue and complete, whatever the wire. A coherent link has shorter
+# wires and the same driver.
+_COPY_LATENCY_S = 10e-6
+
+
+def _pcie(generation: int, gigatransfers: float) -> HostLink:
+    """Sixteen lanes, one bit per transfer and lane, 128b/130b encoding."""
+    encoded = gigatransfers * 1e9 * 16 * 128 / 130 / 8
+    return HostLink(
+        name=f"pcie{generation}x16",
+        bandwidth=_LINK_EFFICIENCY * encoded,
+        latency_s=_COPY_LATENCY_S,
+        source=(
+            f"PCI Express Base Specification {generation}.0: {gigatransfers:g} GT/s x 16 lanes, 128b/130b, "
+            f"{encoded / 1e9:.1f} GB/s per direction; taken at {_LINK_EFFICIENCY}. Latency assumed."
+        ),
+    )
+
+
+# DDR4-3200 moves 8 bytes 3.2e9 times a second (JEDEC JESD79-4).
+_DDR4_CHANNEL = 25.6e9
+
+
+def _by_name(items: Iterable[HostLink]) -> Mapping[str, HostLink]:
+    return MappingProxyType({item.name: item for item in items})
+
+
+LINKS: Mapping[str, HostLink] = _by_name(
+    (
+        _pcie(3, 8),
+        _pcie(4, 16),
+        _pcie(5, 32),
+        HostLink(
+            name="nvlink-c2c",
+            bandwidth=297e9,
+            latency_s=_COPY_LATENCY_S,
+            source=(
+                "NVIDIA Grace Hopper Superchip Architecture In-Depth: 450 GB/s per direction "
+                "(https://developer.nvidia.com/blog/nvidia-grace-hopper-superchip-architecture-in-depth/). "
+                "Measured 375 GB/s to the device and 297 GB/s back (https://4nownews.com/2024/07/27/not-so-simple-and-"
+                "not-so-fast-scientists-studied-the-features-of-memory-and-nvlink-c2c-in-nvidia-grace-hopper); the "
+                "slower is taken, since what is offloaded goes both ways. Latency assumed."
+            ),
+        ),
+        HostLink(
+            name="power9-nvlink2",
+            bandwidth=_LINK_EFFICIENCY * 75e9,
+            latency_s=_COPY_LATENCY_S,
+            source=(
+                "IBM Power System AC922 with four GPUs: three NVLink 2.0 bricks of 25 GB/s to each, 75 GB/s per "
+                f"direction (with six GPUs, as in Summit, two bricks: 50 GB/s); taken at {_LINK_EFFICIENCY}. "
+                "Latency assumed. https://www.olcf.ornl.gov/for-users/system-user-guides/summit/nvidia-v100-gpus/"
+            ),
+        ),
+        HostLink(
+            name="local-memory",
+            bandwidth=_DDR4_CHANNEL / 2,
+            latency_s=1e-6,
+            source=(
+                "One DDR4-3200 channel, 25.6 GB/s (JEDEC JESD79-4), read and written by the same copy: half of it. "
+                "Latency assumed: waking a thread."
+            ),
+        ),
+    )
+)
+
+
+_P100 = Device(
+    name="p100",
+    description="NVIDIA Tesla P100 SXM2, 16 GB HBM2",
+    memory_bytes=17_066_885_120,
+    memory_bandwidth=732.16e9,
+    # Twice as fast in float16, but only when it accumulates in float16, which XLA does not ask for.
+    flops={"float64": 5.3e12, "float32": 10.6e12, "bfloat16": 10.6e12, "float16": 10.6e12, "int8": 10.6e12},
+    vector_flops=10.6e12,
+    link=LINKS["pcie3x16"],
+    sources=(
+        "NVIDIA Tesla P100 whitepaper "
+        "(https://images.nvidia.com/content/pdf/tesla/whitepaper/pascal-architecture-whitepaper.pdf)",
+        f"XLA's target description p100 ({_XLA_SPECS})",
+    ),
+    target=GpuTarget((6, 0), 56, 64, 65_536, 49_152, 4_194_304, 1.48),
+)
+
+_V100 = Device(
+    name="v100",
+    description="NVIDIA Tesla V100 SXM2, 16 GB HBM2",
+    memory_bytes=16_935_682_048,
+    memory_bandwidth=898.048e9,
+    flops={"float64": 7.8e12, "float32": 15.7e12, "bfloat16": 15.7e12, "float16": 125e12, "int8": 15.7e12},
+    vector_flops=15.7e12,
+    link=LINKS["pcie3x16"],
+    sources=(
+        "NVIDIA Tesla V100 GPU Architecture whitepaper "
+        "(https://images.nvidia.com/content/volta-architecture/pdf/volta-architecture-whitepaper.pdf)",
+        f"XLA's target description v100 ({_XLA_SPECS})",
+    ),
+    target=GpuTarget((7, 0), 80, 64, 98_304, 98_304, 6_291_456, 1.53),
+)
+
+_A100 = Device(
+    name="a100",
+    description="NVIDIA A100 SXM4, 80 GB HBM2e",
+    memory_bytes=84_987_740_160,
+    memory_bandwidth=2.039e12,
+    flops={"float64": 19.5e12, "float32": 156e12, "bfloat16": 312e12, "float16": 312e12, "int8": 624e12},
+    vector_flops=19.5e12,
+    link=LINKS["pcie4x16"],
+    sources=(
+        "NVIDIA A100 Tensor Core GPU datasheet (https://www.nvidia.com/en-us/data-center/a100/)",
+        f"XLA's target description a100_sxm_80 ({_XLA_SPECS})",
+    ),
+    target=GpuTarget((8, 0), 108, 64, 167_936, 166_912, 41_943_040, 1.41),
+)
+
+_HOPPER = GpuTarget((9, 0), 132, 128, 233_472, 232_448, 52_428_800, 1.98)
+
+# The datasheets print these with sparsity, which doubles them.
+_HOPPER_FLOPS = {"float64": 67e12, "float32": 494.5e12, "bfloat16": 989.5e12, "float16": 989.5e12, "int8": 1979e12}
+
+_H100 = Device(
+    name="h100",
+    description="NVIDIA H100 SXM5, 80 GB HBM3",
+    memory_bytes=84_978_434_048,
+    memory_bandwidth=3.35232e12,
+    flops=_HOPPER_FLOPS,
+    vector_flops=67e12,
+    link=LINKS["pcie5x16"],
+    sources=(
+        "NVIDIA H100 Tensor Core GPU datasheet (https://www.nvidia.com/en-us/data-center/h100/)",
+        f"XLA's target description h100_sxm ({_XLA_SPECS})",
+    ),
+    target=_HOPPER,
+)
+
+_H200 = Device(
+    name="h200",
+    description="NVIDIA H200 SXM5, 141 GB HBM3e",
+    memory_bytes=151_397_597_184,
+    memory_bandwidth=4.8e12,
+    flops=_HOPPER_FLOPS,
+    vector_flops=67e12,
+    link=LINKS["pcie5x16"],
+    sources=(
+        "NVIDIA H200 Tensor Core GPU datasheet (https://www.nvidia.com/en-us/data-center/h200/)",
+        f"XLA's target description h200 ({_XLA_SPECS})",
+    ),
+    target=_HOPPER,
+)
+
+_GH200 = Device(
+    name="gh200",
+    description="NVIDIA GH200 Grace Hopper Superchip, the model with 96 GB HBM3 (not the one with 144 GB HBM3e)",
+    memory_bytes=96_000_000_000,
+    memory_bandwidth=4.0e12,
+    flops=_HOPPER_FLOPS,
+    vector_flops=67e12,
+    link=LINKS["nvlink-c2c"],
+    sources=(
+        "NVIDIA GH200 Grace Hopper Superchip datasheet "
+        "(https://www.nvidia.com/en-us/data-center/grace-hopper-superchip/); its 96 GB taken as 96e9 bytes",
+        "NVIDIA Grace Hopper Superchip Architecture In-Depth "
+        "(https://developer.nvidia.com/blog/nvidia-grace-hopper-superchip-architecture-in-depth/)",
+        f"XLA's target description h100_sxm, the same chip ({_XLA_SPECS})",
+    ),
+    target=_HOPPER,
+)
+
+_B200 = Device(
+    name="b200",
+    description="NVIDIA B200 SXM6, 180 GB HBM3e (192 GB on the package)",
+    memory_bytes=191_514_411_008,
+    memory_bandwidth=7.67232e12,
+    # float64 and the vector rate are XLA's units and clock; the launch papers print a rounder 40 and 80.
+    flops={"float64": 37.2e12, "float32": 1100e12, "bfloat16": 2250e12, "float16": 2250e12, "int8": 4500e12},
+    vector_flops=74.5e12,
+    link=LINKS["pcie5x16"],
+    sources=(
+        "NVIDIA HGX platform, HGX B200 column, divided by eight (https://www.nvidia.com/en-us/data-center/hgx/)",
+        f"XLA's target description b200 ({_XLA_SPECS})",
+    ),
+    target=GpuTarget((10, 0), 148, 128, 233_472, 232_448, 132_644_864, 1.965),
+)
+
+_RTX4090 = Device(
+    name="rtx4090",
+    description="NVIDIA GeForce RTX 4090, 24 GB GDDR6X",
+    memory_bytes=24_563 * 2**20,
+    memory_bandwidth=1.008e12,
+    # float16 at the rate with float32 accumulation, half of the other.
+    flops={"float64": 1.29e12, "float32": 82.6e12, "bfloat16": 165.2e12, "float16": 165.2e12, "int8": 660.6e12},
+    vector_flops=82.6e12,
+    link=LINKS["pcie4x16"],
+    sources=(
+        "NVIDIA Ada GPU Architecture whitepaper, appendix A "
+        "(https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf)",
+        "NVIDIA CUDA C++ Programming Guide, technical specifications of compute capability 8.9: shared memory "
+        "(https://docs.nvidia.com/cuda/cuda-c-programming-guide/)",
+        "PyTorch's device properties of a real card: 24563 MiB, 128 multiprocessors, 72 MiB L2",
+    ),
+    target=GpuTarget((8, 9), 128, 128, 102_400, 101_376, 75_497_472, 2.52),
+)
+
+DEVICES: Mapping[str, Device] = MappingProxyType(
+    {device.name: device for device in (_P100, _V100, _A100, _H100, _H200, _B200, _RTX4090, _GH200)}
+)
+
+
+def names() -> tuple[str, ...]:
+    """The devices that `named` knows; each also combines with every link, as in `v100@nvlink-c2c`."""
+    return tuple(DEVICES)
+
+
+def named(name: str) -> Device:
+    """The device called `name`, in any case; `device@link` puts it behind another host link.
+
+    Raises:
+      UnknownDeviceError: no such device or link; says which come close and which there are.
+    """
+    device_name, at, link_name = name.strip().lower().partition("@")
+    if device_name not in DEVICES:
+        raise _unknown("device", device_name, name, DEVICES)
+    device = DEVICES[device_name]
+    if not at:
+        return device
+    if link_name not in LINKS:
+        raise _unknown("host link", link_name, name, LINKS)
+    return replace(device, name=f"{device_name}@{link_name}", link=LINKS[link_name])
+
+
+def _unknown(kind: str, part: str, whole: str, known: Mapping[str, object]) -> UnknownDeviceError:
+    close = difflib.get_close_matches(part, known, n=3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(close)}?" if close else ""
+    inside = "" if part == whole.strip().lower() else f" (in {whole!r})"
+    return UnknownDeviceError(
+        f"Unknown {kind} {part!r}{inside}.{hint} Known: {', '.join(known)}. "
+        "A device is written as 'v100', as 'v100@pcie4x16' to put it behind another host link, or as the path of a "
+        "specification that `memplan calibrate --out` wrote, which ends in .json."
+    )
+
+
+# A core that may be half of one (two threads share its units), on a busy machine that does not reach its boost clock.
+# Zen 2 and Haswell and later start two 256-bit multiply-adds a cycle (AMD 56305; Intel 248966): one is taken.
+_CPU_CLOCK_HZ = 2.0e9
+_CPU_FLOAT32_LANES = 8
+_CPU_CORES_PER_CHANNEL = 8  # AMD EPYC 7763: 64 cores, 8 channels of DDR4-3200.
+
+
+def local_cpu(cores: int, memory_bytes: int) -> Device:
+    """A conservative description of a CPU of which only the size is known.
+
+    Args:
+      cores: logical processors.
+      memory_bytes: bytes that the program may use.
+
+    Raises:
+      ValueError: either is not positive.
+    """
+    if cores < 1 or memory_bytes < 1:
+        raise ValueError(f"a CPU has at least one core and one byte of memory, not {cores} and {memory_bytes}")
+    vector_flops = 2.0 * _CPU_FLOAT32_LANES * _CPU_CLOCK_HZ * cores
+    narrow = dict.fromkeys(("float32", "bfloat16", "float16", "int8"), vector_flops)  # narrow types are widened
+    return Device(
+        name="cpu",
+        description=f"local CPU, {cores} logical cores",
+        memory_bytes=memory_bytes,
+        memory_bandwidth=_DDR4_CHANNEL * max(1.0, cores / _CPU_CORES_PER_CHANNEL),
+        flops={"float64": vector_flops / 2, **narrow},
+        vector_flops=vector_flops,
+        link=LINKS["local-memory"],
+        sources=(
+            "Assumed: 2.0 GHz sustained and one 256-bit multiply-add a cycle per logical core, half of what AMD's "
+            "Software Optimization Guide for Family 17h Models 30h and Greater (56305) and Intel's 64 and IA-32 "
+            "Architectures Optimization Reference Manual (248966) give a whole core",
+            "JEDEC JESD79-4: 25.6 GB/s per channel of DDR4-3200; one channel per eight cores as in AMD EPYC 7763 "
+            "(https://www.amd.com/en/products/processors/server/epyc/7003-series.html), at least one",
+        ),
+        target=None,
+    )

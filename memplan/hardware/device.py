@@ -1,0 +1,96 @@
+"""What a device is: what it holds, how fast it computes, and the link to its host. Types; `catalog` has the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+# Narrow floats are widened before the product; a complex product is float products, which the caller counts.
+_COMPUTED_IN: Mapping[str, str] = MappingProxyType(
+    {"float8": "float16", "float4": "float16", "complex64": "float32", "complex128": "float64"}
+)
+
+
+@dataclass(frozen=True)
+class HostLink:
+    """The path between a device and its host's memory.
+
+    Attributes:
+      name: for example `pcie4x16`.
+      bandwidth: bytes/s that a large copy from pinned memory achieves, in each direction.
+      latency_s: fixed seconds of one copy, from its issue to its first byte.
+      source: the nominal figure, how `bandwidth` follows from it, and where each comes from.
+    """
+
+    name: str
+    bandwidth: float
+    latency_s: float
+    source: str
+
+
+@dataclass(frozen=True)
+class GpuTarget:
+    """What XLA needs, besides memory, to compile for a GPU that is absent.
+
+    Attributes:
+      compute_capability: CUDA's (major, minor).
+      core_count: streaming multiprocessors.
+      fpus_per_core: float32 units of one of them.
+      shared_memory_per_core: bytes.
+      shared_memory_per_block_optin: bytes that one thread block may ask for.
+      l2_cache_bytes: bytes.
+      clock_ghz: highest clock of the cores.
+    """
+
+    compute_capability: tuple[int, int]
+    core_count: int
+    fpus_per_core: int
+    shared_memory_per_core: int
+    shared_memory_per_block_optin: int
+    l2_cache_bytes: int
+    clock_ghz: float
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device and the link to its host.
+
+    Attributes:
+      name: what `named` answers to, for example `v100` or `v100@power9-nvlink2`; a measured one has its base's name
+        with `-measured` behind it, and is known by its file alone (`memplan.hardware.measured`).
+      description: the exact product.
+      memory_bytes: what the card has.
+      memory_bandwidth: peak bytes/s of the device's own memory.
+      flops: peak FLOP/s of matrix products and convolutions by operand dtype, in the way XLA runs them by default:
+        float32 as TF32 where the chip has it, float16 with float32 accumulation, and a type without units of its own
+        at the rate of the type it is widened to.
+      vector_flops: peak float32 FLOP/s outside the matrix units, a fused multiply-add counted as two.
+      link: the path to host memory.
+      sources: where the figures come from, one document each.
+      target: what to compile for; None for a CPU.
+    """
+
+    name: str
+    description: str
+    memory_bytes: int
+    memory_bandwidth: float
+    flops: Mapping[str, float] = field(hash=False)
+    vector_flops: float
+    link: HostLink
+    sources: tuple[str, ...]
+    target: GpuTarget | None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "flops", MappingProxyType(dict(self.flops)))
+
+    def rate(self, dtype: str) -> float:
+        """Peak FLOP/s for operands of `dtype`.
+
+        Types without an entry run at the rate of the type they are computed in; what has no such type either ('' for
+        work outside the matrix units, bool, wide integers) at `vector_flops`.
+        """
+        if dtype in self.flops:
+            return self.flops[dtype]
+        computed_in = next((wide for prefix, wide in _COMPUTED_IN.items() if dtype.startswith(prefix)), "")
+        return self.flops.get(computed_in, self.vector_flops)

@@ -1,0 +1,23 @@
+"""Operation facts -> seconds, by the roofline: Williams, Waterman, Patterson, CACM 52(4), 2009."""
+
+from __future__ import annotations
+
+from memplan.hardware.device import Device
+
+_TRITON = (8, 0)  # the least compute capability
+
+
+def kernel_seconds(flops: float, flops_dtype: str, nbytes: float, device: Device) -> float:
+    """Seconds of one kernel that moves `nbytes` of device memory; matrix work where `flops_dtype` names a type."""
+    rate = device.rate(flops_dtype) if flops_dtype else device.vector_flops
+    return max(flops / rate, nbytes / device.memory_bandwidth)
+
+
+def has_triton(device: Device) -> bool:
+    """XLA:GPU compiles matrix products, and what normalizes rows, with Triton from Ampere on."""
+    return device.target is not None and device.target.compute_capability >= _TRITON
+
+
+def copy_seconds(nbytes: float, device: Device) -> float:
+    """Seconds to copy between device and host memory, one way."""
+    return device.link.latency_s + nbytes / device.link.bandwidth

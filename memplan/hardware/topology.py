@@ -1,0 +1,298 @@
+"""The levels of a machine of many devices: how many nodes each has, and the links between them.
+
+Bandwidths follow from the vendors' figures and one allowance for what a link achieves. Latencies are assumptions, named
+as such; write your own figures to a file (`Topology.save`) where it matters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from memplan.errors import TopologyError
+from memplan.hardware.catalog import LINKS
+from memplan.hardware.measured import is_path
+from memplan.io import read_json, write_whole
+
+FORMAT = 1
+
+_ENDLESS = 1e300  # no figure of a machine comes near
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One level of a machine: nodes of a kind, and the links between them.
+
+    Attributes:
+      name: of the mesh axis, for example `host` or `device`.
+      size: nodes of this level in one node of the level around it.
+      latency_s: seconds from one node to the next, whatever is sent.
+      bandwidth: bytes/s in each direction that one link achieves.
+      shared: all devices of a node have one link at this level together, as a host has a network card; False: each
+        device has its own, as GPUs have NVLink.
+
+    Raises:
+      TopologyError: one of them is not what it should be.
+    """
+
+    name: str
+    size: int
+    latency_s: float
+    bandwidth: float
+    shared: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise TopologyError(f"{self.name!r} is not the name of an axis. Give it text, such as 'host' or 'device'.")
+        if not _is_number(self.size, whole=True) or self.size < 1:
+            raise TopologyError(f"the axis {self.name!r} has size {self.size!r}. A size is a whole number, at least 1.")
+        if not _is_number(self.latency_s) or self.latency_s < 0:
+            raise TopologyError(
+                f"the axis {self.name!r} has a latency of {self.latency_s!r}. A latency is in seconds, 0 or more."
+            )
+        if not _is_number(self.bandwidth) or self.bandwidth <= 0:
+            raise TopologyError(
+                f"the axis {self.name!r} has a bandwidth of {self.bandwidth!r}. "
+                "A bandwidth is in bytes per second, above 0 and finite."
+            )
+        if not isinstance(self.shared, bool):
+            raise TopologyError(f"'shared' of the axis {self.name!r} is {self.shared!r}. It is True or False.")
+
+
+def _is_number(value: object, whole: bool = False) -> bool:
+    kinds = int if whole else (int, float)
+    return isinstance(value, kinds) and not isinstance(value, bool) and -_ENDLESS < value < _ENDLESS
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A machine, one axis per level.
+
+    Attributes:
+      name: for example `ddl`; `ddl@16x4` with other sizes.
+      description: the exact products.
+      axes: outermost first.
+      sources: where the figures come from.
+
+    Raises:
+      TopologyError: it has no axis, or two of the same name.
+    """
+
+    name: str
+    description: str
+    axes: tuple[Axis, ...]
+    sources: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.axes:
+            raise TopologyError(f"the topology {self.name!r} has no axes. Give it one per level, outermost first.")
+        names = [axis.name for axis in self.axes]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise TopologyError(f"the topology {self.name!r} has several axes {twice[0]!r}. Give each its own name.")
+
+    @property
+    def devices(self) -> int:
+        """All of them."""
+        return math.prod(axis.size for axis in self.axes)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size by axis, outermost first."""
+        return {axis.name: axis.size for axis in self.axes}
+
+    def axis(self, name: str) -> Axis:
+        """The axis called `name` (TopologyError: there is none)."""
+        return self.axes[self._place(name)]
+
+    def inside(self, name: str) -> tuple[Axis, ...]:
+        """The axes of one node of `name`, outermost first."""
+        return self.axes[self._place(name) + 1 :]
+
+    def _place(self, name: str) -> int:
+        names = list(self.sizes)
+        if name not in names:
+            raise TopologyError(
+                f"the topology {self.name!r} has no axis {name!r}.{_hint(name, names)} Its axes: {', '.join(names)}."
+            )
+        return names.index(name)
+
+    def resized(self, sizes: Mapping[str, int]) -> Topology:
+        """The same links between other numbers of nodes; axes that `sizes` leaves out stay.
+
+        Raises:
+          TopologyError: no such axis, or not a size.
+        """
+        for name in sizes:
+            self.axis(name)
+        axes = tuple(replace(axis, size=sizes.get(axis.name, axis.size)) for axis in self.axes)
+        if axes == self.axes:
+            return self
+        shape = "x".join(str(axis.size) for axis in axes)
+        return replace(self, name=f"{self.name.partition('@')[0]}@{shape}", axes=axes)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write JSON to `path`; the file appears whole or not at all (OSError)."""
+        write_whole(path, self.to_json() + "\n")
+
+    def to_json(self) -> str:
+        return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1, allow_nan=False)
+
+
+def load(path: str | os.PathLike[str]) -> Topology:
+    """Read a saved topology.
+
+    Raises:
+      TopologyError: there is no such file, or it is not a whole topology; says what is wrong with it.
+    """
+    try:
+        return _read(read_json(path, FORMAT))
+    except OSError as error:
+        raise TopologyError(
+            f"the topology {os.fspath(path)!r} cannot be read: {error.strerror or error}. A topology is the path of a "
+            f"file that `Topology.save` wrote, or one of {', '.join(TOPOLOGIES)}."
+        ) from error
+    except (ValueError, RecursionError) as error:  # ValueError: not JSON, not even text
+        raise TopologyError(
+            f"{os.fspath(path)!r} is not a whole topology ({error}). It may be truncated or written by another "
+            "program; save the topology again."
+        ) from error
+
+
+def _read(document: dict[str, Any]) -> Topology:
+    """The topology of a document without its format (ValueError: it is none)."""
+    entries = _entries(Topology, document, "")
+    for name in ("name", "description"):
+        if not isinstance(entries[name], str):
+            raise ValueError(f"its {name!r} is {entries[name]!r:.40}, not text")
+    for name in ("axes", "sources"):
+        if not isinstance(entries[name], list):
+            raise ValueError(f"its {name!r} is {entries[name]!r:.40}, not a list")
+    if not all(isinstance(source, str) for source in entries["sources"]):
+        raise ValueError("one of its 'sources' is not text")
+    axes = (_entries(Axis, axis, f"axes[{number}]") for number, axis in enumerate(entries["axes"]))
+    return Topology(
+        entries["name"], entries["description"], tuple(Axis(**axis) for axis in axes), tuple(entries["sources"])
+    )
+
+
+def _entries(kind: type, document: Any, where: str) -> dict[str, Any]:
+    """`document`, if it has the fields of `kind` and no others (ValueError)."""
+    if not isinstance(document, dict):
+        raise ValueError(f"its {where!r} is {document!r:.40}, not an object")
+    names = {field.name for field in dataclasses.fields(kind)}
+    for name in sorted(names ^ set(document)):
+        entry = f"{where}.{name}".lstrip(".")
+        raise ValueError(f"it has {'no' if name in names else 'an unknown'} entry {entry!r}")
+    return document
+
+
+# The allowance of `memplan.hardware.catalog` for headers and flow control, here for links between devices. NCCL's own
+# model takes the same 0.8 of NVLink 4: 360 of 450 GB/s (nvlinkBws in its tuner).
+_LINK_EFFICIENCY = 0.8
+
+# Assumed: what NCCL's tuner assumes for a step of a ring (hwLatencies, ring, protocol Simple), on any generation.
+_NVLINK_LATENCY_S = 3.4e-6
+_NETWORK_LATENCY_S = 14e-6
+_LATENCIES = (
+    "Latencies assumed, as NCCL's tuner assumes them for one step of a ring with its protocol Simple "
+    "(https://github.com/NVIDIA/nccl, src/graph/tuning.cc)"
+)
+
+
+def _nvlink(size: int, bricks: int, brick: float) -> Axis:
+    """Devices of a host, each with `bricks` to its neighbour or switch, of `brick` bytes/s per direction."""
+    return Axis("device", size, _NVLINK_LATENCY_S, _LINK_EFFICIENCY * bricks * brick, shared=False)
+
+
+def _network(size: int, gigabits: float) -> Axis:
+    """Hosts with one network link each."""
+    return Axis("host", size, _NETWORK_LATENCY_S, _LINK_EFFICIENCY * gigabits * 1e9 / 8)
+
+
+_DDL = Topology(
+    name="ddl",
+    description="IBM Power System S822LC hosts with four NVIDIA Tesla P100, NVLink 1.0, InfiniBand EDR",
+    axes=(_network(64, 100), _nvlink(4, 2, 20e9)),
+    sources=(
+        "Cho et al., PowerAI DDL (https://arxiv.org/abs/1708.02188): 64 S822LC hosts, 256 P100, 100 Gb/s InfiniBand",
+        "InfiniBand Architecture Specification, EDR 4x: 100 Gb/s, 12.5 GB/s per direction; one link for a whole host, "
+        f"taken at {_LINK_EFFICIENCY}",
+        "NVIDIA Tesla P100 whitepaper (https://images.nvidia.com/content/pdf/tesla/whitepaper/pascal-architecture-"
+        "whitepaper.pdf): four NVLink 1.0 bricks of 20 GB/s per direction. In an S822LC two go to the other GPU of the "
+        "socket and two to the processor, so a ring of four has 40 GB/s at every step; between the sockets it crosses "
+        f"POWER8's bus of 38.4 GB/s, counted as the same. Taken at {_LINK_EFFICIENCY}",
+        _LATENCIES,
+    ),
+)
+
+_TODAY = Topology(
+    name="today",
+    description="hosts with eight NVIDIA H100 or H200 behind NVSwitch, NVLink 4, one 400 Gb/s network link per host",
+    axes=(_network(32, 400), _nvlink(8, 18, 25e9)),
+    sources=(
+        "NVIDIA H100 Tensor Core GPU datasheet (https://www.nvidia.com/en-us/data-center/h100/): NVLink 900 GB/s in "
+        f"both directions together, 18 bricks of 25 GB/s per direction; taken at {_LINK_EFFICIENCY}",
+        "NVIDIA ConnectX-7 datasheet: 400 Gb/s, 50 GB/s per direction. Conservative: one link for a whole host, where "
+        "NVIDIA's own systems have one per GPU (for those set 'shared' of the axis host to false); taken at "
+        f"{_LINK_EFFICIENCY}",
+        _LATENCIES,
+    ),
+)
+
+_LOCAL = Topology(
+    name="local",
+    description="CPU devices of one process, processes of one machine as hosts",
+    axes=(
+        Axis("host", 1, 50e-6, 2.5e9),
+        Axis("device", 4, 10e-6, LINKS["local-memory"].bandwidth, shared=False),
+    ),
+    sources=(
+        "Between processes assumed: TCP over loopback, 2.5 GB/s, 50 us to wake the other process",
+        f"Between devices: {LINKS['local-memory'].source} Here 10 us, as several threads have to meet",
+    ),
+)
+
+TOPOLOGIES: Mapping[str, Topology] = MappingProxyType({known.name: known for known in (_DDL, _TODAY, _LOCAL)})
+
+
+def topology_named(name_or_path: str) -> Topology:
+    """The topology of this name, in any case, or in the file at this path; `name@16x4` has other sizes.
+
+    Raises:
+      TopologyError: no such topology, sizes that do not fit it, or a file that is not one; says what there is.
+    """
+    if is_path(name_or_path):
+        return load(name_or_path)
+    name, at, shape = name_or_path.strip().lower().partition("@")
+    if name not in TOPOLOGIES:
+        raise TopologyError(
+            f"Unknown topology {name_or_path!r}.{_hint(name, TOPOLOGIES)} Known: {', '.join(TOPOLOGIES)}. "
+            "A topology is written as 'ddl', as 'ddl@16x4' for 16 hosts of 4 devices, or as the path of a file that "
+            "`Topology.save` wrote, which ends in .json."
+        )
+    topology = TOPOLOGIES[name]
+    return topology.resized(_shape(topology, shape, name_or_path)) if at else topology
+
+
+def _shape(topology: Topology, shape: str, whole: str) -> dict[str, int]:
+    if not re.fullmatch(r"[0-9]{1,9}(x[0-9]{1,9})*", shape) or shape.count("x") + 1 != len(topology.axes):
+        example = "x".join(str(axis.size) for axis in topology.axes)
+        raise TopologyError(
+            f"{shape!r} (in {whole!r}) is not a shape of {topology.name!r}. Write a size for each of its axes "
+            f"({', '.join(topology.sizes)}), as in '{topology.name}@{example}'."
+        )
+    return dict(zip(topology.sizes, map(int, shape.split("x")), strict=True))
+
+
+def _hint(name: str, known: Mapping[str, object] | list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f" Did you mean {' or '.join(close)}?" if close else ""

@@ -1,0 +1,90 @@
+"""Plans kept on disk: the second start of a training script finds the plan of the first.
+
+One file each, named by all that a plan depends on; written whole or not at all, so processes may share the folder. A
+file that is damaged is planned for again. The oldest go when there are too many.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from memplan.errors import PlanMismatchError
+from memplan.io import write_whole
+from memplan.planning.plan import Plan
+
+MOST = 256  # plans of some 100 kB
+
+_OFF = ("", "0", "off")
+
+
+def folder() -> Path | None:
+    """Where plans are kept: the environment variable MEMPLAN_CACHE, else the user's cache; None where that is `off`."""
+    named = os.environ.get("MEMPLAN_CACHE")
+    if named is not None:
+        return None if named.lower() in _OFF else Path(named).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memplan" / "plans"
+
+
+def key(*parts: object) -> str:
+    """A name for what depends on these, on the planner as it is installed, and on the version of jax."""
+    versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib")]
+    return hashlib.sha256(json.dumps([_planner(), *versions, *map(str, parts)]).encode()).hexdigest()
+
+
+@functools.cache
+def _planner() -> str:
+    """Digest of the code that plans, and of what it knows of modules."""
+    digest = hashlib.sha256()
+    for room in ("hardware", "inside", "planning", "xla"):
+        for path in sorted((Path(__file__).parents[1] / room).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def find(name: str) -> Plan | None:
+    """The plan kept under this name. A damaged one is warned of, and not used."""
+    kept = folder()
+    if kept is None:
+        return None
+    path = kept / f"{name}.json"
+    try:
+        plan = Plan.load(path)
+        os.utime(path)
+    except OSError:
+        return None
+    except PlanMismatchError as error:
+        warnings.warn(f"a kept plan is damaged and is made again: {error}", stacklevel=2)
+        return None
+    return plan
+
+
+def keep(name: str, plan: Plan) -> None:
+    """Keep a plan; where the folder cannot be written to, nothing happens."""
+    kept = folder()
+    if kept is None:
+        return
+    with contextlib.suppress(OSError):
+        kept.mkdir(parents=True, exist_ok=True)
+        write_whole(kept / f"{name}.json", plan.to_json())
+        _drop(sorted(kept.glob("*.json"), key=_age)[:-MOST])
+
+
+def _drop(paths: Sequence[Path]) -> None:
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):  # another process was first
+            path.unlink()
+
+
+def _age(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

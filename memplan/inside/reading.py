@@ -1,0 +1,106 @@
+"""A scheduled module as it is read: its problem, its seconds, its bytes, and what it is rewritten into for a plan."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from memplan.hardware.device import Device
+from memplan.hardware.topology import Topology
+from memplan.planning.packing import Lifetime, Packing, lifetimes, pack
+from memplan.planning.problem import POINTER_BYTES, Problem, Role
+from memplan.xla.buffers import problem_of
+from memplan.xla.module import Module
+from memplan.xla.replay import Traffic, traffic
+from memplan.xla.rewrites.extra_outputs import handed_on
+from memplan.xla.rewrites.inline import variant
+from memplan.xla.rewrites.merge import merged
+from memplan.xla.rewrites.split import in_parts
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A scheduled module, as it is or as it is planned."""
+
+    module: Module
+    device: Device
+    topology: Topology | None = None
+
+    @functools.cached_property
+    def traffic(self) -> Traffic:
+        """What a step moves and how long that takes."""
+        return traffic(self.module, self.device, self.topology)
+
+    @functools.cached_property
+    def problem(self) -> Problem:
+        """Its kernels take no time yet: who follows a plan has no need of the replay."""
+        return problem_of(self.module, self.device.target is not None)
+
+    @functools.cached_property
+    def timed(self) -> Problem:
+        """The problem with the seconds of the replay."""
+        return self.problem.timed({**self.traffic.seconds, **self.traffic.blocks})
+
+    @functools.cached_property
+    def _inlined(self) -> Reading:
+        """With cheap values made again inside of their readers."""
+        found = variant(self.module, self.problem)
+        return self if found is None else replace(self, module=found)
+
+    def remade(self, room_nbytes: int | None, values: Sequence[str] = (), whole: bool = False) -> Reading:
+        """What is planned for so much room for temporaries; the module as it stands for None.
+
+        A GPU's with cheap values made again inside of their readers, fusions that read the same as one, and what crowds
+        the room in parts. A CPU's as it is: XLA:CPU makes no fusions of several results, and rounds float16 inside of a
+        fusion otherwise than between two.
+
+        Args:
+          values: are handed on (`xla.handed`).
+          whole: kernels that crowd the room do not run in parts.
+        """
+        if room_nbytes is None:
+            return self
+        key = room_nbytes, tuple(values)
+        if key not in self._remade:
+            found, parts = self, None
+            if self.device.target is not None:
+                if values:
+                    found = self.remade(room_nbytes, whole=True)
+                    found = replace(found, module=handed_on(found.module, values, room_nbytes))
+                else:
+                    found = self._inlined
+                    found = replace(found, module=merged(found.module, found.problem, room_nbytes).module)
+                parts = in_parts(found.module, found.problem, room_nbytes)
+            self._remade[key] = found, found if parts is None else replace(found, module=parts)
+        return self._remade[key][not whole]
+
+    @functools.cached_property
+    def _remade(self) -> dict[tuple[int, tuple[str, ...]], tuple[Reading, Reading]]:
+        return {}
+
+    @functools.cached_property
+    def packing(self) -> Packing:
+        return pack(self.problem)
+
+    @functools.cached_property
+    def lifetimes(self) -> tuple[Sequence[Lifetime], Sequence[Lifetime]]:
+        """Of temporaries on the device, and on the host."""
+        return lifetimes(self.problem)
+
+    @functools.cached_property
+    def resident_bytes(self) -> int:
+        """On the device throughout: arguments, outputs that are written over none, and the table of the outputs."""
+        problem, module = self.problem, self.module
+        own = [buffer.nbytes for buffer in problem.buffers if buffer.role is Role.ARGUMENT]
+        returned = module.entry.root.result
+        made = [
+            array.nbytes for number, array in enumerate(returned) if number not in module.aliases and not array.on_host
+        ]
+        table = POINTER_BYTES * len(returned) if isinstance(module.entry.root.shape, tuple) else 0
+        return sum(own) + sum(made) + table
+
+    @property
+    def device_bytes(self) -> int:
+        """What XLA will allocate: temporaries, arguments and outputs."""
+        return self.resident_bytes + self.packing.nbytes

@@ -1,0 +1,111 @@
+"""A planned step on the local backend, and the gate that compares it with the step as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from memplan.errors import MemplanError
+from memplan.pipeline import Outcome, Request, best
+from memplan.program.jit_arguments import dynamic_part
+from memplan.program.trace import Program, flat_step
+from memplan.program.transforms.host_state import brought, put
+from memplan.verify.numbers import Gate, compare, roundings
+from memplan.verify.pieces import run_in_pieces
+
+_LENGTHS = (5, 12)  # equations that are compiled together, for the gate
+
+# XLA may keep more bits than a type has inside a kernel; which values then lose them depends on where kernels end. For
+# the gate of a program that was rewritten every value is rounded to its type.
+AS_TYPED = {"xla_allow_excess_precision": False}
+
+
+class Runner:
+    """Calls the step with its dynamic arguments."""
+
+    def __init__(self, found: Outcome):
+        self._program, self._call = found.program, found.executable.compiled
+        self._moves = bool(found.program.on_host) and not found.target.is_gpu
+        self.ran = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.ran = True
+        if self._program.by_leaves:
+            results = self._call(*jax.tree_util.tree_leaves((args, kwargs)))
+            return jax.tree_util.tree_unflatten(self._program.out_tree, results)
+        return self._with_state(args, kwargs) if self._moves else self._call(*args, **kwargs)
+
+    def _with_state(self, args: Any, kwargs: Any) -> Any:
+        """On a CPU, where both memories are one, a step has its state where all else is."""
+        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+        for position in self._program.on_host:
+            leaves[position] = self._brought(leaves[position], position)
+        args, kwargs = jax.tree_util.tree_unflatten(tree, leaves)
+        results, tree = jax.tree_util.tree_flatten(self._call(*args, **kwargs))
+        for position in self._program.returned_to_host:
+            results[position] = put(results[position], on_host=True)
+        return jax.tree_util.tree_unflatten(tree, results)
+
+    def _brought(self, array: Any, position: int) -> Any:
+        """A copy on the device; where the argument is donated, in its place."""
+        found = brought(array)
+        if self._program.donated[position] and isinstance(array, jax.Array) and found is not array:
+            found.block_until_ready()
+            array.delete()
+        return found
+
+
+def here(found: Outcome, request: Request) -> Outcome:
+    """The outcome itself, or one for the local backend where it was made for a GPU that is not here."""
+    if not found.target.described:
+        return found
+    program = found.program
+    local = request.local(found.limits.device_bytes)
+    made = best(program.step, found.args, found.kwargs, program.options, local)
+    if not made.fits:
+        raise MemplanError(
+            f"the step fits its budget on {found.target.device.name}, but not on this machine's "
+            f"{made.target.device.name}, which has other kernels. Run it there, or raise the budget."
+        )
+    return made
+
+
+def numbers_gate(found: Outcome, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Gate:
+    """Run the step as it is and as it is planned on the same inputs, and compare.
+
+    The same kernels give the same bits, unless the device itself does not: the step as it is runs twice. A program that
+    was rewritten is compiled into other kernels; it is compared with what recompilation does to the step by itself.
+
+    Raises:
+      MemplanError: the arguments are shapes, not arrays.
+    """
+    program = found.program
+    dynamic = dynamic_part(program.step, args, kwargs, program.options)
+    leaves = jax.tree_util.tree_leaves(dynamic)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+        raise MemplanError('verify="numbers" runs the step: pass arrays to plan(), not jax.ShapeDtypeStructs.')
+    if program.rewritten is None:
+        return _same_kernels(found, dynamic)
+    return _rewritten(program, leaves)
+
+
+def _same_kernels(found: Outcome, dynamic: Any) -> Gate:
+    plain = jax.jit(found.program.step, **found.program.options).lower(*found.args, **found.kwargs).compile()
+    once, twice, planned = (_results(call, dynamic) for call in (plain, plain, Runner(found)))
+    return compare(once, twice, planned, bits=True)
+
+
+def _rewritten(program: Program, leaves: Sequence[Any]) -> Gate:
+    written = program.as_written
+    plain = jax.jit(flat_step(written, written.jaxpr), compiler_options=AS_TYPED)
+    planned = jax.jit(flat_step(program, program.jaxpr), compiler_options=AS_TYPED)
+    pieces = [run_in_pieces(written.jaxpr, leaves, length, AS_TYPED) for length in _LENGTHS]
+    return compare(plain(*leaves), pieces[0], planned(*leaves), *pieces[1:], coarsest=roundings(written.jaxpr))
+
+
+def _results(call: Callable[..., Any], dynamic: Any) -> list[Any]:
+    """Of a call with copies, which it may be given."""
+    args, kwargs = jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, jax.Array) else leaf, dynamic)
+    return jax.tree_util.tree_leaves(call(*args, **kwargs))

@@ -1,0 +1,269 @@
+"""A step as planners see it: slots in a row, each with its own work, and operations that may run again before it.
+
+A *slot* does its own work once. Before it, in its prelude, operations run again in the order of their numbers, each at
+most once. A value is there from its making to the last need before it is made the next time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from memplan.planning.legal import apart, ends, once
+from memplan.planning.packing import live_nbytes
+from memplan.planning.problem import Problem, Role
+from memplan.planning.schedule import runs
+
+Over = tuple[tuple[int, tuple[int, ...]], ...]
+NOWHERE = -2  # level of a prelude in which nothing may run
+
+
+@dataclass(frozen=True)
+class Tape:
+    """Values, operations and slots, each by number.
+
+    Attributes:
+      nbytes: of each value.
+      maker: of each value, the operation that makes it again.
+      home: of each value, the slot that makes it first.
+      whole: of each value, the slot behind which it can be copied: of an asynchronous pair, the one that ends it.
+      reads, writes: of each operation, values.
+      seconds: of each operation; None where it may not run again.
+      until: of each operation, the last slot before which it may run again.
+      sheds: of each operation, whether it leaves out results that nobody reads.
+      over: of each operation, values that it writes and those that each may write over.
+      level: of each operation, the loop that it stands in, -1 outside of loops.
+      slot_reads, slot_writes: of each slot's own work.
+      slot_over: likewise, of each slot's own work.
+      slot_nbytes: of each slot, bytes besides the values, during its own work.
+      slot_seconds: of its own work.
+      slot_level: the loop whose operations may run in its prelude.
+    """
+
+    nbytes: tuple[int, ...]
+    maker: tuple[int, ...]
+    home: tuple[int, ...]
+    whole: tuple[int, ...]
+    reads: tuple[tuple[int, ...], ...]
+    writes: tuple[tuple[int, ...], ...]
+    seconds: tuple[float | None, ...]
+    until: tuple[int, ...]
+    sheds: tuple[bool, ...]
+    over: tuple[Over, ...]
+    level: tuple[int, ...]
+    slot_reads: tuple[tuple[int, ...], ...]
+    slot_writes: tuple[tuple[int, ...], ...]
+    slot_over: tuple[Over, ...]
+    slot_nbytes: tuple[int, ...]
+    slot_seconds: tuple[float, ...]
+    slot_level: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of slots."""
+        return len(self.slot_seconds)
+
+    @cached_property
+    def least_nbytes(self) -> np.ndarray:
+        """Of each slot, what its own work takes: no plan goes below it."""
+        found = []
+        for slot, rest in enumerate(self.slot_nbytes):
+            there = {*self.slot_reads[slot], *self.slot_writes[slot]}
+            shared = sum(self.nbytes[value] for value, _ in self.slot_over[slot])
+            found.append(rest + sum(self.nbytes[value] for value in there) - shared)
+        return np.array(found, np.int64)
+
+    def may(self, operation: int, slot: int) -> bool:
+        """May an operation run again before a slot?"""
+        return (
+            self.seconds[operation] is not None
+            and slot <= self.until[operation]
+            and self.level[operation] == self.slot_level[slot]
+        )
+
+
+@dataclass(frozen=True)
+class Taped:
+    """The tape of a problem.
+
+    Attributes:
+      order: number of the kernel of each operation.
+      values: number of the buffer of each value.
+      work: of each slot, the operation that is its own work; none in slots that stand between two kernels.
+    """
+
+    problem: Problem
+    order: tuple[int, ...]
+    values: tuple[int, ...]
+    tape: Tape
+    work: tuple[tuple[int, ...], ...]
+
+    def parted(self, slots: Collection[int]) -> Taped:
+        """With an empty slot before each of these, in which something may run again or be away on the host."""
+        old = self.tape
+        later, passed = [], 0
+        for slot in range(old.count + 1):
+            passed += slot in slots
+            later.append(slot + passed)
+
+        def spread[T](rows: Sequence[T], empty: T | None) -> tuple[T, ...]:
+            found: list[T] = []
+            for slot, row in enumerate(rows):
+                if slot in slots:
+                    found.append(row if empty is None else empty)
+                found.append(row)
+            return tuple(found)
+
+        tape = replace(
+            old,
+            home=tuple(later[slot] for slot in old.home),
+            whole=tuple(later[slot] for slot in old.whole),
+            until=tuple(later[slot] for slot in old.until),
+            slot_reads=spread(old.slot_reads, ()),
+            slot_writes=spread(old.slot_writes, ()),
+            slot_over=spread(old.slot_over, ()),
+            slot_nbytes=spread(old.slot_nbytes, 0),
+            slot_seconds=spread(old.slot_seconds, 0.0),
+            slot_level=spread(old.slot_level, None),
+        )
+        return replace(self, tape=tape, work=spread(self.work, ()))
+
+
+def tape_of(problem: Problem, order: Sequence[int] | None = None) -> Taped:
+    """Every kernel a slot and an operation; every temporary with a place of its own a value."""
+    order = tuple(range(len(problem.kernels)) if order is None else order)
+    return _Taping(problem, order).taped()
+
+
+class _Taping:
+    def __init__(self, problem: Problem, order: tuple[int, ...]) -> None:
+        self._problem, self._order = problem, order
+        self._slot = {number: slot for slot, number in enumerate(order)}
+        values = [
+            buffer
+            for number in order
+            for buffer in problem.kernels[number].writes
+            if problem.buffers[buffer].role is Role.TEMPORARY
+            and problem.buffers[buffer].nbytes
+            and apart(problem, buffer)
+        ]
+        self._values = tuple(values)
+        self._value = {buffer: value for value, buffer in enumerate(values)}
+        self._read = problem.returned.union(*(kernel.reads for kernel in problem.kernels))
+        self._first: dict[int, int] = {}  # of each loop: its first slot
+        for slot, number in enumerate(order):
+            for loop in problem.around(number):
+                self._first.setdefault(loop, slot)
+
+    def taped(self) -> Taped:
+        problem, kernels = self._problem, [self._problem.kernels[number] for number in self._order]
+        reads = tuple(self._known(kernel.reads) for kernel in kernels)
+        writes = tuple(self._known(kernel.writes) for kernel in kernels)
+        times = [problem.times[number] for number in self._order]
+        took = [kernel.seconds * count for kernel, count in zip(kernels, times, strict=True)]
+        again = tuple(
+            None if problem.kernels[number].fixed or once(problem, number) else seconds
+            for number, seconds in zip(self._order, took, strict=True)
+        )
+        home = tuple(slot for slot, made in enumerate(writes) for _ in made)
+        level = tuple(-1 if kernel.within is None else kernel.within for kernel in kernels)
+        over = tuple(map(self._over, self._order))
+        tape = Tape(
+            nbytes=tuple(problem.buffers[buffer].nbytes for buffer in self._values),
+            maker=home,
+            home=home,
+            whole=self._whole(home),
+            reads=reads,
+            writes=writes,
+            seconds=again,
+            until=tuple(map(self._until, self._order)),
+            sheds=tuple(kernel.sheds and len(kernel.writes) > 1 for kernel in kernels),
+            over=over,
+            level=level,
+            slot_reads=self._slot_reads(),
+            slot_writes=writes,
+            slot_over=over,
+            slot_nbytes=(0,) * len(kernels),
+            slot_seconds=tuple(took),
+            slot_level=self._slot_level(level),
+        )
+        return Taped(problem, self._order, self._values, tape, tuple((slot,) for slot in range(len(kernels))))
+
+    def _whole(self, home: Sequence[int]) -> tuple[int, ...]:
+        ended = {self._value[buffer]: number for buffer, number in ends(self._problem).items() if buffer in self._value}
+        return tuple(self._slot[ended[value]] if value in ended else slot for value, slot in enumerate(home))
+
+    def _known(self, buffers: Sequence[int]) -> tuple[int, ...]:
+        return tuple(sorted(self._value[buffer] for buffer in buffers if buffer in self._value))
+
+    def _over(self, number: int) -> Over:
+        kernel = self._problem.kernels[number]
+        found = []
+        for buffer in kernel.writes:
+            nbytes = self._problem.buffers[buffer].nbytes
+            sources = [source for source in kernel.over.get(buffer, ()) if not self._alone(source)]
+            sources += [source for source in kernel.over_elements.get(buffer, ()) if self._alone(source)]
+            fitting = [source for source in sources if self._problem.buffers[source].nbytes == nbytes]
+            if buffer in self._value and (known := self._known(fitting)):
+                found.append((self._value[buffer], known))
+        return tuple(found)
+
+    def _alone(self, buffer: int) -> bool:
+        """Is it the only result of a kernel with several that anybody reads?"""
+        maker = self._problem.buffers[buffer].maker
+        if maker is None or not self._problem.kernels[maker].sheds:
+            return False
+        writes = self._problem.kernels[maker].writes
+        return len(writes) > 1 and len(self._read.intersection(writes)) == 1
+
+    def _slot_reads(self) -> tuple[tuple[int, ...], ...]:
+        """What a loop reads from outside is there from its first slot to its last."""
+        problem, found = self._problem, defaultdict[int, set[int]](set)
+        for slot, number in enumerate(self._order):
+            loops = [number, *problem.around(number)]
+            for buffer in problem.kernels[number].reads:
+                if buffer not in self._value:
+                    continue
+                maker = problem.buffers[buffer].maker
+                assert maker is not None
+                outside = problem.kernels[maker].within
+                reader = next(loop for loop in loops if problem.kernels[loop].within == outside)
+                for at in {self._first.get(reader, slot), self._slot[reader]}:
+                    found[at].add(self._value[buffer])
+        return tuple(tuple(sorted(found[slot])) for slot in range(len(self._order)))
+
+    def _slot_level(self, level: Sequence[int]) -> tuple[int, ...]:
+        found = [
+            NOWHERE if self._problem.kernels[number].fixed else one
+            for number, one in zip(self._order, level, strict=True)
+        ]
+        for loop in self._first:
+            found[self._slot[loop]] = NOWHERE
+        for loop, slot in sorted(self._first.items(), key=lambda item: self._slot[item[0]]):
+            around = self._problem.kernels[loop].within
+            found[slot] = -1 if around is None else around
+        return tuple(found)
+
+    def _until(self, number: int) -> int:
+        """The last slot before which a kernel may run again: then something is written over what it reads."""
+        problem, last = self._problem, len(self._order)
+        for read in problem.kernels[number].reads:
+            maker = problem.buffers[read].maker
+            since = -1 if maker is None else self._slot[maker]
+            for other in problem.places[problem.buffers[read].place]:
+                taker = problem.buffers[other].maker
+                if other != read and taker is not None and self._slot[taker] > since:
+                    loops = [loop for loop in problem.around(taker) if loop in self._first]
+                    last = min(last, self._slot[taker], *(self._first[loop] for loop in loops))
+        return last
+
+
+def settled(taped: Taped, counted: np.ndarray) -> Taped:
+    """With the bytes in every slot that the layout counts in this order and the values do not."""
+    there = live_nbytes(taped.problem, runs(taped.order))
+    rest = tuple(int(n) for n in there - counted)
+    return replace(taped, tape=replace(taped.tape, slot_nbytes=rest))

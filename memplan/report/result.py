@@ -1,0 +1,71 @@
+"""What every result can do: print as tables, become JSON and come back, be saved as JSON or as a page."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Self
+
+from rich.console import Console, ConsoleOptions, RenderResult
+
+from memplan.io import write_whole
+from memplan.report import document
+from memplan.report.views import html, text
+from memplan.report.views.table import Sheet
+
+_TEXT_ROWS, _NOTEBOOK_ROWS, _PAGE_ROWS = 12, 50, 500
+
+
+class Told(ABC):
+    """Base of the dataclasses that are reported; their `SCHEMA` names and versions the JSON."""
+
+    SCHEMA: ClassVar[str]
+
+    @abstractmethod
+    def sheets(self, rows: int) -> tuple[Sheet, ...]:
+        """The tables to draw; at most `rows` rows of those that can grow long."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """Heading of the page."""
+
+    def __str__(self) -> str:
+        """Plain text tables, 120 columns."""
+        return text.plain(self.sheets(_TEXT_ROWS))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The same tables for `rich.print`, as wide as the terminal."""
+        yield from map(text.table, self.sheets(_TEXT_ROWS))
+
+    def _repr_html_(self) -> str:
+        return html.body(self.sheets(_NOTEBOOK_ROWS))
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """In notebooks that show no HTML, and in IPython, the tables."""
+        printer.text(str(self))
+
+    def to_json(self) -> str:
+        """Strict JSON: the fields under their own names, tuples as arrays, what is not known as null.
+
+        Raises:
+          ValueError: a number is NaN or infinite; names the field.
+        """
+        return document.to_json(self, self.SCHEMA)
+
+    @classmethod
+    def from_json(cls, written: str) -> Self:
+        """What `to_json` wrote; raises ValueError, naming what is wrong, for anything else."""
+        return document.from_json(cls, written, cls.SCHEMA)
+
+    def save_json(self, path: str | os.PathLike[str]) -> None:
+        """Write `to_json()`; the file appears whole or not at all (OSError)."""
+        write_whole(path, self.to_json() + "\n")
+
+    def save_html(self, path: str | os.PathLike[str]) -> None:
+        """Write one self-contained page; the file appears whole or not at all (OSError)."""
+        write_whole(path, self.to_html())
+
+    def to_html(self) -> str:
+        """The page that `save_html` writes."""
+        return html.page(self.title, self.sheets(_PAGE_ROWS))

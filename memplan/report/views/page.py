@@ -1,0 +1,89 @@
+"""A report as one self-contained page: its own JSON, a style and a script, both named by their hash, nothing loaded."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+from collections.abc import Sequence
+from html import escape
+from importlib import resources
+
+from memplan.report.views import html
+from memplan.report.views.table import Sheet
+
+_SCRIPTS = ("format.js", "scale.js", "memory.js", "table.js", "chart.js", "pointer.js", "page.js")
+_BREAKS_OUT = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
+
+
+def render(
+    title: str,
+    status: str,
+    is_good: bool,
+    subtitle: str,
+    document: str,
+    told: Sequence[Sheet],
+    undrawn: Sequence[Sheet],
+) -> str:
+    """The whole page.
+
+    Args:
+      title, status, subtitle: at its top; `is_good` says how the status looks.
+      document: the report as JSON, which the page's script draws.
+      told: tables that stand in the page as they are; undrawn: those that do where no script runs.
+    """
+    style, script = _asset("page.css"), _script()
+    policy = (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)}</title>
+<style>{style}</style>
+</head>
+<body>
+<header><h1>{escape(title)}</h1><span class="status {"good" if is_good else ""}">{escape(status)}</span>
+<span class="subtitle">{escape(subtitle)}</span><span class="spring"></span>
+<button id="theme" type="button" hidden>theme: auto</button></header>
+<main>
+<div class="tiles" id="tiles"></div>
+<section id="memory"><h2>Memory over the step</h2></section>
+<section id="live"><h2 id="live-title">In memory</h2><p class="note" id="live-told"></p>
+<div id="live-table"></div></section>
+<section id="decisions"><h2>Decisions</h2></section>
+<section>{html.body(sheet for sheet in told if sheet.rows)}</section>
+<section class="undrawn">{html.body(sheet for sheet in undrawn if sheet.rows)}</section>
+</main>
+<script type="application/json" id="report">{document.translate(_BREAKS_OUT)}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def frame(page: str, title: str) -> str:
+    """A page inside someone else's: its style and ids stay within, and it can reach nothing around it."""
+    return (
+        f'<iframe title="{escape(title)}" sandbox="allow-scripts" srcdoc="{escape(page)}" loading="lazy" '
+        'style="width: 100%; height: 760px; border: 0; border-radius: 8px"></iframe>'
+    )
+
+
+@functools.cache
+def _asset(name: str) -> str:
+    return (resources.files("memplan.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _script() -> str:
+    return "(() => {\n'use strict';\n" + "".join(map(_asset, _SCRIPTS)) + "})();"
+
+
+def _digest(text: str) -> str:
+    """As a content security policy names an inline script or style."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,95 @@
+"""A timeline as a picture for papers, by matplotlib (the extra `plots`): memory stacked by layer, streams below."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+from memplan.report.timeline import Instant, Line, Timeline
+from memplan.report.views import plot
+
+_WIDE, _HIGH = 8.0, 5.0  # inches
+_SHOWN = 7  # layers with a colour of their own
+_COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")  # Okabe and Ito
+_ALWAYS, _OTHERS, _SCRATCH = "arguments and outputs", "other layers", "scratch"
+_GREYS = {_ALWAYS: "#8b95a1", _OTHERS: "#c3c9d1", _SCRATCH: "#5d6772"}
+_ORIGINS = {"simulated": "simulated", "compiled": "compiler's schedule"}
+_MIB = 2**20
+_MS = 1e3
+
+
+def png(
+    title: str, timeline: Timeline, lines: Sequence[Line], limits: Sequence[tuple[str, int | None]], depth: int = 2
+) -> bytes:
+    """The picture; layers are told apart by their first `depth` parts.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+    """
+    figure = plot.figure(_WIDE, _HIGH)
+    memory, streams = figure.subplots(2, sharex=True, height_ratios=(5, 1))
+    edges = [_MS * one.start_s for one in timeline.instants] + [_MS * timeline.instants[-1].end_s]
+    below = [0.0] * len(edges)
+    for name, color, counts in bands(timeline, depth):
+        top = [low + count / _MIB for low, count in zip(below, [*counts, counts[-1]], strict=True)]
+        memory.fill_between(edges, below, top, step="post", color=color, label=name, linewidth=0)
+        below = top
+    memory.step(edges, below, where="post", color="black", linewidth=0.8)
+    for line, dash in zip(lines, ("--", ":"), strict=False):
+        ends = [_MS * end for end in (*line.starts_s, line.end_s)]
+        counts = [count / _MIB for count in (*line.device_bytes, line.device_bytes[-1])]
+        label = f"{line.name} ({_ORIGINS[line.origin]})"
+        memory.step(ends, counts, where="post", color="0.3", linestyle=dash, label=label)
+    for (name, nbytes), dash in zip(limits, ("-", ":"), strict=False):
+        if nbytes is not None:
+            memory.axhline(nbytes / _MIB, color="#c4372b", linestyle=dash, linewidth=1, label=name)
+    memory.set(ylabel="device memory (MiB)", title=f"{title}, {_ORIGINS[timeline.origin]}", ylim=(0, None))
+    memory.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1, 0.5), reverse=True)
+    _draw_streams(streams, timeline)
+    return plot.drawn(figure)
+
+
+def bands(timeline: Timeline, depth: int) -> list[tuple[str, str, Sequence[int]]]:
+    """Name, color and bytes at every instant of each band, from below; together they are the device memory."""
+    changes: dict[str, list[int]] = defaultdict(lambda: [0] * (len(timeline.instants) + 1))
+    weights: dict[str, float] = defaultdict(float)
+    for stay in sorted(timeline.stays, key=lambda stay: stay.first):
+        value = timeline.values[stay.value]
+        always = value.decision in ("argument", "output")
+        name = _ALWAYS if always else _layer(value.layer or value.source, depth)
+        if stay.place == "device":
+            changes[name][stay.first] += value.nbytes
+            changes[name][stay.last] -= value.nbytes
+            weights[name] += value.nbytes * _seconds(timeline.instants[stay.first], timeline.instants[stay.last - 1])
+    largest = set(sorted(changes.keys() - {_ALWAYS}, key=lambda name: (-weights[name], name))[:_SHOWN])
+    colors = {**dict(zip((name for name in changes if name in largest), _COLORS, strict=False)), **_GREYS}
+    summed = {name: [0] * len(timeline.instants) for name in (_ALWAYS, *(n for n in colors if n in largest), _OTHERS)}
+    for name, change in changes.items():
+        band = summed[name if name in colors else _OTHERS]
+        for index, nbytes in enumerate(accumulate(change[:-1])):
+            band[index] += nbytes
+    summed[_SCRATCH] = [one.other_bytes for one in timeline.instants]
+    return [(name, colors[name], counts) for name, counts in summed.items() if any(counts)]
+
+
+def _layer(name: str, depth: int) -> str:
+    return "/".join(name.split("/")[:depth]) or "no layer"
+
+
+def _seconds(first: Instant, last: Instant) -> float:
+    return last.end_s - first.start_s
+
+
+def _draw_streams(axes: Any, timeline: Timeline) -> None:
+    """Kernels, waits, and copies in each direction."""
+    kinds = {"compute": "#8b95a1", "recompute": "#009e73", "wait": "#c4372b"}
+    for doing, color in kinds.items():
+        spans = [(_MS * i.start_s, _MS * (i.end_s - i.start_s)) for i in timeline.instants if i.doing == doing]
+        axes.broken_barh(spans, (2.1, 0.8), color=color, linewidth=0)
+    names = ("to device", "to host", "compute")
+    for row, direction in enumerate(names[:2]):
+        spans = [(_MS * c.start_s, _MS * (c.end_s - c.start_s)) for c in timeline.copies if c.direction == direction]
+        axes.broken_barh(spans, (row + 0.1, 0.8), color=("#56b4e9", "#e69f00")[row], linewidth=0)
+    axes.set(xlabel="time (ms)", yticks=[0.5, 1.5, 2.5], yticklabels=names, ylim=(0, 3), xlim=(0, _MS * timeline.end_s))

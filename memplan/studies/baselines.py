@@ -1,0 +1,76 @@
+"""Ways to compile a step without a plan of memplan's: plain, under policies of `jax.checkpoint`, by XLA's own means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from memplan.inside.reading import Reading
+from memplan.program import compat
+from memplan.program.trace import Program, as_step, trace
+from memplan.xla.module import read_module
+from memplan.xla.target import Executable, Target, xla_rematerialization
+
+REFUSALS = (jax.errors.JaxRuntimeError, ValueError, NotImplementedError)  # what a way that does not compile raises
+
+
+def policies() -> dict[str, Any]:
+    """The common policies of `jax.checkpoint`, by what they do."""
+    offload = jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+    return {
+        "jax.checkpoint, nothing saved": jax.checkpoint_policies.nothing_saveable,
+        "jax.checkpoint, convolutions and dots saved": jax.checkpoint_policies.dots_saveable,
+        "jax.checkpoint, dots without batch dims saved": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        "jax.checkpoint, dots without batch dims offloaded": offload,
+    }
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What a way takes: bytes by the compiler, seconds of a step by the replay."""
+
+    device_bytes: int
+    host_bytes: int
+    step_s: float
+    resident_bytes: int
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """One step for one device. Policies apply to whatever the step differentiates, as a whole."""
+
+    step: Callable[..., Any]
+    args: Sequence[Any]
+    options: Mapping[str, Any]
+    target: Target
+
+    def plain(self) -> Baseline:
+        return self._compiled(trace(self.step, self.args, {}, self.options), self.target)
+
+    def checkpointed(self, policy: Any) -> Baseline:
+        def step(*args: Any) -> Any:  # a function of its own: jax remembers traces by function
+            return self.step(*args)
+
+        with compat.checkpointed_gradients(policy):
+            return self._compiled(trace(step, self.args, {}, self.options), self.target)
+
+    def xla(self, resident_bytes: int, budget: int, extra: Mapping[str, Any] | None = None) -> Baseline:
+        """XLA's own rematerialization, its limit set to the budget."""
+        target, flags = xla_rematerialization(self.target, budget, resident_bytes)
+        return self._compiled(trace(self.step, self.args, {}, self.options), target, {**flags, **(extra or {})})
+
+    def _compiled(self, program: Program, target: Target, flags: Mapping[str, Any] | None = None) -> Baseline:
+        mesh = target.mesh_for(program.spmd)
+        step = program.step if mesh is None else as_step(program, program.jaxpr, mesh)
+        found: Executable = target.compile(step, self.args, {}, self.options, flags, spmd=program.spmd)
+        reading = Reading(read_module(found.text), self.target.device, program.topology)
+        memory = found.memory
+        return Baseline(memory.device_bytes, memory.host_bytes, reading.traffic.step_s, memory.resident_bytes)
+
+
+def refusal(error: BaseException) -> str:
+    """Why a way does not compile, on one line."""
+    return f"does not compile: {str(error).splitlines()[0][:100]}"

@@ -1,0 +1,63 @@
+"""Other ways to make a step fit, beside memplan's: what jax and XLA offer without a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from memplan import pipeline
+from memplan.inside.callback import Limits
+from memplan.outcome.summary import versions
+from memplan.pipeline import Notify, Request
+from memplan.report.comparison import Comparison, Row
+from memplan.studies.baselines import REFUSALS, Baseline, Baselines, policies, refusal
+
+
+def compare(
+    step: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any], request: Request, notify: Notify
+) -> Comparison:
+    """Compile a step in every way that jax, XLA and memplan know, for one device and budget.
+
+    The policies of `jax.checkpoint` are applied to whatever the step differentiates, as a whole.
+    """
+    target = pipeline.target_of(request.device)
+    limits = pipeline.limits_of(request, target)
+    baselines = Baselines(step, args, options, target)
+
+    def rows() -> Iterator[Row]:
+        for name, compiled in _compilations(baselines, limits.device_bytes).items():
+            notify(f"compiling: {name}", None)
+            yield _row(name, compiled, limits)
+        yield _memplan(baselines, request, notify)
+
+    return Comparison(tuple(rows()), target.device.name, limits.device_bytes, limits.host_bytes, versions())
+
+
+def _compilations(baselines: Baselines, budget: int) -> dict[str, Callable[[], Baseline]]:
+    plain = baselines.plain()
+    found: dict[str, Callable[[], Baseline]] = {"plain jax": lambda: plain}
+    for name, policy in policies().items():
+        found[name] = lambda policy=policy: baselines.checkpointed(policy)
+    if baselines.target.is_gpu:
+        offload = {"xla_gpu_enable_host_memory_offloading": True}
+        found["XLA's rematerialization"] = lambda: baselines.xla(plain.resident_bytes, budget)
+        whole = "XLA's rematerialization and host offload"
+        found[whole] = lambda: baselines.xla(plain.resident_bytes, budget, offload)
+    return found
+
+
+def _row(name: str, compiled: Callable[[], Baseline], limits: Limits) -> Row:
+    try:
+        found = compiled()
+    except REFUSALS as error:
+        return Row(name, None, None, None, None, refusal(error))
+    fits = limits.allow(found.device_bytes, found.host_bytes)
+    return Row(name, found.device_bytes, found.host_bytes, found.step_s, fits)
+
+
+def _memplan(baselines: Baselines, request: Request, notify: Notify) -> Row:
+    found = pipeline.best(baselines.step, baselines.args, {}, baselines.options, request, notify)
+    if not found.fits:
+        return Row("memplan", None, None, None, False, f"the smallest that works: {found.device_bytes} bytes")
+    note = "the plain step fits" if found.plan is None else f"compilations: {found.compilations}"
+    return Row("memplan", found.device_bytes, found.host_bytes, found.step_s, True, note)

@@ -1,0 +1,108 @@
+"""One step planned for many budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from memplan import pipeline
+from memplan.errors import BudgetError
+from memplan.outcome.summary import versions
+from memplan.pipeline import Notify, Outcome, Request
+from memplan.planning.floor import floor
+from memplan.report.curve import BOUND, MEMPLAN, XLA, Curve, Point
+from memplan.studies.baselines import REFUSALS, Baseline, Baselines, policies, refusal
+
+_SMALLEST = 1.02  # of the floor: what no plan can go below, most can not reach
+
+
+def curve(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    options: Mapping[str, Any],
+    request: Request,
+    shares: int | Sequence[float],
+    notify: Notify,
+) -> Curve:
+    """Plan a step for budgets below what it takes as it is (see `api.curve`); `request.budget` is not read."""
+
+    def planned(budget: int | None) -> Outcome:
+        return pipeline.best(step, args, {}, options, replace(request, budget=budget), notify)
+
+    target = pipeline.target_of(request.device)
+    ways = Baselines(step, args, options, target)
+    notify("compiling the unmodified step", None)
+    plain = ways.plain()
+    nbytes, _ = floor(planned(2**60).made.plain.problem)
+    floor_bytes = plain.resident_bytes + nbytes
+    budgets = _budgets(shares, floor_bytes, plain.device_bytes)
+
+    def points() -> Iterator[Point]:
+        yield from _fixed(ways, plain, notify)
+        for number, budget in enumerate(reversed(budgets)):
+            notify(f"budget {number + 1} of {len(budgets)}", number / len(budgets))
+            found = planned(budget)
+            yield _of_plan(budget, found)
+            if target.is_gpu:
+                yield _of_xla(ways, plain.resident_bytes, budget)
+            yield Point(BOUND, budget, budget, 0, found.made.bound_s)
+
+    found = tuple(_falling(list(points())))
+    return Curve(found, target.device.name, plain.device_bytes, plain.step_s, floor_bytes, versions())
+
+
+def _budgets(shares: int | Sequence[float], floor: int, plain: int) -> list[int]:
+    """Rising: as many from the floor up to the last below what the plain step takes, evenly, or these shares of it.
+
+    Raises BudgetError for shares that are none.
+    """
+    if not isinstance(shares, int):
+        if not shares or not all(0 < share <= 1 for share in shares):
+            raise BudgetError(f"shares of the plain step's peak lie above 0 and up to 1, not {list(shares)}.")
+        return sorted(int(share * plain) for share in shares)
+    low = min(int(_SMALLEST * floor), plain)
+    return [low + (plain - low) * number // shares for number in range(shares)]
+
+
+def _fixed(ways: Baselines, plain: Baseline, notify: Notify) -> Iterator[Point]:
+    """Ways that know no budget."""
+    yield Point("plain jax", None, plain.device_bytes, plain.host_bytes, plain.step_s)
+    for name, policy in policies().items():
+        notify(f"compiling: {name}", None)
+        try:
+            found = ways.checkpointed(policy)
+        except REFUSALS as error:
+            yield Point(name, None, None, None, None, refusal(error))
+        else:
+            yield Point(name, None, found.device_bytes, found.host_bytes, found.step_s)
+
+
+def _of_plan(budget: int, found: Outcome) -> Point:
+    if not found.fits:
+        return Point(MEMPLAN, budget, None, None, None, "nothing that fits was found")
+    return Point(MEMPLAN, budget, found.device_bytes, found.host_bytes, found.step_s)
+
+
+def _of_xla(ways: Baselines, resident_bytes: int, budget: int) -> Point:
+    try:
+        found = ways.xla(resident_bytes, budget)
+    except REFUSALS as error:
+        return Point(XLA, budget, None, None, None, refusal(error))
+    if found.device_bytes > budget:
+        return Point(XLA, budget, None, None, None, "nothing that fits was found")
+    return Point(XLA, budget, found.device_bytes, found.host_bytes, found.step_s)
+
+
+def _falling(points: Sequence[Point]) -> Iterator[Point]:
+    """What fits a smaller budget fits a larger one too, and stands for it where it is faster."""
+    best: dict[str, Point] = {}
+    found: list[Point] = []
+    for point in reversed(points):
+        known = best.get(point.way)
+        if point.way in (MEMPLAN, XLA) and known and (point.step_s is None or (known.step_s or 0.0) < point.step_s):
+            point = replace(known, budget_bytes=point.budget_bytes, note="")
+        if point.step_s is not None:
+            best[point.way] = point
+        found.append(point)
+    return reversed(found)

@@ -1,0 +1,71 @@
+"""Asynchronous pairs in a text that XLA reads back.
+
+XLA:GPU prints an `async-start` of an all-reduce as an `all-reduce-start` with the attributes of both, and when it reads
+that takes it for the older instruction of this name, whose shape is another one (XLA of jax 0.12, `HloPrintOptions`'
+sugar for asynchronous instructions). Here each pair gets its computation back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memplan.xla.module import Array, Instruction, read_instruction, spelled
+from memplan.xla.rewrites.fusion import fused_text
+
+_OF_THE_PAIR = ("output_to_operand_aliasing", "metadata", "backend_config", "control-predecessors")
+
+
+def spelt_out(text: str) -> str:
+    """The module with a computation for every asynchronous pair that is printed without one."""
+    found: list[str] = []
+    begun: set[str] = set()
+    head = 0  # of the computation that the line is in
+    for line in text.split("\n"):
+        if line.startswith(("%", "ENTRY")):
+            head = len(found)
+        if " = ((" in line and "-start(" in line:
+            op = read_instruction(line)
+            if op.opcode not in ("async-start", "copy-start"):
+                begun.add(op.name)
+                found[head:head] = [_computation(op), ""]
+                line = _started(op)
+        elif begun and "-done(%" in line and (op := read_instruction(line)).operands[0] in begun:
+            line = line.replace(f" {op.opcode}(", " async-done(", 1)
+        found.append(line)
+    return "\n".join(found)
+
+
+def _started(op: Instruction) -> str:
+    given = ", ".join(f"%{operand}" for operand in op.operands)
+    mine = ", ".join([f"calls=%{op.name}.computation", *(one for one in _split(op.attributes) if _is_mine(one))])
+    return f"  {'ROOT ' if op.root else ''}%{op.name} = {spelled(op.shape)} async-start({given}), {mine}"
+
+
+def _computation(op: Instruction) -> str:
+    assert not isinstance(op.shape, Array)
+    operands, result, *_ = op.shape
+    assert not isinstance(operands, Array)
+    given = [(f"{op.name}.operand.{number}", shape) for number, shape in enumerate(operands)]
+    made = f"{op.opcode.removesuffix('-start')}({', '.join(f'%{name}' for name, _ in given)})"
+    attributes = (one for one in _split(op.attributes) if not _is_mine(one))
+    root = f"  ROOT %{op.name}.result = {spelled(result)} {', '.join([made, *attributes])}"
+    return fused_text(f"{op.name}.computation", given, [read_instruction(root)])
+
+
+def _is_mine(attribute: str) -> bool:
+    return attribute.startswith(_OF_THE_PAIR)
+
+
+def _split(attributes: str) -> Iterator[str]:
+    """At the commas that stand in no brackets and no quotes."""
+    depth, begun, quoted = 0, 0, False
+    for at, sign in enumerate(attributes):
+        if sign == '"' and attributes[at - 1] != "\\":
+            quoted = not quoted
+        elif not quoted:
+            depth += (sign in "({[") - (sign in ")}]")
+            if sign == "," and not depth:
+                yield attributes[begun:at].strip()
+                begun = at + 1
+    if attributes[begun:].strip():
+        yield attributes[begun:].strip()

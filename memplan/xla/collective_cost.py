@@ -1,0 +1,84 @@
+"""Collectives of a compiled program: over which axes of the mesh they go, and what they take on its links."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from memplan.hardware.collectives import LAUNCH_S, Decomposition, Phase, all_reduce_seconds, reduce_scatter_seconds
+from memplan.hardware.topology import Topology
+from memplan.xla.replica_groups import first_group
+
+REDUCE, SCATTER, GATHER, EXCHANGE = "all-reduce", "reduce-scatter", "all-gather", "all-to-all"
+COLLECTIVES = (REDUCE, SCATTER, GATHER, EXCHANGE)
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective of a program.
+
+    Attributes:
+      kind: HLO's opcode.
+      axes: of the mesh, outermost first.
+      nbytes: on one device, of the whole: what goes into a reduce-scatter, what comes out of an all-gather.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    nbytes: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}({','.join(self.axes)})"
+
+
+@dataclass(frozen=True)
+class Network:
+    """The links that a program's collectives go over.
+
+    Attributes:
+      compiled_for: sizes of the axes in the program; links: those that it is replayed on.
+      launch_s: of each collective, before its first byte.
+    """
+
+    compiled_for: Topology
+    links: Topology
+    launch_s: float = LAUNCH_S
+
+    def collective(self, opcode: str, attributes: str, operand_nbytes: int, result_nbytes: int) -> Collective:
+        kind = next(kind for kind in COLLECTIVES if opcode.startswith(kind))
+        return Collective(kind, self.axes(attributes), max(operand_nbytes, result_nbytes))
+
+    def axes(self, attributes: str) -> tuple[str, ...]:
+        """The axes along which the devices of one replica group differ; without groups, all."""
+        names = tuple(self.compiled_for.sizes)
+        group = first_group(attributes)
+        if not group:
+            return tuple(axis.name for axis in self.compiled_for.axes if axis.size > 1)
+        places = [self._place(device) for device in group]
+        return tuple(name for dim, name in enumerate(names) if len({place[dim] for place in places}) > 1)
+
+    def seconds(self, collective: Collective) -> float:
+        """On idle links."""
+        if not collective.axes:
+            return 0.0
+        alone = Decomposition((Phase(collective.axes, False),))
+        take = all_reduce_seconds if collective.kind == REDUCE else reduce_scatter_seconds  # the others send as much
+        return take(self.links, alone, collective.nbytes, launch_s=self.launch_s)
+
+    def sent_bytes(self, collective: Collective) -> float:
+        """What leaves each device."""
+        devices = math.prod(self.links.axis(name).size for name in collective.axes)
+        return (2 if collective.kind == REDUCE else 1) * (devices - 1) / devices * collective.nbytes
+
+    def input_seconds(self, nbytes: float) -> float:
+        """Until every device has so many bytes from outside, over the links of the outermost axis."""
+        outermost = self.links.axes[0]
+        beside = math.prod(axis.size for axis in self.links.axes[1:]) if outermost.shared else 1
+        return beside * nbytes / outermost.bandwidth
+
+    def _place(self, device: int) -> tuple[int, ...]:
+        found: list[int] = []
+        for axis in reversed(self.compiled_for.axes):
+            device, at = divmod(device, axis.size)
+            found.append(at)
+        return tuple(reversed(found))

@@ -1,0 +1,93 @@
+"""Planners on stages: held against every sequence there is, against each other, and against the published graphs."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from experiments.planners import exact, scaled
+from experiments.planners.bound import lower_bound
+from experiments.planners.evict import evict, prune
+from experiments.planners.stages import Answer, Stages, extra_ticks, fits, of_nodes, replay
+from tests.experiments.planners.stage_graphs import least_extra_ticks, random_stages
+
+
+def agree(seed: int) -> None:
+    stages = random_stages(random.Random(seed))
+    least = least_extra_ticks(stages)
+    answer = exact.solve(stages, seconds=120, runs=2, workers=1)
+    if least is None:
+        assert answer.status == "infeasible" and answer.again is None
+        return
+    assert (answer.status, answer.extra_ticks, answer.bound_ticks) == ("optimal", least, least)
+    assert answer.again is not None and fits(stages.refined(2), answer.again)
+    assert (lower_bound(stages).extra_ticks or 0) <= least
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_exact_agrees_with_every_sequence(seed: int) -> None:
+    agree(seed)
+
+
+@pytest.mark.slow
+def test_exact_agrees_with_every_sequence_on_a_thousand_graphs() -> None:
+    for seed in range(1000):
+        agree(seed)
+
+
+def chain_and_back(length: int, budget_bytes: int) -> Stages:
+    """A forward chain, and a backward one that reads it in reverse."""
+    inputs: list[list[int]] = [[node - 1] if node else [] for node in range(length)]
+    for node in range(length, 2 * length):
+        inputs.append([node - 1, 2 * length - 1 - node])
+    return of_nodes([1] * (2 * length), [1] * (2 * length), inputs, budget_bytes)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_more_budget_is_never_slower(seed: int) -> None:
+    stages = random_stages(random.Random(1000 + seed), most=9)
+    previous = None
+    kept = replay(stages, ()).peak_nbytes
+    for budget in (*range(max(stages.least_nbytes), kept, 2), kept):
+        answer = exact.solve(replace(stages, budget_bytes=budget), seconds=120, workers=1)
+        if previous is not None:
+            assert answer.status == "optimal" and answer.extra_ticks <= previous
+        if answer.again is not None:
+            previous = answer.extra_ticks
+    assert previous == 0
+
+
+@pytest.mark.parametrize("budget", [6, 7, 9, 12])
+def test_scaled_is_no_worse_than_eviction_and_no_better_than_exact(budget: int) -> None:
+    stages = chain_and_back(12, budget)
+    first = prune(stages, evict(stages))
+    found = scaled.solve(stages, seconds=2)
+    best = exact.solve(stages, seconds=120)
+    assert best.status == "optimal" and found.again is not None
+    assert fits(stages, found.again) and best.extra_ticks <= found.extra_ticks
+    assert not fits(stages, first) or found.extra_ticks <= extra_ticks(stages, first)
+
+
+@pytest.mark.parametrize("solve", [exact.solve, scaled.solve])
+def test_a_budget_below_one_stage_names_it(solve) -> None:
+    stages = of_nodes([1, 5, 7, 1], [1, 1, 1, 1], [[], [0], [1], [2]], 11)
+    answer: Answer = solve(stages, 60.0)
+    assert (answer.status, answer.stage, answer.stage_nbytes) == ("infeasible", 2, 12)
+
+
+def test_what_may_not_run_again_is_kept() -> None:
+    stages = replace(chain_and_back(6, 5), ticks=(None,) * 12)
+    assert exact.solve(stages, 60.0).status == "infeasible"
+    assert lower_bound(stages).extra_ticks is None
+
+
+def test_replay_counts_only_the_last_copy_that_is_still_needed() -> None:
+    stages = of_nodes([2, 3, 4, 1], [1, 1, 1, 1], [[], [0], [1], [0, 2]], 100)
+    kept = replay(stages, ())
+    assert kept.step_nbytes == (2, 5, 9, 7)
+    again = replay(stages, [(0, 3)])
+    assert again.steps == ((0, -1), (1, -1), (2, -1), (3, 0), (3, -1))
+    assert again.step_nbytes == (2, 5, 7, 6, 7)
+    assert again.spans[0] == ((0, 1), (3, 3))

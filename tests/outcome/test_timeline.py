@@ -1,0 +1,82 @@
+"""Memory over time of a scheduled module: it adds up, and its peak is what the compiler allocates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import memplan
+from memplan.outcome.timeline import layer_of
+from memplan.report.model import Report
+from memplan.report.timeline import Timeline
+from tests.xla.compiling import branching, dense, scanned
+from tests.xla.test_target import needs_compiler
+
+
+def check(report: Report) -> None:
+    """Values and the rest add up to the curves, no moment is missing, and the end is the step's."""
+    timeline = report.timeline
+    assert timeline is not None
+    for index, instant in enumerate(timeline.instants):
+        there = [stay for stay in timeline.stays if stay.first <= index < stay.last]
+        for place, nbytes in (("device", instant.device_bytes - instant.other_bytes), ("host", instant.host_bytes)):
+            assert sum(timeline.values[stay.value].nbytes for stay in there if stay.place == place) == nbytes
+    starts = [instant.start_s for instant in timeline.instants[1:]]
+    assert starts == pytest.approx([instant.end_s for instant in timeline.instants[:-1]])
+    assert timeline.instants[timeline.peak].device_bytes == pytest.approx(report.predicted_peak_bytes, abs=1024)
+    assert timeline.end_s == pytest.approx(report.predicted_step_s)
+
+
+@pytest.mark.parametrize("make", [dense, scanned, branching])
+def test_a_step_over_time(make: Callable[..., Any]) -> None:
+    step, args = make(64, 4)
+    report = memplan.jit(step, donate_argnums=0).plan(*args).report
+    check(report)
+    assert [line.name for line in report.lines] == ["unmodified step"]
+
+
+def of(timeline: Timeline | None, doing: str) -> int:
+    assert timeline is not None
+    return sum(instant.doing == doing for instant in timeline.instants)
+
+
+def test_a_plan_over_time() -> None:
+    step, args = dense(64, 6)
+    whole = memplan.jit(step, donate_argnums=0).plan(*args).report
+    assert whole.baseline_peak_bytes is not None
+    report = memplan.jit(step, budget=int(0.75 * whole.baseline_peak_bytes), donate_argnums=0).plan(*args).report
+    check(report)
+    assert of(whole.timeline, "recompute") == 0 < of(report.timeline, "recompute")
+    (line,) = report.lines
+    assert max(line.device_bytes) == pytest.approx(whole.predicted_peak_bytes, abs=1024)
+
+
+@needs_compiler
+@pytest.mark.gpu_aot
+def test_copies_over_time() -> None:
+    step, args = dense(512, 12)
+    whole = memplan.jit(step, device="v100", donate_argnums=0).plan(*args).report.baseline_peak_bytes
+    assert whole is not None
+    report = memplan.jit(step, budget=int(0.6 * whole), device="v100", donate_argnums=0).plan(*args).report
+    check(report)
+    assert report.timeline is not None
+    ways = [copy.direction for copy in report.timeline.copies]
+    assert ways.count("to host") <= ways.count("to device")
+    assert report.copies_found == len(ways)
+    assert max(instant.host_bytes for instant in report.timeline.instants) <= report.host_peak_bytes
+    assert sum(row.decision == "offload" for row in report.decisions) == len({c.name for c in report.timeline.copies})
+
+
+@pytest.mark.parametrize(
+    ("scope", "layer"),
+    [
+        ("transpose(jvp(UNet))/down_0/down_0.norm/Conv_0", "UNet/down_0/Conv_0"),
+        ("jvp(Net)/while/body/conv_0", "Net/conv_0"),
+        ("jit(step)/checkpoint/rematted_computation/Net", "Net"),
+        ("", ""),
+    ],
+)
+def test_layers(scope: str, layer: str) -> None:
+    assert layer_of(scope) == layer

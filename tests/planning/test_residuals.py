@@ -1,0 +1,113 @@
+"""The minimum cut against every choice there is."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memplan.hardware import catalog
+from memplan.hardware.device import Device
+from memplan.hardware.roofline import copy_seconds
+from memplan.planning.graph import Graph, Op, Value, op_seconds
+from memplan.planning.loop import Loop, Residuals, moved_nbytes, repeated, stacked_nbytes
+from memplan.planning.residuals import PRICES, cheapest
+
+DEVICE = catalog.named("v100")
+MIB = 1 << 20
+
+
+@st.composite
+def loops(draw: st.DrawFn) -> Loop:
+    """A carry, a slice and up to five operations."""
+    values = [Value("carry", draw(st.integers(1, 64)) * MIB), Value("slice", MIB)]
+    ops = []
+    for number in range(draw(st.integers(1, 5))):
+        inputs = draw(st.lists(st.integers(0, len(values) - 1), min_size=1, max_size=3))
+        fusion = draw(st.sampled_from(["kernel", "elementwise", "reduction"]))
+        recomputable = draw(st.integers(0, 5)) > 0
+        ops.append(
+            Op(f"op{number}", tuple(inputs), (len(values),), flops=draw(st.integers(0, 40)) * 1e9, fusion=fusion,
+               recomputable=recomputable)
+        )  # fmt: skip
+        values.append(Value(f"value{number}", draw(st.integers(1, 64)) * MIB))
+    made = range(2, len(values))
+    needed = draw(st.sets(st.sampled_from(made), min_size=1))
+    body = Graph(tuple(values), tuple(ops))
+    return Loop(body, draw(st.integers(1, 9)), draw(st.integers(1, 3)), frozenset({1}), frozenset(needed))
+
+
+def is_complete(loop: Loop, stacked: frozenset[int]) -> bool:
+    """Can all that is needed be computed from what is stacked?"""
+    again = [loop.body.ops[op] for op in repeated(loop, Residuals(tuple(stacked)))]
+    there = loop.given.union(stacked, *(op.outputs for op in again))
+    return loop.needed <= there and all(op.recomputable and there.issuperset(op.inputs) for op in again)
+
+
+def cost(loop: Loop, stacked: frozenset[int], price: float, moves: bool, device: Device) -> float:
+    times, total = loop.trips * loop.runs, 0.0
+    for value in stacked:
+        nbytes = loop.trips * loop.body.nbytes(value)
+        kept = nbytes * (price + 2 * loop.runs / device.memory_bandwidth)
+        moved = 2 * times * copy_seconds(loop.body.nbytes(value), device)
+        total += min(kept, moved) if moves else kept
+    for number in repeated(loop, Residuals(tuple(stacked))):
+        op = loop.body.ops[number]
+        total += times * op_seconds(loop.body, op, device) if op.fusion != "elementwise" else 0.0
+    return total
+
+
+@settings(max_examples=300, deadline=None)
+@given(loops(), st.sampled_from(PRICES), st.booleans())
+def test_no_other_choice_is_cheaper(loop: Loop, price: float, moves: bool) -> None:
+    found = cheapest(loop, price, DEVICE, moves)
+    assert is_complete(loop, frozenset(found.stacked))
+    candidates = set(range(len(loop.body.values))) - loop.given
+    choices = (frozenset(some) for count in range(len(candidates) + 1) for some in combinations(candidates, count))
+    best = min(cost(loop, some, price, moves, DEVICE) for some in choices if is_complete(loop, some))
+    everything = cost(loop, frozenset(candidates), price, moves, DEVICE)
+    assert cost(loop, frozenset(found.stacked), price, moves, DEVICE) <= best + 1e-6 * everything  # whole ticks
+
+
+@given(loops(), st.booleans())
+def test_a_higher_price_never_stacks_more(loop: Loop, moves: bool) -> None:
+    nbytes = [stacked_nbytes(loop, cheapest(loop, price, DEVICE, moves)) for price in PRICES]
+    assert nbytes == sorted(nbytes, reverse=True)
+
+
+def chain(movable: bool = True) -> Loop:
+    """carry -> product -> product; the backward body reads both products."""
+    values = (Value("carry", MIB), Value("first", 64 * MIB), Value("second", 64 * MIB))
+    product = {"flops": 1e12, "flops_dtype": "float32"}
+    ops = (Op("dot_general", (0,), (1,), **product), Op("dot_general", (1,), (2,), **product))
+    return Loop(Graph(values, ops), 10, 1, frozenset(), frozenset({1, 2}), movable)
+
+
+def test_prices_decide_between_stacks_and_repetition() -> None:
+    assert cheapest(chain(), PRICES[0], DEVICE).kept == (1, 2)
+    small = cheapest(chain(), PRICES[-1], DEVICE)
+    assert small.kept == (0,)
+    assert repeated(chain(), small) == (0, 1)
+    assert stacked_nbytes(chain(), small) == 10 * MIB
+    assert stacked_nbytes(chain(), None) == 10 * 128 * MIB
+
+
+def test_the_host_takes_what_is_dear_to_repeat() -> None:
+    moved = cheapest(chain(), PRICES[-1], DEVICE, moves=True)
+    assert moved == Residuals((), (1, 2))
+    assert moved_nbytes(chain(), moved) == 10 * 128 * MIB
+    assert moved_nbytes(chain(), None) == 0
+
+
+def test_what_cannot_be_moved_stays() -> None:
+    assert cheapest(chain(movable=False), PRICES[-1], DEVICE, moves=True).moved == ()
+
+
+@pytest.mark.parametrize("price", PRICES[::6])
+def test_what_may_run_once_is_stacked(price: float) -> None:
+    values = (Value("carry", MIB), Value("drawn", 64 * MIB))
+    op = Op("rng_uniform", (0,), (1,), recomputable=False)
+    loop = Loop(Graph(values, (op,)), 10, 1, frozenset(), frozenset({1}))
+    assert cheapest(loop, price, DEVICE).kept == (1,)

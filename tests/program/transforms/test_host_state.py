@@ -1,0 +1,148 @@
+"""State in host memory: streamed in and out, the same numbers, donated host to host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+import memplan
+from experiments.distributed.checkpoint.run import WIDTH, start, train_step
+from memplan.errors import MemplanError, PlanMismatchError
+from memplan.pipeline import target_of
+from memplan.planning.plan import Plan
+from memplan.program import compat
+from memplan.program.trace import Program, as_step, trace
+from memplan.program.transforms.host_state import large_leaves, place, with_state_on_host
+from memplan.xla.replay import traffic
+from tests.xla.test_target import needs_compiler
+
+
+def arguments(layers: int = 4) -> tuple[Any, jax.Array]:
+    return start(layers), jax.random.normal(jax.random.key(1), (8, WIDTH))
+
+
+def program(layers: int = 4) -> Program:
+    args = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments(layers))
+    return trace(train_step, args, {}, {"donate_argnums": 0})
+
+
+def copies(state: Any) -> Any:
+    return jax.tree.map(jnp.copy, state)
+
+
+def test_large_leaves_of_an_argument_are_held_and_their_updates_return_to_the_host() -> None:
+    held = large_leaves(program(), (0,))
+    assert len(held) == 3 * 4  # weights and two moments; not the count
+    moved = with_state_on_host(program(), held)
+    assert len(moved.returned_to_host) == 3 * 4
+    assert sum(eqn.primitive.name == "device_put" for eqn in moved.jaxpr.jaxpr.eqns) == 2 * 3 * 4
+    assert not large_leaves(program(), (1,))
+
+
+def test_nothing_held_changes_nothing() -> None:
+    plain = program()
+    assert with_state_on_host(plain, ()) is plain
+
+
+@pytest.mark.parametrize("positions", [{-1}, {99}])
+def test_inputs_that_are_not_there_are_refused(positions: set[int]) -> None:
+    with pytest.raises(PlanMismatchError, match="Plan again"):
+        with_state_on_host(program(), positions)
+
+
+def test_arguments_that_are_not_there_are_refused() -> None:
+    with pytest.raises(MemplanError, match="no argument 2"):
+        memplan.jit(train_step, host_state=2).plan(*arguments())
+
+
+@pytest.mark.slow
+def test_training_with_state_on_the_host_is_training() -> None:
+    state, x = arguments()
+    planned = memplan.jit(train_step, host_state=0, donate_argnums=0, verify="numbers").plan(state, x)
+    compiled, plain = planned.compile(), jax.jit(train_step, donate_argnums=0)
+    here, there = copies(state), planned.place(copies(state))
+    for _ in range(20):
+        before = there
+        here, expected = plain(here, x)
+        there, found = compiled(there, x)
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        kinds = {leaf.sharding.memory_kind for leaf in jax.tree.leaves(there) if leaf.nbytes >= 1 << 20}
+        assert kinds == {"pinned_host"}
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before) if leaf.nbytes >= 1 << 20)
+
+
+def test_a_saved_plan_knows_what_is_on_the_host(tmp_path: Path) -> None:
+    state, x = arguments()
+    plan = memplan.jit(train_step, host_state=0, donate_argnums=0).plan(state, x).plan
+    assert plan is not None and len(plan.on_host) == 3 * 4
+    plan.save(tmp_path / "plan.json")
+    followed = memplan.jit(train_step, plan=Plan.load(tmp_path / "plan.json"), donate_argnums=0)
+    assert followed.plan(state, x).plan == plan
+
+
+def test_a_checkpoint_of_it_loses_nothing(tmp_path: Path) -> None:
+    moved = with_state_on_host(program(), large_leaves(program(), (0,)))
+    state = place(moved, arguments()[0], 0)
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", state)
+        checkpointer.wait_until_finished()
+        restored = checkpointer.restore(tmp_path / "state", like)
+    for before, after in zip(jax.tree.leaves(state), jax.tree.leaves(restored), strict=True):
+        assert after.sharding == before.sharding
+        np.testing.assert_array_equal(after, before)
+
+
+def test_another_structure_is_not_placed() -> None:
+    moved = with_state_on_host(program(), large_leaves(program(), (0,)))
+    with pytest.raises(MemplanError, match="leaves"):
+        place(moved, arguments(3)[0], 0)
+
+
+@needs_compiler
+@pytest.mark.gpu_aot
+def test_a_described_gpu_holds_the_state_in_host_memory() -> None:
+    target = target_of("v100")
+    moved = with_state_on_host(program(), large_leaves(program(), (0,)))
+    args = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments())
+    step = as_step(moved, moved.jaxpr)
+    memory = target.compile(step, args, {}, moved.options, on_host=moved.on_host).memory
+    held = sum(compat.nbytes_of(moved.jaxpr.jaxpr.invars[one].aval) for one in moved.on_host)
+    assert memory.host_bytes == held  # donated host to host: the updates take no more
+    assert memory.argument_bytes < 1 << 20
+    on_device = target.compile(train_step, args, {}, moved.options).memory
+    assert on_device.argument_bytes > held and on_device.host_bytes == 0
+
+
+@needs_compiler
+@pytest.mark.gpu_aot
+@pytest.mark.slow
+def test_a_state_larger_than_the_device_is_trained() -> None:
+    args = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments(16))
+    nbytes = sum(leaf.dtype.itemsize * leaf.size for leaf in jax.tree.leaves(args[0]))
+    step = memplan.jit(
+        train_step, budget=nbytes // 2, host_budget="1GiB", device="v100", host_state=0, donate_argnums=0
+    )
+    report = step.plan(*args).report
+    assert report.compiled_peak_bytes is not None and report.compiled_peak_bytes <= nbytes // 2
+    assert 0 <= nbytes - report.host_peak_bytes < 1 << 20
+
+
+@needs_compiler
+@pytest.mark.gpu_aot
+@pytest.mark.slow
+def test_state_streams_under_the_computation() -> None:
+    state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), start(16))
+    x = jax.ShapeDtypeStruct((131072, WIDTH), jnp.float32)
+    planned = memplan.jit(
+        train_step, budget="3GiB", host_budget="1GiB", device="h200", host_state=0, donate_argnums=0
+    ).plan(state, x)
+    moved = traffic(planned._found.executable.text, target_of("h200").device)
+    assert moved.copied_in_nbytes >= 3 * 16 << 20 and moved.copied_out_nbytes >= 3 * 16 << 20
+    assert moved.hidden_copy_s > 0.8 * moved.copy_s

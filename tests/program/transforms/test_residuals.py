@@ -1,0 +1,128 @@
+"""Loops with other residuals compute the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from memplan.errors import PlanMismatchError
+from memplan.hardware import catalog
+from memplan.planning.loop import Loop, Residuals
+from memplan.planning.residuals import PRICES, cheapest
+from memplan.program.trace import trace
+from memplan.program.transforms.residuals import pairs_of, with_loops, with_residuals
+from tests.program.scans import STEPS, layers, outputs, plain, random_step, traced
+
+DEVICE = catalog.named("v100")
+
+
+def least(loop: Loop) -> Residuals:
+    return cheapest(loop, PRICES[-1], DEVICE)
+
+
+def moved(loop: Loop) -> Residuals:
+    return cheapest(loop, PRICES[-1], DEVICE, moves=True)
+
+
+def every_value(loop: Loop) -> Residuals:
+    return Residuals(tuple(value for value in range(len(loop.body.values)) if value not in loop.given))
+
+
+def assert_same(found: list[np.ndarray], expected: list[np.ndarray], tolerance: float) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * max(1.0, np.abs(other).max(initial=0)))
+
+
+@pytest.mark.parametrize("decide", [least, moved, every_value])
+@pytest.mark.parametrize("name", STEPS)
+def test_the_numbers_stay_the_same(name: str, decide: Any) -> None:
+    program, args = traced(name)
+    assert_same(outputs(with_residuals(program, decide), args), plain(name), 1e-5)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_plan_writes_the_same_program_again(name: str) -> None:
+    program, _ = traced(name)
+    once = with_residuals(program, least)
+    again = with_loops(program, once.residuals)
+    assert again.residuals == once.residuals
+    assert str(again.jaxpr) == str(once.jaxpr)
+
+
+def test_which_steps_have_pairs_of_loops() -> None:
+    assert {name: len(with_residuals(traced(name)[0], least).loops) for name in STEPS} == {
+        "layers": 1, "time_steps": 1, "backwards": 1, "nested": 2, "accumulated": 1, "checkpointed": 1, "mapped": 1,
+        "stacked_twice": 2, "dropped_out": 1, "branching": 1, "of_flax": 1,
+    }  # fmt: skip
+
+
+def test_a_loop_of_layers_keeps_nothing_but_what_it_carries() -> None:
+    step, args = layers()
+    program = trace(step, args, {}, {})
+    (loop,) = pairs_of(program)
+    assert (loop.trips, loop.runs) == (5, 1)
+    residuals = least(loop)
+    assert [loop.body.values[value].shape for value in residuals.kept] == [(3, 4)]
+    assert all(loop.body.producer[value] is None for value in residuals.kept)
+    stacks = [var.aval.shape for eqn in with_residuals(program, least).jaxpr.jaxpr.eqns for var in eqn.outvars]
+    assert stacks.count((5, 3, 4)) == 1
+
+
+def test_a_step_without_pairs_is_left_alone() -> None:
+    program = trace(lambda xs: jax.lax.scan(lambda c, x: (c + x, c), 0.0, xs), (np.ones(3, np.float32),), {}, {})
+    assert pairs_of(program) == []
+    assert with_residuals(program, least) is program
+
+
+def test_loops_can_be_left_as_they_are() -> None:
+    program = trace(*layers(), {}, {})
+    assert with_residuals(program, lambda loop: None) is program
+
+
+def test_loops_inside_a_loop_count_its_trips() -> None:
+    step, args = STEPS["accumulated"]()
+    (loop,) = pairs_of(trace(step, args, {}, {}))
+    assert (loop.trips, loop.runs) == (5, 4)
+
+
+def test_only_a_loop_that_runs_forward_may_move_its_stacks() -> None:
+    assert pairs_of(trace(*STEPS["layers"](), {}, {}))[0].movable
+    assert not pairs_of(trace(*STEPS["backwards"](), {}, {}))[0].movable
+
+
+@pytest.mark.parametrize(
+    "loops", [(), (Residuals((0,)), Residuals((0,))), (Residuals(()),), (Residuals((99,)),), (Residuals((-1,)),)]
+)
+def test_loops_of_another_step_are_refused(loops: Any) -> None:
+    program = trace(*layers(), {}, {})
+    if not loops:
+        assert with_loops(program, loops) is program
+        return
+    with pytest.raises(PlanMismatchError, match="Plan again"):
+        with_loops(program, loops)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(200))
+def test_random_loops_with_random_residuals(seed: int) -> None:
+    """In float64, where a wrong order of trips cannot pass for rounding."""
+    draw = random.Random(seed)
+
+    def decide(loop: Loop) -> Residuals | None:
+        if draw.random() < 0.1:
+            return None
+        found = cheapest(loop, draw.choice(PRICES), DEVICE, draw.random() < 0.5)
+        others = [value for value in range(len(loop.body.values)) if value not in loop.given]
+        more = {value for value in others if draw.random() < 0.2} - set(found.stacked)
+        return dataclasses.replace(found, kept=tuple(sorted((*found.kept, *more))))
+
+    with jax.enable_x64(True):
+        step, args = random_step(seed)
+        program = trace(step, args, {}, {})
+        assert_same(outputs(with_residuals(program, decide), args), outputs(program, args), 1e-9)

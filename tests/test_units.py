@@ -1,0 +1,127 @@
+"""Sizes as people write them, and the ones they mistype."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memplan.errors import BudgetError, MemplanError
+from memplan.units import parse_bytes, show_bytes
+
+WHOLE = 16 * 2**30
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+         "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("written", "nbytes"),
+    [
+        (None, WHOLE),
+        (0, 0),
+        (123, 123),
+        (10**18, 10**18),
+        ("123", 123),
+        ("0", 0),
+        ("16GiB", WHOLE),
+        (" 16 gib ", WHOLE),
+        ("1.5 KiB", 1536),
+        (".5KiB", 512),
+        ("2.KiB", 2048),
+        ("500 MB", 500_000_000),
+        ("80%", WHOLE * 8 // 10),
+        ("100 %", WHOLE),
+        ("0%", 0),
+        ("12.5%", WHOLE // 8),
+        ("1e", None),
+    ],
+)
+def test_sizes(written: Any, nbytes: int | None) -> None:
+    if nbytes is None:
+        with pytest.raises(BudgetError):
+            parse_bytes(written, WHOLE)
+    else:
+        assert parse_bytes(written, WHOLE) == nbytes
+
+
+@given(st.integers(0, 2**70), st.sampled_from(sorted(UNITS)), st.sampled_from(["", " "]), st.booleans())
+def test_whole_numbers_of_any_unit_are_exact(number: int, unit: str, space: str, lower: bool) -> None:
+    text = f"{number}{space}{unit}"
+    assert parse_bytes(text.lower() if lower else text, WHOLE) == number * UNITS[unit]
+
+
+@given(st.integers(0, 100), st.integers(0, 2**60))
+def test_shares_are_rounded_down_and_never_more_than_there_is(percent: int, whole: int) -> None:
+    assert parse_bytes(f"{percent}%", whole) == whole * percent // 100
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ("", "not a budget"),
+        ("GiB", "not a budget"),
+        ("%", "not a budget"),
+        ("-1", "not a budget"),
+        ("-1GiB", "not a budget"),
+        ("1e9", "not a budget"),
+        ("1_000", "not a budget"),
+        ("1,5 GiB", "not a budget"),
+        ("0x10", "not a budget"),
+        ("nan", "not a budget"),
+        ("inf", "not a budget"),
+        ("1 2", "not a budget"),
+        ("9" * 5000, "not a budget"),
+        ("16 gigs", "'gigs' in the budget '16 gigs' is not a unit"),
+        ("16 G", "not a unit"),
+        ("101%", "more than there is"),
+        ("100.1%", "more than there is"),
+        (-1, "negative"),
+        (True, "it is a bool"),
+        (1.5, "it is a float"),
+        (b"1", "it is a bytes"),
+        ([1], "it is a list"),
+    ],
+)
+def test_mistakes_are_named_and_helped(written: Any, says: str) -> None:
+    with pytest.raises(BudgetError, match=says) as caught:
+        parse_bytes(written, WHOLE)
+    assert isinstance(caught.value, MemplanError) and isinstance(caught.value, ValueError)
+    assert '"16GiB"' in str(caught.value) and '"80%"' in str(caught.value)
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_size_or_a_budget_error(text: str) -> None:
+    with contextlib.suppress(BudgetError):
+        assert parse_bytes(text, WHOLE) >= 0
+
+
+def test_the_message_speaks_of_what_was_asked() -> None:
+    with pytest.raises(BudgetError, match="not a host budget"):
+        parse_bytes("lots", WHOLE, what="host budget")
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "shown"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (2**20 - 1, "1024.0 KiB"),
+        (2**20, "1.0 MiB"),
+        (int(5583.1 * 2**20), "5583.1 MiB"),
+        (10 * 2**30, "10.0 GiB"),
+        (int(15.8 * 2**30), "15.8 GiB"),
+        (2**50, "1048576.0 GiB"),
+    ],
+)
+def test_shown(nbytes: int, shown: str) -> None:
+    assert show_bytes(nbytes) == shown
+
+
+@given(st.integers(0, 2**60))
+def test_what_is_shown_can_be_written_back(nbytes: int) -> None:
+    unit = UNITS[show_bytes(nbytes).split()[1]]
+    assert abs(parse_bytes(show_bytes(nbytes), WHOLE) - nbytes) <= 0.05 * unit + 1

@@ -1,0 +1,158 @@
+"""Values that readers make for themselves: the same expressions, fewer bytes, and what must stay stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memplan.hardware import catalog
+from memplan.planning.packing import pack
+from memplan.planning.problem import Problem
+from memplan.planning.schedule import Schedule, runs
+from memplan.verify.same_module import NotThePlainModuleError, judge
+from memplan.xla import hook
+from memplan.xla.buffers import problem_of
+from memplan.xla.module import Module, read_module
+from memplan.xla.rewrites.inline import variant
+from memplan.xla.target import Target, described_mesh
+from memplan.xla.write import write
+from models.train import decoder_step
+
+ARRAY, INTEGER = "f32[1024,512]{1,0}", "s32[1024,512]{1,0}"
+TEXT = f"""HloModule jit_small, is_scheduled=true
+
+%both.0 (p: f32[1024,512], s: f32[]) -> (f32[1024,512], f32[1024,512]) {{
+  %p = {ARRAY} parameter(0)
+  %s = f32[] parameter(1)
+  %t = {ARRAY} tanh(%p)
+  %u = {ARRAY} broadcast(%s), dimensions={{}}
+  %q = {ARRAY} multiply(%t, %u)
+  ROOT %r = ({ARRAY}, {ARRAY}) tuple(%q, %t)
+}}
+
+%last.0 (a: f32[1024,512], b: f32[524288], c: f32[1024,512]) -> f32[1024,512] {{
+  %a = {ARRAY} parameter(0)
+  %b = f32[524288]{{0}} parameter(1)
+  %c = {ARRAY} parameter(2)
+  %d = {ARRAY} bitcast(%b)
+  %e = {ARRAY} subtract(%a, %d)
+  ROOT %f = {ARRAY} maximum(%e, %c)
+}}
+
+%sine.0 (p: f32[1024,512]) -> f32[1024,512] {{
+  %p = {ARRAY} parameter(0)
+  ROOT %q = {ARRAY} sine(%p)
+}}
+
+ENTRY %main (x: f32[1024,512], y: f32[]) -> f32[1024,512] {{
+  %x = {ARRAY} parameter(0)
+  %y = f32[] parameter(1)
+  %w = {ARRAY} fusion(%x), kind=kLoop, calls=%sine.0
+  %both = ({ARRAY}, {ARRAY}) fusion(%w, %y), kind=kLoop, calls=%both.0
+  %both.0.0 = {ARRAY} get-tuple-element(%both), index=0
+  %both.1 = {ARRAY} get-tuple-element(%both), index=1
+  %far = {ARRAY} custom-call(%both.0.0), custom_call_target="far"
+  %flat = f32[524288]{{0}} bitcast(%both.1)
+  ROOT %last = {ARRAY} fusion(%far, %flat, %w), kind=kLoop, calls=%last.0
+}}
+"""
+
+
+def made(text: str) -> Module | None:
+    module = read_module(text)
+    found = variant(module, problem_of(module, on_gpu=True))
+    if found is not None:
+        judge(module, found)
+    return found
+
+
+def test_a_reader_makes_a_value_for_itself_and_its_maker_sheds_it() -> None:
+    found = made(TEXT)
+    assert found is not None
+    entry = found.entry
+    (both, last) = entry.ops["both"], entry.ops["last"]
+    assert str(both.shape) == ARRAY
+    assert last.operands == ("far", "w")
+    opcodes = [op.opcode for op in found[both.called[0]].ops.values()]
+    assert opcodes == ["parameter", "parameter", "tanh", "broadcast", "multiply"]
+    inside = found[last.called[0]]
+    assert [op.opcode for op in inside.ops.values()].count("tanh") == 1
+    assert [str(op.shape) for op in inside.parameters.values()] == [ARRAY, ARRAY]
+    assert "both.1" not in entry.ops
+    assert entry.ops["far"].operands == ("both",)
+
+
+def test_a_product_is_rounded_in_its_readers_too() -> None:
+    found = made(TEXT.replace("%t = f32[1024,512]{1,0} tanh(%p)", "%t = f32[1024,512]{1,0} multiply(%p, %p)"))
+    assert found is not None
+    assert "both.1" not in found.entry.ops
+
+
+def test_fewer_bytes_are_there_at_once() -> None:
+    found, plain = made(TEXT), read_module(TEXT)
+    assert found is not None
+    before, after = (pack(problem_of(one, on_gpu=True)).live_nbytes for one in (plain, found))
+    assert after < before
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (f"%t = {ARRAY} tanh(%p)", f"%n = {INTEGER} convert(%p)\n  %t = {ARRAY} convert(%n)"),  # could be rounded once
+        ("fusion(%far, %flat, %w)", "fusion(%far, %flat, %far)"),  # it would keep w for longer
+        ("fusion(%far, %flat, %w), kind=kLoop", "fusion(%far, %flat, %w), kind=kCustom"),
+        ("%flat = f32[524288]{0} bitcast(%both.1)", "%flat = f32[524288]{0} reshape(%both.1)"),
+        ("fusion(%w, %y), kind=kLoop", "fusion(%w, %y), kind=kCustom"),
+        ("%e = f32[1024,512]{1,0} subtract(%a, %d)", "%e = f32[1024,512]{1,0} dynamic-slice(%a, %d)"),
+    ],
+)
+def test_what_may_change_bits_or_cost_more_stays(old: str, new: str) -> None:
+    assert old in TEXT
+    assert made(TEXT.replace(old, new)) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("tanh(%c)", "sine(%c)"), ("subtract(%a, ", "subtract(%c, "), ("fusion(%far, %w)", "fusion(%w, %far)")],
+)
+def test_a_variant_that_computes_something_else_is_refused(old: str, new: str) -> None:
+    found = made(TEXT)
+    assert found is not None
+    texts = {name: text.replace(old, new) for name, text in found.texts.items()}
+    assert texts != found.texts
+    with pytest.raises(NotThePlainModuleError):
+        judge(read_module(TEXT), Module(found.head, texts, found.entry_name))
+
+
+@pytest.mark.gpu_aot
+def test_the_compiler_takes_the_variant_as_it_is() -> None:
+    told: dict[str, Any] = {}
+
+    def rewrite(text: str) -> str:
+        module = read_module(text)
+        found = variant(module, plain := problem_of(module, on_gpu=True))
+        assert found is not None
+        judge(module, found)
+        problem = problem_of(found, on_gpu=True)
+        told.update(
+            before=pack(plain).nbytes, after=pack(problem).nbytes, kernels=[one.name for one in problem.kernels]
+        )
+        return write(found, problem, order(problem))
+
+    def order(problem: Problem) -> Schedule:
+        return runs(range(len(problem.kernels)))
+
+    step, args = decoder_step(2, 512, tokens=512)
+
+    def memplan_test_variant(*args: Any) -> Any:
+        return step(*args)
+
+    target = Target(catalog.DEVICES["v100"], described=True)
+    described_mesh(target.device)
+    with hook.asking("jit_memplan_test_variant", rewrite, "cuda") as asked:
+        done = target.compile(memplan_test_variant, args, {}, {}).compiled
+    asked.check()
+    assert done.memory_analysis().temp_size_in_bytes == pytest.approx(told["after"], abs=2048)
+    assert told["after"] < told["before"]
+    assert [one.name for one in problem_of(read_module(done.as_text()), on_gpu=True).kernels] == told["kernels"]

@@ -1,0 +1,466 @@
+"""Fusions as one: the same expressions, nothing read twice, and apart what could change or has to wait."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memplan.hardware import catalog
+from memplan.planning.packing import pack
+from memplan.planning.problem import Problem
+from memplan.planning.schedule import runs
+from memplan.verify.same_module import NotThePlainModuleError, judge
+from memplan.xla import hook
+from memplan.xla.buffers import problem_of
+from memplan.xla.module import Module, read_module
+from memplan.xla.replay import traffic
+from memplan.xla.rewrites.merge import MOST, merged
+from memplan.xla.target import Target, described_mesh
+from memplan.xla.write import write
+from models.train import resnet_step
+
+ARRAY, SUM, MASK = "f32[1024,512]{1,0}", "f32[512]{0}", "pred[1024,512]{1,0}"
+NBYTES, ROOMY = 1024 * 512 * 4, 1 << 40
+HEAD = """HloModule jit_small, is_scheduled=true
+
+%add.0 (l: f32[], r: f32[]) -> f32[] {
+  %l = f32[] parameter(0)
+  %r = f32[] parameter(1)
+  ROOT %t = f32[] add(%l, %r)
+}
+"""
+FUSED = f"""{HEAD}
+%masked.0 (y: f32[1024,512], g: f32[1024,512]) -> f32[1024,512] {{
+  %y = {ARRAY} parameter(0)
+  %g = {ARRAY} parameter(1)
+  %c = f32[] constant(0)
+  %i = {ARRAY} broadcast(%c), dimensions={{}}
+  %j = {MASK} compare(%y, %i), direction=GT
+  ROOT %k = {ARRAY} select(%j, %g, %i)
+}}
+
+%sums.0 (g: f32[1024,512], z: f32[1024,512]) -> (f32[512], f32[512]) {{
+  %g = {ARRAY} parameter(0)
+  %z = {ARRAY} parameter(1)
+  %m = {ARRAY} multiply(%g, %z)
+  %c = f32[] constant(0)
+  %a = {SUM} reduce(%g, %c), dimensions={{0}}, to_apply=%add.0
+  %b = {SUM} reduce(%m, %c), dimensions={{0}}, to_apply=%add.0
+  ROOT %t = ({SUM}, {SUM}) tuple(%a, %b)
+}}
+
+%bent.0 (p: f32[1024,512], q: f32[1024,512]) -> f32[1024,512] {{
+  %p = {ARRAY} parameter(0)
+  %q = {ARRAY} parameter(1)
+  %t = {ARRAY} subtract(%p, %q)
+  ROOT %u = {ARRAY} tanh(%t)
+}}
+"""
+ENTRY = f"""
+ENTRY %main (x: f32[1024,512], y: f32[1024,512], z: f32[1024,512]) -> (f32[1024,512], f32[512], f32[512]) {{
+  %x = {ARRAY} parameter(0)
+  %y = {ARRAY} parameter(1)
+  %z = {ARRAY} parameter(2)
+"""
+MASKED = f"  %masked = {ARRAY} fusion(%y, %x), kind=kLoop, calls=%masked.0\n"
+SUMS = f"""  %sums = ({SUM}, {SUM}) fusion(%masked, %z), kind=kInput, calls=%sums.0
+  %first = {SUM} get-tuple-element(%sums), index=0
+  %second = {SUM} get-tuple-element(%sums), index=1
+"""
+BENT = f"  %bent = {ARRAY} fusion(%x, %y), kind=kLoop, calls=%bent.0\n"
+
+
+def library(name: str, operand: str) -> str:
+    return f'  %{name} = {ARRAY} custom-call(%{operand}), custom_call_target="{name}"\n'
+
+
+def returned(*names: str) -> str:
+    shape = ", ".join(SUM if re.fullmatch(r"first|second|v\d+\.[12]", name) else ARRAY for name in names)
+    return f"  ROOT %out = ({shape}) tuple({', '.join(f'%{name}' for name in names)})\n}}\n"
+
+
+FAR = library("far", "masked")
+PAIR = FUSED + ENTRY + MASKED + FAR + SUMS + returned("far", "first", "second")
+THREE = FUSED + ENTRY + MASKED + FAR + SUMS + BENT + returned("far", "first", "second", "bent")
+
+
+def made(text: str, room_nbytes: int = ROOMY) -> Module | None:
+    """Merged and judged; every name in it is of something."""
+    module = read_module(text)
+    found = merged(module, problem_of(module, on_gpu=True), room_nbytes).module
+    if found is module:
+        return None
+    judge(module, found)
+    known = {name for body in found.values() for name in body.ops} | set(found)
+    assert known.issuperset(re.findall(r"%([\w.\-]+)", "\n".join(found.texts.values())))
+    return found
+
+
+def changed(text: str, *changes: tuple[str, str]) -> str:
+    for old, new in changes:
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    return text
+
+
+def lines(module: Module) -> list[str]:
+    """Of the entry, arguments apart."""
+    return [op.line.strip() for op in module.entry.ops.values() if op.opcode != "parameter"]
+
+
+def fusions(module: Module) -> dict[str, tuple[str, ...]]:
+    return {op.name: op.operands for op in module.entry.ops.values() if op.opcode == "fusion"}
+
+
+def test_a_maker_and_the_sums_over_its_result_are_one() -> None:
+    found = made(PAIR)
+    assert found is not None
+    assert lines(found) == [
+        f"%sums.all1 = ({ARRAY}, {SUM}, {SUM}) fusion(%y, %x, %z), kind=kInput, calls=%sums.0.all1",
+        f"%masked.all1 = {ARRAY} get-tuple-element(%sums.all1), index=0",
+        f'%far = {ARRAY} custom-call(%masked.all1), custom_call_target="far"',
+        f"%first = {SUM} get-tuple-element(%sums.all1), index=1",
+        f"%second = {SUM} get-tuple-element(%sums.all1), index=2",
+        f"ROOT %out = ({ARRAY}, {SUM}, {SUM}) tuple(%far, %first, %second)",
+    ]
+    inside = ["constant", "broadcast", "compare", "select", "multiply", "constant", "reduce", "reduce", "tuple"]
+    assert [op.opcode for op in found["sums.0.all1"].ops.values()] == ["parameter"] * 3 + inside
+
+
+def test_what_only_they_read_is_not_written() -> None:
+    text = changed(PAIR, ("custom-call(%masked)", "custom-call(%z)"))
+    found = made(text)
+    assert found is not None
+    assert str(found.entry.ops["sums.all1"].result) == str(read_module(text).entry.ops["sums"].result)
+    moved = [traffic(one, catalog.DEVICES["v100"]).kernel_nbytes for one in (read_module(text), found)]
+    assert moved[0] - moved[1] == 2 * NBYTES
+
+
+def test_one_result_is_no_tuple() -> None:
+    views = f"  %flat = f32[524288]{{0}} bitcast(%masked)\n  %back = {ARRAY} bitcast(%flat)\n"
+    found = made(FUSED + ENTRY + MASKED + views + BENT.replace("%x, %y", "%x, %back") + returned("bent"))
+    assert found is not None
+    assert lines(found) == [
+        f"%bent.all1 = {ARRAY} fusion(%y, %x), kind=kLoop, calls=%bent.0.all1",
+        f"ROOT %out = ({ARRAY}) tuple(%bent.all1)",
+    ]
+
+
+def test_siblings_are_one_and_so_are_three() -> None:
+    found, three = made(FUSED + ENTRY + MASKED + BENT + returned("masked", "bent")), made(THREE)
+    assert found is not None and three is not None
+    assert lines(found)[0] == f"%bent.all1 = ({ARRAY}, {ARRAY}) fusion(%y, %x), kind=kLoop, calls=%bent.0.all1"
+    assert lines(three)[0].startswith(f"%sums.all1 = ({ARRAY}, {ARRAY}, {SUM}, {SUM}) fusion(%y, %x, %z), kind=kInput")
+    assert [three.entry.ops[name].index for name in ("masked.all1", "bent.all1", "first", "second")] == [0, 1, 2, 3]
+    assert made("\n\n".join([three.head, *three.texts.values()])) is None
+
+
+@pytest.mark.parametrize(
+    ("more", "order"),
+    [
+        ("", ["alone", "ahead", "sums.all1", "masked.all1", "far", "second", "out"]),
+        (library("more", "far"), ["ahead", "sums.all1", "masked.all1", "far", "more", "alone", "second", "out"]),
+    ],
+)
+def test_what_makes_less_moves_past_the_other(more: str, order: list[str]) -> None:
+    """As many bytes wait for the first of them as the second waits for, or more."""
+    between = FAR + more + library("alone", "x") + library("ahead", "z")
+    found = made(FUSED + ENTRY + MASKED + between + SUMS.replace("%z", "%ahead") + returned("far", "second"))
+    assert found is not None
+    assert list(found.entry.ops)[3:] == order
+
+
+def test_nothing_is_merged_around_what_waits_between() -> None:
+    assert made(changed(PAIR, ("fusion(%masked, %z)", "fusion(%masked, %far)"))) is None
+
+
+def bent(*ops: str, shape: str = ARRAY) -> list[tuple[str, str]]:
+    """What the third fusion ends in."""
+    ending = "\n  ".join([*ops[:-1], f"ROOT %u = {shape} {ops[-1]}"])
+    return [(f"ROOT %u = {ARRAY} tanh(%t)", ending), (f"%bent = {ARRAY}", f"%bent = {shape}")]
+
+
+KIND, KEPT = "kind=kLoop, calls=%bent.0", f"ROOT %k = {ARRAY} select(%j, %g, %i)"
+INTEGER = ARRAY.replace("f32", "s32")
+PREDICATES = [
+    (f"%z = {ARRAY} parameter(1)", f"%w = {MASK} parameter(1)\n  %z = {ARRAY} convert(%w)"),
+    (f"%z = {ARRAY} parameter(2)", f"%z = {MASK} parameter(2)"),
+]
+OF_A_SUM = bent(f"%o = {SUM} parameter(2)", f"%w = {ARRAY} broadcast(%o), dimensions={{1}}", "add(%t, %w)")
+OTHER_SUM = bent("%o = f32[] constant(0)", "reduce(%t, %o), dimensions={1}, to_apply=%add.0", shape="f32[1024]{0}")
+
+
+@pytest.mark.parametrize(
+    ("stays", "changes"),
+    [
+        ("bent", bent("tanh(%t)", shape="f32[1024,512]{0,1}")),
+        ("bent", bent("%f = f32[524288]{0} bitcast(%t)", "tanh(%f)", shape="f32[524288]{0}")),
+        ("bent", bent("transpose(%t), dimensions={0,1}")),
+        ("bent", bent("dynamic-slice(%t)")),
+        ("bent", [(KIND, "kind=kCustom, calls=%bent.0")]),
+        ("bent", [(KIND, "kind=kInput, calls=%bent.0")]),  # and sums nothing
+        ("bent", [*OF_A_SUM, ("fusion(%x, %y)", "fusion(%x, %z, %first)")]),
+        ("sums", [*OTHER_SUM, (KIND, "kind=kInput, calls=%bent.0")]),
+        ("sums", [("reduce(%m, %c), dimensions={0}", "reduce(%m, %c), dimensions={1}")]),
+        ("sums", [(KEPT, f"%n = {INTEGER} convert(%g)\n  ROOT %k = {ARRAY} convert(%n)")]),  # could be rounded once
+        ("sums", bent("sine(%t)")),
+        ("sums", bent("cosine(%t)")),
+        ("sums", bent("power(%t, %p)")),
+        ("sums", bent("convert(%t)", shape="bf16[1024,512]{1,0}")),
+        ("sums", PREDICATES),
+    ],
+)
+def test_what_may_change_bits_or_has_other_elements_stays(stays: str, changes: list[tuple[str, str]]) -> None:
+    found = made(changed(THREE, *changes))
+    assert found is None or stays in found.entry.ops
+
+
+SHARED = 5 * NBYTES + 2 * 2048  # two of them read two arrays and make two, all three one more and two sums
+
+
+@pytest.mark.parametrize(("nbytes", "left"), [(SHARED, 1), (SHARED - 1, 2), (4 * NBYTES, 2), (4 * NBYTES - 1, 3)])
+def test_what_would_crowd_the_room_stays(nbytes: int, left: int) -> None:
+    assert len(fusions(made(THREE, int((nbytes + 0.5) / MOST)) or read_module(THREE))) == left
+
+
+def test_what_shares_little_stays() -> None:
+    assert made(THREE.replace("1024,512", "512,512")) is not None
+    assert made(THREE.replace("1024,512", "511,512")) is None
+
+
+UPDATE = f"""
+%update.0 (p: f32[1024,512], q: f32[512]) -> f32[1024,512] {{
+  %p = {ARRAY} parameter(0)
+  %q = {ARRAY} parameter(1)
+  %c = s32[] constant(0)
+  ROOT %u = {ARRAY} dynamic-update-slice(%p, %q, %c, %c)
+}}
+"""
+DONATED = ("=true", "=true, input_output_alias={ {0}: (0, {}, may-alias) }")
+
+
+@pytest.mark.parametrize(("reads", "merges"), [("%z, %y", True), ("%new, %y", False)])
+def test_what_overwrites_an_argument_stays_behind_its_readers(reads: str, merges: bool) -> None:
+    new = f"  %new = {ARRAY} fusion(%x, %z), kind=kLoop, calls=%update.0\n"
+    late = BENT.replace("%x, %y", reads)
+    found = made(changed(FUSED, DONATED) + UPDATE + ENTRY + MASKED + new + late + returned("new", "masked", "bent"))
+    assert (found is not None) == merges
+    assert found is None or list(fusions(found)) == ["bent.all1", "new"]
+
+
+def test_one_group_reads_what_another_makes() -> None:
+    late = BENT.replace("%bent =", "%late =").replace("%x, %y", "%masked, %z")
+    later = MASKED.replace("%masked =", "%later =").replace("%y, %x", "%masked, %z")
+    text = changed(FUSED, (KEPT, f"%n = {INTEGER} convert(%g)\n  ROOT %k = {ARRAY} convert(%n)"))
+    found = made(text + ENTRY + MASKED + late + later + BENT + returned("bent", "late", "later"))
+    assert found is not None
+    assert fusions(found) == {"bent.all1": ("y", "x"), "later.all1": ("masked.all1", "z")}
+    assert found.entry.ops["masked.all1"].operands == ("bent.all1",)
+
+
+STATE = f"(s32[], {ARRAY}, {ARRAY}, {SUM}, {SUM})"
+LOOP = f"""{FUSED}
+%body (state: {STATE}) -> {STATE} {{
+  %state = {STATE} parameter(0)
+  %i = s32[] get-tuple-element(%state), index=0
+  %y = {ARRAY} get-tuple-element(%state), index=1
+  %x = {ARRAY} get-tuple-element(%state), index=2
+{MASKED}{SUMS.replace("%z", "%y")}  %next = s32[] add(%i, %i)
+  ROOT %out = {STATE} tuple(%next, %y, %masked, %first, %second)
+}}
+
+%test (given: {STATE}) -> pred[] {{
+  %given = {STATE} parameter(0)
+  %j = s32[] get-tuple-element(%given), index=0
+  ROOT %less = pred[] compare(%j, %j), direction=LT
+}}
+
+ENTRY %main (start: {STATE}) -> f32[512] {{
+  %start = {STATE} parameter(0)
+  %loop = {STATE} while(%start), condition=%test, body=%body
+  ROOT %end = {SUM} get-tuple-element(%loop), index=4
+}}
+"""
+
+
+def test_fusions_of_a_loop_are_merged() -> None:
+    found = made(LOOP)
+    assert found is not None
+    ops = found["body"].ops
+    assert ops["sums.all1"].operands == ("y", "x")
+    assert ops["out"].operands == ("next", "y", "masked.all1", "first", "second")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("direction=GT", "direction=GE"),
+        ("select(%j.all1, %g.all1, %i.all1)", "select(%j.all1, %i.all1, %g.all1)"),
+        ("multiply(%k.all1, %z.all1)", "multiply(%g.all1, %z.all1)"),
+        ("fusion(%y, %x, %z)", "fusion(%x, %y, %z)"),
+        ("kind=kInput", "kind=kLoop"),  # sums in another order
+        ("get-tuple-element(%sums.all1), index=1", "get-tuple-element(%sums.all1), index=2"),
+        ("reduce(%k.all1, %c.all2), dimensions={0}", "reduce(%k.all1, %c.all2), dimensions={1}"),
+    ],
+)
+def test_a_module_that_computes_something_else_is_refused(old: str, new: str) -> None:
+    found = made(PAIR)
+    assert found is not None
+    texts = {name: text if name == "masked.0" else text.replace(old, new) for name, text in found.texts.items()}
+    assert texts != found.texts
+    with pytest.raises(NotThePlainModuleError):
+        judge(read_module(PAIR), Module(found.head, texts, found.entry_name))
+
+
+UNARY, BINARY = ("tanh", "negate", "exponential", "sine"), ("add", "multiply", "subtract", "maximum")
+
+
+@st.composite
+def fused(draw: st.DrawFn, name: str, many: int) -> tuple[str, list[str]]:
+    """What a fusion of so many arrays computes, and the shapes of its results: an array, sums, or both."""
+    lines = [f"  %a{n} = {ARRAY} parameter({n})" for n in range(many)] + ["  %o = f32[] constant(0)"]
+    last = draw(st.integers(max(0, many - 2), many + 1))
+    for n in range(last + 1):
+        opcode = draw(st.sampled_from(BINARY if n < many - 1 else UNARY + BINARY))
+        reads = f"%b{n - 1}" if n else "%a0", f"%a{(n + 1) % many}"
+        lines.append(f"  %b{n} = {ARRAY} {opcode}({', '.join(reads[: 1 + (opcode in BINARY)])})")
+    shapes = [ARRAY] * draw(st.integers(0, 1)) + [SUM] * draw(st.integers(0, 2)) or [ARRAY]
+    results, along = [last, *(draw(st.integers(0, last)) for _ in shapes[1:])], draw(st.sampled_from([0, 0, 0, 1]))
+    for n, result in enumerate(results):
+        summed = f"reduce(%b{result}, %o), dimensions={{{along}}}, to_apply=%add.0"
+        lines += [f"  %s{n} = {SUM} {summed}"] if shapes[n] == SUM else []
+    names = [f"%s{n}" if shapes[n] == SUM else f"%b{result}" for n, result in enumerate(results)]
+    root = f"  ROOT %t = ({', '.join(shapes)}) tuple({', '.join(names)})"
+    return "\n".join([f"%{name} () -> () {{", *lines, root, "}\n"]), shapes
+
+
+@st.composite
+def modules(draw: st.DrawFn) -> str:
+    """Fusions of the same elements, some of which sum, between what is no fusion; an argument may be donated."""
+    there, sums, ops, computations = ["x", "y", "z"], list[str](), list[str](), list[str]()
+    for n in range(draw(st.integers(2, 8))):
+        reads = draw(st.lists(st.sampled_from(there[-6:]), min_size=1, max_size=3, unique=True))
+        if draw(st.integers(0, 4)) == 0:
+            ops.append(library(f"c{n}", reads[0]))
+            there.append(f"c{n}")
+            continue
+        text, shapes = draw(fused(f"f{n}", len(reads)))
+        computations.append(text)
+        kind, given = "kInput" if SUM in shapes else "kLoop", ", ".join(f"%{read}" for read in reads)
+        ops.append(f"  %v{n} = ({', '.join(shapes)}) fusion({given}), kind={kind}, calls=%f{n}\n")
+        for leaf, shape in enumerate(shapes):
+            (there if shape == ARRAY else sums).append(f"v{n}.{leaf}")
+            ops.append(f"  %v{n}.{leaf} = {shape} get-tuple-element(%v{n}), index={leaf}\n")
+    unread = [one for one in there[3:] if not re.search(rf"%{one}[,)]", "".join(ops))]
+    results = list(dict.fromkeys([*unread, *draw(st.lists(st.sampled_from(there[3:] or sums), max_size=2)), *sums]))
+    since = max((n for n, op in enumerate(ops) if "%x" in op), default=0)  # nobody reads that argument any more
+    donated = any(f"%{results[0]} = {ARRAY}" in op for op in ops[since:]) and draw(st.booleans())
+    head = HEAD.replace(*DONATED, 1) if donated else HEAD
+    return "\n".join([head, *computations]) + ENTRY + "".join(ops) + returned(*results)
+
+
+@settings(max_examples=150)
+@given(modules(), st.sampled_from([6, 10, 20, ROOMY]))
+def test_a_merged_module_is_the_same_and_moves_less(text: str, arrays: int) -> None:
+    plain, room = read_module(text), arrays * NBYTES
+    found = made(text, room)
+    if found is None:
+        return
+    before, after = (traffic(one, catalog.DEVICES["v100"]) for one in (plain, found))
+    assert after.kernel_nbytes < before.kernel_nbytes
+    assert after.kernels < before.kernels
+    for name, operands in fusions(found).items():
+        op, opcodes = found.entry.ops[name], [one.opcode for one in found[found.entry.ops[name].called[0]].ops.values()]
+        assert op.attribute("kind") == ("kInput" if "reduce" in opcodes else "kLoop")
+        if ".all" in name:
+            assert op.nbytes + sum(found.entry.ops[one].nbytes for one in operands) <= MOST * room
+    made("\n\n".join([found.head, *found.texts.values()]), room)
+
+
+def test_a_tuple_that_is_read_as_a_whole_stays_readable() -> None:
+    kept = f"  %kept = ({SUM}, {SUM}) opt-barrier(%sums)\n"
+    at = SUMS.index("  %first")
+    sums = SUMS[:at] + kept + SUMS[at:].replace("%sums", "%kept")
+    made(FUSED + ENTRY + MASKED + FAR + sums + returned("far", "first", "second"))
+
+
+def test_who_waits_by_control_waits_for_what_is_there() -> None:
+    assert made(changed(PAIR, ('target="far"', 'target="far", control-predecessors={%masked}'))) is not None
+
+
+def test_a_kernel_does_not_overwrite_what_others_of_its_threads_read() -> None:
+    rows = bent(f"%o = {SUM} parameter(2)", f"%w = {ARRAY} broadcast(%o), dimensions={{0}}", "add(%t, %w)")[0]
+    text = changed(FUSED, ("=true", "=true, input_output_alias={ {0}: (3, {}, may-alias) }"), rows) + ENTRY
+    late = BENT.replace("%x, %y", "%x, %y, %v") + SUMS + returned("first", "second", "bent")
+    found = made(f"{text}  %v = {SUM} parameter(3)\n{MASKED}{late}".replace("1024,512", "512,512"))
+    assert found is None or not {"bent", "sums"}.isdisjoint(found.entry.ops)
+
+
+def reading(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Two fusions read one product."""
+    z = a @ a
+    return jnp.tanh(z) + 1, jnp.where(z > 0, jnp.exp(z), 0)
+
+
+def in_compiler(
+    step: Any, args: Any, name: str, device: str | None, remade: Callable[[Module, Problem], Module]
+) -> tuple[Any, Module, Module]:
+    """Compiled as what is made of it, by the hook; the plain module and that one; on a GPU as predicted."""
+    told: list[Module] = []
+
+    def rewrite(text: str) -> str:
+        plain = read_module(text)
+        found = remade(plain, problem_of(plain, on_gpu=device is not None))
+        judge(plain, found)
+        told.extend([plain, found])
+        problem = problem_of(found, on_gpu=device is not None)
+        return write(found, problem, runs(range(len(problem.kernels))))
+
+    def unique(*args: Any) -> Any:
+        return step(*args)
+
+    unique.__name__ = name
+    with hook.asking(f"jit_{name}", rewrite, "cuda" if device else "cpu") as asked:
+        if device is None:
+            done = jax.jit(unique).lower(*args).compile()
+        else:
+            target = Target(catalog.DEVICES[device], described=True)
+            described_mesh(target.device)
+            done = target.compile(unique, args, {}, {}).compiled
+    asked.check()
+    plain, found = told
+    if device is not None:
+        problem, result = problem_of(found, on_gpu=True), problem_of(read_module(done.as_text()), on_gpu=True)
+        assert [one.name for one in result.kernels] == [one.name for one in problem.kernels]
+        assert done.memory_analysis().temp_size_in_bytes == pytest.approx(pack(problem).nbytes, abs=2048)
+    return done, plain, found
+
+
+def all_merged(module: Module, problem: Problem) -> Module:
+    return merged(module, problem, ROOMY).module
+
+
+def test_bits_are_those_of_two_kernels_on_a_cpu() -> None:
+    args = [jnp.sin(jnp.arange(1024.0 * 1024)).reshape(1024, 1024)]
+    done, _, found = in_compiler(reading, args, "memplan_test_merge_cpu", None, all_merged)
+    (name,) = (name for name in fusions(found) if ".all" in name)
+    assert len(read_module(done.as_text()).instructions[name].result) == 2
+    for one, other in zip(done(*args), jax.jit(reading)(*args), strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+@pytest.mark.gpu_aot
+def test_the_compiler_takes_the_merged_module_as_it_is() -> None:
+    step, args = resnet_step(64, 64, 14)
+    _, plain, found = in_compiler(step, args, "memplan_test_merge_gpu", "v100", all_merged)
+    assert sum(".all" in name for name in fusions(found)) > 2
+    moved = [traffic(one, catalog.DEVICES["v100"]).kernel_nbytes for one in (plain, found)]
+    assert moved[1] < moved[0]

@@ -1,0 +1,101 @@
+"""What keeps its last bits in another fusion: what is rounded, and sums in their order."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from memplan.hardware import catalog
+from memplan.xla.module import Computation, Instruction, read_instruction
+from memplan.xla.rewrites.rounding import keeps_bits, narrowest, one_by_one
+from memplan.xla.target import Target, described_mesh
+
+ARRAY = "f32[4]{0}"
+
+
+def instructions(text: str) -> list[Instruction]:
+    """From `m = multiply(a, b); n = s32 convert(m)`, floats unless they say otherwise."""
+    found = list[Instruction]()
+    for line in text.split("; "):
+        name, _, rest = line.partition(" = ")
+        said, _, operands = rest.rstrip(")").partition("(")
+        dtype, _, opcode = said.rpartition(" ")
+        given = ", ".join(f"%{one}" for one in operands.split(", "))
+        found.append(read_instruction(f"  %{name} = {dtype or 'f32'}[4]{{0}} {opcode}({given})"))
+    return found
+
+
+def computed(text: str) -> Computation:
+    """A computation of two parameters that ends so."""
+    *before, last = [op.line for op in instructions(text)]
+    given = [f"  %{name} = {ARRAY} parameter({number})" for number, name in enumerate("ab")]
+    return Computation("f", "\n".join(["%f () -> () {", *given, *before, last.replace("  %", "  ROOT %", 1), "}"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "keeps"),
+    [
+        ("m = multiply(a, b)", True),
+        ("m = add(a, b); r = convert(m)", True),
+        ("m = s32 convert(a)", True),
+        ("n = s32 convert(a); r = convert(n)", False),
+        ("n = u8 convert(a); m = convert(n); r = bitcast(m)", False),
+        ("n = pred convert(a); r = convert(n)", True),
+        ("n = s32 convert(a); m = convert(n); r = negate(m)", True),
+    ],
+)
+def test_all_but_an_integer_that_becomes_a_float_is_rounded_within_as_between(text: str, keeps: bool) -> None:
+    fused = computed(text)
+    assert keeps_bits(fused, fused.root) == keeps
+
+
+def test_the_narrowest_arrays_are_those_of_the_fewest_bits() -> None:
+    given = [
+        read_instruction(f"  %{n} = {dtype}[4]{{0}} parameter({n})") for n, dtype in enumerate(("f32", "pred", "s4"))
+    ]
+    several = read_instruction("  %t = (f32[4]{0}, (bf16[4]{0}, f64[4]{0})) fusion(%0, %1), kind=kLoop, calls=%f")
+    assert narrowest(several, given[:1]) == (32, 16)
+    assert narrowest(several, given[:2]) == (8, 16)
+    assert narrowest(given[0], given) == (4, 32)
+    assert narrowest(several, [several]) == (16, 16)
+    assert narrowest(given[1], []) == (0, 8)
+
+
+def test_some_functions_are_read_for_one_by_one() -> None:
+    opcodes = ["sine", "tanh", "cosine", "exponential", "tan", "multiply", "power", "log", "atan2", "rsqrt"]
+    found = [opcode for opcode in opcodes if one_by_one(computed(f"m = {opcode}(a, b); r = add(m, b)"))]
+    assert found == ["sine", "cosine", "tan", "power", "atan2"]
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.parametrize("name", ["v100", "h200"])
+def test_within_a_fusion_products_sums_and_conversions_are_rounded(name: str, tmp_path: Path) -> None:
+    """As XLA's PTX says it to the assembler, in whose place a script keeps what it is handed."""
+    (real,) = pytest.importorskip("nvidia.cuda_nvcc").__path__
+    kept = tmp_path / "kept"
+    for folder in (kept, tmp_path / "bin"):
+        folder.mkdir()
+    (tmp_path / "nvvm").symlink_to(Path(real) / "nvvm")
+    script = tmp_path / "bin" / "ptxas"
+    keep = f'for one in "$@"; do test -f "$one" && cp "$one" {shlex.quote(str(kept))}; done'
+    script.write_text(f'#!/bin/sh\n{keep}\nexec {shlex.quote(real)}/bin/ptxas "$@"\n')
+    script.chmod(0o755)
+
+    def step(x: jax.Array, y: jax.Array, z: jax.Array) -> Any:
+        a, b, c = (one.astype(jnp.float16) for one in (x, y, z))
+        return x * y + z, (a * b + c).astype(jnp.float32) * z, (x * y + 1).sum(0)
+
+    target = Target(catalog.DEVICES[name], described=True)
+    mine = {"xla_gpu_cuda_data_dir": str(tmp_path), "xla_gpu_kernel_cache_file": str(tmp_path / "kernels")}
+    described_mesh(target.device)
+    target.compile(step, [jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * 3, {}, {}, compiler_options=mine)
+    text = "\n".join(path.read_text() for path in kept.iterdir() if path.read_bytes().lstrip()[:2] != b"\x7fE")
+    done = re.findall(r"^\s+((?:add|sub|mul|fma|mad)\.(?:[a-z.]+\.)?(?:f32|f16x2|f16|bf16))\s", text, re.MULTILINE)
+    assert {"mul.rn.f32", "add.rn.f32", "mul.rn.f16", "add.rn.f16"} == set(done)
+    assert re.search(r"cvt\.rn\.f16\.f32", text) and re.search(r"cvt\.f32\.f16", text)

@@ -1,0 +1,118 @@
+"""Lines of the user's code and scopes behind instructions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import memplan
+from memplan.xla import hook
+from memplan.xla.module import Module, read_module
+from memplan.xla.sources import scopes, sources
+
+USER, LIBRARY, OWN = "/home/someone/train.py", "/usr/lib/python3.12/site-packages/flax/linen.py", "program/targets.py"
+FILES = (USER, LIBRARY, f"{Path(memplan.__file__).parent}/{OWN}")
+Frame = tuple[int, int]  # number of the file, of the frame around it or -1
+
+
+def module(frames: list[Frame]) -> Module:
+    """An instruction of every frame, `%i0` and so on; the line is the frame's number."""
+    names = [f'{i + 1} "{name}"' for i, name in enumerate(FILES)]
+    places = [f"{i + 1} {{file_name_id={file + 1} function_name_id=1 line={i}}}" for i, (file, _) in enumerate(frames)]
+    # XLA writes the number after that of the frame around
+    stacks = [f"{i + 1} {{file_location_id={i + 1} parent_frame_id={up + 2}}}" for i, (_, up) in enumerate(frames)]
+    tables = {"FileNames": names, "FunctionNames": ['1 "step"'], "FileLocations": places, "StackFrames": stacks}
+    head = "\n\n".join("\n".join([name, *lines]) for name, lines in tables.items())
+    made = [f"  %i{i} = f32[2]{{0}} rng(), metadata={{stack_frame_id={i + 1}}}" for i in range(len(frames))]
+    body = "\n".join(["ENTRY %main () -> f32[] {", *made, "  ROOT %end = f32[] constant(0)", "}"])
+    return read_module(f"HloModule jit_step, is_scheduled=true\n\n{head}\n\n\n{body}\n")
+
+
+def test_a_library_is_passed_over() -> None:
+    assert sources(module([(0, -1), (1, 0)])) == {"i0": f"{USER}:0", "i1": f"{USER}:0"}
+
+
+def test_a_library_alone_is_named() -> None:
+    assert sources(module([(1, -1), (1, 0)])) == {"i0": f"{LIBRARY}:0", "i1": f"{LIBRARY}:1"}
+
+
+def test_files_of_memplan_are_never_named() -> None:
+    assert sources(module([(2, -1)])) == {}
+    assert sources(module([(0, -1), (2, 0)]))["i1"] == f"{USER}:0"
+    assert sources(module([(1, -1), (2, 0)]))["i1"] == f"{LIBRARY}:0"
+
+
+FRAMES = st.lists(st.integers(0, 2), min_size=1, max_size=8).flatmap(
+    lambda files: st.tuples(*(st.tuples(st.just(file), st.integers(-1, i - 1)) for i, file in enumerate(files)))
+)
+
+
+@given(FRAMES)
+def test_it_is_the_innermost_line_of_the_best_kind(frames: tuple[Frame, ...]) -> None:
+    expected = {}
+    for number in range(len(frames)):
+        here, outward = number, []
+        while here >= 0:
+            outward.append(here)
+            here = frames[here][1]
+        for kind in (0, 1):
+            lines = [f"{FILES[kind]}:{frame}" for frame in outward if frames[frame][0] == kind]
+            if lines and f"i{number}" not in expected:
+                expected[f"i{number}"] = lines[0]
+    assert sources(module(list(frames))) == expected
+
+
+def test_text_without_tables_tells_nothing() -> None:
+    text = "HloModule m, is_scheduled=true\n\nENTRY %e () -> f32[] {\n  ROOT %a = f32[] rng(), metadata={}\n}\n"
+    assert sources(read_module(text)) == scopes(read_module(text)) == {}
+
+
+def step(x: jax.Array) -> jax.Array:
+    with jax.named_scope("outer"):
+        y, _ = jax.lax.scan(lambda y, _: (y @ x, None), x, length=3)
+    return y @ x
+
+
+LINE = step.__code__.co_firstlineno
+SHAPE = jax.ShapeDtypeStruct((64, 64), "float32")
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_what_this_jax_writes_is_read(hooked: bool) -> None:
+    seen: list[str] = []
+
+    def framed(x: jax.Array) -> jax.Array:
+        return step(x)
+
+    framed.__name__ = f"framed_{hooked}"
+    with hook.asking(f"jit_{framed.__name__}", seen.append, "cpu"):
+        compiled = jax.jit(framed).lower(SHAPE).compile()
+    seen.append(str(compiled.as_text()))
+    read = read_module(seen[0 if hooked else 1])
+    within = scopes(read)
+    found = {(line, within.get(name, "")) for name, line in sources(read).items()}
+    inside, after = (f"tests/xla/test_sources.py:{LINE + line}" for line in (2, 3))
+    assert {line for line, _ in found} == {inside, after}
+    assert {scope.split("/")[0] for line, scope in found if line == inside} == {"outer"}
+    assert any(scope.startswith("outer/while/body/") for _, scope in found)
+    assert {scope for line, scope in found if line == after} == {""}
+
+
+def test_a_scope_is_the_way_between_step_and_primitive() -> None:
+    paths = {
+        "conv": "jit(step)/transpose(jvp(UNet))/down_0/conv/conv_general_dilated",
+        "relu": "jit(step)/jvp(UNet)/down_0/jit(relu)/max",
+        "plain": "jit(step)/add",
+        "argument": "state.params[\\'a/b\\'][\\'kernel\\']",
+        "wrapped": "reduce_sum",
+    }
+    lines = [f'  %{name} = f32[] rng(), metadata={{op_name="{path}" stack_frame_id=3}}' for name, path in paths.items()]
+    body = "\n".join(["ENTRY %main () -> f32[] {", *lines, "  ROOT %end = f32[] constant(0)", "}"])
+    assert scopes(read_module(f"HloModule m, is_scheduled=true\n\n{body}\n")) == {
+        "conv": "transpose(jvp(UNet))/down_0/conv",
+        "relu": "jvp(UNet)/down_0/jit(relu)",
+    }
