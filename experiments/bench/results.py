@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from memplan.files import write_whole
+from memplan.io import write_whole
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.bench.results import Row
 from experiments.readme import inserted
-from memplan.files import write_whole
+from memplan.io import write_whole
 
 if TYPE_CHECKING:
     from experiments.bench.questions import Question

@@ -12,7 +12,7 @@ from experiments.bench.cases import WAYS
 from experiments.bench.measures.curve import SHARES
 from experiments.bench.results import Row
 from experiments.bench.tables import MIB, Column, listed, mib, ms, seconds, table
-from memplan.planning.devices import named
+from memplan.hardware.catalog import named
 from memplan.report.curve import BOUND, MEMPLAN, XLA
 
 Rows = list[Row]
@@ -49,8 +49,7 @@ def slower(row: Row) -> float | None:
 
 
 def _status(row: Row) -> str:
-    floor = row.get("floor_bytes")
-    return row["status"] if row["status"] != "does not fit" else f"does not fit: floor {floor / MIB:.0f}"
+    return row["status"] if row["status"] != "does not fit" else f"does not fit: floor {row['floor_bytes'] / MIB:.0f}"
 
 
 cost = _ratio("ready_s", "plain_compile_s")
@@ -176,7 +175,9 @@ def _program(row: Row) -> str:
 def _against(rows: Rows) -> Iterator[Row]:
     """memplan's fastest program within each share, and the fastest policy's."""
     plain = next((row for row in rows if row["budget"] is None and "policy" not in row), None)
-    for share in (0.5, 0.3, 0.2) if plain else ():
+    if plain is None:
+        return
+    for share in (0.5, 0.3, 0.2):
         fitting = [row for row in rows if row["compiled_bytes"] <= share * plain["compiled_bytes"]]
         own = _fastest(row for row in fitting if row["budget"] is not None)
         policy = _fastest(row for row in fitting if "policy" in row)

@@ -124,8 +124,13 @@ def _sgd(rate: Schedule) -> optax.GradientTransformation:
 
 def _lars(rate: Schedule) -> optax.GradientTransformation:
     """Biases and norms move as by SGD, without decay."""
-    masks = {"weight_decay_mask": at_least_matrices, "trust_ratio_mask": at_least_matrices}
-    return optax.lars(rate, WEIGHT_DECAY, momentum=MOMENTUM, **masks)
+    return optax.lars(
+        rate,
+        WEIGHT_DECAY,
+        weight_decay_mask=at_least_matrices,
+        trust_ratio_mask=at_least_matrices,
+        momentum=MOMENTUM,
+    )
 
 
 class Trainer:

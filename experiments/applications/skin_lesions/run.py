@@ -45,7 +45,7 @@ from experiments.applications.skin_lesions.training import (
     train,
 )
 from experiments.readme import insert
-from memplan.files import write_whole
+from memplan.io import write_whole
 from models.train import TrainState
 
 HERE = Path(__file__).parent

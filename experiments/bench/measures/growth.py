@@ -10,11 +10,11 @@ import memplan
 from experiments.bench.cases import Case, Growth
 from experiments.bench.results import Found
 from memplan import api, pipeline
-from memplan.baselines import Baseline, Baselines
 from memplan.errors import InfeasibleBudgetError
 from memplan.pipeline import Outcome, Request
-from memplan.planning.budget import parse_bytes, show_bytes
-from memplan.planning.frontier import last_fitting
+from memplan.studies.baselines import Baseline, Baselines
+from memplan.studies.bisect import last_fitting
+from memplan.units import parse_bytes, show_bytes
 
 _OPTIONS = {"donate_argnums": 0}
 

@@ -19,9 +19,9 @@ from experiments.bench.cases import Case
 from experiments.bench.results import Found
 from memplan import pipeline
 from memplan.pipeline import Outcome, Request
-from memplan.planning.budget import parse_bytes
 from memplan.planning.loop import moved_nbytes, stacked_nbytes
 from memplan.planning.schedule import Kind
+from memplan.units import parse_bytes
 from memplan.xla.target import Executable, Target
 
 UNLIMITED = 2**62  # bytes: the step stays as it is

@@ -7,9 +7,9 @@ from dataclasses import asdict, replace
 
 from experiments.bench.cases import Case
 from experiments.bench.results import Found, Row
-from memplan.planning.overheads import NONE, Overheads
+from memplan.hardware.overheads import NONE, Overheads
 from memplan.report.scaling import Scaling
-from memplan.scaling import compiled
+from memplan.studies.scaling import compiled
 
 
 def measure(case: Case) -> Found:

@@ -16,22 +16,23 @@ import jax
 from experiments.bench.cases import Case
 from experiments.bench.measures.planned import UNLIMITED
 from experiments.bench.results import Found
-from memplan import calibrating, pipeline
+from memplan import pipeline
+from memplan.hardware import measured
+from memplan.hardware.measured import Spec
 from memplan.pipeline import Outcome, Request
-from memplan.planning import spec
-from memplan.planning.spec import Spec
+from memplan.studies import calibrate
 from memplan.xla.local import local_device
-from memplan.xla.traffic import traffic
+from memplan.xla.replay import traffic
 
 ROUNDS = 9
 
 
 def measure(case: Case) -> Found:
     """A row for the work as it is and, where the case has a budget, one planned within it."""
-    before = calibrating.calibrate()
+    before = calibrate.calibrate()
     ways = _ways(case)
     seconds = _run(ways, case)
-    after = calibrating.calibrate()
+    after = calibrate.calibrate()
     devices = {"assumed_s": local_device(), "measured_s": better(before, after).device}
     return Found([
         {
@@ -75,7 +76,7 @@ def better(one: Spec, other: Spec) -> Spec:
     pairs = zip(one.conditions.measurements, other.conditions.measurements, strict=True)
     best = tuple(min(pair, key=lambda found: found.value if found.unit == "s" else -found.value) for pair in pairs)
     load = (*one.conditions.load, *other.conditions.load)
-    return spec.calibrated(local_device(), replace(one.conditions, load=load, measurements=best))
+    return measured.calibrated(local_device(), replace(one.conditions, load=load, measurements=best))
 
 
 def drift(before: Spec, after: Spec) -> float:

@@ -53,7 +53,7 @@ class Repository:
         return f"git clone https://github.com/{self.name} && git -C {folder} checkout {self.commit}"
 
 
-def checkouts_folder(told: str | None) -> Path:
+def checkouts_folder(told: str | None = None) -> Path:
     """The folder of all clones: as told, else what the environment says.
 
     Raises:

@@ -17,9 +17,9 @@ import numpy as np
 
 from experiments.distributed.parallel.cases import CASES, trained
 from experiments.distributed.parallel.table import write_table
-from memplan.files import write_whole
+from memplan.io import write_whole
+from memplan.outcome.summary import versions
 from memplan.program.trace import trace
-from memplan.summary import versions
 from memplan.verify.numbers import compare
 from memplan.verify.pieces import in_pieces
 

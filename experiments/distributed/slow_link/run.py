@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from experiments.distributed.slow_link.table import write_table
-from memplan.files import write_whole
-from memplan.summary import versions
+from memplan.io import write_whole
+from memplan.outcome.summary import versions
 
 HERE = Path(__file__).parent
 DEVICES, STEPS, PORT = 4, 12, 9377

@@ -24,7 +24,7 @@ from experiments.bench.public.checkouts import (
     imported,
 )
 from experiments.bench.public.steps import STEPS, PublicStep
-from memplan.planning import devices
+from memplan.hardware import catalog
 
 README = Path(run.__file__).parent / "README.md"
 
@@ -53,7 +53,7 @@ def test_a_step_says_where_it_is_from(step: PublicStep) -> None:
     repository = step.repository
     assert len(repository.commit) == 40 and int(repository.commit, 16)
     assert repository.name.count("/") == 1
-    assert devices.named(step.device).target is not None
+    assert catalog.named(step.device).target is not None
     readme = README.read_text()
     assert repository.clone in readme
     assert f"| {step.name} | {step.path} | {repository.licence} | {step.ours} |" in readme
