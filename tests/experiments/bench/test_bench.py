@@ -1,171 +1,199 @@
-"""The committed results belong to the cases, the README to the results, and every case can be traced."""
+"""The committed results belong to the cases and the README to the results; what is measured again, and by what."""
+
+from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
-from experiments.budgets import harness, table
-from experiments.budgets.bits import Training, compared, differing
-from experiments.budgets.cases import CASES, OTHERS, REQUIRED
-from experiments.budgets.drawn import DRAWN, drawn
-from experiments.budgets.harness import Suite
-from experiments.budgets.numbers import MODELS, NUMBERS
-from experiments.budgets.rows import Row, Rows, former, summary, version_here
-from experiments.budgets.run import BEFORE, SUITE
 
-PROGRAMS = {case.program.name: case.program for case in CASES.values()}
-ROW = Row(
-    "a", "v100", "1", "fits", budget_bytes=60, plain_bytes=100, plain_step_s=1.0, plain_compile_s=2.0,
-    predicted_bytes=51, compiled_bytes=50, host_bytes=0, step_s=1.1, compilations=1, ready_s=6.0,
-)  # fmt: skip
+from experiments.bench import __main__, questions, results, runner, tables
+from experiments.bench.cases import Case, by_name
+from experiments.bench.questions import QUESTIONS, Question
+from experiments.bench.results import Found, Result, known, made_here, source_here
+from experiments.bench.tables import Column, mib, ms, table
+from memplan.hardware import catalog
+
+CASES = [(question, case) for question in QUESTIONS.values() for case in question.cases.values()]
 
 
-def test_cases_are_named_once_and_named_by_what_they_are():
-    assert len(CASES) == len(REQUIRED) + len(OTHERS)
-    assert len(REQUIRED) == 12
-    assert all(0 < case.budget < 100 for case in CASES.values() if isinstance(case.budget, int))
+def test_readme_is_what_the_results_say() -> None:
+    text = tables.README.read_text()
+    assert text == tables.regenerated(QUESTIONS.values(), text)
 
 
-def test_selected_takes_beginnings_of_names_and_refuses_others():
-    assert SUITE.selected(None) == list(CASES)
-    assert {CASES[name].program.name for name in SUITE.selected(["mlp"])} == {"mlp_24"}
-    with pytest.raises(SystemExit, match="nothing begins with something"):
-        SUITE.selected(["something"])
+def test_every_question_has_a_section() -> None:
+    text = tables.README.read_text()
+    assert all(text.count(f"<!-- {name} -->") == 1 for name in QUESTIONS)
 
 
-@pytest.mark.parametrize("name", ["mlp_24", "unet3d_96_transpose", "resnet50_b1152", "decoder_8_scan"])
-def test_arguments_are_shapes_and_the_step_keeps_the_state(name: str):
-    step, args = PROGRAMS[name].make()
+def test_every_result_belongs_to_a_case() -> None:
+    found = {path.relative_to(results.RESULTS).with_suffix("") for path in results.RESULTS.rglob("*.json")}
+    assert found and found <= {Path(question.name) / case.name for question, case in CASES}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_results_are_of_their_case_and_none_failed(name: str) -> None:
+    for result in QUESTIONS[name].results():
+        assert result.path == results.RESULTS / name / f"{result.case}.json" and result.path.exists()
+        assert result.status != "failed" and result.rows and len(result.source) == 12
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_what_fits_is_within_its_budget(name: str) -> None:
+    rows = [row for row in QUESTIONS[name].rows() if row["status"] == "fits" and "budget_bytes" in row]
+    assert all(row["compiled_bytes"] <= row["budget_bytes"] for row in rows)
+
+
+def test_cases_name_devices_that_there_are() -> None:
+    assert all(catalog.named(case.device).target is not None for _, case in CASES if case.device)
+    assert all("/" not in case.name for _, case in CASES)
+
+
+def test_the_readme_of_the_project_quotes_twelve_cases() -> None:
+    required = [case for case in QUESTIONS["budgets"].cases.values() if case.facts.get("required")]
+    assert len(required) == 12
+
+
+@pytest.mark.parametrize("name", ["mlp_24-b200-70", "unet3d_96_transpose-a100-50", "decoder_8_scan-a100-95"])
+def test_arguments_are_shapes_and_the_step_keeps_the_state(name: str) -> None:
+    step, args, donated = QUESTIONS["budgets"].cases[name].built()
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args))
     state, metrics = jax.eval_shape(step, *args)
-    assert jax.tree.structure(state) == jax.tree.structure(args[0])
+    assert donated == (0,) and jax.tree.structure(state) == jax.tree.structure(args[0])
     assert metrics["loss"].shape == ()
 
 
-def test_readme_is_what_the_results_say():
-    assert table.README.read_text() == table.regenerate()
+# What is measured, and what is kept.
 
 
-def test_every_result_belongs_to_a_case():
-    names = {path.stem for path in SUITE.results.folder.glob("*.json")}
-    assert {row.name: row.device for row in SUITE.rows()} == {name: CASES[name].device for name in names}
-    assert all(row.environment["jaxlib"] for row in SUITE.rows())
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Question:
+    """Three cases, the later ones asked where the ones before do not fit; results go to a folder of the test."""
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    made = lambda: None  # noqa: E731
+    cases = [Case("50", made), Case("60", made, after=("50", False)), Case("75", made, after=("60", False))]
+    view = lambda rows: table([Column("case", "case"), Column("ms", "step_s", "{:.1f}", 1e-3)], rows)  # noqa: E731
+    return Question("toy", by_name(cases), lambda case: Found([{"step_s": 0.5}], "fits"), view)
 
 
-def test_every_case_is_known_of_the_former_version():
-    before = former(BEFORE)
-    assert set(before) == set(CASES)
-    assert all(row.fits and row.step_s for row in before.values())
+def keep(case: str, status: str = "fits", **more: Any) -> Result:
+    result = replace(made_here("toy", case, Found([{"step_s": 0.5}], status), results.SOURCES), **more)
+    result.keep()
+    return result
 
 
-def test_bits_that_were_compared_are_equal():
-    rows = json.loads(NUMBERS.read_text())["rows"]
-    assert rows and {row["name"] for row in rows} <= set(MODELS)
-    assert not [row for row in rows if (row["unequal"] and not row["gated"]) or not row["outputs"]]
+def names(question: Question, **how: bool) -> list[str]:
+    found = runner.missing(question, question.cases.values(), **({"force": False, "keep": False} | how))
+    return [case.name for case in found]
 
 
-@pytest.mark.parametrize("number", range(3))
-def test_steps_drawn_at_random_keep_every_bit(number: int):
-    plans = list(compared(str(number), drawn(number), [70]))
-    assert any(one.again for one in plans)
-    assert not any(one.unequal or one.gated for one in plans)
+def test_a_result_comes_back_from_its_file(toy: Question) -> None:
+    kept, found = keep("50"), known("toy", "50")
+    assert found is not None and known("toy", "60") is None
+    assert replace(found, rows=()) == replace(kept, rows=()) and [*found.rows] == [*kept.rows]
+    assert json.loads(kept.path.read_text())["versions"]["jax"] == jax.__version__
 
 
-def test_all_that_were_drawn_were_equal():
-    told = json.loads(DRAWN.read_text())
-    assert told["steps"] == 500 and told["plans"] == 600
-    assert told["with_kernels_again"] > 400 and not told["unequal"]
+def test_only_what_another_source_or_package_measured_is_measured_again(toy: Question) -> None:
+    assert names(toy) == ["50"]
+    today = keep("50")
+    assert today.source == source_here() and names(toy) == []
+    assert names(toy, force=True) == ["50"]
+    for stale in ({"source": "another"}, {"versions": {**today.versions, "jax": "0.1"}}):
+        keep("50", **stale)
+        assert names(toy) == ["50"] and names(toy, keep=True) == []
 
 
-def test_a_row_comes_back_from_its_file(tmp_path: Path):
-    rows = Rows(tmp_path / "new")
-    rows.keep(ROW)
-    assert rows.all(["b", "a"]) == [ROW]
-    assert rows.find("b") is None
+def test_a_case_waits_for_the_one_before_it(toy: Question) -> None:
+    keep("50", "does not fit")
+    assert names(toy) == ["60"]
+    keep("60")
+    keep("75")  # of an earlier planner
+    assert names(toy) == [] and [row["case"] for row in toy.rows()] == ["50", "60"]
+    keep("50", "failed")
+    assert [row["case"] for row in toy.rows()] == ["50"]
+    larger = replace(toy, cases=by_name([toy.cases["50"], Case("more", lambda: None, after=("50", True))]))
+    assert not larger.asks(larger.cases["more"])
+    keep("50")
+    assert larger.asks(larger.cases["more"])
 
 
-def test_what_a_row_says_of_itself():
-    assert ROW.missed == pytest.approx(0.02)
-    assert ROW.slower == pytest.approx(0.1)
-    assert ROW.cost == pytest.approx(3.0)
-    untouched = replace(ROW, status="untouched", predicted_bytes=100)
-    assert untouched.fits and untouched.missed is None
-    assert replace(ROW, status="does not fit").slower is None
-    assert Row("a", "v100", "1", "failed").cost is None
+def test_tables_say_what_is_not_measured_and_what_measured(toy: Question) -> None:
+    assert toy.tables() == "Not measured: 50."
+    keep("50", "does not fit", source="0123456789ab", versions={"jax": "1"}, hardware="a machine")
+    assert toy.tables().splitlines() == [
+        "| case | ms |", "| --- | --- |", "| 50 | 500.0 |", "", "Not measured: 60.", "",
+        "Measured by memplan 0123456789ab with jax 1, a machine.",
+    ]  # fmt: skip
 
 
-def test_the_summary_counts_what_missed_and_what_became_slower():
-    rows = [
-        ROW,
-        replace(ROW, name="b", compilations=2, step_s=1.3),
-        replace(ROW, name="c", status="untouched", compilations=1, step_s=1.0),
-        Row("d", "v100", "1", "failed", reason="no time"),
-    ]
-    before = {"a": replace(ROW, step_s=1.0945), "b": replace(ROW, step_s=1.2), "d": ROW}
-    fits, truth, over, cost, compilations, slower = summary(rows, before, {"b", "d"})
-    assert fits == "fits: 3 of 4 (d)"
-    assert truth.endswith(
-        "off by median 2.00%, 90th percentile 2.00%, worst 2.00%; right at the first compilation: 1 of 3"
-    )
-    assert "median 30.0%" in over
-    assert "by the clock median 3.0" in cost and "threads not measured" in cost
-    assert "worst 2.0" in compilations
-    assert slower == "slower than before by more than 1 %: 1 of 2 (b +8.3%)"
+def test_a_case_runs_in_a_process_of_its_own_and_one_that_fails_says_why() -> None:
+    question = replace(QUESTIONS["overhead"], name="overhead")
+    done = runner.apart(question, Case("no such case", lambda: None))
+    assert (done.question, done.case, done.status) == ("overhead", "no such case", "failed")
+    assert "KeyError" in done.reason and not done.rows
+    late = runner.apart(question, question.cases["first_call"], minutes=0.001)
+    assert late.status == "failed" and "was not ready after 0.001 minutes" in late.reason
 
 
-def suite(folder: Path, *names: str, **more: Any) -> Suite:
-    return Suite("no.module", dict.fromkeys(names, "v100"), Rows(folder), **more)
+# The command line.
 
 
-def test_only_rows_of_another_version_are_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(harness, "version_here", lambda sources: "2")
-    cases = suite(tmp_path, "old", "new", "none")
-    cases.results.keep(replace(ROW, name="old", version="1"))
-    cases.results.keep(replace(ROW, name="new", version="2"))
-    assert list(cases.missing(cases.devices, force=False, keep=False)) == ["old", "none"]
-    assert list(cases.missing(cases.devices, force=False, keep=True)) == ["none"]
-    assert list(cases.missing(cases.devices, force=True, keep=False)) == ["old", "new", "none"]
+def test_it_measures_what_is_missing(
+    toy: Question, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(QUESTIONS, "toy", toy)
+    monkeypatch.setattr(__main__, "apart", lambda question, case, minutes: runner.alone(question, case))
+    monkeypatch.setattr(tables, "README", tmp_path / "README.md")
+    tables.README.write_text("".join(f"<!-- {name} -->\n<!-- end -->\n" for name in QUESTIONS))
+    assert __main__.main(["toy"]) == 0
+    assert capsys.readouterr().out == "toy 50: fits, step_s 0.5\n"
+    assert "| 50 | 500.0 |" in tables.README.read_text()
+    assert __main__.main(["toy"]) == 0 and capsys.readouterr().out == ""
+    assert __main__.main(["toy", "--alone", "60"]) == 0
+    assert Result(**json.loads(capsys.readouterr().out)).rows == [{"step_s": 0.5}]
 
 
-def test_a_larger_budget_waits_for_the_smaller_one_not_to_fit(tmp_path: Path):
-    cases = suite(tmp_path, "50", "60", "75", after={"60": "50", "75": "60"})
-    asked = cases.missing(cases.devices, force=False, keep=True)
-    assert next(asked) == "50"
-    cases.results.keep(replace(ROW, name="50", status="does not fit"))
-    assert next(asked) == "60"
-    cases.results.keep(replace(ROW, name="60"))
-    assert list(asked) == []
-    cases.results.keep(replace(ROW, name="75"))  # of an earlier planner
-    assert [row.name for row in cases.rows()] == ["50", "60"]
-    cases.results.keep(replace(ROW, name="50", status="failed"))
-    assert [row.name for row in cases.rows()] == ["50"]
+def test_it_lists_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__.main(["size", "--list"]) == 0
+    assert capsys.readouterr().out.split() == [word for name in QUESTIONS["size"].cases for word in ("size", name)]
+    with pytest.raises(SystemExit, match="nothing begins with something"):
+        __main__.main(["size", "--only", "something"])
+    with pytest.raises(SystemExit):
+        __main__.main(["nothing"])
+    assert "'nothing' is none of budgets" in capsys.readouterr().err
 
 
-def test_a_process_that_fails_is_a_row_that_says_why(tmp_path: Path):
-    row = suite(tmp_path, "a").measured("a", minutes=1.0, arguments=["--more"])
-    assert (row.name, row.device, row.status, row.version) == ("a", "v100", "failed", version_here())
-    assert "No module named" in row.reason
+def test_a_missing_clone_ends_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    assert __main__.main(["public", "--checkouts", str(tmp_path / "nowhere")]) == 1
+    assert "is not a folder" in capsys.readouterr().err
 
 
-def test_steps_whose_state_is_donated_in_parts_are_compared():
-    def step(weights: Any, count: Any, key: Any, x: Any) -> Any:
-        noise = jax.random.normal(key, x.shape)
-        return weights - 0.1 * jnp.tanh(x + noise).T @ x @ weights, count + 1, {"key": key, "sum": weights.sum()}
-
-    args = jnp.eye(64), jnp.zeros((), jnp.int32), jax.random.key(0), jnp.ones((512, 64))
-    training = Training(step, args, donated=(0, 1))
-    first, second, third = training.run(training.plain())
-    assert first["[1]"] != second["[1]"] != third["[1]"] and first["[0]"] != second["[0]"]
-    assert first["[2]['key']"] == jax.random.key_data(args[2]).tobytes()
-    assert list(differing([first, first], [first, {**first, "[1]": b""}])) == ["step 2: [1]"]
-    for found in compared("step", training):
-        assert not found.unequal and found.outputs == 4 and found.percent >= found.asked
+# Tables.
 
 
-def test_marks_in_the_readme_are_needed():
+def test_columns_are_names_or_functions_with_units() -> None:
+    columns = [Column("name", "name"), mib("MiB", "nbytes"), ms("ms", lambda row: row["s"]), Column("none", "lost")]
+    assert table(columns, [{"name": "a", "nbytes": 3 * 2**20, "s": 0.0125}]).splitlines() == [
+        "| name | MiB | ms | none |", "| --- | --- | --- | --- |", "| a | 3 | 12.5 |  |",
+    ]  # fmt: skip
+
+
+def test_marks_in_the_readme_are_needed() -> None:
     with pytest.raises(ValueError, match="put the two lines back"):
-        table.inserted("no marks", "new")
+        tables.regenerated(QUESTIONS.values(), "no marks")
+
+
+def test_sources_of_public_steps_are_theirs() -> None:
+    files = {path.name for pattern in QUESTIONS["public"].sources for path in results.ROOT.glob(pattern)}
+    assert {"pipeline.py", "checkouts.py", "steps.py", "haiku_steps.py"} <= files
+    assert not {"cases.py", "resnet.py"} & files
+    assert questions.QUESTIONS["budgets"].sources == results.SOURCES

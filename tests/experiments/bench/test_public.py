@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 from pathlib import Path
 
 import pytest
-from experiments.bench.public.cases import AFTER, CASES, PERCENTS
-from experiments.bench.public.measure import SOURCES
-from experiments.budgets.rows import ROOT
 
-from experiments.bench.public import run, table
+from experiments.bench.cases import PUBLIC
 from experiments.bench.public.checkouts import (
     VARIABLE,
     MissingCheckoutError,
@@ -24,9 +20,8 @@ from experiments.bench.public.checkouts import (
     imported,
 )
 from experiments.bench.public.steps import STEPS, PublicStep
+from experiments.bench.tables import README
 from memplan.hardware import catalog
-
-README = Path(run.__file__).parent / "README.md"
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -77,46 +72,12 @@ def test_the_folder_is_told_or_in_the_environment(tmp_path: Path, monkeypatch: p
     assert checkouts_folder(str(tmp_path.parent)) == tmp_path.parent
 
 
-def test_the_command_line_lists_and_fails_clearly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run.main(["--list"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(STEPS)
-    assert run.main(["--checkouts", str(tmp_path), "--only", "flax-vae", "--small"]) == 1
-    assert STEPS["flax-vae"].repository.clone in capsys.readouterr().err
-    assert run.main(["--checkouts", str(tmp_path / "nowhere")]) == 1
-    assert "is not a folder" in capsys.readouterr().err
-
-
 def test_every_step_is_asked_for_half_first_and_for_more_where_that_does_not_fit() -> None:
-    assert len(CASES) == len(PERCENTS) * len(STEPS)
-    halves = [case for name, case in CASES.items() if name not in AFTER]
-    assert [(case.step.name, case.percent) for case in halves] == [(name, 50) for name in STEPS]
-    assert all(CASES[less].step is CASES[more].step and CASES[less].percent < CASES[more].percent
-               for more, less in AFTER.items())  # fmt: skip
-    assert AFTER["flax-vae-v100-75"] == "flax-vae-v100-60"
-
-
-def test_readme_is_what_the_results_say() -> None:
-    assert table.README.read_text() == table.regenerate()
-
-
-def test_every_result_belongs_to_a_case() -> None:
-    names = {path.stem for path in run.SUITE.results.folder.glob("*.json")}
-    assert {row.name: row.device for row in run.SUITE.results.all(names)} == {
-        name: CASES[name].step.device for name in names
-    }
-
-
-def test_bits_that_were_compared_are_equal() -> None:
-    rows = json.loads(run.NUMBERS.read_text())["rows"]
-    assert rows and {row["name"] for row in rows} <= set(STEPS)
-    assert all(row["outputs"] for row in rows)
-    assert not [row for row in rows if row["unequal"] and not row["gated"]]
-
-
-def test_what_decides_a_row_is_in_its_version() -> None:
-    sources = {path.name for pattern in SOURCES for path in ROOT.glob(pattern)}
-    assert {"pipeline.py", "checkouts.py", "steps.py", "haiku_steps.py"} <= sources
-    assert "table.py" not in sources
+    assert len(PUBLIC) == 3 * len(STEPS)
+    first = [name for name, case in PUBLIC.items() if case.after is None]
+    assert first == [f"{step.name}-{step.device}-50" for step in STEPS.values()]
+    assert PUBLIC["flax-vae-v100-75"].after == ("flax-vae-v100-60", False)
+    assert PUBLIC["flax-vae-v100-60"].after == ("flax-vae-v100-50", False)
 
 
 def test_a_folder_of_a_repository(tmp_path: Path) -> None:
