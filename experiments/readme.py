@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from memplan.io import write_whole
@@ -32,6 +32,12 @@ def insert(readme: Path, new: str) -> None:
       ValueError: it lacks a mark; nothing is written.
     """
     write_whole(readme, inserted(readme.read_text(), new))
+
+
+def grid(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table in markdown."""
+    lines = [f"| {' | '.join(map(str, cells))} |" for cells in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def measure_and_tell(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.bench.results import Row
-from experiments.readme import inserted
+from experiments.readme import grid, inserted
 from memplan.io import write_whole
 
 if TYPE_CHECKING:
@@ -53,9 +53,7 @@ def seconds(head: str, value: str | Callable[[Row], Any]) -> Column:
 
 
 def table(columns: Sequence[Column], rows: Iterable[Row]) -> str:
-    lines = [[column.head for column in columns], ["---"] * len(columns)]
-    lines += [[column.cell(row) for column in columns] for row in rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return grid([column.head for column in columns], ([column.cell(row) for column in columns] for row in rows))
 
 
 def listed(lines: Iterable[str]) -> str:

@@ -31,7 +31,7 @@ from experiments.applications.large_batch.training import (
     Settings,
     Trainer,
 )
-from experiments.readme import inserted
+from experiments.readme import grid, inserted
 from memplan.io import write_whole
 
 HERE = Path(__file__).parent
@@ -139,40 +139,32 @@ def tables(rows: Sequence[Row], checks: Sequence[Check], tried: Sequence[Row]) -
 
 def by_batch(rows: Sequence[Row]) -> str:
     """Test accuracy in per cent: the mean over seeds, and the lowest and highest."""
-    lines = _head("batch", "updates", *(f"{way}, %" for way in WAYS))
+    head, lines = ("batch", "updates", *(f"{way}, %" for way in WAYS)), []
     for batch in sorted({row.point.global_batch for row in rows}):
         at_batch = [row for row in rows if row.point.global_batch == batch]
         cells = [_spread([row.outcome.accuracy for row in at_batch if row.point.way == way]) for way in WAYS]
-        lines.append(_line(batch, at_batch[0].outcome.steps, *cells))
-    return "\n".join(lines) + "\n"
+        lines.append((batch, at_batch[0].outcome.steps, *cells))
+    return grid(head, lines) + "\n"
 
 
 def by_devices(checks: Sequence[Check]) -> str:
     """What several devices computed, beside one device, and one device with other roundings."""
-    lines = _head("way", "batch", "devices", "order in a batch", "first losses off by, nats", "accuracy, %")
+    head, lines = ("way", "batch", "devices", "order in a batch", "first losses off by, nats", "accuracy, %"), []
     for found in checks:
         off = max(abs(a - b) for a, b in zip(found.first_losses, checks[0].first_losses, strict=True))
         point, order = found.point, "turned" if found.turned else ""
         cells = point.way, point.global_batch, point.devices, order, f"{off:.0e}", f"{100 * found.accuracy:.1f}"
-        lines.append(_line(*cells))
-    return "\n".join(lines) + "\n"
+        lines.append(cells)
+    return grid(head, lines) + "\n"
 
 
 def by_rate(tried: Sequence[Row]) -> str:
-    lines = _head("optimizer", "base rate", "accuracy, %", "chosen")
+    head, lines = ("optimizer", "base rate", "accuracy, %", "chosen"), []
     for row in tried:
         point = row.point
         mark = "yes" if point.base_rate == chosen(tried, point.way) else ""
-        lines.append(_line(OPTIMIZERS[point.way], f"{point.base_rate:g}", f"{100 * row.outcome.accuracy:.1f}", mark))
-    return "\n".join(lines) + "\n"
-
-
-def _head(*names: str) -> list[str]:
-    return [_line(*names), "|---" * len(names) + "|"]
-
-
-def _line(*cells: object) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
+        lines.append((OPTIMIZERS[point.way], f"{point.base_rate:g}", f"{100 * row.outcome.accuracy:.1f}", mark))
+    return grid(head, lines) + "\n"
 
 
 def _spread(accuracies: Sequence[float]) -> str:

@@ -27,7 +27,7 @@ import memplan
 from experiments.applications.segmentation.context import LABELS
 from experiments.applications.segmentation.inference import Windows, places
 from experiments.applications.segmentation.patches import Scores, Settings, Way, forward, inferences, score, train, ways
-from experiments.readme import measure_and_tell
+from experiments.readme import grid, measure_and_tell
 from models.unet3d import UNet3D, UNet3DConfig
 
 HERE = Path(__file__).parent
@@ -134,7 +134,7 @@ def tables() -> str:
 
 def by_way(rows: Sequence[Trained]) -> str:
     """Hard Dice in per cent: the mean over seeds, and the lowest and highest."""
-    lines = _head("a step sees", "steps", "Mvoxels seen", "predicted", "lesion", *LABELS[1:], "training s")
+    head, lines = ("a step sees", "steps", "Mvoxels seen", "predicted", "lesion", *LABELS[1:], "training s"), []
     for way in dict.fromkeys(row.way for row in rows):
         of_way = [row for row in rows if row.way == way]
         seen = of_way[0].voxels / 1e6
@@ -143,29 +143,24 @@ def by_way(rows: Sequence[Trained]) -> str:
             scores = [row.scores[how] for row in of_way]
             dice = [_spread([one.dice[label] for one in scores]) for label in range(1, len(LABELS))]
             lesion = _spread([one.lesion_dice for one in scores])
-            lines.append(_line(way, of_way[0].steps, f"{seen:.1f}", how, lesion, *dice, f"{seconds:.0f}"))
-    return "\n".join(lines) + "\n"
+            lines.append((way, of_way[0].steps, f"{seen:.1f}", how, lesion, *dice, f"{seconds:.0f}"))
+    return grid(head, lines) + "\n"
 
 
 def by_inference(rows: Sequence[Inference]) -> str:
-    lines = _head("prediction of", "for a volume", "device MiB", "s a volume")
-    for row in rows:
-        seconds = f"{row.predictions * row.prediction_s:.2f}"
-        lines.append(_line(f"{row.batch} x {row.side}^3", row.predictions, f"{row.device_bytes / MIB:.0f}", seconds))
-    return "\n".join(lines) + "\n"
+    lines = (
+        (
+            f"{row.batch} x {row.side}^3", row.predictions, f"{row.device_bytes / MIB:.0f}",
+            f"{row.predictions * row.prediction_s:.2f}",
+        )
+        for row in rows
+    )  # fmt: skip
+    return grid(("prediction of", "for a volume", "device MiB", "s a volume"), lines) + "\n"
 
 
 def _spread(shares: Sequence[float]) -> str:
     mean, low, high = (100 * value for value in (statistics.mean(shares), min(shares), max(shares)))
     return f"{mean:.0f} ({low:.0f} to {high:.0f})"
-
-
-def _head(*names: str) -> list[str]:
-    return [_line(*names), "|---" * len(names) + "|"]
-
-
-def _line(*cells: object) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
 
 
 def main() -> None:

@@ -44,7 +44,7 @@ from experiments.applications.skin_lesions.training import (
     segmentation,
     train,
 )
-from experiments.readme import insert
+from experiments.readme import grid, insert
 from memplan.io import write_whole
 from models.train import TrainState
 
@@ -198,29 +198,20 @@ def tables() -> str:
 
 
 def by_training(rows: Sequence[Trained]) -> str:
-    lines = _head(
-        "trained", "steps", "plain MiB", "budget MiB", "device MiB", "chosen", "loss", "losses off", "held out"
-    )
+    head = ("trained", "steps", "plain MiB", "budget MiB", "device MiB", "chosen", "loss", "losses off", "held out")
+    lines = []
     for row in rows:
         nbytes = (f"{one / MIB:.1f}" for one in (row.plain_bytes, row.budget_bytes, row.device_bytes))
         loss = f"{row.first_loss:.2f} to {row.last_loss:.2f}"
         scores = ", ".join(f"{name} {share:.3f}" for name, share in row.scores.items())
-        lines.append(_line(row.name, row.steps, *nbytes, row.planner, loss, f"{row.losses_off:.0e}", scores))
-    return "\n".join(lines) + "\n"
+        lines.append((row.name, row.steps, *nbytes, row.planner, loss, f"{row.losses_off:.0e}", scores))
+    return grid(head, lines) + "\n"
 
 
 def by_deployment(row: Deployed) -> str:
-    lines = _head("exported KiB", "photographs", "same to the bit", "shares off by", "balanced accuracy")
+    head = ("exported KiB", "photographs", "same to the bit", "shares off by", "balanced accuracy")
     cells = f"{row.nbytes / 1024:.0f}", row.photographs, row.same, f"{row.off:.0e}", f"{row.accuracy:.3f}"
-    return "\n".join([*lines, _line(*cells)]) + "\n"
-
-
-def _head(*names: str) -> list[str]:
-    return [_line(*names), "|---" * len(names) + "|"]
-
-
-def _line(*cells: object) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
+    return grid(head, [cells]) + "\n"
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.distributed.every_step.worker import CASES
-from experiments.readme import measure_and_tell
+from experiments.readme import grid, measure_and_tell
 from memplan.outcome.summary import versions
 
 README = Path(__file__).parent / "README.md"
@@ -45,11 +45,11 @@ def measure(mesh: str) -> str:
 
 
 def table() -> str:
-    lines = [
-        "| mesh | processes | step | steps | wrong on any rank | worst, of what is allowed |",
-        "|---|---|---|---|---|---|",
-    ]
-    told = set()
+    head, lines, told = (
+        ("mesh", "processes", "step", "steps", "wrong on any rank", "worst, of what is allowed"),
+        [],
+        set(),
+    )
     for mesh in MESHES:
         path = README.parent / "results" / f"{mesh}.json"
         if not path.exists():
@@ -57,9 +57,9 @@ def table() -> str:
         document = json.loads(path.read_text())
         told.add(", ".join(f"{name} {version}" for name, version in document["versions"].items()))
         for one in document["rows"]:
-            shape = f"{mesh} | {one['ranks']} | {one['case']} | {document['steps']}"
-            lines.append(f"| {shape} | {one['wrong']} | {one['worst']:.1%} |")
-    return "\n".join([*lines, "", "; ".join(sorted(told))])
+            shape = mesh, one["ranks"], one["case"], document["steps"]
+            lines.append((*shape, one["wrong"], f"{one['worst']:.1%}"))
+    return f"{grid(head, lines)}\n\n{'; '.join(sorted(told))}"
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ def test_tables_say_what_is_not_measured_and_what_measured(toy: Question) -> Non
     assert toy.tables() == "Not measured: 50."
     keep("50", "does not fit", source="0123456789ab", versions={"jax": "1"}, hardware="a machine")
     assert toy.tables().splitlines() == [
-        "| case | ms |", "| --- | --- |", "| 50 | 500.0 |", "", "Not measured: 60.", "",
+        "| case | ms |", "|---|---|", "| 50 | 500.0 |", "", "Not measured: 60.", "",
         "Measured by memplan 0123456789ab with jax 1, a machine.",
     ]  # fmt: skip
 
@@ -183,7 +183,7 @@ def test_a_missing_clone_ends_before_anything_is_measured(
 def test_columns_are_names_or_functions_with_units() -> None:
     columns = [Column("name", "name"), mib("MiB", "nbytes"), ms("ms", lambda row: row["s"]), Column("none", "lost")]
     assert table(columns, [{"name": "a", "nbytes": 3 * 2**20, "s": 0.0125}]).splitlines() == [
-        "| name | MiB | ms | none |", "| --- | --- | --- | --- |", "| a | 3 | 12.5 |  |",
+        "| name | MiB | ms | none |", "|---|---|---|---|", "| a | 3 | 12.5 |  |",
     ]  # fmt: skip
 
 
