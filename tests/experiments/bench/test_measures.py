@@ -69,6 +69,18 @@ def test_steps_whose_state_is_donated_in_parts_are_compared() -> None:
         assert not found.unequal and found.outputs == 4 and found.percent >= found.asked
 
 
+def test_a_plan_follows_its_link() -> None:
+    rows = {row["case"]: row for row in QUESTIONS["link_speed"].rows()}
+    none, slow, fast = (rows[link] for link in ("none", "pcie3x16", "nvlink-c2c"))
+    assert none["offloaded_bytes"] == 0 < slow["offloaded_bytes"] < fast["offloaded_bytes"]
+    assert fast["again"] == 0 < none["again"] and fast["step_s"] < min(none["step_s"], slow["step_s"])
+
+
+def test_state_that_stays_on_the_host_is_there() -> None:
+    rows = QUESTIONS["state"].rows()
+    assert rows and all(row["host_bytes"] >= 0.99 * row["state_bytes"] for row in rows)
+
+
 # The largest sizes.
 
 
