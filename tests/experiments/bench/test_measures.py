@@ -47,9 +47,8 @@ def test_all_that_were_drawn_were_equal() -> None:
     assert row["with_kernels_again"] > 400 and not row["unequal"]
 
 
-@pytest.mark.parametrize("number", range(2))
-def test_steps_drawn_at_random_keep_every_bit(number: int) -> None:
-    plans = list(compared(Training(*drawn_step(number)), [70]))
+def test_a_step_drawn_at_random_keeps_every_bit() -> None:
+    plans = list(compared(Training(*drawn_step(1)), [70]))
     assert any(one.again for one in plans)
     assert not any(one.unequal or one.gated for one in plans)
 
