@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,17 @@ if not os.path.exists("/proc/driver/nvidia/version"):
 
 def __getattr__(name: str) -> Any:
     """Public names are loaded when they are asked for: the planning half works, and tests, without jax."""
+    if name == "__version__":
+        return _version()
     if name in _HOMES:
         home = importlib.import_module(_HOMES[name])
         return home if name in ("devices", "parallel") else getattr(home, name)
     raise AttributeError(f"module 'memplan' has no attribute {name!r}")
+
+
+def _version() -> str:
+    """As installed; of a source tree that is not, what it says of itself."""
+    try:
+        return importlib.metadata.version("memplan")
+    except importlib.metadata.PackageNotFoundError:
+        return "0+source"

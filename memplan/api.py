@@ -14,10 +14,11 @@ from typing import Any
 import jax
 
 from memplan import pipeline
+from memplan.compilation.outcome import Outcome
 from memplan.errors import MemplanError, UnsupportedProgramError, WrongProgramError
-from memplan.outcome.execute import Runner, here, numbers_gate
+from memplan.outcome.execute import Runner, numbers_gate
 from memplan.outcome.summary import report_of
-from memplan.pipeline import Outcome, Request
+from memplan.pipeline import Request
 from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner, planner_named
 from memplan.program import compat
@@ -280,7 +281,7 @@ class PlannedJit:
             explain(error, self._dynamic(args, kwargs))
             raise
         if self._request.verify == "numbers":
-            gate = numbers_gate(here(found, self._request), args, kwargs)
+            gate = numbers_gate(pipeline.local(found, self._request), args, kwargs)
             if not gate.passes:
                 raise WrongProgramError(
                     f"the planned step does not compute what the step computes ({gate}). Please report it."
@@ -353,7 +354,7 @@ class Planned:
     def compile(self) -> Compiled:
         """Make it run on the local backend: what was planned for another device is planned again for this one."""
         if self._runner is None:
-            self._runner = Runner(here(self._found, self._request))
+            self._runner = Runner(pipeline.local(self._found, self._request))
         return Compiled(self, self._runner)
 
     def place(self, argument: Any, position: int = 0) -> Any:

@@ -17,8 +17,8 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 import memplan
 from memplan import MemplanError, PlanMismatchError, parallel, pipeline
+from memplan.compilation import callback
 from memplan.errors import WrongProgramError
-from memplan.inside import callback
 from memplan.pipeline import Outcome, Request
 from memplan.planning.registry import PLANNERS, Recomputing
 from memplan.planning.search import planner
@@ -88,7 +88,7 @@ class TestOnce:
         monkeypatch.setattr(pipeline, "fewer_residuals", same)
         step, args = dense(16, 2)
         found = pipeline.best(step, args, {}, DONATE, Request(1))
-        assert found.unmodified is found.made.plain
+        assert found.unmodified is found.planned.plain
         assert 2 <= found.compilations == len(compiled)
 
     @needs_compiler
@@ -218,8 +218,8 @@ class TestPlans:
         step, args = dense(64, 6)
         found = planned(step, args, share)
         assert found.compilations == 1 and found.plan is not None
-        assert found.device_bytes == pytest.approx(found.made.predicted_bytes, rel=0.003)
-        assert found.made.result.packing.nbytes == pytest.approx(found.executable.memory.temp_bytes, rel=0.01)
+        assert found.device_bytes == pytest.approx(found.planned.predicted_bytes, rel=0.003)
+        assert found.planned.result.packing.nbytes == pytest.approx(found.executable.memory.temp_bytes, rel=0.01)
         same_bits(step, args, found)
 
     def test_a_cpu_runs_kernels_whole(self) -> None:
@@ -231,8 +231,8 @@ class TestPlans:
     def test_a_whole_step_in_a_loop_is_planned(self) -> None:
         step, args = accumulating(64, 8, 2)
         found = planned(step, args, 0.85)
-        kernels = found.made.plain.problem.kernels
-        again = [kernels[one.number] for one in found.made.schedule if kernels[one.number].within is not None]
+        kernels = found.planned.plain.problem.kernels
+        again = [kernels[one.number] for one in found.planned.schedule if kernels[one.number].within is not None]
         assert len(again) > sum(kernel.within is not None for kernel in kernels)
         same_bits(step, args, found)
 
@@ -241,9 +241,9 @@ class TestPlans:
     def test_a_described_gpu_uses_the_host_and_says_so(self) -> None:
         step, args = dense(512, 12)
         found = planned(step, args, 0.6, device="v100")
-        assert found.fits and found.device_bytes == pytest.approx(found.made.predicted_bytes, rel=0.003)
-        assert found.host_bytes == found.made.predicted_host_bytes <= found.limits.host_bytes
-        assert found.step_s <= 1.3 * found.made.plain.traffic.step_s
+        assert found.fits and found.device_bytes == pytest.approx(found.planned.predicted_bytes, rel=0.003)
+        assert found.host_bytes == found.planned.predicted_host_bytes <= found.limits.host_bytes
+        assert found.step_s <= 1.3 * found.planned.plain.traffic.step_s
 
     def test_shardings_of_the_step_and_calls_inside_it(self) -> None:
         step, args = dense(64, 6)

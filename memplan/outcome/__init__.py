@@ -1,4 +1,4 @@
 """What came of a compilation: its report, its memory over time, and the step to be called.
 
-May import `pipeline` and below, and `report`, whose rows it fills.
+May import `compilation` and below, and `report`, whose rows it fills.
 """

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
+from memplan.compilation.outcome import Outcome
 from memplan.errors import MemplanError
-from memplan.pipeline import Outcome, Request, best
 from memplan.program.jit_arguments import dynamic_part
 from memplan.program.trace import Program, flat_step
 from memplan.program.transforms.host_state import brought, put
@@ -55,21 +55,6 @@ class Runner:
             found.block_until_ready()
             array.delete()
         return found
-
-
-def here(found: Outcome, request: Request) -> Outcome:
-    """The outcome itself, or one for the local backend where it was made for a GPU that is not here."""
-    if not found.target.described:
-        return found
-    program = found.program
-    local = request.local(found.limits.device_bytes)
-    made = best(program.step, found.args, found.kwargs, program.options, local)
-    if not made.fits:
-        raise MemplanError(
-            f"the step fits its budget on {found.target.device.name}, but not on this machine's "
-            f"{made.target.device.name}, which has other kernels. Run it there, or raise the budget."
-        )
-    return made
 
 
 def numbers_gate(found: Outcome, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Gate:

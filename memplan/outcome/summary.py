@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 
+from memplan.compilation.outcome import Outcome
+from memplan.compilation.scheduled import ScheduledModule
 from memplan.hardware.roofline import copy_seconds
-from memplan.inside.reading import Reading
 from memplan.outcome import timeline
+from memplan.outcome.infeasible import floor_of
 from memplan.outcome.timeline import Origins, instruction_of, layer_of
-from memplan.pipeline import Outcome, floor_of
 from memplan.planning.loop import Loop, Residuals
 from memplan.planning.problem import Role
 from memplan.planning.schedule import Kind
@@ -30,7 +31,7 @@ _PLAIN = "plain"
 
 def report_of(found: Outcome) -> Report:
     """Everything about a step that was compiled."""
-    made, plain, result = found.made, found.made.plain, found.made.result
+    made, plain, result = found.planned, found.planned.plain, found.planned.result
     origins = Origins(made.base.module)
     rows = tuple(decisions(found, origins))
     decided = {row.name: row.decision for row in rows}
@@ -88,7 +89,7 @@ def _candidates(found: Outcome) -> Iterator[Row]:
     yield Row(name, found.device_bytes, found.host_bytes, found.step_s, "chosen" if found.fits else "does not fit")
 
 
-def _lines(unmodified: Reading | None, result: Reading, drawn: Timeline) -> Iterator[Line]:
+def _lines(unmodified: ScheduledModule | None, result: ScheduledModule, drawn: Timeline) -> Iterator[Line]:
     if unmodified is not None:
         same = unmodified is result
         plain = drawn if same else timeline.timeline(unmodified, Origins(unmodified.module), {})
@@ -97,7 +98,7 @@ def _lines(unmodified: Reading | None, result: Reading, drawn: Timeline) -> Iter
 
 def decisions(found: Outcome, origins: Origins) -> Iterator[Decision]:
     """What happens to what the unmodified step has at its peak, and to all that is made again or copied."""
-    made, problem = found.made, found.made.base.timed
+    made, problem = found.planned, found.planned.base.timed
     for loop, residuals in found.program.loops:
         yield from residual_decisions(loop, residuals)
     if made.plan is None:
@@ -132,7 +133,7 @@ def residual_decisions(loop: Loop, residuals: Residuals | None) -> Iterator[Deci
         yield Decision(f"{known.name} of {loop.trips} trips", shape, known.dtype, nbytes, source, choice, 0.0)
 
 
-def live_at_peak(result: Reading, origins: Origins, decided: Mapping[str, str]) -> Iterator[LiveValue]:
+def live_at_peak(result: ScheduledModule, origins: Origins, decided: Mapping[str, str]) -> Iterator[LiveValue]:
     """The largest buffers that are on the device when its memory peaks, arguments among them."""
     problem = result.problem
     standing = [(one.nbytes, problem.buffers[one.buffer].name) for one in timeline.at_peak(result)]
@@ -148,7 +149,7 @@ def live_at_peak(result: Reading, origins: Origins, decided: Mapping[str, str]) 
 
 def _found(found: Outcome) -> dict[str, int]:
     """What the compiled program has: instructions that XLA's own rematerialization added, and those of a plan."""
-    is_gpu, is_planned = found.target.is_gpu, found.made.plan is not None
+    is_gpu, is_planned = found.target.is_gpu, found.planned.plan is not None
     names = list(read_module(found.executable.text).instructions) if is_gpu or is_planned else []
     added = {"xla_rematerialized": sum(".remat" in name for name in names) if is_gpu else 0}
     return {**added, **_of_plan(names)} if is_planned else added

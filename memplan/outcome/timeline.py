@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 
-from memplan.inside.reading import Reading
+from memplan.compilation.scheduled import ScheduledModule
 from memplan.planning.packing import Lifetime
 from memplan.report.timeline import Copy, Direction, Doing, Instant, Line, Place, Stay, Timeline, Value
 from memplan.xla.module import Array, Module
@@ -68,7 +68,7 @@ def instruction_of(buffer: str) -> str:
     return buffer.rpartition(":")[2].partition("{")[0]
 
 
-def timeline(reading: Reading, origins: Origins, decisions: Mapping[str, str]) -> Timeline:
+def timeline(reading: ScheduledModule, origins: Origins, decisions: Mapping[str, str]) -> Timeline:
     """Memory over a step, and what it does meanwhile; its peak is what XLA allocates.
 
     Args:
@@ -86,7 +86,7 @@ def line(name: str, drawn: Timeline) -> Line:
     return Line(name, drawn.origin, starts, nbytes, drawn.end_s)
 
 
-def at_peak(reading: Reading) -> list[Lifetime]:
+def at_peak(reading: ScheduledModule) -> list[Lifetime]:
     """Temporaries that are on the device where its memory is highest."""
     there, _ = _during(reading)
     live = list(accumulate(_changes(there, len(reading.problem.kernels))))
@@ -117,7 +117,7 @@ def clock(names: Sequence[str], traffic: Traffic) -> list[tuple[float, float]]:
     return times + [(traffic.step_s, traffic.step_s)] * len(inside)
 
 
-def _during(reading: Reading) -> tuple[list[Lifetime], list[Lifetime]]:
+def _during(reading: ScheduledModule) -> tuple[list[Lifetime], list[Lifetime]]:
     """What takes memory while the step runs, on the device and on the host."""
     count = len(reading.problem.kernels)
     device, host = (
@@ -136,7 +136,7 @@ def _changes(where: Sequence[Lifetime], count: int) -> list[int]:
 
 
 class _Drawn:
-    def __init__(self, reading: Reading, origins: Origins, decisions: Mapping[str, str]):
+    def __init__(self, reading: ScheduledModule, origins: Origins, decisions: Mapping[str, str]):
         self.traffic, self.origins, self.decisions = reading.traffic, origins, decisions
         self.names = [kernel.name for kernel in reading.problem.kernels]
         self.buffers = [buffer.name for buffer in reading.problem.buffers]

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from memplan.inside.reading import Reading
+from memplan.compilation.scheduled import ScheduledModule
 from memplan.program import compat
 from memplan.program.trace import Program, as_step, trace
 from memplan.xla.module import read_module
@@ -66,7 +66,7 @@ class Baselines:
         mesh = target.mesh_for(program.spmd)
         step = program.step if mesh is None else as_step(program, program.jaxpr, mesh)
         found: Executable = target.compile(step, self.args, {}, self.options, flags, spmd=program.spmd)
-        reading = Reading(read_module(found.text), self.target.device, program.topology)
+        reading = ScheduledModule(read_module(found.text), self.target.device, program.topology)
         memory = found.memory
         return Baseline(memory.device_bytes, memory.host_bytes, reading.traffic.step_s, memory.resident_bytes)
 

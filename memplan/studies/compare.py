@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from memplan import pipeline
-from memplan.inside.callback import Limits
+from memplan.compilation.limits import Limits
 from memplan.outcome.summary import versions
 from memplan.pipeline import Notify, Request
 from memplan.report.comparison import Comparison, Row

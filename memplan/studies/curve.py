@@ -34,7 +34,7 @@ def curve(
     ways = Baselines(step, args, options, target)
     notify("compiling the unmodified step", None)
     plain = ways.plain()
-    nbytes, _ = floor(planned(2**60).made.plain.problem)
+    nbytes, _ = floor(planned(2**60).planned.plain.problem)
     floor_bytes = plain.resident_bytes + nbytes
     budgets = _budgets(shares, floor_bytes, plain.device_bytes)
 
@@ -46,7 +46,7 @@ def curve(
             yield _of_plan(budget, found)
             if target.is_gpu:
                 yield _of_xla(ways, plain.resident_bytes, budget)
-            yield Point(BOUND, budget, budget, 0, found.made.bound_s)
+            yield Point(BOUND, budget, budget, 0, found.planned.bound_s)
 
     found = tuple(_falling(list(points())))
     return Curve(found, target.device.name, plain.device_bytes, plain.step_s, floor_bytes, versions())

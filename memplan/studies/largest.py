@@ -8,6 +8,7 @@ from typing import Any
 
 from memplan import pipeline
 from memplan.errors import SizeError
+from memplan.outcome.infeasible import floor_of, infeasible
 from memplan.outcome.summary import versions
 from memplan.pipeline import Notify, Outcome, Request
 from memplan.report.frontier import Frontier, Size, Tried
@@ -88,7 +89,7 @@ class _Sizing:
 
     def tried(self) -> Iterator[Tried]:
         for size, found in self.outcomes.items():
-            floor, operation = pipeline.floor_of(found)
+            floor, operation = floor_of(found)
             yield Tried(
                 size=size,
                 fits=found.fits,
@@ -135,7 +136,7 @@ def frontier(
     sizing = _Sizing(make, request, donate, notify)
     edges = list(sizing.edges(axes))
     if not edges:
-        raise pipeline.infeasible(sizing.outcome(tuple(axis.low for axis in axes)))
+        raise infeasible(sizing.outcome(tuple(axis.low for axis in axes)))
     return Frontier(
         axes=tuple(axis.name for axis in axes),
         largest=tuple(fits for fits, _ in edges),

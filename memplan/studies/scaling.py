@@ -66,9 +66,9 @@ class Compiled:
             device_bytes=whole.device_bytes,
             budget_bytes=whole.limits.device_bytes,
             planner=whole.plan.planner if whole.plan is not None else "none",
-            unexpected=pipeline.unexpected_collectives(whole),
+            unexpected=whole.unexpected_collectives,
             single_s=alone.step_s,
-            collectives=_counts(whole.made.result.traffic),
+            collectives=_counts(whole.planned.result.traffic),
             assumed=_assumed(overheads),
             assumptions=(*ASSUMPTIONS, *_unknown(links), *links.sources, f"statistics of the batch: {self.statistics}"),
             points=tuple(points),
@@ -77,7 +77,7 @@ class Compiled:
 
     def _replays(self, planned: Outcome, sizes: Sequence[dict[str, int]], overheads: Overheads) -> Iterator[Traffic]:
         links = map(self.links.resized, sizes)
-        return replays(planned.made.result.module, planned.target.device, self.links, links, overheads)
+        return replays(planned.planned.result.module, planned.target.device, self.links, links, overheads)
 
 
 def simulate(

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from memplan import api
 from memplan.cli import app as cli
-from memplan.cli import factory
+from memplan.cli import factory, output
 from memplan.errors import BudgetError, InfeasibleBudgetError, MemplanError
 from memplan.report.comparison import Comparison, Row
 from memplan.report.curve import Curve, Point
@@ -447,7 +447,7 @@ def test_demo_names_the_package_it_lacks(workshop: Path, monkeypatch: pytest.Mon
 
 def test_progress_reaches_the_stage_line(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    monkeypatch.setattr(cli.output.Stages, "__call__", lambda self, stage, fraction=None: seen.append(stage))
+    monkeypatch.setattr(output.Stages, "__call__", lambda self, stage, fraction=None: seen.append(stage))
     assert run("inspect", "workshop:make").exit_code == 0
     assert seen == ["loading workshop:make"]
 

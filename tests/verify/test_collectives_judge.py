@@ -9,7 +9,6 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 import memplan
 from memplan import parallel
-from memplan.pipeline import unexpected_collectives
 from memplan.program import compat
 from memplan.program.sharding import inside
 from memplan.verify.collectives import differing
@@ -67,8 +66,8 @@ def test_a_step_for_eight_absent_gpus_has_the_collectives_that_it_was_written_wi
     divided = parallel.data_parallel(step, MESH, topology="ddl@2x4", device="v100")
     names = tuple(SIZES)
     planned = memplan.jit(divided, device="v100", donate_argnums=0).plan(state, batch)
-    assert unexpected_collectives(planned._found) == ()
-    collectives = planned._found.made.result.traffic.collectives
+    assert planned._found.unexpected_collectives == ()
+    collectives = planned._found.planned.result.traffic.collectives
     assert {one.axes for one in collectives} <= {("host",), ("device",), names}
     assert sum(collectives.values()) >= len(divided.sums)
 

@@ -60,6 +60,6 @@ def test_a_step_over_a_mesh_fits_its_budget() -> None:
     plain = pipeline.best(divided, args, {}, options, Request(device="v100"))
     request = Request(int(0.7 * plain.device_bytes), device="v100")
     found = pipeline.best(divided, args, {}, options, request)
-    assert found.fits and found.made is not None and found.made.plan is not None
+    assert found.fits and found.planned is not None and found.planned.plan is not None
     assert found.device_bytes <= 0.7 * plain.device_bytes
-    assert not pipeline.unexpected_collectives(found)
+    assert not found.unexpected_collectives

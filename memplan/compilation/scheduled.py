@@ -20,7 +20,7 @@ from memplan.xla.rewrites.split import in_parts
 
 
 @dataclass(frozen=True)
-class Reading:
+class ScheduledModule:
     """A scheduled module, as it is or as it is planned."""
 
     module: Module
@@ -42,42 +42,46 @@ class Reading:
         """The problem with the seconds of the replay."""
         return self.problem.timed({**self.traffic.seconds, **self.traffic.blocks})
 
-    @functools.cached_property
-    def _inlined(self) -> Reading:
-        """With cheap values made again inside of their readers."""
-        found = variant(self.module, self.problem)
-        return self if found is None else replace(self, module=found)
-
-    def remade(self, room_nbytes: int | None, values: Sequence[str] = (), whole: bool = False) -> Reading:
+    def rewrite(self, room_nbytes: int | None, values: Sequence[str] = (), whole: bool = False) -> ScheduledModule:
         """What is planned for so much room for temporaries; the module as it stands for None.
 
-        A GPU's with cheap values made again inside of their readers, fusions that read the same as one, and what crowds
-        the room in parts. A CPU's as it is: XLA:CPU makes no fusions of several results, and rounds float16 inside of a
-        fusion otherwise than between two.
+        A GPU's with cheap values made inside of their readers, fusions that read the same as one, and what crowds the
+        room split. A CPU's as it is: XLA:CPU makes no fusions of several results, and rounds float16 inside of a fusion
+        otherwise than between two.
 
         Args:
-          values: are handed on (`xla.handed`).
-          whole: kernels that crowd the room do not run in parts.
+          values: get outputs of their own in fusions that make them anyway (`xla.rewrites.extra_outputs`).
+          whole: kernels that crowd the room are not split.
         """
-        if room_nbytes is None:
+        if room_nbytes is None or self.device.target is None:
             return self
-        key = room_nbytes, tuple(values)
-        if key not in self._remade:
-            found, parts = self, None
-            if self.device.target is not None:
-                if values:
-                    found = self.remade(room_nbytes, whole=True)
-                    found = replace(found, module=handed_on(found.module, values, room_nbytes))
-                else:
-                    found = self._inlined
-                    found = replace(found, module=merged(found.module, found.problem, room_nbytes).module)
-                parts = in_parts(found.module, found.problem, room_nbytes)
-            self._remade[key] = found, found if parts is None else replace(found, module=parts)
-        return self._remade[key][not whole]
+        key = room_nbytes, tuple(values), whole
+        if key not in self._rewrites:
+            self._rewrites[key] = self._fuse(room_nbytes, values) if whole else self._split(room_nbytes, values)
+        return self._rewrites[key]
 
     @functools.cached_property
-    def _remade(self) -> dict[tuple[int, tuple[str, ...]], tuple[Reading, Reading]]:
+    def _rewrites(self) -> dict[tuple[int, tuple[str, ...], bool], ScheduledModule]:
         return {}
+
+    def _fuse(self, room_nbytes: int, values: Sequence[str]) -> ScheduledModule:
+        """With other fusions: readers that make what they read, siblings merged, values with outputs of their own."""
+        if values:
+            found = self.rewrite(room_nbytes, whole=True)
+            return replace(found, module=handed_on(found.module, values, room_nbytes))
+        found = self._inlined
+        return replace(found, module=merged(found.module, found.problem, room_nbytes).module)
+
+    def _split(self, room_nbytes: int, values: Sequence[str]) -> ScheduledModule:
+        whole = self.rewrite(room_nbytes, values, whole=True)
+        pieces = in_parts(whole.module, whole.problem, room_nbytes)
+        return whole if pieces is None else replace(whole, module=pieces)
+
+    @functools.cached_property
+    def _inlined(self) -> ScheduledModule:
+        """With cheap values made inside of their readers."""
+        found = variant(self.module, self.problem)
+        return self if found is None else replace(self, module=found)
 
     @functools.cached_property
     def packing(self) -> Packing:

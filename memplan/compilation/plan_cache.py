@@ -43,7 +43,7 @@ def key(*parts: object) -> str:
 def _planner() -> str:
     """Digest of the code that plans, and of what it knows of modules."""
     digest = hashlib.sha256()
-    for room in ("hardware", "inside", "planning", "xla"):
+    for room in ("hardware", "compilation", "planning", "xla"):
         for path in sorted((Path(__file__).parents[1] / room).rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()

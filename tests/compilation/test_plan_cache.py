@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memplan.inside import plan_cache
+from memplan.compilation import plan_cache
 from memplan.planning.plan import Plan
 from memplan.planning.schedule import Kind
 

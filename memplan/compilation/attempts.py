@@ -1,0 +1,86 @@
+"""The order in which programs are compiled, and when to stop: what fits, or else what takes the least.
+
+A program is compiled as it copies fastest, then as it holds least; after a prediction that missed, again within what it
+missed by; then with loops that stack less. Knows of a compiler nothing but what comes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from memplan.compilation.compiler import Notify, Profile
+from memplan.compilation.limits import Reserve
+from memplan.compilation.outcome import Outcome
+from memplan.program.trace import Program
+
+MOST_TRIES = 3  # a prediction that misses is corrected by what it missed by
+
+
+class Compiles(Protocol):
+    """Whoever compiles a program once; see `compiler.Compiler`."""
+
+    def profile(self, program: Program) -> Profile | None: ...
+
+    def compile(self, program: Program, profile: Profile | None, hides_latency: bool, reserve: Reserve) -> Outcome: ...
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """Compilations of one step.
+
+    Attributes:
+      stack_less: (program, bytes that it takes too many) -> programs whose loops stack less, the likeliest first.
+      follows: a plan is carried out, and nothing is tried beside it.
+      tries: compilations with a plan in the middle, at most.
+      copies_overlap: the target copies beside its kernels.
+    """
+
+    compiler: Compiles
+    stack_less: Callable[[Program, int], Iterator[Program]]
+    notify: Notify
+    follows: bool = False
+    tries: int = MOST_TRIES
+    copies_overlap: bool = True
+
+    def run(self, program: Program) -> Outcome:
+        """The program, or where it does not fit, it with loops that stack less, unless a plan says what they stack."""
+        found = self._program(program)
+        if found.fits or self.follows:
+            return found
+        for other in self.stack_less(program, found.device_bytes - found.limits.device_bytes):
+            self.notify("compiling with fewer residuals in its loops", None)
+            found = found.better(self._program(other))
+            if found.fits:
+                break
+        return found
+
+    def _program(self, program: Program) -> Outcome:
+        """As it copies fastest; where it does not fit so, as it holds least."""
+        profile = self.compiler.profile(program)
+        copies = copies_by_itself(program)
+        found = self._schedule(program, profile, hides_latency=copies)
+        if not found.fits and copies and self.copies_overlap:
+            self.notify("compiling again, its copies one after another", None)
+            found = found.better(self._schedule(program, profile, hides_latency=False))
+        return found if profile is None else replace(found, compilations=found.compilations + 1)
+
+    def _schedule(self, program: Program, profile: Profile | None, hides_latency: bool) -> Outcome:
+        """By one of XLA's schedulers; again where the prediction missed."""
+        self.notify("compiling", None)
+        reserve = Reserve()
+        found = self.compiler.compile(program, profile, hides_latency, reserve)
+        for compilations in range(2, self.tries + 1):
+            if found.fits or not found.planned.fits or self.follows:
+                break
+            self.notify("compiling again, within what the first plan missed by", None)
+            reserve = reserve.grown(found.limits, found.device_bytes, found.host_bytes)
+            found = self.compiler.compile(program, profile, hides_latency, reserve)
+            found = replace(found, compilations=compilations)
+        return found
+
+
+def copies_by_itself(program: Program) -> bool:
+    """Does it copy between host and device without a plan?"""
+    return bool(program.on_host) or any(known and known.moved for known in program.residuals)

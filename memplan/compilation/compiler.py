@@ -1,0 +1,133 @@
+"""XLA with a plan in its middle: one program compiled once, for a target, under limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from memplan.compilation.callback import Callback
+from memplan.compilation.limits import Limits, Reserve
+from memplan.compilation.outcome import Outcome
+from memplan.compilation.plans import Agree
+from memplan.planning.plan import Plan
+from memplan.planning.registry import Planner
+from memplan.program.trace import Program, as_step, by_leaves, flat_step, leaves_of
+from memplan.verify.numbers import check_types
+from memplan.xla.hook import Rewrite
+from memplan.xla.replay import Traffic, traffic
+from memplan.xla.target import HIDES_LATENCY, Executable, Target
+
+Notify = Callable[[str, float | None], None]
+Profile = Mapping[str, float]
+"""Seconds by the names of instructions."""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """Programs of one step, for a target.
+
+    Attributes:
+      limits: of the whole step.
+      args, kwargs: of the step.
+      planner: makes the plan; `follow`: one to carry out instead.
+      agree: brings all processes of the step to one plan.
+    """
+
+    target: Target
+    limits: Limits
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    planner: Planner
+    follow: Plan | None
+    agree: Agree
+    notify: Notify
+
+    def compile(
+        self,
+        program: Program,
+        profile: Profile | None = None,
+        hides_latency: bool = False,
+        reserve: Reserve = Reserve(),
+    ) -> Outcome:
+        """Compile with a plan in the middle, where the program does not fit as it is.
+
+        Args:
+          profile: see `profile`.
+          hides_latency: XLA's scheduler begins what is copied long before it is read, and so holds more.
+          reserve: is left free: what an earlier compilation took beyond its prediction.
+
+        Raises:
+          WrongProgramError: the program is transformed, and has not the step's types.
+        """
+        if program.rewritten is not None:
+            check_types(program.written, program.rewritten)
+        callback = Callback(
+            self.target.device, self.limits, reserve, program.topology, self.planner, self.follow, self.agree
+        )
+        executable = self._compile(program, callback, profile, hides_latency)
+        return Outcome(
+            program,
+            self.target,
+            self.limits,
+            executable,
+            callback.planned,
+            *shapes_of(self.args, self.kwargs),
+            unmodified=callback.planned.plain if program.rewritten is None else None,
+            compilations=1,
+        )
+
+    def profile(self, program: Program) -> Profile | None:
+        """What every instruction of a step with collectives takes, by a compilation for it alone; None without one.
+
+        XLA's scheduler guesses from the size of a message what a collective takes, and lets it wait. A profile goes by
+        the names that instructions have from fusion on, and XLA calls nobody back between fusion and scheduling.
+        """
+        if program.topology is None or not self.target.is_gpu:
+            return None
+        self.notify("compiling for the seconds of its collectives", None)
+        found: list[Traffic] = []
+
+        def read(text: str) -> None:
+            found.append(traffic(text, self.target.device, program.topology))
+
+        self._compile(program, read, None, hides_latency=False)
+        return found[0].seconds if found[0].collectives else {}
+
+    def _compile(self, program: Program, rewrite: Rewrite, profile: Profile | None, hides_latency: bool) -> Executable:
+        mesh = self.target.mesh_for(program.spmd)
+        as_it_is = program.rewritten is None and mesh is None
+        step = program.step if as_it_is else as_step(program, program.jaxpr, mesh)
+        args, kwargs, options = self.args, self.kwargs, program.options
+        if program.by_leaves:
+            step = flat_step(program, program.traced.jaxpr if as_it_is else program.jaxpr, mesh)
+            args, kwargs, options = leaves_of(program, args, kwargs), {}, by_leaves(program)
+        return self.target.compile(
+            step,
+            args,
+            kwargs,
+            options,
+            HIDES_LATENCY if hides_latency and self.target.is_gpu else None,
+            on_host=program.on_host if self.target.is_gpu else (),
+            spmd=program.spmd,
+            profile=profile,
+            rewrite=rewrite,
+        )
+
+
+def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The arguments without their arrays, so that a plan does not keep a whole training state alive."""
+
+    def shape(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        return jax.ShapeDtypeStruct(
+            leaf.shape,
+            leaf.dtype,
+            weak_type=getattr(leaf, "weak_type", False),
+            sharding=leaf.sharding if leaf.committed else None,
+        )
+
+    return jax.tree.map(shape, (tuple(args), dict(kwargs)))

@@ -1,0 +1,32 @@
+"""Bytes that a step may take, and what is left free of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bytes that a step may take on the device and on the host."""
+
+    device_bytes: int
+    host_bytes: int
+
+    def allow(self, device_bytes: int, host_bytes: int) -> bool:
+        """Do so many bytes keep both?"""
+        return device_bytes <= self.device_bytes and host_bytes <= self.host_bytes
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """Bytes to be left free: what earlier compilations took beyond their predictions."""
+
+    device_bytes: int = 0
+    host_bytes: int = 0
+
+    def grown(self, limits: Limits, device_bytes: int, host_bytes: int) -> Reserve:
+        """With what a compilation of so many bytes missed the limits by."""
+        return Reserve(
+            self.device_bytes + max(0, device_bytes - limits.device_bytes),
+            self.host_bytes + max(0, host_bytes - limits.host_bytes),
+        )

@@ -1,0 +1,85 @@
+"""A program that was compiled, with the plan in its middle, under limits."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from memplan.compilation.callback import PlannedModule
+from memplan.compilation.limits import Limits
+from memplan.compilation.scheduled import ScheduledModule
+from memplan.planning.plan import Plan, named
+from memplan.planning.schedule import runs
+from memplan.program.trace import Program
+from memplan.verify.collectives import differing
+from memplan.xla.target import Executable, Target
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A program compiled under limits.
+
+    Attributes:
+      program: that was compiled, transformed or not.
+      planned: what happened inside the compilation.
+      args, kwargs: shapes.
+      unmodified: the step as it came; None where only its transformed program was compiled.
+      compilations: how many it took.
+      seconds: from the step as it came until this was there.
+    """
+
+    program: Program
+    target: Target
+    limits: Limits
+    executable: Executable
+    planned: PlannedModule
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    unmodified: ScheduledModule | None
+    compilations: int
+    seconds: float = 0.0
+
+    @property
+    def device_bytes(self) -> int:
+        return self.executable.memory.device_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        return self.executable.memory.host_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.limits.allow(self.device_bytes, self.host_bytes)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step, by the replay."""
+        return self.planned.result.traffic.step_s
+
+    @functools.cached_property
+    def plan(self) -> Plan | None:
+        """What reproduces it; None for the step as it is."""
+        plan, program = self.planned.plan, self.program
+        if plan is None and not program.on_host and not any(program.residuals):
+            return None
+        if plan is None:
+            plain = self.planned.plain
+            actions = named(plain.problem, runs(range(len(plain.problem.kernels))))
+            name = "residuals" if any(program.residuals) else "none"
+            plan = Plan(actions, plain.module.fingerprint, name, self.target.device.name)
+        return replace(plan, loops=program.residuals, on_host=tuple(sorted(program.on_host)))
+
+    @property
+    def unexpected_collectives(self) -> tuple[str, ...]:
+        """Collectives of what was compiled that are not those of the step, in words."""
+        spmd = self.program.spmd
+        if spmd is None:
+            return ()
+        return differing(self.program.jaxpr, spmd.axes, self.planned.result.traffic.collectives)
+
+    def better(self, later: Outcome) -> Outcome:
+        """The one that fits, or takes less, after the compilations of both."""
+        found = min(self, later, key=lambda one: (not one.fits, one.device_bytes))
+        return replace(found, unmodified=self.unmodified, compilations=self.compilations + later.compilations)

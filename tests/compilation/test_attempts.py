@@ -1,0 +1,142 @@
+"""Which programs are compiled, in which order, and when it stops: against a compiler that says what it would take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from memplan.compilation.attempts import Attempts
+from memplan.compilation.limits import Limits, Reserve
+from memplan.compilation.outcome import Outcome
+from memplan.errors import InfeasibleBudgetError
+from memplan.outcome import infeasible as errors
+from memplan.outcome.infeasible import infeasible
+from memplan.program.trace import Program, trace
+from memplan.xla.target import Executable, Memory
+
+LIMITS = Limits(100, 50)
+PROGRAM = trace(lambda x: x + 1, (jax.ShapeDtypeStruct((4,), jnp.float32),), {}, {})
+COPYING = replace(PROGRAM, on_host=frozenset({0}))
+
+
+def outcome(program: Program, nbytes: int, host_bytes: int = 0, predicted_to_fit: bool = True) -> Outcome:
+    """As if XLA had compiled the program into so many bytes."""
+    executable = Executable(None, Memory(nbytes, host_bytes, nbytes, 0, 0, 0))
+    plain = SimpleNamespace(device_bytes=500, resident_bytes=10)
+    planned = cast(Any, SimpleNamespace(fits=predicted_to_fit, plain=plain))
+    target = cast(Any, SimpleNamespace(device=SimpleNamespace(name="v100"), is_gpu=True))
+    return Outcome(program, target, LIMITS, executable, planned, (), {}, None, 1)
+
+
+@dataclass
+class Fake:
+    """Says, one compilation after another, what it would take: device bytes, or an outcome."""
+
+    takes: list[int | Outcome]
+    profiles: bool = False
+    asked: list[tuple[Program, bool, Reserve]] = field(default_factory=list)
+
+    def profile(self, program: Program) -> dict[str, float] | None:
+        return {} if self.profiles else None
+
+    def compile(self, program: Program, profile: Any, hides_latency: bool, reserve: Reserve) -> Outcome:
+        self.asked.append((program, hides_latency, reserve))
+        taken = self.takes[len(self.asked) - 1]
+        return outcome(program, taken) if isinstance(taken, int) else taken
+
+
+def attempt(compiler: Fake, program: Program = PROGRAM, others: tuple[Program, ...] = (), **options: Any) -> Outcome:
+    def stack_less(asked: Program, excess_bytes: int) -> Iterator[Program]:
+        assert asked is program and excess_bytes > 0
+        yield from others
+
+    found = Attempts(compiler, stack_less, lambda *_: None, **options).run(program)
+    assert len(compiler.asked) == len(compiler.takes), "stopped too early"
+    return found
+
+
+def test_what_fits_is_compiled_once() -> None:
+    found = attempt(Fake([100]))
+    assert (found.device_bytes, found.compilations) == (100, 1)
+
+
+def test_a_missed_prediction_reserves_what_it_missed_by() -> None:
+    compiler = Fake([107, 103, 99])
+    assert attempt(compiler).compilations == 3
+    assert [reserve for *_, reserve in compiler.asked] == [Reserve(), Reserve(7), Reserve(10)]
+
+
+def test_it_stops_after_so_many_tries() -> None:
+    assert attempt(Fake([107, 103, 101])).device_bytes == 101
+    assert attempt(Fake([107]), tries=1).device_bytes == 107
+
+
+def test_host_bytes_are_reserved_too() -> None:
+    compiler = Fake([outcome(PROGRAM, 90, 60), outcome(PROGRAM, 90, 50)])
+    assert attempt(compiler).fits
+    assert compiler.asked[1][2] == Reserve(0, 10)
+
+
+def test_what_was_predicted_not_to_fit_is_not_tried_again() -> None:
+    found = attempt(Fake([outcome(PROGRAM, 120, predicted_to_fit=False)]))
+    assert not found.fits and found.compilations == 1
+
+
+def test_a_plan_that_is_followed_is_compiled_once() -> None:
+    assert attempt(Fake([120]), others=(COPYING,), follows=True).device_bytes == 120
+
+
+def test_a_program_that_copies_is_tried_with_overlap_first() -> None:
+    miss = outcome(COPYING, 120, predicted_to_fit=False)
+    compiler = Fake([miss, 90])
+    assert attempt(compiler, COPYING).compilations == 2
+    assert [hides for _, hides, _ in compiler.asked] == [True, False]
+
+
+def test_where_copies_do_not_overlap_there_is_one_schedule() -> None:
+    miss = outcome(COPYING, 120, predicted_to_fit=False)
+    assert not attempt(Fake([miss]), COPYING, copies_overlap=False).fits
+
+
+def test_loops_that_stack_less_come_last_and_only_until_one_fits() -> None:
+    others = tuple(replace(PROGRAM, donated=(flag,)) for flag in (True, False, True))
+    miss = outcome(PROGRAM, 130, predicted_to_fit=False)
+    compiler = Fake([miss, replace(miss, program=others[0]), 80])
+    found = attempt(compiler, others=others)
+    assert [program for program, *_ in compiler.asked] == [PROGRAM, *others[:2]]
+    assert (found.program, found.compilations) == (others[1], 3)
+
+
+def test_where_nothing_fits_the_smallest_is_told() -> None:
+    others = tuple(replace(PROGRAM, donated=(flag,)) for flag in (True, False))
+    sizes = (130, 110, 120)
+    programs = (PROGRAM, *others)
+    misses = [outcome(one, size, predicted_to_fit=False) for one, size in zip(programs, sizes, strict=True)]
+    found = attempt(Fake(list(misses)), others=others)
+    assert (found.device_bytes, found.program, found.compilations) == (110, others[0], 3)
+
+
+def test_a_profile_is_a_compilation() -> None:
+    assert attempt(Fake([90], profiles=True)).compilations == 2
+
+
+def test_the_error_names_the_floor_its_kernel_and_what_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "floor_of", lambda found: (60, "gemm.1 (model.py:3)"))
+    found = outcome(PROGRAM, 120, host_bytes=70, predicted_to_fit=False)
+    error = infeasible(found)
+    assert isinstance(error, InfeasibleBudgetError)
+    assert (error.floor_bytes, error.smallest_bytes, error.operation) == (60, 120, "gemm.1 (model.py:3)")
+    for said in (
+        "no plan fits 100 B on v100",
+        "takes 120 B, with 70 B on the host",
+        "take 60 B",
+        "a budget of 120 bytes",
+    ):
+        assert said in str(error)
+    assert "donate_argnums" not in str(error)  # arguments are a tenth of the budget
