@@ -10,8 +10,10 @@ import memplan
 from experiments.bench.cases import Case, Growth
 from experiments.bench.results import Found
 from memplan import api, pipeline
+from memplan.compilation.outcome import Outcome
 from memplan.errors import InfeasibleBudgetError
-from memplan.pipeline import Outcome, Request
+from memplan.outcome.infeasible import floor_of
+from memplan.pipeline import Request
 from memplan.studies.baselines import Baseline, Baselines
 from memplan.studies.bisect import last_fitting
 from memplan.units import parse_bytes, show_bytes
@@ -80,7 +82,7 @@ def _planned(found: Outcome) -> Compiled:
 
 def _limit(found: Outcome) -> str:
     """One kernel whose operands alone are over the budget, or what the least plan takes."""
-    floor, kernel = pipeline.floor_of(found)
+    floor, kernel = floor_of(found)
     if floor > found.limits.device_bytes:
         return f"floor {show_bytes(floor)}, {kernel}"
     if found.device_bytes > found.limits.device_bytes:

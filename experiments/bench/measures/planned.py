@@ -18,7 +18,9 @@ import jax.numpy as jnp
 from experiments.bench.cases import Case
 from experiments.bench.results import Found
 from memplan import pipeline
-from memplan.pipeline import Outcome, Request
+from memplan.compilation.outcome import Outcome
+from memplan.outcome.infeasible import floor_of, infeasible
+from memplan.pipeline import Request
 from memplan.planning.loop import moved_nbytes, stacked_nbytes
 from memplan.planning.schedule import Kind
 from memplan.units import parse_bytes
@@ -68,7 +70,7 @@ def measure(case: Case) -> Found:
         alone = pipeline.best(step, args, {}, options, Request(UNLIMITED, device=case.device))
         row |= {"plain_step_s": alone.step_s, "state_bytes": _nbytes([args[one] for one in case.host_state])}
     status = "does not fit" if not found.fits else "fits" if found.plan is not None else "untouched"
-    return Found([row], status, "" if found.fits else str(pipeline.infeasible(found)))
+    return Found([row], status, "" if found.fits else str(infeasible(found)))
 
 
 def beside_checkpoint(case: Case) -> Found:
@@ -100,13 +102,13 @@ def _compile_plain(
 
 def _bytes(found: Outcome) -> dict[str, Any]:
     """On the device, by the compiler but for what was predicted and the floor, below which no plan goes."""
-    made, loops = found.made, found.program.loops if any(found.program.residuals) else ()
+    made, loops = found.planned, found.program.loops if any(found.program.residuals) else ()
     runs = sum(one.kind is Kind.RUN for one in made.schedule)
     return {
         "predicted_bytes": made.predicted_bytes,
         "compiled_bytes": found.device_bytes,
         "host_bytes": found.host_bytes,
-        "floor_bytes": pipeline.floor_of(found)[0],
+        "floor_bytes": floor_of(found)[0],
         "planner": found.plan.planner if found.plan else "none",
         "again": runs - len(made.base.problem.kernels) if made.plan is not None else 0,
         "offloaded_bytes": int(made.result.traffic.copied_out_nbytes),
@@ -117,16 +119,16 @@ def _bytes(found: Outcome) -> dict[str, Any]:
 
 def _seconds(found: Outcome) -> dict[str, Any]:
     """By the replay of the compiled schedule; no plan within the budget takes less than the bound."""
-    plain, moved = found.unmodified or found.made.plain, found.made.result.traffic
+    plain, moved = found.unmodified or found.planned.plain, found.planned.result.traffic
     return {
         "plain_step_s": plain.traffic.step_s,
         "step_s": found.step_s,
-        "bound_s": found.made.bound_s,
+        "bound_s": found.planned.bound_s,
         "copy_s": moved.copy_s,
         "hidden_copy_s": moved.hidden_copy_s,
         "stall_s": sum(end - start for start, end in moved.stalls),
         "compilations": found.compilations,
-        "planning_s": found.made.planning_s,
+        "planning_s": found.planned.planning_s,
     }
 
 

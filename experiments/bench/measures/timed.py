@@ -17,9 +17,10 @@ from experiments.bench.cases import Case
 from experiments.bench.measures.planned import UNLIMITED
 from experiments.bench.results import Found
 from memplan import pipeline
+from memplan.compilation.outcome import Outcome
 from memplan.hardware import measured
 from memplan.hardware.measured import Spec
-from memplan.pipeline import Outcome, Request
+from memplan.pipeline import Request
 from memplan.studies import calibrate
 from memplan.xla.local import local_device
 from memplan.xla.replay import traffic
@@ -37,11 +38,11 @@ def measure(case: Case) -> Found:
     return Found([
         {
             "way": way,
-            "flops": traffic(found.made.result.module, devices["measured_s"]).flops,
+            "flops": traffic(found.planned.result.module, devices["measured_s"]).flops,
             "compiled_bytes": found.device_bytes,
             "best_s": min(seconds[way]),
             "median_s": statistics.median(seconds[way]),
-            **{name: traffic(found.made.result.module, device).step_s for name, device in devices.items()},
+            **{name: traffic(found.planned.result.module, device).step_s for name, device in devices.items()},
             "drift": drift(before, after),
             "load": os.getloadavg()[0],
         }
