@@ -1,6 +1,6 @@
 """Plain JAX, `jax.checkpoint` and memplan on the card that is here, one process each; writes one JSON file.
 
-python -m experiments.gpu.run --out experiments/gpu/results/NAME.json
+python -m experiments.gpu --out experiments/gpu/results/NAME.json
 """
 
 from __future__ import annotations
