@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from experiments.bench import tables
 from experiments.bench.public.checkouts import VARIABLE, MissingCheckoutError
-from experiments.bench.questions import QUESTIONS, Question
+from experiments.bench.questions import QUESTIONS, Question, all_tables
 from experiments.bench.results import Result
 from experiments.bench.runner import alone, apart, missing, selected
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif options.list:
         print(*(f"{one.name:14}{case}" for one in chosen for case in one.cases), sep="\n")
     elif options.table:
-        tables.rewrite(QUESTIONS.values())
+        tables.rewrite(all_tables())
     else:
         return _measure(chosen, options)
     return 0
@@ -49,7 +49,7 @@ def _measure(chosen: Iterable[Question], options: argparse.Namespace) -> int:
             result = apart(question, case, options.minutes)
             result.keep()
             print(_line(result), flush=True)
-        tables.rewrite(QUESTIONS.values())
+        tables.rewrite(all_tables())
     return 0
 
 

@@ -107,3 +107,8 @@ QUESTIONS = {
         Question("overhead", cases.OVERHEAD, overhead.measure, views.overhead),
     )
 }
+
+
+def all_tables() -> dict[str, str]:
+    """What README.md shows, by question."""
+    return {name: question.tables() for name, question in QUESTIONS.items()}

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from experiments.bench.results import Row
 from experiments.readme import grid, inserted
 from memplan.io import write_whole
-
-if TYPE_CHECKING:
-    from experiments.bench.questions import Question
 
 README = Path(__file__).parent / "README.md"
 MIB, MS = 2**20, 1e-3
@@ -60,12 +57,12 @@ def listed(lines: Iterable[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def regenerated(questions: Iterable[Question], text: str) -> str:
-    """README.md with the tables of what is known."""
-    for question in questions:
-        text = inserted(text, question.tables() + "\n", question.name)
+def regenerated(tables: Mapping[str, str], text: str) -> str:
+    """README.md with the tables of every question by name."""
+    for name, shown in tables.items():
+        text = inserted(text, f"{shown}\n", name)
     return text
 
 
-def rewrite(questions: Iterable[Question]) -> None:
-    write_whole(README, regenerated(questions, README.read_text()))
+def rewrite(tables: Mapping[str, str]) -> None:
+    write_whole(README, regenerated(tables, README.read_text()))

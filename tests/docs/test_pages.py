@@ -22,7 +22,7 @@ def documented(name: str) -> bool:
 
 @pytest.mark.parametrize("name", [f"memplan.{name}" for name in memplan.__all__ if name not in ("devices", "parallel")])
 def test_all_of_memplan_is_in_the_reference(name: str) -> None:
-    assert documented(name) or hasattr(errors, name.rpartition(".")[2]) and "automodule:: memplan.errors" in REFERENCE
+    assert documented(name) or (hasattr(errors, name.rpartition(".")[2]) and "automodule:: memplan.errors" in REFERENCE)
 
 
 @pytest.mark.parametrize("name", [f"memplan.api.{name}" for name in api.__all__ if not hasattr(memplan, name)])
