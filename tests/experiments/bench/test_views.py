@@ -132,7 +132,7 @@ def test_sizes_are_told_for_every_way() -> None:
 def test_speeds_are_told_where_a_way_fits() -> None:
     case = next(case for case in SPEED.values() if case.name.startswith("unet3d-volume-v100"))
     budget = parse_bytes(str(case.budget), 0)
-    figures = {"plain_bytes": 1, "plain_step_s": 0.5, "compiled_bytes": MIB, "step_s": 0.25, "host_bytes": 0}
+    figures = {"unmodified_bytes": 1, "plain_step_s": 0.5, "compiled_bytes": MIB, "step_s": 0.25, "host_bytes": 0}
     row = {"device": "v100", "status": "fits", "budget_bytes": budget, **case.facts, **figures}
     told = cells(views.speed([{**row, "checkpoint_bytes": budget + 1, "checkpoint_step_s": 1.0}]))
     assert told == ["unet3d-volume", "v100", "64", f"{64**3 / 5e5:.1f}", "", f"{64**3 / 2.5e5:.1f}", "1", "0"]
