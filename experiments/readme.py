@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
-from memplan.io import write_whole
+from memplan.io import write_atomic
 
 END = "<!-- end -->\n"
 
@@ -31,7 +31,7 @@ def insert(readme: Path, new: str) -> None:
     Raises:
       ValueError: it lacks a mark; nothing is written.
     """
-    write_whole(readme, inserted(readme.read_text(), new))
+    write_atomic(readme, inserted(readme.read_text(), new))
 
 
 def grid(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -63,5 +63,5 @@ def measure_and_tell(
     results.mkdir(exist_ok=True)
     wanted = args.only or [name for name in cases if not (keep and (results / f"{name}.json").exists())]
     for name in wanted if not args.table else ():
-        write_whole(results / f"{name}.json", measure(name) + "\n")
+        write_atomic(results / f"{name}.json", measure(name) + "\n")
     insert(readme, table())

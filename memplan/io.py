@@ -1,16 +1,34 @@
-"""Files that appear whole or not at all, and say how they are written."""
+"""Files that appear whole or not at all, and dataclasses as JSON has them: written, and read by their annotations."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
+import itertools
 import json
+import math
+import numbers
 import os
+import sys
 import threading
+import types
+import typing
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+_DESCRIPTIONS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", Mapping: "an object"}
 
 
-def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
+class _Strict(NamedTuple):
+    """What `decode` asks of objects besides types."""
+
+    complete: bool
+    exact: bool
+
+
+def write_atomic(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Write text as UTF-8, or bytes; an existing file is replaced in one step, a pipe or terminal is written to.
 
     Raises:
@@ -44,3 +62,112 @@ def read_json(path: str | os.PathLike[str], form: int) -> dict[str, Any]:
     if (found := document.pop("format")) != form:
         raise ValueError(f"its format is {found!r}, this memplan reads {form}")
     return document
+
+
+def encode(record: Any, where: str = "") -> Any:
+    """The dataclass as dicts, lists and scalars; numpy's integers as Python's.
+
+    Raises:
+      ValueError: a number is infinite or not a number; names the entry.
+    """
+    if record is None or isinstance(record, (str, int)):
+        return record
+    if dataclasses.is_dataclass(record):
+        names = [field.name for field, _ in _fields(type(record))]
+        return {name: encode(getattr(record, name), f"{where}.{name}") for name in names}
+    if isinstance(record, Mapping):
+        return {name: encode(entry, f"{where}.{name}") for name, entry in record.items()}
+    if isinstance(record, (tuple, list)):
+        return [encode(entry, f"{where}[{number}]") for number, entry in enumerate(record)]
+    if isinstance(record, float) and not math.isfinite(record):
+        raise ValueError(
+            f"{where.lstrip('.')} is {record}, which JSON cannot hold. Use None for a figure that is not known."
+        )
+    return int(record) if isinstance(record, numbers.Integral) else record
+
+
+def decode[Record](
+    kind: type[Record], document: Any, where: str = "", *, complete: bool = False, exact: bool = False
+) -> Record:
+    """The dataclass that `encode` was given.
+
+    Args:
+      where: the document stands in a larger one.
+      complete: entries with a default must be there too.
+      exact: entries that are not known are refused; they are passed over otherwise.
+
+    Raises:
+      ValueError: an entry is missing, of another type, not finite or refused by its dataclass; names the entry.
+    """
+    return _decode(kind, document, where, _Strict(complete, exact))
+
+
+def scalars(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+    """Where each scalar of a document stands, and what it is."""
+    if isinstance(value, dict):
+        for name, entry in value.items():
+            yield from scalars(entry, _join(where, name))
+    elif isinstance(value, list):
+        for number, entry in enumerate(value):
+            yield from scalars(entry, f"{where}[{number}]")
+    else:
+        yield where, value
+
+
+def _decode(kind: Any, value: Any, where: str, strict: _Strict) -> Any:
+    """`value` as the annotation `kind` says: a dataclass, tuple, mapping, literal or scalar, or one or None."""
+    kind, optional, origin, inner = _annotation(kind)
+    if (value is None and optional) or (type(value) is kind and kind is not float):
+        return value
+    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        return _record(typing.cast(type, kind), value, where, strict)
+    if origin is tuple and isinstance(value, list) and (inner[-1] is ... or len(inner) == len(value)):
+        kinds = inner if inner[-1] is not ... else itertools.repeat(inner[0])
+        pairs = enumerate(zip(kinds, value, strict=False))
+        return tuple(_decode(one, entry, f"{where}[{number}]", strict) for number, (one, entry) in pairs)
+    if origin is Mapping and isinstance(value, dict):
+        return {name: _decode(inner[1], entry, _join(where, name), strict) for name, entry in value.items()}
+    if origin is typing.Literal and value in inner:
+        return value
+    number: Any = value
+    if kind is float and type(value) in (float, int) and abs(number) <= sys.float_info.max:  # nan is not
+        return float(number)
+    raise ValueError(f"its {where!r} is {value!r:.40}, not {_description(kind, origin, inner)}")
+
+
+def _record(kind: type, document: dict[str, Any], where: str, strict: _Strict) -> Any:
+    entries: dict[str, Any] = {}
+    for field, hint in _fields(kind):
+        if field.name in document:
+            entries[field.name] = _decode(hint, document[field.name], _join(where, field.name), strict)
+        elif strict.complete or field.default is field.default_factory is dataclasses.MISSING:
+            raise ValueError(f"it has no entry {_join(where, field.name)!r}")
+    if strict.exact and (unknown := set(document) - {field.name for field, _ in _fields(kind)}):
+        raise ValueError(f"it has an unknown entry {_join(where, min(unknown))!r}")
+    return kind(**entries)
+
+
+@functools.cache
+def _fields(kind: type) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
+    """With their annotations."""
+    hints = typing.get_type_hints(kind)
+    return tuple((field, hints[field.name]) for field in dataclasses.fields(kind))
+
+
+@functools.cache
+def _annotation(kind: Any) -> tuple[Any, bool, Any, tuple[Any, ...]]:
+    """The annotation without None, if it may be None, its origin and arguments."""
+    kind, *others = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    return kind, types.NoneType in others, typing.get_origin(kind), typing.get_args(kind)
+
+
+def _join(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
+
+
+def _description(kind: Any, origin: Any, inner: tuple[Any, ...]) -> str:
+    if origin is typing.Literal:
+        return f"one of {', '.join(map(str, inner))}"
+    if origin is tuple:
+        return "a list" if inner[-1] is ... else f"a list of {len(inner)}"
+    return _DESCRIPTIONS.get(origin or kind, "an object")

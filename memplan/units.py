@@ -1,8 +1,9 @@
-"""Sizes as people write them."""
+"""Bytes, seconds and FLOPs as people write and read them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 
 from memplan.errors import BudgetError
@@ -11,7 +12,13 @@ _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
           "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
 _SIZE = re.compile(r"^\s*(?P<number>\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})\s*(?P<unit>[a-zA-Z]*|%)\s*$")
 
+_SECONDS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
+_FLOPS = (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("kFLOP", 1e3))
+
+UNKNOWN = "not known"
+
 Size = int | str | None
+"""What `parse_bytes` reads."""
 
 
 def parse_bytes(size: Size, whole: int, what: str = "budget") -> int:
@@ -43,8 +50,35 @@ def parse_bytes(size: Size, whole: int, what: str = "budget") -> int:
 
 
 def show_bytes(nbytes: int) -> str:
-    """`5583.1 MiB`, `15.8 GiB`."""
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if nbytes >= (10 if unit == "GiB" else 1) * factor:
-            return f"{nbytes / factor:.1f} {unit}"
+    """In messages, as a budget can be written: `5583.1 MiB`, `15.8 GiB`."""
+    return _binary(nbytes, gib_from=10, gib_digits=1)
+
+
+def format_bytes(nbytes: int | None) -> str:
+    """In tables: `1.50 GiB`, `1.5 KiB`, `5 B`."""
+    return UNKNOWN if nbytes is None else _binary(nbytes, gib_from=1, gib_digits=2)
+
+
+def format_seconds(seconds: float | None) -> str:
+    """Three digits: 0.0123 -> `12.3 ms`."""
+    return UNKNOWN if seconds is None else _scaled(seconds, _SECONDS, "s")
+
+
+def format_flops(flops: float | None) -> str:
+    """Floating-point operations with three digits: 2e12 -> `2.00 TFLOP`."""
+    return UNKNOWN if flops is None else _scaled(flops, _FLOPS, "FLOP")
+
+
+def _binary(nbytes: int, gib_from: int, gib_digits: int) -> str:
+    for unit, least, digits in (("GiB", gib_from, gib_digits), ("MiB", 1, 1), ("KiB", 1, 1)):
+        scale = _UNITS[unit.lower()]
+        if abs(nbytes) >= least * scale:
+            return f"{nbytes / scale:.{digits}f} {unit}"
     return f"{nbytes} B"
+
+
+def _scaled(value: float, units: Sequence[tuple[str, float]], base: str) -> str:
+    for unit, scale in units:
+        if abs(value) >= scale:
+            return f"{value / scale:#.3g} {unit}".replace(". ", " ")
+    return f"{value:.3g} {base}"

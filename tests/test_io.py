@@ -1,12 +1,80 @@
-"""A file is there whole, or as it was."""
+"""A file is there whole, or as it was; what is read is what was written, and what is wrong with it has its place."""
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
 import pytest
 
-from memplan.io import write_whole
+from memplan import io
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    number: int
+    share: float | None = None
+
+
+@dataclass(frozen=True)
+class Outer:
+    name: str
+    rows: tuple[Inner, ...] = ()
+    pair: tuple[str, int] = ("red", 1)
+    rates: Mapping[str, float] = field(default_factory=dict)
+    kind: Literal["a", "b"] = "a"
+    inner: Inner | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("it has no name")
+
+
+OUTER = Outer("x", (Inner(1), Inner(2, 0.5)), ("red", 3), {"f": 1.0}, "b", Inner(4))
+
+
+def test_a_dataclass_comes_back() -> None:
+    assert io.decode(Outer, json.loads(json.dumps(io.encode(OUTER))), complete=True, exact=True) == OUTER
+    assert io.decode(Outer, {"name": "x", "later": 1}) == Outer("x")
+    assert io.encode(Inner(np.int64(3), np.float64(0.5))) == {"number": 3, "share": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ({"name": 5}, "its 'name' is 5, not text"),
+        ({"name": ""}, "it has no name"),
+        ({"rows": {}}, "its 'rows' is {}, not a list"),
+        ({"rows": [3]}, r"its 'rows\[0\]' is 3, not an object"),
+        ({"rows": [{"number": 1}, {}]}, r"it has no entry 'rows\[1\]\.number'"),
+        ({"rows": [{"number": True}]}, r"'rows\[0\]\.number' is True, not a whole number"),
+        ({"rows": [{"number": 1.0}]}, r"'rows\[0\]\.number' is 1\.0, not a whole number"),
+        ({"rows": [{"number": 1, "share": {}}]}, r"'rows\[0\]\.share' is {}, not a number"),
+        ({"inner": {"number": 1, "share": math.nan}}, r"'inner\.share' is nan, not a number"),
+        ({"inner": {"number": 1, "share": 10**400}}, r"'inner\.share' is 1000"),
+        ({"pair": ["red"]}, r"'pair' is \['red'\], not a list of 2"),
+        ({"pair": ["red", "1"]}, r"'pair\[1\]' is '1', not a whole number"),
+        ({"rates": {"f": 1.0, "g": "fast"}}, r"'rates\.g' is 'fast', not a number"),
+        ({"kind": ["a"]}, r"'kind' is \['a'\], not one of a, b"),
+    ],
+)
+def test_what_is_wrong_is_named(entries: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        io.decode(Outer, {**io.encode(OUTER), **entries})
+
+
+def test_entries_may_be_required_and_refused() -> None:
+    with pytest.raises(ValueError, match=r"no entry 'in\.rows\[0\]\.share'"):
+        io.decode(Outer, {**io.encode(OUTER), "rows": [{"number": 1}]}, "in", complete=True)
+    with pytest.raises(ValueError, match="unknown entry 'later'"):
+        io.decode(Outer, {**io.encode(OUTER), "later": 1}, exact=True)
+    with pytest.raises(ValueError, match=r"rows\[0\]\.share is inf"):
+        io.encode(Outer("x", (Inner(1, math.inf),)))
 
 
 def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,12 +82,12 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: p
         raise OSError(28, "No space left on device")
 
     path = tmp_path / "file"
-    write_whole(path, "before")
+    io.write_atomic(path, "before")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", full)
         with pytest.raises(OSError, match="No space"):
-            write_whole(path, "after")
+            io.write_atomic(path, "after")
     assert path.read_text() == "before"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
     with pytest.raises(FileNotFoundError):
-        write_whole(tmp_path / "nowhere" / "file", "after")
+        io.write_atomic(tmp_path / "nowhere" / "file", "after")

@@ -26,8 +26,8 @@ from memplan.program import compat
 from memplan.program.trace import Program
 from memplan.xla import target
 from memplan.xla.module import UnreadableModuleError
-from tests.xla.compiling import dense, scanned
 from tests.xla.rewrites.test_split import masking
+from tests.xla.steps import dense, scanned
 from tests.xla.test_target import needs_compiler
 
 DONATE = {"donate_argnums": 0}

@@ -1,4 +1,4 @@
-"""Sizes as people write them, and the ones they mistype."""
+"""Sizes as people write them, the ones they mistype, and figures as they read them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memplan.errors import BudgetError, MemplanError
-from memplan.units import parse_bytes, show_bytes
+from memplan.units import format_bytes, format_flops, format_seconds, parse_bytes, show_bytes
 
 WHOLE = 16 * 2**30
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
@@ -117,7 +117,7 @@ def test_the_message_speaks_of_what_was_asked() -> None:
         (2**50, "1048576.0 GiB"),
     ],
 )
-def test_shown(nbytes: int, shown: str) -> None:
+def test_bytes_in_messages(nbytes: int, shown: str) -> None:
     assert show_bytes(nbytes) == shown
 
 
@@ -125,3 +125,31 @@ def test_shown(nbytes: int, shown: str) -> None:
 def test_what_is_shown_can_be_written_back(nbytes: int) -> None:
     unit = UNITS[show_bytes(nbytes).split()[1]]
     assert abs(parse_bytes(show_bytes(nbytes), WHOLE) - nbytes) <= 0.05 * unit + 1
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "written"),
+    [
+        (None, "not known"),
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (5 * 2**20, "5.0 MiB"),
+        (2**34, "16.00 GiB"),
+    ],
+)
+def test_bytes_in_tables(nbytes: int | None, written: str) -> None:
+    assert format_bytes(nbytes) == written
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [(None, "not known"), (0, "0 s"), (0.25, "250 ms"), (12.3, "12.3 s"), (3.21e-6, "3.21 us"), (1e-9, "1e-09 s")],
+)
+def test_seconds_have_three_digits(value: float | None, written: str) -> None:
+    assert format_seconds(value) == written
+
+
+@pytest.mark.parametrize(("value", "written"), [(0.0, "0 FLOP"), (12.0, "12 FLOP"), (1.234e12, "1.23 TFLOP")])
+def test_flops_have_three_digits(value: float, written: str) -> None:
+    assert format_flops(value) == written

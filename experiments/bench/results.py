@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from memplan.io import write_whole
+from memplan.io import write_atomic
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
@@ -67,7 +67,7 @@ class Result:
     def keep(self) -> None:
         """The file is written whole or not at all."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self.path, self.to_json(indent=1) + "\n")
+        write_atomic(self.path, self.to_json(indent=1) + "\n")
 
     def to_json(self, indent: int | None = None) -> str:
         return json.dumps(asdict(self), indent=indent, allow_nan=False)

@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.bench.results import Row
 from experiments.readme import grid, inserted
-from memplan.io import write_whole
+from memplan.io import write_atomic
 
 README = Path(__file__).parent / "README.md"
 MIB, MS = 2**20, 1e-3
@@ -65,4 +65,4 @@ def regenerated(tables: Mapping[str, str], text: str) -> str:
 
 
 def rewrite(tables: Mapping[str, str]) -> None:
-    write_whole(README, regenerated(tables, README.read_text()))
+    write_atomic(README, regenerated(tables, README.read_text()))

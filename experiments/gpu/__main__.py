@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from experiments.gpu.measure import CASES, TOYS, checksum_error
-from memplan.io import write_whole
+from memplan.io import write_atomic
 
 SHARES = (0.6, 0.4)
 HELD = "-scan"  # the end of the names of cases that also run with their state on the host
@@ -42,7 +42,7 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     for case in CASES if device.platform == "gpu" else TOYS:
         rows.extend(measured(case, deadline))
-        write_whole(options.out, json.dumps(document(rows, device), indent=1) + "\n")
+        write_atomic(options.out, json.dumps(document(rows, device), indent=1) + "\n")
     return 0 if all("error" not in row for row in rows) else 1
 
 

@@ -21,7 +21,7 @@ from experiments.planners.graphs import random_layered
 from experiments.planners.run import plan
 from experiments.planners.validate import measure
 from experiments.readme import insert
-from memplan.io import write_whole
+from memplan.io import write_atomic
 
 HERE = Path(__file__).parent
 # name, ratio, seconds allowed, what was asked for: percent and seconds
@@ -102,7 +102,7 @@ def main() -> None:
         path = _file(name, ratio, seconds)
         known = name.startswith("layered") or (chosen.folder / f"{name}.json").exists()
         if known and name.startswith(tuple(chosen.only)) and (chosen.force or not path.exists()):
-            write_whole(path, json.dumps(run(chosen.folder, name, ratio, seconds), indent=1) + "\n")
+            write_atomic(path, json.dumps(run(chosen.folder, name, ratio, seconds), indent=1) + "\n")
     insert(HERE / "README.md", table())
 
 

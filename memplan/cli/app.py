@@ -6,15 +6,15 @@ or memplan failed, 2 usage, 3 infeasible.
 
 from __future__ import annotations
 
-import importlib.metadata
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+import memplan
 from memplan.cli import distributed, factory, machines, steps
 from memplan.cli.options import Budget, Debug
-from memplan.cli.output import errors_told, print_line, working
+from memplan.cli.output import exit_on_error, print_line, progress
 
 app = typer.Typer(
     help="jax.jit with a device-memory budget.",
@@ -28,10 +28,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def options(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
     if version:
-        try:
-            print_line(importlib.metadata.version("memplan"))
-        except importlib.metadata.PackageNotFoundError:
-            print_line("not installed, run from its source")
+        print_line(memplan.__version__)
         raise typer.Exit
 
 
@@ -44,10 +41,10 @@ def demo(
     debug: Debug = False,
 ) -> None:
     """Train a 3D U-Net on small phantoms, or on your own volumes, within a budget."""
-    with errors_told(debug):
+    with exit_on_error(debug):
         options = {"size": size, "steps": steps, "budget": budget, "data": data, "out": out}
         main = factory.demo()
-        with working(results=True):
+        with progress(results=True):
             code = main(**{name: value for name, value in options.items() if value is not None})
         raise typer.Exit(code or 0)
 

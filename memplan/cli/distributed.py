@@ -8,13 +8,15 @@ from typing import Annotated
 import typer
 
 from memplan import parallel
-from memplan.cli.options import Budget, Debug, Donate, FactoryArgument, Html, Json, donated
-from memplan.cli.output import check_writable, errors_told, save, tell, working
+from memplan.cli.options import Budget, Debug, Donate, FactoryArgument, Html, Json, argnums
+from memplan.cli.output import check_writable, exit_on_error, print_result, progress, save
 from memplan.cli.steps import plain_step
 from memplan.hardware.overheads import Overheads
 from memplan.hardware.topology import TOPOLOGIES
 from memplan.parallel.measure import measured
-from memplan.parallel.runtime import launch as launching
+from memplan.parallel.runtime.launch import Launch
+from memplan.parallel.runtime.launch import launch as launch_processes
+from memplan.report.hardware import Topologies
 from memplan.studies import scaling
 
 _USUAL = Overheads()
@@ -34,9 +36,9 @@ def launch(
     debug: Debug = False,
 ) -> None:
     """Start the processes of a data-parallel run here. Exit code: of the first that failed, 128 + its signal."""
-    with errors_told(debug):
-        wanted = launching.Launch(tuple(command), processes, devices, port, timeout, restarts, min_processes, grace)
-        raise typer.Exit(launching.launch(wanted))
+    with exit_on_error(debug):
+        run = Launch(tuple(command), processes, devices, port, timeout, restarts, min_processes, grace)
+        raise typer.Exit(launch_processes(run))
 
 
 topologies = typer.Typer(invoke_without_command=True, help="Links between devices: known, measured, simulated on.")
@@ -56,22 +58,22 @@ def topology(
     """List the known topologies, or measure the links that are here (under memplan launch: between processes)."""
     if context.invoked_subcommand:
         return
-    with errors_told(debug):
+    with exit_on_error(debug):
         if out is not None and not measure:
             raise typer.BadParameter("only what --measure finds is written.", param_hint="--out")
         check_writable(json, html)
         check_writable(out)
         if not measure:
-            tell(scaling.told(tuple(TOPOLOGIES.values())), json, html)
+            print_result(Topologies(tuple(TOPOLOGIES.values())), json, html)
             return
         cluster = parallel.initialize()
-        with working() as stage:
+        with progress() as stage:
             stage("timing all-reduces", None)
             found = measured(parallel.mesh())
         if cluster.process == 0:
             if out is not None:
                 save(out, found.save)
-            tell(scaling.told((found,)), json, html)
+            print_result(Topologies((found,)), json, html)
 
 
 @topologies.command()
@@ -108,13 +110,13 @@ def simulate(
     debug: Debug = False,
 ) -> None:
     """Simulate step time on up to 4,096 devices; the factory's batch is that of one device."""
-    with errors_told(debug):
+    with exit_on_error(debug):
         check_writable(json, html)
         overheads = Overheads(
             spread, roofline_share, kernel_launch, collective_launch, accesses_per_byte, input_bytes, copies_share_links
         )
-        with working() as stage:
+        with progress() as stage:
             function, args = plain_step(step, stage)
-            limits = {"budget": budget, "donate_argnums": donated(donate, args), "statistics": statistics}
+            limits = {"budget": budget, "donate_argnums": argnums(donate, args), "statistics": statistics}
             found = scaling.simulate(function, args, on, device, overheads=overheads, notify=stage, **limits)
-        tell(found, json, html)
+        print_result(found, json, html)

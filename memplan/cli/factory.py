@@ -75,7 +75,7 @@ def load(reference: Reference) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         made = factory(**reference.arguments)
     except (Exception, SystemExit) as error:
         raise FactoryError(f"The factory {reference} failed with {type(error).__name__}: {error}") from error
-    return _checked(made, reference)
+    return _step_and_args(made, reference)
 
 
 def demo() -> Callable[..., int | None]:
@@ -137,7 +137,7 @@ def _no_factory(reference: Reference, found: object) -> str:
     return f"The module {reference.module!r} has no {reference.name!r}.{hint}"
 
 
-def _checked(made: Any, reference: Reference) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def _step_and_args(made: Any, reference: Reference) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     wanted = "It must return (step, args): the function to plan and the tuple of its arguments, such as (state, batch)."
     if not isinstance(made, tuple):
         raise FactoryError(f"{reference} returned a {type(made).__name__}. {wanted}")

@@ -8,19 +8,18 @@ from typing import Annotated
 import typer
 
 from memplan.cli.options import Debug, Html, Json
-from memplan.cli.output import check_writable, errors_told, save, tell, working
-from memplan.hardware import catalog as hardware
-from memplan.hardware import measured
-from memplan.report.catalogue import Catalogue, Entry
+from memplan.cli.output import check_writable, exit_on_error, print_result, progress, save
+from memplan.hardware import catalog, measured
+from memplan.report.hardware import Devices
 from memplan.studies.calibrate import calibrate as calibrate_device
-from memplan.studies.calibrate import told
+from memplan.studies.calibrate import calibration
 
 
 def devices(json: Json = None, html: Html = None, debug: Debug = False) -> None:
     """List the devices that can be planned for, and the host links they can be put behind."""
-    with errors_told(debug):
+    with exit_on_error(debug):
         check_writable(json, html)
-        tell(catalogue(), json, html)
+        print_result(Devices(tuple(catalog.DEVICES.values()), tuple(catalog.LINKS)), json, html)
 
 
 def calibrate(
@@ -31,33 +30,15 @@ def calibrate(
     debug: Debug = False,
 ) -> None:
     """Measure this machine's device and the way to its host: half a minute, best on a machine that is idle."""
-    with errors_told(debug):
+    with exit_on_error(debug):
         if out is not None and not measured.is_path(str(out)):
             raise typer.BadParameter(f"{out} would not be known as a file: let it end in .json.", param_hint="--out")
         if out is not None and out == json:
             raise typer.BadParameter(f"{out} cannot hold both --out and --json.")
         check_writable(json)
         check_writable(out)
-        with working() as stage:
+        with progress() as stage:
             found = calibrate_device(stage)
         if out is not None:
             save(out, found.save)
-        tell(told(found), json, None)
-
-
-def catalogue() -> Catalogue:
-    listed = [
-        Entry(
-            name=device.name,
-            description=device.description,
-            memory_bytes=device.memory_bytes,
-            memory_bandwidth=device.memory_bandwidth,
-            float32_flops=device.flops["float32"],
-            bfloat16_flops=device.flops["bfloat16"],
-            link=device.link.name,
-            link_bandwidth=device.link.bandwidth,
-            sources=device.sources,
-        )
-        for device in hardware.DEVICES.values()
-    ]
-    return Catalogue(tuple(listed), tuple(hardware.LINKS))
+        print_result(calibration(found), json, None)

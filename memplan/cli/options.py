@@ -34,13 +34,14 @@ Html = Annotated[Path | None, typer.Option("--html", help="Write one self-contai
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
-def verified(verify: str) -> str | None:
+def verify_level(verify: str) -> str | None:
+    """As `memplan.jit` takes it."""
     if verify not in ("compile", "numbers", "none"):
         raise typer.BadParameter(f"{verify!r} is none of compile, numbers, none.", param_hint="--verify")
     return None if verify == "none" else verify
 
 
-def donated(donate: str | None, args: tuple[Any, ...]) -> tuple[int, ...]:
+def argnums(donate: str | None, args: tuple[Any, ...]) -> tuple[int, ...]:
     """Positions to donate. By default the first of several: the training state, which a step replaces."""
     if donate is None:
         return (0,) if len(args) > 1 else ()

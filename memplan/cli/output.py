@@ -17,14 +17,14 @@ from rich.text import Text
 from memplan import api
 from memplan.errors import InfeasibleBudgetError, MemplanError
 from memplan.report.progress import Stages
-from memplan.report.result import Told
+from memplan.report.result import Result
 
 FAILED, USAGE, INFEASIBLE = 1, 2, 3
 STDOUT = Path("-")
 
 
 @contextlib.contextmanager
-def errors_told(debug: bool) -> Iterator[None]:
+def exit_on_error(debug: bool) -> Iterator[None]:
     """One message on standard error and the exit code that goes with the error."""
     try:
         yield
@@ -33,12 +33,12 @@ def errors_told(debug: bool) -> Iterator[None]:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        message, code = _explained(error)
+        message, code = _explanation(error)
         Console(stderr=True, highlight=False).print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
         raise typer.Exit(code) from None
 
 
-def _explained(error: Exception) -> tuple[str, int]:
+def _explanation(error: Exception) -> tuple[str, int]:
     if isinstance(error, InfeasibleBudgetError):
         return str(error), INFEASIBLE
     if isinstance(error, MemplanError):
@@ -48,7 +48,7 @@ def _explained(error: Exception) -> tuple[str, int]:
 
 
 @contextlib.contextmanager
-def working(*, results: bool = False) -> Iterator[Stages]:
+def progress(*, results: bool = False) -> Iterator[Stages]:
     """Progress on standard error. Unless it prints results, what the user's code prints goes there too."""
     with contextlib.ExitStack() as stack:
         stage = stack.enter_context(Stages(Console(stderr=True), lines=results))
@@ -84,7 +84,7 @@ def check_extra(path: Path | None, option: str, package: str, extra: str, *other
     check_writable(path)
 
 
-def tell(result: Told, json: Path | None, html: Path | None) -> None:
+def print_result(result: Result, json: Path | None, html: Path | None) -> None:
     """Write what was asked for, and the tables unless standard output is for JSON alone."""
     if json == STDOUT:
         print_line(result.to_json())

@@ -20,10 +20,10 @@ from memplan.cli.options import (
     Json,
     Planner,
     Verify,
-    donated,
-    verified,
+    argnums,
+    verify_level,
 )  # fmt: skip
-from memplan.cli.output import INFEASIBLE, check_extra, check_writable, errors_told, save, tell, working
+from memplan.cli.output import INFEASIBLE, check_extra, check_writable, exit_on_error, print_result, progress, save
 from memplan.report.progress import Stages
 
 
@@ -44,23 +44,23 @@ def inspect(
     debug: Debug = False,
 ) -> None:
     """Plan one step, compile it and report what it takes; runs nothing unless --verify numbers."""
-    with errors_told(debug):
+    with exit_on_error(debug):
         check_writable(json, html)
         check_extra(trace, "--trace", "perfetto", "trace", json, html)
         check_extra(png, "--png", "matplotlib", "plots", json, html, trace)
         options: dict[str, Any] = {"budget": budget, "host_budget": host_budget, "device": device, "planner": planner}
-        with working() as stage:
+        with progress() as stage:
             function, args = load(step, stage)
             if not hasattr(function, "plan"):
-                options["verify"] = verified(verify)
-                function = api.jit(function, **options, donate_argnums=donated(donate, args))
+                options["verify"] = verify_level(verify)
+                function = api.jit(function, **options, donate_argnums=argnums(donate, args))
             elif donate is not None or verify != "compile" or any(options.values()):
                 raise typer.BadParameter(
                     "the factory returns a step that memplan.jit already made, with options of its own. Leave out "
                     "--budget, --host-budget, --device, --planner, --verify and --donate, or return the plain step."
                 )
             report = function.plan(*args).report
-        tell(report, json, html)
+        print_result(report, json, html)
         for path, write in ((trace, report.save_trace), (png, report.save_png)):
             if path is not None:
                 save(path, write)
@@ -77,13 +77,13 @@ def compare(
     debug: Debug = False,
 ) -> None:
     """Compile one step in several ways, memplan's among them, and say which fit. Exit code 3 where none does."""
-    with errors_told(debug):
+    with exit_on_error(debug):
         check_writable(json, html)
-        with working() as stage:
+        with progress() as stage:
             function, args = plain_step(step, stage)
             limits = {"budget": budget, "host_budget": host_budget, "device": device}
-            comparison = api.compare(function, args, **limits, donate_argnums=donated(donate, args))
-        tell(comparison, json, html)
+            comparison = api.compare(function, args, **limits, donate_argnums=argnums(donate, args))
+        print_result(comparison, json, html)
         if not comparison.any_fits:
             raise typer.Exit(INFEASIBLE)
 
@@ -104,16 +104,16 @@ def curve(
     debug: Debug = False,
 ) -> None:
     """Step time against memory: planned for several budgets, beside what jax and XLA do without a plan."""
-    with errors_told(debug):
+    with exit_on_error(debug):
         check_writable(json, html)
         check_extra(png, "--png", "matplotlib", "plots", json, html)
-        with working() as stage:
+        with progress() as stage:
             function, args = plain_step(step, stage)
             limits = {"host_budget": host_budget, "device": device, "planner": planner}
-            found = api.curve(function, args, points=share or points, **limits, donate_argnums=donated(donate, args))
+            found = api.curve(function, args, points=share or points, **limits, donate_argnums=argnums(donate, args))
         if png is not None:
             save(png, found.save_png)
-        tell(found, json, html)
+        print_result(found, json, html)
 
 
 def largest(
@@ -132,7 +132,7 @@ def largest(
     debug: Debug = False,
 ) -> None:
     """The biggest size whose step fits; of two, for each value of the first the biggest of the second."""
-    with errors_told(debug):
+    with exit_on_error(debug):
         check_writable(json, html)
         ranges = [_range(one) for one in vary]
         reference = factory.parse(step)
@@ -141,14 +141,14 @@ def largest(
             named = {name: size for (name, *_), size in zip(ranges, sizes, strict=True)}
             return factory.load(reference.with_arguments(named))
 
-        with working():
+        with progress():
             names, lows, highs, steps = zip(*ranges, strict=True)
             _, args = make(*lows)
             found = api.frontier(
                 make, names=names, low=lows, high=highs, step=steps, budget=budget, host_budget=host_budget,
-                device=device, planner=planner, donate_argnums=donated(donate, args),
+                device=device, planner=planner, donate_argnums=argnums(donate, args),
             )  # fmt: skip
-        tell(found, json, html)
+        print_result(found, json, html)
 
 
 def _range(text: str) -> tuple[str, int, int, int]:

@@ -17,7 +17,7 @@ from memplan.planning.registry import Planner
 from memplan.program.trace import Program, as_step, by_leaves, flat_step, leaves_of
 from memplan.verify.numbers import check_types
 from memplan.xla.hook import Rewrite
-from memplan.xla.replay import Traffic, traffic
+from memplan.xla.replay import Replay, replay
 from memplan.xla.target import HIDES_LATENCY, Executable, Target
 
 Notify = Callable[[str, float | None], None]
@@ -88,10 +88,10 @@ class Compiler:
         if program.topology is None or not self.target.is_gpu:
             return None
         self.notify("compiling for the seconds of its collectives", None)
-        found: list[Traffic] = []
+        found: list[Replay] = []
 
         def read(text: str) -> None:
-            found.append(traffic(text, self.target.device, program.topology))
+            found.append(replay(text, self.target.device, program.topology))
 
         self._compile(program, read, None, hides_latency=False)
         return found[0].seconds if found[0].collectives else {}

@@ -13,7 +13,7 @@ from memplan.compilation.scheduled import ScheduledModule
 from memplan.planning.plan import Plan, named
 from memplan.planning.schedule import runs
 from memplan.program.trace import Program
-from memplan.verify.collectives import differing
+from memplan.verify.collectives import collective_differences
 from memplan.xla.target import Executable, Target
 
 
@@ -77,7 +77,7 @@ class Outcome:
         spmd = self.program.spmd
         if spmd is None:
             return ()
-        return differing(self.program.jaxpr, spmd.axes, self.planned.result.traffic.collectives)
+        return collective_differences(self.program.jaxpr, spmd.axes, self.planned.result.traffic.collectives)
 
     def better(self, later: Outcome) -> Outcome:
         """The one that fits, or takes less, after the compilations of both."""

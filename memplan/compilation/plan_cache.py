@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from memplan.errors import PlanMismatchError
-from memplan.io import write_whole
+from memplan.io import write_atomic
 from memplan.planning.plan import Plan
 
 MOST = 256  # plans of some 100 kB
@@ -73,7 +73,7 @@ def keep(name: str, plan: Plan) -> None:
         return
     with contextlib.suppress(OSError):
         kept.mkdir(parents=True, exist_ok=True)
-        write_whole(kept / f"{name}.json", plan.to_json())
+        write_atomic(kept / f"{name}.json", plan.to_json())
         _drop(sorted(kept.glob("*.json"), key=_age)[:-MOST])
 
 

@@ -13,7 +13,7 @@ from memplan.planning.packing import live_nbytes
 from memplan.planning.plan import Plan, named
 from memplan.planning.registry import PLANNERS, Planner
 from memplan.planning.search.planner import Found, rank, repeated
-from memplan.xla.rewrites.extra_outputs import prices
+from memplan.xla.rewrites.extra_outputs import output_costs
 
 _LITTLE = (
     1.1  # of a plain step: a plan that takes no more is taken. Where holes cost much, extra outputs can cost more:
@@ -90,7 +90,7 @@ class Plans:
         if base.device.target is None:
             return ()
         problem = base.timed
-        cheaper = prices(base.module, problem, room_nbytes, live_nbytes(problem).tolist())
+        cheaper = output_costs(base.module, problem, room_nbytes, live_nbytes(problem).tolist())
         if not cheaper:
             return ()
         maker = {buffer.name: buffer.maker for buffer in problem.buffers if buffer.name in cheaper}

@@ -12,11 +12,11 @@ from memplan.planning.packing import Lifetime, Packing, lifetimes, pack
 from memplan.planning.problem import POINTER_BYTES, Problem, Role
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import Module
-from memplan.xla.replay import Traffic, traffic
-from memplan.xla.rewrites.extra_outputs import handed_on
-from memplan.xla.rewrites.inline import variant
-from memplan.xla.rewrites.merge import merged
-from memplan.xla.rewrites.split import in_parts
+from memplan.xla.replay import Replay, replay
+from memplan.xla.rewrites.extra_outputs import add_outputs
+from memplan.xla.rewrites.inline import inline_producers
+from memplan.xla.rewrites.merge import merge_fusions
+from memplan.xla.rewrites.split import split_fusions
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class ScheduledModule:
     topology: Topology | None = None
 
     @functools.cached_property
-    def traffic(self) -> Traffic:
+    def traffic(self) -> Replay:
         """What a step moves and how long that takes."""
-        return traffic(self.module, self.device, self.topology)
+        return replay(self.module, self.device, self.topology)
 
     @functools.cached_property
     def problem(self) -> Problem:
@@ -68,19 +68,19 @@ class ScheduledModule:
         """With other fusions: readers that make what they read, siblings merged, values with outputs of their own."""
         if values:
             found = self.rewrite(room_nbytes, whole=True)
-            return replace(found, module=handed_on(found.module, values, room_nbytes))
+            return replace(found, module=add_outputs(found.module, values, room_nbytes))
         found = self._inlined
-        return replace(found, module=merged(found.module, found.problem, room_nbytes).module)
+        return replace(found, module=merge_fusions(found.module, found.problem, room_nbytes).module)
 
     def _split(self, room_nbytes: int, values: Sequence[str]) -> ScheduledModule:
         whole = self.rewrite(room_nbytes, values, whole=True)
-        pieces = in_parts(whole.module, whole.problem, room_nbytes)
+        pieces = split_fusions(whole.module, whole.problem, room_nbytes)
         return whole if pieces is None else replace(whole, module=pieces)
 
     @functools.cached_property
     def _inlined(self) -> ScheduledModule:
         """With cheap values made inside of their readers."""
-        found = variant(self.module, self.problem)
+        found = inline_producers(self.module, self.problem)
         return self if found is None else replace(self, module=found)
 
     @functools.cached_property

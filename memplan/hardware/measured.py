@@ -6,19 +6,16 @@ not at all.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
-import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
+from memplan import io
 from memplan.errors import UnknownDeviceError
 from memplan.hardware.device import Device, HostLink
-from memplan.io import read_json, write_whole
+from memplan.io import read_json, write_atomic
 
 FORMAT = 1
 
@@ -115,11 +112,11 @@ class Spec:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON to `path`; the file appears whole or not at all (OSError)."""
-        write_whole(path, self.to_json() + "\n")
+        write_atomic(path, self.to_json() + "\n")
 
     def to_json(self) -> str:
-        document = {"format": FORMAT, **_plain(self.device), "conditions": _plain(self.conditions)}
-        return json.dumps(document, indent=1, allow_nan=False)
+        document = {"format": FORMAT, **io.encode(self.device), "conditions": io.encode(self.conditions)}
+        return json.dumps(document, indent=1)
 
 
 def is_path(device: str) -> bool:
@@ -135,7 +132,9 @@ def load(path: str | os.PathLike[str]) -> Spec:
     """
     try:
         document = read_json(path, FORMAT)
-        found = Spec(_read(Device, document, ""), _read(Conditions, document.get("conditions"), "conditions"))
+        conditions = io.decode(Conditions, document.get("conditions"), "conditions", complete=True)
+        found = Spec(io.decode(Device, document, complete=True), conditions)
+        _check_numbers(found)
         if "float32" not in found.device.flops:
             raise ValueError("its 'flops' have no entry 'float32'")
         if not all(measurement.timings for measurement in found.conditions.measurements):
@@ -191,55 +190,10 @@ def _link(base: HostLink, measured: Mapping[str, float], conditions: Conditions)
     )
 
 
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {name: _plain(entry) for name, entry in value.items()}
-    return [_plain(entry) for entry in value] if isinstance(value, tuple) else value
-
-
-def _read(kind: Any, value: Any, where: str) -> Any:
-    """`value` as the annotation `kind` says. Numbers are finite and not negative; all of a device are positive.
-
-    Raises:
-      ValueError: it is not; names the entry.
-    """
-    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    if value is None and types.NoneType in options:
-        return None
-    kind = options[0]
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        return _record(typing.cast(type, kind), value, where)
-    if origin is tuple and isinstance(value, list) and (inner[-1] is ... or len(value) == len(inner)):
-        return tuple(_read(inner[0], entry, f"{where}[{number}]") for number, entry in enumerate(value))
-    if origin is Mapping and isinstance(value, dict):
-        return {name: _read(inner[1], entry, f"{where}.{name}") for name, entry in value.items()}
-    if kind is str and isinstance(value, str):
-        return value
-    if (kind is float and type(value) in (int, float)) or (kind is int and type(value) is int):
-        return _number(kind(typing.cast(float, value)), where)
-    raise ValueError(f"its {where!r} is {str(value)[:40]!r}, not {_spelled(kind)}")
-
-
-def _record(kind: type, document: Mapping[str, Any], where: str) -> Any:
-    hints = typing.get_type_hints(kind)
-    entries: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):
-        name = f"{where}.{field.name}".lstrip(".")
-        if field.name not in document:
-            raise ValueError(f"it has no entry {name!r}")
-        entries[field.name] = _read(hints[field.name], document[field.name], name)
-    return kind(**entries)
-
-
-def _number(value: float, where: str) -> float:
-    idle = where.startswith(("conditions.load", "target.compute_capability"))  # these may be zero
-    if not math.isfinite(value) or value < 0 or (value == 0 and not idle):
-        raise ValueError(f"its {where!r} is {value}, which no device has")
-    return value
-
-
-def _spelled(kind: Any) -> str:
-    return {str: "text", int: "a whole number", float: "a number"}.get(kind, "what a specification has there")
+def _check_numbers(found: Spec) -> None:
+    """Raise ValueError, naming the entry, unless all are finite and positive; some may be zero."""
+    entries = (*io.scalars(io.encode(found.device)), *io.scalars(io.encode(found.conditions), "conditions"))
+    for where, value in entries:
+        idle = where.startswith(("conditions.load", "target.compute_capability"))
+        if isinstance(value, (int, float)) and not (0 < value < math.inf or (value == 0 and idle)):
+            raise ValueError(f"its {where!r} is {value}, which no device has")

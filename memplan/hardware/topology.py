@@ -6,7 +6,6 @@ as such; write your own figures to a file (`Topology.save`) where it matters.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import json
 import math
@@ -15,12 +14,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
 
+from memplan import io
 from memplan.errors import TopologyError
 from memplan.hardware.catalog import LINKS
 from memplan.hardware.measured import is_path
-from memplan.io import read_json, write_whole
+from memplan.io import read_json, write_atomic
 
 FORMAT = 1
 
@@ -141,10 +140,10 @@ class Topology:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON to `path`; the file appears whole or not at all (OSError)."""
-        write_whole(path, self.to_json() + "\n")
+        write_atomic(path, self.to_json() + "\n")
 
     def to_json(self) -> str:
-        return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1, allow_nan=False)
+        return json.dumps({"format": FORMAT, **io.encode(self)}, indent=1)
 
 
 def load(path: str | os.PathLike[str]) -> Topology:
@@ -154,7 +153,7 @@ def load(path: str | os.PathLike[str]) -> Topology:
       TopologyError: there is no such file, or it is not a whole topology; says what is wrong with it.
     """
     try:
-        return _read(read_json(path, FORMAT))
+        return io.decode(Topology, read_json(path, FORMAT), complete=True, exact=True)
     except OSError as error:
         raise TopologyError(
             f"the topology {os.fspath(path)!r} cannot be read: {error.strerror or error}. A topology is the path of a "
@@ -165,34 +164,6 @@ def load(path: str | os.PathLike[str]) -> Topology:
             f"{os.fspath(path)!r} is not a whole topology ({error}). It may be truncated or written by another "
             "program; save the topology again."
         ) from error
-
-
-def _read(document: dict[str, Any]) -> Topology:
-    """The topology of a document without its format (ValueError: it is none)."""
-    entries = _entries(Topology, document, "")
-    for name in ("name", "description"):
-        if not isinstance(entries[name], str):
-            raise ValueError(f"its {name!r} is {entries[name]!r:.40}, not text")
-    for name in ("axes", "sources"):
-        if not isinstance(entries[name], list):
-            raise ValueError(f"its {name!r} is {entries[name]!r:.40}, not a list")
-    if not all(isinstance(source, str) for source in entries["sources"]):
-        raise ValueError("one of its 'sources' is not text")
-    axes = (_entries(Axis, axis, f"axes[{number}]") for number, axis in enumerate(entries["axes"]))
-    return Topology(
-        entries["name"], entries["description"], tuple(Axis(**axis) for axis in axes), tuple(entries["sources"])
-    )
-
-
-def _entries(kind: type, document: Any, where: str) -> dict[str, Any]:
-    """`document`, if it has the fields of `kind` and no others (ValueError)."""
-    if not isinstance(document, dict):
-        raise ValueError(f"its {where!r} is {document!r:.40}, not an object")
-    names = {field.name for field in dataclasses.fields(kind)}
-    for name in sorted(names ^ set(document)):
-        entry = f"{where}.{name}".lstrip(".")
-        raise ValueError(f"it has {'no' if name in names else 'an unknown'} entry {entry!r}")
-    return document
 
 
 # The allowance of `memplan.hardware.catalog` for headers and flow control, here for links between devices. NCCL's own

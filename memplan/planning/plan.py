@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from memplan.errors import PlanMismatchError
-from memplan.io import write_whole
+from memplan.io import write_atomic
 from memplan.planning.loop import Residuals
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import Action, Kind, Schedule
@@ -71,7 +71,7 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON to `path`; the file appears whole or not at all."""
-        write_whole(path, self.to_json())
+        write_atomic(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:

@@ -1,4 +1,4 @@
-"""Telling: what was planned and measured, as data, tables, pages, pictures and traces. Computes nothing.
+"""Results: what was planned and measured, as data, tables, pages, pictures and traces. Computes nothing.
 
-May import `io`, and plain types of `hardware` and `planning`.
+May import `io`, `units`, and plain types of `hardware` and `planning`.
 """

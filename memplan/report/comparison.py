@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from memplan.report.document import Pairs
-from memplan.report.result import Told
-from memplan.report.views.table import UNKNOWN, Sheet, seconds, size
+from memplan.report.result import Record, Versions
+from memplan.report.views.table import Table
+from memplan.units import UNKNOWN, format_bytes, format_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Comparison(Told):
+class Comparison(Record):
     """Several ways to run one step.
 
     Attributes:
@@ -51,7 +51,7 @@ class Comparison(Told):
     device: str = ""
     budget_bytes: int | None = None
     host_budget_bytes: int | None = None
-    versions: Pairs = ()
+    versions: Versions = ()
 
     @property
     def any_fits(self) -> bool:
@@ -61,15 +61,22 @@ class Comparison(Told):
     def title(self) -> str:
         return "memplan compare"
 
-    def sheets(self, rows: int) -> tuple[Sheet, ...]:
+    def tables(self, rows: int) -> tuple[Table, ...]:
         """One row for each way, whatever `rows` says: green where it fits and red where it does not."""
-        budget = f" in {size(self.budget_bytes)}" if self.budget_bytes is not None else ""
+        budget = f" in {format_bytes(self.budget_bytes)}" if self.budget_bytes is not None else ""
         place = f" on {self.device}" if self.device else ""
-        told = {True: "yes", False: "no", None: UNKNOWN}
+        words = {True: "yes", False: "no", None: UNKNOWN}
         tones = {True: "good", False: "bad", None: ""}
         ways = tuple(
-            (row.name, size(row.device_bytes), size(row.host_bytes), seconds(row.step_s), told[row.fits], row.note)
+            (
+                row.name,
+                format_bytes(row.device_bytes),
+                format_bytes(row.host_bytes),
+                format_seconds(row.step_s),
+                words[row.fits],
+                row.note,
+            )
             for row in self.rows
         )
         columns = ("way", ">device", ">host", ">step", "fits", "note")
-        return (Sheet(f"One step{place}{budget}", columns, ways, tuple(tones[row.fits] for row in self.rows)),)
+        return (Table(f"One step{place}{budget}", columns, ways, tuple(tones[row.fits] for row in self.rows)),)

@@ -9,11 +9,11 @@ import os
 from dataclasses import dataclass
 from typing import ClassVar
 
-from memplan.io import write_whole
-from memplan.report.document import Pairs
-from memplan.report.result import Told
+from memplan.io import write_atomic
+from memplan.report.result import Record, Versions
 from memplan.report.views import plot
-from memplan.report.views.table import UNKNOWN, Sheet, seconds, size
+from memplan.report.views.table import Table
+from memplan.units import UNKNOWN, format_bytes, format_seconds
 
 _GIB = 2**30
 
@@ -42,7 +42,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Curve(Told):
+class Curve(Record):
     """Step time against memory.
 
     Attributes:
@@ -60,29 +60,29 @@ class Curve(Told):
     plain_bytes: int
     plain_step_s: float | None
     floor_bytes: int
-    versions: Pairs = ()
+    versions: Versions = ()
 
     @property
     def title(self) -> str:
         return "memplan curve"
 
-    def sheets(self, rows: int) -> tuple[Sheet, ...]:
+    def tables(self, rows: int) -> tuple[Table, ...]:
         """One row for each point, whatever `rows` says."""
-        told = tuple(
+        listed = tuple(
             (
                 point.way,
-                size(point.budget_bytes) if point.budget_bytes is not None else "any",
-                size(point.device_bytes),
-                size(point.host_bytes),
-                seconds(point.step_s),
+                format_bytes(point.budget_bytes) if point.budget_bytes is not None else "any",
+                format_bytes(point.device_bytes),
+                format_bytes(point.host_bytes),
+                format_seconds(point.step_s),
                 self.against_plain(point),
                 point.note,
             )
             for point in self.points
         )
         columns = ("way", ">budget", ">device", ">host", ">step", ">to plain", "note")
-        title = f"Step time against memory on {self.device}; floor {size(self.floor_bytes)}"
-        return (Sheet(title, columns, told, ("",) * len(told)),)
+        title = f"Step time against memory on {self.device}; floor {format_bytes(self.floor_bytes)}"
+        return (Table(title, columns, listed, ("",) * len(listed)),)
 
     def against_plain(self, point: Point) -> str:
         """`+3.1%`: how much longer a step takes than the unmodified one."""
@@ -100,7 +100,7 @@ class Curve(Told):
         ways = dict.fromkeys(point.way for point in self.points)
         series = [found for way in ways if (found := self._series(way)).points]
         axes = "device memory (GiB)", "step (ms)"
-        write_whole(path, plot.png(self.device, axes, series, ("floor", self.floor_bytes / _GIB)))
+        write_atomic(path, plot.png(self.device, axes, series, ("floor", self.floor_bytes / _GIB)))
 
     def _series(self, way: str) -> plot.Series:
         points = [point for point in self.points if point.way == way]

@@ -8,15 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from memplan.report.document import Pairs
-from memplan.report.result import Told
-from memplan.report.views.table import Sheet, size
+from memplan.report.result import Record, Versions
+from memplan.report.views.table import Table
+from memplan.units import format_bytes
 
 Size = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class Trial:
     """A size that was compiled.
 
     Attributes:
@@ -39,7 +39,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Frontier(Told):
+class Frontier(Record):
     """The largest size whose step fits; of two axes, for each value of the first the largest of the second.
 
     Attributes:
@@ -59,12 +59,12 @@ class Frontier(Told):
     axes: tuple[str, ...]
     largest: tuple[Size, ...]
     refused: tuple[Size, ...]
-    tried: tuple[Tried, ...]
+    tried: tuple[Trial, ...]
     traced: int
     device: str
     budget_bytes: int
     host_budget_bytes: int
-    versions: Pairs = ()
+    versions: Versions = ()
 
     @property
     def title(self) -> str:
@@ -75,7 +75,7 @@ class Frontier(Told):
         """Of all sizes together."""
         return sum(one.compilations for one in self.tried)
 
-    def at(self, wanted: Size) -> Tried | None:
+    def at(self, wanted: Size) -> Trial | None:
         """What is known of a size."""
         return next((one for one in self.tried if one.size == wanted), None)
 
@@ -85,35 +85,39 @@ class Frontier(Told):
         if known is None:
             return "as in the row above" if refused else "the range ends"
         if known.floor_bytes > self.budget_bytes:
-            return f"floor {size(known.floor_bytes)}, {known.operation}"
+            return f"floor {format_bytes(known.floor_bytes)}, {known.operation}"
         if known.device_bytes > self.budget_bytes:
-            return f"the next needs {size(known.device_bytes)}"
-        return f"the next needs {size(known.host_bytes)} of the host"
+            return f"the next needs {format_bytes(known.device_bytes)}"
+        return f"the next needs {format_bytes(known.host_bytes)} of the host"
 
-    def sheets(self, rows: int) -> tuple[Sheet, ...]:
+    def tables(self, rows: int) -> tuple[Table, ...]:
         """The frontier, and every size that was compiled, whatever `rows` says."""
-        return _frontier(self), _tried(self)
+        return _largest(self), _trials(self)
 
 
-def _frontier(found: Frontier) -> Sheet:
+def _largest(found: Frontier) -> Table:
     rows = tuple(
         (
             *map(str, largest),
-            *((size(known.device_bytes), size(known.host_bytes)) if (known := found.at(largest)) else ("", "")),
+            *_bytes(found.at(largest)),
             found.limit(refused),
         )
         for largest, refused in zip(found.largest, found.refused, strict=True)
     )
-    title = f"The largest that fits {size(found.budget_bytes)} on {found.device}"
-    return Sheet(title, (*(f">{name}" for name in found.axes), ">device", ">host", "limit"), rows)
+    title = f"The largest that fits {format_bytes(found.budget_bytes)} on {found.device}"
+    return Table(title, (*(f">{name}" for name in found.axes), ">device", ">host", "limit"), rows)
 
 
-def _tried(found: Frontier) -> Sheet:
+def _bytes(known: Trial | None) -> tuple[str, str]:
+    return (format_bytes(known.device_bytes), format_bytes(known.host_bytes)) if known else ("", "")
+
+
+def _trials(found: Frontier) -> Table:
     rows = tuple(
         (
             *map(str, one.size),
-            size(one.device_bytes),
-            size(one.floor_bytes),
+            format_bytes(one.device_bytes),
+            format_bytes(one.floor_bytes),
             one.way,
             str(one.compilations),
             "fits" if one.fits else "too large",
@@ -122,4 +126,4 @@ def _tried(found: Frontier) -> Sheet:
     )
     title = f"Sizes tried: {found.traced} traced, {len(found.tried)} compiled, in {found.compilations} programs"
     columns = (*(f">{name}" for name in found.axes), ">device", ">floor", "way", ">programs", "")
-    return Sheet(title, columns, rows, tuple("good" if one.fits else "bad" for one in found.tried))
+    return Table(title, columns, rows, tuple("good" if one.fits else "bad" for one in found.tried))

@@ -11,14 +11,14 @@ import os
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from memplan.io import write_whole
-from memplan.report.document import Pairs
-from memplan.report.result import Told
+from memplan.io import write_atomic
+from memplan.report.result import Record, Versions
 from memplan.report.timeline import Line, Timeline
 from memplan.report.views import page, perfetto, picture
-from memplan.report.views.table import Sheet, flops, largest, seconds, shape, short_source, size
+from memplan.report.views.table import Table, largest, shape, short_source
+from memplan.units import format_bytes, format_flops, format_seconds
 
-_UNDRAWN = 200  # rows of long tables, where no script draws them
+_FALLBACK_ROWS = 200  # rows of long tables, where no script draws them
 
 Choice = Literal["keep", "offload", "recompute"]
 
@@ -84,7 +84,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Report(Told):
+class Report(Record):
     """Prediction, compilation and observation of one step under one budget.
 
     Attributes:
@@ -147,7 +147,7 @@ class Report(Told):
     decisions: tuple[Decision, ...] = ()
     live_at_peak: tuple[LiveValue, ...] = ()
     candidates: tuple[Candidate, ...] = ()
-    versions: Pairs = ()
+    versions: Versions = ()
     gap_s: float | None = None
     copy_s: float | None = None
     hidden_copy_s: float | None = None
@@ -165,17 +165,18 @@ class Report(Told):
     def title(self) -> str:
         return f"memplan: {self.device}"
 
-    def sheets(self, rows: int) -> tuple[Sheet, ...]:
+    def tables(self, rows: int) -> tuple[Table, ...]:
         """Summary, candidates, what stands at the peak, decisions; at most `rows` of each of the last two."""
         parts = (_summary(self), _candidates(self), _live(self, rows), _decisions(self, rows))
-        return tuple(sheet for sheet in parts if sheet.rows)
+        return tuple(table for table in parts if table.rows)
 
     def to_html(self) -> str:
         """One self-contained page: memory over the step, decisions, tables. It loads nothing and holds `to_json()`."""
-        told, undrawn = (_summary(self), _candidates(self)), (_live(self, _UNDRAWN), _decisions(self, _UNDRAWN))
+        tables = _summary(self), _candidates(self)
+        fallbacks = _live(self, _FALLBACK_ROWS), _decisions(self, _FALLBACK_ROWS)
         subtitle = ", ".join(f"{name} {version}" for name, version in self.versions)
         is_good = self.status == "fits"
-        return page.render(self.title, self.status, is_good, subtitle, self.to_json(), told, undrawn)
+        return page.render(self.title, self.status, is_good, subtitle, self.to_json(), tables, fallbacks)
 
     def _repr_html_(self) -> str:
         return page.frame(self.to_html(), self.title)
@@ -188,7 +189,7 @@ class Report(Told):
           ValueError: there is no timeline.
           OSError: the file cannot be written; nothing is left behind.
         """
-        write_whole(path, perfetto.trace(self.title, self._drawable(), self.lines, self.budget_bytes))
+        write_atomic(path, perfetto.trace(self.title, self._required_timeline(), self.lines, self.budget_bytes))
 
     def save_png(self, path: str | os.PathLike[str]) -> None:
         """Draw memory over the step, and the streams below it.
@@ -199,9 +200,9 @@ class Report(Told):
           OSError: the file cannot be written; nothing is left behind.
         """
         limits = (("budget", self.budget_bytes), ("floor", self.floor_bytes))
-        write_whole(path, picture.png(self.title, self._drawable(), self.lines, limits))
+        write_atomic(path, picture.png(self.title, self._required_timeline(), self.lines, limits))
 
-    def _drawable(self) -> Timeline:
+    def _required_timeline(self) -> Timeline:
         if self.timeline is None or not self.timeline.instants:
             raise ValueError(
                 f"this report has no memory over time: on {self.device} the compiler tells no schedule, and the step "
@@ -210,79 +211,87 @@ class Report(Told):
         return self.timeline
 
 
-def _summary(report: Report) -> Sheet:
+def _summary(report: Report) -> Table:
     elsewhere = f", runs on {report.runs_on}" if report.runs_on != report.device else ""
-    observed = "not observed" if report.observed_peak_bytes is None else size(report.observed_peak_bytes)
+    observed = "not observed" if report.observed_peak_bytes is None else format_bytes(report.observed_peak_bytes)
     times = "once" if report.attempts == 1 else f"{report.attempts} times"
     rows = (
         ("status", report.status),
         ("planned for", f"{report.device}{elsewhere}"),
         ("planner", f"{report.planner}, compiled {times}"),
-        ("device budget", size(report.budget_bytes)),
+        ("device budget", format_bytes(report.budget_bytes)),
         (
             "device peak",
-            f"{size(report.compiled_peak_bytes)} compiled, {size(report.predicted_peak_bytes)} predicted, {observed}",
+            f"{format_bytes(report.compiled_peak_bytes)} compiled, "
+            f"{format_bytes(report.predicted_peak_bytes)} predicted, {observed}",
         ),
-        ("  unmodified step", size(report.baseline_peak_bytes)),
-        ("  its largest kernel", size(report.floor_bytes)),
-        ("host peak", f"{size(report.host_peak_bytes)} of {size(report.host_budget_bytes)}"),
-        ("offloaded in a step", size(report.offloaded_bytes)),
-        ("recomputed in a step", flops(report.recomputed_flops)),
-        ("found compiled", _found(report)),
-        ("step, predicted", seconds(report.predicted_step_s)),
-        ("  unmodified step", seconds(report.baseline_step_s)),
+        ("  unmodified step", format_bytes(report.baseline_peak_bytes)),
+        ("  its largest kernel", format_bytes(report.floor_bytes)),
+        ("host peak", f"{format_bytes(report.host_peak_bytes)} of {format_bytes(report.host_budget_bytes)}"),
+        ("offloaded in a step", format_bytes(report.offloaded_bytes)),
+        ("recomputed in a step", format_flops(report.recomputed_flops)),
+        ("found compiled", _compiled_counts(report)),
+        ("step, predicted", format_seconds(report.predicted_step_s)),
+        ("  unmodified step", format_seconds(report.baseline_step_s)),
         ("  copies", _copies(report)),
-        ("  lower bound", f"{seconds(report.lower_bound_s)}{_above(report)}"),
-        ("prepared in", f"{seconds(report.preparation_s)}, {seconds(report.planning_s)} of it planning"),
+        ("  lower bound", f"{format_seconds(report.lower_bound_s)}{_below_plan(report)}"),
+        ("prepared in", f"{format_seconds(report.preparation_s)}, {format_seconds(report.planning_s)} of it planning"),
         ("versions", ", ".join(f"{name} {version}" for name, version in report.versions)),
     )
-    return Sheet("memplan", ("", ""), rows)
+    return Table("memplan", ("", ""), rows)
 
 
 def _copies(report: Report) -> str:
     if not report.copy_s:
         return "none" if report.copy_s is not None else "not known"
     hidden = (report.hidden_copy_s or 0.0) / report.copy_s
-    return f"{seconds(report.copy_s)}, {hidden:.0%} under computation; {seconds(report.stall_s)} stalled"
+    return f"{format_seconds(report.copy_s)}, {hidden:.0%} under computation; {format_seconds(report.stall_s)} stalled"
 
 
-def _found(report: Report) -> str:
+def _compiled_counts(report: Report) -> str:
     if report.copies_found is None:
         return "not looked for"
     return f"{report.copies_found} copies, {report.recomputations_found} kernels run again"
 
 
-def _above(report: Report) -> str:
+def _below_plan(report: Report) -> str:
     """`, 3.1% below the plan`."""
     if not report.lower_bound_s or report.predicted_step_s is None:
         return ""
     return f", {1 - report.lower_bound_s / report.predicted_step_s:.1%} below the plan"
 
 
-def _candidates(report: Report) -> Sheet:
+def _candidates(report: Report) -> Table:
     rows = tuple(
-        (one.name, size(one.compiled_peak_bytes), size(one.host_bytes), seconds(one.step_s), one.verdict)
+        (
+            one.name,
+            format_bytes(one.compiled_peak_bytes),
+            format_bytes(one.host_bytes),
+            format_seconds(one.step_s),
+            one.verdict,
+        )
         for one in report.candidates
     )
-    return Sheet("Compiled plans", ("plan", ">device peak", ">host", ">step", "verdict"), rows)
+    return Table("Compiled plans", ("plan", ">device peak", ">host", ">step", "verdict"), rows)
 
 
-def _live(report: Report, limit: int) -> Sheet:
+def _live(report: Report, limit: int) -> Table:
     shown = sorted(report.live_at_peak, key=lambda value: -value.nbytes)[:limit]
     rows = tuple(
-        (size(value.nbytes), value.decision, value.shape, short_source(value.source), value.name) for value in shown
+        (format_bytes(value.nbytes), value.decision, value.shape, short_source(value.source), value.name)
+        for value in shown
     )
     title = largest("On the device at the peak", len(rows), len(report.live_at_peak))
-    return Sheet(title, (">bytes", "decision", "shape", "source", "value"), rows)
+    return Table(title, (">bytes", "decision", "shape", "source", "value"), rows)
 
 
-def _decisions(report: Report, limit: int) -> Sheet:
+def _decisions(report: Report, limit: int) -> Table:
     shown = sorted(report.decisions, key=lambda decision: -decision.nbytes)[:limit]
     rows = tuple(
         (
-            size(one.nbytes),
+            format_bytes(one.nbytes),
             one.decision,
-            seconds(one.seconds),
+            format_seconds(one.seconds),
             shape(one.shape, one.dtype),
             short_source(one.source),
             one.name,
@@ -290,4 +299,4 @@ def _decisions(report: Report, limit: int) -> Sheet:
         for one in shown
     )
     title = largest("Decisions", len(rows), len(report.decisions))
-    return Sheet(title, (">bytes", "decision", ">costs", "shape", "source", "value"), rows)
+    return Table(title, (">bytes", "decision", ">costs", "shape", "source", "value"), rows)

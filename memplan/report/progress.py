@@ -24,7 +24,7 @@ class Stages:
         self._patience_s = patience_s
         self._live = console.is_terminal and not lines
         self._started = time.monotonic()
-        self._told = ""
+        self._printed = ""
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
@@ -45,9 +45,9 @@ class Stages:
     def __call__(self, stage: str, fraction: float | None = None) -> None:
         if self._live:
             self._draw(stage, fraction)
-        elif stage != self._told and time.monotonic() - self._started >= self._patience_s:
+        elif stage != self._printed and time.monotonic() - self._started >= self._patience_s:
             self._console.print(Text(f"memplan: {stage}"), soft_wrap=True)
-            self._told = stage
+            self._printed = stage
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -1,4 +1,4 @@
-"""What every result can do: print as tables, become JSON and come back, be saved as JSON or as a page."""
+"""What every result can do: print as tables, become JSON, be saved as JSON or as a page; a record also comes back."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ from typing import Any, ClassVar, Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from memplan.io import write_whole
+from memplan import io
+from memplan.io import write_atomic
 from memplan.report import document
 from memplan.report.views import html, text
-from memplan.report.views.table import Sheet
+from memplan.report.views.table import Table
+
+Versions = tuple[tuple[str, str], ...]
+"""((package, version), ...) of whatever changes the figures."""
 
 _TEXT_ROWS, _NOTEBOOK_ROWS, _PAGE_ROWS = 12, 50, 500
 
 
-class Told(ABC):
+class Result(ABC):
     """Base of the dataclasses that are reported; their `SCHEMA` names and versions the JSON."""
 
     SCHEMA: ClassVar[str]
 
     @abstractmethod
-    def sheets(self, rows: int) -> tuple[Sheet, ...]:
+    def tables(self, rows: int) -> tuple[Table, ...]:
         """The tables to draw; at most `rows` rows of those that can grow long."""
 
     @property
@@ -30,16 +34,20 @@ class Told(ABC):
     def title(self) -> str:
         """Heading of the page."""
 
+    @abstractmethod
+    def entries(self) -> dict[str, Any]:
+        """Of the JSON: dicts, lists and scalars."""
+
     def __str__(self) -> str:
         """Plain text tables, 120 columns."""
-        return text.plain(self.sheets(_TEXT_ROWS))
+        return text.plain(self.tables(_TEXT_ROWS))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The same tables for `rich.print`, as wide as the terminal."""
-        yield from map(text.table, self.sheets(_TEXT_ROWS))
+        yield from map(text.render, self.tables(_TEXT_ROWS))
 
     def _repr_html_(self) -> str:
-        return html.body(self.sheets(_NOTEBOOK_ROWS))
+        return html.body(self.tables(_NOTEBOOK_ROWS))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """In notebooks that show no HTML, and in IPython, the tables."""
@@ -51,21 +59,36 @@ class Told(ABC):
         Raises:
           ValueError: a number is NaN or infinite; names the field.
         """
-        return document.to_json(self, self.SCHEMA)
+        return document.write(self.entries(), self.SCHEMA)
+
+    def save_json(self, path: str | os.PathLike[str]) -> None:
+        """Write `to_json()`; the file appears whole or not at all (OSError)."""
+        write_atomic(path, self.to_json() + "\n")
+
+    def save_html(self, path: str | os.PathLike[str]) -> None:
+        """Write one self-contained page; the file appears whole or not at all (OSError)."""
+        write_atomic(path, self.to_html())
+
+    def to_html(self) -> str:
+        """The page that `save_html` writes."""
+        return html.page(self.title, self.tables(_PAGE_ROWS))
+
+
+class Record(Result):
+    """A result whose JSON has its fields, `versions` as an object, and is read again."""
+
+    versions: Versions
+
+    def entries(self) -> dict[str, Any]:
+        return {**io.encode(self), "versions": dict(self.versions)}
 
     @classmethod
     def from_json(cls, written: str) -> Self:
         """What `to_json` wrote; raises ValueError, naming what is wrong, for anything else."""
-        return document.from_json(cls, written, cls.SCHEMA)
-
-    def save_json(self, path: str | os.PathLike[str]) -> None:
-        """Write `to_json()`; the file appears whole or not at all (OSError)."""
-        write_whole(path, self.to_json() + "\n")
-
-    def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Write one self-contained page; the file appears whole or not at all (OSError)."""
-        write_whole(path, self.to_html())
-
-    def to_html(self) -> str:
-        """The page that `save_html` writes."""
-        return html.page(self.title, self.sheets(_PAGE_ROWS))
+        entries = document.read(written, cls.SCHEMA)
+        if isinstance(versions := entries.get("versions"), dict):
+            entries["versions"] = [list(pair) for pair in versions.items()]
+        try:
+            return io.decode(cls, entries)
+        except ValueError as error:
+            raise ValueError(f"This document is damaged: {error}. It was cut or edited; write it again.") from error

@@ -1,6 +1,6 @@
-"""Step time against the number of devices, simulated; and the links between devices.
+"""Step time against the number of devices, simulated.
 
-Their JSON is led by `"schema": "memplan.scaling/2"` and `"memplan.topologies/1"`; see `memplan.report.model`.
+Its JSON is an object with the fields below, led by `"schema": "memplan.scaling/2"`; see `memplan.report.model`.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from memplan.report.document import Pairs
-from memplan.report.result import Told
-from memplan.report.views.table import Sheet, seconds, size
+from memplan.report.result import Record, Versions
+from memplan.report.views.table import Table
+from memplan.units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Assumed:
 
 
 @dataclass(frozen=True)
-class Scaling(Told):
+class Scaling(Record):
     """A step on more and more devices. Simulated: a roofline of the compiled program, a model of the links.
 
     Attributes:
@@ -85,22 +85,22 @@ class Scaling(Told):
     assumed: tuple[Assumed, ...]
     assumptions: tuple[str, ...]
     points: tuple[Point, ...]
-    versions: Pairs = ()
+    versions: Versions = ()
 
     @property
     def title(self) -> str:
         return f"memplan: simulated scaling, {self.topology}"
 
-    def sheets(self, rows: int) -> tuple[Sheet, ...]:
+    def tables(self, rows: int) -> tuple[Table, ...]:
         """What was compiled, the points, what is assumed."""
         first = (
             ("device", self.device),
             ("links", self.topology),
-            ("compiled for", f"{self.compiled_shape} devices, {size(self.device_bytes)} on each"),
-            ("planner", f"{self.planner}, for {size(self.budget_bytes)}"),
+            ("compiled for", f"{self.compiled_shape} devices, {format_bytes(self.device_bytes)} on each"),
+            ("planner", f"{self.planner}, for {format_bytes(self.budget_bytes)}"),
             ("collectives in a step", ", ".join(f"{one.times} {one.name}" for one in self.collectives) or "none"),
             ("  not as written", "; ".join(self.unexpected) or "none"),
-            ("one device", seconds(self.single_s)),
+            ("one device", format_seconds(self.single_s)),
             ("versions", ", ".join(f"{name} {version}" for name, version in self.versions)),
         )
         columns = (">devices", ">shape", ">step", ">computation", ">collectives", ">hidden", ">slowest", ">efficiency")
@@ -108,9 +108,9 @@ class Scaling(Told):
             (
                 f"{one.devices:,}",
                 one.shape,
-                seconds(one.step_s),
-                seconds(one.compute_s),
-                seconds(one.collective_s),
+                format_seconds(one.step_s),
+                format_seconds(one.compute_s),
+                format_seconds(one.collective_s),
                 f"{one.hidden_collective_s / one.collective_s:.0%}" if one.collective_s else "",
                 f"{one.slowest - 1:+.1%}",
                 f"{one.efficiency:.1%}",
@@ -120,59 +120,7 @@ class Scaling(Told):
         figures = tuple((one.name, f"{one.value:.6g}", one.why) for one in self.assumed)
         assumed = (*figures, *(("", "", text) for text in self.assumptions))
         return (
-            Sheet("memplan", ("", ""), first),
-            Sheet("Simulated", columns, listed),
-            Sheet("Assumed", ("", "", ""), assumed),
+            Table("memplan", ("", ""), first),
+            Table("Simulated", columns, listed),
+            Table("Assumed", ("", "", ""), assumed),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Level:
-    """One axis of a topology: its size, the latency and the bandwidth of a link, and who shares it."""
-
-    name: str
-    size: int
-    latency_s: float
-    bandwidth: float
-    shared: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Links:
-    """A topology: its levels, outermost first."""
-
-    name: str
-    description: str
-    levels: tuple[Level, ...]
-    sources: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Topologies(Told):
-    """Topologies that can be planned for, or one that was measured."""
-
-    SCHEMA: ClassVar[str] = "memplan.topologies/1"
-
-    topologies: tuple[Links, ...]
-
-    @property
-    def title(self) -> str:
-        return "memplan topologies"
-
-    def sheets(self, rows: int) -> tuple[Sheet, ...]:
-        """A row for each level."""
-        columns = ("topology", "axis", ">size", ">latency", ">GB/s", "a link for", "of")
-        listed = tuple(
-            (
-                links.name,
-                level.name,
-                str(level.size),
-                seconds(level.latency_s),
-                f"{level.bandwidth / 1e9:,.3g}",
-                "each node" if level.shared else "each device",
-                links.description,
-            )
-            for links in self.topologies
-            for level in links.levels
-        )
-        return (Sheet("Topologies", columns, listed),)

@@ -48,21 +48,21 @@ class Baselines:
     target: Target
 
     def plain(self) -> Baseline:
-        return self._compiled(trace(self.step, self.args, {}, self.options), self.target)
+        return self._compile(trace(self.step, self.args, {}, self.options), self.target)
 
-    def checkpointed(self, policy: Any) -> Baseline:
+    def checkpoint(self, policy: Any) -> Baseline:
         def step(*args: Any) -> Any:  # a function of its own: jax remembers traces by function
             return self.step(*args)
 
         with compat.checkpointed_gradients(policy):
-            return self._compiled(trace(step, self.args, {}, self.options), self.target)
+            return self._compile(trace(step, self.args, {}, self.options), self.target)
 
     def xla(self, resident_bytes: int, budget: int, extra: Mapping[str, Any] | None = None) -> Baseline:
         """XLA's own rematerialization, its limit set to the budget."""
         target, flags = xla_rematerialization(self.target, budget, resident_bytes)
-        return self._compiled(trace(self.step, self.args, {}, self.options), target, {**flags, **(extra or {})})
+        return self._compile(trace(self.step, self.args, {}, self.options), target, {**flags, **(extra or {})})
 
-    def _compiled(self, program: Program, target: Target, flags: Mapping[str, Any] | None = None) -> Baseline:
+    def _compile(self, program: Program, target: Target, flags: Mapping[str, Any] | None = None) -> Baseline:
         mesh = target.mesh_for(program.spmd)
         step = program.step if mesh is None else as_step(program, program.jaxpr, mesh)
         found: Executable = target.compile(step, self.args, {}, self.options, flags, spmd=program.spmd)

@@ -17,7 +17,7 @@ from memplan.hardware import measured
 from memplan.hardware.catalog import LINKS, local_cpu
 from memplan.hardware.device import Device
 from memplan.hardware.measured import Conditions, Measurement, Spec
-from memplan.report.calibration import Calibration, Rate
+from memplan.report.hardware import Calibration
 from memplan.xla.local import host_memory_bytes, local_device
 from memplan.xla.microbench import Patience, Task, tasks
 
@@ -100,9 +100,11 @@ def processor_name() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
-def told(found: Spec) -> Calibration:
+def calibration(spec: Spec) -> Calibration:
     """The measurements beside what is assumed of this device."""
-    base, conditions = base_device(), found.conditions
+    base = base_device()
+    if base.target is None and spec.conditions.platform != "cpu":
+        return Calibration(spec, {})
     assumed = {measured.MATRIX.format(dtype): rate for dtype, rate in base.flops.items()}
     assumed |= {
         measured.ELEMENTWISE: base.vector_flops,
@@ -110,18 +112,4 @@ def told(found: Spec) -> Calibration:
         measured.LATENCY: base.link.latency_s,
     }
     assumed |= dict.fromkeys((measured.TO_HOST, measured.TO_DEVICE), base.link.bandwidth)
-    rates = tuple(
-        Rate(
-            name=measured.name,
-            unit=measured.unit,
-            measured=measured.value,
-            assumed=assumed.get(measured.name) if base.target or conditions.platform == "cpu" else None,
-            spread=measured.spread,
-            size=measured.best.size,
-            note=measured.note,
-        )
-        for measured in conditions.measurements
-    )
-    return Calibration(
-        found.device.name, conditions.hardware, conditions.date, conditions.load, rates, conditions.versions
-    )
+    return Calibration(spec, assumed)

@@ -27,26 +27,25 @@ def compare(
     def rows() -> Iterator[Row]:
         for name, compiled in _compilations(baselines, limits.device_bytes).items():
             notify(f"compiling: {name}", None)
-            yield _row(name, compiled, limits)
-        yield _memplan(baselines, request, notify)
+            yield _baseline_row(name, compiled, limits)
+        yield _memplan_row(baselines, request, notify)
 
     return Comparison(tuple(rows()), target.device.name, limits.device_bytes, limits.host_bytes, versions())
 
 
 def _compilations(baselines: Baselines, budget: int) -> dict[str, Callable[[], Baseline]]:
     plain = baselines.plain()
-    found: dict[str, Callable[[], Baseline]] = {"plain jax": lambda: plain}
+    ways: dict[str, Callable[[], Baseline]] = {"plain jax": lambda: plain}
     for name, policy in policies().items():
-        found[name] = lambda policy=policy: baselines.checkpointed(policy)
+        ways[name] = lambda policy=policy: baselines.checkpoint(policy)
     if baselines.target.is_gpu:
         offload = {"xla_gpu_enable_host_memory_offloading": True}
-        found["XLA's rematerialization"] = lambda: baselines.xla(plain.resident_bytes, budget)
-        whole = "XLA's rematerialization and host offload"
-        found[whole] = lambda: baselines.xla(plain.resident_bytes, budget, offload)
-    return found
+        ways["XLA's rematerialization"] = lambda: baselines.xla(plain.resident_bytes, budget)
+        ways["XLA's rematerialization and host offload"] = lambda: baselines.xla(plain.resident_bytes, budget, offload)
+    return ways
 
 
-def _row(name: str, compiled: Callable[[], Baseline], limits: Limits) -> Row:
+def _baseline_row(name: str, compiled: Callable[[], Baseline], limits: Limits) -> Row:
     try:
         found = compiled()
     except REFUSALS as error:
@@ -55,7 +54,7 @@ def _row(name: str, compiled: Callable[[], Baseline], limits: Limits) -> Row:
     return Row(name, found.device_bytes, found.host_bytes, found.step_s, fits)
 
 
-def _memplan(baselines: Baselines, request: Request, notify: Notify) -> Row:
+def _memplan_row(baselines: Baselines, request: Request, notify: Notify) -> Row:
     found = pipeline.best(baselines.step, baselines.args, {}, baselines.options, request, notify)
     if not found.fits:
         return Row("memplan", None, None, None, False, f"the smallest that works: {found.device_bytes} bytes")

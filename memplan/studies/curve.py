@@ -27,28 +27,28 @@ def curve(
 ) -> Curve:
     """Plan a step for budgets below what it takes as it is (see `api.curve`); `request.budget` is not read."""
 
-    def planned(budget: int | None) -> Outcome:
+    def plan(budget: int | None) -> Outcome:
         return pipeline.best(step, args, {}, options, replace(request, budget=budget), notify)
 
     target = pipeline.target_of(request.device)
     ways = Baselines(step, args, options, target)
     notify("compiling the unmodified step", None)
     plain = ways.plain()
-    nbytes, _ = floor(planned(2**60).planned.plain.problem)
+    nbytes, _ = floor(plan(2**60).planned.plain.problem)
     floor_bytes = plain.resident_bytes + nbytes
     budgets = _budgets(shares, floor_bytes, plain.device_bytes)
 
     def points() -> Iterator[Point]:
-        yield from _fixed(ways, plain, notify)
+        yield from _unbudgeted(ways, plain, notify)
         for number, budget in enumerate(reversed(budgets)):
             notify(f"budget {number + 1} of {len(budgets)}", number / len(budgets))
-            found = planned(budget)
-            yield _of_plan(budget, found)
+            found = plan(budget)
+            yield _plan_point(budget, found)
             if target.is_gpu:
-                yield _of_xla(ways, plain.resident_bytes, budget)
+                yield _xla_point(ways, plain.resident_bytes, budget)
             yield Point(BOUND, budget, budget, 0, found.planned.bound_s)
 
-    found = tuple(_falling(list(points())))
+    found = tuple(_monotone(list(points())))
     return Curve(found, target.device.name, plain.device_bytes, plain.step_s, floor_bytes, versions())
 
 
@@ -65,26 +65,26 @@ def _budgets(shares: int | Sequence[float], floor: int, plain: int) -> list[int]
     return [low + (plain - low) * number // shares for number in range(shares)]
 
 
-def _fixed(ways: Baselines, plain: Baseline, notify: Notify) -> Iterator[Point]:
+def _unbudgeted(ways: Baselines, plain: Baseline, notify: Notify) -> Iterator[Point]:
     """Ways that know no budget."""
     yield Point("plain jax", None, plain.device_bytes, plain.host_bytes, plain.step_s)
     for name, policy in policies().items():
         notify(f"compiling: {name}", None)
         try:
-            found = ways.checkpointed(policy)
+            found = ways.checkpoint(policy)
         except REFUSALS as error:
             yield Point(name, None, None, None, None, refusal(error))
         else:
             yield Point(name, None, found.device_bytes, found.host_bytes, found.step_s)
 
 
-def _of_plan(budget: int, found: Outcome) -> Point:
+def _plan_point(budget: int, found: Outcome) -> Point:
     if not found.fits:
         return Point(MEMPLAN, budget, None, None, None, "nothing that fits was found")
     return Point(MEMPLAN, budget, found.device_bytes, found.host_bytes, found.step_s)
 
 
-def _of_xla(ways: Baselines, resident_bytes: int, budget: int) -> Point:
+def _xla_point(ways: Baselines, resident_bytes: int, budget: int) -> Point:
     try:
         found = ways.xla(resident_bytes, budget)
     except REFUSALS as error:
@@ -94,7 +94,7 @@ def _of_xla(ways: Baselines, resident_bytes: int, budget: int) -> Point:
     return Point(XLA, budget, found.device_bytes, found.host_bytes, found.step_s)
 
 
-def _falling(points: Sequence[Point]) -> Iterator[Point]:
+def _monotone(points: Sequence[Point]) -> Iterator[Point]:
     """What fits a smaller budget fits a larger one too, and stands for it where it is faster."""
     best: dict[str, Point] = {}
     found: list[Point] = []

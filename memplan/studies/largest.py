@@ -11,7 +11,7 @@ from memplan.errors import SizeError
 from memplan.outcome.infeasible import floor_of, infeasible
 from memplan.outcome.summary import versions
 from memplan.pipeline import Notify, Outcome, Request
-from memplan.report.frontier import Frontier, Size, Tried
+from memplan.report.frontier import Frontier, Size, Trial
 from memplan.studies.bisect import last_fitting
 
 Make = Callable[..., tuple[Callable[..., Any], Sequence[Any]]]
@@ -62,7 +62,9 @@ def axes_of(low: Bounds, high: Bounds, step: Bounds, names: Sequence[str]) -> li
 
 
 @dataclass
-class _Sizing:
+class _Search:
+    """Outcomes of the sizes looked at so far."""
+
     make: Make
     request: Request
     donate: tuple[int, ...] | None
@@ -72,25 +74,25 @@ class _Sizing:
     def outcome(self, size: Size) -> Outcome:
         """The step of this size, compiled so that it fits, or takes the least; once."""
         if size not in self.outcomes:
-            self.notify(f"trying {_spelled(size)}", None)
-            self.outcomes[size] = self._compiled(size)
+            self.notify(f"trying {_text(size)}", None)
+            self.outcomes[size] = self._compile(size)
         return self.outcomes[size]
 
-    def _compiled(self, size: Size) -> Outcome:
+    def _compile(self, size: Size) -> Outcome:
         try:
             step, args = self.make(*size)
         except Exception as error:
-            error.add_note(f"while making the step of size {_spelled(size)}")
+            error.add_note(f"while making the step of size {_text(size)}")
             raise
         if hasattr(step, "plan"):
             raise SizeError("the step is planned by memplan.jit already: return the plain one, which is then planned.")
-        donated = self.donate if self.donate is not None else (0,) if len(args) > 1 else ()
-        return pipeline.best(step, args, {}, {"donate_argnums": donated}, self.request, self.notify)
+        donate = self.donate if self.donate is not None else (0,) if len(args) > 1 else ()
+        return pipeline.best(step, args, {}, {"donate_argnums": donate}, self.request, self.notify)
 
-    def tried(self) -> Iterator[Tried]:
+    def trials(self) -> Iterator[Trial]:
         for size, found in self.outcomes.items():
             floor, operation = floor_of(found)
-            yield Tried(
+            yield Trial(
                 size=size,
                 fits=found.fits,
                 device_bytes=found.device_bytes,
@@ -133,16 +135,16 @@ def frontier(
     """
     target = pipeline.target_of(request.device)
     limits = pipeline.limits_of(request, target)
-    sizing = _Sizing(make, request, donate, notify)
-    edges = list(sizing.edges(axes))
+    search = _Search(make, request, donate, notify)
+    edges = list(search.edges(axes))
     if not edges:
-        raise infeasible(sizing.outcome(tuple(axis.low for axis in axes)))
+        raise infeasible(search.outcome(tuple(axis.low for axis in axes)))
     return Frontier(
         axes=tuple(axis.name for axis in axes),
         largest=tuple(fits for fits, _ in edges),
         refused=tuple(refused for _, refused in edges),
-        tried=tuple(sizing.tried()),
-        traced=len(sizing.outcomes),
+        tried=tuple(search.trials()),
+        traced=len(search.outcomes),
         device=target.device.name,
         budget_bytes=limits.device_bytes,
         host_budget_bytes=limits.host_bytes,
@@ -150,5 +152,5 @@ def frontier(
     )
 
 
-def _spelled(size: Size) -> str:
+def _text(size: Size) -> str:
     return " x ".join(map(str, size))

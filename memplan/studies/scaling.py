@@ -19,9 +19,9 @@ from memplan.hardware.topology import Topology, topology_named
 from memplan.outcome.summary import versions
 from memplan.parallel.step import data_parallel
 from memplan.pipeline import Notify, Outcome, Request
-from memplan.report.scaling import Assumed, Count, Level, Links, Point, Scaling, Topologies
+from memplan.report.scaling import Assumed, Count, Point, Scaling
 from memplan.units import Size
-from memplan.xla.replay import Traffic, replays
+from memplan.xla.replay import Replay, replay_on
 
 LARGEST = 4096
 
@@ -36,7 +36,7 @@ ASSUMPTIONS = (
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledStep:
     """A step compiled for one device, and divided for all; what it takes under other assumptions is quick to ask.
 
     Attributes:
@@ -70,14 +70,14 @@ class Compiled:
             single_s=alone.step_s,
             collectives=_counts(whole.planned.result.traffic),
             assumed=_assumed(overheads),
-            assumptions=(*ASSUMPTIONS, *_unknown(links), *links.sources, f"statistics of the batch: {self.statistics}"),
+            assumptions=(*ASSUMPTIONS, *_limits(links), *links.sources, f"statistics of the batch: {self.statistics}"),
             points=tuple(points),
             versions=versions(),
         )
 
-    def _replays(self, planned: Outcome, sizes: Sequence[dict[str, int]], overheads: Overheads) -> Iterator[Traffic]:
+    def _replays(self, planned: Outcome, sizes: Sequence[dict[str, int]], overheads: Overheads) -> Iterator[Replay]:
         links = map(self.links.resized, sizes)
-        return replays(planned.planned.result.module, planned.target.device, self.links, links, overheads)
+        return replay_on(planned.planned.result.module, planned.target.device, self.links, links, overheads)
 
 
 def simulate(
@@ -94,16 +94,16 @@ def simulate(
 
     Args:
       overheads: stragglers, launches and what shares the links; None for the defaults of `Overheads`.
-      step, args, topology, device, limits: see `compiled`.
+      step, args, topology, device, limits: see `compile_step`.
 
     Raises:
-      MemplanError: see `compiled`.
+      MemplanError: see `compile_step`.
     """
-    found = compiled(step, args, topology, device, notify=notify, **limits)
+    found = compile_step(step, args, topology, device, notify=notify, **limits)
     return found.scaling(overheads or Overheads(), notify)
 
 
-def compiled(
+def compile_step(
     step: Callable[..., Any],
     args: Sequence[Any],
     topology: str | Topology,
@@ -113,7 +113,7 @@ def compiled(
     donate_argnums: Any = (),
     statistics: str = "global",
     notify: Notify = lambda stage, share: None,
-) -> Compiled:
+) -> CompiledStep:
     """Compile a step for one device, and divided for a machine: as it is where that fits, else as it is planned.
 
     Args:
@@ -131,10 +131,10 @@ def compiled(
     notify("planning for one device", None)
     single = pipeline.run(step, args, {}, options, request, notify)
     notify(f"planning for {links.devices} devices", None)
-    whole = pipeline.run(divided, _global(args, links.devices), {}, options, request, notify)
+    whole = pipeline.run(divided, _global_arguments(args, links.devices), {}, options, request, notify)
     if not whole.target.is_gpu:
         raise MemplanError(f"{device} is no GPU that XLA compiles whole programs for; name one (memplan devices).")
-    return Compiled(links, single, whole, statistics)
+    return CompiledStep(links, single, whole, statistics)
 
 
 def shapes(links: Topology) -> list[dict[str, int]]:
@@ -156,20 +156,20 @@ def shapes(links: Topology) -> list[dict[str, int]]:
     return found
 
 
-def _unknown(links: Topology) -> tuple[str, ...]:
+def _limits(links: Topology) -> tuple[str, ...]:
     """Why there are no more points along some axes."""
     alone = ", ".join(axis.name for axis in links.axes if axis.size == 1)
     return (f"compiled for one node of the axis {alone}: nothing is known of what several would send",) if alone else ()
 
 
-def _counts(found: Traffic) -> tuple[Count, ...]:
+def _counts(found: Replay) -> tuple[Count, ...]:
     counted: Counter[str] = Counter()
     for one, times in found.collectives.items():
         counted[str(one)] += times
     return tuple(Count(name, times) for name, times in sorted(counted.items()))
 
 
-def _point(sizes: dict[str, int], found: Traffic, alone_s: float, overheads: Overheads) -> Point:
+def _point(sizes: dict[str, int], found: Replay, alone_s: float, overheads: Overheads) -> Point:
     devices = math.prod(sizes.values())
     return Point(
         shape="x".join(map(str, sizes.values())),
@@ -192,27 +192,12 @@ def _assumed(overheads: Overheads) -> tuple[Assumed, ...]:
     )
 
 
-def _global(args: Sequence[Any], devices: int) -> tuple[Any, ...]:
+def _global_arguments(args: Sequence[Any], devices: int) -> tuple[Any, ...]:
     """The arguments at the global batch: the leaves of the second, so many times as long."""
 
-    def longer(leaf: Any) -> Any:
+    def stacked(leaf: Any) -> Any:
         shape = tuple(leaf.shape)
         return jax.ShapeDtypeStruct((shape[0] * devices, *shape[1:]), leaf.dtype) if shape else leaf
 
     state, batch, *rest = args
-    return (state, jax.tree.map(longer, batch), *rest)
-
-
-def told(topologies: Sequence[Topology]) -> Topologies:
-    """Topologies as a report."""
-    return Topologies(
-        tuple(
-            Links(
-                known.name,
-                known.description,
-                tuple(Level(a.name, a.size, a.latency_s, a.bandwidth, a.shared) for a in known.axes),
-                known.sources,
-            )
-            for known in topologies
-        )
-    )
+    return (state, jax.tree.map(stacked, batch), *rest)

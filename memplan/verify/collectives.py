@@ -12,7 +12,9 @@ _KINDS = {"psum": REDUCE, "reduce_scatter": SCATTER, "all_gather": GATHER, "all_
 _LARGEST = ("pmax", "pmin")
 
 
-def differing(jaxpr: compat.ClosedJaxpr, sizes: Mapping[str, int], found: Mapping[Collective, int]) -> tuple[str, ...]:
+def collective_differences(
+    jaxpr: compat.ClosedJaxpr, sizes: Mapping[str, int], found: Mapping[Collective, int]
+) -> tuple[str, ...]:
     """What is missing and what is there besides, in words.
 
     Args:
@@ -21,20 +23,20 @@ def differing(jaxpr: compat.ClosedJaxpr, sizes: Mapping[str, int], found: Mappin
       found: how often each collective runs in the executable.
     """
     written: Counter[Collective] = Counter()
-    for one, times in _written(jaxpr, sizes, 1):
+    for one, times in _of_program(jaxpr, sizes, 1):
         written[one] += times
-    told = []
+    differences = []
     for one in sorted({*written, *found}, key=str):
         if written[one] != found.get(one, 0):
-            told.append(f"{one} of {one.nbytes} bytes runs {found.get(one, 0)} times instead of {written[one]}")
-    return tuple(told)
+            differences.append(f"{one} of {one.nbytes} bytes runs {found.get(one, 0)} times instead of {written[one]}")
+    return tuple(differences)
 
 
-def _written(jaxpr: compat.ClosedJaxpr, sizes: Mapping[str, int], times: int) -> Iterator[tuple[Collective, int]]:
+def _of_program(jaxpr: compat.ClosedJaxpr, sizes: Mapping[str, int], times: int) -> Iterator[tuple[Collective, int]]:
     for eqn in jaxpr.jaxpr.eqns:
         scan = compat.scan_of(eqn)
         if scan is not None:
-            yield from _written(scan.body, sizes, times * scan.trips)
+            yield from _of_program(scan.body, sizes, times * scan.trips)
         name = eqn.primitive.name
         if name not in _KINDS and name not in _LARGEST:
             continue

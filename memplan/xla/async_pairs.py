@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memplan.xla.module import Array, Instruction, read_instruction, spelled
+from memplan.xla.module import Instruction, read_instruction
 from memplan.xla.rewrites.fusion import fused_text
+from memplan.xla.shapes import Array, shape_text
 
-_OF_THE_PAIR = ("output_to_operand_aliasing", "metadata", "backend_config", "control-predecessors")
+_PAIR_ATTRIBUTES = ("output_to_operand_aliasing", "metadata", "backend_config", "control-predecessors")
 
 
-def spelt_out(text: str) -> str:
+def expand_async_pairs(text: str) -> str:
     """The module with a computation for every asynchronous pair that is printed without one."""
     found: list[str] = []
     begun: set[str] = set()
@@ -28,17 +29,17 @@ def spelt_out(text: str) -> str:
             if op.opcode not in ("async-start", "copy-start"):
                 begun.add(op.name)
                 found[head:head] = [_computation(op), ""]
-                line = _started(op)
+                line = _async_start(op)
         elif begun and "-done(%" in line and (op := read_instruction(line)).operands[0] in begun:
             line = line.replace(f" {op.opcode}(", " async-done(", 1)
         found.append(line)
     return "\n".join(found)
 
 
-def _started(op: Instruction) -> str:
+def _async_start(op: Instruction) -> str:
     given = ", ".join(f"%{operand}" for operand in op.operands)
-    mine = ", ".join([f"calls=%{op.name}.computation", *(one for one in _split(op.attributes) if _is_mine(one))])
-    return f"  {'ROOT ' if op.root else ''}%{op.name} = {spelled(op.shape)} async-start({given}), {mine}"
+    own = ", ".join([f"calls=%{op.name}.computation", *(one for one in _split(op.attributes) if _is_of_pair(one))])
+    return f"  {'ROOT ' if op.root else ''}%{op.name} = {shape_text(op.shape)} async-start({given}), {own}"
 
 
 def _computation(op: Instruction) -> str:
@@ -47,13 +48,13 @@ def _computation(op: Instruction) -> str:
     assert not isinstance(operands, Array)
     given = [(f"{op.name}.operand.{number}", shape) for number, shape in enumerate(operands)]
     made = f"{op.opcode.removesuffix('-start')}({', '.join(f'%{name}' for name, _ in given)})"
-    attributes = (one for one in _split(op.attributes) if not _is_mine(one))
-    root = f"  ROOT %{op.name}.result = {spelled(result)} {', '.join([made, *attributes])}"
+    attributes = (one for one in _split(op.attributes) if not _is_of_pair(one))
+    root = f"  ROOT %{op.name}.result = {shape_text(result)} {', '.join([made, *attributes])}"
     return fused_text(f"{op.name}.computation", given, [read_instruction(root)])
 
 
-def _is_mine(attribute: str) -> bool:
-    return attribute.startswith(_OF_THE_PAIR)
+def _is_of_pair(attribute: str) -> bool:
+    return attribute.startswith(_PAIR_ATTRIBUTES)
 
 
 def _split(attributes: str) -> Iterator[str]:

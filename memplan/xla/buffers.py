@@ -8,14 +8,14 @@ argument and the output that is written over it (`HloAliasAnalysis`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from memplan.planning.problem import GPU_ALIGNMENT, POINTER_BYTES, Buffer, Kernel, Problem, Role
-from memplan.xla.module import Array, Computation, Instruction, Module, Shape
+from memplan.xla.module import Computation, Instruction, Module
+from memplan.xla.shapes import Array, Shape
 from memplan.xla.sharing import may_overwrite, updated
-
-Tree = int | tuple["Tree", ...]  # numbers of buffers, in the structure of a shape
+from memplan.xla.values import Tree, Values, element_of, leaves_of, tree_of
 
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 CPU_ALIGNMENT = 64  # bytes (`cpu_function_runtime::MinAlign`)
@@ -28,27 +28,28 @@ _ONCE = frozenset(
 )
 
 
-@dataclass
-class _Value:
-    """A buffer while it is found."""
-
-    name: str
-    array: Array
-    role: Role
-    maker: int | None
-    first: int  # of those that are one with it by necessity
-    same: int | None = None  # the value that it turned out to be
-
-
 def problem_of(module: Module, on_gpu: bool) -> Problem:
     """The problem of a module as it stands; its kernels are named as their instructions, and take no time."""
-    return _Reading(module, on_gpu).problem()
+    return _ProblemBuilder(module, on_gpu).problem()
 
 
-class _Reading:
+def instruction_of(buffer: str) -> str:
+    """Name of the instruction that makes a buffer, or carries it, from the buffer's."""
+    return buffer.rpartition(":")[2].partition("{")[0]
+
+
+def leaf_of(buffer: str) -> int:
+    """The last number of a buffer's index; 0 where it has none."""
+    index = buffer.partition("{")[2]
+    return int(index.rstrip("}").rpartition(",")[2]) if index else 0
+
+
+class _ProblemBuilder:
+    """Kernels in order, and values, of which every one becomes a buffer."""
+
     def __init__(self, module: Module, on_gpu: bool) -> None:
         self._module, self._on_gpu = module, on_gpu
-        self._values: list[_Value] = []
+        self._values = Values()
         self._kernels: list[Kernel] = []
         self._arguments: dict[int, Tree] = {}
         self._tables_nbytes = 0
@@ -56,29 +57,29 @@ class _Reading:
 
     def problem(self) -> Problem:
         root = self._computation(self._module.entry, None, None)
-        outputs = [self._found(value) for value in leaves_of(root)]
+        outputs = [self._values.find(value) for value in leaves_of(root)]
         donated = set()
         for output, argument in self._module.aliases.items():
             (given,) = leaves_of(self._arguments[argument])
             donated.add(given)
-            self._unite(given, outputs[output])
+            self._values.unite(given, outputs[output])
         for value in outputs:
             if self._values[value].role is Role.TEMPORARY:
                 self._values[value].role = Role.OUTPUT
-        return self._settled(outputs, frozenset(donated))
+        return self._numbered(outputs, frozenset(donated))
 
-    def _settled(self, outputs: Sequence[int], donated: frozenset[int]) -> Problem:
+    def _numbered(self, outputs: Sequence[int], donated: frozenset[int]) -> Problem:
         """Buffers numbered without those that turned out to be others."""
-        kept = [number for number, value in enumerate(self._values) if value.same is None]
+        kept = [number for number in range(len(self._values)) if self._values[number].same is None]
         number = {old: new for new, old in enumerate(kept)}
 
         def now(values: Sequence[int]) -> tuple[int, ...]:
-            return tuple(dict.fromkeys(number[self._found(value)] for value in values))
+            return tuple(dict.fromkeys(number[self._values.find(value)] for value in values))
 
         buffers = []
         for old in kept:
             value = self._values[old]
-            place = number[self._found(self._first(old))]
+            place = number[self._values.find(self._values.first(old))]
             buffers.append(Buffer(value.name, value.array.nbytes, value.role, value.maker, place))
 
         def among(sources: Mapping[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
@@ -120,7 +121,7 @@ class _Reading:
         if op.opcode in ("bitcast", "opt-barrier", "add-dependency"):
             return operands[0]
         if op.opcode == "get-tuple-element":
-            return _part(operands[0], op.index)
+            return element_of(operands[0], op.index)
         if op.opcode == "tuple":
             if op is not self._module.entry.root:  # the results' is an output
                 self._table(op.shape)
@@ -132,15 +133,15 @@ class _Reading:
         if op.opcode == "call":
             return self._call(op, operands, within)
         if op.opcode == "conditional":
-            return self._choice(op, operands, within)
+            return self._conditional(op, operands, within)
         if op.opcode.endswith("-done"):
             self._kernel(op, operands, (), within)
             return _done(op, operands[0])
         if op.opcode.endswith("-start"):
             return self._start(op, operands, within)
-        return self._plain(body, op, operands, within)
+        return self._work(body, op, operands, within)
 
-    def _plain(self, body: Computation, op: Instruction, operands: list[Tree], within: int | None) -> Tree:
+    def _work(self, body: Computation, op: Instruction, operands: list[Tree], within: int | None) -> Tree:
         tree = self._new(op, len(self._kernels), Role.TEMPORARY)
         made = list(leaves_of(tree))
         self._table(op.shape)
@@ -152,7 +153,7 @@ class _Reading:
         self._kernel(op, operands, made, within, over, over_elements, bool(in_place))
         for leaf, name in in_place.items():
             (source,) = leaves_of(by_name[name])
-            self._unite(source, made[leaf])
+            self._values.unite(source, made[leaf])
         return tree
 
     def _sources(
@@ -192,11 +193,11 @@ class _Reading:
                 over_elements or {},
                 within=within,
                 repeatable=not once,
-                sheds=self._on_gpu and self._of_several(op),
+                sheds=self._on_gpu and self._has_many_results(op),
             )
         )
 
-    def _of_several(self, op: Instruction) -> bool:
+    def _has_many_results(self, op: Instruction) -> bool:
         """Is it a fusion of several results, and not one instruction with several?"""
         fused = op.opcode == "fusion" and "kind=kCustom" not in op.attributes
         return fused and self._module[op.called[0]].root.opcode == "tuple"
@@ -216,14 +217,14 @@ class _Reading:
             tree = self._new(op, len(self._kernels), Role.TEMPORARY)
         else:
             parts = ((i, part) for i, part in enumerate(shape))
-            tree = tuple(given[i] if i in given else self._made(op, part, i) for i, part in parts)
+            tree = tuple(given[i] if i in given else self._new_part(op, part, i) for i, part in parts)
             self._table(shape)
         old = {value for part in given.values() for value in leaves_of(part)}
         self._kernel(op, operands, [value for value in leaves_of(tree) if value not in old], within)
         return tree
 
-    def _made(self, op: Instruction, shape: Shape, index: int) -> Tree:
-        return _mapped(shape, self._maker(op, len(self._kernels), Role.TEMPORARY, f"{index},"))
+    def _new_part(self, op: Instruction, shape: Shape, index: int) -> Tree:
+        return tree_of(shape, self._maker(op, len(self._kernels), Role.TEMPORARY, f"{index},"))
 
     def _call(self, op: Instruction, operands: list[Tree], within: int | None) -> Tree:
         """One kernel where it calls one, as XLA:CPU does for what it runs in parallel; else kernels within it."""
@@ -249,7 +250,7 @@ class _Reading:
         """Body and condition stand in front of the loop itself, as in XLA's flattened schedule."""
         condition, body = op.attribute("condition").lstrip("%"), op.attribute("body").lstrip("%")
         first = len(self._kernels)
-        carried = {name: self._phi(op, state, f"{name}:") for name in (condition, body)}
+        carried = {name: self._values.add_like(state, f"{name}:{op.name}") for name in (condition, body)}
         ends = {}
         for name in (condition, body):
             tree = carried[name]
@@ -259,7 +260,7 @@ class _Reading:
             ends[name] = self._computation(self._module[name], [tree], within)
             reads = tuple(dict.fromkeys(leaves_of(ends[name])))
             self._kernels.append(Kernel(f"{name}:end", reads, (), within=within, repeatable=False))
-        result = self._phi(op, state, "")
+        result = self._values.add_like(state, op.name)
         self._table(op.shape)
         for value in leaves_of(result):
             self._values[value].maker = len(self._kernels)
@@ -273,14 +274,14 @@ class _Reading:
     def _tie(self, state: Tree, *others: Tree) -> None:
         """Leaf by leaf one buffer; what the body hands on as it was given is one value throughout."""
         for begin, tested, inside, end, after in zip(*map(list, map(leaves_of, (state, *others))), strict=True):
-            if self._found(end) == self._found(inside):
+            if self._values.find(end) == self._values.find(inside):
                 for value in (tested, inside, after):
                     self._values[value].same = begin
             else:
                 for value in (tested, inside, end, after):
-                    self._unite(begin, value)
+                    self._values.unite(begin, value)
 
-    def _choice(self, op: Instruction, operands: list[Tree], within: int | None) -> Tree:
+    def _conditional(self, op: Instruction, operands: list[Tree], within: int | None) -> Tree:
         """The branches one after another, then the choice: its results are one buffer with theirs."""
         first = len(self._kernels)
         ends = []
@@ -293,32 +294,19 @@ class _Reading:
         self._kernel(op, operands, list(leaves_of(result)), within)
         for end in ends:
             for made, given in zip(leaves_of(result), leaves_of(end), strict=True):
-                self._unite(given, made)
+                self._values.unite(given, made)
         self._put_within(first, within, fixed=True)
         return result
 
-    def _phi(self, op: Instruction, like: Tree, prefix: str) -> Tree:
-        """A value for every leaf of a loop's state."""
-        first = len(self._values)
-
-        def copy(value: int) -> int:
-            number = len(self._values)
-            name = f"{prefix}{op.name}{{{number - first}}}"
-            self._values.append(_Value(name, self._values[value].array, Role.TEMPORARY, None, number))
-            return number
-
-        return _over_leaves(like, copy)
-
     def _new(self, op: Instruction, maker: int | None, role: Role) -> Tree:
-        return _mapped(op.shape, self._maker(op, maker, role, ""))
+        return tree_of(op.shape, self._maker(op, maker, role, ""))
 
     def _maker(self, op: Instruction, maker: int | None, role: Role, prefix: str) -> Callable[[Array, str], int]:
         def make(array: Array, index: str) -> int:
             where = prefix + index if index else prefix.rstrip(",")
             name = f"{op.name}{{{where}}}" if where else op.name
             kind = Role.ON_HOST if array.on_host else role
-            self._values.append(_Value(name, array, kind, maker, len(self._values)))
-            return len(self._values) - 1
+            return self._values.add(name, array, kind, maker)
 
         return make
 
@@ -326,50 +314,10 @@ class _Reading:
         if isinstance(shape, tuple):
             self._tables_nbytes += -(-POINTER_BYTES * len(shape) // self._alignment) * self._alignment
 
-    def _found(self, value: int) -> int:
-        """The value that this one is."""
-        while (same := self._values[value].same) is not None:
-            value = same
-        return value
-
-    def _first(self, value: int) -> int:
-        """Of those that are one buffer with it."""
-        value = self._found(value)
-        while self._values[value].first != value:
-            value = self._found(self._values[value].first)
-        return value
-
-    def _unite(self, one: int, other: int) -> None:
-        low, high = sorted((self._first(one), self._first(other)))
-        self._values[high].first = low
-
-
-def leaves_of(tree: Tree) -> Iterator[int]:
-    if isinstance(tree, int):
-        yield tree
-    else:
-        for part in tree:
-            yield from leaves_of(part)
-
-
-def _part(tree: Tree, index: int) -> Tree:
-    assert isinstance(tree, tuple)
-    return tree[index]
-
 
 def _done(op: Instruction, started: Tree) -> Tree:
     if op.opcode == "copy-done":
-        return _part(started, 0)
+        return element_of(started, 0)
     if op.opcode == "all-reduce-done" or isinstance(started, int):
         return started
     return started[1]
-
-
-def _mapped(shape: Shape, make: Callable[[Array, str], int], index: str = "") -> Tree:
-    if isinstance(shape, Array):
-        return make(shape, index.rstrip(","))
-    return tuple(_mapped(part, make, f"{index}{i},") for i, part in enumerate(shape))
-
-
-def _over_leaves(tree: Tree, make: Callable[[int], int]) -> Tree:
-    return make(tree) if isinstance(tree, int) else tuple(_over_leaves(part, make) for part in tree)

@@ -32,7 +32,7 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class Network:
+class Interconnect:
     """The links that a program's collectives go over.
 
     Attributes:

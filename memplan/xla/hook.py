@@ -1,7 +1,8 @@
 """The compiler calls back after scheduling: who asked for a module by name may hand another one back.
 
 The hook belongs to the platform and sees every compilation of the process; of modules that nobody asked for it reads
-the name alone. Nothing is raised into XLA: an error is kept, the module goes through as it is, `Asked.check` raises.
+the name alone. Nothing is raised into XLA: an error is kept, the module goes through as it is, `Interception.check`
+raises.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from memplan.program import compat
-from memplan.xla.async_pairs import spelt_out
+from memplan.xla.async_pairs import expand_async_pairs
 
 Rewrite = Callable[[str], str | None]  # text of the scheduled module -> what is compiled in its place, or None
 
 _lock = threading.Lock()
-_asked: dict[str, Asked] = {}
+_awaited: dict[str, Interception] = {}
 _platforms: set[str] = set()
 
 
 @dataclass
-class Asked:
+class Interception:
     """A module that somebody waits for.
 
     Attributes:
@@ -41,33 +42,33 @@ class Asked:
 
 
 @contextmanager
-def asking(name: str, rewrite: Rewrite, platform: str) -> Iterator[Asked]:
+def intercept(name: str, rewrite: Rewrite, platform: str) -> Iterator[Interception]:
     """While this lasts, a module of that name is given to `rewrite` once it is scheduled; "cpu" or "cuda"."""
-    asked = Asked(rewrite)
+    interception = Interception(rewrite)
     with _lock:
         if platform not in _platforms:
-            compat.register_after_scheduling(_scheduled, platform)
+            compat.register_after_scheduling(_after_scheduling, platform)
             _platforms.add(platform)
-        if name in _asked:
+        if name in _awaited:
             raise RuntimeError(f"{name} is being compiled already")
-        _asked[name] = asked
+        _awaited[name] = interception
     try:
-        yield asked
+        yield interception
     finally:
         with _lock:
-            del _asked[name]
+            del _awaited[name]
 
 
-def _scheduled(proto: bytes) -> bytes | None:
-    asked = _asked.get(module_name(proto))
-    if asked is None:
+def _after_scheduling(proto: bytes) -> bytes | None:
+    interception = _awaited.get(module_name(proto))
+    if interception is None:
         return None
-    asked.called = True
+    interception.called = True
     try:
-        text = asked.rewrite(compat.module_text(proto))
-        return None if text is None else compat.module_proto(spelt_out(text))
+        text = interception.rewrite(compat.module_text(proto))
+        return None if text is None else compat.module_proto(expand_async_pairs(text))
     except Exception as error:
-        asked.error = error
+        interception.error = error
         return None
 
 

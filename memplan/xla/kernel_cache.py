@@ -16,7 +16,7 @@ from memplan.hardware.device import GpuTarget
 _MOST_BYTES = 2**26  # XLA reads and writes the whole file at every compilation
 
 
-def kept_kernels(target: GpuTarget) -> Path:
+def kernel_cache_file(target: GpuTarget) -> Path:
     """The file for `xla_gpu_kernel_cache_file`; gone when the process ends."""
     path = Path(_folder(target, threading.get_ident()).name) / "kernels"
     if path.exists() and path.stat().st_size > _MOST_BYTES:

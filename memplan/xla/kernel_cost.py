@@ -1,4 +1,4 @@
-"""What the kernels of a scheduled module move and compute: bytes of device and host memory, FLOPs of matrix work.
+"""What the kernels of a scheduled module cost: bytes of device and host memory, FLOPs of matrix work.
 
 A kernel reads its operands and writes its results once; of a sliced operand it reads the slice, of a buffer updated in
 place it writes the update.
@@ -12,7 +12,8 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from memplan.xla.module import Array, Computation, Instruction, Module
+from memplan.xla.module import Computation, Instruction, Module
+from memplan.xla.shapes import Array
 
 _SLICES = frozenset({"slice", "dynamic-slice", "gather"})
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # written in place: opcode -> position of what is written
@@ -25,25 +26,29 @@ _BATCH_GROUPS = re.compile(r"\bbatch_group_count=(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
-    """What one run of a kernel moves.
+class KernelCost:
+    """What one run of a kernel moves and computes.
 
     Attributes:
       device_nbytes: of device memory, read and written.
       in_nbytes, out_nbytes: read from host memory, written to it.
+      flops: of matrix products and convolutions.
+      dtype: numpy name of the type of their operands; "" where there are none.
     """
 
     device_nbytes: int
     in_nbytes: int
     out_nbytes: int
+    flops: float
+    dtype: str
 
     @property
-    def between_memories(self) -> bool:
+    def is_host_copy(self) -> bool:
         return self.in_nbytes > 0 or self.out_nbytes > 0
 
 
-def bytes_moved(module: Module, body: Computation, op: Instruction) -> Moved:
-    """What an instruction moves that is a kernel of its own in `body`."""
+def kernel_cost(module: Module, body: Computation, op: Instruction) -> KernelCost:
+    """Of an instruction that is a kernel of its own in `body`."""
     device = from_host = to_host = 0
     for name in dict.fromkeys(op.operands):
         operand = body.ops[name]
@@ -58,7 +63,7 @@ def bytes_moved(module: Module, body: Computation, op: Instruction) -> Moved:
             to_host += nbytes
         else:
             device += nbytes
-    return Moved(device, from_host, to_host)
+    return KernelCost(device, from_host, to_host, *_matrix_work(module, body, op))
 
 
 def _fused_in(module: Module, op: Instruction) -> Computation | None:
@@ -130,10 +135,10 @@ def _update_of(body: Computation, op: Instruction) -> Array:
     return body.ops[op.operands[_UPDATES[op.opcode]]].result[0]
 
 
-def matrix_work(module: Module, body: Computation, op: Instruction) -> tuple[float, str]:
+def _matrix_work(module: Module, body: Computation, op: Instruction) -> tuple[float, str]:
     """FLOPs of matrix products and convolutions in a kernel, and the numpy name of their operands' type."""
     if called := _fused_in(module, op):
-        parts = [matrix_work(module, called, inner) for inner in called.ops.values()]
+        parts = [_matrix_work(module, called, inner) for inner in called.ops.values()]
         return sum(flops for flops, _ in parts), next((dtype for _, dtype in parts if dtype), "")
     target = _TARGET.search(op.attributes) if op.opcode == "custom-call" else None
     rule = _rule(target[1] if target else op.opcode)

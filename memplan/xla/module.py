@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from memplan.errors import MemplanError
+from memplan.xla.shapes import Array, Shape, leaves, read_shape
 
-HOST_SPACE = 5  # of a layout: memory of the host
 BLOCKS = frozenset({"call", "conditional", "while"})  # what they call runs kernel by kernel, as the entry does
 
 _HEADER = re.compile(r"^(?:ENTRY )?%(?P<name>[\w.\-]+) .*\{$")
 _LINE = re.compile(r"\s*(ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)")  # root, name, shape, opcode, the rest
-_SHAPE = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<dims>[\d,<=]*)\](?P<layout>\{[^}]*\})?|(?P<open>\()|(?P<close>\))")
-_COMMENT = re.compile(r"/\*.*?\*/")
 _CLOSED = re.compile(r"\)(?:, |$)")
 _NAME = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(
@@ -28,59 +24,10 @@ _CALLED = re.compile(
 _ALIAS = re.compile(r"\{(?P<output>[\d, ]*)\}: \((?P<argument>\d+), \{(?P<index>[\d, ]*)\}, (?:may|must)-alias\)")
 _OF_THE_NAME = re.compile(r'fingerprint_before_lhs="[^"]*"')
 _METADATA = re.compile(r',? ?(?:metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}|stack_frame_id=\d+)')
-_NUMPY = {"bf": "bfloat", "f": "float", "s": "int", "u": "uint", "c": "complex"}
 
 
 class UnreadableModuleError(MemplanError, ValueError):
     """Text that is not a scheduled module as this version of memplan knows it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Array:
-    """One leaf of a shape.
-
-    Attributes:
-      dtype: HLO's name: f32, bf16, pred.
-      layout: as it is written, braces included.
-    """
-
-    dtype: str
-    dims: tuple[int, ...]
-    layout: str = ""
-
-    @property
-    def on_host(self) -> bool:
-        return f"S({HOST_SPACE})" in self.layout
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.dims)
-
-    @property
-    def bits(self) -> int:
-        """Of an element; tokens have none."""
-        return _bits(self.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        return -(-self.size * self.bits // 8)
-
-    @property
-    def numpy_name(self) -> str:
-        prefix = re.match(r"[a-z]+", self.dtype)
-        return _NUMPY.get(prefix[0], prefix[0]) + self.dtype[prefix.end() :] if prefix else self.dtype
-
-    def __str__(self) -> str:
-        return f"{self.dtype}[{','.join(map(str, self.dims))}]{self.layout}"
-
-
-@functools.cache
-def _bits(dtype: str) -> int:
-    digits = re.match(r"[a-z]+(\d+)", dtype)
-    return int(digits[1]) if digits else 8 * (dtype == "pred")
-
-
-Shape = Array | tuple["Shape", ...]
 
 
 @dataclass(frozen=True)
@@ -121,7 +68,7 @@ class Instruction:
         found = re.search(rf"\b{re.escape(name)}=([^,\s]*)", self.attributes)
         return found[1] if found else ""
 
-    def written(self, name: str, operands: Sequence[str]) -> str:
+    def line_with(self, name: str, operands: Sequence[str]) -> str:
         """The line under another name, with other operands, as many as before or not."""
         line = self.line.replace(f"%{self.name} = ", f"%{name} = ", 1)
         if list(operands) == list(self.operands):
@@ -189,6 +136,11 @@ class Computation:
         """Of every leaf of what the root returns, the element that it is of, which may be a tuple itself."""
         return tuple(op for op in self.results for _ in op.result)
 
+    def text_with(self, lines: Iterable[str]) -> str:
+        """The text with other instructions."""
+        first, *_, last = self.text.split("\n")
+        return "\n".join([first, *lines, last])
+
     def behind_bitcasts(self, op: Instruction) -> Instruction:
         while op.opcode == "bitcast":
             op = self.ops[op.operands[0]]
@@ -228,6 +180,10 @@ class Module(Mapping[str, Computation]):
     @property
     def entry(self) -> Computation:
         return self[self.entry_name]
+
+    def with_texts(self, texts: Mapping[str, str]) -> Module:
+        """The module with other computations; what stays is not read again."""
+        return Module(self.head, texts, self.entry_name, self)
 
     @property
     def name(self) -> str:
@@ -324,36 +280,15 @@ def read_instruction(line: str) -> Instruction:
     if not found:
         raise UnreadableModuleError(f"memplan cannot read this line of a compiled module: {line.strip()[:200]}")
     root, name, shape, opcode, rest = found.groups()
-    operands, attributes = _parted(rest, opcode in ("parameter", "constant"))
+    operands, attributes = _operands_and_attributes(rest, opcode in ("parameter", "constant"))
     return Instruction(name, opcode, read_shape(shape), tuple(_NAME.findall(operands)), attributes, bool(root), line)
 
 
-def _parted(rest: str, literal: bool) -> tuple[str, str]:
-    """Operands and attributes of what follows an opening parenthesis."""
+def _operands_and_attributes(rest: str, literal: bool) -> tuple[str, str]:
+    """Of what follows an opening parenthesis; a parameter's or a constant's literal is an attribute."""
     closed = _CLOSED.search(rest)
     operands, attributes = (rest[: closed.start()], rest[closed.end() :]) if closed else (rest, "")
     return ("", operands) if literal else (operands, attributes)
-
-
-@functools.lru_cache(maxsize=4096)  # 41,000 lines of a module have 104 different ones
-def read_shape(text: str) -> Shape:
-    """An array, or a tuple of shapes."""
-    stack: list[list[Shape]] = [[]]
-    for found in _SHAPE.finditer(_COMMENT.sub("", text) if "/*" in text else text):
-        if found["open"]:
-            stack.append([])
-        elif found["close"]:
-            done = tuple(stack.pop())
-            stack[-1].append(done)
-        else:
-            dims = tuple(int(side) for side in found["dims"].replace("<=", "").split(",") if side)
-            stack[-1].append(Array(found["dtype"], dims, found["layout"] or ""))
-    return stack[0][0]
-
-
-def spelled(shape: Shape) -> str:
-    """As it is written."""
-    return str(shape) if isinstance(shape, Array) else f"({', '.join(map(spelled, shape))})"
 
 
 def with_loops(module: Module, body: Computation) -> Iterator[Computation]:
@@ -363,11 +298,3 @@ def with_loops(module: Module, body: Computation) -> Iterator[Computation]:
         if op.opcode == "while":
             for name in op.called:
                 yield from with_loops(module, module[name])
-
-
-def leaves(shape: Shape) -> Iterator[Array]:
-    if isinstance(shape, Array):
-        yield shape
-    else:
-        for part in shape:
-            yield from leaves(part)

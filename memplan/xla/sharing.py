@@ -11,7 +11,8 @@ import re
 from collections import deque
 from collections.abc import Iterator
 
-from memplan.xla.module import Array, Computation, Instruction, Module
+from memplan.xla.module import Computation, Instruction, Module
+from memplan.xla.shapes import Array
 
 ELEMENTWISE = frozenset(
     """

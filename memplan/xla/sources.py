@@ -17,6 +17,9 @@ _LOCATION = re.compile(r"^(?P<id>\d+) \{file_name_id=(?P<file>\d+) .*?\bline=(?P
 _FRAME = re.compile(r"^(?P<id>\d+) \{file_location_id=(?P<location>\d+)(?: parent_frame_id=(?P<parent>\d+))?")
 _MADE = re.compile(r"\bstack_frame_id=(\d+)")
 _NAMED = re.compile(r'\bop_name="jit\([^/"]*/((?:[^"\\]|\\.)*)/')  # the step, what is between, the primitive
+_WRAPPED = re.compile(r"\b[\w.\-]+\(([^()]*)\)")
+_CALLED = re.compile(r"\b(?:jit|pjit|shard_map)\([^()]*\)")
+_NO_LAYER = re.compile(r"while|body|cond|closed_call|branch_\d+_fun|checkpoint|rematted_computation")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 _Frames = Mapping[int, tuple[tuple[str, str], int]]  # number -> (file, line), number of the frame around it
@@ -37,6 +40,19 @@ def sources(module: Module) -> dict[str, str]:
 def scopes(module: Module) -> dict[str, str]:
     """Instruction name -> jax's name stack, as `transpose(jvp(UNet))/down_0/conv`, of those outside of fusions."""
     return {op.name: named[1] for op in module.instructions.values() if (named := _NAMED.search(op.line))}
+
+
+def layer_of(scope: str) -> str:
+    """What of a name stack names a layer: `transpose(jvp(UNet))/down_0/down_0.norm/Conv_0` -> `UNet/down_0/Conv_0`."""
+    scope = _CALLED.sub("", scope)
+    while (bare := _WRAPPED.sub(r"\1", scope)) != scope:
+        scope = bare
+    parts: list[str] = []
+    for part in scope.split("/"):
+        method = parts and part.startswith(f"{parts[-1]}.")
+        if part and not method and not _NO_LAYER.fullmatch(part):
+            parts.append(part)
+    return "/".join(parts)
 
 
 def _line(frame: int, frames: _Frames) -> str:

@@ -24,8 +24,8 @@ from memplan.program import compat
 from memplan.program.jit_arguments import static_places
 from memplan.program.sharding import Spmd
 from memplan.xla.described_gpu import target_config
-from memplan.xla.hook import Rewrite, asking
-from memplan.xla.kernel_cache import kept_kernels
+from memplan.xla.hook import Rewrite, intercept
+from memplan.xla.kernel_cache import kernel_cache_file
 from memplan.xla.module import UnreadableModuleError
 
 HIDES_LATENCY = {
@@ -61,9 +61,6 @@ class Memory:
     device_bytes: int
     host_bytes: int
     temp_bytes: int
-    argument_bytes: int
-    output_bytes: int
-    alias_bytes: int
 
     @property
     def resident_bytes(self) -> int:
@@ -136,32 +133,32 @@ class Target:
         options = {name: value for name, value in options.items() if name != "compiler_options"}
         if self.described:
             assert self.device.target is not None
-            kernels = {"xla_gpu_kernel_cache_file": str(kept_kernels(self.device.target))}
+            kernels = {"xla_gpu_kernel_cache_file": str(kernel_cache_file(self.device.target))}
             flags = {**_DESCRIBED_OPTIONS, **kernels, **flags}
-            args, kwargs = self._placed(step, args, kwargs, options, spmd)
+            args, kwargs = self._placeholders(step, args, kwargs, options, spmd)
         lowered = jax.jit(step, **options).lower(*args, **kwargs)
         compat.hold_on_host(lowered, on_host)
         with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
             if profile:
-                flags |= {"xla_gpu_pgle_profile_file_or_directory_path": _written(profile, Path(folder))}
-            return _account(self._handed_over(lowered, flags, rewrite))
+                flags |= {"xla_gpu_pgle_profile_file_or_directory_path": _write_profile(profile, Path(folder))}
+            return _account(self._compile_rewritten(lowered, flags, rewrite))
 
-    def _handed_over(self, lowered: Any, flags: Mapping[str, Any], rewrite: Rewrite | None) -> Any:
+    def _compile_rewritten(self, lowered: Any, flags: Mapping[str, Any], rewrite: Rewrite | None) -> Any:
         """Compiled under a name of its own, by which the hook knows it."""
         if rewrite is None:
-            return self._compiled(lowered, flags)
+            return self._compile_lowered(lowered, flags)
         name = f"memplan_{next(_numbers)}_{re.sub(r'[^a-zA-Z0-9_]', '_', compat.module_name_of(lowered))}"
-        with asking(name, rewrite, self.platform) as asked, compat.without_compilation_cache():
-            found = self._compiled(compat.renamed(lowered, name), {**self._limits(), **flags})
+        with intercept(name, rewrite, self.platform) as interception, compat.without_compilation_cache():
+            found = self._compile_lowered(compat.renamed(lowered, name), {**self._limits(), **flags})
         version = importlib.metadata.version("jaxlib")
         try:
-            asked.check()
+            interception.check()
         except UnreadableModuleError as error:
             raise MemplanError(
                 f"memplan does not understand the schedule that XLA of jaxlib {version} made of the step: {error} It "
                 "works with jax 0.11.2 to 0.12."
             ) from error
-        if not asked.called:
+        if not interception.called:
             raise MemplanError(
                 f"XLA of jaxlib {version} compiled the step for {self.device.name} and did not hand its schedule over. "
                 "memplan works with jax 0.11.2 to 0.12; on a GPU its plugin must be of the same release."
@@ -171,7 +168,7 @@ class Target:
     def _limits(self) -> Mapping[str, Any]:
         return UNLIMITED if self.is_gpu else {}
 
-    def _compiled(self, lowered: Any, flags: Mapping[str, Any]) -> Any:
+    def _compile_lowered(self, lowered: Any, flags: Mapping[str, Any]) -> Any:
         """For a GPU that is not here by cuBLAS, where the tile that XLA takes untimed does not suit its own Triton."""
         try:
             return lowered.compile(compiler_options=dict(flags) or None)
@@ -184,7 +181,7 @@ class Target:
         """A mesh of so many described devices; None where the step's own will do."""
         return described_mesh(self.device, tuple(spmd.axes.items())) if spmd and self.described else None
 
-    def _placed(
+    def _placeholders(
         self,
         step: Callable[..., Any],
         args: Sequence[Any],
@@ -251,14 +248,11 @@ def _account(compiled: Any) -> Executable:
         + stats.host_output_size_in_bytes
         - stats.host_alias_size_in_bytes,
         temp_bytes=stats.temp_size_in_bytes,
-        argument_bytes=stats.argument_size_in_bytes,
-        output_bytes=stats.output_size_in_bytes,
-        alias_bytes=stats.alias_size_in_bytes,
     )
     return Executable(compiled, memory)
 
 
-def _written(profile: Mapping[str, float], folder: Path) -> str:
+def _write_profile(profile: Mapping[str, float], folder: Path) -> str:
     """A profile as XLA reads it: a text of its ProfiledInstructionsProto."""
     path = folder / "profile.pbtxt"
     path.write_text("".join(f'costs {{ name: "{name}" cost_us: {1e6 * s:.3f} }}\n' for name, s in profile.items()))

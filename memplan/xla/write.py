@@ -15,15 +15,16 @@ from dataclasses import dataclass
 
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import Action, Kind, Schedule
-from memplan.xla.module import HOST_SPACE, Array, Computation, Instruction, Module, Names, Shape, spelled, with_loops
-from memplan.xla.rewrites.fusion import AFTER
+from memplan.xla.buffers import instruction_of, leaf_of
+from memplan.xla.module import Computation, Instruction, Module, Names, with_loops
+from memplan.xla.rewrites.fusion import AFTER, tuple_element
+from memplan.xla.shapes import HOST_SPACE, Array, Shape, shape_text
 
 Value = str | tuple["Value", ...]  # the instruction that gives it, or those that give its parts
 
 _NAMING = frozenset({"bitcast", "get-tuple-element", "tuple", "opt-barrier", "add-dependency", "after-all"})
 _FRAME = re.compile(r" ?stack_frame_id=\d+")
 _TABLES = re.compile(r"\n+(?:FileNames|FunctionNames|FileLocations|StackFrames)\n.*", re.DOTALL)
-_LEAF = re.compile(r"(?P<name>[^{}:]+)(?:\{(?:\d+,)*(?P<index>\d+)\})?")
 _SPACE = re.compile(r"S\(\d+\)")
 _WRITTEN = re.compile(r"\.(?:run|offload|offloaded|prefetch|prefetched)\d+$")
 
@@ -54,10 +55,10 @@ def write(module: Module, problem: Problem, schedule: Schedule) -> str:
     Raises:
       ValueError: a copy of what a loop carries or a fixed kernel makes, or one outside of the loop that makes it.
     """
-    return _Writing(module, problem).text(schedule)
+    return _ModuleWriter(module, problem).text(schedule)
 
 
-class _Writing:
+class _ModuleWriter:
     """The module: its computations, and names for new ones."""
 
     def __init__(self, module: Module, problem: Problem) -> None:
@@ -66,20 +67,20 @@ class _Writing:
         self._home = {op.name: body.name for body in with_loops(module, module.entry) for op in body.ops.values()}
 
     def text(self, schedule: Schedule) -> str:
-        plain = self._parted(tuple(Action(Kind.RUN, number) for number in range(len(self._problem.kernels))))
-        planned = self._parted(schedule)
+        plain = self._steps_by_body(tuple(Action(Kind.RUN, number) for number in range(len(self._problem.kernels))))
+        planned = self._steps_by_body(schedule)
         texts = []
         for name, text in self.module.texts.items():
             if planned[name] == plain[name]:
                 texts.append(text)
             else:
-                body = _Body(self, self.module[name])
+                body = _BodyWriter(self, self.module[name])
                 text = body.text(planned[name])
                 texts += [*body.clones, text]
         head = _TABLES.sub("", self.module.head)
         return _FRAME.sub("", "\n\n".join([head, *texts])) + "\n"
 
-    def _parted(self, schedule: Schedule) -> Mapping[str, list[_Step]]:
+    def _steps_by_body(self, schedule: Schedule) -> Mapping[str, list[_Step]]:
         """What each computation does."""
         kernels, within, found = self._problem.kernels, None, defaultdict[str, list[_Step]](list)
         for action in schedule:
@@ -93,23 +94,23 @@ class _Writing:
 
     def _copy(self, action: Action, within: int | None) -> _Step:
         buffer = self._problem.buffers[action.number]
-        leaf = _LEAF.fullmatch(buffer.name)
-        if leaf is None or leaf["name"] not in self._home:
+        name = instruction_of(buffer.name)
+        if ":" in buffer.name or name not in self._home:
             raise ValueError(f"{buffer.name} is carried by a loop, or made where nothing is planned")
         if within != (None if buffer.maker is None else self._problem.kernels[buffer.maker].within):
             raise ValueError(f"{buffer.name} is copied outside of the loop that makes it")
-        body = self.module[self._home[leaf["name"]]]
-        op = body.ops[leaf["name"]]
+        body = self.module[self._home[name]]
+        op = body.ops[name]
         if op.opcode.endswith("-start"):  # its results are there when it is done
             op = next(user for user, _ in body.uses[op.name] if user.opcode.endswith("-done"))
-        return _Step(action.kind, op.name, None if isinstance(op.shape, Array) else int(leaf["index"]))
+        return _Step(action.kind, op.name, None if isinstance(op.shape, Array) else leaf_of(buffer.name))
 
 
-class _Body:
+class _BodyWriter:
     """One computation, as it is written anew."""
 
-    def __init__(self, writing: _Writing, body: Computation) -> None:
-        self._module, self._fresh, self._body = writing.module, writing.names.fresh, body
+    def __init__(self, writer: _ModuleWriter, body: Computation) -> None:
+        self._module, self._fresh, self._body = writer.module, writer.names.fresh, body
         self.clones: list[str] = []
         self._lines: dict[str, str] = {}
         self._now: dict[str, str] = {}  # kernels, arguments, constants -> the instruction that gives them now
@@ -123,15 +124,14 @@ class _Body:
             if op.opcode in ("parameter", "constant"):
                 self._now[op.name] = self._emit(op, op.name, [])
         for step in steps:
-            self._do(step, self._body.ops[step.name])
-        root = self._whole(self._body.root)
+            self._write(step, self._body.ops[step.name])
+        root = self._name_of(self._body.root)
         self._lines[root] = self._lines[root].replace("  %", "  ROOT %", 1)
-        first, *_, last = self._body.text.split("\n")
-        return "\n".join([first, *self._lines.values(), last])
+        return self._body.text_with(self._lines.values())
 
-    def _do(self, step: _Step, op: Instruction) -> None:
+    def _write(self, step: _Step, op: Instruction) -> None:
         if step.kind is Kind.RUN:
-            operands = [self._whole(self._body.ops[name]) for name in op.operands]
+            operands = [self._name_of(self._body.ops[name]) for name in op.operands]
             name = self._fresh(op.name, "run", 2) if op.name in self._now else op.name
             self._now[op.name] = self._emit(op, name, operands)
         elif step.kind in (Kind.OFFLOAD, Kind.PREFETCH):
@@ -180,7 +180,7 @@ class _Body:
                 value = self._value(self._body.ops[op.operands[0]])
                 return value[op.index] if isinstance(value, tuple) else self._element(value, op.index, op.shape, op)
             case "bitcast" | "after-all":
-                return self._view(op, list(map(self._whole, operands)))
+                return self._view(op, list(map(self._name_of, operands)))
         return self._now[op.name]
 
     def _part(self, op: Instruction, index: int) -> Instruction | None:
@@ -197,7 +197,7 @@ class _Body:
         if key not in self._views:
             if op is None or op.name in self._lines:
                 name = self._fresh(value, f"{index}.")
-                self._lines[name] = f"  %{name} = {spelled(shape)} get-tuple-element(%{value}), index={index}"
+                self._lines[name] = tuple_element(name, shape, value, index).line
             else:
                 name = self._emit(op, op.name, [value])
             self._views[key] = name
@@ -210,11 +210,11 @@ class _Body:
             self._views[key] = self._emit(op, name, operands)
         return self._views[key]
 
-    def _whole(self, op: Instruction) -> str:
+    def _name_of(self, op: Instruction) -> str:
         """One instruction that gives the value of this one."""
-        return self._gathered(self._value(op), op.shape, op)
+        return self._as_tuple(self._value(op), op.shape, op)
 
-    def _gathered(self, value: Value, shape: Shape, op: Instruction | None = None) -> str:
+    def _as_tuple(self, value: Value, shape: Shape, op: Instruction | None = None) -> str:
         """A tuple of the parts, where they are no tuple yet."""
         if isinstance(value, str) and value in self._back:
             assert isinstance(shape, tuple)
@@ -222,34 +222,34 @@ class _Body:
         if isinstance(value, str):
             return value
         assert isinstance(shape, tuple)
-        parts = [self._gathered(*both) for both in zip(value, shape, strict=True)]
+        parts = [self._as_tuple(*both) for both in zip(value, shape, strict=True)]
         key = ("tuple", *parts)
         if key not in self._views:
             first = op is not None and op.opcode == "tuple" and op.name not in self._lines
             name = op.name if op is not None and first else self._fresh("tuple", "run", 2)
             operands = ", ".join(f"%{part}" for part in parts)
-            self._lines[name] = f"  %{name} = {spelled(shape)} tuple({operands})"
+            self._lines[name] = f"  %{name} = {shape_text(shape)} tuple({operands})"
             self._views[key] = name
         return self._views[key]
 
     def _emit(self, op: Instruction, name: str, operands: Sequence[str]) -> str:
         """A line for the instruction, under this name and with these operands."""
-        line = AFTER.sub("", op.written(name, operands))
+        line = AFTER.sub("", op.line_with(name, operands))
         line = line.replace("ROOT ", "", 1) if op.root else line
         if name != op.name and op.opcode not in _NAMING:
             left, right = line.split(" = ", 1)
             for called in dict.fromkeys(op.called):
-                right = _renamed(right, called, self._cloned(called))
+                right = _rename(right, called, self._clone_body(called))
             line = f"{left} = {right}"
         self._lines[name] = line
         return name
 
-    def _cloned(self, name: str) -> str:
+    def _clone_body(self, name: str) -> str:
         """A computation like this one, with what it calls."""
         fresh, module = self._fresh(name, "run", 2), self._module
         text = module.texts[name].replace(f"%{name} (", f"%{fresh} (", 1)
         for called in dict.fromkeys(one for op in module[name].ops.values() for one in op.called):
-            text = _renamed(text, called, self._cloned(called))
+            text = _rename(text, called, self._clone_body(called))
         self.clones.append(text)
         return fresh
 
@@ -260,7 +260,7 @@ def _array(op: Instruction, index: int | None) -> Array:
     return part
 
 
-def _renamed(text: str, old: str, new: str) -> str:
+def _rename(text: str, old: str, new: str) -> str:
     return re.sub(rf"%{re.escape(old)}(?![\w.\-])", f"%{new}", text)
 
 

@@ -27,7 +27,7 @@ COPYING = replace(PROGRAM, on_host=frozenset({0}))
 
 def outcome(program: Program, nbytes: int, host_bytes: int = 0, predicted_to_fit: bool = True) -> Outcome:
     """As if XLA had compiled the program into so many bytes."""
-    executable = Executable(None, Memory(nbytes, host_bytes, nbytes, 0, 0, 0))
+    executable = Executable(None, Memory(nbytes, host_bytes, nbytes))
     plain = SimpleNamespace(device_bytes=500, resident_bytes=10)
     planned = cast(Any, SimpleNamespace(fits=predicted_to_fit, plain=plain))
     target = cast(Any, SimpleNamespace(device=SimpleNamespace(name="v100"), is_gpu=True))

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 import memplan
-from memplan.outcome.timeline import layer_of
 from memplan.report.model import Report
 from memplan.report.timeline import Timeline
-from tests.xla.compiling import branching, dense, scanned
+from tests.xla.steps import branching, dense, scanned
 from tests.xla.test_target import needs_compiler
 
 
@@ -67,16 +66,3 @@ def test_copies_over_time() -> None:
     assert report.copies_found == len(ways)
     assert max(instant.host_bytes for instant in report.timeline.instants) <= report.host_peak_bytes
     assert sum(row.decision == "offload" for row in report.decisions) == len({c.name for c in report.timeline.copies})
-
-
-@pytest.mark.parametrize(
-    ("scope", "layer"),
-    [
-        ("transpose(jvp(UNet))/down_0/down_0.norm/Conv_0", "UNet/down_0/Conv_0"),
-        ("jvp(Net)/while/body/conv_0", "Net/conv_0"),
-        ("jit(step)/checkpoint/rematted_computation/Net", "Net"),
-        ("", ""),
-    ],
-)
-def test_layers(scope: str, layer: str) -> None:
-    assert layer_of(scope) == layer

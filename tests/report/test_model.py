@@ -212,3 +212,13 @@ def test_nothing_is_left_where_writing_fails(report: Report, tmp_path: Path, mon
 def test_a_missing_folder_is_an_os_error(report: Report, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         report.save_html(tmp_path / "nowhere" / "report.html")
+
+
+@pytest.mark.parametrize(
+    "entries", [{"baseline_step_s": {}}, {"recomputed_flops": 10**400}, {"versions": 3}, {"planning_s": float("nan")}]
+)
+def test_whatever_is_wrong_is_a_value_error(report: Report, entries: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(entries))):
+        Report.from_json(_edited(report, **entries))
+    with pytest.raises(ValueError, match="JSON"):
+        Report.from_json("[" * 100_000)

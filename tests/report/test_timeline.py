@@ -43,7 +43,7 @@ def test_json_that_is_no_timeline_is_refused(drawn_report: Report) -> None:
 @given(timeline=TIMELINES)
 @settings(deadline=None)
 def test_bands_add_up_to_the_curve(timeline: Timeline) -> None:
-    found = picture.bands(timeline, 2)
+    found = picture.bands(timeline)
     total = [sum(counts) for counts in zip(*(counts for _, _, counts in found), strict=True)]
     assert (total or [0] * len(timeline.instants)) == [instant.device_bytes for instant in timeline.instants]
     assert len({name for name, _, _ in found}) == len(found) <= 10

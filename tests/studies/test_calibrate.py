@@ -10,16 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from typer.testing import CliRunner
 
 import memplan
 from memplan import api, pipeline
-from memplan.cli import app as cli
-from memplan.cli import machines
 from memplan.errors import UnknownDeviceError
 from memplan.hardware import catalog, measured
 from memplan.hardware.measured import Conditions, Measurement, Spec, Timing
-from memplan.report.calibration import Calibration
 from memplan.studies import calibrate
 from memplan.xla import local
 from memplan.xla.local import local_device
@@ -57,21 +53,22 @@ ARGS = ([jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 6, jax.ShapeDtypeStruct(
 
 
 def test_the_local_device_is_measured() -> None:
-    told: list[Any] = []
-    found = calibrate.calibrate(lambda *stage: told.append(stage), ONCE, QUICK)
+    stages: list[Any] = []
+    found = calibrate.calibrate(lambda *stage: stages.append(stage), ONCE, QUICK)
     assert found.device.name == f"{local_device().name}-measured"
     assert found.device.rate("float32") == found.conditions.measurements[0].value
     assert found.device.memory_bandwidth == local_device().memory_bandwidth
-    assert [name for name, _ in told] == [f"measuring {task.name}" for task in QUICK]
+    assert [name for name, _ in stages] == [f"measuring {task.name}" for task in QUICK]
     assert found.conditions.platform == jax.devices()[0].platform
     assert dict(found.conditions.versions)["jax"] == jax.__version__
 
 
 def test_the_figures_stand_beside_what_is_assumed() -> None:
-    told = calibrate.told(by_hand(local_device(), "cpu", "cpu", matrix=5e9, memory=7e9))
-    assert [rate.assumed for rate in told.rates] == [local_device().rate("float32"), local_device().memory_bandwidth]
-    assert Calibration.from_json(told.to_json()) == told
-    assert "5.00 GFLOP/s" in str(told) and "7.0 GB/s" in str(told)
+    found = calibrate.calibration(by_hand(local_device(), "cpu", "cpu", matrix=5e9, memory=7e9))
+    rates = json.loads(found.to_json())["rates"]
+    assert [rate["measured"] for rate in rates] == [5e9, 7e9]
+    assert [rate["assumed"] for rate in rates] == [local_device().rate("float32"), local_device().memory_bandwidth]
+    assert "5.00 GFLOP/s" in str(found) and "7.0 GB/s" in str(found)
 
 
 def test_a_gpu_without_a_specification_can_be_measured_but_not_planned_for(
@@ -149,42 +146,3 @@ def test_a_file_that_is_none_is_refused_at_once(text: str | None, tmp_path: Path
         memplan.jit(train, device=str(path))
     with pytest.raises(UnknownDeviceError, match=r"device\.json"):
         api.compare(train, ARGS, device=str(path))
-
-
-@pytest.fixture
-def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(notify: Any) -> Spec:
-        notify("measuring", 0.5)
-        return by_hand(local_device(), "cpu", "cpu", matrix=5e9)
-
-    monkeypatch.setattr(machines, "calibrate_device", measure)
-
-
-@pytest.mark.usefixtures("quickly")
-def test_the_command_writes_a_device_and_figures(tmp_path: Path) -> None:
-    device, figures = tmp_path / "device.json", tmp_path / "figures.json"
-    result = CliRunner().invoke(cli.app, ["calibrate", "--out", str(device), "--json", str(figures)])
-    assert result.exit_code == 0, result.output
-    assert measured.load(device).device.rate("float32") == 5e9
-    assert json.loads(figures.read_text())["schema"] == "memplan.calibration/1"
-    assert "matrix product float32" in result.stdout
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["device.json", "figures.json"]
-
-
-@pytest.mark.usefixtures("quickly")
-def test_the_command_without_files_prints() -> None:
-    assert "5.00 GFLOP/s" in CliRunner().invoke(cli.app, ["calibrate"]).stdout
-    assert json.loads(CliRunner().invoke(cli.app, ["calibrate", "--json", "-"]).stdout)["device"] == "cpu-measured"
-
-
-@pytest.mark.usefixtures("quickly")
-@pytest.mark.parametrize(
-    "words",
-    [["--out", "plain"], ["--out", "no/such/folder/d.json"], ["--out", "same.json", "--json", "same.json"]],
-)
-def test_the_command_refuses_what_it_could_not_write(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert CliRunner().invoke(cli.app, ["calibrate", *words]).exit_code == 2
-    assert not list(tmp_path.iterdir())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memplan.verify.same_module import NotThePlainModuleError, judge
+from memplan.verify.dataflow import NotThePlainModuleError
+from memplan.verify.same_module import judge
 from memplan.xla.module import read_module
 
 HEAD = "HloModule jit_step, is_scheduled=true, input_output_alias={ {0}: (0, {}, may-alias) }"

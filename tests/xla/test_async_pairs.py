@@ -10,8 +10,8 @@ from jax.sharding import AbstractMesh
 from memplan import parallel, pipeline
 from memplan.pipeline import Request
 from memplan.program import compat
-from memplan.xla.async_pairs import spelt_out
-from tests.xla.compiling import dense
+from memplan.xla.async_pairs import expand_async_pairs
+from tests.xla.steps import dense
 
 MODULE = """HloModule step, is_scheduled=true, entry_computation_layout={(f32[8]{0})->f32[8]{0}}, num_partitions=2
 
@@ -34,7 +34,7 @@ OLDER = f"%all-reduce-start = f32[8]{{0}} all-reduce-start(%x), {ATTRIBUTES}"
 
 
 def test_a_pair_comes_back_as_it_was() -> None:
-    text = spelt_out(MODULE.replace("LINE", NESTED))
+    text = expand_async_pairs(MODULE.replace("LINE", NESTED))
     assert "async-start(%x), calls=%all-reduce-start.computation, metadata=" in text
     assert "all-reduce(%all-reduce-start.operand.0), " + ATTRIBUTES in text
     assert "async-done(%all-reduce-start)" in text
@@ -45,7 +45,7 @@ def test_a_pair_comes_back_as_it_was() -> None:
 
 def test_what_is_read_as_it_is_stays_so() -> None:
     text = MODULE.replace("LINE", OLDER)
-    assert spelt_out(text) == text
+    assert expand_async_pairs(text) == text
     compat.module_proto(text)
 
 

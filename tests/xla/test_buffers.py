@@ -13,7 +13,8 @@ from memplan.planning.schedule import Schedule, runs
 from memplan.verify.same_module import judge
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import read_module
-from tests.xla.compiling import STEPS, compiled, copying, randomly, updating, within
+from tests.xla.schedules import compile_step, random_copies, random_recompute, within_share
+from tests.xla.steps import STEPS, updating
 
 
 def temporary_bytes(done: Any) -> int:
@@ -25,17 +26,17 @@ def temporary_bytes(done: Any) -> int:
 @pytest.mark.parametrize("name", STEPS)
 def test_a_gpu_gets_the_bytes_that_were_predicted(name: str, seed: int) -> None:
     step, args = STEPS[name](256, 6)
-    found = compiled(step, args, name, randomly(seed), "v100")
+    found = compile_step(step, args, name, random_recompute(seed), "v100")
     assert found.packing.nbytes == pytest.approx(temporary_bytes(found.compiled), abs=2048)
     assert found.packing.live_nbytes <= found.packing.nbytes
-    assert bool(found.repeated) == bool(seed and name != "scanned")  # its body has nothing worth it
+    assert bool(found.recomputed) == bool(seed and name != "scanned")  # its body has nothing worth it
 
 
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("seed", [43, 48, 91, 118])  # of the first 149: where another rule gives other bytes
 def test_what_is_updated_in_place_gets_the_bytes_that_were_predicted(seed: int) -> None:
     step, args = updating(seed)
-    found = compiled(step, args, "updating", randomly(seed % 3), "v100")
+    found = compile_step(step, args, "updating", random_recompute(seed % 3), "v100")
     assert found.packing.nbytes == pytest.approx(temporary_bytes(found.compiled), abs=2048)
     assert found.packing.live_nbytes <= found.packing.nbytes
 
@@ -44,7 +45,7 @@ def test_what_is_updated_in_place_gets_the_bytes_that_were_predicted(seed: int) 
 @pytest.mark.parametrize("name", ["dense", "branching", "accumulating"])
 def test_copies_take_the_host_bytes_that_were_predicted(name: str) -> None:
     step, args = STEPS[name](256, 6)
-    found = compiled(step, args, name, copying(1), "v100")
+    found = compile_step(step, args, name, random_copies(1), "v100")
     memory = found.compiled.memory_analysis()
     assert found.copies >= 4
     assert found.packing.host_nbytes == memory.host_temp_size_in_bytes > 0
@@ -57,11 +58,11 @@ def test_kernels_that_run_again_change_no_bit_here(name: str) -> None:
     plain = None
     for seed in range(4):
         step, args = STEPS[name](64, 6)
-        found = compiled(step, args, name, randomly(seed))
+        found = compile_step(step, args, name, random_recompute(seed))
         assert found.packing.nbytes == pytest.approx(temporary_bytes(found.compiled), rel=0.02)
         bits = [np.asarray(leaf) for leaf in jax.tree.leaves(found.compiled(*args))]
         plain = plain or bits
-        assert (found.repeated > 0) == (seed > 0)
+        assert (found.recomputed > 0) == (seed > 0)
         for one, other in zip(plain, bits, strict=True):
             np.testing.assert_array_equal(one, other)
 
@@ -74,7 +75,7 @@ def test_a_loop_says_how_often_its_body_runs() -> None:
         found.append(problem)
         return runs(range(len(problem.kernels)))
 
-    compiled(step, args, "scanned", look)
+    compile_step(step, args, "scanned", look)
     loops = [kernel.trips for kernel in found[0].kernels if kernel.trips > 1]
     assert loops == [6, 6]
     inner = {number for number, kernel in enumerate(found[0].kernels) if kernel.within is not None}
@@ -84,7 +85,7 @@ def test_a_loop_says_how_often_its_body_runs() -> None:
 @pytest.mark.gpu_aot
 def test_a_plan_takes_what_it_was_given_in_one_compilation() -> None:
     step, args = STEPS["dense"](256, 12)
-    found = compiled(step, args, "dense", within(0.6), "v100")
+    found = compile_step(step, args, "dense", within_share(0.6), "v100")
     assert found.packing.nbytes == pytest.approx(temporary_bytes(found.compiled), abs=2048)
     assert found.packing.live_nbytes <= 0.62 * found.plain.live_nbytes
 
@@ -92,10 +93,10 @@ def test_a_plan_takes_what_it_was_given_in_one_compilation() -> None:
 @pytest.mark.parametrize("share", [0.75, 0.55])
 def test_a_plan_changes_no_bit_here(share: float) -> None:
     step, args = STEPS["dense"](64, 12)
-    plain = compiled(step, args, "dense", randomly(0)).compiled(*args)
+    plain = compile_step(step, args, "dense", random_recompute(0)).compiled(*args)
     step, args = STEPS["dense"](64, 12)
-    found = compiled(step, args, "dense", within(share))
-    assert found.repeated
+    found = compile_step(step, args, "dense", within_share(share))
+    assert found.recomputed
     assert found.packing.live_nbytes <= (share + 0.03) * found.plain.live_nbytes
     assert found.packing.nbytes == pytest.approx(temporary_bytes(found.compiled), rel=0.02)
     for one, other in zip(jax.tree.leaves(plain), jax.tree.leaves(found.compiled(*args)), strict=True):

@@ -5,9 +5,9 @@ import pytest
 from memplan.errors import UnsupportedProgramError
 from memplan.hardware.collectives import Decomposition, Phase, all_reduce_seconds, reduce_scatter_seconds
 from memplan.hardware.topology import topology_named
-from memplan.xla.collective_cost import Collective, Network
+from memplan.xla.collective_cost import Collective, Interconnect
 
-NETWORK = Network(topology_named("ddl@2x4"), topology_named("ddl@2x4"))
+INTERCONNECT = Interconnect(topology_named("ddl@2x4"), topology_named("ddl@2x4"))
 LISTED = {
     "replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%sum": ("device",),
     "replica_groups={{0,4},{1,5},{2,6},{3,7}}": ("host",),
@@ -36,40 +36,41 @@ MESHED = {  # as jax 0.11 has it
 def test_the_axes_of_a_collective_are_those_along_which_its_devices_differ(
     attributes: str, axes: tuple[str, ...]
 ) -> None:
-    assert NETWORK.axes(attributes) == axes
+    assert INTERCONNECT.axes(attributes) == axes
 
 
 def test_a_notation_that_is_not_known_is_an_error() -> None:
     with pytest.raises(UnsupportedProgramError, match="version of jax"):
-        NETWORK.axes("replica_groups=<0,4>, to_apply=%sum")
+        INTERCONNECT.axes("replica_groups=<0,4>, to_apply=%sum")
 
 
 def test_a_collective_takes_what_the_links_take() -> None:
     alone = Decomposition((Phase(("host",), False),))
-    reduce = NETWORK.collective("all-reduce", "replica_groups={{0,4},{1,5}}", 1 << 20, 1 << 20)
+    reduce = INTERCONNECT.collective("all-reduce", "replica_groups={{0,4},{1,5}}", 1 << 20, 1 << 20)
     assert reduce == Collective("all-reduce", ("host",), 1 << 20)
-    assert NETWORK.seconds(reduce) == all_reduce_seconds(NETWORK.links, alone, 1 << 20)
-    gather = NETWORK.collective("all-gather", "replica_groups={{0,4},{1,5}}", 1 << 19, 1 << 20)
-    assert NETWORK.seconds(gather) == reduce_scatter_seconds(NETWORK.links, alone, 1 << 20)
+    assert INTERCONNECT.seconds(reduce) == all_reduce_seconds(INTERCONNECT.links, alone, 1 << 20)
+    gather = INTERCONNECT.collective("all-gather", "replica_groups={{0,4},{1,5}}", 1 << 19, 1 << 20)
+    assert INTERCONNECT.seconds(gather) == reduce_scatter_seconds(INTERCONNECT.links, alone, 1 << 20)
 
 
 def test_a_group_of_one_takes_nothing() -> None:
-    assert NETWORK.seconds(NETWORK.collective("all-reduce", "replica_groups={{0},{1}}", 8, 8)) == 0
+    assert INTERCONNECT.seconds(INTERCONNECT.collective("all-reduce", "replica_groups={{0},{1}}", 8, 8)) == 0
 
 
 def test_on_other_sizes_the_same_collective_takes_another_time() -> None:
-    wide = Network(topology_named("ddl@2x4"), topology_named("ddl@64x4"))
-    alone = Network(topology_named("ddl@2x4"), topology_named("ddl@1x4"))
+    wide = Interconnect(topology_named("ddl@2x4"), topology_named("ddl@64x4"))
+    alone = Interconnect(topology_named("ddl@2x4"), topology_named("ddl@1x4"))
     reduce = wide.collective("all-reduce", "replica_groups={{0,4},{1,5}}", 1 << 20, 1 << 20)
-    assert wide.seconds(reduce) > NETWORK.seconds(reduce) > alone.seconds(reduce) == 0
+    assert wide.seconds(reduce) > INTERCONNECT.seconds(reduce) > alone.seconds(reduce) == 0
 
 
 @pytest.mark.parametrize("devices", [2, 4])
 @pytest.mark.parametrize("opcode", ["all-reduce", "reduce-scatter", "all-gather", "all-to-all"])
-def test_replayed_within_one_host_nothing_goes_over_the_network(devices: int, opcode: str) -> None:
+def test_replayed_within_one_host_nothing_goes_over_the_interconnect(devices: int, opcode: str) -> None:
     groups = "replica_groups={{0,1,2,3,4,5,6,7}}"
     inside, across = (
-        Network(NETWORK.compiled_for, topology_named(shape)) for shape in (f"ddl@1x{devices}", f"ddl@{devices}x1")
+        Interconnect(INTERCONNECT.compiled_for, topology_named(shape))
+        for shape in (f"ddl@1x{devices}", f"ddl@{devices}x1")
     )
     one = inside.collective(opcode, groups, 1 << 28, 1 << 28)
     assert one.axes == ("host", "device")
@@ -81,17 +82,17 @@ def test_replayed_within_one_host_nothing_goes_over_the_network(devices: int, op
 
 def test_compiled_for_one_host_the_groups_are_those_of_its_devices() -> None:
     single = topology_named("ddl@1x2")
-    network = Network(single, single)
-    assert network.axes("replica_groups={{0,1}}") == network.axes("replica_groups={}") == ("device",)
+    interconnect = Interconnect(single, single)
+    assert interconnect.axes("replica_groups={{0,1}}") == interconnect.axes("replica_groups={}") == ("device",)
 
 
 def test_a_launch_is_what_it_is_said_to_be() -> None:
-    slow = Network(NETWORK.compiled_for, NETWORK.links, launch_s=1.0)
+    slow = Interconnect(INTERCONNECT.compiled_for, INTERCONNECT.links, launch_s=1.0)
     reduce = slow.collective("all-reduce", "replica_groups={{0,4},{1,5}}", 8, 8)
-    assert slow.seconds(reduce) == pytest.approx(1 + NETWORK.seconds(reduce), abs=1e-4)
+    assert slow.seconds(reduce) == pytest.approx(1 + INTERCONNECT.seconds(reduce), abs=1e-4)
 
 
 def test_input_comes_over_the_links_of_a_host_for_all_its_devices() -> None:
-    link = NETWORK.links.axis("host")
-    assert NETWORK.input_seconds(10**6) == pytest.approx(4 * 10**6 / link.bandwidth)
-    assert NETWORK.input_seconds(0) == 0
+    link = INTERCONNECT.links.axis("host")
+    assert INTERCONNECT.input_seconds(10**6) == pytest.approx(4 * 10**6 / link.bandwidth)
+    assert INTERCONNECT.input_seconds(0) == 0

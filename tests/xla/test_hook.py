@@ -27,12 +27,12 @@ def test_a_module_that_is_asked_for_is_given_in_its_order() -> None:
     def rewrite(text: str) -> None:
         seen.append(text)
 
-    with hook.asking("jit_asked", rewrite, "cpu") as asked:
+    with hook.intercept("jit_asked", rewrite, "cpu") as interception:
         lowered("another").compile()
-        assert not asked.called
+        assert not interception.called
         lowered("asked").compile()
     lowered("asked").compile(compiler_options={"xla_cpu_enable_fast_math": False})
-    asked.check()
+    interception.check()
     (text,) = seen
     assert read_module(text).name == "jit_asked"
 
@@ -41,22 +41,22 @@ def test_an_error_is_kept_and_the_module_goes_through() -> None:
     def rewrite(text: str) -> str:
         raise UnreadableModuleError("what is this?")
 
-    with hook.asking("jit_wrong", rewrite, "cpu") as asked:
+    with hook.intercept("jit_wrong", rewrite, "cpu") as interception:
         done = lowered("wrong").compile()
     with pytest.raises(UnreadableModuleError, match="what is this"):
-        asked.check()
+        interception.check()
     assert done(jnp.ones((8, 8))).shape == (8, 8)
 
 
 def test_text_that_xla_refuses_is_an_error_too() -> None:
-    with hook.asking("jit_garbled", lambda text: text.replace("ENTRY", "EXIT"), "cpu") as asked:
+    with hook.intercept("jit_garbled", lambda text: text.replace("ENTRY", "EXIT"), "cpu") as interception:
         lowered("garbled").compile()
     with pytest.raises(Exception, match="EXIT"):
-        asked.check()
+        interception.check()
 
 
 def test_two_may_not_ask_for_one_name() -> None:
-    first, second = (hook.asking("jit_twice", lambda text: None, "cpu") for _ in range(2))
+    first, second = (hook.intercept("jit_twice", lambda text: None, "cpu") for _ in range(2))
     with first, pytest.raises(RuntimeError, match="jit_twice"), second:
         pass
 

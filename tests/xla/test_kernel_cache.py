@@ -5,7 +5,7 @@ import pytest
 from memplan.hardware import catalog
 from memplan.hardware.device import Device, GpuTarget
 from memplan.xla import kernel_cache
-from memplan.xla.kernel_cache import kept_kernels
+from memplan.xla.kernel_cache import kernel_cache_file
 from memplan.xla.target import Executable, Target
 
 P100, V100 = catalog.named("p100"), catalog.named("v100")
@@ -13,15 +13,15 @@ P100, V100 = catalog.named("p100"), catalog.named("v100")
 
 def test_each_gpu_has_a_file_of_its_own() -> None:
     assert P100.target and V100.target
-    assert kept_kernels(P100.target) == kept_kernels(P100.target) != kept_kernels(V100.target)
+    assert kernel_cache_file(P100.target) == kernel_cache_file(P100.target) != kernel_cache_file(V100.target)
 
 
 def test_a_file_that_has_grown_large_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = kept_kernels(GpuTarget((7, 0), 1, 1, 1, 1, 1, 1.0))
+    kept = kernel_cache_file(GpuTarget((7, 0), 1, 1, 1, 1, 1, 1.0))
     kept.write_bytes(bytes(8))
-    assert kept_kernels(GpuTarget((7, 0), 1, 1, 1, 1, 1, 1.0)).exists()
+    assert kernel_cache_file(GpuTarget((7, 0), 1, 1, 1, 1, 1, 1.0)).exists()
     monkeypatch.setattr(kernel_cache, "_MOST_BYTES", 7)
-    assert not kept_kernels(GpuTarget((7, 0), 1, 1, 1, 1, 1, 1.0)).exists()
+    assert not kernel_cache_file(GpuTarget((7, 0), 1, 1, 1, 1, 1, 1.0)).exists()
 
 
 @pytest.mark.gpu_aot
@@ -34,7 +34,7 @@ def test_a_kernel_is_made_once() -> None:
         return Target(device, described=True).compile(step, (shape,), {}, {})
 
     assert V100.target
-    kept = kept_kernels(V100.target)
+    kept = kernel_cache_file(V100.target)
     first = compiled(V100, 3.0)
     made = kept.read_bytes()
     again = compiled(V100, 3.0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import memplan
 from memplan.xla import hook
 from memplan.xla.module import Module, read_module
-from memplan.xla.sources import scopes, sources
+from memplan.xla.sources import layer_of, scopes, sources
 
 USER, LIBRARY, OWN = "/home/someone/train.py", "/usr/lib/python3.12/site-packages/flax/linen.py", "program/targets.py"
 FILES = (USER, LIBRARY, f"{Path(memplan.__file__).parent}/{OWN}")
@@ -89,7 +89,7 @@ def test_what_this_jax_writes_is_read(hooked: bool) -> None:
         return step(x)
 
     framed.__name__ = f"framed_{hooked}"
-    with hook.asking(f"jit_{framed.__name__}", seen.append, "cpu"):
+    with hook.intercept(f"jit_{framed.__name__}", seen.append, "cpu"):
         compiled = jax.jit(framed).lower(SHAPE).compile()
     seen.append(str(compiled.as_text()))
     read = read_module(seen[0 if hooked else 1])
@@ -116,3 +116,16 @@ def test_a_scope_is_the_way_between_step_and_primitive() -> None:
         "conv": "transpose(jvp(UNet))/down_0/conv",
         "relu": "jvp(UNet)/down_0/jit(relu)",
     }
+
+
+@pytest.mark.parametrize(
+    ("scope", "layer"),
+    [
+        ("transpose(jvp(UNet))/down_0/down_0.norm/Conv_0", "UNet/down_0/Conv_0"),
+        ("jvp(Net)/while/body/conv_0", "Net/conv_0"),
+        ("jit(step)/checkpoint/rematted_computation/Net", "Net"),
+        ("", ""),
+    ],
+)
+def test_layers_of_name_stacks(scope: str, layer: str) -> None:
+    assert layer_of(scope) == layer

@@ -12,7 +12,8 @@ from memplan.verify.same_module import judge
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import Module, read_module
 from memplan.xla.write import write
-from tests.xla.compiling import STEPS, compiled, copying, randomly
+from tests.xla.schedules import compile_step, random_copies, random_recompute
+from tests.xla.steps import STEPS
 
 NAMES = ("bitcast", "get-tuple-element", "tuple", "parameter", "constant", "opt-barrier")
 SMALL = """HloModule jit_small, is_scheduled=true
@@ -161,11 +162,11 @@ def kept(module: Module) -> list[list[str]]:
 @pytest.mark.parametrize("name", ["dense", "accumulating"])
 def test_the_compiler_changes_nothing_afterwards(name: str) -> None:
     """Clones are not merged; pairs of copies stay where they were written, and asynchronous."""
-    for plan in (copying(1), randomly(1)):
+    for plan in (random_copies(1), random_recompute(1)):
         step, args = STEPS[name](256, 6)
-        found = compiled(step, args, name, plan, "v100")
+        found = compile_step(step, args, name, plan, "v100")
         assert kept(read_module(found.compiled.as_text())) == kept(read_module(found.text))
-        assert bool(found.copies) != bool(found.repeated)
+        assert bool(found.copies) != bool(found.recomputed)
 
 
 def test_offloaded_values_of_a_user_are_on_the_host_already() -> None:

@@ -32,7 +32,7 @@ from experiments.applications.large_batch.training import (
     Trainer,
 )
 from experiments.readme import grid, inserted
-from memplan.io import write_whole
+from memplan.io import write_atomic
 
 HERE = Path(__file__).parent
 README = HERE / "README.md"
@@ -89,7 +89,7 @@ def measure(these: Iterable[Point], path: Path, settings: Settings, held_out_see
     for point in these:
         rows.append(Row(point, trainer.train(point)))
         print(rows[-1], flush=True)
-        write_whole(path, document(rows, settings))
+        write_atomic(path, document(rows, settings))
 
 
 def check(devices: int, path: Path, settings: Settings) -> None:
@@ -102,7 +102,7 @@ def check(devices: int, path: Path, settings: Settings) -> None:
         state, losses, _ = trainer.descend(point, turned)
         checks.append(Check(point, turned, trainer.accuracy(state), tuple(map(float, losses[:FIRST]))))
         print(checks[-1], flush=True)
-    write_whole(path, document(checks, settings))
+    write_atomic(path, document(checks, settings))
 
 
 def document(rows: Iterable[Row | Check], settings: Settings) -> str:
@@ -193,7 +193,7 @@ def main() -> None:
         check(args.devices, DEVICES, settings)
     elif not args.table:
         measure(points(), RESULTS, settings, TEST_SEED)
-    write_whole(README, regenerate())
+    write_atomic(README, regenerate())
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from experiments.applications.segmentation.decathlon import open_dataset
 from experiments.applications.segmentation.phantoms import write_phantoms
 from experiments.applications.segmentation.worker import WAYS
 from memplan.errors import MemplanError
-from memplan.io import write_whole
+from memplan.io import write_atomic
 from memplan.units import parse_bytes, show_bytes
 
 FILTERS = 8
@@ -61,7 +61,7 @@ def main(
         limit = parse_bytes(budget, plain["compiled_bytes"])
         planned = run("planned", root, size, steps, bars, "--budget", str(limit), "--report", str(out / "report.json"))
     found = summary(plain, planned, limit, size, steps)
-    write_whole(out / "demo.json", json.dumps(found, indent=1) + "\n")
+    write_atomic(out / "demo.json", json.dumps(found, indent=1) + "\n")
     show(found, Console(), out)
     return 0 if found["same_losses"] and found["share_above_idle"] < 1 else 1
 

@@ -45,7 +45,7 @@ from experiments.applications.skin_lesions.training import (
     train,
 )
 from experiments.readme import grid, insert
-from memplan.io import write_whole
+from memplan.io import write_atomic
 from models.train import TrainState
 
 HERE = Path(__file__).parent
@@ -141,7 +141,7 @@ def classes(dataset: Dataset, task: Task, detector: Path) -> tuple[Trained, Depl
     here = predicted(task.predict(state), examples["image"], EXAMINED_AT_ONCE)
     shares = np.stack([here[name] for name in dataset.classes], axis=-1)
     scores = _scores(examples["label"], shares)
-    write_whole(detector, exported(task.predict(state), task.settings.side))
+    write_atomic(detector, exported(task.predict(state), task.settings.side))
     there = np.array([[told[name] for name in dataset.classes] for told in deployed(detector, held_out)], np.float32)
     same = int((there == shares).all(-1).sum())
     accuracy = balanced_accuracy(examples["label"], there.argmax(-1))
@@ -236,7 +236,7 @@ def main() -> None:
             found, deployment = classes(dataset, task, detector)
             print(found, deployment, sep="\n", flush=True)
             RESULTS.parent.mkdir(exist_ok=True)
-            write_whole(RESULTS, document([masks, found], deployment, len(dataset.lesions)))
+            write_atomic(RESULTS, document([masks, found], deployment, len(dataset.lesions)))
     insert(README, tables())
 
 

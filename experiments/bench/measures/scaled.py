@@ -9,13 +9,13 @@ from experiments.bench.cases import Case
 from experiments.bench.results import Found, Row
 from memplan.hardware.overheads import NONE, Overheads
 from memplan.report.scaling import Scaling
-from memplan.studies.scaling import compiled
+from memplan.studies.scaling import compile_step
 
 
 def measure(case: Case) -> Found:
     """A row for each assumption and number of devices; the step is compiled once."""
     step, args, donated = case.built()
-    made = compiled(
+    made = compile_step(
         step, args, case.facts["topology"], case.device,
         donate_argnums=donated, budget=case.budget, statistics=case.facts["statistics"],
     )  # fmt: skip

@@ -23,7 +23,7 @@ from memplan.hardware.measured import Spec
 from memplan.pipeline import Request
 from memplan.studies import calibrate
 from memplan.xla.local import local_device
-from memplan.xla.replay import traffic
+from memplan.xla.replay import replay
 
 ROUNDS = 9
 
@@ -38,11 +38,11 @@ def measure(case: Case) -> Found:
     return Found([
         {
             "way": way,
-            "flops": traffic(found.planned.result.module, devices["measured_s"]).flops,
+            "flops": replay(found.planned.result.module, devices["measured_s"]).flops,
             "compiled_bytes": found.device_bytes,
             "best_s": min(seconds[way]),
             "median_s": statistics.median(seconds[way]),
-            **{name: traffic(found.planned.result.module, device).step_s for name, device in devices.items()},
+            **{name: replay(found.planned.result.module, device).step_s for name, device in devices.items()},
             "drift": drift(before, after),
             "load": os.getloadavg()[0],
         }

@@ -23,7 +23,7 @@ import optax
 import orbax.checkpoint as ocp
 
 import memplan
-from memplan.io import write_whole
+from memplan.io import write_atomic
 
 RESULT = Path(__file__).parent / "results" / "checkpoint.json"
 LAYERS, WIDTH, BATCH, STEPS = 4, 512, 16, 60
@@ -149,7 +149,7 @@ def main() -> None:
         train(args.train)
     else:
         RESULT.parent.mkdir(exist_ok=True)
-        write_whole(RESULT, json.dumps(run(args.kills), indent=1) + "\n")
+        write_atomic(RESULT, json.dumps(run(args.kills), indent=1) + "\n")
 
 
 if __name__ == "__main__":

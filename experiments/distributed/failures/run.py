@@ -28,7 +28,7 @@ from typing import Any
 
 import jax
 
-from memplan.io import write_whole
+from memplan.io import write_atomic
 
 ROOT = Path(__file__).parents[3]
 TOY = ROOT / "tests" / "parallel" / "toy.py"
@@ -95,7 +95,7 @@ def main() -> None:
         "summary": summary(trials),
         "trials": [asdict(one) for one in trials],
     }
-    write_whole(options.out, json.dumps(found, indent=1) + "\n")
+    write_atomic(options.out, json.dumps(found, indent=1) + "\n")
     print(json.dumps(found["summary"], indent=1))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from experiments.distributed.parallel.cases import CASES, trained
 from experiments.distributed.parallel.table import write_table
-from memplan.io import write_whole
+from memplan.io import write_atomic
 from memplan.outcome.summary import versions
 from memplan.program.trace import trace
 from memplan.verify.numbers import compare
@@ -119,7 +119,7 @@ def main() -> None:
             rows.append(row(case, processes, devices, " ".join(options), known[case], found[case]))
             print(rows[-1], flush=True)
     document = {"steps": STEPS, "versions": dict(versions()), "rows": [asdict(one) for one in rows]}
-    write_whole(RESULTS, json.dumps(document, indent=1) + "\n")
+    write_atomic(RESULTS, json.dumps(document, indent=1) + "\n")
     write_table(RESULTS)
 
 

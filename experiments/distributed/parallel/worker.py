@@ -15,7 +15,7 @@ import numpy as np
 
 from experiments.distributed.parallel.cases import CASES, trained
 from memplan import parallel
-from memplan.io import write_whole
+from memplan.io import write_atomic
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def save(path: Path, state: Any, losses: list[float]) -> None:
     arrays: dict[str, Any] = {f"leaf_{i:05d}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
     written = io.BytesIO()
     np.savez(written, losses=np.asarray(losses), **arrays)
-    write_whole(path, written.getvalue())
+    write_atomic(path, written.getvalue())
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from experiments.distributed.slow_link.table import write_table
-from memplan.io import write_whole
+from memplan.io import write_atomic
 from memplan.outcome.summary import versions
 
 HERE = Path(__file__).parent
@@ -92,7 +92,7 @@ def main() -> None:
     for rate in options.rates if not options.table else ():
         document = {"rate": rate, "hosts": 2, "versions": dict(versions()), **measure(rate)}
         results.mkdir(exist_ok=True)
-        write_whole(results / f"{rate}.json", json.dumps(document, indent=1) + "\n")
+        write_atomic(results / f"{rate}.json", json.dumps(document, indent=1) + "\n")
     write_table(results)
 
 

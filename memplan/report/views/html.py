@@ -1,11 +1,11 @@
-"""Sheets as one self-contained page: no scripts, nothing loaded, everything escaped."""
+"""Tables as one self-contained page: no scripts, nothing loaded, everything escaped."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from html import escape
 
-from memplan.report.views.table import Sheet, heading
+from memplan.report.views.table import Table, heading
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #1d2530; }
@@ -22,27 +22,27 @@ th { border-bottom: 1px solid #aab2bd; } td { border-bottom: 1px solid #e6e9ed; 
 """
 
 
-def page(title: str, sheets: Iterable[Sheet]) -> str:
+def page(title: str, tables: Iterable[Table]) -> str:
     """A whole document."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        f"<h1>{escape(title)}</h1>\n{body(sheets)}\n</body>\n</html>\n"
+        f"<h1>{escape(title)}</h1>\n{body(tables)}\n</body>\n</html>\n"
     )
 
 
-def body(sheets: Iterable[Sheet]) -> str:
-    """The sheets alone, for a page of someone else's."""
-    return "\n".join(_table(sheet) for sheet in sheets)
+def body(tables: Iterable[Table]) -> str:
+    """The tables alone, for a page of someone else's."""
+    return "\n".join(_table(table) for table in tables)
 
 
-def _table(sheet: Sheet) -> str:
-    sides = [' class="right"' if right else "" for _, right in map(heading, sheet.columns)]
-    names = [heading(column)[0] for column in sheet.columns]
-    title = f"<h2>{escape(sheet.title)}</h2>\n" if sheet.title else ""
+def _table(table: Table) -> str:
+    sides = [' class="right"' if right else "" for _, right in map(heading, table.columns)]
+    names = [heading(column)[0] for column in table.columns]
+    title = f"<h2>{escape(table.title)}</h2>\n" if table.title else ""
     head = _row("th", names, sides, "") if any(names) else ""
-    rows = "\n".join(_row("td", row, sides, sheet.tone(index)) for index, row in enumerate(sheet.rows))
+    rows = "\n".join(_row("td", row, sides, table.tone(index)) for index, row in enumerate(table.rows))
     return f'{title}<div class="wide"><table>\n{head}{rows}\n</table></div>'
 
 

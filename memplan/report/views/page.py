@@ -10,7 +10,7 @@ from html import escape
 from importlib import resources
 
 from memplan.report.views import html
-from memplan.report.views.table import Sheet
+from memplan.report.views.table import Table
 
 _SCRIPTS = ("format.js", "scale.js", "memory.js", "table.js", "chart.js", "pointer.js", "page.js")
 _BREAKS_OUT = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
@@ -22,15 +22,15 @@ def render(
     is_good: bool,
     subtitle: str,
     document: str,
-    told: Sequence[Sheet],
-    undrawn: Sequence[Sheet],
+    tables: Sequence[Table],
+    fallbacks: Sequence[Table],
 ) -> str:
     """The whole page.
 
     Args:
       title, status, subtitle: at its top; `is_good` says how the status looks.
       document: the report as JSON, which the page's script draws.
-      told: tables that stand in the page as they are; undrawn: those that do where no script runs.
+      tables: stand in the page as they are; fallbacks: those that do where no script runs.
     """
     style, script = _asset("page.css"), _script()
     policy = (
@@ -56,8 +56,8 @@ def render(
 <section id="live"><h2 id="live-title">In memory</h2><p class="note" id="live-told"></p>
 <div id="live-table"></div></section>
 <section id="decisions"><h2>Decisions</h2></section>
-<section>{html.body(sheet for sheet in told if sheet.rows)}</section>
-<section class="undrawn">{html.body(sheet for sheet in undrawn if sheet.rows)}</section>
+<section>{html.body(table for table in tables if table.rows)}</section>
+<section class="undrawn">{html.body(table for table in fallbacks if table.rows)}</section>
 </main>
 <script type="application/json" id="report">{document.translate(_BREAKS_OUT)}</script>
 <script>{script}</script>

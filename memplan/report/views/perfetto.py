@@ -39,8 +39,8 @@ def trace(title: str, timeline: Timeline, lines: Sequence[Line], budget_bytes: i
     compute = writer.track("compute", writer.top)
     for instant in timeline.instants:
         name = f"{instant.layer}/{instant.name}".lstrip("/") or "wait"
-        told = {"source": instant.source, "layer": instant.layer, "device bytes": instant.device_bytes}
-        writer.slice(compute, name, instant.doing, instant.start_s, instant.end_s, told)
+        notes = {"source": instant.source, "layer": instant.layer, "device bytes": instant.device_bytes}
+        writer.slice(compute, name, instant.doing, instant.start_s, instant.end_s, notes)
     for direction in _STREAMS:
         copies = [copy for copy in timeline.copies if copy.direction == direction]
         stream = writer.track(f"copies {direction}", writer.top) if copies else 0
@@ -68,14 +68,14 @@ class _Writer:
     def count(self, track: int, at_s: float, nbytes: int) -> None:
         self._event(track, at_s, self.event.TYPE_COUNTER).counter_value = nbytes
 
-    def slice(self, track: int, name: str, category: str, start_s: float, end_s: float, told: dict[str, Any]) -> None:
+    def slice(self, track: int, name: str, category: str, start_s: float, end_s: float, notes: dict[str, Any]) -> None:
         """What takes no time is left out."""
         if end_s <= start_s:
             return
         begun = self._event(track, start_s, self.event.TYPE_SLICE_BEGIN)
         begun.name = name
         begun.categories.append(category)
-        for key, value in told.items():
+        for key, value in notes.items():
             note = begun.debug_annotations.add()
             note.name = key
             if isinstance(value, int):

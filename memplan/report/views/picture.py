@@ -11,6 +11,7 @@ from memplan.report.timeline import Instant, Line, Timeline
 from memplan.report.views import plot
 
 _WIDE, _HIGH = 8.0, 5.0  # inches
+_DEPTH = 2  # parts of a layer's name
 _SHOWN = 7  # layers with a colour of their own
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")  # Okabe and Ito
 _ALWAYS, _OTHERS, _SCRATCH = "arguments and outputs", "other layers", "scratch"
@@ -20,10 +21,8 @@ _MIB = 2**20
 _MS = 1e3
 
 
-def png(
-    title: str, timeline: Timeline, lines: Sequence[Line], limits: Sequence[tuple[str, int | None]], depth: int = 2
-) -> bytes:
-    """The picture; layers are told apart by their first `depth` parts.
+def png(title: str, timeline: Timeline, lines: Sequence[Line], limits: Sequence[tuple[str, int | None]]) -> bytes:
+    """The picture; layers differ in their first two parts.
 
     Raises:
       ImportError: matplotlib is not installed.
@@ -32,7 +31,7 @@ def png(
     memory, streams = figure.subplots(2, sharex=True, height_ratios=(5, 1))
     edges = [_MS * one.start_s for one in timeline.instants] + [_MS * timeline.instants[-1].end_s]
     below = [0.0] * len(edges)
-    for name, color, counts in bands(timeline, depth):
+    for name, color, counts in bands(timeline):
         top = [low + count / _MIB for low, count in zip(below, [*counts, counts[-1]], strict=True)]
         memory.fill_between(edges, below, top, step="post", color=color, label=name, linewidth=0)
         below = top
@@ -48,17 +47,17 @@ def png(
     memory.set(ylabel="device memory (MiB)", title=f"{title}, {_ORIGINS[timeline.origin]}", ylim=(0, None))
     memory.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1, 0.5), reverse=True)
     _draw_streams(streams, timeline)
-    return plot.drawn(figure)
+    return plot.encode(figure)
 
 
-def bands(timeline: Timeline, depth: int) -> list[tuple[str, str, Sequence[int]]]:
+def bands(timeline: Timeline) -> list[tuple[str, str, Sequence[int]]]:
     """Name, color and bytes at every instant of each band, from below; together they are the device memory."""
     changes: dict[str, list[int]] = defaultdict(lambda: [0] * (len(timeline.instants) + 1))
     weights: dict[str, float] = defaultdict(float)
     for stay in sorted(timeline.stays, key=lambda stay: stay.first):
         value = timeline.values[stay.value]
         always = value.decision in ("argument", "output")
-        name = _ALWAYS if always else _layer(value.layer or value.source, depth)
+        name = _ALWAYS if always else _layer(value.layer or value.source)
         if stay.place == "device":
             changes[name][stay.first] += value.nbytes
             changes[name][stay.last] -= value.nbytes
@@ -74,8 +73,8 @@ def bands(timeline: Timeline, depth: int) -> list[tuple[str, str, Sequence[int]]
     return [(name, colors[name], counts) for name, counts in summed.items() if any(counts)]
 
 
-def _layer(name: str, depth: int) -> str:
-    return "/".join(name.split("/")[:depth]) or "no layer"
+def _layer(name: str) -> str:
+    return "/".join(name.split("/")[:_DEPTH]) or "no layer"
 
 
 def _seconds(first: Instant, last: Instant) -> float:

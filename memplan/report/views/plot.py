@@ -31,7 +31,7 @@ def png(title: str, axes: tuple[str, str], series: Sequence[Series], limit: tupl
     for one in series:
         axis.plot(*zip(*one.points, strict=True), marker="o", linestyle="-" if one.is_joined else "", label=one.name)
     axis.legend(fontsize="small")
-    return drawn(picture)
+    return encode(picture)
 
 
 def figure(wide: float, high: float) -> Any:
@@ -46,7 +46,7 @@ def figure(wide: float, high: float) -> Any:
     return empty
 
 
-def drawn(figure: Any) -> bytes:
+def encode(figure: Any) -> bytes:
     """The figure as PNG."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=_DOTS)

@@ -1,7 +1,7 @@
-"""A scheduled module -> one in which fusions hand on values that later kernels need, instead of their being kept.
+"""A scheduled module -> one in which fusions have extra outputs: what is needed later, and so is not kept.
 
 Between its readers in the forward pass and those in the backward pass a value that is cheap to make would stay on the
-device. A kernel of its own that makes it again reads what it is made of, and writes it. But the backward pass often has
+device. A kernel of its own that recomputes it reads what it is made of, and writes it. But the backward pass often has
 a fusion that reads the same: that one makes the value beside its own results, and who needs it waits for that one. An
 activation, before the gradient of the next convolution's filter, is like that. ResNet-50 at half its bytes on a V100:
 136.7 ms become 135.5, what the step takes by itself.
@@ -15,20 +15,19 @@ from dataclasses import dataclass
 
 from memplan.planning.problem import Problem
 from memplan.xla.buffers import problem_of
-from memplan.xla.module import Computation, Instruction, Module, Names, read_instruction, spelled, with_loops
+from memplan.xla.module import Computation, Instruction, Module, Names, read_instruction, with_loops
 from memplan.xla.rewrites.fusion import (
     CHEAP,
     LEAST_BYTES,
-    calling,
-    fused_text,
+    bitcast,
+    buffer_of,
+    insert,
     is_open,
-    only,
     readers_of,
-    results_of,
-    rewritten,
-    source,
+    result_buffers,
+    slice_fusion,
 )
-from memplan.xla.rewrites.merge import Merged, merged
+from memplan.xla.rewrites.merge import Merged, merge_fusions
 
 _INSIDE = CHEAP | {"tuple"}
 
@@ -48,20 +47,20 @@ class _Value:
     readers: tuple[str, ...]
 
 
-def handed_on(module: Module, names: Collection[str], room_nbytes: int) -> Module:
-    """The module with these values made again for those that read them late.
+def add_outputs(module: Module, names: Collection[str], room_nbytes: int) -> Module:
+    """The module with these values recomputed, for those that read them late, by fusions that read the same.
 
     Args:
       names: of the values' buffers.
       room_nbytes: what temporaries may take.
     """
     wanted = set(names)
-    made, clones = _cloned(module, [one for one in _values(module) if one.name in wanted])
-    return _merged(made, clones, room_nbytes).module
+    cloned, clones = _with_clones(module, [one for one in _values(module) if one.name in wanted])
+    return _merge(cloned, clones, room_nbytes).module
 
 
-def prices(module: Module, problem: Problem, room_nbytes: int, there: Sequence[int]) -> Mapping[str, float]:
-    """Values that can be handed on -> share of what their makers move that is moved for that.
+def output_costs(module: Module, problem: Problem, room_nbytes: int, there: Sequence[int]) -> Mapping[str, float]:
+    """Values that can be extra outputs -> share of what their makers move that is moved for that.
 
     Args:
       room_nbytes: what temporaries may take; what is not there while they take more is left out.
@@ -73,14 +72,14 @@ def prices(module: Module, problem: Problem, room_nbytes: int, there: Sequence[i
         one
         for one in _values(module)
         if crowded[slots[one.readers[0]]] > crowded[slots[one.maker] + 1]
-        and _there(problem, slots[one.maker], slots[one.readers[0]])
+        and _operands_survive(problem, slots[one.maker], slots[one.readers[0]])
     ]
-    made, clones = _cloned(module, found)
-    beside = _merged(made, clones, room_nbytes).reads
-    return {one.name: _price(made, clone, beside[clone]) for clone, one in clones.items() if clone in beside}
+    cloned, clones = _with_clones(module, found)
+    beside = _merge(cloned, clones, room_nbytes).reads
+    return {one.name: _cost(cloned, clone, beside[clone]) for clone, one in clones.items() if clone in beside}
 
 
-def _there(problem: Problem, maker: int, reader: int) -> bool:
+def _operands_survive(problem: Problem, maker: int, reader: int) -> bool:
     """Is what a kernel reads written over by none up to another one?"""
     places = {problem.buffers[read].place for read in problem.kernels[maker].reads}
     shared = {place for place in places if len(problem.places[place]) > 1}
@@ -88,9 +87,9 @@ def _there(problem: Problem, maker: int, reader: int) -> bool:
     return all(shared.isdisjoint(problem.buffers[written].place for written in kernel.writes) for kernel in later)
 
 
-def _merged(module: Module, clones: Mapping[str, _Value], room_nbytes: int) -> Merged:
-    repeated = {clone: value.maker for clone, value in clones.items()}
-    return merged(module, problem_of(module, on_gpu=True), room_nbytes, repeated)
+def _merge(module: Module, clones: Mapping[str, _Value], room_nbytes: int) -> Merged:
+    originals = {clone: value.maker for clone, value in clones.items()}
+    return merge_fusions(module, problem_of(module, on_gpu=True), room_nbytes, originals)
 
 
 def _values(module: Module) -> Iterator[_Value]:
@@ -103,66 +102,56 @@ def _values(module: Module) -> Iterator[_Value]:
             fused = module[op.called[0]]
             if len(fused.results) != len(op.result) or any(one.opcode not in _INSIDE for one in fused.ops.values()):
                 continue
-            for leaf, (name, array) in enumerate(zip(results_of(op), op.result, strict=True)):
+            for leaf, (name, array) in enumerate(zip(result_buffers(op), op.result, strict=True)):
                 readers = readers_of(body, op, name) if array.nbytes >= LEAST_BYTES else None
                 if readers:
-                    times = [at[op.name], *sorted(at[reader] for reader in readers)]
-                    _, first = max((later - earlier, later) for earlier, later in itertools.pairwise(times))
-                    late = sorted((reader for reader in readers if at[reader] >= first), key=at.__getitem__)
-                    yield _Value(name, op.name, leaf, tuple(late))
+                    yield _Value(name, op.name, leaf, _late_readers(op.name, readers, at))
 
 
-def _cloned(module: Module, values: Sequence[_Value]) -> tuple[Module, Mapping[str, _Value]]:
+def _late_readers(maker: str, readers: Collection[str], at: Mapping[str, int]) -> tuple[str, ...]:
+    times = [at[maker], *sorted(at[reader] for reader in readers)]
+    _, first = max((later - earlier, later) for earlier, later in itertools.pairwise(times))
+    return tuple(sorted((reader for reader in readers if at[reader] >= first), key=at.__getitem__))
+
+
+def _with_clones(module: Module, values: Sequence[_Value]) -> tuple[Module, Mapping[str, _Value]]:
     """With a fusion for each before its first late reader, which those read; and their names."""
-    names, texts, clones = Names(module), dict(module.texts), dict[str, _Value]()
+    names, texts, clones = Names(module), module.texts, dict[str, _Value]()
     for body in with_loops(module, module.entry):
         lines = {op.name: [op] for op in body.ops.values()}
         new: dict[str, str] = {}
         for value in values:
             if value.maker in body.ops:
-                clone = _clone(module, body, value, names, new)
-                clones[clone.name] = value
+                op = body.ops[value.maker]
+                called, name = names.fresh(op.called[0], "again"), names.fresh(op.name, "again")
+                clone, new[called] = slice_fusion(op, module[op.called[0]], [value.leaf], name, called, names)
+                clones[name] = value
                 lines[value.readers[0]].insert(-1, clone)
                 for reader in value.readers:
-                    lines[reader][-1:] = _reading(body, lines[reader][-1], value.name, clone, names)
+                    lines[reader][-1:] = _redirect(body, lines[reader][-1], value.name, clone, names)
         if new:
-            first, *_, last = body.text.split("\n")
-            text = "\n".join([first, *(op.line for ops in lines.values() for op in ops), last])
-            texts = rewritten(texts, body.name, text, new)
-    return Module(module.head, texts, module.entry_name, module), clones
+            texts = insert(texts, body.name, body.text_with(op.line for ops in lines.values() for op in ops), new)
+    return module.with_texts(texts), clones
 
 
-def _clone(module: Module, body: Computation, value: _Value, names: Names, new: dict[str, str]) -> Instruction:
-    """A fusion that makes the value alone; the text of what it calls joins the new ones."""
-    op = body.ops[value.maker]
-    fused, called, name = module[op.called[0]], names.fresh(op.called[0], "again"), names.fresh(op.name, "again")
-    ops = only(fused, [value.leaf], names)
-    needed = {operand for one in ops for operand in one.operands}
-    given = [number for number in range(len(op.operands)) if fused.parameters[number].name in needed]
-    parameters = [(fused.parameters[number].name, fused.parameters[number].shape) for number in given]
-    new[called] = fused_text(called, parameters, ops)
-    return read_instruction(calling(op, name, ops[-1].shape, [op.operands[number] for number in given], called))
-
-
-def _reading(body: Computation, op: Instruction, name: str, clone: Instruction, names: Names) -> list[Instruction]:
-    """An instruction that reads the clone for the value, behind what views it needs."""
+def _redirect(body: Computation, op: Instruction, name: str, clone: Instruction, names: Names) -> list[Instruction]:
+    """An instruction that reads the clone for a value, behind what views it needs."""
     views, operands = list[Instruction](), list[str]()
     for operand in op.operands:
-        if operand not in body.ops or source(body, operand) != name:
+        if operand not in body.ops or buffer_of(body, operand) != name:
             operands.append(operand)
         elif (shape := body.ops[operand].shape) == clone.shape:
             operands.append(clone.name)
         else:
-            view = names.fresh(operand, "again")
-            views.append(read_instruction(f"  %{view} = {spelled(shape)} bitcast(%{clone.name})"))
-            operands.append(view)
-    return [*views, read_instruction(op.written(op.name, operands))]
+            views.append(bitcast(names.fresh(operand, "again"), shape, clone.name))
+            operands.append(views[-1].name)
+    return [*views, read_instruction(op.line_with(op.name, operands))]
 
 
-def _price(module: Module, clone: str, beside: Collection[str]) -> float:
+def _cost(module: Module, clone: str, beside: Collection[str]) -> float:
     """What a clone writes, and reads that nobody reads beside it, as a share of all that it moves."""
     body = next(one for one in with_loops(module, module.entry) if clone in one.ops)
     op = body.ops[clone]
-    reads = {source(body, operand): body.behind_bitcasts(body.ops[operand]).nbytes for operand in op.operands}
+    reads = {buffer_of(body, operand): body.behind_bitcasts(body.ops[operand]).nbytes for operand in op.operands}
     more = sum(nbytes for name, nbytes in reads.items() if name not in beside)
     return (op.nbytes + more) / (op.nbytes + sum(reads.values()))

@@ -1,11 +1,12 @@
-"""Fusions and the computations that they call, written anew."""
+"""Fusions and the computations that they call: what is asked of them, and how they are written anew."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from memplan.xla.module import Array, Computation, Instruction, Names, Shape, read_instruction, spelled
+from memplan.xla.module import Computation, Instruction, Names, read_instruction
+from memplan.xla.shapes import Array, Shape, shape_text
 from memplan.xla.sharing import ELEMENTWISE
 
 CHEAP = ELEMENTWISE | {"broadcast", "bitcast", "constant", "iota", "parameter"}
@@ -13,6 +14,7 @@ CHEAP = ELEMENTWISE | {"broadcast", "bitcast", "constant", "iota", "parameter"}
 AFTER = re.compile(r", control-predecessors=\{[^}]*\}")  # the order of the text says as much
 NAMING = frozenset({"bitcast", "get-tuple-element"})
 _HOLDING = frozenset({"tuple", "opt-barrier", "add-dependency", "after-all"})  # who reads through these is not known
+_INDEX = re.compile(r"\bindex=\d+")
 LEAST_BYTES = 1 << 20  # of a value: a fast GPU reads as much in a fifth of the time that a launch takes
 
 
@@ -21,23 +23,28 @@ def is_open(op: Instruction) -> bool:
     return op.opcode == "fusion" and op.attribute("kind") in ("kLoop", "kInput")
 
 
-def source(body: Computation, name: str) -> str:
+def buffer_of(body: Computation, name: str) -> str:
     """The buffer behind bitcasts, as a problem names it."""
     op = body.behind_bitcasts(body.ops[name])
     return f"{op.operands[0]}{{{op.index}}}" if op.opcode == "get-tuple-element" else op.name
 
 
-def results_of(op: Instruction) -> tuple[str, ...]:
-    """Its results, as a problem names their buffers."""
+def result_buffers(op: Instruction) -> tuple[str, ...]:
+    """Of its results, as a problem names them."""
     return tuple(f"{op.name}{{{leaf}}}" for leaf in range(len(op.shape))) if isinstance(op.shape, tuple) else (op.name,)
+
+
+def has_tuple_readers(body: Computation, op: Instruction) -> bool:
+    """Is the tuple that it makes read as a whole?"""
+    return isinstance(op.shape, tuple) and any(user.opcode != "get-tuple-element" for user, _ in body.uses[op.name])
 
 
 def readers_of(body: Computation, maker: Instruction, name: str) -> set[str] | None:
     """Kernels that read a result, named as a problem names it; None where it is handed to more than kernels."""
     found = set[str]()
-    if isinstance(maker.shape, tuple) and any(user.opcode != "get-tuple-element" for user, _ in body.uses[maker.name]):
+    if has_tuple_readers(body, maker):
         return None
-    todo = [user for user, _ in body.uses[maker.name] if name == maker.name or source(body, user.name) == name]
+    todo = [user for user, _ in body.uses[maker.name] if name == maker.name or buffer_of(body, user.name) == name]
     while todo:
         user = todo.pop()
         if user.root or user.opcode in _HOLDING:
@@ -49,23 +56,46 @@ def readers_of(body: Computation, maker: Instruction, name: str) -> set[str] | N
     return found
 
 
-def renamed(op: Instruction, now: dict[str, str]) -> str:
+def backward_slice(
+    ops: Mapping[str, Instruction], wanted: Iterable[str], given: Collection[str] = ()
+) -> list[Instruction]:
+    """What makes values of a computation, in order; for those that are given nothing is made."""
+    needed = set(wanted)
+    for op in reversed(list(ops.values())):
+        if op.name in needed and op.name not in given:
+            needed.update(op.operands)
+    return [op for op in ops.values() if op.name in needed]
+
+
+def rename_operands(op: Instruction, now: Mapping[str, str]) -> str:
     """Its line, where operands have other names now."""
-    operands = [now.get(name, name) for name in op.operands]
-    return op.line if operands == list(op.operands) else op.written(op.name, operands)
+    return op.line_with(op.name, [now.get(name, name) for name in op.operands])
 
 
-def returning(ops: Sequence[Instruction], results: Sequence[Instruction], name: str) -> list[Instruction]:
+def bitcast(name: str, shape: Shape, operand: str) -> Instruction:
+    return read_instruction(f"  %{name} = {shape_text(shape)} bitcast(%{operand})")
+
+
+def tuple_element(name: str, shape: Shape, operand: str, index: int) -> Instruction:
+    return read_instruction(f"  %{name} = {shape_text(shape)} get-tuple-element(%{operand}), index={index}")
+
+
+def renumber(element: Instruction, index: int) -> str:
+    """The line of a get-tuple-element with another index."""
+    return _INDEX.sub(f"index={index}", element.line, count=1)
+
+
+def with_root(ops: Sequence[Instruction], results: Sequence[Instruction], name: str) -> list[Instruction]:
     """Instructions that end in a root: the result, or a tuple of that name of several."""
     if len(results) == 1:
         (result,) = results
         root = result if result.root else read_instruction(result.line.replace("  %", "  ROOT %", 1))
         return [op for op in ops if op.name != result.name] + [root]
     shape, given = tuple(result.shape for result in results), ", ".join(f"%{result.name}" for result in results)
-    return [*ops, read_instruction(f"  ROOT %{name} = {spelled(shape)} tuple({given})")]
+    return [*ops, read_instruction(f"  ROOT %{name} = {shape_text(shape)} tuple({given})")]
 
 
-def rewritten(texts: Mapping[str, str], name: str, text: str, new: Mapping[str, str]) -> dict[str, str]:
+def insert(texts: Mapping[str, str], name: str, text: str, new: Mapping[str, str]) -> dict[str, str]:
     """Texts of computations with another one for a name, and those that are new in front of it."""
     found: dict[str, str] = {}
     for known, old in texts.items():
@@ -73,34 +103,51 @@ def rewritten(texts: Mapping[str, str], name: str, text: str, new: Mapping[str, 
     return found
 
 
-def only(fused: Computation, leaves: Sequence[int], names: Names) -> list[Instruction]:
-    """What makes some of the results, parameters apart, the root last."""
+def new_fusion(
+    op: Instruction,
+    name: str,
+    called: str,
+    operands: Sequence[str],
+    parameters: Sequence[tuple[str, Shape]],
+    ops: Sequence[Instruction],
+) -> tuple[Instruction, str]:
+    """A fusion of the kind of another one, and the text of the computation that it calls.
+
+    Args:
+      op: the other one.
+      name, called: of the new fusion, and of its computation.
+      ops: the instructions of that but for the parameters; one is the root.
+    """
+    shape = next(one for one in ops if one.root).shape
+    return read_instruction(_fusion_line(op, name, shape, operands, called)), fused_text(called, parameters, ops)
+
+
+def slice_fusion(
+    op: Instruction, fused: Computation, leaves: Sequence[int], name: str, called: str, names: Names
+) -> tuple[Instruction, str]:
+    """A fusion that makes only these of the results of another one, and the text of the computation that it calls."""
     results = [fused.results[leaf] for leaf in leaves]
-    wanted = {result.name for result in results}
-    for op in reversed(list(fused.ops.values())):
-        if op.name in wanted:
-            wanted.update(op.operands)
-    ops = [op for op in fused.ops.values() if op.name in wanted and op.opcode != "parameter" and not op.root]
-    return returning(ops, results, names.fresh(fused.root.name, "in"))
+    needed = backward_slice(fused.ops, (result.name for result in results))
+    inside = [one for one in needed if one.opcode != "parameter" and not one.root]
+    ops = with_root(inside, results, names.fresh(fused.root.name, "in"))
+    read = {operand for one in ops for operand in one.operands} | {ops[-1].name}
+    given = [number for number in range(len(op.operands)) if fused.parameters[number].name in read]
+    parameters = [(fused.parameters[number].name, fused.parameters[number].shape) for number in given]
+    return new_fusion(op, name, called, [op.operands[number] for number in given], parameters, ops)
 
 
-def calling(op: Instruction, name: str, shape: Shape, operands: Sequence[str], fused: str) -> str:
-    """The line of a fusion with another computation."""
-    left, _, right = op.written(name, operands).partition(" = ")
+def _fusion_line(op: Instruction, name: str, shape: Shape, operands: Sequence[str], called: str) -> str:
+    left, _, right = op.line_with(name, operands).partition(" = ")
     _, opened, rest = right.partition(" fusion(")
-    rest = re.sub(rf"calls=%{re.escape(op.called[0])}(?![\w.\-])", f"calls=%{fused}", rest)
-    return f"{left} = {spelled(shape)}{opened}{rest}"
+    rest = re.sub(rf"calls=%{re.escape(op.called[0])}(?![\w.\-])", f"calls=%{called}", rest)
+    return f"{left} = {shape_text(shape)}{opened}{rest}"
 
 
 def fused_text(name: str, parameters: Sequence[tuple[str, Shape]], ops: Sequence[Instruction]) -> str:
-    """Text of a fused computation.
-
-    Args:
-      ops: its instructions but for the parameters; one is the root.
-    """
+    """Text of a fused computation of these parameters and other instructions, one of which is the root."""
     given = ", ".join(f"{one}: {_bare(shape)}" for one, shape in parameters)
     root = next(op for op in ops if op.root)
-    lines = [f"  %{one} = {spelled(shape)} parameter({n})" for n, (one, shape) in enumerate(parameters)]
+    lines = [f"  %{one} = {shape_text(shape)} parameter({n})" for n, (one, shape) in enumerate(parameters)]
     return "\n".join([f"%{name} ({given}) -> {_bare(root.shape)} {{", *lines, *(op.line for op in ops), "}"])
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from memplan.xla.module import Array, Computation, Instruction
+from memplan.xla.module import Computation, Instruction
+from memplan.xla.shapes import Array
 
 _ONE_BY_ONE = frozenset({"sine", "cosine", "tan", "power", "atan2"})
 _INTEGER = re.compile(r"[su]\d+")
@@ -27,12 +28,12 @@ def keeps_bits(fused: Computation, result: Instruction) -> bool:
     return not (isinstance(given, Array) and _INTEGER.fullmatch(given.dtype))
 
 
-def narrowest(op: Instruction, operands: Iterable[Instruction]) -> tuple[int, int]:
+def narrowest_bits(op: Instruction, operands: Iterable[Instruction]) -> tuple[int, int]:
     """Bits of an element of the narrowest array that a fusion reads, and that it makes."""
     read = (array.bits for one in operands for array in one.result)
     return min(read, default=0), min(array.bits for array in op.result)
 
 
-def one_by_one(fused: Computation) -> bool:
+def prevents_vectorization(fused: Computation) -> bool:
     """Does it keep sums beside it from reading several elements at once?"""
     return not _ONE_BY_ONE.isdisjoint(op.opcode for op in fused.ops.values())

@@ -1,31 +1,42 @@
-"""A scheduled module -> one in which the fusions that crowd the device run in parts.
+"""A scheduled module -> one in which the fusions that crowd the device are split.
 
 What a fusion reads and writes is there at once, and no plan goes below it. Where that nearly fills the budget, the
 fusion becomes several, one right after the other: some of its results first, or a value inside of it, mostly a mask of
-one byte an element, that one part writes and the next reads. What only one of them reads is away while the other runs.
-ResNet-50 at batch 1152 on a V100: five fusions in two parts each; the floor falls from 13.8 to 11.2 GiB, and the step
+one byte an element, that one piece writes and the next reads. What only one of them reads is away while the other runs.
+ResNet-50 at batch 1152 on a V100: five fusions in two pieces each; the floor falls from 13.8 to 11.2 GiB, and the step
 takes 0.7 % longer.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memplan.planning.problem import Kernel, Problem, Role
-from memplan.xla.module import Computation, Instruction, Module, Names, Shape, read_instruction, with_loops
-from memplan.xla.rewrites.fusion import CHEAP, calling, fused_text, renamed, returning, rewritten, source
+from memplan.xla.module import Computation, Instruction, Module, Names, read_instruction, with_loops
+from memplan.xla.rewrites.fusion import (
+    CHEAP,
+    backward_slice,
+    buffer_of,
+    has_tuple_readers,
+    insert,
+    new_fusion,
+    rename_operands,
+    renumber,
+    with_root,
+)
 from memplan.xla.rewrites.rounding import keeps_bits
+from memplan.xla.shapes import Shape
 from memplan.xla.sharing import ELEMENTWISE
 
-NEARLY = 0.9  # of the budget: ResNet-50 in 1250 MiB has one such kernel; its parts spare the smallest plan 23 MiB
+NEARLY = 0.9  # of the budget: ResNet-50 in 1250 MiB has one such kernel; its pieces spare the smallest plan 23 MiB
 
 
-def in_parts(module: Module, problem: Problem, budget_nbytes: int) -> Module | None:
-    """The module with those fusions in parts; None where there are none.
+def split_fusions(module: Module, problem: Problem, budget_nbytes: int) -> Module | None:
+    """The module with those fusions in pieces; None where there are none.
 
-    Nothing is cut finer than the largest kernel that stays whole, so that a budget of 0 is the lowest one.
+    Nothing is split finer than the largest kernel that stays whole, so that a budget of 0 is the lowest one.
 
     Args:
       problem: the module's, by `problem_of`.
@@ -36,27 +47,27 @@ def in_parts(module: Module, problem: Problem, budget_nbytes: int) -> Module | N
     for kernel in sorted(problem.kernels, key=functools.partial(_nbytes, problem), reverse=True):
         if (nbytes := _nbytes(problem, kernel)) <= limit:
             break
-        fusion = _fusion(module, bodies[kernel.name], kernel, problem) if kernel.name in bodies else None
+        fusion = _splittable(module, bodies[kernel.name], kernel, problem) if kernel.name in bodies else None
         limit = max(limit, fusion.least_nbytes if fusion else nbytes)
         fusions += [fusion] if fusion else []
-    names, writings = Names(module), dict[str, _Writing]()
+    names, rewriters = Names(module), dict[str, _BodyRewriter]()
     for fusion in fusions:
-        if len(parts := fusion.parts(limit)) > 1:
+        if len(pieces := fusion.pieces(limit)) > 1:
             body = bodies[fusion.op.name]
-            writings.setdefault(body.name, _Writing(body, names)).part(fusion, parts)
+            rewriters.setdefault(body.name, _BodyRewriter(body, names)).split(fusion, pieces)
     texts = module.texts
-    for writing in writings.values():
-        texts = writing.texts(texts)
-    return Module(module.head, texts, module.entry_name, module) if writings else None
+    for rewriter in rewriters.values():
+        texts = rewriter.texts(texts)
+    return module.with_texts(texts) if rewriters else None
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Piece:
     """A fusion of its own.
 
     Attributes:
       makes: instructions of the whole fusion's computation that it returns.
-      given: those that parts before it return and it reads.
+      given: those that pieces before it return and it reads.
     """
 
     makes: tuple[str, ...]
@@ -65,7 +76,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Fusion:
-    """A fusion that may run in parts.
+    """A fusion that may be split.
 
     Attributes:
       makes: results that are read.
@@ -77,59 +88,53 @@ class _Fusion:
     makes: tuple[str, ...]
     sources: Mapping[str, tuple[str, int]]
 
-    def parts(self, limit: int) -> list[_Part]:
+    def pieces(self, limit: int) -> list[_Piece]:
         """As few as take no more bytes than that each, in order; where that cannot be, as small as can be."""
-        return list(self._cut(_Part(self.makes, frozenset()), limit))
-
-    def nbytes(self, part: _Part) -> int:
-        """There while a part runs: what it reads and writes."""
-        there = {self.sources[name] for name in self._needs(part) if name in self.sources}
-        made = [self.fused.ops[name].nbytes for name in (*part.makes, *(part.given & self._needs(part)))]
-        return sum(nbytes for _, nbytes in there) + sum(made)
+        return list(self._split(_Piece(self.makes, frozenset()), limit))
 
     @functools.cached_property
     def least_nbytes(self) -> int:
-        return max(map(self.nbytes, self.parts(0)))
+        return max(map(self._nbytes, self.pieces(0)))
 
-    def needed(self, part: _Part) -> list[Instruction]:
+    def needed(self, piece: _Piece) -> list[Instruction]:
         """What makes it, in order; parameters and what it is given are among them."""
-        wanted = self._needs(part)
-        return [op for op in self.fused.ops.values() if op.name in wanted]
+        return backward_slice(self.fused.ops, piece.makes, piece.given)
 
-    def _needs(self, part: _Part) -> Set[str]:
-        found, todo = set(part.makes), list(part.makes)
-        while todo:
-            name = todo.pop()
-            more = () if name in part.given else self.fused.ops[name].operands
-            todo += [operand for operand in more if operand not in found]
-            found.update(more)
-        return found
+    def _names(self, piece: _Piece) -> set[str]:
+        return {op.name for op in self.needed(piece)}
 
-    def _cut(self, part: _Part, limit: int) -> Iterator[_Part]:
-        nbytes = self.nbytes(part)
+    def _nbytes(self, piece: _Piece) -> int:
+        """There while a piece runs: what it reads and writes."""
+        names = self._names(piece)
+        there = {self.sources[name] for name in names if name in self.sources}
+        made = [self.fused.ops[name].nbytes for name in (*piece.makes, *(piece.given & names))]
+        return sum(nbytes for _, nbytes in there) + sum(made)
+
+    def _split(self, piece: _Piece, limit: int) -> Iterator[_Piece]:
+        nbytes = self._nbytes(piece)
         if nbytes <= limit:
-            yield part
+            yield piece
             return
-        ways = [(max(loads := [*map(self.nbytes, way)]), sum(loads), way) for way in self._ways(part)]
-        best = min(ways, key=lambda way: way[:2], default=None)
+        splits = [(max(loads := [*map(self._nbytes, pair)]), sum(loads), pair) for pair in self._pairs(piece)]
+        best = min(splits, key=lambda split: split[:2], default=None)
         if best is None or best[0] >= nbytes:
-            yield part
+            yield piece
             return
         for one in best[2]:
-            yield from self._cut(one, limit)
+            yield from self._split(one, limit)
 
-    def _ways(self, part: _Part) -> Iterator[tuple[_Part, _Part]]:
-        """Pairs of parts that do the same; what both do is cheap."""
-        for op in self.needed(part):
-            rest = tuple(name for name in part.makes if name != op.name)
-            first = _Part((op.name,), part.given)
-            if op.name in part.given or op.opcode == "parameter" or not rest:
+    def _pairs(self, piece: _Piece) -> Iterator[tuple[_Piece, _Piece]]:
+        """Pairs of pieces that do the same; what both do is cheap."""
+        for op in self.needed(piece):
+            rest = tuple(name for name in piece.makes if name != op.name)
+            first = _Piece((op.name,), piece.given)
+            if op.name in piece.given or op.opcode == "parameter" or not rest:
                 continue
-            seconds = [_Part(rest, part.given)] if op.name in part.makes else []
+            seconds = [_Piece(rest, piece.given)] if op.name in piece.makes else []
             if self._may_end_in(op):
-                seconds.append(_Part(rest, part.given | {op.name}))
+                seconds.append(_Piece(rest, piece.given | {op.name}))
             for second in seconds:
-                both = self._needs(first) & self._needs(second) - {op.name} - part.given
+                both = self._names(first) & self._names(second) - {op.name} - piece.given
                 if all(self.fused.ops[name].opcode in CHEAP for name in both):
                     yield first, second
 
@@ -137,17 +142,17 @@ class _Fusion:
         return op.opcode in ELEMENTWISE and keeps_bits(self.fused, op)
 
 
-def _fusion(module: Module, body: Computation, kernel: Kernel, problem: Problem) -> _Fusion | None:
-    """A kernel that may run in parts: its results lie over nothing that it reads by necessity."""
+def _splittable(module: Module, body: Computation, kernel: Kernel, problem: Problem) -> _Fusion | None:
+    """A kernel that may be split: its results lie over nothing that it reads by necessity."""
     op = body.ops[kernel.name]
-    if op.opcode != "fusion" or op.attribute("kind") != "kLoop" or op.root:
+    if op.opcode != "fusion" or op.attribute("kind") != "kLoop" or op.root or has_tuple_readers(body, op):
         return None
-    fused, several = module[op.called[0]], isinstance(op.shape, tuple)
-    read = _read(body, op) if several else [0]
-    if read is None or not _apart(problem, kernel) or len(fused.results) != len(op.result):
+    fused = module[op.called[0]]
+    read = [user.index for user, _ in body.uses[op.name]] if isinstance(op.shape, tuple) else [0]
+    if not _has_own_places(problem, kernel) or len(fused.results) != len(op.result):
         return None
     temporary = {one.name: one.nbytes if one.role is Role.TEMPORARY else 0 for one in problem.buffers}
-    given = {number: source(body, operand) for number, operand in enumerate(op.operands)}
+    given = {number: buffer_of(body, operand) for number, operand in enumerate(op.operands)}
     sources = {
         one.name: (given[number], temporary.get(given[number], one.nbytes)) for number, one in fused.parameters.items()
     }
@@ -156,16 +161,10 @@ def _fusion(module: Module, body: Computation, kernel: Kernel, problem: Problem)
     return found if makes and sources.keys().isdisjoint(makes) else None
 
 
-def _apart(problem: Problem, kernel: Kernel) -> bool:
+def _has_own_places(problem: Problem, kernel: Kernel) -> bool:
     """Are all results of a kernel temporaries with places of their own?"""
     own = [problem.buffers[number] for number in kernel.writes]
     return all(one.role is Role.TEMPORARY and len(problem.places[one.place]) == 1 for one in own)
-
-
-def _read(body: Computation, op: Instruction) -> list[int] | None:
-    """The elements of a tuple that are read; None where the tuple itself is."""
-    users = [user for user, _ in body.uses[op.name]]
-    return [user.index for user in users] if all(user.opcode == "get-tuple-element" for user in users) else None
 
 
 def _nbytes(problem: Problem, kernel: Kernel) -> int:
@@ -174,13 +173,13 @@ def _nbytes(problem: Problem, kernel: Kernel) -> int:
 
 
 @dataclass
-class _Writing:
+class _BodyRewriter:
     """One computation.
 
     Attributes:
-      lines: of every fusion in parts, and of elements of what is left of its tuple, those that stand in their place.
-      bodies: what the parts call.
-      instead: elements of a tuple that a part makes alone, and that part.
+      lines: of every fusion in pieces, and of elements of what is left of its tuple, those that stand in their place.
+      bodies: what the pieces call.
+      instead: elements of a tuple that a piece makes alone, and that piece.
     """
 
     body: Computation
@@ -189,41 +188,39 @@ class _Writing:
     bodies: dict[str, str] = field(default_factory=dict)
     instead: dict[str, str] = field(default_factory=dict)
 
-    def part(self, fusion: _Fusion, parts: Sequence[_Part]) -> None:
-        """Every part makes one result but for the last, which has the name of the whole."""
-        op, made, last = fusion.op, dict[str, str](), parts[-1]
+    def split(self, fusion: _Fusion, pieces: Sequence[_Piece]) -> None:
+        """Every piece makes one result but for the last, which has the name of the whole."""
+        op, made, last = fusion.op, dict[str, str](), pieces[-1]
         self.lines[op.name] = []
-        for part in parts:
-            name = op.name if part is last else self.names.fresh(op.name, "part")
-            self.lines[op.name].append(self._line(fusion, part, name, made))
-            made.update((result, name) for result in part.makes)
+        for piece in pieces:
+            name = op.name if piece is last else self.names.fresh(op.name, "part")
+            self.lines[op.name].append(self._line(fusion, piece, name, made))
+            made.update((result, name) for result in piece.makes)
         for element, _ in self.body.uses[op.name] if isinstance(op.shape, tuple) else ():
             result = fusion.fused.results[element.index].name
             if result in last.makes and len(last.makes) > 1:
-                index = f"index={last.makes.index(result)}"
-                self.lines[element.name] = [element.line.replace(f"index={element.index}", index, 1)]
+                self.lines[element.name] = [renumber(element, last.makes.index(result))]
             else:
                 self.lines[element.name] = []
                 self.instead[element.name] = made[result]
 
-    def _line(self, fusion: _Fusion, part: _Part, name: str, made: Mapping[str, str]) -> str:
-        """The part's, beside the text of what it calls."""
+    def _line(self, fusion: _Fusion, piece: _Piece, name: str, made: Mapping[str, str]) -> str:
+        """The piece's, beside the text of what it calls."""
         op, fused = fusion.op, fusion.fused
         ops, parameters, operands = list[Instruction](), list[tuple[str, Shape]](), list[str]()
-        for one in fusion.needed(part):
-            if one.name not in part.given and one.opcode != "parameter":
+        for one in fusion.needed(piece):
+            if one.name not in piece.given and one.opcode != "parameter":
                 ops.append(one)
                 continue
             parameters.append((one.name, one.shape))
-            operands.append(made[one.name] if one.name in part.given else op.operands[int(one.attributes)])
-        ops = returning(ops, [fused.ops[result] for result in part.makes], self.names.fresh(fused.root.name, "part"))
+            operands.append(made[one.name] if one.name in piece.given else op.operands[int(one.attributes)])
+        ops = with_root(ops, [fused.ops[result] for result in piece.makes], self.names.fresh(fused.root.name, "part"))
         called = self.names.fresh(fused.name, "part")
-        self.bodies[called] = fused_text(called, parameters, ops)
-        return calling(op, name, ops[-1].shape, operands, called)
+        line, self.bodies[called] = new_fusion(op, name, called, operands, parameters, ops)
+        return line.line
 
-    def texts(self, texts: Mapping[str, str]) -> dict[str, str]:
+    def texts(self, texts: Mapping[str, str]) -> Mapping[str, str]:
         """All computations, with those that are new in front of this one."""
-        first, *_, last = self.body.text.split("\n")
-        lines = [line for op in self.body.ops.values() for line in self.lines.get(op.name, [op.line])]
-        text = "\n".join([first, *(renamed(read_instruction(line), self.instead) for line in lines), last])
-        return rewritten(texts, self.body.name, text, self.bodies)
+        lines = (line for op in self.body.ops.values() for line in self.lines.get(op.name, [op.line]))
+        text = self.body.text_with(rename_operands(read_instruction(line), self.instead) for line in lines)
+        return insert(texts, self.body.name, text, self.bodies)

@@ -19,7 +19,7 @@ from memplan.planning.plan import Plan
 from memplan.program import compat
 from memplan.program.trace import Program, as_step, trace
 from memplan.program.transforms.host_state import large_leaves, place, with_state_on_host
-from memplan.xla.replay import traffic
+from memplan.xla.replay import replay
 from tests.xla.test_target import needs_compiler
 
 
@@ -112,12 +112,12 @@ def test_a_described_gpu_holds_the_state_in_host_memory() -> None:
     moved = with_state_on_host(program(), large_leaves(program(), (0,)))
     args = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments())
     step = as_step(moved, moved.jaxpr)
-    memory = target.compile(step, args, {}, moved.options, on_host=moved.on_host).memory
+    executable = target.compile(step, args, {}, moved.options, on_host=moved.on_host)
     held = sum(compat.nbytes_of(moved.jaxpr.jaxpr.invars[one].aval) for one in moved.on_host)
-    assert memory.host_bytes == held  # donated host to host: the updates take no more
-    assert memory.argument_bytes < 1 << 20
-    on_device = target.compile(train_step, args, {}, moved.options).memory
-    assert on_device.argument_bytes > held and on_device.host_bytes == 0
+    assert executable.memory.host_bytes == held  # donated host to host: the updates take no more
+    assert executable.compiled.memory_analysis().argument_size_in_bytes < 1 << 20
+    on_device = target.compile(train_step, args, {}, moved.options)
+    assert on_device.compiled.memory_analysis().argument_size_in_bytes > held and on_device.memory.host_bytes == 0
 
 
 @needs_compiler
@@ -143,6 +143,7 @@ def test_state_streams_under_the_computation() -> None:
     planned = memplan.jit(
         train_step, budget="3GiB", host_budget="1GiB", device="h200", host_state=0, donate_argnums=0
     ).plan(state, x)
-    moved = traffic(planned._found.executable.text, target_of("h200").device)
-    assert moved.copied_in_nbytes >= 3 * 16 << 20 and moved.copied_out_nbytes >= 3 * 16 << 20
-    assert moved.hidden_copy_s > 0.8 * moved.copy_s
+    found = replay(planned._found.executable.text, target_of("h200").device)
+    for stream in ("out", "in"):
+        assert sum(one.nbytes for one in found.transfers if one.stream == stream) >= 3 * 16 << 20
+    assert found.hidden_copy_s > 0.8 * found.copy_s

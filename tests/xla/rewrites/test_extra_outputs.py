@@ -9,9 +9,10 @@ from memplan.planning.problem import Problem
 from memplan.verify.same_module import judge
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import Module, read_module
-from memplan.xla.rewrites.extra_outputs import handed_on, prices
-from memplan.xla.rewrites.merge import merged
+from memplan.xla.rewrites.extra_outputs import add_outputs, output_costs
+from memplan.xla.rewrites.merge import merge_fusions
 from models.train import resnet_step
+from tests.xla.rewrites.compiled import compile_rewritten
 from tests.xla.rewrites.test_merge import (
     ARRAY,
     DONATED,
@@ -22,7 +23,6 @@ from tests.xla.rewrites.test_merge import (
     ROOMY,
     changed,
     fusions,
-    in_compiler,
     library,
     lines,
     returned,
@@ -38,13 +38,13 @@ def priced(text: str, *crowded: int) -> dict[str, float]:
     module = read_module(text)
     problem = problem_of(module, on_gpu=True)
     many = range(len(problem.kernels))
-    return dict(prices(module, problem, ROOMY, [ROOMY + (n in (crowded or many)) for n in many]))
+    return dict(output_costs(module, problem, ROOMY, [ROOMY + (n in (crowded or many)) for n in many]))
 
 
 def made(text: str, *names: str, room_nbytes: int = ROOMY) -> Module:
-    """Handed on and judged."""
+    """With extra outputs, judged."""
     plain = read_module(text)
-    found = handed_on(plain, names, room_nbytes)
+    found = add_outputs(plain, names, room_nbytes)
     judge(plain, found)
     return found
 
@@ -74,7 +74,7 @@ def test_it_is_not_there_in_between() -> None:
     assert sum(after) < sum(before)
 
 
-def test_views_of_it_are_views_of_what_is_handed_on() -> None:
+def test_views_of_it_are_views_of_what_is_add_outputs() -> None:
     flat = f"  %flat = f32[524288]{{0}} bitcast(%masked)\n{LATE.replace('%masked', '%flat')}"
     found = made(changed(TEXT, (LATE, flat)), "masked")
     assert found.entry.ops["late"].operands == ("flat.again1", "grad.all1")
@@ -113,7 +113,7 @@ def test_what_nobody_makes_beside_its_own_has_no_price(changes: list[tuple[str, 
 def test_little_values_and_little_rooms_have_no_price() -> None:
     assert priced(TEXT.replace("1024,512", "511,512")) == {}
     module = read_module(TEXT)
-    assert prices(module, problem_of(module, on_gpu=True), 6 * NBYTES, [ROOMY] * 5) == {}
+    assert output_costs(module, problem_of(module, on_gpu=True), 6 * NBYTES, [ROOMY] * 5) == {}
     assert "masked.again1" in fusions(made(TEXT, "masked", room_nbytes=6 * NBYTES))
 
 
@@ -151,7 +151,7 @@ def test_clones_beside_each_other_alone_have_no_price() -> None:
     assert priced(OF_TWO + ENTRY + LEAVES + early + LATE_TWO + returned("late")) == {}
 
 
-def test_nothing_hands_on_its_own_value() -> None:
+def test_nothing_makes_its_own_value_beside_it() -> None:
     found = made(ALONE + LATE.replace("%grad", "%grad, %near") + returned("late"), "masked", "near")
     assert "near" in fusions(found)
 
@@ -163,17 +163,17 @@ def test_what_is_made_of_an_argument_that_is_overwritten_is_kept() -> None:
 
 
 @pytest.mark.gpu_aot
-def test_the_compiler_takes_what_is_handed_on_as_it_is() -> None:
-    def remade(module: Module, problem: Problem) -> Module:
+def test_the_compiler_takes_extra_outputs_as_they_are() -> None:
+    def rewrite(module: Module, problem: Problem) -> Module:
         room_nbytes = int(0.9 * max(live_nbytes(problem)))
-        found = merged(module, problem, room_nbytes).module
+        found = merge_fusions(module, problem, room_nbytes).module
         problem = problem_of(found, on_gpu=True)
-        names = prices(found, problem, room_nbytes, live_nbytes(problem).tolist())
+        names = output_costs(found, problem, room_nbytes, live_nbytes(problem).tolist())
         kept = live(found)
-        found = handed_on(found, [name for name in names if "maximum" in name], room_nbytes)
+        found = add_outputs(found, [name for name in names if "maximum" in name], room_nbytes)
         assert sum(live(found)) < sum(kept)
         return found
 
     step, args = resnet_step(64, 64, 14)
-    _, _, found = in_compiler(step, args, "memplan_test_handed_gpu", "v100", remade)
+    _, _, found = compile_rewritten(step, args, "memplan_test_handed_gpu", "v100", rewrite)
     assert sum(".again" in name and ".all" in name for name in fusions(found)) > 1

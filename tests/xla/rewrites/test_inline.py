@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from memplan.hardware import catalog
 from memplan.planning.packing import pack
 from memplan.planning.problem import Problem
-from memplan.planning.schedule import Schedule, runs
-from memplan.verify.same_module import NotThePlainModuleError, judge
-from memplan.xla import hook
+from memplan.verify.dataflow import NotThePlainModuleError
+from memplan.verify.same_module import judge
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import Module, read_module
-from memplan.xla.rewrites.inline import variant
-from memplan.xla.target import Target, described_mesh
-from memplan.xla.write import write
+from memplan.xla.rewrites.inline import inline_producers
 from models.train import decoder_step
+from tests.xla.rewrites.compiled import compile_rewritten
 
 ARRAY, INTEGER = "f32[1024,512]{1,0}", "s32[1024,512]{1,0}"
 TEXT = f"""HloModule jit_small, is_scheduled=true
@@ -61,7 +56,7 @@ ENTRY %main (x: f32[1024,512], y: f32[]) -> f32[1024,512] {{
 
 def made(text: str) -> Module | None:
     module = read_module(text)
-    found = variant(module, problem_of(module, on_gpu=True))
+    found = inline_producers(module, problem_of(module, on_gpu=True))
     if found is not None:
         judge(module, found)
     return found
@@ -116,7 +111,7 @@ def test_what_may_change_bits_or_cost_more_stays(old: str, new: str) -> None:
     ("old", "new"),
     [("tanh(%c)", "sine(%c)"), ("subtract(%a, ", "subtract(%c, "), ("fusion(%far, %w)", "fusion(%w, %far)")],
 )
-def test_a_variant_that_computes_something_else_is_refused(old: str, new: str) -> None:
+def test_a_module_that_computes_something_else_is_refused(old: str, new: str) -> None:
     found = made(TEXT)
     assert found is not None
     texts = {name: text.replace(old, new) for name, text in found.texts.items()}
@@ -126,33 +121,12 @@ def test_a_variant_that_computes_something_else_is_refused(old: str, new: str) -
 
 
 @pytest.mark.gpu_aot
-def test_the_compiler_takes_the_variant_as_it_is() -> None:
-    told: dict[str, Any] = {}
-
-    def rewrite(text: str) -> str:
-        module = read_module(text)
-        found = variant(module, plain := problem_of(module, on_gpu=True))
+def test_the_compiler_takes_inlined_producers_as_they_are() -> None:
+    def rewrite(module: Module, problem: Problem) -> Module:
+        found = inline_producers(module, problem)
         assert found is not None
-        judge(module, found)
-        problem = problem_of(found, on_gpu=True)
-        told.update(
-            before=pack(plain).nbytes, after=pack(problem).nbytes, kernels=[one.name for one in problem.kernels]
-        )
-        return write(found, problem, order(problem))
-
-    def order(problem: Problem) -> Schedule:
-        return runs(range(len(problem.kernels)))
+        assert pack(problem_of(found, on_gpu=True)).nbytes < pack(problem).nbytes
+        return found
 
     step, args = decoder_step(2, 512, tokens=512)
-
-    def memplan_test_variant(*args: Any) -> Any:
-        return step(*args)
-
-    target = Target(catalog.DEVICES["v100"], described=True)
-    described_mesh(target.device)
-    with hook.asking("jit_memplan_test_variant", rewrite, "cuda") as asked:
-        done = target.compile(memplan_test_variant, args, {}, {}).compiled
-    asked.check()
-    assert done.memory_analysis().temp_size_in_bytes == pytest.approx(told["after"], abs=2048)
-    assert told["after"] < told["before"]
-    assert [one.name for one in problem_of(read_module(done.as_text()), on_gpu=True).kernels] == told["kernels"]
+    compile_rewritten(step, args, "memplan_test_inline", "v100", rewrite)

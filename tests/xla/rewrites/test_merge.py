@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,19 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memplan.hardware import catalog
-from memplan.planning.packing import pack
 from memplan.planning.problem import Problem
-from memplan.planning.schedule import runs
-from memplan.verify.same_module import NotThePlainModuleError, judge
-from memplan.xla import hook
+from memplan.verify.dataflow import NotThePlainModuleError
+from memplan.verify.same_module import judge
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import Module, read_module
-from memplan.xla.replay import traffic
-from memplan.xla.rewrites.merge import MOST, merged
-from memplan.xla.target import Target, described_mesh
-from memplan.xla.write import write
+from memplan.xla.rewrites.merge import MOST, merge_fusions
 from models.train import resnet_step
+from tests.xla.costs import kernel_costs, moved_nbytes
+from tests.xla.rewrites.compiled import compile_rewritten
 
 ARRAY, SUM, MASK = "f32[1024,512]{1,0}", "f32[512]{0}", "pred[1024,512]{1,0}"
 NBYTES, ROOMY = 1024 * 512 * 4, 1 << 40
@@ -95,7 +89,7 @@ THREE = FUSED + ENTRY + MASKED + FAR + SUMS + BENT + returned("far", "first", "s
 def made(text: str, room_nbytes: int = ROOMY) -> Module | None:
     """Merged and judged; every name in it is of something."""
     module = read_module(text)
-    found = merged(module, problem_of(module, on_gpu=True), room_nbytes).module
+    found = merge_fusions(module, problem_of(module, on_gpu=True), room_nbytes).module
     if found is module:
         return None
     judge(module, found)
@@ -140,8 +134,7 @@ def test_what_only_they_read_is_not_written() -> None:
     found = made(text)
     assert found is not None
     assert str(found.entry.ops["sums.all1"].result) == str(read_module(text).entry.ops["sums"].result)
-    moved = [traffic(one, catalog.DEVICES["v100"]).kernel_nbytes for one in (read_module(text), found)]
-    assert moved[0] - moved[1] == 2 * NBYTES
+    assert moved_nbytes(read_module(text)) - moved_nbytes(found) == 2 * NBYTES
 
 
 def test_one_result_is_no_tuple() -> None:
@@ -374,9 +367,9 @@ def test_a_merged_module_is_the_same_and_moves_less(text: str, arrays: int) -> N
     found = made(text, room)
     if found is None:
         return
-    before, after = (traffic(one, catalog.DEVICES["v100"]) for one in (plain, found))
-    assert after.kernel_nbytes < before.kernel_nbytes
-    assert after.kernels < before.kernels
+    before, after = kernel_costs(plain), kernel_costs(found)
+    assert sum(one.device_nbytes for one in after) < sum(one.device_nbytes for one in before)
+    assert len(after) < len(before)
     for name, operands in fusions(found).items():
         op, opcodes = found.entry.ops[name], [one.opcode for one in found[found.entry.ops[name].called[0]].ops.values()]
         assert op.attribute("kind") == ("kInput" if "reduce" in opcodes else "kLoop")
@@ -410,47 +403,13 @@ def reading(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.tanh(z) + 1, jnp.where(z > 0, jnp.exp(z), 0)
 
 
-def in_compiler(
-    step: Any, args: Any, name: str, device: str | None, remade: Callable[[Module, Problem], Module]
-) -> tuple[Any, Module, Module]:
-    """Compiled as what is made of it, by the hook; the plain module and that one; on a GPU as predicted."""
-    told: list[Module] = []
-
-    def rewrite(text: str) -> str:
-        plain = read_module(text)
-        found = remade(plain, problem_of(plain, on_gpu=device is not None))
-        judge(plain, found)
-        told.extend([plain, found])
-        problem = problem_of(found, on_gpu=device is not None)
-        return write(found, problem, runs(range(len(problem.kernels))))
-
-    def unique(*args: Any) -> Any:
-        return step(*args)
-
-    unique.__name__ = name
-    with hook.asking(f"jit_{name}", rewrite, "cuda" if device else "cpu") as asked:
-        if device is None:
-            done = jax.jit(unique).lower(*args).compile()
-        else:
-            target = Target(catalog.DEVICES[device], described=True)
-            described_mesh(target.device)
-            done = target.compile(unique, args, {}, {}).compiled
-    asked.check()
-    plain, found = told
-    if device is not None:
-        problem, result = problem_of(found, on_gpu=True), problem_of(read_module(done.as_text()), on_gpu=True)
-        assert [one.name for one in result.kernels] == [one.name for one in problem.kernels]
-        assert done.memory_analysis().temp_size_in_bytes == pytest.approx(pack(problem).nbytes, abs=2048)
-    return done, plain, found
-
-
-def all_merged(module: Module, problem: Problem) -> Module:
-    return merged(module, problem, ROOMY).module
+def merge_all(module: Module, problem: Problem) -> Module:
+    return merge_fusions(module, problem, ROOMY).module
 
 
 def test_bits_are_those_of_two_kernels_on_a_cpu() -> None:
     args = [jnp.sin(jnp.arange(1024.0 * 1024)).reshape(1024, 1024)]
-    done, _, found = in_compiler(reading, args, "memplan_test_merge_cpu", None, all_merged)
+    done, _, found = compile_rewritten(reading, args, "memplan_test_merge_cpu", None, merge_all)
     (name,) = (name for name in fusions(found) if ".all" in name)
     assert len(read_module(done.as_text()).instructions[name].result) == 2
     for one, other in zip(done(*args), jax.jit(reading)(*args), strict=True):
@@ -460,7 +419,6 @@ def test_bits_are_those_of_two_kernels_on_a_cpu() -> None:
 @pytest.mark.gpu_aot
 def test_the_compiler_takes_the_merged_module_as_it_is() -> None:
     step, args = resnet_step(64, 64, 14)
-    _, plain, found = in_compiler(step, args, "memplan_test_merge_gpu", "v100", all_merged)
+    _, plain, found = compile_rewritten(step, args, "memplan_test_merge_gpu", "v100", merge_all)
     assert sum(".all" in name for name in fusions(found)) > 2
-    moved = [traffic(one, catalog.DEVICES["v100"]).kernel_nbytes for one in (plain, found)]
-    assert moved[1] < moved[0]
+    assert moved_nbytes(found) < moved_nbytes(plain)

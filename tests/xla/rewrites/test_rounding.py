@@ -13,7 +13,7 @@ import pytest
 
 from memplan.hardware import catalog
 from memplan.xla.module import Computation, Instruction, read_instruction
-from memplan.xla.rewrites.rounding import keeps_bits, narrowest, one_by_one
+from memplan.xla.rewrites.rounding import keeps_bits, narrowest_bits, prevents_vectorization
 from memplan.xla.target import Target, described_mesh
 
 ARRAY = "f32[4]{0}"
@@ -60,16 +60,16 @@ def test_the_narrowest_arrays_are_those_of_the_fewest_bits() -> None:
         read_instruction(f"  %{n} = {dtype}[4]{{0}} parameter({n})") for n, dtype in enumerate(("f32", "pred", "s4"))
     ]
     several = read_instruction("  %t = (f32[4]{0}, (bf16[4]{0}, f64[4]{0})) fusion(%0, %1), kind=kLoop, calls=%f")
-    assert narrowest(several, given[:1]) == (32, 16)
-    assert narrowest(several, given[:2]) == (8, 16)
-    assert narrowest(given[0], given) == (4, 32)
-    assert narrowest(several, [several]) == (16, 16)
-    assert narrowest(given[1], []) == (0, 8)
+    assert narrowest_bits(several, given[:1]) == (32, 16)
+    assert narrowest_bits(several, given[:2]) == (8, 16)
+    assert narrowest_bits(given[0], given) == (4, 32)
+    assert narrowest_bits(several, [several]) == (16, 16)
+    assert narrowest_bits(given[1], []) == (0, 8)
 
 
-def test_some_functions_are_read_for_one_by_one() -> None:
+def test_some_functions_are_read_for_prevents_vectorization() -> None:
     opcodes = ["sine", "tanh", "cosine", "exponential", "tan", "multiply", "power", "log", "atan2", "rsqrt"]
-    found = [opcode for opcode in opcodes if one_by_one(computed(f"m = {opcode}(a, b); r = add(m, b)"))]
+    found = [opcode for opcode in opcodes if prevents_vectorization(computed(f"m = {opcode}(a, b); r = add(m, b)"))]
     assert found == ["sine", "cosine", "tan", "power", "atan2"]
 
 

@@ -1,8 +1,6 @@
-"""Fusions in parts: the same expressions, each part smaller, and whole what could change or is there anyway."""
+"""Fusions in pieces: the same expressions, each piece smaller, and whole what could change or is there anyway."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,18 +9,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from memplan.hardware import catalog
 from memplan.planning.floor import floor
-from memplan.planning.packing import pack
-from memplan.planning.problem import Role
-from memplan.planning.schedule import runs
-from memplan.verify.same_module import NotThePlainModuleError, judge
-from memplan.xla import hook
+from memplan.planning.problem import Problem, Role
+from memplan.verify.dataflow import NotThePlainModuleError
+from memplan.verify.same_module import judge
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import Module, read_module
-from memplan.xla.rewrites.split import NEARLY, in_parts
-from memplan.xla.target import Target, described_mesh
-from memplan.xla.write import write
+from memplan.xla.rewrites.split import NEARLY, split_fusions
+from tests.xla.rewrites.compiled import compile_rewritten
 
 ARRAY = "f32[1024,512]{1,0}"
 MASK, LONG = "pred[1024,512]{1,0}", "s64[1024,512]{1,0}"
@@ -74,7 +68,7 @@ ENTRY %main (x: f32[1024,512], y: f32[]) -> f32[1024,512] {{
 
 def made(text: str, budget_nbytes: int = 0) -> Module | None:
     module = read_module(text)
-    found = in_parts(module, problem_of(module, on_gpu=True), budget_nbytes)
+    found = split_fusions(module, problem_of(module, on_gpu=True), budget_nbytes)
     if found is not None:
         judge(module, found)
     return found
@@ -97,7 +91,7 @@ def test_results_of_one_fusion_become_those_of_two() -> None:
     assert opcodes(found, "both") == ["parameter", "parameter", "multiply"]
 
 
-def test_a_mask_goes_from_one_part_to_the_next() -> None:
+def test_a_mask_goes_from_one_piece_to_the_next() -> None:
     found = made(TEXT, 4 * NBYTES)
     assert found is not None
     ops = found.entry.ops
@@ -116,10 +110,10 @@ def test_the_floor_falls() -> None:
     assert after == NBYTES + NBYTES // 4
 
 
-@pytest.mark.parametrize(("arrays", "parts"), [(5.6, 0), (5.5, 1), (4.5, 1), (4.4, 2), (0.0, 2)])
-def test_only_what_crowds_the_budget_is_cut(arrays: float, parts: int) -> None:
+@pytest.mark.parametrize(("arrays", "pieces"), [(5.6, 0), (5.5, 1), (4.5, 1), (4.4, 2), (0.0, 2)])
+def test_only_what_crowds_the_budget_is_split(arrays: float, pieces: int) -> None:
     found = made(TEXT, int(arrays * NBYTES))
-    assert sum("part" in name for name in found.entry.ops) == parts if found else parts == 0
+    assert sum("part" in name for name in found.entry.ops) == pieces if found else pieces == 0
 
 
 @pytest.mark.parametrize(
@@ -144,22 +138,22 @@ WHOLE = f"%l = {LONG} convert(%d)\n  %m = {LONG} convert(%e)\n  %n = {LONG} add(
 
 
 @pytest.mark.parametrize(
-    ("before", "made_of", "parts"), [("", "subtract(%d, %e)", True), (WHOLE, "convert(%n)", False)]
+    ("before", "made_of", "splits"), [("", "subtract(%d, %e)", True), (WHOLE, "convert(%n)", False)]
 )
-def test_no_integer_is_handed_on_as_a_float(before: str, made_of: str, parts: bool) -> None:
+def test_no_integer_goes_to_the_next_piece_as_a_float(before: str, made_of: str, splits: bool) -> None:
     """It could be rounded once in one fusion, to what is narrower still."""
     text = TEXT.replace(f"  %g = {ARRAY} subtract(%d, %e)", f"{before}  %g = {ARRAY} {made_of}")
     text = text.replace(f"  %j = {MASK} compare(%g, %i), direction=GT\n", "")
     found = made(text.replace("select(%j, %f, %i)", "add(%g, %f)"))
     assert found is not None
-    assert ("masked.part1" in found.entry.ops) == parts
+    assert ("masked.part1" in found.entry.ops) == splits
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [("direction=GT", "direction=GE"), ("fusion(%three, %masked.part1)", "fusion(%one, %masked.part1)")],
 )
-def test_parts_that_compute_something_else_are_refused(old: str, new: str) -> None:
+def test_pieces_that_compute_something_else_are_refused(old: str, new: str) -> None:
     found = made(TEXT)
     assert found is not None
     texts = {name: text if name == "masked.0" else text.replace(old, new) for name, text in found.texts.items()}
@@ -211,7 +205,7 @@ def largest(module: Module) -> int:
 
 @settings(max_examples=60, deadline=None)
 @given(fusions(), st.integers(0, 8))
-def test_parts_are_the_same_and_smaller(text: str, arrays: int) -> None:
+def test_pieces_are_the_same_and_smaller(text: str, arrays: int) -> None:
     plain = read_module(text)
     least, found = made(text), made(text, arrays * NBYTES)
     assert found is None or largest(found) < largest(plain)
@@ -230,49 +224,22 @@ def masking(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
     return (kept @ kept).sum()
 
 
-def in_compiler(step: Any, args: Any, name: str, device: str | None) -> tuple[Any, dict[str, Any]]:
-    """Compiled in parts as small as can be, by the hook; and what was predicted."""
-    told: dict[str, Any] = {}
-
-    def rewrite(text: str) -> str:
-        module = read_module(text)
-        plain = problem_of(module, on_gpu=device is not None)
-        found = in_parts(module, plain, 0)
-        assert found is not None
-        judge(module, found)
-        problem = problem_of(found, on_gpu=device is not None)
-        names = [one.name for one in problem.kernels]
-        told.update(kernels=names, nbytes=pack(problem).nbytes, floors=(floor(plain)[0], floor(problem)[0]))
-        return write(found, problem, runs(range(len(problem.kernels))))
-
-    def unique(*args: Any) -> Any:
-        return step(*args)
-
-    unique.__name__ = name
-    if device is None:
-        with hook.asking(f"jit_{name}", rewrite, "cpu") as asked:
-            done = jax.jit(unique).lower(*args).compile()
-    else:
-        target = Target(catalog.DEVICES[device], described=True)
-        described_mesh(target.device)
-        with hook.asking(f"jit_{name}", rewrite, "cuda") as asked:
-            done = target.compile(unique, args, {}, {}).compiled
-    asked.check()
-    return done, told
+def split_all(module: Module, problem: Problem) -> Module:
+    found = split_fusions(module, problem, 0)
+    assert found is not None
+    return found
 
 
 def test_bits_are_those_of_the_whole_on_a_cpu() -> None:
     args = [jnp.sin(jnp.arange(512.0 * 512) + n).reshape(512, 512) for n in range(3)]
-    done, told = in_compiler(masking, args, "memplan_test_parts_cpu", None)
-    assert any("part" in name for name in told["kernels"])
+    done, _, found = compile_rewritten(masking, args, "memplan_test_split_cpu", None, split_all)
+    assert any("part" in name for name in found.instructions)
     assert np.asarray(done(*args)).tobytes() == np.asarray(jax.jit(masking)(*args)).tobytes()
 
 
 @pytest.mark.gpu_aot
-def test_the_compiler_takes_the_parts_as_they_are() -> None:
+def test_the_compiler_takes_the_pieces_as_they_are() -> None:
     args = [jax.ShapeDtypeStruct((2048, 2048), jnp.float32)] * 3
-    done, told = in_compiler(masking, args, "memplan_test_parts_gpu", "v100")
-    before, after = told["floors"]
+    _, plain, found = compile_rewritten(masking, args, "memplan_test_split_gpu", "v100", split_all)
+    before, after = (floor(problem_of(one, on_gpu=True))[0] for one in (plain, found))
     assert after < before
-    assert done.memory_analysis().temp_size_in_bytes == pytest.approx(told["nbytes"], abs=2048)
-    assert [one.name for one in problem_of(read_module(done.as_text()), on_gpu=True).kernels] == told["kernels"]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from memplan.hardware import catalog
 from memplan.hardware.overheads import NONE, Overheads
 from memplan.hardware.topology import topology_named
-from memplan.xla.replay import Traffic, replays, traffic
-from tests.xla.test_replay import ADD, BIG, HOST, kernels, module
+from memplan.xla.replay import Replay, replay, replay_on
+from tests.xla.small_modules import ADD, BIG, HOST, chain, module
 
 P100 = catalog.named("p100")
 DDL = topology_named("ddl")
@@ -20,12 +20,13 @@ IDEAL = replace(NONE, collective_launch_s=0.0)
 HERE = (DDL.resized({"host": 1, "device": 1}), DDL.resized({"host": 1}), DDL)
 GROUPS = "replica_groups=[1,256]<=[256], to_apply=%fused_add"
 
+KERNELS = 44
 # Three kernels, a sum that travels beside forty more, and a last kernel that needs it.
 STEP = module(
     f"""
-    {kernels(3, "k")}
+    {chain(3, "k")}
     %sent = {BIG} all-reduce-start(%k2), {GROUPS}
-    {kernels(40, "l")}
+    {chain(40, "l")}
     %came = {BIG} all-reduce-done(%sent)
     %last = {BIG} fusion(%came, %l39), kind=kLoop, calls=%fused_add
     """,
@@ -37,13 +38,13 @@ COPIES = STEP.replace(
 ).replace("%last =", f"%there = {HOST} copy-done(%o)\n  %last =")  # fmt: skip
 
 
-def on(overheads: Overheads, text: str = STEP) -> list[Traffic]:
+def on(overheads: Overheads, text: str = STEP) -> list[Replay]:
     """On one device, on one host and on all."""
-    return list(replays(text, P100, DDL, HERE, overheads))
+    return list(replay_on(text, P100, DDL, HERE, overheads))
 
 
 def test_without_overheads_it_is_the_replay_of_what_was_compiled() -> None:
-    assert on(NONE)[-1] == traffic(STEP, P100, DDL)
+    assert on(NONE)[-1] == replay(STEP, P100, DDL)
 
 
 def test_one_device_sends_nothing_and_many_send_more() -> None:
@@ -55,7 +56,7 @@ def test_one_device_sends_nothing_and_many_send_more() -> None:
 
 def test_each_kernel_is_launched() -> None:
     for idle, launched in zip(on(NONE), on(replace(NONE, kernel_launch_s=1e-3)), strict=True):
-        assert launched.compute_s == pytest.approx(idle.compute_s + idle.kernels * 1e-3)
+        assert launched.compute_s == pytest.approx(idle.compute_s + KERNELS * 1e-3)
 
 
 def test_each_collective_is_launched() -> None:
@@ -74,7 +75,7 @@ def test_messages_slow_down_the_kernels_beside_them_alone() -> None:
     idle_alone, idle_host, _ = on(NONE)
     assert alone == idle_alone
     share = replace(NONE, accesses_per_byte=3.0).memory_share(1.5 * 2**21, host.collective_s, P100.memory_bandwidth)
-    beside = 40 * idle_host.compute_s / idle_host.kernels
+    beside = 40 * idle_host.compute_s / KERNELS
     assert 0 < share < 0.5
     assert host.collective_s < beside, "it ends beside the kernels"
     assert host.compute_s == pytest.approx(idle_host.compute_s + share * host.collective_s)
@@ -93,7 +94,7 @@ def test_copies_that_share_the_links_go_before_or_after_messages() -> None:
     for beside, shared in zip(on(NONE, COPIES), on(replace(NONE, copies_share_links=True), COPIES), strict=True):
         assert shared.step_s >= beside.step_s
         out, net = sorted(shared.transfers, key=lambda one: one.start_s)
-        assert {out.way, net.way} == {"out", "net"}
+        assert {out.stream, net.stream} == {"out", "net"}
         assert net.start_s >= out.end_s
         assert beside.transfers[0].end_s > beside.transfers[1].start_s
 

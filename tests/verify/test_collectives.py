@@ -11,7 +11,7 @@ import memplan
 from memplan import parallel
 from memplan.program import compat
 from memplan.program.sharding import inside
-from memplan.verify.collectives import differing
+from memplan.verify.collectives import collective_differences
 from memplan.xla.collective_cost import Collective
 from models.train import resnet_step
 
@@ -39,9 +39,9 @@ def test_what_the_program_says_is_counted_by_axes_and_bytes() -> None:
         Collective("all-reduce", ("host",), 64): 1,
         Collective("all-gather", ("device",), 256): 1,
     }
-    assert differing(jaxpr, SIZES, found) == ()
+    assert collective_differences(jaxpr, SIZES, found) == ()
     flat = {Collective("all-reduce", ("host", "device"), 256): 1}
-    told = differing(jaxpr, SIZES, flat)
+    told = collective_differences(jaxpr, SIZES, flat)
     assert len(told) == 4
     assert "all-reduce(host,device) of 256 bytes runs 1 times instead of 0" in told
 
@@ -51,12 +51,12 @@ def test_collectives_in_a_loop_run_once_a_trip() -> None:
         return jax.lax.scan(lambda total, _: (jax.lax.psum(total, "host"), None), x, None, length=3)[0]
 
     jaxpr = one_device(step, jax.ShapeDtypeStruct((4,), jnp.float32))
-    assert differing(jaxpr, SIZES, {Collective("all-reduce", ("host",), 16): 3}) == ()
+    assert collective_differences(jaxpr, SIZES, {Collective("all-reduce", ("host",), 16): 3}) == ()
 
 
 def test_an_axis_of_one_device_has_no_collectives() -> None:
     jaxpr = one_device(in_phases, jax.ShapeDtypeStruct((64,), jnp.float32))
-    assert differing(jaxpr, {"host": 1, "device": 1}, {}) == ()
+    assert collective_differences(jaxpr, {"host": 1, "device": 1}, {}) == ()
 
 
 @pytest.mark.gpu_aot
@@ -82,6 +82,6 @@ def test_a_step_over_a_mesh_is_compiled_for_a_like_mesh_of_described_gpus(axes: 
     mesh = AbstractMesh((2, 4), ("host", "device"), axis_types=(axes, axes))
     divided = parallel.data_parallel(step, mesh, topology="today@2x4", device="h100")
     planned = memplan.jit(divided, device="h100").plan(*shapes)
-    executable = planned._found.executable
+    memory = planned._found.executable.compiled.memory_analysis()
     nbytes = 4 * (2 * 128 * 128 + 256 * 128 // 8)
-    assert executable.memory.argument_bytes + executable.memory.output_bytes == nbytes
+    assert memory.argument_size_in_bytes + memory.output_size_in_bytes == nbytes

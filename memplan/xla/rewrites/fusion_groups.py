@@ -1,0 +1,229 @@
+"""Which of the fusions of a computation become one, and in which order its instructions stand then."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from memplan.planning.precedence import precedence
+from memplan.planning.problem import Problem
+from memplan.xla.buffers import instruction_of
+from memplan.xla.module import Computation, Module
+from memplan.xla.rewrites.fusion import LEAST_BYTES, NAMING, buffer_of
+from memplan.xla.rewrites.mergeable import Mergeable, mergeable
+from memplan.xla.rewrites.rounding import keeps_bits, narrowest_bits, prevents_vectorization
+
+MOST_ARRAYS = 96  # operands and results of a fusion (`MaxOperandsAndOutputsPerFusion`)
+MOST_SUMS = 8  # reductions of a fusion: a tile of 4 KiB each, of the 48 KiB of shared memory that every GPU has
+
+Touched = tuple[frozenset[tuple[int, int]], frozenset[tuple[int, int]]]
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """What may not change when kernels become one, of every kernel by name.
+
+    Attributes:
+      before: those that have to stay in front of it.
+      shared: what it reads and what it writes in places of several buffers: place and buffer.
+    """
+
+    before: Mapping[str, Sequence[str]]
+    shared: Mapping[str, Touched]
+
+
+def constraints_of(problem: Problem) -> Constraints:
+    name = [kernel.name for kernel in problem.kernels]
+    place = [buffer.place for buffer in problem.buffers]
+    several = [len(problem.places[one]) > 1 for one in place]
+
+    def among_several(buffers: Sequence[int]) -> frozenset[tuple[int, int]]:
+        return frozenset((place[buffer], buffer) for buffer in buffers if several[buffer])
+
+    return Constraints(
+        {name[number]: [name[one] for one in before] for number, before in precedence(problem).items()},
+        {one.name: (among_several(one.reads), among_several(one.writes)) for one in problem.kernels},
+    )
+
+
+class FusionGroups:
+    """The groups while they grow; each has the name of the last of its fusions, and stands where that one does."""
+
+    def __init__(
+        self,
+        module: Module,
+        body: Computation,
+        constraints: Constraints,
+        most_nbytes: int,
+        originals: Mapping[str, str] | None,
+    ) -> None:
+        """`originals`: of clones, what they recompute; only these are merged, with what is nearer to them than that."""
+        self._body, self._constraints, self._most_nbytes, self._originals = body, constraints, most_nbytes, originals
+        fusions = (mergeable(module, body, op) for op in body.ops.values())
+        self._fusions = {one.op.name: one for one in fusions if one is not None}
+        self._groups = {name: [one] for name, one in self._fusions.items()}
+        self._in = {name: name for name in body.ops}  # the group that an instruction is in now
+        self._before = {
+            op.name: {*op.operands, *(one for one in constraints.before.get(op.name, ()) if one in body.ops)}
+            for op in body.ops.values()
+        }
+        self._order = list(body.ops)
+        self._at = {name: at for at, name in enumerate(self._order)}
+
+    def merge(self) -> tuple[list[list[Mergeable]], list[str]]:
+        """The groups, and names in order: a group is where the last of its fusions is named."""
+        for *_, first, second in sorted(self._pairs()):
+            one, other = sorted((self._in[first], self._in[second]), key=self._at.__getitem__)
+            if one != other and self._may_merge(one, other):
+                self._merge(one, other)
+        return [group for group in self._groups.values() if len(group) > 1], [name for name in self._order if name]
+
+    def _pairs(self) -> Iterator[tuple[int, int, str, str]]:
+        """What merging saves, negative, how far they are apart, and the two."""
+        readers = defaultdict[str, list[str]](list)
+        for name, one in self._fusions.items():
+            for read in one.reads:
+                readers[read].append(name)
+        saved: dict[tuple[str, str], int] = defaultdict(int)
+        for read, names in readers.items():
+            maker = instruction_of(read)
+            nbytes = self._fusions[names[0]].reads[read]
+            for number, name in enumerate(names):
+                if maker in self._fusions:
+                    saved[maker, name] += nbytes
+                for later in names[number + 1 :]:
+                    saved[name, later] += nbytes
+        for (first, second), nbytes in saved.items():
+            apart = self._at[second] - self._at[first]
+            if self._fusions[first].space == self._fusions[second].space and self._may_pair(first, second, apart):
+                yield -nbytes, apart, first, second
+
+    def _may_pair(self, first: str, second: str, apart: int) -> bool:
+        """Is one of them a clone, and the other nearer to it than what it recomputes?"""
+        if self._originals is None:
+            return True
+        clones = [name for name in (first, second) if name in self._originals]
+        return bool(clones) and all(apart < self._at[name] - self._at[self._originals[name]] for name in clones)
+
+    def _may_merge(self, one: str, other: str) -> bool:
+        return self._stays_apart(one, other) and self._compatible(self._groups[one], self._groups[other])
+
+    def _stays_apart(self, one: str, other: str) -> bool:
+        """Is no clone brought to what it recomputes by way of another?"""
+        if self._originals is None:
+            return True
+        at = {fusion.op.name: self._at[group] for group in (one, other) for fusion in self._groups[group]}
+        return all(
+            abs(at[name] - there) < at[name] - self._at[self._in[self._originals[name]]]
+            for name in at
+            if name in self._originals
+            for there in at.values()
+        )
+
+    def _compatible(self, ones: Sequence[Mergeable], others: Sequence[Mergeable]) -> bool:
+        """Do they go through the same elements, does none wait for another's sums, and does every bit stay?"""
+        both = [*ones, *others]
+        sums = [one for fusion in both for one in fusion.sums]
+        if len({fusion.space for fusion in both}) > 1 or len(set(sums)) > 1 or len(sums) > MOST_SUMS:
+            return False
+        if sum(fusion.arrays for fusion in both) > MOST_ARRAYS or self._nbytes(both) > self._most_nbytes:
+            return False
+        if (sums and not self._sums_in_order(both)) or self._overwritten(ones, others):
+            return False
+        made = {name: (fusion.fused, leaf) for fusion in both for leaf, name in enumerate(fusion.makes)}
+        given = {buffer_of(self._body, operand) for fusion in both for operand in fusion.op.operands}
+        for fused, leaf in (made[name] for name in given & made.keys()):
+            result = fused.results[leaf]
+            if fused.behind_bitcasts(result).opcode == "reduce" or not keeps_bits(fused, result):
+                return False
+        return True
+
+    def _overwritten(self, ones: Sequence[Mergeable], others: Sequence[Mergeable]) -> bool:
+        """Is something written over that the other reads? As one, they do so at the same time."""
+        shared = self._constraints.shared
+        for one in ones:
+            for other in others:
+                (read, written), (late_read, late_written) = shared[one.op.name], shared[other.op.name]
+                pairs = (*itertools.product(read, late_written), *itertools.product(written, late_read | late_written))
+                if any(place == same and buffer != version for (place, buffer), (same, version) in pairs):
+                    return True
+        return False
+
+    def _sums_in_order(self, group: Sequence[Mergeable]) -> bool:
+        """Do sums add up in the order in which they do by themselves?"""
+        one_by_one = any(prevents_vectorization(fusion.fused) for fusion in group)
+        return len(set(map(self._narrowest_bits, group))) == 1 and not one_by_one
+
+    def _nbytes(self, group: Sequence[Mergeable]) -> int:
+        """What is there while they run as one."""
+        made = {name for fusion in group for name in fusion.makes}
+        reads = {name: nbytes for fusion in group for name, nbytes in fusion.reads.items() if name not in made}
+        return sum(reads.values()) + sum(fusion.op.nbytes for fusion in group)
+
+    def _narrowest_bits(self, fusion: Mergeable) -> tuple[int, int]:
+        return narrowest_bits(fusion.op, (self._body.ops[name] for name in fusion.op.operands))
+
+    def _merge(self, one: str, other: str) -> None:
+        """Make two groups one, under the later one's name, unless what waits for one is waited for by the other."""
+        begin, end = self._at[one], self._at[other]
+        ahead = self._needed_by(one, other)
+        if ahead is None:
+            return
+        between = [name for name in self._order[begin + 1 : end] if name]
+        behind = self._waiting_for(one, between) if self._made_nbytes(ahead) >= LEAST_BYTES else None
+        if behind is not None and self._made_nbytes(behind) <= self._made_nbytes(ahead):
+            order = [*_without(between, behind), other, *behind]
+        else:
+            order = [*ahead, other, *_without(between, ahead)]
+        order = [""] * (end + 1 - begin - len(order)) + order  # so that those behind it keep their positions
+        self._order[begin : end + 1] = order
+        self._at.update((name, at) for at, name in enumerate(order, begin))
+        self._groups[other] = self._groups.pop(one) + self._groups[other]
+        before = {name for name in self._before[other] if not self._belongs_to(name, one)}
+        self._before[other] = self._before[one] | before
+        for fusion in self._groups[other]:
+            self._in[fusion.op.name] = other
+
+    def _needed_by(self, one: str, other: str) -> list[str] | None:
+        """What the later one waits for behind the earlier one; None where some of that waits for the earlier one."""
+        begin, found, todo = self._at[one], set[str](), [other]
+        while todo:
+            name = todo.pop()
+            for before in {self._in[before] for before in self._before[name]}:
+                if self._at[before] < begin or before in found:
+                    continue
+                if not self._belongs_to(before, one):
+                    found.add(before)
+                    todo.append(before)
+                elif name != other:
+                    return None
+        return sorted(found, key=self._at.__getitem__)
+
+    def _waiting_for(self, one: str, between: Sequence[str]) -> list[str]:
+        """What waits for the earlier one."""
+        waiting, found = {one}, list[str]()
+        for name in between:
+            if not waiting.isdisjoint({self._in[before] for before in self._before[name]}):
+                waiting.add(name)
+                found.append(name)
+        return found
+
+    def _belongs_to(self, name: str, group: str) -> bool:
+        """Is it the group, or a name of one of its results?"""
+        while self._in[name] != group:
+            op = self._body.ops[name]
+            if op.opcode not in NAMING:
+                return False
+            name = op.operands[0]
+        return True
+
+    def _made_nbytes(self, names: Sequence[str]) -> int:
+        """Bytes of what kernels make."""
+        return sum(self._body.ops[name].nbytes for name in names if self._body.ops[name].opcode not in NAMING)
+
+
+def _without(names: Sequence[str], others: Collection[str]) -> list[str]:
+    left_out = set(others)
+    return [name for name in names if name not in left_out]

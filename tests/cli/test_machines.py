@@ -1,0 +1,66 @@
+"""Commands about devices."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memplan.cli import machines
+from memplan.hardware import measured
+from memplan.hardware.measured import Conditions, Measurement, Spec, Timing
+from memplan.xla.local import local_device
+from tests.cli.command import run
+
+
+def test_devices_are_listed_with_their_links() -> None:
+    result = run("devices")
+    assert result.exit_code == 0
+    assert "v100" in result.stdout
+    assert "nvlink-c2c" in result.stdout
+
+
+def test_devices_as_json() -> None:
+    listed = json.loads(run("devices", "--json", "-").stdout)["devices"]
+    by_name = {device["name"]: device for device in listed}
+    assert by_name["v100"]["memory_bytes"] > 15 * 2**30
+    assert by_name["v100"]["float32_flops"] > 1e12
+
+
+@pytest.fixture(autouse=True)
+def measured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def calibrate(notify: Any) -> Spec:
+        notify("measuring", 0.5)
+        timing = Timing("1", 5e9, 1.0, 1.0, 1.0)
+        found = Measurement(measured.MATRIX.format("float32"), "FLOP/s", 1, (timing,))
+        conditions = Conditions("cpu", "cpu", "a chip", (), (), "2026-01-02T03:04:05+00:00", (found,))
+        return measured.calibrated(local_device(), conditions)
+
+    monkeypatch.setattr(machines, "calibrate_device", calibrate)
+
+
+def test_calibrate_writes_a_device_and_figures(workshop: Path) -> None:
+    before = set(workshop.iterdir())
+    result = run("calibrate", "--out", "device.json", "--json", "figures.json")
+    assert result.exit_code == 0, result.output
+    assert measured.load("device.json").device.rate("float32") == 5e9
+    assert json.loads(Path("figures.json").read_text())["schema"] == "memplan.calibration/1"
+    assert "matrix product float32" in result.stdout
+    assert {path.name for path in set(workshop.iterdir()) - before} == {"device.json", "figures.json"}
+
+
+def test_calibrate_without_files_prints() -> None:
+    assert "5.00 GFLOP/s" in run("calibrate").stdout
+    assert json.loads(run("calibrate", "--json", "-").stdout)["device"] == "cpu-measured"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--out", "plain"], ["--out", "no/such/folder/d.json"], ["--out", "same.json", "--json", "same.json"]],
+)
+def test_calibrate_refuses_what_it_could_not_write(words: list[str], workshop: Path) -> None:
+    before = set(workshop.iterdir())
+    assert run("calibrate", *words).exit_code == 2
+    assert set(workshop.iterdir()) == before

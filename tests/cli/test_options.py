@@ -1,0 +1,48 @@
+"""What the text of options means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import Planner, message, run
+
+
+@pytest.mark.parametrize(
+    ("words", "donated"),
+    [
+        (["workshop:make"], (0,)),
+        (["workshop:alone"], ()),
+        (["workshop:make", "--donate", "none"], ()),
+        (["workshop:make", "--donate", "1"], (1,)),
+        (["workshop:make", "--donate", "0,1"], (0, 1)),
+    ],
+)
+def test_donation(planner: Planner, words: list[str], donated: tuple[int, ...]) -> None:
+    assert run("inspect", *words).exit_code == 0
+    assert planner.asked[0]["donate_argnums"] == donated
+
+
+def test_verify_none_is_none(planner: Planner) -> None:
+    assert run("inspect", "workshop:make", "--verify", "none").exit_code == 0
+    assert planner.asked[0]["verify"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--donate", "2"], "among 2 arguments"),
+        (["--donate", "state"], "are not positions"),
+        (["--verify", "twice"], "none of compile, numbers, none"),
+        (["--json", "no/such/folder/r.json"], "is not a folder"),
+        (["--html", "."], "it is a folder"),
+        (["--json", "same", "--html", "same"], "cannot hold both"),
+        (["--html", "-"], "only JSON"),
+    ],
+)
+def test_a_bad_option_is_a_usage_error(planner: Planner, workshop: Path, words: list[str], hint: str) -> None:
+    before = sorted(workshop.iterdir())
+    assert hint in message(run("inspect", "workshop:make", *words), 2)
+    assert [path for path in sorted(workshop.iterdir()) if path.name != "__pycache__"] == before
+    assert not planner.asked

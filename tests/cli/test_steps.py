@@ -1,0 +1,155 @@
+"""Commands that plan a step: what they pass on, and what they print."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memplan import api
+from memplan.report.comparison import Comparison, Row
+from memplan.report.curve import Curve, Point
+from memplan.report.frontier import Frontier, Trial
+from tests.cli.command import REPORT, Planner, message, run
+from tests.report.timelines import random_timeline
+
+
+def test_inspect_prints_the_report(planner: Planner) -> None:
+    result = run("inspect", "workshop:make")
+    assert result.exit_code == 0
+    assert "512.0 MiB compiled" in result.stdout
+    assert "hello from the factory" not in result.stdout
+    assert planner.args == ({"w": 1}, 2)
+
+
+def test_inspect_passes_its_options_on(planner: Planner) -> None:
+    options = {"budget": "1GiB", "host_budget": "2GiB", "device": "v100", "planner": "greedy", "verify": "numbers"}
+    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+    assert run("inspect", "workshop:make", *words).exit_code == 0
+    assert planner.asked == [{**options, "donate_argnums": (0,)}]
+
+
+def test_a_step_with_its_own_plan_keeps_its_options(planner: Planner, workshop: Path) -> None:
+    (workshop / "ready.py").write_text("from memplan import api\ndef make(): return api.jit(len, budget=3), ([1],)\n")
+    assert run("inspect", "ready:make").exit_code == 0
+    assert planner.asked == [{"budget": 3}]
+    assert "return the plain step" in message(run("inspect", "ready:make", "--budget", "1GiB"), 2)
+    assert "plain step" in message(run("compare", "ready:make"), 2)
+
+
+def test_inspect_writes_traces_and_pictures(planner: Planner, workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "report", replace(REPORT, timeline=random_timeline(random.Random(0))), raising=False)
+    result = run("inspect", "workshop:make", "--trace", "t.pftrace", "--png", "t.png")
+    assert result.exit_code == 0, result.output
+    assert (workshop / "t.pftrace").stat().st_size and (workshop / "t.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_inspect_says_why_there_is_no_trace(planner: Planner, workshop: Path) -> None:
+    result = run("inspect", "workshop:make", "--trace", "t.pftrace")
+    assert result.exit_code == 2 and "no memory over time" in " ".join(result.stderr.replace("│", " ").split())
+    assert "greedy" in result.stdout and not (workshop / "t.pftrace").exists()
+    assert "of its own" in message(run("inspect", "workshop:make", "--trace", "a", "--json", "a"), 2)
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    asked: list[dict[str, Any]] = []
+
+    def compare(step: Callable[..., Any], args: tuple[Any, ...], **options: Any) -> Comparison:
+        asked.append({"args": args, **options})
+        fits = options["budget"] != "1KiB"
+        return Comparison((Row("plain", 2**31, 0, 0.1, False), Row("memplan", 2**29, 2**28, 0.2, fits)), "v100", 2**30)
+
+    monkeypatch.setattr(api, "compare", compare, raising=False)
+    return asked
+
+
+def test_compare_prints_a_row_for_each_way(compared: list[dict[str, Any]]) -> None:
+    result = run("compare", "workshop:make(size=4)", "--budget", "1GiB", "--device", "v100")
+    assert result.exit_code == 0
+    assert "memplan" in result.stdout
+    assert compared == [
+        {"args": ({"w": 4}, 2), "budget": "1GiB", "host_budget": None, "device": "v100", "donate_argnums": (0,)}
+    ]
+
+
+def test_compare_writes_json_and_pages(compared: list[dict[str, Any]], workshop: Path) -> None:
+    result = run("compare", "workshop:make", "--json", "-", "--html", "c.html")
+    assert result.exit_code == 0
+    assert [row.name for row in Comparison.from_json(result.stdout).rows] == ["plain", "memplan"]
+    assert "memplan" in (workshop / "c.html").read_text()
+
+
+def test_compare_where_nothing_fits(compared: list[dict[str, Any]]) -> None:
+    result = run("compare", "workshop:make", "--budget", "1KiB")
+    assert result.exit_code == 3
+    assert "memplan" in result.stdout
+
+
+@pytest.fixture
+def curved(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    asked: list[dict[str, Any]] = []
+
+    def curve(step: Callable[..., Any], args: tuple[Any, ...], **options: Any) -> Curve:
+        asked.append({"args": args, **options})
+        return Curve(
+            (Point("plain jax", None, 2**31, 0, 0.1), Point("memplan", 2**30, 2**29, 0, 0.2)), "v100", 2**31, 0.1, 9
+        )
+
+    monkeypatch.setattr(api, "curve", curve)
+    return asked
+
+
+def test_curve_prints_writes_and_draws(curved: list[dict[str, Any]], workshop: Path) -> None:
+    result = run("curve", "workshop:make", "--points", "3", "--device", "v100", "--json", "c.json", "--png", "c.png")
+    assert result.exit_code == 0
+    assert "+100.0%" in result.stdout
+    assert curved[0]["points"] == 3 and curved[0]["device"] == "v100" and curved[0]["donate_argnums"] == (0,)
+    assert Curve.from_json((workshop / "c.json").read_text()).points[1].way == "memplan"
+    assert (workshop / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_curve_needs_the_plain_step_and_a_place_to_write(curved: list[dict[str, Any]], workshop: Path) -> None:
+    (workshop / "ready.py").write_text("from memplan import api\ndef make(): return api.jit(len, budget=3), ([1],)\n")
+    assert "plain step" in message(run("curve", "ready:make"), 2)
+    assert "nowhere" in message(run("curve", "workshop:make", "--png", "nowhere/c.png"), 2)
+    assert "of its own" in message(run("curve", "workshop:make", "--png", "c", "--json", "c"), 2)
+    assert not curved
+
+
+@pytest.fixture
+def sized(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    asked: list[dict[str, Any]] = []
+
+    def frontier(make: Callable[..., Any], **options: Any) -> Frontier:
+        low, high = options["low"], options["high"]
+        asked.append({"made": make(*high)[1], **options})
+        tried = (
+            Trial(low, True, 2**29, 0, "milp", 2**28, "conv", 2),
+            Trial(high, False, 2**31, 0, "xla", 2**28, "", 3),
+        )
+        return Frontier(tuple(options["names"]), (low,), (high,), tried, 4, "v100", 2**30, 0)
+
+    monkeypatch.setattr(api, "frontier", frontier)
+    return asked
+
+
+def test_largest_varies_arguments_of_the_factory(sized: list[dict[str, Any]], workshop: Path) -> None:
+    words = ["--vary", "size=8:64:8", "--vary", "batch=1:4", "--budget", "1GiB", "--json", "l.json"]
+    result = run("largest", "workshop:make(dtype='float32')", *words)
+    assert result.exit_code == 0, result.output
+    assert "2.00 GiB" in result.stdout and "in 5 programs" in result.stdout
+    [asked] = sized
+    assert asked["names"] == ("size", "batch") and asked["step"] == (8, 1) and asked["budget"] == "1GiB"
+    assert asked["made"] == ({"w": 64, "batch": 4, "dtype": "float32"}, 2) and asked["donate_argnums"] == (0,)
+    assert Frontier.from_json((workshop / "l.json").read_text()).largest == ((8, 1),)
+
+
+@pytest.mark.parametrize("words", ["size", "size=1", "size=a:b", "size=1:2:3:4", "=1:2"])
+def test_largest_says_how_ranges_are_written(sized: list[dict[str, Any]], words: str) -> None:
+    assert "batch=1:64" in message(run("largest", "workshop:make", "--vary", words), 2)
+    assert not sized

@@ -1,0 +1,161 @@
+"""Steps of training whose modules have what planning meets: loops, branches, windows, updates in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+Step = Callable[..., Any]
+
+
+def dense(width: int, layers: int) -> tuple[Step, tuple[Any, ...]]:
+    """Training of equal layers with momentum; (params, momentum), batch."""
+    optimizer = optax.sgd(0.1, momentum=0.9)
+
+    def step(state: Any, x: jax.Array) -> Any:
+        def loss(weights: list[jax.Array]) -> jax.Array:
+            y = x
+            for weight in weights:
+                y = jnp.tanh(y @ weight)
+            return (y**2).mean()
+
+        weights, momentum = state
+        value, gradient = jax.value_and_grad(loss)(weights)
+        updates, momentum = optimizer.update(gradient, momentum)
+        return (optax.apply_updates(weights, updates), momentum), value
+
+    weights = [
+        jnp.cos(jnp.arange(width * width, dtype=jnp.float32) + i).reshape(width, width) / 8 for i in range(layers)
+    ]
+    return step, (
+        (weights, optimizer.init(weights)),
+        jnp.sin(jnp.arange(8.0 * width * width)).reshape(8 * width, width),
+    )
+
+
+def scanned(width: int, layers: int) -> tuple[Step, tuple[Any, ...]]:
+    """The same by a scan, with a table that is updated in place."""
+
+    def step(state: Any, x: jax.Array) -> Any:
+        def loss(weights: jax.Array) -> jax.Array:
+            y, _ = jax.lax.scan(lambda y, weight: (jnp.tanh(y @ weight) + jnp.sin(y), None), x, weights)
+            return (y**2).mean()
+
+        weights, table = state
+        value, gradient = jax.value_and_grad(loss)(weights)
+        return (weights - 0.1 * gradient, table.at[3].set(value)), value
+
+    weights = jnp.cos(jnp.arange(layers * width * width, dtype=jnp.float32)).reshape(layers, width, width) / 8
+    return step, ((weights, jnp.zeros(64)), jnp.sin(jnp.arange(8.0 * width * width)).reshape(8 * width, width))
+
+
+def branching(width: int, layers: int) -> tuple[Step, tuple[Any, ...]]:
+    """A condition before and after layers that may run again."""
+
+    def step(state: Any, x: jax.Array) -> Any:
+        weights, count = state
+
+        def loss(weights: jax.Array) -> jax.Array:
+            y = jax.lax.cond(count[0] % 2 == 0, lambda x: jnp.sin(x) @ weights[0], lambda x: x @ weights[1].T, x)
+            for weight in weights:
+                y = jnp.tanh(y @ weight)
+            return jax.lax.cond(y[0, 0] > 0, lambda y: (y**2).mean(), lambda y: y.sum(), y)
+
+        value, gradient = jax.value_and_grad(loss)(weights)
+        return (weights - 0.1 * gradient, count + 1), value
+
+    _, ((weights, _), x) = scanned(width, layers)
+    return step, ((weights, jnp.zeros(1, jnp.int32)), x)
+
+
+def accumulating(width: int, layers: int) -> tuple[Step, tuple[Any, ...]]:
+    """Gradients summed over parts of the batch, each with a step of its own in a loop's body."""
+
+    def step(state: Any, x: jax.Array) -> Any:
+        def loss(weights: list[jax.Array], part: jax.Array) -> jax.Array:
+            y = part
+            for weight in weights:
+                y = jnp.tanh(y @ weight)
+            return (y**2).mean()
+
+        def one(total: tuple[Any, jax.Array], part: jax.Array) -> tuple[Any, None]:
+            value, gradient = jax.value_and_grad(loss)(weights, part)
+            return (jax.tree.map(jnp.add, total[0], gradient), total[1] + value), None
+
+        weights, seen = state
+        nothing = jax.tree.map(jnp.zeros_like, weights)
+        (gradient, value), _ = jax.lax.scan(one, (nothing, jnp.float32(0)), x.reshape(4, -1, width))
+        return ([weight - 0.1 * change for weight, change in zip(weights, gradient, strict=True)], seen + 1), value
+
+    _, ((weights, _), x) = dense(width, layers)
+    return step, ((weights, jnp.zeros(1)), jnp.concatenate([x, x]))
+
+
+def pooling(width: int, layers: int) -> tuple[Step, tuple[Any, ...]]:
+    """Largest values of windows, whose gradients XLA makes by one operation with results that nobody reads."""
+
+    def step(state: Any, x: jax.Array) -> Any:
+        def loss(weights: list[jax.Array]) -> jax.Array:
+            y = x.reshape(8, 16, -1, width)
+            for weight in weights[:2]:
+                y = jnp.tanh(y @ weight)
+                y = jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+            return (y**2).mean()
+
+        value, gradient = jax.value_and_grad(loss)(state)
+        return [weight - 0.1 * change for weight, change in zip(state, gradient, strict=True)], value
+
+    _, ((weights, _), x) = dense(width, layers)
+    return step, (weights, x)
+
+
+def updating(seed: int) -> tuple[Step, tuple[Any, ...]]:
+    """Training of what gathers, scatters and updates slices, as the seed has it: places of many equal sizes."""
+    random = Random(seed)
+    width, layers = random.choice((64, 128)), random.randint(3, 6)
+    ways, rows = random.choices(["product", "sum", "slice", "rows"], k=layers), random.choice((512, 1024))
+    sources = [random.randint(0, layer) for layer in range(layers)]
+
+    def layer(way: str, h: jax.Array, weight: jax.Array, index: jax.Array) -> jax.Array:
+        product = h @ weight
+        if way == "product":
+            return jnp.tanh(product)
+        if way == "sum":
+            return h * jax.ops.segment_sum(jnp.sin(product[index]), index, rows)
+        if way == "slice":
+            return jax.lax.dynamic_update_slice(jnp.tanh(h), jnp.sin(product[:64]), (1, 0))
+        return h.at[index].add(jnp.cos(product[index]))
+
+    def step(weights: list[jax.Array], x: jax.Array, index: jax.Array) -> Any:
+        def loss(weights: list[jax.Array]) -> jax.Array:
+            made = [x]
+            for way, source, weight in zip(ways, sources, weights, strict=True):
+                made.append(layer(way, made[source], weight, index))
+            return jnp.stack([(one**2).mean() for one in made]).sum()
+
+        return jax.tree.map(lambda old, g: old - 0.1 * g, weights, jax.grad(loss)(weights))
+
+    weights = [jax.ShapeDtypeStruct((width, width), jnp.float32)] * layers
+    return step, (
+        weights,
+        jax.ShapeDtypeStruct((rows, width), jnp.float32),
+        jax.ShapeDtypeStruct((rows,), jnp.int32),
+    )
+
+
+STEPS: Mapping[str, Callable[[int, int], tuple[Step, tuple[Any, ...]]]] = {
+    "dense": dense,
+    "scanned": scanned,
+    "branching": branching,
+    "accumulating": accumulating,
+    "pooling": pooling,
+}
+
+
+def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)

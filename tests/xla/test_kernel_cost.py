@@ -1,0 +1,148 @@
+"""Bytes and FLOPs of kernels: by hand, then of what XLA compiles, against the same program's jaxpr."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from memplan.hardware import catalog
+from memplan.program.primitives import flops_of_jaxpr
+from memplan.xla.kernel_cost import KernelCost
+from memplan.xla.module import read_module
+from memplan.xla.target import Target
+from tests.xla.costs import kernel_costs, moved_nbytes
+from tests.xla.small_modules import ADD, BIG, MIB, UPDATED, module
+from tests.xla.steps import array
+
+
+def of(entry: str, bodies: str = "") -> KernelCost:
+    """Of the last kernel."""
+    return kernel_costs(read_module(module(entry, bodies)))[-1]
+
+
+def test_a_kernel_reads_its_operands_once_and_writes_its_results() -> None:
+    added = f"%sum = {BIG} fusion(%a, %b), kind=kLoop, calls=%fused_add"
+    squared = f"%pair = ({BIG}, {BIG}) tuple(%sum, %b)\n%first = {BIG} get-tuple-element(%pair), index=0"
+    found = kernel_costs(read_module(module(f"{added}\n{squared}\nROOT %square = {BIG} multiply(%first, %first)", ADD)))
+    assert [one.device_nbytes for one in found] == [6 * MIB, 4 * MIB]
+    assert not any(one.flops or one.is_host_copy for one in found)
+
+
+@pytest.mark.parametrize(
+    ("shape", "nbytes"),
+    [("pred[3]", 3), ("bf16[3,5]{1,0}", 30), ("s4[3]{0:E(4)}", 2), ("c64[2]", 16), ("f8e4m3fn[7]", 7), ("u64[]", 8)],
+)
+def test_bytes_of_shapes(shape: str, nbytes: int) -> None:
+    assert of(f"ROOT %x = {shape} rng()").device_nbytes == nbytes
+
+
+def test_tuples_of_results_are_summed_across_comments() -> None:
+    elements = ", ".join(["f32[8]{0}"] * 5 + ["/*index=5*/f32[8]{0}"])
+    assert of(f"ROOT %x = ({elements}) custom-call()").device_nbytes == 6 * 32
+
+
+def test_a_library_call_does_not_move_its_workspace() -> None:
+    config = 'custom_call_target="__cublas$lt$matmul", backend_config={"lhs_contracting_dimensions":["1"]}'
+    found = of(f"ROOT %product = (f32[512,512]{{1,0}}, s8[4194304]{{0}}) custom-call(%a, %b), {config}")
+    assert (found.device_nbytes, found.flops, found.dtype) == (5 * MIB, 2 * 512 * 512 * 1024, "float32")
+
+
+SLICED = """
+%fused_slice (p0: f32[512,1024], p1: s32[]) -> f32[1,1024] {
+  %p0 = f32[512,1024]{1,0} parameter(0)
+  %p1 = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %seen = f32[512,1024]{1,0} bitcast(%p0)
+  %row = f32[1,1024]{1,0} dynamic-slice(%seen, %p1, %zero), dynamic_slice_sizes={1,1024}
+  ROOT %twice = f32[1,1024]{1,0} add(%row, %row)
+}
+"""
+
+
+def test_only_the_slice_of_an_operand_is_read_and_only_the_update_of_a_buffer_written() -> None:
+    index, row = 4, 4096
+    sliced = "%row = f32[1,1024]{1,0} fusion(%a, %at), kind=kLoop, calls=%fused_slice"
+    updated = f"ROOT %new = {BIG} fusion(%b, %row, %at), kind=kLoop, calls=%fused_update"
+    both = module(f"%at = s32[] constant(3)\n{sliced}\n{updated}", SLICED + UPDATED)
+    assert moved_nbytes(read_module(both)) == (row + index + row) + (row + index + row)
+
+
+def test_an_update_that_is_read_again_in_its_fusion_touches_the_whole_buffer() -> None:
+    bodies = UPDATED.replace("ROOT %new", "%new").replace("%zero)\n}", "%zero)\n  ROOT %neg = BIG negate(%new)\n}")
+    entry = (
+        f"%at = s32[] constant(3)\n%row = f32[1,1024]{{1,0}} constant({{...}})\nROOT %x = {BIG} fusion(%b, %row, %at), \
+kind=kLoop, calls=%fused_update"
+    )
+    assert of(entry, bodies.replace("BIG", BIG)).device_nbytes == 4 * MIB + 4096 + 4
+
+
+CONV = 'window={{size=3x3 pad=1_1x1_1}}, dim_labels={labels}, custom_call_target="__cudnn$conv{kind}"'
+
+
+@pytest.mark.parametrize("labels", ["bf01_oi01->bf01", "b01f_o01i->b01f"])
+@pytest.mark.parametrize("kind", ["Forward", "BackwardInput", "BackwardFilter"])
+def test_the_three_convolutions_of_a_layer_cost_the_same(kind: str, labels: str) -> None:
+    first = labels.startswith("bf")
+    x, y = ("f32[8,64,32,32]", "f32[8,128,16,16]") if first else ("f32[8,32,32,64]", "f32[8,16,16,128]")
+    w = "f32[128,64,3,3]" if first else "f32[128,3,3,64]"
+    left, right, result = {"Forward": (x, w, y), "BackwardInput": (y, w, x), "BackwardFilter": (x, y, w)}[kind]
+    found = of(f"""
+        %l = {left} constant({{...}})
+        %r = {right} constant({{...}})
+        ROOT %c = ({result}, u8[0]) custom-call(%l, %r), {CONV.format(kind=kind, labels=labels)}""")
+    assert found.flops == 2 * (8 * 128 * 16 * 16) * (64 * 3 * 3)
+
+
+def jaxpr_flops(step: Callable[..., Any], *args: Any) -> float:
+    return flops_of_jaxpr(jax.make_jaxpr(step)(*args).jaxpr)
+
+
+def compiled(step: Callable[..., Any], *args: Any, device: str = "v100") -> list[float]:
+    """FLOPs of the kernels that have some."""
+    pytest.importorskip("jax_cuda12_plugin")
+    text = Target(catalog.named(device), True).compile(step, args, {}, {}).text
+    return [one.flops for one in kernel_costs(read_module(text)) if one.flops]
+
+
+def gradients_of_convolution(rank: int, stride: int, groups: int = 1) -> Callable[..., Any]:
+    space = "DHW"[-rank:]
+    numbers = (f"N{space}C", f"{space}IO", f"N{space}C")
+
+    def loss(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        strides = (stride,) * rank
+        y = jax.lax.conv_general_dilated(
+            x, kernel, strides, "SAME", dimension_numbers=numbers, feature_group_count=groups
+        )
+        return jnp.sin(y).sum()
+
+    return jax.grad(loss, (0, 1))
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(("device", "dtype"), [("v100", "float32"), ("h200", "bfloat16")])
+def test_flops_of_compiled_convolutions(rank: int, stride: int, device: str, dtype: str) -> None:
+    x, kernel = array(2, *[16] * rank, 64, dtype=dtype), array(*[3] * rank, 64, 128, dtype=dtype)
+    step = gradients_of_convolution(rank, stride)
+    found = compiled(step, x, kernel, device=device)
+    assert len(found) == 3
+    assert sum(found) == pytest.approx(3 * 2 * 2 * (16 // stride) ** rank * 128 * 64 * 3**rank)
+    assert sum(found) == pytest.approx(jaxpr_flops(step, x, kernel), rel=0.02)
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.parametrize(("device", "dtype"), [("v100", "float32"), ("a100", "bfloat16"), ("h200", "bfloat16")])
+@pytest.mark.parametrize("batch", [(), (6,)])
+def test_flops_of_compiled_matrix_products(device: str, dtype: str, batch: tuple[int, ...]) -> None:
+    def step(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.tanh(jnp.einsum("...ij,...kj->...ik", a, b))
+
+    args = array(*batch, 512, 256, dtype=dtype), array(*batch, 128, 256, dtype=dtype)
+    found = compiled(step, *args, device=device)
+    assert len(found) == 1
+    assert sum(found) == pytest.approx(2 * 512 * 256 * 128 * (batch[0] if batch else 1))
