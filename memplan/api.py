@@ -22,8 +22,8 @@ from memplan.pipeline import Request
 from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner, planner_named
 from memplan.program import compat
-from memplan.program.jit_arguments import Written, dynamic_part, explain, static_part
-from memplan.program.transforms.host_state import brought, place
+from memplan.program.jit_arguments import NnxWrites, dynamic_arguments, explain, static_arguments
+from memplan.program.transforms.host_state import place_argument, to_device
 from memplan.report.comparison import Comparison
 from memplan.report.curve import Curve
 from memplan.report.frontier import Frontier
@@ -242,7 +242,7 @@ def _checked(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(step)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        written = Written((args, kwargs))
+        written = NnxWrites((args, kwargs))
         results = step(*args, **kwargs)
         written.check(results)
         return results
@@ -274,7 +274,7 @@ class PlannedJit:
 
     def _made(self, args: Any, kwargs: Any) -> Planned:
         run = pipeline.best if self._request.verify is None else pipeline.run
-        shapes = jax.tree.map(brought, (args, kwargs)) if self._request.host_state else (args, kwargs)
+        shapes = jax.tree.map(to_device, (args, kwargs)) if self._request.host_state else (args, kwargs)
         try:
             found = run(self._step, shapes[0], shapes[1], self._options, self._request, _notify.get())
         except TypeError as error:
@@ -298,11 +298,11 @@ class PlannedJit:
         return self._compiled[key](*dynamic[0], **dynamic[1])
 
     def _dynamic(self, args: Any, kwargs: Any) -> Any:
-        return dynamic_part(self._step, args, kwargs, self._options)
+        return dynamic_arguments(self._step, args, kwargs, self._options)
 
     def _key(self, dynamic: Any, args: Any, kwargs: Any) -> Any:
         leaves, tree = jax.tree_util.tree_flatten(dynamic)
-        return tree, tuple(map(_type_of, leaves)), static_part(self._step, args, kwargs, self._options)
+        return tree, tuple(map(_type_of, leaves)), static_arguments(self._step, args, kwargs, self._options)
 
     @functools.cached_property
     def _here(self) -> PlannedJit:
@@ -363,7 +363,7 @@ class Planned:
         Args:
           argument: arrays, of the structure that was planned for.
         """
-        return place(self._found.program, argument, position)
+        return place_argument(self._found.program, argument, position)
 
     def __repr__(self) -> str:
         return f"<memplan.Planned {self._found.program.name}: {self.report.status}>"

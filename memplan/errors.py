@@ -57,7 +57,3 @@ class OverheadError(MemplanError, ValueError):
 
 class MeshError(MemplanError, ValueError):
     """A mesh that does not fit the devices, or a batch that does not fit the mesh."""
-
-
-class ScheduleError(MemplanError, ValueError):
-    """A learning rate, a batch or a number of steps that no schedule can be made of."""

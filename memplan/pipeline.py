@@ -20,9 +20,9 @@ from memplan.parallel.agreement import one_plan, processes_of
 from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner, planner_named
 from memplan.program.trace import Program, trace
-from memplan.program.transforms.fewer_residuals import fewer_residuals
-from memplan.program.transforms.host_state import large_leaves, with_state_on_host
-from memplan.program.transforms.residuals import with_loops
+from memplan.program.transforms.host_state import large_leaves, offload_state
+from memplan.program.transforms.residual_frontier import fewer_residuals
+from memplan.program.transforms.residuals import follow_residuals
 from memplan.units import Size, parse_bytes
 from memplan.xla.local import host_memory_bytes, is_here, local_device
 from memplan.xla.target import Target
@@ -133,7 +133,7 @@ def limits_of(request: Request, target: Target) -> Limits:
 def _transform(program: Program, request: Request, target: Target) -> Program:
     """As the plan to be followed says, or with the state on the host that is asked for."""
     if request.plan is not None:
-        written = with_loops(program, request.plan.loops) if request.plan.loops else program
+        written = follow_residuals(program, request.plan.loops) if request.plan.loops else program
         return _with_state(written, request.plan.on_host, target)
     if request.host_state:
         return _with_state(program, large_leaves(program, request.host_state), target)
@@ -142,10 +142,7 @@ def _transform(program: Program, request: Request, target: Target) -> Program:
 
 def _with_state(program: Program, inputs: Collection[int], target: Target) -> Program:
     """With these inputs in host memory: on a CPU, where both memories are one, the step stays as it is."""
-    moved = with_state_on_host(program, inputs)
-    if target.is_gpu:
-        return moved
-    return replace(program, on_host=moved.on_host, returned_to_host=moved.returned_to_host)
+    return offload_state(program, inputs, streams=target.is_gpu)
 
 
 def _agreeing(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any], target: Target) -> Agree:

@@ -11,7 +11,7 @@ from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "memplan").rglob("*.py")) + sorted((ROOT / "models").rglob("*.py"))
-DOOR = "memplan/program/compat.py"  # to what jax keeps to itself
+DOOR = "memplan/program/compat/"  # to what jax keeps to itself
 INTERNALS = ("jax._src", "jax.extend")
 EXTRAS = ("matplotlib", "orbax", "perfetto")  # imported where they are used
 BY_NAME = ("memplan/__init__.py", "memplan/cli/factory.py")  # public names when asked for; the user's MODULE:FACTORY
@@ -21,7 +21,7 @@ def breaches(tree: ast.AST, path: str) -> Iterator[str]:
     """What one module does that it may not, with its line."""
     for node, inside in walk(tree):
         for name in names(node):
-            if path != DOOR and name.startswith(INTERNALS):
+            if not path.startswith(DOOR) and name.startswith(INTERNALS):
                 yield f"{path}:{node.lineno} reaches into {name}"
             if inside and isinstance(node, ast.Import | ast.ImportFrom) and not name.startswith(EXTRAS):
                 yield f"{path}:{node.lineno} imports {name} inside a function"

@@ -20,7 +20,7 @@ from memplan import MemplanError, PlanMismatchError, parallel, pipeline
 from memplan.compilation import callback
 from memplan.errors import WrongProgramError
 from memplan.pipeline import Outcome, Request
-from memplan.planning.registry import PLANNERS, Recomputing
+from memplan.planning.registry import PLANNERS, KernelPlanner
 from memplan.planning.search import planner
 from memplan.program import compat
 from memplan.program.trace import Program
@@ -129,12 +129,12 @@ class TestOnce:
         kept = planned(step, args, 0.8)
         asked: list[int] = []
 
-        class Mine(Recomputing):
+        class Mine(KernelPlanner):
             def plan(self, problem: Any, budget_nbytes: int, host_nbytes: int = 0, copy_s: Any = None) -> Any:
                 asked.append(budget_nbytes)
                 return super().plan(problem, budget_nbytes)
 
-        request = Request(kept.limits.device_bytes, planner=Mine(name=PLANNERS["kernels"].name))
+        request = Request(kept.limits.device_bytes, planner=Mine(PLANNERS["kernels"].name, offloads=False))
         for _ in range(2):
             pipeline.run(step, args, {}, DONATE, request, lambda *_: None)
         assert len(asked) == 2 and len(list(tmp_path.iterdir())) == 1

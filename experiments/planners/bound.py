@@ -1,7 +1,7 @@
 """A lower bound on the extra time, valid for every sequence of computations.
 
 Where keeping everything exceeds the budget, items have to be absent. An item that is absent somewhere between two
-neighbouring uses is computed again before the second, and different gaps need different repetitions. What these are
+neighbouring uses is recomputed before the second, and different gaps need different recomputations. What these are
 computed from is not counted: the least costly set of gaps that frees enough at every crowded stage is a bound.
 """
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from experiments.planners.stages import Pair, Stages
-from memplan.planning.search.evict import Eviction, take_back
+from experiments.planners.stages import Recomputation, Stages
+from memplan.planning.search.evict import Eviction
+from memplan.planning.search.evict import prune as prune_ledger
 from memplan.planning.search.ledger import Ledger
 from memplan.planning.search.tape import Tape
 
 
 def tape_of_stages(stages: Stages) -> Tape:
-    """Every item an operation; repetitions of stages are those of slots."""
+    """Every item an operation; recomputations of stages are those of slots."""
     count, last = len(stages.nbytes), stages.count
     return Tape(
         nbytes=stages.nbytes,
@@ -34,17 +35,17 @@ def tape_of_stages(stages: Stages) -> Tape:
     )
 
 
-def evict(stages: Stages) -> frozenset[Pair]:
+def evict(stages: Stages) -> frozenset[Recomputation]:
     """Repetitions with which the stages fit the budget, or nearly so."""
     ledger = Ledger(tape_of_stages(stages))
     Eviction(ledger, stages.budget_bytes).run()
-    return frozenset(ledger.pairs())
+    return frozenset(ledger.recomputations())
 
 
-def prune(stages: Stages, again: Iterable[Pair]) -> frozenset[Pair]:
-    """Take back what the budget does not need."""
+def prune(stages: Stages, recomputed: Iterable[Recomputation]) -> frozenset[Recomputation]:
+    """Undo what the budget does not need."""
     ledger = Ledger(tape_of_stages(stages))
-    for op, slot in sorted(again, key=lambda pair: (pair[1], pair[0])):
-        ledger.add(op, slot)
-    take_back(ledger, stages.budget_bytes)
-    return frozenset(ledger.pairs())
+    for op, slot in sorted(recomputed, key=lambda pair: (pair[1], pair[0])):
+        ledger.recompute(op, slot)
+    prune_ledger(ledger, stages.budget_bytes)
+    return frozenset(ledger.recomputations())

@@ -1,9 +1,10 @@
-"""The exact model: which items are computed again, and where, as a problem for CP-SAT.
+"""The exact model: which items are recomputed, and where, as a problem for CP-SAT.
 
-Per item and gap between two of its events (made, used, perhaps computed again, perhaps needed by such a computation)
-one variable says whether it is kept across the gap. Bytes at the own work of a stage are then a linear sum. Bytes at
-repetitions are not: those constraints are added only where a solution breaks them, and the model is solved again. Few
-items are computed again in a good plan, so few are ever needed, and every round's bound is valid.
+Per item and gap between two of its events (made, used, perhaps recomputed, perhaps needed by such a computation)
+one variable says whether it is kept across the gap (the retention intervals of MOCCASIN: Bartan et al., ICML 2023).
+Bytes at the own work of a stage are then a linear sum. Bytes at recomputations are not: those constraints are added
+only where a solution breaks them, and the model is solved again. Few items are recomputed in a good plan, so few are
+ever needed, and every round's bound is valid.
 
 Part of a plan may be held fixed, which makes the same model serve as the neighbourhood of a local search.
 """
@@ -19,7 +20,7 @@ from itertools import pairwise
 import numpy as np
 from ortools.sat.python import cp_model
 
-from experiments.planners.stages import Pair, Replay, Stages, extra_ticks, replay
+from experiments.planners.stages import Recomputation, Replay, Stages, extra_ticks, replay
 
 Literal = cp_model.IntVar | bool
 
@@ -29,13 +30,13 @@ class Choice:
     """What a search found.
 
     Attributes:
-      again: the repetitions of the whole plan, None where no plan was found.
+      recomputed: by the whole plan, None where no plan was found.
       extra_ticks: their time.
       bound_ticks: no choice of the model has less extra time.
       proven: nothing better exists among the model's choices, or nothing at all.
     """
 
-    again: frozenset[Pair] | None
+    recomputed: frozenset[Recomputation] | None
     extra_ticks: int
     bound_ticks: int
     proven: bool
@@ -50,8 +51,8 @@ class Effort:
     seed: int = 0
 
 
-def every_pair(stages: Stages, most_ticks: int | None = None) -> set[Pair]:
-    """All repetitions that can be of use in a plan with at most this much extra time."""
+def all_recomputations(stages: Stages, most_ticks: int | None = None) -> set[Recomputation]:
+    """All recomputations that can be of use in a plan with at most this much extra time."""
     return {
         (item, stage)
         for item, ticks in enumerate(stages.ticks)
@@ -69,9 +70,9 @@ class Model:
     def __init__(
         self,
         stages: Stages,
-        free: Collection[Pair],
-        fixed: Iterable[Pair] = (),
-        hint: Collection[Pair] = (),
+        free: Collection[Recomputation],
+        fixed: Iterable[Recomputation] = (),
+        hint: Collection[Recomputation] = (),
         excess: Mapping[int, int] | None = None,
     ):
         self.stages = stages
@@ -80,18 +81,18 @@ class Model:
         self.possible = True
         self.allowed = dict(excess or {})
         self.excess = {stage: self.solver_model.new_int_var(0, most, "") for stage, most in self.allowed.items()}
-        self.again: dict[Pair, Literal] = dict.fromkeys(self.fixed, True)
+        self.recomputed: dict[Recomputation, Literal] = dict.fromkeys(self.fixed, True)
         for item, stage in sorted(free):
-            self.again[item, stage] = self.solver_model.new_bool_var("")
-        self.free = {pair: var for pair, var in self.again.items() if not isinstance(var, bool)}
-        self.repeats: dict[int, list[int]] = {}
-        for item, stage in sorted(self.again):
-            self.repeats.setdefault(item, []).append(stage)
-        self.rest = _Rest(stages, self.fixed)
+            self.recomputed[item, stage] = self.solver_model.new_bool_var("")
+        self.free = {pair: var for pair, var in self.recomputed.items() if not isinstance(var, bool)}
+        self.stages_of: dict[int, list[int]] = {}
+        for item, stage in sorted(self.recomputed):
+            self.stages_of.setdefault(item, []).append(stage)
+        self.rest = _Fixed(stages, self.fixed)
         self.involved = {item for item, _ in self.free}
         self.involved.update(source for item in tuple(self.involved) for source in stages.inputs[item])
         self.events: dict[int, list[int]] = {}
-        self.kept: dict[Pair, Literal] = {}  # (item, event) -> kept from the event before until this one
+        self.kept: dict[tuple[int, int], Literal] = {}  # (item, event) -> kept from the event before until this one
         for item in sorted(self.involved):
             self._add_item(item)
         self._add_memory()
@@ -100,13 +101,13 @@ class Model:
         self.fixed_ticks = extra_ticks(stages, self.fixed)
         dear = 1 + sum(stages.ticks[item] or 0 for item, _ in self.free) if self.excess else 0
         self.solver_model.minimize(self.extra + dear * cp_model.LinearExpr.sum(list(self.excess.values())))
-        self.watched: set[Pair] = set()
+        self.watched: set[Recomputation] = set()
         self._hint(hint)
 
-    def _hint(self, pairs: Collection[Pair]) -> None:
-        if not pairs:
+    def _hint(self, chosen: Collection[Recomputation]) -> None:
+        if not chosen:
             return
-        chosen = frozenset(pairs)
+        chosen = frozenset(chosen)
         spans = replay(self.stages, self.fixed | chosen).spans
         self.solver_model.clear_hints()
         for pair, var in self.free.items():
@@ -120,10 +121,10 @@ class Model:
         """Only plans with at most this much extra time, the fixed part included."""
         self.solver_model.add(self.extra <= extra_ticks - self.fixed_ticks)
 
-    def watch(self, steps: Iterable[Pair]) -> None:
-        """Hold the bytes at these repetitions within the budget from the start."""
+    def watch(self, steps: Iterable[Recomputation]) -> None:
+        """Hold the bytes at these recomputations within the budget from the start."""
         for item, stage in steps:
-            if (item, stage) in self.again and (item, stage) not in self.watched:
+            if (item, stage) in self.recomputed and (item, stage) not in self.watched:
                 self.watched.add((item, stage))
                 self._add_step(item, stage)
 
@@ -143,16 +144,16 @@ class Model:
             if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
                 return Choice(None, 0, bound + self.fixed_ticks, False)
             chosen = frozenset(pair for pair, var in self.free.items() if solver.boolean_value(var))
-            again = self.fixed | chosen
-            played = replay(self.stages, again)
+            recomputed = self.fixed | chosen
+            played = replay(self.stages, recomputed)
             broken = [
                 step
                 for step, nbytes in zip(played.steps, played.step_nbytes, strict=True)
                 if nbytes > self.stages.budget_bytes + self.allowed.get(step[0], 0)
             ]
             if not broken:
-                extra = extra_ticks(self.stages, again)
-                return Choice(again, extra, bound + self.fixed_ticks, status == cp_model.OPTIMAL)
+                extra = extra_ticks(self.stages, recomputed)
+                return Choice(recomputed, extra, bound + self.fixed_ticks, status == cp_model.OPTIMAL)
             fresh = [(item, stage) for stage, item in broken if item >= 0 and (item, stage) not in self.watched]
             if not fresh or time.monotonic() > until:
                 return Choice(None, 0, bound + self.fixed_ticks, False)
@@ -165,25 +166,25 @@ class Model:
         used = set(stages.uses[item])
         needs: dict[int, list[Literal]] = {stage: [True] for stage in used}
         for dependent in stages.dependents[item]:
-            for stage in self.repeats.get(dependent, ()):
-                needs.setdefault(stage, []).append(self.again[dependent, stage])
-        events = sorted({home, *needs, *self.repeats.get(item, ())})
+            for stage in self.stages_of.get(dependent, ()):
+                needs.setdefault(stage, []).append(self.recomputed[dependent, stage])
+        events = sorted({home, *needs, *self.stages_of.get(item, ())})
         self.events[item] = events
         before: list[Literal] = [True]  # what says that it is there after the event before
         for event in events[1:]:
-            repeated = self.again.get((item, event), False)
+            recomputed = self.recomputed.get((item, event), False)
             kept: Literal = self.solver_model.new_bool_var("")
-            if isinstance(repeated, bool):
-                if repeated:
+            if isinstance(recomputed, bool):
+                if recomputed:
                     kept = False
                 elif event in used:
                     kept = True
             self.kept[item, event] = kept
-            self._clause([_no(kept), *before])
-            self._clause([_no(kept), _no(repeated)])
+            self._clause([_not(kept), *before])
+            self._clause([_not(kept), _not(recomputed)])
             for need in needs.get(event, ()):
-                self._clause([_no(need), kept, repeated])
-            before = [kept, repeated]
+                self._clause([_not(need), kept, recomputed])
+            before = [kept, recomputed]
 
     def _clause(self, literals: Sequence[cp_model.LiteralT]) -> None:
         if any(literal is True for literal in literals):
@@ -253,7 +254,7 @@ class Model:
         return False if index == len(events) else self.kept[item, events[index]]
 
     def _add_step(self, item: int, stage: int) -> None:
-        """Bytes while `item` is computed again in `stage`."""
+        """Bytes while `item` is recomputed in `stage`."""
         stages = self.stages
         sources = stages.inputs[item]
         room = stages.budget_bytes - stages.nbytes[item] - sum(stages.nbytes[source] for source in sources)
@@ -263,25 +264,25 @@ class Model:
                 continue
             needs: list[Literal] = [self._into(other, stage + 1), stage in stages.uses[other]]
             needs += [
-                self.again[dependent, stage]
+                self.recomputed[dependent, stage]
                 for dependent in stages.dependents[other]
-                if dependent > item and (dependent, stage) in self.again
+                if dependent > item and (dependent, stage) in self.recomputed
             ]
-            # a later item that is computed again in this stage is not there yet
-            absent = self.again.get((other, stage), False) if other > item else False
+            # a later item that is recomputed in this stage is not there yet
+            absent = self.recomputed.get((other, stage), False) if other > item else False
             live = self._live([need for need in needs if need is not False], absent)
             if live is True:
                 room -= stages.nbytes[other]
             elif live is not False:
                 terms.append((stages.nbytes[other], live))
         total = cp_model.LinearExpr.weighted_sum([live for _, live in terms], [nbytes for nbytes, _ in terms])
-        repeated = self.again[item, stage]
-        if isinstance(repeated, bool):
+        recomputed = self.recomputed[item, stage]
+        if isinstance(recomputed, bool):
             self.solver_model.add(total <= room + self.excess.get(stage, 0))
         elif room < 0 and stage not in self.excess:
-            self.solver_model.add(repeated == 0)
+            self.solver_model.add(recomputed == 0)
         else:
-            self.solver_model.add(total <= room + self.excess.get(stage, 0)).only_enforce_if(repeated)
+            self.solver_model.add(total <= room + self.excess.get(stage, 0)).only_enforce_if(recomputed)
 
     def _live(self, needs: list[Literal], absent: Literal) -> Literal:
         if absent is True or not needs:
@@ -292,7 +293,7 @@ class Model:
             return needs[0]
         live: Literal = self.solver_model.new_bool_var("")
         for need in needs:
-            self._clause([live, _no(need), absent])
+            self._clause([live, _not(need), absent])
         return live
 
     def _around(self, stage: int) -> set[int]:
@@ -302,14 +303,14 @@ class Model:
         }
 
 
-def _no(literal: Literal) -> cp_model.LiteralT:
+def _not(literal: Literal) -> cp_model.LiteralT:
     return (not literal) if isinstance(literal, bool) else ~literal
 
 
-class _Rest:
-    """The part of the plan that is not chosen: where copies are, by the fixed repetitions alone."""
+class _Fixed:
+    """The part of the plan that is not chosen: where copies are, by the fixed recomputations alone."""
 
-    def __init__(self, stages: Stages, fixed: frozenset[Pair]):
+    def __init__(self, stages: Stages, fixed: frozenset[Recomputation]):
         self.stages = stages
         self.played: Replay = replay(stages, fixed)
         flat = [(item, *span) for item, spans in enumerate(self.played.spans) for span in spans]
@@ -319,7 +320,7 @@ class _Rest:
     def own_nbytes(self, without: Collection[int]) -> np.ndarray:
         """Bytes at the own work of each stage, some items left out."""
         counted = ~np.isin(self.item, np.fromiter(without, dtype=np.int64, count=len(without)))
-        # a copy whose last need is a repetition is gone when the stage's own work runs
+        # a copy whose last need is a recomputation is gone when the stage's own work runs
         end = self.last + self._by_own_work()
         change = np.zeros(self.stages.count + 1, dtype=np.int64)
         np.add.at(change, self.first[counted], self.nbytes[counted])

@@ -6,7 +6,7 @@ import time
 
 from experiments.planners.bound import lower_bound
 from experiments.planners.evict import evict, prune
-from experiments.planners.lns import Search
+from experiments.planners.lns import NeighbourhoodSearch
 from experiments.planners.stages import Answer, Stages, extra_ticks, fits
 
 _BOUND_SHARE = 0.05  # of the time
@@ -19,14 +19,14 @@ def solve(stages: Stages, seconds: float, workers: int = 2) -> Answer:
     bound = lower_bound(stages, _BOUND_SHARE * seconds, workers)
     if bound.extra_ticks is None:
         return Answer(None, 0, 0, "infeasible", 1, bound.stage, bound.stage_nbytes)
-    again = evict(stages)
-    if fits(stages, again):
-        again = prune(stages, again)
+    recomputed = evict(stages)
+    if fits(stages, recomputed):
+        recomputed = prune(stages, recomputed)
     share_s = min(_MOST_ROUND_S, 0.1 * seconds)
-    search = Search(stages, again, bound.extra_ticks, workers, share_s)
-    again = search.run(until - time.monotonic())
-    if not fits(stages, again):
+    search = NeighbourhoodSearch(stages, recomputed, bound.extra_ticks, workers, share_s)
+    recomputed = search.run(until - time.monotonic())
+    if not fits(stages, recomputed):
         return Answer(None, 0, bound.extra_ticks, "unknown")
-    again = prune(stages, again)
-    extra = extra_ticks(stages, again)
-    return Answer(again, extra, bound.extra_ticks, "optimal" if extra <= bound.extra_ticks else "feasible")
+    recomputed = prune(stages, recomputed)
+    extra = extra_ticks(stages, recomputed)
+    return Answer(recomputed, extra, bound.extra_ticks, "optimal" if extra <= bound.extra_ticks else "feasible")

@@ -1,11 +1,11 @@
 """Stages: what a planner needs to know of a step, and nothing else. Plain data, no graph, no jax.
 
-A *stage* runs its own work for the first time. Before it, items made earlier may be computed again. An *item* is made
+A *stage* runs its own work for the first time. Before it, items made earlier may be recomputed. An *item* is made
 by one stage, used by later ones, and there only as long as somebody still needs its last copy.
-Within a stage items are computed again in the order of their first computation, each at most once.
+Within a stage items are recomputed in the order of their first computation, each at most once.
 
 Bytes at the own work of a stage: its working bytes, the items it makes and uses, and those kept for later.
-Bytes at a repetition: the item, what it is computed from, and whatever the stage or a later one still needs.
+Bytes at a recomputation: the item, what it is computed from, and whatever the stage or a later one still needs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-Pair = tuple[int, int]  # an item and the stage that computes it again
+Recomputation = tuple[int, int]
+"""An item, and the stage before whose own work it is recomputed."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Stages:
 
     Attributes:
       nbytes: per item.
-      ticks: per item, the time to compute it again, None where that is not allowed. Times are whole ticks.
+      ticks: per item, the time to recompute it, None where that is not allowed. Times are whole ticks.
       inputs: per item, the items it is computed from.
       home: per item, the stage that makes it.
       uses: per item, the stages whose own work reads it, ascending, its home left out.
@@ -84,7 +85,7 @@ class Stages:
 
     @cached_property
     def last_need(self) -> tuple[int, ...]:
-        """Last stage at which each item can be of any use, whatever is computed again."""
+        """Last stage at which each item can be of any use, whatever is recomputed."""
         last = [max((home, *uses)) for home, uses in zip(self.home, self.uses, strict=True)]
         for item in reversed(range(len(last))):
             for dependent in self.dependents[item]:
@@ -92,8 +93,8 @@ class Stages:
                     last[item] = max(last[item], last[dependent])
         return tuple(last)
 
-    def refined(self, runs: int) -> Stages:
-        """The same problem with `runs - 1` empty stages before each: any order of repetitions that takes so many runs.
+    def refine(self, runs: int) -> Stages:
+        """The same problem with `runs - 1` empty stages before each: recomputations in any order of so many runs.
 
         Stage `t` becomes `t * runs + runs - 1`.
         """
@@ -115,8 +116,10 @@ class Stages:
         )
 
 
-def of_nodes(nbytes: Sequence[int], ticks: Sequence[int], inputs: Sequence[Iterable[int]], budget_bytes: int) -> Stages:
-    """Every node a stage of its own, in the given order; any of them may be computed again."""
+def stages_of_nodes(
+    nbytes: Sequence[int], ticks: Sequence[int], inputs: Sequence[Iterable[int]], budget_bytes: int
+) -> Stages:
+    """Every node a stage of its own, in the given order; any of them may be recomputed."""
     uses: list[list[int]] = [[] for _ in nbytes]
     for node, sources in enumerate(inputs):
         for source in set(sources):
@@ -135,7 +138,7 @@ def of_nodes(nbytes: Sequence[int], ticks: Sequence[int], inputs: Sequence[Itera
 
 @dataclass(frozen=True)
 class Replay:
-    """What a set of repetitions amounts to.
+    """What a set of recomputations amounts to.
 
     Attributes:
       steps: (stage, item) in running order; item -1 is the stage's own work.
@@ -143,21 +146,21 @@ class Replay:
       spans: per item, (first stage, last stage) in which each of its copies is there, closed.
     """
 
-    steps: tuple[Pair, ...]
+    steps: tuple[tuple[int, int], ...]
     step_nbytes: tuple[int, ...]
-    spans: tuple[tuple[Pair, ...], ...]
+    spans: tuple[tuple[tuple[int, int], ...], ...]
 
     @property
     def peak_nbytes(self) -> int:
         return max(self.step_nbytes, default=0)
 
 
-def replay(stages: Stages, again: Iterable[Pair]) -> Replay:
-    """Run the stages with these repetitions. A copy stays until the last need before the next copy is made."""
+def replay(stages: Stages, recomputed: Iterable[Recomputation]) -> Replay:
+    """Run the stages with these recomputations. A copy stays until the last need before the next copy is made."""
     due: list[list[int]] = [[] for _ in range(stages.count)]
-    for item, stage in again:
+    for item, stage in recomputed:
         due[stage].append(item)
-    steps: list[Pair] = []
+    steps: list[tuple[int, int]] = []
     made_at: list[int] = []  # per copy: step, item, last step that needs it
     made_of: list[int] = []
     ends_at: list[int] = []
@@ -182,7 +185,7 @@ def replay(stages: Stages, again: Iterable[Pair]) -> Replay:
             ends_at.append(here)
         steps.append((stage, -1))
     change = [0] * (len(steps) + 1)
-    spans: list[list[Pair]] = [[] for _ in stages.nbytes]
+    spans: list[list[tuple[int, int]]] = [[] for _ in stages.nbytes]
     for first, item, last in zip(made_at, made_of, ends_at, strict=True):
         change[first] += stages.nbytes[item]
         change[last + 1] -= stages.nbytes[item]
@@ -194,14 +197,14 @@ def replay(stages: Stages, again: Iterable[Pair]) -> Replay:
     return Replay(tuple(steps), tuple(nbytes), tuple(map(tuple, spans)))
 
 
-def extra_ticks(stages: Stages, again: Iterable[Pair]) -> int:
-    """Time of the repetitions."""
-    return sum(stages.ticks[item] or 0 for item, _ in again)
+def extra_ticks(stages: Stages, recomputed: Iterable[Recomputation]) -> int:
+    """Time of the recomputations."""
+    return sum(stages.ticks[item] or 0 for item, _ in recomputed)
 
 
-def fits(stages: Stages, again: Iterable[Pair]) -> bool:
-    """Do these repetitions keep every step within the budget?"""
-    return replay(stages, again).peak_nbytes <= stages.budget_bytes
+def fits(stages: Stages, recomputed: Iterable[Recomputation]) -> bool:
+    """Do these recomputations keep every step within the budget?"""
+    return replay(stages, recomputed).peak_nbytes <= stages.budget_bytes
 
 
 @dataclass(frozen=True)
@@ -209,8 +212,8 @@ class Answer:
     """What a planner found.
 
     Attributes:
-      again: the repetitions, None where no plan was found.
-      runs: how often a stage may go through the items it repeats; `again` counts stages of `Stages.refined(runs)`.
+      recomputed: by the plan, None where none was found.
+      runs: how often a stage may go through the items it recomputes; `recomputed` is of `Stages.refine(runs)`.
       extra_ticks: their time.
       bound_ticks: every plan takes at least this much extra time.
       status: `optimal` is proven among plans that go through the items of a stage `runs` times, `infeasible` likewise;
@@ -218,7 +221,7 @@ class Answer:
       stage, stage_nbytes: where infeasible by one stage alone: which, and the least bytes there; else -1, 0.
     """
 
-    again: frozenset[Pair] | None
+    recomputed: frozenset[Recomputation] | None
     extra_ticks: int
     bound_ticks: int
     status: Literal["optimal", "feasible", "infeasible", "unknown"]

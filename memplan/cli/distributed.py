@@ -13,7 +13,7 @@ from memplan.cli.output import check_writable, exit_on_error, print_result, prog
 from memplan.cli.steps import plain_step
 from memplan.hardware.overheads import Overheads
 from memplan.hardware.topology import TOPOLOGIES
-from memplan.parallel.measure import measured
+from memplan.parallel.measure import measure_topology
 from memplan.parallel.runtime.launch import Launch
 from memplan.parallel.runtime.launch import launch as launch_processes
 from memplan.report.hardware import Topologies
@@ -69,7 +69,7 @@ def topology(
         cluster = parallel.initialize()
         with progress() as stage:
             stage("timing all-reduces", None)
-            found = measured(parallel.mesh())
+            found = measure_topology(parallel.mesh())
         if cluster.process == 0:
             if out is not None:
                 save(out, found.save)

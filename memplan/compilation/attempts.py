@@ -83,4 +83,4 @@ class Attempts:
 
 def copies_by_itself(program: Program) -> bool:
     """Does it copy between host and device without a plan?"""
-    return bool(program.on_host) or any(known and known.moved for known in program.residuals)
+    return bool(program.on_host) or any(known and known.on_host for known in program.residuals)

@@ -14,7 +14,7 @@ from memplan.compilation.outcome import Outcome
 from memplan.compilation.plans import Agree
 from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner
-from memplan.program.trace import Program, as_step, by_leaves, flat_step, leaves_of
+from memplan.program.trace import Program, as_step, dynamic_leaves, flat_function, flat_options
 from memplan.verify.numbers import check_types
 from memplan.xla.hook import Rewrite
 from memplan.xla.replay import Replay, replay
@@ -63,7 +63,7 @@ class Compiler:
           WrongProgramError: the program is transformed, and has not the step's types.
         """
         if program.rewritten is not None:
-            check_types(program.written, program.rewritten)
+            check_types(program.per_device, program.rewritten)
         callback = Callback(
             self.target.device, self.limits, reserve, program.topology, self.planner, self.follow, self.agree
         )
@@ -101,9 +101,9 @@ class Compiler:
         as_it_is = program.rewritten is None and mesh is None
         step = program.step if as_it_is else as_step(program, program.jaxpr, mesh)
         args, kwargs, options = self.args, self.kwargs, program.options
-        if program.by_leaves:
-            step = flat_step(program, program.traced.jaxpr if as_it_is else program.jaxpr, mesh)
-            args, kwargs, options = leaves_of(program, args, kwargs), {}, by_leaves(program)
+        if program.traced.lowers_by_leaves:
+            step = flat_function(program, program.traced.jaxpr if as_it_is else program.jaxpr, mesh)
+            args, kwargs, options = dynamic_leaves(program, args, kwargs), {}, flat_options(program)
         return self.target.compile(
             step,
             args,

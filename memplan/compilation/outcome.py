@@ -10,7 +10,7 @@ from typing import Any
 from memplan.compilation.callback import PlannedModule
 from memplan.compilation.limits import Limits
 from memplan.compilation.scheduled import ScheduledModule
-from memplan.planning.plan import Plan, named
+from memplan.planning.plan import Plan, name_actions
 from memplan.planning.schedule import runs
 from memplan.program.trace import Program
 from memplan.verify.collectives import collective_differences
@@ -66,7 +66,7 @@ class Outcome:
             return None
         if plan is None:
             plain = self.planned.plain
-            actions = named(plain.problem, runs(range(len(plain.problem.kernels))))
+            actions = name_actions(plain.problem, runs(range(len(plain.problem.kernels))))
             name = "residuals" if any(program.residuals) else "none"
             plan = Plan(actions, plain.module.fingerprint, name, self.target.device.name)
         return replace(plan, loops=program.residuals, on_host=tuple(sorted(program.on_host)))

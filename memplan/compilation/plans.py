@@ -10,9 +10,10 @@ from memplan.compilation import plan_cache
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.hardware.roofline import copy_seconds
 from memplan.planning.packing import live_nbytes
-from memplan.planning.plan import Plan, named
+from memplan.planning.plan import Plan, name_actions
 from memplan.planning.registry import PLANNERS, Planner
-from memplan.planning.search.planner import Found, rank, repeated
+from memplan.planning.search.planner import recomputed_kernels
+from memplan.planning.solution import Solution, rank
 from memplan.xla.rewrites.extra_outputs import output_costs
 
 _LITTLE = (
@@ -75,13 +76,13 @@ class Plans:
         ways = [smallest, self._plan(0, room_nbytes)]
         return min(ways, key=lambda way: (way[0].nbytes > room_nbytes, way[0].seconds))[1]
 
-    def _plan(self, rewrite_nbytes: int, budget_nbytes: int, extra: Sequence[str] = ()) -> tuple[Found, Plan]:
+    def _plan(self, rewrite_nbytes: int, budget_nbytes: int, extra: Sequence[str] = ()) -> tuple[Solution, Plan]:
         """For the module as it is rewritten for some room, within a budget for temporaries."""
         device = self.plain.device
         copy_s = functools.partial(copy_seconds, device=device) if self.host_bytes > 0 else None
         problem = self.plain.rewrite(rewrite_nbytes, extra).timed
         found = self.planner.plan(problem, budget_nbytes, self.host_bytes, copy_s)
-        actions, fingerprint = named(problem, found.schedule), self.plain.module.fingerprint
+        actions, fingerprint = name_actions(problem, found.schedule), self.plain.module.fingerprint
         plan = Plan(actions, fingerprint, self.planner.name, device.name, (), (), rewrite_nbytes, tuple(extra))
         return found, plan
 
@@ -96,5 +97,5 @@ class Plans:
         maker = {buffer.name: buffer.maker for buffer in problem.buffers if buffer.name in cheaper}
         share = {maker[name]: price for name, price in cheaper.items()}
         kernels = (replace(one, seconds=one.seconds * share.get(n, 1.0)) for n, one in enumerate(problem.kernels))
-        recomputed = repeated(replace(problem, kernels=tuple(kernels)), room_nbytes)
+        recomputed = recomputed_kernels(replace(problem, kernels=tuple(kernels)), room_nbytes)
         return [name for name in cheaper if maker[name] in recomputed]

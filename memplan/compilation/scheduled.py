@@ -40,7 +40,7 @@ class ScheduledModule:
     @functools.cached_property
     def timed(self) -> Problem:
         """The problem with the seconds of the replay."""
-        return self.problem.timed({**self.traffic.seconds, **self.traffic.blocks})
+        return self.problem.with_seconds({**self.traffic.seconds, **self.traffic.blocks})
 
     def rewrite(self, room_nbytes: int | None, values: Sequence[str] = (), whole: bool = False) -> ScheduledModule:
         """What is planned for so much room for temporaries; the module as it stands for None.

@@ -108,7 +108,7 @@ class _Ring:
         return (self.size - 1) / self.size * nbytes * self.slowness
 
 
-@functools.lru_cache(maxsize=1024)  # a cut into buckets asks for the same few rings 100,000 times
+@functools.lru_cache(maxsize=1024)  # who makes buckets asks for the same few rings 100,000 times
 def _ring(topology: Topology, names: tuple[str, ...]) -> _Ring:
     axes = [axis for axis in map(topology.axis, names) if axis.size > 1]
     shares = [_beside(topology, axis.name, names) if axis.shared else 1 for axis in axes]
@@ -153,7 +153,7 @@ def reduce_scatter_seconds(
     return sum(ring.scatter_s(left, launch_s) for _, ring, left in way)
 
 
-def cheapest(topology: Topology, nbytes: float, *, launch_s: float = LAUNCH_S) -> Decomposition:
+def cheapest(topology: Topology, nbytes: float) -> Decomposition:
     """The all-reduce of `nbytes` per device that takes least time; of those that take the same, the fewest collectives.
 
     What is left to do depends on the axes that are left and the pieces' size alone, so each such state is solved once.
@@ -167,7 +167,7 @@ def cheapest(topology: Topology, nbytes: float, *, launch_s: float = LAUNCH_S) -
         for group, rest in _groups(left):
             ring = _ring(topology, group)
             for scatters in (True, False) if rest else (False,):
-                here = ring.phase_s(nbytes / pieces, scatters, launch_s)
+                here = ring.phase_s(nbytes / pieces, scatters, LAUNCH_S)
                 later, calls, phases = best(rest, pieces * ring.size if scatters else pieces) if rest else (0.0, 0, ())
                 ways.append((here + later, calls + (2 if scatters else 1), (Phase(group, scatters), *phases)))
         shortest = min(seconds for seconds, *_ in ways)

@@ -152,7 +152,7 @@ def load(path: str | os.PathLike[str]) -> Spec:
     return found
 
 
-def calibrated(base: Device, conditions: Conditions) -> Spec:
+def calibrate(base: Device, conditions: Conditions) -> Spec:
     """`base` with what was measured in the place of what was assumed.
 
     A matrix rate that was not measured keeps its ratio to float32's. The link gets the slower direction, as a value

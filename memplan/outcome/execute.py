@@ -9,9 +9,9 @@ import jax
 
 from memplan.compilation.outcome import Outcome
 from memplan.errors import MemplanError
-from memplan.program.jit_arguments import dynamic_part
-from memplan.program.trace import Program, flat_step
-from memplan.program.transforms.host_state import brought, put
+from memplan.program.jit_arguments import dynamic_arguments
+from memplan.program.trace import Program, flat_function
+from memplan.program.transforms.host_state import place_leaf, to_device
 from memplan.verify.numbers import Gate, compare, roundings
 from memplan.verify.pieces import run_in_pieces
 
@@ -32,25 +32,25 @@ class Runner:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.ran = True
-        if self._program.by_leaves:
+        if self._program.traced.lowers_by_leaves:
             results = self._call(*jax.tree_util.tree_leaves((args, kwargs)))
-            return jax.tree_util.tree_unflatten(self._program.out_tree, results)
+            return jax.tree_util.tree_unflatten(self._program.traced.out_tree, results)
         return self._with_state(args, kwargs) if self._moves else self._call(*args, **kwargs)
 
     def _with_state(self, args: Any, kwargs: Any) -> Any:
         """On a CPU, where both memories are one, a step has its state where all else is."""
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
         for position in self._program.on_host:
-            leaves[position] = self._brought(leaves[position], position)
+            leaves[position] = self._on_device(leaves[position], position)
         args, kwargs = jax.tree_util.tree_unflatten(tree, leaves)
         results, tree = jax.tree_util.tree_flatten(self._call(*args, **kwargs))
         for position in self._program.returned_to_host:
-            results[position] = put(results[position], on_host=True)
+            results[position] = place_leaf(results[position], on_host=True)
         return jax.tree_util.tree_unflatten(tree, results)
 
-    def _brought(self, array: Any, position: int) -> Any:
+    def _on_device(self, array: Any, position: int) -> Any:
         """A copy on the device; where the argument is donated, in its place."""
-        found = brought(array)
+        found = to_device(array)
         if self._program.donated[position] and isinstance(array, jax.Array) and found is not array:
             found.block_until_ready()
             array.delete()
@@ -67,7 +67,7 @@ def numbers_gate(found: Outcome, args: Sequence[Any], kwargs: Mapping[str, Any])
       MemplanError: the arguments are shapes, not arrays.
     """
     program = found.program
-    dynamic = dynamic_part(program.step, args, kwargs, program.options)
+    dynamic = dynamic_arguments(program.step, args, kwargs, program.options)
     leaves = jax.tree_util.tree_leaves(dynamic)
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
         raise MemplanError('verify="numbers" runs the step: pass arrays to plan(), not jax.ShapeDtypeStructs.')
@@ -79,15 +79,15 @@ def numbers_gate(found: Outcome, args: Sequence[Any], kwargs: Mapping[str, Any])
 def _same_kernels(found: Outcome, dynamic: Any) -> Gate:
     plain = jax.jit(found.program.step, **found.program.options).lower(*found.args, **found.kwargs).compile()
     once, twice, planned = (_results(call, dynamic) for call in (plain, plain, Runner(found)))
-    return compare(once, twice, planned, bits=True)
+    return compare(once, twice, planned, same_kernels=True)
 
 
 def _rewritten(program: Program, leaves: Sequence[Any]) -> Gate:
-    written = program.as_written
-    plain = jax.jit(flat_step(written, written.jaxpr), compiler_options=AS_TYPED)
-    planned = jax.jit(flat_step(program, program.jaxpr), compiler_options=AS_TYPED)
-    pieces = [run_in_pieces(written.jaxpr, leaves, length, AS_TYPED) for length in _LENGTHS]
-    return compare(plain(*leaves), pieces[0], planned(*leaves), *pieces[1:], coarsest=roundings(written.jaxpr))
+    original = program.original
+    plain = jax.jit(flat_function(original, original.jaxpr), compiler_options=AS_TYPED)
+    planned = jax.jit(flat_function(program, program.jaxpr), compiler_options=AS_TYPED)
+    pieces = [run_in_pieces(original.jaxpr, leaves, length, AS_TYPED) for length in _LENGTHS]
+    return compare(plain(*leaves), pieces[0], planned(*leaves), *pieces[1:], coarsest=roundings(original.jaxpr))
 
 
 def _results(call: Callable[..., Any], dynamic: Any) -> list[Any]:

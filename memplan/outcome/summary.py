@@ -133,7 +133,7 @@ def _residual_decisions(loop: Loop, residuals: Residuals | None) -> Iterator[Dec
     body = loop.body
     for value in sorted(loop.needed.union(residuals.stacked)):
         maker, known = body.producer[value], body.values[value]
-        choice: Choice = "offload" if value in residuals.moved else "keep" if value in residuals.kept else "recompute"
+        choice: Choice = "offload" if value in residuals.on_host else "keep" if value in residuals.kept else "recompute"
         source = body.ops[maker].source if maker is not None else ""
         shape, nbytes = (loop.trips, *known.shape), loop.trips * known.nbytes
         yield Decision(f"{known.name} of {loop.trips} trips", shape, known.dtype, nbytes, source, choice, 0.0)

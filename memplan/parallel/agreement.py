@@ -1,4 +1,4 @@
-"""All processes of a mesh must give the same: what each gives is described, and told to the others by the watch.
+"""All processes of a mesh must give the same: what each gives is described, and compared by the monitor of rank 0.
 
 Nothing is done, and nothing paid, where a mesh has the devices of one process.
 """
@@ -21,7 +21,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from memplan.errors import MemplanError
 from memplan.parallel.runtime import cluster
-from memplan.parallel.runtime.ledger import APART, PROGRAM, ROWS, VALUES, Said, said
+from memplan.parallel.runtime.comparison import APART, PROGRAM, ROWS, VALUES, Submission, submission
 from memplan.planning.plan import Plan
 from memplan.program import compat
 
@@ -39,12 +39,12 @@ def same_rows(mesh: Mesh, step: Step, position: int, batch: Any) -> None:
     if among := _among(mesh):
         apart = APART if threading.current_thread() is not threading.main_thread() else ""
         lines = tuple(f"{_type(leaf)} in {_argument(step, position)}{path}" for path, leaf in _leaves(batch))
-        cluster.given.rows(_rows(f"{_name(step)}/{position}{apart}", repr(_name(step)), lines, among))
+        cluster.submissions.submit_rows(_rows(f"{_name(step)}/{position}{apart}", repr(_name(step)), lines, among))
 
 
 @functools.lru_cache(maxsize=64)  # every step brings the same
-def _rows(key: str, name: str, lines: tuple[str, ...], among: tuple[int, ...]) -> Said:
-    return said(ROWS, key, name, lines, among)
+def _rows(key: str, name: str, lines: tuple[str, ...], among: tuple[int, ...]) -> Submission:
+    return submission(ROWS, key, name, lines, among)
 
 
 def same_values(mesh: Mesh | AbstractMesh, step: Step, values: tuple[Any, ...]) -> None:
@@ -60,7 +60,7 @@ def same_values(mesh: Mesh | AbstractMesh, step: Step, values: tuple[Any, ...]) 
     _compared[kind] = _compared.get(kind, 0) + 1
     if _compared[kind] <= COMPARED:
         lines = [f"{path} {_type(leaf)} of digest {_digest(leaf)}" for path, leaf in leaves]
-        cluster.given.values(said(VALUES, _name(step), repr(_name(step)), lines, among))
+        cluster.submissions.submit_values(submission(VALUES, _name(step), repr(_name(step)), lines, among))
 
 
 def same_step(mesh: Mesh | AbstractMesh, step: Step, program: compat.ClosedJaxpr, options: Any) -> None:
@@ -70,7 +70,7 @@ def same_step(mesh: Mesh | AbstractMesh, step: Step, program: compat.ClosedJaxpr
     shapes = ", ".join(aval.str_short() for aval in program.in_avals)
     key = hashlib.blake2b(shapes.encode(), digest_size=8).hexdigest()
     lines = [f"shapes {shapes}", *_options(mesh, options), *_plain(str(program)).split("\n"), *_constants(program)]
-    cluster.given.program(said(PROGRAM, f"{_name(step)}/{key}", repr(_name(step)), lines, among))
+    cluster.submissions.submit_program(submission(PROGRAM, f"{_name(step)}/{key}", repr(_name(step)), lines, among))
 
 
 def one_plan(processes: tuple[int, ...], step: Step, fingerprint: str, key: str, make: Callable[[], Plan]) -> Plan:
@@ -86,9 +86,10 @@ def one_plan(processes: tuple[int, ...], step: Step, fingerprint: str, key: str,
     """
     if len(processes) < 2 or jax.process_index() not in processes:
         return make()
-    if among := _met(processes):
+    if among := _comparable(processes):
         module = f"module {fingerprint}"
-        cluster.given.program(said(PROGRAM, f"{_name(step)}/module", repr(_name(step)), [module], among))
+        one = submission(PROGRAM, f"{_name(step)}/module", repr(_name(step)), [module], among)
+        cluster.submissions.submit_program(one)
     client, place = compat.coordination_client(), f"memplan/plan/{key}/{fingerprint}"
     if jax.process_index() == processes[0]:
         try:
@@ -130,14 +131,14 @@ def _argument(step: Step, position: int) -> str:
 
 def _among(mesh: Mesh | AbstractMesh) -> tuple[int, ...]:
     """The processes of a mesh; none where there is nobody to compare with."""
-    return _met(_processes(mesh) if jax.process_count() > 1 else ())  # one process may describe devices of many
+    return _comparable(_processes(mesh) if jax.process_count() > 1 else ())  # one process may describe devices of many
 
 
-def _met(found: tuple[int, ...]) -> tuple[int, ...]:
+def _comparable(found: tuple[int, ...]) -> tuple[int, ...]:
     """These processes, if they can be compared."""
     if len(found) < 2 or jax.process_index() not in found:
         return ()
-    if not cluster.is_watched() and len(found) < jax.process_count():
+    if not cluster.is_joined() and len(found) < jax.process_count():
         return ()  # the others may never use memplan, and could not be met
     cluster.join_in_background()
     return found

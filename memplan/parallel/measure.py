@@ -18,7 +18,7 @@ SMALL_BYTES, LARGE_BYTES = 1 << 12, 4 << 20
 _RUNS = 5
 
 
-def measured(mesh: Mesh, name: str = "measured") -> Topology:
+def measure_topology(mesh: Mesh, name: str = "measured") -> Topology:
     """Latency and bandwidth of every axis, the same in all processes.
 
     Every process of the mesh must call it. Groups of the other axes send at the same time, so the bandwidth of a link
@@ -31,16 +31,16 @@ def measured(mesh: Mesh, name: str = "measured") -> Topology:
         if size == 1:
             axes.append(Axis(axis, 1, 0.0, 1e12, shared))
             continue
-        small, large = _agreed([_seconds(mesh, axis, nbytes) for nbytes in (SMALL_BYTES, LARGE_BYTES)])
+        small, large = _of_rank_0([_seconds(mesh, axis, nbytes) for nbytes in (SMALL_BYTES, LARGE_BYTES)])
         sent = 2 * (size - 1) / size * (LARGE_BYTES - SMALL_BYTES) * (inner if shared else 1)
         steps = 2 * (size - 1).bit_length()
         latency_s = max(0.0, small - LAUNCH_S) / steps
         axes.append(Axis(axis, size, latency_s, sent / max(large - small, 1e-9), shared))
-    told = f"{mesh.devices.size} devices ({mesh.devices.flat[0].device_kind}) in {jax.process_count()} processes"
+    description = f"{mesh.devices.size} devices ({mesh.devices.flat[0].device_kind}) in {jax.process_count()} processes"
     source = (
         f"measured by memplan on jax {jax.__version__}: all-reduces of {SMALL_BYTES} and {LARGE_BYTES} bytes per axis"
     )
-    return Topology(name, told, tuple(axes), (source,))
+    return Topology(name, description, tuple(axes), (source,))
 
 
 def _seconds(mesh: Mesh, axis: str, nbytes: int) -> float:
@@ -66,7 +66,7 @@ def _timed(run: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def _agreed(seconds: list[float]) -> list[float]:
+def _of_rank_0(seconds: list[float]) -> list[float]:
     """What rank 0 measured."""
     if jax.process_count() == 1:
         return seconds

@@ -52,7 +52,7 @@ def links_of(mesh: Mesh | AbstractMesh) -> Topology:
     return replace(preset, axes=tuple(axes))
 
 
-def fitted(topology: Topology | str | None, mesh: Mesh | AbstractMesh) -> Topology:
+def topology_for(topology: Topology | str | None, mesh: Mesh | AbstractMesh) -> Topology:
     """The topology with the mesh's axes.
 
     Raises:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -19,53 +17,33 @@ from memplan.hardware import catalog
 from memplan.hardware.device import Device
 from memplan.hardware.topology import Topology
 from memplan.parallel import agreement, meshes
-from memplan.parallel.emit.buckets import Buckets, buckets, sunk
-from memplan.parallel.emit.collectives import Links, Sum, trusts_reduce_scatter
-from memplan.parallel.emit.compression import WIRES, Remembered, Wire
-from memplan.parallel.emit.lower import Local
-from memplan.parallel.partition.assigned import Assigned, Gathered, Wanted, gathers
-from memplan.parallel.partition.placement import WHOLE, Layout, split
-from memplan.parallel.partition.propagate import assign
-from memplan.parallel.partition.refusals import refuse
+from memplan.parallel.divide import (
+    DEVICE,
+    GLOBAL,
+    Divided,
+    Leaf,
+    Options,
+    SplitState,
+    batch_placement,
+    divide,
+    placements,
+    struct_of,
+)
+from memplan.parallel.emit.collectives import Collectives, Sum, trusts_reduce_scatter
+from memplan.parallel.emit.compression import WIRE_DTYPES, Compressor, Remembered
+from memplan.parallel.emit.lower import lower
+from memplan.parallel.partition.placement import Placement, Shard
 from memplan.program import compat
 from memplan.program.sharding import XLA_DECOMPOSES
-from memplan.program.trace import flatten
 from memplan.xla.local import local_device
-
-Leaf = Any
-GLOBAL, DEVICE = "global", "device"
-SplitState = str | Callable[[str, Leaf], bool] | None
-
-
-@dataclass(frozen=True)
-class Divided:
-    """A step for one set of shapes.
-
-    Attributes:
-      assigned: its flat jaxpr at the global shapes, with layouts.
-      buckets: which of its sums travel together.
-      out_tree: structure of its outputs.
-    """
-
-    assigned: Assigned
-    buckets: Buckets
-    out_tree: Any
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a step is divided; see `data_parallel`."""
-
-    batch_argnums: tuple[int, ...] = (1,)
-    batch_axis: int = 0
-    split_state: SplitState = None
-    decompose: bool = True
-    wire: str | None = None
-    statistics: str = GLOBAL
 
 
 class DataParallel:
-    """What `data_parallel` returns: called with global arrays inside `jax.jit` or `memplan.jit`."""
+    """What `data_parallel` returns: called with global arrays inside `jax.jit` or `memplan.jit`.
+
+    Attributes:
+      sums: what travelled when it was last traced.
+    """
 
     def __init__(
         self, step: Callable[..., Any], mesh: Mesh | AbstractMesh, topology: Topology, device: Device, options: Options
@@ -85,13 +63,24 @@ class DataParallel:
         return self.topology.devices
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args, errors = self._opened(args)
+        args, errors = self._without_errors(args)
         args, kwargs = self._by_position(args, kwargs)
         divided = self.divided(args, kwargs)
         leaves = jax.tree_util.tree_leaves((args, kwargs))
         results, after = self._run(divided, self.layouts(*args, **kwargs), leaves, errors)
         out = jax.tree_util.tree_unflatten(divided.out_tree, results)
-        return out if self.options.wire is None else self._closed(out, after)
+        return out if self.options.compress is None else _with_errors(out, after)
+
+    def _without_errors(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], Sequence[Any]]:
+        """The step's own arguments, and what the last step's messages left out."""
+        if self.options.compress is None:
+            return args, ()
+        if not args or not isinstance(args[0], Remembered):
+            raise MemplanError(
+                "a step whose messages are compressed also carries what they left out: its first argument is what "
+                "place(state, batch) makes of the state, and what the step itself returns."
+            )
+        return (args[0].state, *args[1:]), args[0].errors
 
     def _by_position(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments as `batch_argnums` counts them, whether the caller names them or not."""
@@ -103,18 +92,26 @@ class DataParallel:
             raise MemplanError(f"the step does not take these arguments: {error}.") from error
         return bound.args, bound.kwargs
 
+    def divided(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Divided:
+        """How the step is divided for the shapes of these (global) arguments."""
+        leaves, tree = jax.tree_util.tree_flatten((tuple(args), dict(kwargs or {})))
+        shapes = [struct_of(leaf) for leaf in leaves]
+        key = tree, tuple((one.shape, one.dtype, one.weak_type) for one in shapes)
+        if key not in self._known:
+            given = jax.tree_util.tree_unflatten(tree, shapes)
+            self._known[key] = divide(self.step, self.mesh, self.topology, self.device, self.options, *given)
+        return self._known[key]
+
     def _run(
-        self, divided: Divided, layouts: Sequence[Layout], leaves: Sequence[Any], errors: Sequence[Any] | None
+        self, divided: Divided, inputs: Sequence[Placement], leaves: Sequence[Any], errors: Sequence[Any] | None
     ) -> tuple[list[Any], list[Any]]:
         """Results of the step, and what compressed messages left out."""
-
-        outputs = [self._spec(layout) for layout in divided.assigned.outputs]
-        own = self._spec(split(0))
+        own = self._spec(Shard(0))
         run = jax.shard_map(
             functools.partial(self.local, divided),
             mesh=self.mesh if any(map(meshes.is_typed, leaves)) else meshes.untyped(self.mesh),
-            in_specs=([self._spec(layout) for layout in layouts], own),
-            out_specs=(outputs, own),
+            in_specs=(list(map(self._spec, inputs)), own),
+            out_specs=(list(map(self._spec, divided.sharded.outputs)), own),
             check_vma=False,
         )
         return run(list(leaves), errors)
@@ -122,45 +119,39 @@ class DataParallel:
     def local(
         self, divided: Divided, parts: Sequence[Any], before: Sequence[Any] | None
     ) -> tuple[list[Any], list[Any]]:
-        """What one device runs: results in their layouts, and what its compressed messages left out.
+        """What one device runs: results in their placements, and what its compressed messages left out.
 
         Args:
           parts: the device's own of every leaf of the arguments.
           before: what the last step's messages left out; None where only shapes are asked for.
         """
-        wire = Wire(self.options.wire, before) if self.options.wire else None
-        links = Links(self.topology, self.options.decompose, wire, trusts_reduce_scatter(self.mesh))
-        results = Local(divided.assigned, links, divided.buckets).run(parts)
-        self.sums = tuple(links.sums)
-        return results, wire.after if wire else []
+        compressor = Compressor(self.options.compress, before) if self.options.compress else None
+        collectives = Collectives(self.topology, self.options.decompose, compressor, trusts_reduce_scatter(self.mesh))
+        results = lower(divided.sharded, collectives, parts, divided.buckets)
+        self.sums = tuple(collectives.sums)
+        return results, compressor.after if compressor else []
 
-    def _opened(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], Sequence[Any]]:
-        """The step's own arguments, and what the last step's messages left out."""
-        if self.options.wire is None:
-            return args, ()
-        if not args or not isinstance(args[0], Remembered):
-            raise MemplanError(
-                "a step whose messages are compressed also carries what they left out: its first argument is what "
-                "place(state, batch) makes of the state, and what the step itself returns."
-            )
-        return (args[0].state, *args[1:]), args[0].errors
-
-    def _closed(self, out: Any, errors: Sequence[Any]) -> Any:
-        if type(out) is tuple:
-            return (Remembered(out[0], tuple(errors)), *out[1:])
-        return Remembered(out, tuple(errors))
-
-    def _spec(self, layout: Layout) -> PartitionSpec:
-        return PartitionSpec(*(None,) * layout.dim, tuple(self.topology.sizes)) if layout.is_split else PartitionSpec()
+    def _spec(self, placement: Placement) -> PartitionSpec:
+        if not isinstance(placement, Shard):
+            return PartitionSpec()
+        return PartitionSpec(*(None,) * placement.dim, tuple(self.topology.sizes))
 
     @property
     def whole(self) -> NamedSharding:
         """Of what every device has all of."""
         return NamedSharding(self.mesh, PartitionSpec())
 
+    def layouts(self, *args: Any, **kwargs: Any) -> list[Placement]:
+        """The placement of every leaf of the arguments; those that only a name says are never the batch.
+
+        Raises:
+          MeshError: a batch that cannot be divided.
+        """
+        return placements(args, kwargs, self.options, self.devices)
+
     def shardings(self, *args: Any) -> Any:
         """Of every leaf of the arguments (arrays or shapes)."""
-        found = [NamedSharding(self.mesh, self._spec(layout)) for layout in self.layouts(*args)]
+        found = [NamedSharding(self.mesh, self._spec(placement)) for placement in self.layouts(*args)]
         return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(args), found)
 
     def place(self, *args: Any) -> Any:
@@ -170,15 +161,15 @@ class DataParallel:
         """
         agreement.same_values(self.mesh, self.step, args)
         placed = jax.tree.map(_placed, args, self.shardings(*args))
-        if self.options.wire is not None:
-            placed = (Remembered(placed[0], self._nothing_left_out(args)), *placed[1:])
+        if self.options.compress is not None:
+            placed = (Remembered(placed[0], self._no_errors(args)), *placed[1:])
         return placed if len(args) > 1 else placed[0]
 
-    def _nothing_left_out(self, args: tuple[Any, ...]) -> tuple[jax.Array, ...]:
-        divided, layouts = self.divided(args), self.layouts(*args)
-        shapes = [_struct(leaf) for leaf in jax.tree_util.tree_leaves(args)]
-        _, errors = jax.eval_shape(functools.partial(self._run, divided, layouts, errors=None), shapes)
-        own = NamedSharding(self.mesh, self._spec(split(0)))
+    def _no_errors(self, args: tuple[Any, ...]) -> tuple[jax.Array, ...]:
+        divided, inputs = self.divided(args), self.layouts(*args)
+        shapes = [struct_of(leaf) for leaf in jax.tree_util.tree_leaves(args)]
+        _, errors = jax.eval_shape(functools.partial(self._run, divided, inputs, errors=None), shapes)
+        own = NamedSharding(self.mesh, self._spec(Shard(0)))
         make = jax.jit(lambda: [jax.numpy.zeros(one.shape, one.dtype) for one in errors], out_shardings=own)
         return tuple(make())
 
@@ -207,97 +198,15 @@ class DataParallel:
         shapes = jax.tree.map(whole, batch)
 
         def assembled(path: Any, leaf: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
-            layout = self._batch_layout(position, jax.tree_util.keystr(path), shape)
-            sharding = NamedSharding(self.mesh, self._spec(layout))
+            name = jax.tree_util.keystr(path)
+            placement = batch_placement(position, name, shape, self.options, self.devices)
+            sharding = NamedSharding(self.mesh, self._spec(placement))
             if compat.is_key(leaf):
                 data = assembled(path, jax.random.key_data(leaf), jax.eval_shape(jax.random.key_data, shape))
                 return jax.random.wrap_key_data(data, impl=compat.key_impl_of(leaf.dtype))
             return jax.make_array_from_process_local_data(sharding, np.asarray(leaf), shape.shape)
 
         return jax.tree_util.tree_map_with_path(assembled, batch, shapes)
-
-    def layouts(self, *args: Any, **kwargs: Any) -> list[Layout]:
-        """The layout of every leaf of the arguments; those that only a name says are never the batch.
-
-        Raises:
-          MeshError: a batch that cannot be divided.
-        """
-        found = []
-        for position, arg in [*enumerate(args), *((None, kwargs[name]) for name in sorted(kwargs))]:
-            for path, leaf in jax.tree_util.tree_flatten_with_path(arg)[0]:
-                name = jax.tree_util.keystr(path)
-                if position in self.options.batch_argnums:
-                    found.append(self._batch_layout(position, name, leaf))
-                else:
-                    found.append(self._state_layout(name, leaf))
-        return found
-
-    def _batch_layout(self, position: int, name: str, leaf: Leaf) -> Layout:
-        shape, axis = jax.numpy.shape(leaf), self.options.batch_axis
-        if len(shape) <= axis:
-            return WHOLE  # a scalar of the batch: the same for all
-        if shape[axis] % self.devices:
-            near = _nearest(shape[axis], self.devices)
-            raise MeshError(
-                f"the global batch of {shape[axis]} (argument {position}{name}, dimension {axis}) cannot be divided "
-                f"equally among {self.devices} devices. Take {near}, or a mesh whose number of "
-                f"devices divides {shape[axis]}."
-            )
-        return split(axis)
-
-    def _state_layout(self, name: str, leaf: Leaf) -> Layout:
-        """Parts of state that is to be divided, along the largest dimension that can be."""
-        if self.options.split_state is None:
-            return WHOLE
-        wanted = (
-            self.options.split_state in name
-            if isinstance(self.options.split_state, str)
-            else self.options.split_state(name, leaf)
-        )
-        shape = jax.numpy.shape(leaf)
-        dims = [dim for dim, size in enumerate(shape) if size and size % self.devices == 0]
-        return split(max(dims, key=lambda dim: shape[dim])) if wanted and dims and self.devices > 1 else WHOLE
-
-    def divided(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Divided:
-        """The step's equations with layouts, for the shapes of these (global) arguments."""
-        leaves, tree = jax.tree_util.tree_flatten((tuple(args), dict(kwargs or {})))
-        shapes = [_struct(leaf) for leaf in leaves]
-        key = tree, tuple((one.shape, one.dtype, one.weak_type) for one in shapes)
-        if key not in self._known:
-            self._known[key] = self._divide(*jax.tree_util.tree_unflatten(tree, shapes))
-        return self._known[key]
-
-    def _divide(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Divided:
-        traced = jax.jit(self.step).trace(*args, **kwargs)
-        layouts = self.layouts(*args, **kwargs)
-        wanted = self._wanted(args, layouts, traced.out_info)
-        flat = flatten(traced.jaxpr)
-        refuse(flat)
-
-        assigned = sunk(assign(flat, layouts, wanted, self.devices, self.options.statistics == DEVICE))
-        agreement.same_step(self.mesh, self.step, assigned.jaxpr, (self.options, self.topology, self.device.name))
-        for told in dict.fromkeys(map(_told, gathers(assigned))):
-            warnings.warn(told, stacklevel=2)
-        return Divided(
-            assigned, buckets(assigned, self.topology, self.device, self.options.wire is not None), traced.out_tree
-        )
-
-    def _wanted(self, args: tuple[Any, ...], layouts: Sequence[Layout], out: Any) -> list[Wanted]:
-        """Outputs that take the place of an argument have its layouts; of others, what is split stays so."""
-        by_tree: dict[Any, list[Layout]] = {}
-        start = 0
-        for position, arg in enumerate(args):
-            leaves, tree = jax.tree_util.tree_flatten(arg)
-            if position not in self.options.batch_argnums and leaves:
-                by_tree.setdefault((tree, _types(leaves)), list(layouts[start : start + len(leaves)]))
-            start += len(leaves)
-
-        found: list[Wanted] = []
-        for part in out if isinstance(out, tuple) and type(out) is tuple else (out,):
-            leaves, tree = jax.tree_util.tree_flatten(part)
-            known = by_tree.get((tree, _types(leaves)))
-            found += [Wanted(layout) for layout in known] if known else [Wanted() for _ in leaves]
-        return found
 
 
 def data_parallel(
@@ -347,25 +256,23 @@ def data_parallel(
             f"XLA_FLAGS lets XLA decompose all-reduces ({XLA_DECOMPOSES}), and so would this step. Leave out the flag, "
             "or pass decompose=False."
         )
-    if compress is not None and compress not in WIRES:
-        raise MemplanError(f"gradients cannot travel as {compress!r}; compress is one of {', '.join(WIRES)}, or None.")
+    if compress is not None and compress not in WIRE_DTYPES:
+        raise MemplanError(
+            f"gradients cannot travel as {compress!r}; compress is one of {', '.join(WIRE_DTYPES)}, or None."
+        )
     if compress is not None and split_state is not None:
         raise MemplanError("parts of sums are not compressed: give data_parallel either split_state or compress.")
     mesh = meshes.mesh() if mesh is None else mesh
     kind = catalog.named(device) if device is not None else local_device()
     positions = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
     options = Options(positions, batch_axis, split_state, decompose, compress, statistics)
-    return DataParallel(step, mesh, meshes.fitted(topology, mesh), kind, options)
+    return DataParallel(step, mesh, meshes.topology_for(topology, mesh), kind, options)
 
 
-def _told(gathered: Gathered) -> str:
-    eqn, atom, divides = gathered
-    line = compat.relative(compat.source_of(eqn)) or "an unknown line"
-    work = "its part" if divides else "all of it"
-    return (
-        f"{eqn.primitive.name} at {line} cannot be divided along the batch as it lies: every device gathers its "
-        f"operand {atom.aval.str_short()} and computes {work}; what follows is divided where it can be."
-    )
+def _with_errors(out: Any, errors: Sequence[Any]) -> Any:
+    if type(out) is tuple:
+        return (Remembered(out[0], tuple(errors)), *out[1:])
+    return Remembered(out, tuple(errors))
 
 
 def _placed(leaf: Leaf, sharding: NamedSharding) -> jax.Array:
@@ -376,18 +283,3 @@ def _placed(leaf: Leaf, sharding: NamedSharding) -> jax.Array:
         return jax.random.wrap_key_data(data, impl=compat.key_impl_of(array.dtype))
     known = np.asarray(array)
     return jax.make_array_from_callback(known.shape, sharding, lambda index: known[index])
-
-
-def _nearest(size: int, devices: int) -> str:
-    """Batches that can be divided, as `8 or 16`."""
-    below = size // devices * devices
-    return f"{below} or {below + devices}" if below else str(devices)
-
-
-def _struct(leaf: Leaf) -> jax.ShapeDtypeStruct:
-    typed = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-    return compat.as_struct(leaf if typed else jax.typeof(leaf))
-
-
-def _types(leaves: Sequence[Leaf]) -> tuple[Any, ...]:
-    return tuple((leaf.shape, leaf.dtype) for leaf in map(_struct, leaves))

@@ -1,4 +1,4 @@
-"""Which gradients are reduced together: the cut into buckets whose last one is done earliest.
+"""Which gradients are reduced together: the consecutive buckets of which the last one is done earliest.
 
 One stream sends the buckets in order. A large bucket pays for one start, a small one starts early.
 """
@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 
-def cut(
+def contiguous_buckets(
     ready_s: Sequence[float],
     nbytes: Sequence[int],
     seconds: Callable[[int], float],
     largest_nbytes: int | None = None,
 ) -> tuple[range, ...]:
-    """The consecutive buckets that are all sent earliest; of such cuts, one with the fewest buckets.
+    """The buckets of consecutive gradients that are all sent earliest; of such, one with the fewest buckets.
 
     With a given number of buckets, the earlier the first gradients are sent the earlier all can be, so one time per
     prefix and number is all that counts. It holds for any `seconds`, monotonic or not.
@@ -27,7 +27,7 @@ def cut(
     Args:
       ready_s: when each gradient is made; in order.
       nbytes: of each gradient.
-      seconds: how long the stream takes for so many bytes; asked once per size.
+      seconds: how long the stream takes for so many bytes; seconds_of once per size.
       largest_nbytes: of a bucket with several gradients; a gradient that is larger is sent alone.
 
     Raises:
@@ -38,7 +38,7 @@ def cut(
     if not count:
         return ()
     costs = _costs(nbytes, seconds, math.inf if largest_nbytes is None else largest_nbytes)
-    earliest = _earliest(ready_s, costs)
+    earliest = _earliest_end(ready_s, costs)
     done, last = np.full(count + 1, math.inf), []  # with exactly so many buckets; where the last one starts
     done[0] = 0.0
     while done[count] > earliest:
@@ -51,7 +51,7 @@ def cut(
     return tuple(itertools.starmap(range, itertools.pairwise(reversed(stops))))
 
 
-def _earliest(ready_s: Sequence[float], costs: np.ndarray) -> float:
+def _earliest_end(ready_s: Sequence[float], costs: np.ndarray) -> float:
     """When all gradients can be sent, with any number of buckets."""
     done = np.zeros(len(ready_s) + 1)
     for stop, ready in enumerate(ready_s, start=1):
@@ -61,15 +61,17 @@ def _earliest(ready_s: Sequence[float], costs: np.ndarray) -> float:
 
 def _costs(nbytes: Sequence[int], seconds: Callable[[int], float], largest_nbytes: float) -> np.ndarray:
     """Seconds of the bucket from one gradient (row) to another (column); endless where there is no such bucket."""
-    asked = functools.cache(seconds)
+    seconds_of = functools.cache(seconds)
     costs = np.full((len(nbytes), len(nbytes)), math.inf)
     for first in range(len(nbytes)):
         for final, total in enumerate(itertools.accumulate(nbytes[first:]), start=first):
             if total > largest_nbytes and final > first:
                 break
-            costs[first, final] = asked(total)
+            costs[first, final] = seconds_of(total)
             if not 0 <= costs[first, final] < math.inf:
-                raise ValueError(f"{total} bytes take {asked(total)} seconds, which no stream does. Check `seconds`.")
+                raise ValueError(
+                    f"{total} bytes take {seconds_of(total)} seconds, which no stream does. Check `seconds`."
+                )
     return costs
 
 

@@ -35,7 +35,7 @@ class _Bound:
         kernel = self._problem.kernels[number]
         over = {written: self._sources(kernel, written) for written in kernel.writes}
         there = self._places((*kernel.reads, *self._apart(kernel, over)))
-        for loop in self._problem.around(number):
+        for loop in self._problem.loops_around(number):
             there |= self._through[loop]
         covering = {written for written, sources in over.items() if sources}
         taken = self._places({*kernel.reads, *kernel.writes} - covering.union(*over.values()))
@@ -68,7 +68,7 @@ class _Bound:
     def _all_through(self, loop: int) -> set[int]:
         """What a loop carries, and what its body reads from outside."""
         problem = self._problem
-        inside = {number for number in range(len(problem.kernels)) if loop in problem.around(number)}
+        inside = {number for number in range(len(problem.kernels)) if loop in problem.loops_around(number)}
         reads = {one for number in inside for one in problem.kernels[number].reads}
         outside = (one for one in reads if problem.buffers[one].maker not in inside)
         return self._places((*problem.kernels[loop].reads, *outside))

@@ -37,7 +37,7 @@ class Op:
       inputs, outputs: value ids (indices into `Graph.values`); an input may occur more than once.
       flops: floating-point operations, multiply and add counted separately.
       flops_dtype: operand type whose matrix rate applies; '' for work outside the matrix units.
-      fusion: how the compiler treats it. `view` costs nothing; `elementwise` melts into its readers; `reduction` melts
+      fusion: how the compiler treats it. `view` costs nothing; `elementwise` fuses into its readers; `reduction` fuses
         its producers into itself; `kernel` reads and writes memory.
       along_rows: a reduction along the last axis alone.
       traffic_nbytes: device bytes moved besides inputs and outputs (what a loop reads and writes over and over).

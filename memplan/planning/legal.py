@@ -15,26 +15,26 @@ from memplan.planning.schedule import Action, Kind, Schedule, runs
 
 def fault(problem: Problem, schedule: Schedule) -> str | None:
     """What is wrong with a schedule first, None where nothing is."""
-    return _runs_fault(problem, schedule) or _body_fault(problem, schedule) or _Walk(problem).fault(schedule)
+    return _runs_fault(problem, schedule) or _body_fault(problem, schedule) or _Replay(problem).fault(schedule)
 
 
-def once(problem: Problem, number: int) -> bool:
+def must_run_once(problem: Problem, number: int) -> bool:
     """Must a kernel run exactly once? It has an effect, or what it writes shares its place or is an output."""
     kernel = problem.kernels[number]
-    return not kernel.repeatable or not all(apart(problem, buffer) for buffer in kernel.writes)
+    return not kernel.recomputable or not all(has_own_place(problem, buffer) for buffer in kernel.writes)
 
 
-def apart(problem: Problem, buffer: int) -> bool:
+def has_own_place(problem: Problem, buffer: int) -> bool:
     """Has a buffer a place of its own, and nobody waits for it at the end?"""
     return len(problem.places[problem.buffers[buffer].place]) == 1 and buffer not in problem.returned
 
 
-def section(kernel: Kernel) -> bool:
+def _is_boundary(kernel: Kernel) -> bool:
     """Does a kernel begin or end a computation inside of a loop, or an asynchronous pair?"""
-    return not kernel.repeatable and (not kernel.reads or not kernel.writes)
+    return not kernel.recomputable and (not kernel.reads or not kernel.writes)
 
 
-def ends(problem: Problem) -> Mapping[int, int]:
+def pair_ends(problem: Problem) -> Mapping[int, int]:
     """What an asynchronous pair writes -> the kernel that ends it, the first to read it; before, it is not whole."""
     first: dict[int, int] = {}
     for number, kernel in enumerate(problem.kernels):
@@ -43,11 +43,11 @@ def ends(problem: Problem) -> Mapping[int, int]:
     return {
         read: number
         for read, number in first.items()
-        if section(problem.kernels[number]) and problem.buffers[read].maker is not None
+        if _is_boundary(problem.kernels[number]) and problem.buffers[read].maker is not None
     }
 
 
-def sections(problem: Problem, order: Schedule | None = None) -> list[int]:
+def _boundaries_passed(problem: Problem, order: Schedule | None = None) -> list[int]:
     """Of every run: how many beginnings and ends stand before it in its loop."""
     passed: Counter[int | None] = Counter()
     found = []
@@ -56,16 +56,16 @@ def sections(problem: Problem, order: Schedule | None = None) -> list[int]:
             continue
         kernel = problem.kernels[action.number]
         found.append(passed[kernel.within])
-        passed[kernel.within] += section(kernel)
+        passed[kernel.within] += _is_boundary(kernel)
     return found
 
 
 def _runs_fault(problem: Problem, schedule: Schedule) -> str | None:
     counted = Counter(action.number for action in schedule if action.kind is Kind.RUN)
     for number, kernel in enumerate(problem.kernels):
-        if once(problem, number) and counted[number] != 1 and (counted[number] or not kernel.repeatable):
+        if must_run_once(problem, number) and counted[number] != 1 and (counted[number] or not kernel.recomputable):
             return f"{kernel.name} runs {counted[number]} times"
-    effects = [a.number for a in schedule if a.kind is Kind.RUN and not problem.kernels[a.number].repeatable]
+    effects = [a.number for a in schedule if a.kind is Kind.RUN and not problem.kernels[a.number].recomputable]
     if effects != sorted(effects):
         return "what runs once does not run in its order"
     return None
@@ -83,20 +83,20 @@ def _body_fault(problem: Problem, schedule: Schedule) -> str | None:
         inside = where.get(action.number, []) if action.kind is Kind.RUN else []
         if inside and inside != list(range(time - len(inside), time)):
             return f"what is inside of {problem.kernels[action.number].name} is not right before it"
-    plain = sections(problem)
+    plain = _boundaries_passed(problem)
     ran = [action.number for action in schedule if action.kind is Kind.RUN]
-    for number, passed in zip(ran, sections(problem, schedule), strict=True):
+    for number, passed in zip(ran, _boundaries_passed(problem, schedule), strict=True):
         if problem.kernels[number].within is not None and passed != plain[number]:
             return f"{problem.kernels[number].name} has left its computation"
     return None
 
 
-class _Walk:
+class _Replay:
     """What every place holds, action by action."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._ends = ends(problem)
+        self._ends = pair_ends(problem)
         self._late: set[tuple[int, int]] = set()  # kernel, buffer: read in the module's order after it is gone
         self._begin()
         for number in range(len(problem.kernels)):
@@ -145,7 +145,12 @@ class _Walk:
         expected = {Kind.OFFLOADED: Kind.OFFLOAD, Kind.PREFETCHED: Kind.PREFETCH}.get(kind)
         whole = number in self._made and self._ends.get(number, buffer.maker) in self._ran
         there = {Kind.OFFLOAD: whole, Kind.PREFETCH: number in self._on_host}.get(kind, True)
-        if buffer.role is not Role.TEMPORARY or not apart(self._problem, number) or before != expected or not there:
+        if (
+            buffer.role is not Role.TEMPORARY
+            or not has_own_place(self._problem, number)
+            or before != expected
+            or not there
+        ):
             return f"{kind.value} of {buffer.name} is out of turn"
         if begins:
             self._under_way[number] = kind

@@ -1,7 +1,7 @@
 """A forward loop and the loop that reads what it stacked: plain data.
 
 All trips of a loop are alike, so one choice holds for all of them: a value of the body is stacked, on the device or on
-the host, or the backward body computes it again from what is.
+the host, or the backward body recomputes it from what is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Loop:
       runs: how often the step runs the loops, where they are inside another.
       given: values of the body that the backward body has in any case: constants, slices of what comes from outside.
       needed: values of the body that the backward body reads.
-      movable: its stacks may be on the host.
+      offloadable: its stacks may be on the host.
     """
 
     body: Graph
@@ -29,29 +29,29 @@ class Loop:
     runs: int
     given: frozenset[int]
     needed: frozenset[int]
-    movable: bool = True
+    offloadable: bool = True
 
 
 @dataclass(frozen=True)
 class Residuals:
-    """What a forward loop stacks, as ids of values of its body; the backward body computes all else again.
+    """What a forward loop stacks, as ids of values of its body; the backward body recomputes all else.
 
     Attributes:
       kept: on the device.
-      moved: on the host.
+      on_host: on the host.
     """
 
     kept: tuple[int, ...]
-    moved: tuple[int, ...] = ()
+    on_host: tuple[int, ...] = ()
 
     @property
     def stacked(self) -> tuple[int, ...]:
-        return tuple(sorted((*self.kept, *self.moved)))
+        return tuple(sorted((*self.kept, *self.on_host)))
 
     @property
-    def on_host(self) -> tuple[bool, ...]:
-        """Of each that is stacked: is it moved?"""
-        return tuple(value in self.moved for value in self.stacked)
+    def stacked_on_host(self) -> tuple[bool, ...]:
+        """Of each that is stacked: is it on the host?"""
+        return tuple(value in self.on_host for value in self.stacked)
 
 
 def stacked_nbytes(loop: Loop, residuals: Residuals | None) -> int:
@@ -60,13 +60,8 @@ def stacked_nbytes(loop: Loop, residuals: Residuals | None) -> int:
     return loop.trips * sum(map(loop.body.nbytes, kept))
 
 
-def moved_nbytes(loop: Loop, residuals: Residuals | None) -> int:
-    """Bytes of the stacks on the host."""
-    return loop.trips * sum(map(loop.body.nbytes, residuals.moved)) if residuals is not None else 0
-
-
-def repeated(loop: Loop, residuals: Residuals) -> tuple[int, ...]:
-    """Ops of the forward body that the backward body runs again, in order."""
+def recomputed_ops(loop: Loop, residuals: Residuals) -> tuple[int, ...]:
+    """Ops of the forward body that the backward body recomputes, in order."""
     there = loop.given.union(residuals.stacked)
     found: set[int] = set()
     waiting = list(loop.needed - there)

@@ -18,7 +18,7 @@ from memplan.planning.schedule import Action, Kind, Schedule
 
 FORMAT = 3
 
-Named = tuple[Kind, str]
+NamedAction = tuple[Kind, str]
 """An action, and the name of its kernel or of its buffer."""
 
 
@@ -38,7 +38,7 @@ class Plan:
       room_nbytes: for temporaries; kernels that crowd it run in parts. None: all are whole.
     """
 
-    actions: tuple[Named, ...]
+    actions: tuple[NamedAction, ...]
     fingerprint: str
     planner: str
     device: str = ""
@@ -89,7 +89,7 @@ class Plan:
             "fingerprint": self.fingerprint,
             "planner": self.planner,
             "device": self.device,
-            "loops": [known and {"kept": known.kept, "moved": known.moved} for known in self.loops],
+            "loops": [known and {"kept": known.kept, "moved": known.on_host} for known in self.loops],
             "on_host": self.on_host,
             "room_nbytes": self.room_nbytes,
             "handed_on": self.handed_on,
@@ -118,7 +118,7 @@ class Plan:
             raise _damaged("this", error) from error
 
 
-def named(problem: Problem, schedule: Iterable[Action]) -> tuple[Named, ...]:
+def name_actions(problem: Problem, schedule: Iterable[Action]) -> tuple[NamedAction, ...]:
     """Actions by the names of their kernels and buffers."""
     return tuple(
         (one.kind, (problem.kernels if one.kind is Kind.RUN else problem.buffers)[one.number].name) for one in schedule

@@ -19,7 +19,7 @@ def precedence(problem: Problem, order: Sequence[int] | None = None) -> Mapping[
     Args:
       order: of the kernels; the problem's own for None.
     """
-    return _Precedence(problem, range(len(problem.kernels)) if order is None else order).found()
+    return _Precedence(problem, range(len(problem.kernels)) if order is None else order).run()
 
 
 class _Precedence:
@@ -29,11 +29,11 @@ class _Precedence:
         self._contents: dict[int, list[int]] = defaultdict(list)
         for number in order:
             self._inside[problem.kernels[number].within].append(number)
-            for loop in problem.around(number):
+            for loop in problem.loops_around(number):
                 self._contents[loop].append(number)
         self._pairs = self._asynchronous()
 
-    def found(self) -> Mapping[int, set[int]]:
+    def run(self) -> Mapping[int, set[int]]:
         levels = (self._level(units, loop) for loop, units in self._inside.items())
         return {unit: before for level in levels for unit, before in level.items()}
 
@@ -41,9 +41,9 @@ class _Precedence:
         """Starts and ends of pairs: what writes nothing ends what made its operands."""
         kernels, found = self._problem.kernels, set[int]()
         for number, kernel in enumerate(kernels):
-            if not kernel.repeatable and not kernel.writes and kernel.reads:
+            if not kernel.recomputable and not kernel.writes and kernel.reads:
                 makers = (self._problem.buffers[read].maker for read in kernel.reads)
-                found.update(m for m in makers if m is not None and not kernels[m].repeatable)
+                found.update(m for m in makers if m is not None and not kernels[m].recomputable)
                 found.add(number)
         return found
 
@@ -72,12 +72,12 @@ class _Precedence:
                 touched[place].add(unit)
                 if buffer in writes:
                     maker_of[buffer] = writer[place] = unit
-            if any(not kernel.repeatable for kernel in kernels):
+            if any(not kernel.recomputable for kernel in kernels):
                 own.update(() if once is None else (once,))
                 once = unit
             if fence is not None:
                 own.add(fence)
-            if unit in self._pairs or (loop is not None and not problem.kernels[unit].repeatable):
+            if unit in self._pairs or (loop is not None and not problem.kernels[unit].recomputable):
                 own.update(passed)
                 fence, passed = unit, []
             passed.append(unit)

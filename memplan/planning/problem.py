@@ -55,10 +55,10 @@ class Kernel:
         arguments and outputs.
       seconds: of one run.
       within: number of the loop that it stands in.
-      repeatable: it may run again: it has no effect but its results, and updates nothing in place.
+      recomputable: it has no effect but its results, and updates nothing in place.
       sheds: results that nobody reads are not made: XLA takes them out of a fusion that ends in a tuple.
       trips: of a loop, how often its body runs.
-      fixed: it stands in a condition's branch or in what is called, where nothing is planned: no repetition, no copy.
+      fixed: it stands in a condition's branch or in what is called, where nothing is planned: kept as it is.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Kernel:
     over_elements: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     seconds: float = 0.0
     within: int | None = None
-    repeatable: bool = True
+    recomputable: bool = True
     sheds: bool = False
     trips: int = 1
     fixed: bool = False
@@ -108,14 +108,16 @@ class Problem:
     @cached_property
     def times(self) -> tuple[int, ...]:
         """How often each kernel runs in a step: once, and inside of a loop once a trip."""
-        return tuple(math.prod(self.kernels[loop].trips for loop in self.around(n)) for n in range(len(self.kernels)))
+        return tuple(
+            math.prod(self.kernels[loop].trips for loop in self.loops_around(n)) for n in range(len(self.kernels))
+        )
 
-    def timed(self, seconds: Mapping[str, float]) -> Problem:
+    def with_seconds(self, seconds: Mapping[str, float]) -> Problem:
         """With kernels that take so many seconds, by name; those that are not among them take none."""
         kernels = (replace(one, seconds=seconds.get(one.name, 0.0)) for one in self.kernels)
         return replace(self, kernels=tuple(kernels))
 
-    def around(self, number: int) -> Iterator[int]:
+    def loops_around(self, number: int) -> Iterator[int]:
         """The loops that a kernel stands in, the innermost first."""
         while (loop := self.kernels[number].within) is not None:
             yield loop

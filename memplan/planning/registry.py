@@ -1,4 +1,4 @@
-"""Planners by name."""
+"""One problem, one family of planners: whoever answers a `Problem` and a budget with a `Solution`; some have names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 from memplan.errors import MemplanError
 from memplan.planning.problem import Problem
 from memplan.planning.search import planner
-from memplan.planning.search.planner import Found
+from memplan.planning.solution import Solution
 from memplan.planning.timing import CopySeconds
 
 
@@ -20,39 +20,33 @@ class Planner(Protocol):
 
     def plan(
         self, problem: Problem, budget_nbytes: int, host_nbytes: int = 0, copy_s: CopySeconds | None = None
-    ) -> Found: ...
+    ) -> Solution: ...
 
 
 @dataclass(frozen=True)
-class Kernels:
-    """memplan's own."""
+class KernelPlanner:
+    """memplan's own: evicts kernel by kernel, see `search.planner`.
 
-    name: str = "kernels"
+    Attributes:
+      offloads: what is evicted may be on the host; else it is recomputed.
+    """
 
-    def plan(
-        self, problem: Problem, budget_nbytes: int, host_nbytes: int = 0, copy_s: CopySeconds | None = None
-    ) -> Found:
-        return planner.plan(problem, budget_nbytes, host_nbytes, copy_s, _effort(budget_nbytes))
-
-
-@dataclass(frozen=True)
-class Recomputing:
-    """The same, with nothing on the host."""
-
-    name: str = "recompute"
+    name: str
+    offloads: bool
 
     def plan(
         self, problem: Problem, budget_nbytes: int, host_nbytes: int = 0, copy_s: CopySeconds | None = None
-    ) -> Found:
-        return planner.plan(problem, budget_nbytes, effort=_effort(budget_nbytes))
+    ) -> Solution:
+        """With less effort for the smallest plan, whatever it takes: it is for an error, and nobody runs it."""
+        effort = planner.EFFORT if budget_nbytes > 0 else planner.EFFORT // 10
+        if not self.offloads:
+            return planner.plan(problem, budget_nbytes, effort=effort)
+        return planner.plan(problem, budget_nbytes, host_nbytes, copy_s, effort)
 
 
-def _effort(budget_nbytes: int) -> int:
-    """Less where the smallest plan is asked for, whatever it takes: nobody runs it."""
-    return planner.EFFORT if budget_nbytes > 0 else planner.EFFORT // 10
-
-
-PLANNERS: dict[str, Planner] = {one.name: one for one in (Kernels(), Recomputing())}
+PLANNERS: dict[str, Planner] = {
+    one.name: one for one in (KernelPlanner("kernels", offloads=True), KernelPlanner("recompute", offloads=False))
+}
 
 
 def planner_named(wanted: str | Planner | None) -> Planner:

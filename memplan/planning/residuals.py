@@ -15,49 +15,50 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from memplan.hardware.device import Device
 from memplan.hardware.roofline import copy_seconds, has_triton
 from memplan.planning.graph import op_seconds
-from memplan.planning.loop import Loop, Residuals, repeated
+from memplan.planning.loop import Loop, Residuals, recomputed_ops
 
 _ENDLESS = 1 << 30  # more ticks than all costs together
-_WRITTEN_AND_READ = 2.0
+_WRITTEN_AND_READ = 2.0  # times that a stack crosses device memory: once in each loop
 PRICES = tuple(10.0 ** (exponent / 4) for exponent in range(-56, -31))
 """Seconds per stacked byte, from hardly any to more than a step lasts."""
 
 
-def cheapest(loop: Loop, price: float, device: Device, moves: bool = False) -> Residuals:
+def cheapest(loop: Loop, price: float, device: Device, offload: bool = False) -> Residuals:
     """The residuals of least time and device bytes.
 
     Args:
       price: seconds that a byte on the device counts.
-      moves: stacks may be on the host; their copies count in full.
+      offload: stacks may be on the host; their copies count in full.
     """
-    cut = _Cut(loop, price, device, moves and loop.movable)
+    cut = _Cut(loop, price, device, offload and loop.offloadable)
     stacked = sorted(cut.stacked())
-    moved = tuple(value for value in stacked if cut.is_moved(value))
-    return Residuals(tuple(value for value in stacked if value not in moved), moved)
+    on_host = tuple(value for value in stacked if cut.is_on_host(value))
+    return Residuals(tuple(value for value in stacked if value not in on_host), on_host)
 
 
 def extra_seconds(loop: Loop, residuals: Residuals, device: Device) -> float:
-    """Seconds that a step spends on what is not stacked on the device: on computing it again, or on its copies."""
-    cut = _Cut(loop, 0.0, device, bool(residuals.moved))
-    return sum(map(cut.again_seconds, repeated(loop, residuals))) + sum(map(cut.moved_seconds, residuals.moved))
+    """Seconds that a step spends on what is not stacked on the device: on recomputing it, or on its copies."""
+    cut = _Cut(loop, 0.0, device, bool(residuals.on_host))
+    recomputed_s = sum(map(cut.recompute_seconds, recomputed_ops(loop, residuals)))
+    return recomputed_s + sum(map(cut.offload_seconds, residuals.on_host))
 
 
 class _Cut:
-    """A node per value that must be there, per value computed again, and per op that runs again.
+    """A node per value that must be there, per value recomputed, and per op that recomputes.
 
     What is on the side of the source is paid for: a value that is there its stack, which is refunded where it is
-    computed again; an op its time. A value computed again brings its op along, an op the values it reads.
+    recomputed; an op its time. A value recomputed brings its op along, an op the values it reads.
     """
 
-    def __init__(self, loop: Loop, price: float, device: Device, moves: bool):
-        self.loop, self.price, self.device, self.moves = loop, price, device, moves
+    def __init__(self, loop: Loop, price: float, device: Device, offload: bool):
+        self.loop, self.price, self.device, self.offload = loop, price, device, offload
         self.values, self.ops = len(loop.body.values), len(loop.body.ops)
         self.source, self.sink = 2 * self.values + self.ops, 2 * self.values + self.ops + 1
         self.costs: list[tuple[int, int, float]] = []  # seconds
         self.bonds: list[tuple[int, int]] = []
 
     def stacked(self) -> Iterator[int]:
-        """Values on the source's side that are not computed again."""
+        """Values on the source's side that are not recomputed."""
         self._connect()
         size = self.sink + 1
         tick = (sum(seconds for *_, seconds in self.costs) or 1.0) / (_ENDLESS - 1)
@@ -82,34 +83,34 @@ class _Cut:
                 self.bonds.append((self.source, value))
             made = body.producer[value]
             if made is not None and body.ops[made].recomputable:
-                again = self.values + value
-                self.costs.append((self.source, again, stack))
-                self.bonds += [(again, value), (again, 2 * self.values + made)]
+                recomputed = self.values + value
+                self.costs.append((self.source, recomputed, stack))
+                self.bonds += [(recomputed, value), (recomputed, 2 * self.values + made)]
         for number, op in enumerate(body.ops):
             node = 2 * self.values + number
-            self.costs.append((node, self.sink, self.again_seconds(number)))
+            self.costs.append((node, self.sink, self.recompute_seconds(number)))
             self.bonds += [(node, value) for value in set(op.inputs) - given]
 
-    def is_moved(self, value: int) -> bool:
+    def is_on_host(self, value: int) -> bool:
         """Is it cheaper on the host?"""
-        return self.moves and self.moved_seconds(value) < self._kept_seconds(value)
+        return self.offload and self.offload_seconds(value) < self._keep_seconds(value)
 
     def _stack_seconds(self, value: int) -> float:
-        kept = self._kept_seconds(value)
-        return min(kept, self.moved_seconds(value)) if self.moves else kept
+        keep = self._keep_seconds(value)
+        return min(keep, self.offload_seconds(value)) if self.offload else keep
 
-    def _kept_seconds(self, value: int) -> float:
+    def _keep_seconds(self, value: int) -> float:
         """Writing a stack and reading it, and the price of holding it."""
         nbytes = self.loop.trips * self.loop.body.nbytes(value)
         return nbytes * (self.price + self.loop.runs * _WRITTEN_AND_READ / self.device.memory_bandwidth)
 
-    def moved_seconds(self, value: int) -> float:
+    def offload_seconds(self, value: int) -> float:
         """Copying every slice out and in."""
         times = 2 * self.loop.trips * self.loop.runs
         return times * copy_seconds(self.loop.body.nbytes(value), self.device)
 
-    def again_seconds(self, number: int) -> float:
-        """Nothing for what melts into its readers: elementwise work, and statistics of rows where Triton does both."""
+    def recompute_seconds(self, number: int) -> float:
+        """Nothing for what fuses into its readers: elementwise work, and statistics of rows where Triton does both."""
         body, runs = self.loop.body, self.loop.trips * self.loop.runs
         op = body.ops[number]
         if op.fusion == "elementwise" or (op.along_rows and has_triton(self.device)):

@@ -1,80 +1,67 @@
-"""Along which dimensions an equation can be divided among devices: a table of rules, one for each kind of primitive.
+"""Which dimensions of an equation's operands and results are one: its axes, along which its work can be divided.
 
-A rule names the dimensions of operands and results by *factors*. Dimensions with the same factor are divided together;
-a factor that only operands have is summed over (or reduced otherwise). A dimension without one cannot be divided.
-A primitive without a rule is computed from whole operands on every device: correct, and told.
+Dimensions on the same axis are divided together, among devices or in time; an axis that only operands have is summed
+over (or reduced otherwise). A dimension on no axis cannot be divided. `axis_rules` says which there are.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import jax.numpy as jnp
-
 from memplan.program import compat
 
-Factor = int | None
+Axis = int | None
 Reduction = Literal["sum", "max", "min"]
 
 
 @dataclass(frozen=True)
-class Factors:
-    """Of one equation.
+class Axes:
+    """The axes of one equation.
 
     Attributes:
-      operands, results: for each, the factor of every dimension.
-      reduced: factor -> how it disappears, for those that no result has.
-      masked: positions of operands to which the sum over a factor is added: they count once, not on every device.
+      operands, results: for each, the axis of every dimension.
+      reduced: axis -> how it disappears, for those that no result has.
+      masked: positions of operands to which the sum over an axis is added: they count once, not in every part.
     """
 
-    operands: tuple[tuple[Factor, ...], ...]
-    results: tuple[tuple[Factor, ...], ...]
+    operands: tuple[tuple[Axis, ...], ...]
+    results: tuple[tuple[Axis, ...], ...]
     reduced: Mapping[int, Reduction] = field(default_factory=dict)
     masked: tuple[int, ...] = ()
 
-    def of_operand(self, position: int, dim: int) -> Factor:
+    def of_operand(self, position: int, dim: int) -> Axis:
         return self.operands[position][dim]
 
-    def dim_of(self, side: Sequence[Factor], factor: int) -> int | None:
-        return side.index(factor) if factor in side else None
+    def dim_of(self, side: Sequence[Axis], axis: int) -> int | None:
+        return side.index(axis) if axis in side else None
 
-    def divisible(self, factor: int, eqn: compat.JaxprEqn, devices: int) -> bool:
-        """Every dimension of the factor has a multiple of so many elements."""
+    def divisible(self, axis: int, eqn: compat.JaxprEqn, parts: int) -> bool:
+        """Every dimension of the axis has a multiple of so many elements."""
         atoms = (*eqn.invars, *eqn.outvars)
         return all(
-            compat.aval_of(atom).shape[dim] % devices == 0
+            compat.aval_of(atom).shape[dim] % parts == 0
             for atom, side in zip(atoms, (*self.operands, *self.results), strict=True)
             for dim, found in enumerate(side)
-            if found == factor
+            if found == axis
         )
 
 
-Rule = Callable[[compat.JaxprEqn], Factors | None]
-
-
-def factors_of(eqn: compat.JaxprEqn) -> Factors | None:
-    """The rule's answer; None where nothing can be divided."""
-    rule = RULES.get(eqn.primitive.name)
-    return rule(eqn) if rule else None
-
-
-def local_params(eqn: compat.JaxprEqn, factors: Factors, factor: int, devices: int) -> dict[str, Any]:
-    """The equation's parameters for one device, where the factor's dimensions are divided by `devices`."""
+def local_params(eqn: compat.JaxprEqn, axes: Axes, axis: int, parts: int) -> dict[str, Any]:
+    """The equation's parameters for one part, where the axis's dimensions are divided into so many."""
     params = dict(eqn.params)
     known = _SIZES.get(eqn.primitive.name)
     if known is None:
         return params
     name, of_operand = known
-    side = factors.operands[0] if of_operand else factors.results[0]
-    dim, sizes = factors.dim_of(side, factor), list(params[name])
+    side = axes.operands[0] if of_operand else axes.results[0]
+    dim, sizes = axes.dim_of(side, axis), list(params[name])
     if dim is not None and eqn.primitive.name == "random_bits":
-        dim -= len(factors.operands[0])  # its shape is that of one key's draw
+        dim -= len(axes.operands[0])  # its shape is that of one key's draw
     if dim is None or dim < 0 or (eqn.primitive.name == "gather" and dim in _batched(eqn)):
         return params
-    sizes[dim] //= devices
+    sizes[dim] //= parts
     return {**params, name: tuple(sizes)}
 
 
@@ -96,378 +83,5 @@ _SIZES = {
 }
 
 
-def _shape(atom: Any) -> tuple[int, ...]:
+def shape_of(atom: Any) -> tuple[int, ...]:
     return tuple(compat.aval_of(atom).shape)
-
-
-def _parallel(eqn: compat.JaxprEqn, blocked: Sequence[int] = ()) -> Factors:
-    """Results have the dimensions of the operands, scalars none. Those repeated or `blocked` cannot be divided."""
-    result = _shape(eqn.outvars[0])
-    rank = len(result)
-    if any(len(_shape(atom)) not in (0, rank) for atom in eqn.invars):
-        blocked = range(rank)
-    names = tuple(None if dim in blocked else dim for dim in range(rank))
-
-    def side(atom: Any) -> tuple[Factor, ...]:
-        return tuple(None if size != result[dim] else names[dim] for dim, size in enumerate(_shape(atom)))
-
-    return Factors(tuple(map(side, eqn.invars)), tuple(names for _ in eqn.outvars))
-
-
-def _along(name: str) -> Rule:
-    """Parallel but for the dimension that a parameter names."""
-
-    def rule(eqn: compat.JaxprEqn) -> Factors:
-        axis = eqn.params[name]
-        rank = len(_shape(eqn.invars[0]))
-        return _parallel(eqn, [axis % rank] if rank else [])
-
-    return rule
-
-
-def _top_k(eqn: compat.JaxprEqn) -> Factors:
-    rank = len(_shape(eqn.invars[0]))
-    return _parallel(eqn, [eqn.params.get("axis", rank - 1) % rank])
-
-
-def _stack(eqn: compat.JaxprEqn) -> Factors:
-    """The new dimension cannot be divided: its parts are different operands."""
-    rank, axis = len(_shape(eqn.invars[0])), eqn.params["axis"]
-    names = tuple(range(rank))
-    return Factors(tuple(names for _ in eqn.invars), ((*names[:axis], None, *names[axis:]),))
-
-
-def _unstack(eqn: compat.JaxprEqn) -> Factors:
-    rank, axis = len(_shape(eqn.invars[0])), eqn.params["axis"]
-    names = tuple(range(rank - 1))
-    return Factors(((*names[:axis], None, *names[axis:]),), tuple(names for _ in eqn.outvars))
-
-
-def _tile(eqn: compat.JaxprEqn) -> Factors:
-    return _parallel(eqn, [dim for dim, times in enumerate(eqn.params["reps"]) if times != 1])
-
-
-def _same_size(eqn: compat.JaxprEqn) -> Factors:
-    """Dimensions may be divided in which first operand, result and further arrays have the same size."""
-    shapes = [_shape(atom) for atom in (*eqn.invars, *eqn.outvars) if len(_shape(atom)) == len(_shape(eqn.outvars[0]))]
-    blocked = [dim for dim in range(len(shapes[0])) if len({shape[dim] for shape in shapes}) > 1]
-    return _parallel(eqn, blocked)
-
-
-def _reduce(how: Reduction) -> Rule:
-    def rule(eqn: compat.JaxprEqn) -> Factors:
-        axes = eqn.params["axes"]
-        rank = len(_shape(eqn.invars[0]))
-        if eqn.primitive.name in _BITWISE and compat.aval_of(eqn.invars[0]).dtype != bool:
-            return _arg_reduce(eqn)
-        kept = tuple(dim for dim in range(rank) if dim not in axes)
-        return Factors((tuple(range(rank)),), (kept,), dict.fromkeys(axes, how))
-
-    return rule
-
-
-_BITWISE = ("reduce_or", "reduce_and")  # of truth values they are a maximum and a minimum
-
-
-def _arg_reduce(eqn: compat.JaxprEqn) -> Factors:
-    axes = eqn.params["axes"]
-    rank = len(_shape(eqn.invars[0]))
-    operand = tuple(None if dim in axes else dim for dim in range(rank))
-    return Factors((operand,), (tuple(dim for dim in operand if dim is not None),))
-
-
-def _transpose(eqn: compat.JaxprEqn) -> Factors:
-    order = eqn.params["permutation"]
-    return Factors((tuple(range(len(order))),), (tuple(order),))
-
-
-def _broadcast_in_dim(eqn: compat.JaxprEqn) -> Factors:
-    shape, dims = eqn.params["shape"], eqn.params["broadcast_dimensions"]
-    given = _shape(eqn.invars[0])
-    operand = tuple(dim if size == shape[dim] else None for dim, size in zip(dims, given, strict=True))
-    rest = tuple(() for _ in eqn.invars[1:])
-    return Factors((operand, *rest), (tuple(range(len(shape))),))
-
-
-def _squeeze(eqn: compat.JaxprEqn) -> Factors:
-    gone, rank = eqn.params["dimensions"], len(_shape(eqn.invars[0]))
-    gone = [dim % rank for dim in gone]
-    operand = tuple(None if dim in gone else dim for dim in range(rank))
-    return Factors((operand,), (tuple(dim for dim in operand if dim is not None),))
-
-
-def _reshape(eqn: compat.JaxprEqn) -> Factors | None:
-    """In every group of dimensions that become one another, the outermost can be divided: its blocks stay together."""
-    if eqn.params.get("dimensions") is not None:
-        return None
-    before, after = _shape(eqn.invars[0]), tuple(eqn.params["new_sizes"])
-    operand: list[Factor] = [None] * len(before)
-    result: list[Factor] = [None] * len(after)
-    for number, (left, right) in enumerate(_groups(before, after)):
-        heads = next((d for d in left if before[d] > 1), None), next((d for d in right if after[d] > 1), None)
-        if heads[0] is not None and heads[1] is not None:
-            operand[heads[0]] = result[heads[1]] = number
-    return Factors((tuple(operand),), (tuple(result),))
-
-
-def _groups(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """Smallest runs of dimensions with the same number of elements, in order."""
-    i = j = 0
-    while i < len(before) and j < len(after):
-        left, right = [i], [j]
-        a, b = before[i], after[j]
-        i, j = i + 1, j + 1
-        while a != b:
-            if a < b and i < len(before):
-                a, left, i = a * before[i], [*left, i], i + 1
-            elif j < len(after):
-                b, right, j = b * after[j], [*right, j], j + 1
-            else:
-                return
-        yield left, right
-
-
-def _dot_general(eqn: compat.JaxprEqn) -> Factors:
-    (contract_l, contract_r), (batch_l, batch_r) = eqn.params["dimension_numbers"]
-    left, right = _shape(eqn.invars[0]), _shape(eqn.invars[1])
-    names_l: dict[int, int] = {}
-    names_r: dict[int, int] = {}
-    pairs = zip((*batch_l, *contract_l), (*batch_r, *contract_r), strict=True)
-    for number, (of_left, of_right) in enumerate(pairs):
-        names_l[of_left] = names_r[of_right] = number
-    shared = len(names_l)
-    free_l = [dim for dim in range(len(left)) if dim not in names_l]
-    free_r = [dim for dim in range(len(right)) if dim not in names_r]
-    names_l |= {dim: shared + number for number, dim in enumerate(free_l)}
-    names_r |= {dim: shared + len(free_l) + number for number, dim in enumerate(free_r)}
-    result = (*(names_l[d] for d in batch_l), *(names_l[d] for d in free_l), *(names_r[d] for d in free_r))
-    operands = (tuple(names_l[d] for d in range(len(left))), tuple(names_r[d] for d in range(len(right))))
-    return Factors(operands, (result,), {names_l[d]: "sum" for d in contract_l})
-
-
-_BATCH, _FEATURES_IN, _FEATURES_OUT = 0, 1, 2
-
-
-def _convolution(eqn: compat.JaxprEqn) -> Factors:
-    """Batch, input features (summed over) and output features; of a grouped one the groups stay together."""
-    numbers = eqn.params["dimension_numbers"]
-    ungrouped = eqn.params["feature_group_count"] == 1
-    one_batch = eqn.params["batch_group_count"] == 1
-    rank = len(numbers.lhs_spec)
-    sides: tuple[list[Factor], ...] = tuple([None] * rank for _ in range(3))
-    left, right, out = sides
-    if one_batch:
-        left[numbers.lhs_spec[0]] = out[numbers.out_spec[0]] = _BATCH
-    if ungrouped:
-        left[numbers.lhs_spec[1]] = right[numbers.rhs_spec[1]] = _FEATURES_IN
-    if ungrouped and one_batch:
-        right[numbers.rhs_spec[0]] = out[numbers.out_spec[1]] = _FEATURES_OUT
-    return Factors((tuple(left), tuple(right)), (tuple(out),), {_FEATURES_IN: "sum"} if ungrouped else {})
-
-
-def _windowed(eqn: compat.JaxprEqn) -> Factors:
-    """Dimensions over which the window does not reach."""
-    sizes = eqn.params["window_dimensions"]
-    strides = eqn.params.get("window_strides") or (1,) * len(sizes)
-    reached = [dim for dim, size in enumerate(sizes) if size != 1 or strides[dim] != 1]
-    reached += [dim for dim, pad in enumerate(eqn.params.get("padding") or ()) if any(pad)]
-    return _parallel(eqn, reached)
-
-
-def _pad(eqn: compat.JaxprEqn) -> Factors:
-    padded = [dim for dim, config in enumerate(eqn.params["padding_config"]) if any(config)]
-    return _parallel(eqn, padded)
-
-
-def _slice(eqn: compat.JaxprEqn) -> Factors:
-    strides = eqn.params["strides"] or (1,) * len(_shape(eqn.invars[0]))
-    cut = [
-        dim
-        for dim, (whole, kept) in enumerate(zip(_shape(eqn.invars[0]), _shape(eqn.outvars[0]), strict=True))
-        if whole != kept or strides[dim] != 1
-    ]
-    return _parallel(eqn, cut)
-
-
-def _gather(eqn: compat.JaxprEqn) -> Factors:
-    """Along the indices, dimensions of the operand that are batched with them, and those that every slice has whole."""
-    numbers = eqn.params["dimension_numbers"]
-    shape, rank, indices = _shape(eqn.invars[0]), len(_shape(eqn.outvars[0])), len(_shape(eqn.invars[1])) - 1
-    batch = [dim for dim in range(rank) if dim not in numbers.offset_dims]
-    result: list[Factor] = [None] * rank
-    for factor, dim in enumerate(batch):
-        result[dim] = factor
-    operand: list[Factor] = [None] * len(shape)
-    for of_operand, of_indices in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True):
-        operand[of_operand] = of_indices
-    window = _window(len(shape), numbers.collapsed_slice_dims, numbers.operand_batching_dims)
-    for of_operand, dim in zip(window, numbers.offset_dims, strict=True):
-        if eqn.params["slice_sizes"][of_operand] == shape[of_operand] and of_operand not in numbers.start_index_map:
-            operand[of_operand] = result[dim] = indices + of_operand
-    return Factors((tuple(operand), (*range(indices), None)), (tuple(result),))
-
-
-def _window(rank: int, gone: Sequence[int], batched: Sequence[int]) -> list[int]:
-    """Dimensions of an operand that its slices have."""
-    return [dim for dim in range(rank) if dim not in gone and dim not in batched]
-
-
-def _scatter(eqn: compat.JaxprEqn) -> Factors:
-    """Along dimensions that are batched with the indices, and those that every update has whole."""
-    numbers = eqn.params["dimension_numbers"]
-    shape, given = _shape(eqn.invars[0]), _shape(eqn.invars[2])
-    indices = len(_shape(eqn.invars[1])) - 1
-    batch = [dim for dim in range(len(given)) if dim not in numbers.update_window_dims]
-    operand: list[Factor] = [None] * len(shape)
-    updates: list[Factor] = [None] * len(given)
-    rows: list[Factor] = [None] * indices
-    pairs = zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
-    for of_operand, of_indices in pairs:
-        operand[of_operand] = rows[of_indices] = updates[batch[of_indices]] = of_indices
-    window = _window(len(shape), numbers.inserted_window_dims, numbers.operand_batching_dims)
-    for of_operand, dim in zip(window, numbers.update_window_dims, strict=True):
-        if given[dim] == shape[of_operand] and of_operand not in numbers.scatter_dims_to_operand_dims:
-            operand[of_operand] = updates[dim] = indices + of_operand
-    return Factors((tuple(operand), (*rows, None), tuple(updates)), (tuple(operand),))
-
-
-def _scatter_add(eqn: compat.JaxprEqn) -> Factors:
-    """Along the indices too: the updates of all devices are summed, what they are added to counts once."""
-    numbers = eqn.params["dimension_numbers"]
-    found = _scatter(eqn)
-    updates, rows = list(found.operands[2]), list(found.operands[1])
-    batch = [dim for dim in range(len(updates)) if dim not in numbers.update_window_dims]
-    summed = [factor for factor, known in enumerate(rows[:-1]) if known is None]
-    for factor in summed:
-        rows[factor] = updates[batch[factor]] = factor
-    operands = (found.operands[0], tuple(rows), tuple(updates))
-    return Factors(operands, found.results, dict.fromkeys(summed, "sum"), masked=(0,))
-
-
-def _iota(eqn: compat.JaxprEqn) -> Factors:
-    return Factors(tuple(() for _ in eqn.invars), (tuple(range(len(eqn.params["shape"]))),))
-
-
-def _random_bits(eqn: compat.JaxprEqn) -> Factors | None:
-    """One key for each part, or the bits of one key, which `lower` counts from where the part begins."""
-    keys, rank = len(_shape(eqn.invars[0])), len(_shape(eqn.outvars[0]))
-    if keys:
-        return _keywise(eqn)
-    bits: tuple[Factor, ...] = (0, *(None,) * (rank - 1)) if rank else ()
-    return Factors(((),), (bits,))
-
-
-def _keywise(eqn: compat.JaxprEqn) -> Factors | None:
-    """Of arrays of keys, along the dimensions that all have: with threefry each draws by itself, whatever the others.
-
-    Other generators do not promise that: one key of a batch draws for all.
-    """
-    if not all(map(compat.draws_by_itself, (*eqn.invars, *eqn.outvars))):
-        return None
-    rank = min(len(_shape(atom)) for atom in (*eqn.invars, *eqn.outvars))
-    names = tuple(range(rank))
-
-    def side(atom: Any) -> tuple[Factor, ...]:
-        return (*names, *(None,) * (len(_shape(atom)) - rank))
-
-    return Factors(tuple(map(side, eqn.invars)), tuple(map(side, eqn.outvars)))
-
-
-_ELEMENTWISE = (
-    "abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clamp clz complex conj "
-    "convert_element_type copy cos cosh device_put digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma "
-    "igammac imag integer_pow is_finite le lgamma log log1p log2 logistic lt max min mul name ne neg nextafter not "
-    "one_minus_square or polygamma population_count pow real reduce_precision rem round rsqrt select_n shift_left "
-    "shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta"
-)
-
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(_ELEMENTWISE.split(), _parallel),
-    "reduce_sum": _reduce("sum"),
-    "reduce_max": _reduce("max"),
-    "reduce_min": _reduce("min"),
-    "reduce_or": _reduce("max"),
-    "reduce_and": _reduce("min"),
-    "argmax": _arg_reduce,
-    "argmin": _arg_reduce,
-    "transpose": _transpose,
-    "broadcast_in_dim": _broadcast_in_dim,
-    "squeeze": _squeeze,
-    "reshape": _reshape,
-    "dot_general": _dot_general,
-    "conv_general_dilated": _convolution,
-    "concatenate": _along("dimension"),
-    "split": _along("axis"),
-    "cumsum": _along("axis"),
-    "cumprod": _along("axis"),
-    "cummax": _along("axis"),
-    "cummin": _along("axis"),
-    "cumlogsumexp": _along("axis"),
-    "sort": _along("dimension"),
-    "rev": lambda eqn: _parallel(eqn, eqn.params["dimensions"]),
-    "top_k": _top_k,
-    "stack": _stack,
-    "unstack": _unstack,
-    "tile": _tile,
-    "pad": _pad,
-    "slice": _slice,
-    "dynamic_slice": _same_size,
-    "dynamic_update_slice": _same_size,
-    "reduce_window_max": _windowed,
-    "reduce_window_min": _windowed,
-    "reduce_window_sum": _windowed,
-    "reduce_window": _windowed,
-    "select_and_scatter_add": _windowed,
-    "select_and_gather_add": _windowed,
-    "gather": _gather,
-    "scatter": _scatter,
-    "scatter-add": _scatter_add,
-    "scatter-max": _scatter,
-    "scatter-min": _scatter,
-    "scatter-mul": _scatter,
-    "scatter-sub": _scatter,
-    "iota": _iota,
-    "empty": _iota,
-    "random_bits": _random_bits,
-    "random_wrap": _keywise,
-    "random_unwrap": _keywise,
-    "random_fold_in": _keywise,
-    "random_split": _keywise,
-    "random_seed": _keywise,
-    "random_clone": _keywise,
-}
-
-
-def is_linear(eqn: compat.JaxprEqn, partial: Sequence[bool], whole: Sequence[bool]) -> bool:
-    """Applied to a term of each partial operand, and to the whole others, it makes a term of its result."""
-    name = eqn.primitive.name
-    if name in _LINEAR:
-        return all(partial)
-    if name == "dynamic_slice" or (name == "div" and _is_inexact(eqn.outvars[0])):  # whole numbers are cut
-        return partial[0] and all(whole[1:])
-    if name == "mul":
-        shape = _shape(eqn.outvars[0])
-        return sum(partial) == 1 and sum(whole) == 1 and _shape(eqn.invars[partial.index(True)]) == shape
-    if name == "select_n":
-        return whole[0] and all(partial[1:])
-    if name == "pad":
-        return partial[0] and isinstance(eqn.invars[1], compat.Literal) and eqn.invars[1].val == 0
-    if name == "convert_element_type":
-        return all(partial) and _keeps_all(compat.aval_of(eqn.invars[0]).dtype, compat.aval_of(eqn.outvars[0]).dtype)
-    if name == "broadcast_in_dim":
-        return all(partial) and math.prod(_shape(eqn.outvars[0])) == math.prod(_shape(eqn.invars[0]))
-    return False
-
-
-_LINEAR = {"neg", "reshape", "transpose", "squeeze", "rev", "copy", "name", "reduce_sum", "add", "add_any",
-           "sub", "concatenate", "slice", "stack", "unstack"}  # fmt: skip
-
-
-def _is_inexact(atom: Any) -> bool:
-    return jnp.issubdtype(compat.aval_of(atom).dtype, jnp.inexact)
-
-
-def _keeps_all(before: Any, after: Any) -> bool:
-    """The conversion rounds nothing: a sum of what was rounded on each device is not the rounded sum."""
-    floats = jnp.issubdtype(before, jnp.floating) and jnp.issubdtype(after, jnp.floating)
-    return floats and jnp.promote_types(before, after) == after

@@ -14,6 +14,15 @@ def variables(closed: compat.ClosedJaxpr) -> list[Any]:
     return [*closed.jaxpr.invars, *(var for var, _ in compat.consts_of(closed)), *made]
 
 
+def readers(closed: compat.ClosedJaxpr) -> dict[Any, set[int]]:
+    """By variable, the equations that read it."""
+    found: dict[Any, set[int]] = {}
+    for number, eqn in enumerate(closed.jaxpr.eqns):
+        for atom in filter(compat.is_var, eqn.invars):
+            found.setdefault(atom, set()).add(number)
+    return found
+
+
 def body_graph(flat: compat.ClosedJaxpr) -> Graph:
     """The graph of a flat jaxpr; op ids are equation indices, value ids those of `variables`."""
     names = [*compat.input_names(flat), *(f"constant:{number}" for number, _ in enumerate(compat.consts_of(flat)))]

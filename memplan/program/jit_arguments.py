@@ -24,7 +24,7 @@ def explain(error: TypeError, dynamic: Any) -> None:
         error.add_note(_NO_ARRAYS)
 
 
-class Written:
+class NnxWrites:
     """Variables in NNX modules among a step's (args, kwargs), and what was in them before the step ran."""
 
     def __init__(self, arguments: tuple[Any, Any]):
@@ -61,29 +61,29 @@ def _lost(names: Sequence[str]) -> UnsupportedProgramError:
     )
 
 
-def dynamic_part(
+def dynamic_arguments(
     step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments without the static ones, as `jax.stages.Compiled` takes them."""
-    positions, names = static_places(step, len(args), options)
+    positions, names = infer_static(step, len(args), options)
     return (
         tuple(arg for position, arg in enumerate(args) if position not in positions),
         {name: value for name, value in kwargs.items() if name not in names},
     )
 
 
-def static_part(
+def static_arguments(
     step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
 ) -> tuple[tuple[int | str, Any], ...]:
     """The static arguments, each with its position or name: another value is another program."""
-    positions, names = static_places(step, len(args), options)
+    positions, names = infer_static(step, len(args), options)
     return (
         *((position, args[position]) for position in sorted(positions) if position < len(args)),
         *((name, kwargs[name]) for name in sorted(names) if name in kwargs),
     )
 
 
-def static_places(step: Callable[..., Any], count: int, options: Mapping[str, Any]) -> tuple[set[int], set[str]]:
+def infer_static(step: Callable[..., Any], count: int, options: Mapping[str, Any]) -> tuple[set[int], set[str]]:
     """Static positions among `count` arguments, and names.
 
     Like in jax, where one is not given it is inferred from the other by the signature.

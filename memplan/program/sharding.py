@@ -7,6 +7,7 @@ equations are operations like any other.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from memplan.hardware.topology import Topology
 from memplan.program import compat
+from memplan.program.interpret import interpret
 
 XLA_DECOMPOSES = "xla_gpu_all_reduce_blueconnect_num_devices_per_host"
 
@@ -39,43 +41,26 @@ class Spmd:
         """Size by name, outermost first."""
         return dict(self.mesh.shape)
 
-    @property
-    def stacked(self) -> PartitionSpec:
-        """Every device's own value, one after the other along the first dimension."""
-        return PartitionSpec(tuple(self.axes))
-
     def on(self, mesh: Any) -> Spmd:
         return replace(self, mesh=mesh)
 
     def sharding(self, spec: PartitionSpec) -> NamedSharding:
         return NamedSharding(self.mesh, spec)
 
-    def whole(self, aval: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
-        """The type of the array whose part on one device has this type."""
-        shape = list(aval.shape) if aval.shape or not spec else [1]
-        for dim, names in enumerate(spec):
-            for name in (names,) if isinstance(names, str) else names or ():
-                shape[dim] *= self.axes[name]
-        return jax.ShapeDtypeStruct(tuple(shape), aval.dtype, weak_type=getattr(aval, "weak_type", False))
-
-    def over_mesh(self, local: Callable[..., Any]) -> Callable[..., list[Any]]:
+    def over_mesh(self, local: Callable[..., Sequence[Any]]) -> Callable[..., list[Any]]:
         """What all devices compute, of whole arrays, from what one computes (flat inputs, flat outputs)."""
-        return over_mesh(local, self.mesh, self.inputs, self.outputs)
+        return jax.shard_map(
+            lambda *operands: list(local(*operands)),
+            mesh=self.mesh,
+            in_specs=self.inputs,
+            out_specs=list(self.outputs),
+            check_vma=False,
+        )
 
 
-def over_mesh(
-    local: Callable[..., Any], mesh: Any, inputs: Sequence[PartitionSpec], outputs: Sequence[PartitionSpec]
-) -> Callable[..., list[Any]]:
-    return jax.shard_map(
-        lambda *operands: list(local(*operands)),
-        mesh=mesh,
-        in_specs=tuple(inputs),
-        out_specs=list(outputs),
-        check_vma=False,
-    )
-
-
-def inside(closed: compat.ClosedJaxpr, topology: Topology | None = None) -> tuple[Spmd, compat.ClosedJaxpr] | None:
+def unwrap_shard_map(
+    closed: compat.ClosedJaxpr, topology: Topology | None = None
+) -> tuple[Spmd, compat.ClosedJaxpr] | None:
     """The mesh of a step that is one `shard_map` over all axes, and what one device runs; None for any other step."""
     eqns = closed.jaxpr.eqns
     if len(eqns) != 1 or eqns[0].primitive.name != "shard_map":
@@ -84,7 +69,6 @@ def inside(closed: compat.ClosedJaxpr, topology: Topology | None = None) -> tupl
     mesh, params = eqn.params["mesh"], eqn.params
     if set(params["newly_manual_axes"]) != set(mesh.axis_names) or params["check_vma"]:
         return None
-    known = dict(compat.consts_of(closed))
     specs = dict(zip(eqn.invars, params["in_specs"], strict=True))
     made = dict(zip(eqn.outvars, params["out_specs"], strict=True))
     body = compat.body_of(eqn)
@@ -93,9 +77,7 @@ def inside(closed: compat.ClosedJaxpr, topology: Topology | None = None) -> tupl
         return None
 
     def local(*inputs: Any) -> list[Any]:
-        env = {**known, **dict(zip(closed.jaxpr.invars, inputs, strict=True))}
-        env.update(zip(eqn.outvars, compat.jaxpr_as_fun(body)(*[compat.read(env, a) for a in eqn.invars]), strict=True))
-        return [compat.read(env, atom) for atom in closed.jaxpr.outvars]
+        return interpret(closed, inputs, lambda _, operands: compat.jaxpr_as_fun(body)(*operands), nullcontext)
 
     avals = [compat.as_struct(types.get(var, var.aval)) for var in closed.jaxpr.invars]
     traced = jax.make_jaxpr(local, axis_env=list(mesh.shape.items()))(*avals)

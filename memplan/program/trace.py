@@ -1,4 +1,4 @@
-"""step + arguments -> Program: one flat jaxpr, calls inlined, dead equations gone."""
+"""step + arguments -> Program: what jax traced, how it lies over a mesh, and the transforms that it went through."""
 
 from __future__ import annotations
 
@@ -14,41 +14,89 @@ from memplan.errors import MemplanError, UnsupportedProgramError
 from memplan.hardware.topology import Topology
 from memplan.planning.loop import Loop, Residuals
 from memplan.program import compat
-from memplan.program.jit_arguments import dynamic_part
-from memplan.program.sharding import XLA_DECOMPOSES, Spmd, inside
+from memplan.program.flatten import flatten
+from memplan.program.interpret import interpret
+from memplan.program.jit_arguments import dynamic_arguments
+from memplan.program.sharding import XLA_DECOMPOSES, Spmd, unwrap_shard_map
 
 
 @dataclass(frozen=True)
-class Program:
-    """A step, flattened.
+class Traced:
+    """A step as jax traced it.
 
     Attributes:
       step: the user's function.
       options: the `jax.jit` options it was given.
-      donated: one flag per input.
-      traced: jax's own trace of the step, for the unmodified program.
-      by_leaves: jax cannot lower it with its own containers (jmp's loss scales, for one); its leaves it can.
-      out_tree: structure of the outputs.
-      spmd: its mesh, where the step is one `shard_map`; `jaxpr` is then what one device runs.
-      written: the step as it was traced; of one with a mesh, what one device runs.
-      loops: its pairs of loops and what they stack (`program.loops`), None where as the user wrote them; empty where
-        all are.
-      rewritten: the flat jaxpr with these loops, and with state on the host.
-      on_host, returned_to_host: positions of inputs and outputs in host memory (`program.host_state`).
+      stage: what `jax.jit(step, **options).trace(...)` returned.
     """
 
     step: Callable[..., Any]
     options: Mapping[str, Any]
-    donated: tuple[bool, ...]
-    traced: Any
-    by_leaves: bool
-    out_tree: Any
+    stage: jax.stages.Traced
+
+    @property
+    def jaxpr(self) -> compat.ClosedJaxpr:
+        return self.stage.jaxpr
+
+    @property
+    def out_tree(self) -> Any:
+        """Structure of the outputs."""
+        return self.stage.out_tree
+
+    @functools.cached_property
+    def donated(self) -> tuple[bool, ...]:
+        """One flag per input."""
+        return compat.donated_inputs(self.stage)
+
+    @functools.cached_property
+    def lowers_by_leaves(self) -> bool:
+        """True where jax cannot lower it with its own containers (jmp's loss scales, for one); its leaves it can."""
+        return not compat.has_args_info(self.stage)
+
+
+@dataclass(frozen=True)
+class LoopResiduals:
+    """A transform: pairs of loops written anew with other residuals.
+
+    Attributes:
+      loops: the step's pairs of loops (`transforms.residuals`) and what they stack; None as the user wrote them.
+    """
+
+    loops: tuple[tuple[Loop, Residuals | None], ...]
+
+
+@dataclass(frozen=True)
+class StateOnHost:
+    """A transform: state in host memory (`transforms.host_state`).
+
+    Attributes:
+      inputs, outputs: their positions.
+    """
+
+    inputs: frozenset[int]
+    outputs: frozenset[int]
+
+
+Transform = LoopResiduals | StateOnHost
+
+
+@dataclass(frozen=True)
+class Program:
+    """A step, and what was made of it.
+
+    Attributes:
+      traced: the unmodified step.
+      spmd: its mesh, where the step is one `shard_map`.
+      per_device: the jaxpr that jax traced, calls and all; of a step with a mesh, what one device runs.
+      transforms: what it went through, in order.
+      rewritten: the flat jaxpr that came of it; None while it is the step's own.
+    """
+
+    traced: Traced
     spmd: Spmd | None
-    written: compat.ClosedJaxpr
-    loops: tuple[tuple[Loop, Residuals | None], ...] = ()
+    per_device: compat.ClosedJaxpr
+    transforms: tuple[Transform, ...] = ()
     rewritten: compat.ClosedJaxpr | None = None
-    on_host: frozenset[int] = frozenset()
-    returned_to_host: frozenset[int] = frozenset()
 
     @functools.cached_property
     def jaxpr(self) -> compat.ClosedJaxpr:
@@ -57,7 +105,32 @@ class Program:
         Raises:
           UnsupportedProgramError: see `flatten`.
         """
-        return flatten(self.written) if self.rewritten is None else self.rewritten
+        return flatten(self.per_device) if self.rewritten is None else self.rewritten
+
+    def transform(self, record: Transform, rewritten: compat.ClosedJaxpr | None) -> Program:
+        """The program after one more transform."""
+        return replace(self, transforms=(*self.transforms, record), rewritten=rewritten)
+
+    @property
+    def original(self) -> Program:
+        """The same step before all transforms."""
+        return replace(self, transforms=(), rewritten=None) if self.transforms else self
+
+    @property
+    def step(self) -> Callable[..., Any]:
+        return self.traced.step
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return self.traced.options
+
+    @property
+    def donated(self) -> tuple[bool, ...]:
+        return self.traced.donated
+
+    @property
+    def name(self) -> str:
+        return getattr(self.step, "__name__", "step")
 
     @property
     def topology(self) -> Topology | None:
@@ -65,102 +138,73 @@ class Program:
         return self.spmd.topology if self.spmd else None
 
     @property
+    def loops(self) -> tuple[tuple[Loop, Residuals | None], ...]:
+        """Its pairs of loops and what they stack; empty where all are as the user wrote them."""
+        return tuple(loop for one in self.transforms if isinstance(one, LoopResiduals) for loop in one.loops)
+
+    @property
     def residuals(self) -> tuple[Residuals | None, ...]:
         """What the loops stack, as a plan says it."""
         return tuple(chosen for _, chosen in self.loops)
 
     @property
-    def as_written(self) -> Program:
-        """The same step with the loops that the user wrote, and all of its state on the device."""
-        if self.rewritten is None:
-            return self
-        return replace(self, loops=(), rewritten=None, on_host=frozenset(), returned_to_host=frozenset())
+    def on_host(self) -> frozenset[int]:
+        """Positions of inputs in host memory."""
+        return frozenset[int]().union(*(one.inputs for one in self.transforms if isinstance(one, StateOnHost)))
 
     @property
-    def name(self) -> str:
-        return getattr(self.step, "__name__", "step")
+    def returned_to_host(self) -> frozenset[int]:
+        """Positions of outputs in host memory."""
+        return frozenset[int]().union(*(one.outputs for one in self.transforms if isinstance(one, StateOnHost)))
 
 
 def trace(
     step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Program:
-    """Trace `step` as `jax.jit(step, **options)` would and flatten what comes out.
+    """Trace `step` as `jax.jit(step, **options)` would.
 
     Args:
       args, kwargs: arrays or `jax.ShapeDtypeStruct`s; static ones as they are.
       options: keyword arguments of `jax.jit`.
     """
-    traced = jax.jit(step, **options).trace(*args, **kwargs)
+    stage = jax.jit(step, **options).trace(*args, **kwargs)
     if getattr(step, "decomposes", False) and (options.get("compiler_options") or {}).get(XLA_DECOMPOSES):
         raise MemplanError(
             f"the step's all-reduces are decomposed already, and XLA would do it again ({XLA_DECOMPOSES}). Leave out "
             "that option, or make the step with data_parallel(..., decompose=False)."
         )
-    spmd, written = inside(traced.jaxpr, getattr(step, "topology", None)) or (None, traced.jaxpr)
-    return Program(
-        step=step,
-        options=dict(options),
-        donated=compat.donated_inputs(traced),
-        by_leaves=not compat.describes(traced),
-        traced=traced,
-        out_tree=traced.out_tree,
-        spmd=spmd,
-        written=written,
-    )
+    traced = Traced(step, dict(options), stage)
+    spmd, per_device = unwrap_shard_map(stage.jaxpr, getattr(step, "topology", None)) or (None, stage.jaxpr)
+    return Program(traced, spmd, per_device)
 
 
-def flatten(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
-    """Inline every call and drop what nothing depends on.
-
-    A differentiated `jax.checkpoint` becomes a barrier over its inputs and its equations: what jax lowers it to.
-
-    Raises:
-      UnsupportedProgramError: a mutable array comes in from outside; what is done to it could not be done again.
-    """
-    for var, name in zip(closed.jaxpr.invars, compat.input_names(closed), strict=True):
-        if compat.is_reference(var):
-            raise _outside_reference(f"the argument {name}")
-    if any(compat.is_reference(var) for var, _ in compat.consts_of(closed)):
-        raise _outside_reference("a constant of the step")
-    types = [var.aval if compat.is_on_host(var) else compat.as_struct(var.aval) for var in closed.jaxpr.invars]
-    flat = jax.make_jaxpr(functools.partial(_inline, closed))(*types)
-    return compat.drop_dead(compat.without_references(flat))
-
-
-def _outside_reference(what: str) -> UnsupportedProgramError:
-    return UnsupportedProgramError(
-        f"{what} is a mutable array (jax.Ref): operations on it can be neither moved nor repeated. Pass its value and "
-        "return the new one, or make the reference inside the step with jax.new_ref."
-    )
-
-
-def flat_step(program: Program, jaxpr: compat.ClosedJaxpr, mesh: Any = None) -> Callable[..., Any]:
+def flat_function(program: Program, jaxpr: compat.ClosedJaxpr, mesh: Any = None) -> Callable[..., Any]:
     """A function of the step's flat inputs that evaluates `jaxpr`, over the step's mesh or a like one if it has one."""
     if program.spmd is None:
         return compat.jaxpr_as_fun(jaxpr)
     spmd = program.spmd if mesh is None else program.spmd.on(mesh)
-    return spmd.over_mesh(functools.partial(compat.evaluate, jaxpr))
+    return spmd.over_mesh(lambda *operands: interpret(jaxpr, operands))
 
 
 def as_step(program: Program, jaxpr: compat.ClosedJaxpr, mesh: Any = None) -> Callable[..., Any]:
     """A function with the step's own signature that evaluates `jaxpr`; to be jitted with the step's own options."""
-    evaluate = flat_step(program, jaxpr, mesh)
+    evaluate = flat_function(program, jaxpr, mesh)
 
     @functools.wraps(program.step)
     def planned(*args: Any, **kwargs: Any) -> Any:
         leaves = jax.tree_util.tree_leaves((args, kwargs))
         dynamic = [leaf for leaf in leaves if isinstance(leaf, Tracer)]  # static arguments are not traced
-        return jax.tree_util.tree_unflatten(program.out_tree, evaluate(*dynamic))
+        return jax.tree_util.tree_unflatten(program.traced.out_tree, evaluate(*dynamic))
 
     return planned
 
 
-def leaves_of(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Of the dynamic arguments."""
-    return jax.tree_util.tree_leaves(dynamic_part(program.step, args, kwargs, program.options))
+def dynamic_leaves(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The leaves of the dynamic arguments."""
+    return jax.tree_util.tree_leaves(dynamic_arguments(program.step, args, kwargs, program.options))
 
 
-def by_leaves(program: Program) -> dict[str, Any]:
+def flat_options(program: Program) -> dict[str, Any]:
     """The options of `jax.jit` for a function of the leaves.
 
     Raises:
@@ -173,21 +217,3 @@ def by_leaves(program: Program) -> dict[str, Any]:
             "them. Leave out in_shardings and out_shardings, or pass what is in the containers."
         )
     return {**kept, "donate_argnums": tuple(number for number, given in enumerate(program.donated) if given)}
-
-
-def _inline(closed: compat.ClosedJaxpr, *operands: Any, caller: compat.JaxprEqn | None = None) -> list[Any]:
-    env: dict[compat.Var, Any] = dict(compat.consts_of(closed))
-    env.update(zip(closed.jaxpr.invars, operands, strict=True))
-
-    for eqn in closed.jaxpr.eqns:
-        values = [compat.read(env, atom) for atom in eqn.invars]
-        body = compat.call_body(eqn)
-        with compat.as_written(eqn, caller=caller):
-            if body is None:
-                results = compat.bind(eqn, values)
-            else:
-                if compat.needs_barrier(eqn) and values:
-                    values = jax.lax.optimization_barrier(values)
-                results = _inline(body, *values, caller=eqn if compat.source_of(eqn) else caller)
-        env.update(zip(eqn.outvars, results, strict=True))
-    return [compat.read(env, atom) for atom in closed.jaxpr.outvars]

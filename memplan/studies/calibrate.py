@@ -54,7 +54,7 @@ def calibrate(
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         measurements=tuple(measurements),
     )
-    return measured.calibrated(base, conditions)
+    return measured.calibrate(base, conditions)
 
 
 def base_device() -> Device:

@@ -86,31 +86,31 @@ def compare(
     plain: Sequence[Any],
     recompiled: Sequence[Any],
     planned: Sequence[Any],
-    *cuts: Sequence[Any],
+    *others: Sequence[Any],
     coarsest: Sequence[float] = (),
-    bits: bool = False,
+    same_kernels: bool = False,
 ) -> Gate:
     """Gate on the outputs of the programs, run on the same inputs.
 
     Args:
       plain: of the unmodified step; planned: of the planned one.
-      recompiled, cuts: of the step compiled otherwise and not changed, in one or several ways. One may by chance round
-        as the whole does; a plan, with kernels of its own, need not.
+      recompiled, others: of the step compiled otherwise and not changed, in one or several ways. One may by chance
+        round as the whole does; a plan, with kernels of its own, need not.
       coarsest: `roundings` of the outputs; by default that of their own types.
-      bits: the planned step has the same kernels; `recompiled` is the unmodified one once more, and no rounding is
+      same_kernels: the planned step has them; `recompiled` is the unmodified one once more, and no rounding is
         allowed beyond what differs there.
     """
     rows = []
     for number, (leaf, planned_leaf) in enumerate(zip(plain, planned, strict=True)):
         reference, new = _as_numbers(leaf), _as_numbers(planned_leaf)
-        cut = max(relative_error(reference, _as_numbers(other[number])) for other in (recompiled, *cuts))
+        unchanged = max(relative_error(reference, _as_numbers(one[number])) for one in (recompiled, *others))
         inexact = jax.numpy.issubdtype(reference.dtype, np.inexact)
         own = float(jax.numpy.finfo(reference.dtype).eps) if inexact else 0.0
-        once = 0.0 if bits else max(own, coarsest[number]) if inexact and coarsest else own
-        rows.append((cut, relative_error(reference, new), once))
-    finite = [cut for cut, _, once in rows if once and np.isfinite(cut)]
+        once = 0.0 if same_kernels else max(own, coarsest[number]) if inexact and coarsest else own
+        rows.append((unchanged, relative_error(reference, new), once))
+    finite = [error for error, _, once in rows if once and np.isfinite(error)]
     usual = float(np.median(finite)) if finite else 0.0
-    return Gate(tuple(Leaf(cut, new, 4 * max(cut, usual if once else 0.0) + once) for cut, new, once in rows))
+    return Gate(tuple(Leaf(error, new, 4 * max(error, usual if once else 0.0) + once) for error, new, once in rows))
 
 
 def relative_error(reference: np.ndarray, other: np.ndarray) -> float:

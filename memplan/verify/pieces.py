@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 
 from memplan.program import compat
-from memplan.program.trace import flatten
+from memplan.program.flatten import flatten
+from memplan.program.interpret import bindings, interpret_eqns
 
 
 def run_in_pieces(
@@ -30,69 +33,69 @@ def in_pieces(
     return _Runner(closed, length, flags).run
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Piece:
-    """A few equations, compiled once."""
+    """A few equations, compiled once; or a loop, its body in pieces.
 
-    eqns: list[Any]
-    reads: list[Any]
-    makes: list[Any]
-    flags: Mapping[str, Any]
+    Attributes:
+      invars, outvars: what it reads; what it defines and others read.
+      run: results from operands.
+    """
 
-    def __post_init__(self) -> None:
-        self.call = jax.jit(self._evaluate, compiler_options=dict(self.flags))
-
-    def _evaluate(self, values: Sequence[Any]) -> list[Any]:
-        env = dict(zip(self.reads, values, strict=True))
-        for eqn in self.eqns:
-            operands = [compat.read(env, atom) for atom in eqn.invars]
-            env.update(zip(eqn.outvars, compat.bind(eqn, operands), strict=True))
-        return [env[var] for var in self.makes]
+    invars: Sequence[Any]
+    outvars: Sequence[Any]
+    run: Callable[[Sequence[Any]], Sequence[Any]]
 
 
-@dataclass
 class _Runner:
-    closed: compat.ClosedJaxpr
-    length: int
-    flags: Mapping[str, Any]
-    pieces: list[Any] = field(default_factory=list)  # pieces, and equations that are loops with their bodies
-
-    def __post_init__(self) -> None:
-        """Group the equations; every loop stands alone."""
-        groups: list[list[Any]] = [[]]
-        for eqn in self.closed.jaxpr.eqns:
-            if compat.scan_of(eqn) is not None:
-                groups += [[eqn], []]
-            elif len(groups[-1]) == self.length:
-                groups.append([eqn])
-            else:
-                groups[-1].append(eqn)
-        wanted = _variables(self.closed.jaxpr.outvars)
-        for group in filter(None, reversed(groups)):
-            scan = compat.scan_of(group[0])
-            made = {var for eqn in group for var in eqn.outvars}
-            if scan is not None:
-                self.pieces.append((group[0], scan, _Runner(flatten(scan.body), self.length, self.flags)))
-                reads = _variables(group[0].invars)
-            else:
-                reads = {var for eqn in group for var in _variables(eqn.invars)} - made
-                self.pieces.append(_Piece(group, list(reads), list(made & wanted), self.flags))
-            wanted |= reads
-        self.pieces.reverse()
+    def __init__(self, closed: compat.ClosedJaxpr, length: int, flags: Mapping[str, Any]):
+        self.closed = closed
+        self.pieces = _pieces(closed, length, flags)
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
-        env: dict[Any, Any] = dict(compat.consts_of(self.closed))
-        env.update(zip(self.closed.jaxpr.invars, inputs, strict=True))
+        known, outputs = bindings(self.closed, inputs), self.closed.jaxpr.outvars
+        return interpret_eqns(self.pieces, known, outputs, lambda piece, operands: piece.run(operands), nullcontext)
 
-        for piece in self.pieces:
-            if isinstance(piece, _Piece):
-                env.update(zip(piece.makes, piece.call([env[var] for var in piece.reads]), strict=True))
-            else:
-                eqn, scan, body = piece
-                env.update(
-                    zip(eqn.outvars, _trips(scan, body, [compat.read(env, atom) for atom in eqn.invars]), strict=True)
-                )
-        return [compat.read(env, atom) for atom in self.closed.jaxpr.outvars]
+
+def _pieces(closed: compat.ClosedJaxpr, length: int, flags: Mapping[str, Any]) -> list[_Piece]:
+    """The equations in groups; every loop stands alone."""
+    wanted = _variables(closed.jaxpr.outvars)
+    found: list[_Piece] = []
+    for group in reversed(list(_groups(closed.jaxpr.eqns, length))):
+        scan = compat.scan_of(group[0])
+        if scan is not None:
+            body = _Runner(flatten(scan.body), length, flags)
+            found.append(_Piece(group[0].invars, group[0].outvars, functools.partial(_trips, scan, body)))
+        else:
+            made = {var for eqn in group for var in eqn.outvars}
+            reads = {var for eqn in group for var in _variables(eqn.invars)} - made
+            found.append(_compiled(group, list(reads), list(made & wanted), flags))
+        wanted |= _variables(found[-1].invars)
+    return found[::-1]
+
+
+def _groups(eqns: Sequence[compat.JaxprEqn], length: int) -> Iterator[list[compat.JaxprEqn]]:
+    group: list[compat.JaxprEqn] = []
+    for eqn in eqns:
+        alone = compat.scan_of(eqn) is not None
+        if group and (alone or len(group) == length):
+            yield group
+            group = []
+        if alone:
+            yield [eqn]
+        else:
+            group.append(eqn)
+    if group:
+        yield group
+
+
+def _compiled(
+    eqns: Sequence[compat.JaxprEqn], invars: Sequence[Any], outvars: Sequence[Any], flags: Mapping[str, Any]
+) -> _Piece:
+    def run(operands: Sequence[Any]) -> list[Any]:
+        return interpret_eqns(eqns, dict(zip(invars, operands, strict=True)), outvars)
+
+    return _Piece(invars, outvars, jax.jit(run, compiler_options=dict(flags)))
 
 
 def _trips(scan: compat.Scan, body: _Runner, operands: Sequence[Any]) -> list[Any]:
@@ -114,4 +117,4 @@ def _trips(scan: compat.Scan, body: _Runner, operands: Sequence[Any]) -> list[An
 
 
 def _variables(atoms: Sequence[Any]) -> set[Any]:
-    return {atom for atom in atoms if not isinstance(atom, compat.Literal)}
+    return set(filter(compat.is_var, atoms))

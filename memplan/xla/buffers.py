@@ -192,7 +192,7 @@ class _ProblemBuilder:
                 over or {},
                 over_elements or {},
                 within=within,
-                repeatable=not once,
+                recomputable=not once,
                 sheds=self._on_gpu and self._has_many_results(op),
             )
         )
@@ -231,7 +231,7 @@ class _ProblemBuilder:
         first = len(self._kernels)
         result = self._computation(self._module[op.called[0]], operands, within)
         if len(self._kernels) == first + 1:
-            self._kernels[first] = replace(self._kernels[first], name=op.name, repeatable=False)
+            self._kernels[first] = replace(self._kernels[first], name=op.name, recomputable=False)
         else:
             self._kernel(op, operands, (), within)
             self._put_within(first, within, fixed=True)
@@ -243,8 +243,8 @@ class _ProblemBuilder:
         for number in range(first, last):
             inner = self._kernels[number]
             holder = last if inner.within == around else inner.within
-            repeatable = inner.repeatable and not fixed
-            self._kernels[number] = replace(inner, within=holder, repeatable=repeatable, fixed=inner.fixed or fixed)
+            recomputable = inner.recomputable and not fixed
+            self._kernels[number] = replace(inner, within=holder, recomputable=recomputable, fixed=inner.fixed or fixed)
 
     def _loop(self, op: Instruction, state: Tree, within: int | None) -> Tree:
         """Body and condition stand in front of the loop itself, as in XLA's flattened schedule."""
@@ -254,12 +254,12 @@ class _ProblemBuilder:
         ends = {}
         for name in (condition, body):
             tree = carried[name]
-            self._kernels.append(Kernel(f"{name}:begin", (), tuple(leaves_of(tree)), within=within, repeatable=False))
+            self._kernels.append(Kernel(f"{name}:begin", (), tuple(leaves_of(tree)), within=within, recomputable=False))
             for value in leaves_of(tree):
                 self._values[value].maker = len(self._kernels) - 1
             ends[name] = self._computation(self._module[name], [tree], within)
             reads = tuple(dict.fromkeys(leaves_of(ends[name])))
-            self._kernels.append(Kernel(f"{name}:end", reads, (), within=within, repeatable=False))
+            self._kernels.append(Kernel(f"{name}:end", reads, (), within=within, recomputable=False))
         result = self._values.add_like(state, op.name)
         self._table(op.shape)
         for value in leaves_of(result):
@@ -287,7 +287,7 @@ class _ProblemBuilder:
         ends = []
         for name, given in zip(op.called, operands[1:], strict=True):
             end = self._computation(self._module[name], [given], within)
-            self._kernels.append(Kernel(f"{name}:end", tuple(leaves_of(end)), (), within=within, repeatable=False))
+            self._kernels.append(Kernel(f"{name}:end", tuple(leaves_of(end)), (), within=within, recomputable=False))
             ends.append(end)
         result = self._new(op, len(self._kernels), Role.TEMPORARY)
         self._table(op.shape)

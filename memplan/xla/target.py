@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from memplan.errors import MemplanError, UnknownDeviceError
 from memplan.hardware.device import Device
 from memplan.program import compat
-from memplan.program.jit_arguments import static_places
+from memplan.program.jit_arguments import infer_static
 from memplan.program.sharding import Spmd
 from memplan.xla.described_gpu import target_config
 from memplan.xla.hook import Rewrite, intercept
@@ -137,7 +137,7 @@ class Target:
             flags = {**_DESCRIBED_OPTIONS, **kernels, **flags}
             args, kwargs = self._placeholders(step, args, kwargs, options, spmd)
         lowered = jax.jit(step, **options).lower(*args, **kwargs)
-        compat.hold_on_host(lowered, on_host)
+        compat.mark_on_host(lowered, on_host)
         with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
             if profile:
                 flags |= {"xla_gpu_pgle_profile_file_or_directory_path": _write_profile(profile, Path(folder))}
@@ -149,7 +149,7 @@ class Target:
             return self._compile_lowered(lowered, flags)
         name = f"memplan_{next(_numbers)}_{re.sub(r'[^a-zA-Z0-9_]', '_', compat.module_name_of(lowered))}"
         with intercept(name, rewrite, self.platform) as interception, compat.without_compilation_cache():
-            found = self._compile_lowered(compat.renamed(lowered, name), {**self._limits(), **flags})
+            found = self._compile_lowered(compat.rename_module(lowered, name), {**self._limits(), **flags})
         version = importlib.metadata.version("jaxlib")
         try:
             interception.check()
@@ -190,7 +190,7 @@ class Target:
         spmd: Spmd | None,
     ) -> Any:
         """Shapes on the described device, or on a mesh of them; static arguments as they are."""
-        positions, names = static_places(step, len(args), options)
+        positions, names = infer_static(step, len(args), options)
         dynamic = (
             {number: arg for number, arg in enumerate(args) if number not in positions},
             {name: value for name, value in kwargs.items() if name not in names},

@@ -98,8 +98,6 @@ def test_an_axis_of_another_machine_is_refused() -> None:
 
 def test_of_equals_the_fewest_collectives_are_taken() -> None:
     free = machine(*(Axis(name, 4, 0.0, 1e9, shared=False) for name in "abc"))
-    for nbytes in (0, 1000):
-        assert str(collectives.cheapest(free, nbytes, launch_s=0)) == "all-reduce(a,b,c)"
     assert str(collectives.cheapest(free, 0)) == "all-reduce(a,b,c)"
 
 
@@ -175,16 +173,17 @@ def machines(draw: st.DrawFn) -> Topology:
 
 
 @settings(max_examples=120, deadline=None)
-@given(machines(), st.sampled_from([0, 1, 10**3, 10**5, 10**7, 10**9]), st.sampled_from([0.0, 1e-5]))
-def test_the_cheapest_is_the_cheapest_of_all(topology: Topology, nbytes: int, launch_s: float) -> None:
+@given(machines(), st.sampled_from([0, 1, 10**3, 10**5, 10**7, 10**9]))
+def test_the_cheapest_is_the_cheapest_of_all(topology: Topology, nbytes: int) -> None:
+    launch_s = collectives.LAUNCH_S
     names = [axis.name for axis in topology.axes if axis.size > 1]
     costs = [oracle_seconds(topology, phases, nbytes, launch_s) for phases in all_ways(names)]
-    found = collectives.cheapest(topology, nbytes, launch_s=launch_s)
+    found = collectives.cheapest(topology, nbytes)
     told = seconds(topology, found, nbytes, launch_s)
     assert told == pytest.approx(float(min(costs)), rel=1e-9)
     assert told == pytest.approx(float(oracle_seconds(topology, found.phases, nbytes, launch_s)), rel=1e-9)
     assert sorted(name for phase in found.phases for name in phase.axes) == sorted(names)
-    assert found == collectives.cheapest(topology, nbytes, launch_s=launch_s)
+    assert found == collectives.cheapest(topology, nbytes)
 
 
 @settings(max_examples=40, deadline=None)

@@ -15,7 +15,7 @@ import pytest
 
 from memplan.parallel import agreement, meshes
 from memplan.parallel.runtime import cluster
-from memplan.parallel.runtime.ledger import PROGRAM, ROWS, VALUES, Said
+from memplan.parallel.runtime.comparison import PROGRAM, ROWS, VALUES, Submission
 from memplan.parallel.step import data_parallel
 
 
@@ -23,8 +23,8 @@ class Told:
     """In the place of what would be told to rank 0 and waited for."""
 
     def __init__(self) -> None:
-        self.said: list[Said] = []
-        self.values = self.program = self.rows = self.said.append
+        self.said: list[Submission] = []
+        self.submit_values = self.submit_program = self.submit_rows = self.said.append
 
     def digests(self, kind: str) -> list[str]:
         return [one.digest for one in self.said if one.kind == kind]
@@ -33,7 +33,7 @@ class Told:
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     """As if the mesh were of two processes."""
-    monkeypatch.setattr(cluster, "given", here := Told())
+    monkeypatch.setattr(cluster, "submissions", here := Told())
     monkeypatch.setattr(agreement, "_among", lambda mesh: (0, 1))
     monkeypatch.setattr(agreement, "_compared", {})
     return here
@@ -57,7 +57,7 @@ def programs(told: Told, *steps: Any) -> list[str]:
 
 
 def test_alone_nothing_is_told_or_paid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "given", told := Told())
+    monkeypatch.setattr(cluster, "submissions", told := Told())
     step = data_parallel(regression(), meshes.mesh({"batch": 1}))
     step.divided((step.place(STATE), step.assemble(X)))
     assert not told.said
@@ -120,7 +120,7 @@ from memplan.parallel import agreement, meshes
 from memplan.parallel.runtime import cluster
 from memplan.parallel.step import data_parallel
 agreement._among = lambda mesh: (0, 1)
-cluster.given.program = lambda one: print(one.digest)
+cluster.submissions.submit_program = lambda one: print(one.digest)
 def step(state, x):
     def body(w, row):
         jax.debug.callback(print, w)

@@ -12,6 +12,7 @@ import json
 import sys
 import time
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,21 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from memplan.parallel.runtime.checkpoint import Checkpoints, TrainState
+from memplan.parallel.runtime.checkpoint import Checkpoints
 from memplan.parallel.runtime.cluster import initialize
 from memplan.parallel.runtime.preflight import agree, preflight
 from memplan.parallel.runtime.watchdog import Watchdog
 
 ROWS, WIDTH = 64, 8
 OPTIMIZER = optax.adam(0.05)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    step: Any
+    params: Any
+    opt_state: Any
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ MIB = 2**20
 
 
 @dataclass
-class Building:
+class Builder:
     """Puts a problem together; every method answers numbers of buffers."""
 
     buffers: list[Buffer] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Building:
         place: int | None = None,
         output: bool = False,
         within: int | None = None,
-        repeatable: bool = True,
+        recomputable: bool = True,
         over: bool = False,
         sheds: bool = False,
     ) -> tuple[int, ...]:
@@ -46,7 +46,7 @@ class Building:
             self.buffers.append(Buffer(f"buffer{number}", size, role, len(self.kernels), taken))
         sources = {made[0]: tuple(r for r in reads if self.buffers[r].nbytes == sizes[0])} if over and made else {}
         name = f"kernel{len(self.kernels)}"
-        kernel = Kernel(name, reads, made, sources, {}, seconds, within, repeatable, sheds)
+        kernel = Kernel(name, reads, made, sources, {}, seconds, within, recomputable, sheds)
         self.kernels.append(kernel)
         self.outputs.update(made if output else ())
         return made
@@ -61,7 +61,7 @@ def training(layers: int, seed: int, sharing: bool = True) -> Problem:
     Args:
       sharing: arguments are donated, operands written over, results that nobody reads left out.
     """
-    random, b = Random(seed), Building()
+    random, b = Random(seed), Builder()
     weights = [b.argument(MIB, donated=sharing) for _ in range(layers)]
 
     def size() -> int:
@@ -89,19 +89,19 @@ def training(layers: int, seed: int, sharing: bool = True) -> Problem:
 
 def fetching(layers: int, seed: int) -> Problem:
     """A chain forward and back again; each layer's weight comes by an asynchronous pair around the layer before."""
-    random, b = Random(seed), Building()
+    random, b = Random(seed), Builder()
 
     def begun() -> int:
-        return b.kernel((b.argument(8),), random.randint(1, 8) * MIB, 0.0, repeatable=False)[0]
+        return b.kernel((b.argument(8),), random.randint(1, 8) * MIB, 0.0, recomputable=False)[0]
 
     weights, made = [begun()], []
     (last,) = b.kernel((), MIB)
     for layer in range(layers):
-        b.kernel((weights[layer],), (), 0.0, repeatable=False)
+        b.kernel((weights[layer],), (), 0.0, recomputable=False)
         weights.append(begun())
         (last,) = b.kernel((weights[layer], last), random.randint(1, 8) * MIB, random.uniform(1, 3))
         made.append(last)
-    b.kernel((weights[layers],), (), 0.0, repeatable=False)
+    b.kernel((weights[layers],), (), 0.0, recomputable=False)
     for layer in reversed(range(layers)):
         (last,) = b.kernel((weights[layer], made[layer], last), MIB, random.uniform(1, 3))
     b.kernel((last, weights[layers]), 8, output=True)
@@ -110,13 +110,13 @@ def fetching(layers: int, seed: int) -> Problem:
 
 def accumulating(layers: int, trips: int, seed: int) -> Problem:
     """A loop whose body is a chain forward and back again, which adds to a sum; then the sum is read."""
-    b = Building()
+    b = Builder()
     weight = b.argument(MIB)
     (before,) = b.kernel((weight,), 2 * MIB)
     (zero,) = b.kernel((), MIB)
     step = training(layers, seed)
     loop = len(b.kernels) + 1 + len(step.kernels) + 2
-    (state,) = b.kernel((), MIB, within=loop, repeatable=False, place=zero)
+    (state,) = b.kernel((), MIB, within=loop, recomputable=False, place=zero)
     shift, inner = len(b.buffers), len(b.kernels)
     for number, buffer in enumerate(step.buffers):
         role = Role.ARGUMENT if buffer.maker is None else Role.TEMPORARY
@@ -127,9 +127,9 @@ def accumulating(layers: int, trips: int, seed: int) -> Problem:
         writes = tuple(written + shift for written in kernel.writes)
         b.kernels.append(replace(kernel, reads=reads, writes=writes, over={}, within=loop))
     updates = tuple(output + shift for output in sorted(step.outputs))
-    b.kernel((state, *updates), MIB, within=loop, repeatable=False, place=zero)
-    b.kernel((len(b.buffers) - 1,), (), within=loop, repeatable=False)
-    (after,) = b.kernel((zero, before), MIB, 0.0, repeatable=False, place=zero)
+    b.kernel((state, *updates), MIB, within=loop, recomputable=False, place=zero)
+    b.kernel((len(b.buffers) - 1,), (), within=loop, recomputable=False)
+    (after,) = b.kernel((zero, before), MIB, 0.0, recomputable=False, place=zero)
     b.kernels[-1] = replace(b.kernels[-1], trips=trips)
     b.kernel((after, before), 8, output=True)
     return b.problem()

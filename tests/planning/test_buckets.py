@@ -1,4 +1,4 @@
-"""Buckets: no cut of few gradients is done earlier, and none as early has fewer buckets."""
+"""Buckets: no others of few gradients are sent earlier, and none as early are fewer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from memplan.planning import buckets
+from memplan.planning.buckets import contiguous_buckets
 
 
 def affine(nbytes: int) -> float:
@@ -16,7 +16,7 @@ def affine(nbytes: int) -> float:
     return 4.0 + nbytes
 
 
-def all_cuts(count: int) -> Iterator[tuple[range, ...]]:
+def all_divisions(count: int) -> Iterator[tuple[range, ...]]:
     for inner in range(1 << max(0, count - 1)):
         ends = [place + 1 for place in range(count - 1) if inner >> place & 1]
         yield tuple(itertools.starmap(range, itertools.pairwise([0, *ends, count])))
@@ -35,7 +35,7 @@ def last_end(
 
 
 @pytest.mark.parametrize("seed", range(120))
-def test_no_cut_is_done_earlier_or_as_early_with_fewer_buckets(seed: int) -> None:
+def test_no_buckets_are_sent_earlier_or_as_early_and_fewer(seed: int) -> None:
     chance = random.Random(seed)
     count = chance.randint(1, 9)
     ready = sorted(chance.randint(0, 12) for _ in range(count))
@@ -45,34 +45,34 @@ def test_no_cut_is_done_earlier_or_as_early_with_fewer_buckets(seed: int) -> Non
     seconds = {size: float(chance.choice([2 + size, chance.randint(0, 9)])) for size in range(4 * 9 + 1)}.__getitem__
     allowed = [
         parts
-        for parts in all_cuts(count)
+        for parts in all_divisions(count)
         if largest is None or all(len(part) == 1 or sum(nbytes[part.start : part.stop]) <= largest for part in parts)
     ]
     best = min((last_end(parts, ready, nbytes, seconds), len(parts)) for parts in allowed)
-    found = buckets.cut(ready, nbytes, seconds, largest)
+    found = contiguous_buckets(ready, nbytes, seconds, largest)
     assert found in allowed
     assert (last_end(found, ready, nbytes, seconds), len(found)) == best
 
 
 def test_what_is_ready_at_once_goes_at_once() -> None:
-    assert buckets.cut([1.0, 1.0, 1.0], [5, 6, 7], affine) == (range(3),)
+    assert contiguous_buckets([1.0, 1.0, 1.0], [5, 6, 7], affine) == (range(3),)
 
 
 def test_what_is_far_apart_goes_apart() -> None:
-    assert buckets.cut([0.0, 100.0, 200.0], [50, 50, 50], affine) == (range(1), range(1, 2), range(2, 3))
+    assert contiguous_buckets([0.0, 100.0, 200.0], [50, 50, 50], affine) == (range(1), range(1, 2), range(2, 3))
 
 
 def test_as_early_in_one_bucket_is_one_bucket() -> None:
-    assert buckets.cut([0.0, 10.0], [3, 0], lambda nbytes: 1.0) == (range(2),)
+    assert contiguous_buckets([0.0, 10.0], [3, 0], lambda nbytes: 1.0) == (range(2),)
 
 
 def test_a_bucket_may_have_a_largest_size_but_a_gradient_goes_alone_whatever_it_has() -> None:
-    found = buckets.cut([0.0] * 4, [2, 2, 9, 2], affine, largest_nbytes=4)
+    found = contiguous_buckets([0.0] * 4, [2, 2, 9, 2], affine, largest_nbytes=4)
     assert found == (range(2), range(2, 3), range(3, 4))
 
 
-def test_nothing_is_cut_into_nothing() -> None:
-    assert buckets.cut([], [], affine) == ()
+def test_nothing_is_in_no_bucket() -> None:
+    assert contiguous_buckets([], [], affine) == ()
 
 
 def test_each_size_is_asked_for_once() -> None:
@@ -82,11 +82,11 @@ def test_each_size_is_asked_for_once() -> None:
         asked.append(nbytes)
         return affine(nbytes)
 
-    buckets.cut([0.0] * 6, [2, 2, 2, 2, 2, 2], noted)
+    contiguous_buckets([0.0] * 6, [2, 2, 2, 2, 2, 2], noted)
     assert sorted(asked) == [2, 4, 6, 8, 10, 12]
 
 
-def test_hundreds_of_gradients_are_cut_soon_and_not_worse_than_all_or_each() -> None:
+def test_hundreds_of_gradients_take_no_time_and_are_not_worse_than_all_or_each() -> None:
     chance = random.Random(7)
     ready = sorted(chance.random() for _ in range(400))
     nbytes = [chance.choice([256, 10**4, 10**6]) for _ in ready]
@@ -94,7 +94,7 @@ def test_hundreds_of_gradients_are_cut_soon_and_not_worse_than_all_or_each() -> 
     def seconds(total: int) -> float:
         return 1e-3 + total / 1e9
 
-    found = buckets.cut(ready, nbytes, seconds)
+    found = contiguous_buckets(ready, nbytes, seconds)
     ends = [
         last_end(parts, ready, nbytes, seconds)
         for parts in (found, (range(400),), [range(place, place + 1) for place in range(400)])
@@ -114,10 +114,10 @@ def test_hundreds_of_gradients_are_cut_soon_and_not_worse_than_all_or_each() -> 
 )
 def test_what_is_out_of_order_is_refused(ready: list[float], nbytes: list[int], told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        buckets.cut(ready, nbytes, affine)
+        contiguous_buckets(ready, nbytes, affine)
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0])
 def test_a_time_that_is_none_is_refused(wrong: float) -> None:
     with pytest.raises(ValueError, match="which no stream does"):
-        buckets.cut([0.0, 1.0], [1, 2], lambda nbytes: wrong)
+        contiguous_buckets([0.0, 1.0], [1, 2], lambda nbytes: wrong)

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memplan.planning.floor import floor
-from memplan.planning.packing import needed, pack
+from memplan.planning.liveness import eliminate_dead
+from memplan.planning.packing import pack
 from memplan.planning.problem import Buffer, Kernel, Problem, Role
 from memplan.planning.schedule import runs
 from memplan.planning.search.reorder import reorder
-from tests.planning.steps import MIB, Building, accumulating, training
+from tests.planning.steps import MIB, Builder, accumulating, training
 
 
 @given(st.integers(1, 10), st.integers(0, 999), st.booleans())
@@ -25,12 +26,12 @@ def test_no_order_goes_below(layers: int, seed: int, again: bool) -> None:
         if again and random.random() < 0.5:  # what the largest kernel reads is made again right before it
             at = sequence.index(kernel)
             makers = {one.buffers[read].maker for read in one.kernels[kernel].reads}
-            sequence[at:at] = sorted(maker for maker in makers if maker is not None and one.kernels[maker].repeatable)
-        assert pack(one, needed(one, runs(sequence))).nbytes >= nbytes
+            sequence[at:at] = sorted(maker for maker in makers if maker is not None and one.kernels[maker].recomputable)
+        assert pack(one, eliminate_dead(one, runs(sequence))).nbytes >= nbytes
 
 
 def test_it_is_what_one_kernel_reads_and_writes() -> None:
-    b = Building()
+    b = Builder()
     (first,) = b.kernel((), 3 * MIB)
     (second,) = b.kernel((first,), 2 * MIB)
     b.kernel((first, second), 4 * MIB)
@@ -38,7 +39,7 @@ def test_it_is_what_one_kernel_reads_and_writes() -> None:
 
 
 def test_what_may_lie_in_an_output_or_over_an_operand_does_not_count() -> None:
-    b = Building()
+    b = Builder()
     (first,) = b.kernel((), 3 * MIB)
     (second,) = b.kernel((first,), 3 * MIB, over=True)
     b.kernel((second,), 2 * MIB)

@@ -6,77 +6,8 @@ import pytest
 
 from memplan.planning.legal import fault
 from memplan.planning.problem import Buffer, Kernel, Problem, Role
-from memplan.planning.schedule import Action, Kind, Schedule, runs
-
-
-def actions(text: str) -> Schedule:
-    """`run 0, offload 0` as actions."""
-    return tuple(Action(Kind(word.split()[0]), int(word.split()[1])) for word in text.split(", "))
-
-
-def updating() -> Problem:
-    """A weight, what is computed from it, what from that, and the weight's update in place."""
-    buffers = (
-        Buffer("weight", 8, Role.ARGUMENT, None, 0),
-        Buffer("first", 8, Role.TEMPORARY, 0, 1),
-        Buffer("second", 8, Role.TEMPORARY, 1, 2),
-        Buffer("updated", 8, Role.OUTPUT, 2, 0),
-        Buffer("loss", 8, Role.OUTPUT, 3, 4),
-    )
-    kernels = (
-        Kernel("first", (0,), (1,)),
-        Kernel("second", (1,), (2,)),
-        Kernel("updated", (0, 2), (3,)),
-        Kernel("loss", (1, 2), (4,)),
-    )
-    return Problem(
-        buffers,
-        kernels,
-        (
-            3,
-            4,
-        ),
-        frozenset({0}),
-    )
-
-
-def looping() -> Problem:
-    """A value, a loop with two kernels, and a reader of the value and of the loop's result."""
-    buffers = (
-        Buffer("before", 8, Role.TEMPORARY, 0, 0),
-        Buffer("state", 8, Role.TEMPORARY, 1, 1),
-        Buffer("inner", 8, Role.TEMPORARY, 2, 2),
-        Buffer("next", 8, Role.TEMPORARY, 3, 1),
-        Buffer("result", 8, Role.TEMPORARY, 5, 1),
-        Buffer("after", 8, Role.OUTPUT, 6, 5),
-    )
-    kernels = (
-        Kernel("before", (), (0,)),
-        Kernel("body:begin", (), (1,), within=5, repeatable=False),
-        Kernel("inner", (1,), (2,), within=5),
-        Kernel("next", (1, 2), (3,), within=5),
-        Kernel("body:end", (3,), (), within=5, repeatable=False),
-        Kernel("loop", (0,), (4,), repeatable=False, trips=3),
-        Kernel("after", (0, 4), (5,)),
-    )
-    return Problem(buffers, kernels, (5,), frozenset())
-
-
-def fetching() -> Problem:
-    """A value that comes by an asynchronous pair, a kernel beside it, and a reader of both."""
-    buffers = (
-        Buffer("fetched", 8, Role.TEMPORARY, 0, 0),
-        Buffer("beside", 8, Role.TEMPORARY, 1, 1),
-        Buffer("loss", 8, Role.OUTPUT, 3, 2),
-    )
-    kernels = (
-        Kernel("copy-start", (), (0,), repeatable=False),
-        Kernel("beside", (), (1,)),
-        Kernel("copy-done", (0,), (), repeatable=False),
-        Kernel("loss", (0, 1), (2,)),
-    )
-    return Problem(buffers, kernels, (2,), frozenset())
-
+from memplan.planning.schedule import runs
+from tests.planning.small import actions, fetching, looping, updating
 
 RIGHT = (
     "run 0, run 1, run 2, run 3",
@@ -132,16 +63,8 @@ def test_what_breaks_a_loop(order: tuple[int, ...], said: str) -> None:
 
 def test_once_in_their_order() -> None:
     buffers = tuple(Buffer(f"{i}", 8, Role.OUTPUT, i, i) for i in range(2))
-    kernels = tuple(Kernel(f"effect{i}", (), (i,), repeatable=False) for i in range(2))
-    acting = Problem(
-        buffers,
-        kernels,
-        (
-            0,
-            1,
-        ),
-        frozenset(),
-    )
+    kernels = tuple(Kernel(f"effect{i}", (), (i,), recomputable=False) for i in range(2))
+    acting = Problem(buffers, kernels, (0, 1), frozenset())
     assert fault(acting, runs([0, 1])) is None
     assert "order" in (fault(acting, runs([1, 0])) or "")
 

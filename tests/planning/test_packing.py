@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.planning.packing import Packing, live_nbytes, needed, pack
+from memplan.planning.packing import Packing, live_nbytes, pack
 from memplan.planning.problem import GPU_ALIGNMENT, Buffer, Kernel, Problem, Role
-from memplan.planning.schedule import Action, Kind, Schedule, runs
+from memplan.planning.schedule import runs
+from tests.planning.small import actions, problem
 
 KIB = 1024
-
-
-def problem(
-    reads: Sequence[Sequence[int]],
-    nbytes: Sequence[int],
-    outputs: Sequence[int] = (),
-    places: Mapping[int, int] | None = None,
-    over: Mapping[int, tuple[int, ...]] | None = None,
-    arguments: Sequence[int] = (),
-    donated: Sequence[int] = (),
-) -> Problem:
-    """Arguments first, then kernel `i` makes the next buffer and reads `reads[i]`."""
-    first = len(arguments)
-    buffers = [Buffer(f"argument{i}", size, Role.ARGUMENT, None, i) for i, size in enumerate(arguments)]
-    for i, size in enumerate(nbytes):
-        number = first + i
-        role = Role.OUTPUT if number in outputs else Role.TEMPORARY
-        buffers.append(Buffer(f"kernel{i}", size, role, i, (places or {}).get(number, number)))
-    kernels = [
-        Kernel(f"kernel{i}", tuple(read), (first + i,), {first + i: (over or {}).get(first + i, ())})
-        for i, read in enumerate(reads)
-    ]
-    return Problem(tuple(buffers), tuple(kernels), tuple(outputs), frozenset(donated))
 
 
 CHAIN = ([], [0], [1], [2], [3])
@@ -118,12 +94,6 @@ def test_a_kernel_that_runs_again_makes_room_in_between() -> None:
     assert 6 * KIB < again.nbytes < 6 * KIB + 4 * GPU_ALIGNMENT
 
 
-def test_a_run_that_nobody_reads_is_not_there() -> None:
-    one = problem([[], [0], [1]], [KIB, 8, 8], outputs=[2])
-    assert needed(one, runs([0, 1, 0, 1, 2])) == runs([0, 1, 2])
-    assert needed(one, runs([0, 0, 1, 2])) == runs([0, 1, 2])
-
-
 def test_results_that_nobody_reads_are_taken_out_of_a_fusion() -> None:
     buffers = [Buffer(f"pair{{{i}}}", KIB, Role.TEMPORARY, 0, i) for i in range(2)]
     last = Buffer("last", 8, Role.OUTPUT, 1, 2)
@@ -137,33 +107,28 @@ def test_results_that_nobody_reads_are_taken_out_of_a_fusion() -> None:
     assert of(sheds=True) == KIB
 
 
-def copies(*words: str) -> Schedule:
-    """Actions as `run 0`, `offload 0`."""
-    return tuple(Action(Kind(word.split()[0]), int(word.split()[1])) for word in words)
-
-
 AWAY = ("run 0", "offload 0", "run 1", "offloaded 0", "run 2", "prefetch 0", "run 3", "prefetched 0", "run 4")
 
 
 def test_what_is_on_the_host_is_not_on_the_device() -> None:
     one = problem([[], [0], [1], [2], [3, 0]], [4 * KIB, 8, 6 * KIB, 8, 8])
-    there = live_nbytes(one, copies(*AWAY)).tolist()
+    there = live_nbytes(one, actions(*AWAY)).tolist()
     held = [4096, 4096, 4104, 4104, 8 + 6144, 6144 + 4096, 6144 + 8 + 4096, 8 + 4096, 8 + 4096 + 8]
     copying = [0, 4, 4, 4, 0, 4, 4, 4, 0]  # a number beside each copy, from its begin to its end
     assert there == [nbytes + number for nbytes, number in zip(held, copying, strict=True)]
-    found = pack(one, copies(*AWAY))
+    found = pack(one, actions(*AWAY))
     assert (found.live_nbytes, found.host_nbytes) == (6144 + 8 + 4096 + 4 + 2 * GPU_ALIGNMENT, 4096)
     late = ("run 0", "offload 0", "run 1", "offloaded 0", "run 2", "run 3", "prefetch 0", "prefetched 0", "run 4")
-    assert pack(one, copies(*late)).live_nbytes == 6144 + 8 + 2 * GPU_ALIGNMENT
+    assert pack(one, actions(*late)).live_nbytes == 6144 + 8 + 2 * GPU_ALIGNMENT
 
 
 def test_the_host_has_a_heap_of_its_own() -> None:
     one = problem([[], [0], [1, 0], [2], [3, 2]], [4 * KIB, 8, 2 * KIB, 8, 8])
     first = ("run 0", "offload 0", "offloaded 0", "run 1", "prefetch 0", "prefetched 0", "run 2")
     later = ("offload 2", "offloaded 2", "run 3", "prefetch 2", "prefetched 2", "run 4")
-    both = pack(one, copies(*first, *later))
+    both = pack(one, actions(*first, *later))
     assert both.host_nbytes == 4 * KIB
-    at_once = pack(one, copies(*first[:-2], *first[-1:], *later[:2], "prefetched 0", *later[2:]))
+    at_once = pack(one, actions(*first[:-2], *first[-1:], *later[:2], "prefetched 0", *later[2:]))
     assert at_once.host_nbytes == 6 * KIB
 
 
@@ -171,42 +136,25 @@ def test_every_table_of_a_tuple_stands_alone() -> None:
     buffers = [Buffer(f"pair{{{i}}}", KIB, Role.TEMPORARY, 0, i) for i in range(2)]
     buffers += [Buffer(f"last{i}", 8, Role.OUTPUT, i + 1, i + 2) for i in range(2)]
     kernels = (Kernel("pair", (), (0, 1)), Kernel("last0", (0, 1), (2,)), Kernel("last1", (0, 1), (3,)))
-    one = Problem(
-        tuple(buffers),
-        kernels,
-        (
-            2,
-            3,
-        ),
-        frozenset(),
-        tables_nbytes=GPU_ALIGNMENT,
-    )
+    one = Problem(tuple(buffers), kernels, (2, 3), frozenset(), tables_nbytes=GPU_ALIGNMENT)
     assert pack(one).nbytes == 2 * KIB + GPU_ALIGNMENT
-    assert pack(one, copies("run 0", "run 1", "run 0", "run 2")).nbytes == 2 * KIB + 2 * GPU_ALIGNMENT
+    assert pack(one, actions("run 0", "run 1", "run 0", "run 2")).nbytes == 2 * KIB + 2 * GPU_ALIGNMENT
 
 
 def test_nothing_is_written_over_what_came_from_the_host() -> None:
     one = problem([[], [0], [0, 1]], [KIB, 8, KIB], over={2: (0,)})
     assert pack(one).live_nbytes == KIB + 8
-    back = copies("run 0", "offload 0", "offloaded 0", "run 1", "prefetch 0", "prefetched 0", "run 2")
+    back = actions("run 0", "offload 0", "offloaded 0", "run 1", "prefetch 0", "prefetched 0", "run 2")
     assert pack(one, back).live_nbytes == 2 * KIB + 8 + 2 * GPU_ALIGNMENT
 
 
 def test_a_value_may_come_back_more_than_once() -> None:
     one = problem([[], [0], [1, 0], [2, 0]], [KIB, 8, 8, 8], outputs=[3])
-    twice = copies(
+    twice = actions(
         *("run 0", "offload 0", "run 1", "offloaded 0", "prefetch 0", "prefetched 0", "run 2"),
         *("prefetch 0", "prefetched 0", "run 3"),
     )
-    assert needed(one, twice) == twice
     assert pack(one, twice).host_nbytes == KIB
-
-
-def test_copies_that_nobody_reads_are_not_made() -> None:
-    one = problem([[], [0], [1]], [KIB, 8, 8], outputs=[2])
-    idle = ("run 0", "offload 0", "offloaded 0", "prefetch 0", "prefetched 0", "run 1", "prefetch 0", "prefetched 0")
-    assert needed(one, copies(*idle, "run 2")) == copies(*idle[:6], "run 2")
-    assert needed(one, copies(*idle[:3], "run 1", "run 2")) == runs([0, 1, 2])
 
 
 @st.composite

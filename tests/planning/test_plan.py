@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from memplan.errors import MemplanError, PlanMismatchError
 from memplan.planning.loop import Residuals
-from memplan.planning.plan import FORMAT, Plan, named
+from memplan.planning.plan import FORMAT, Plan, name_actions
 from memplan.planning.problem import Buffer, Kernel, Problem, Role
 from memplan.planning.schedule import Action, Kind
 
@@ -105,7 +105,7 @@ def test_names_stand_for_numbers() -> None:
     problem = Problem(buffers, (Kernel("a", (), (0,)), Kernel("b", (0,), (1,))), (1,), frozenset())
     kinds = (Kind.RUN, Kind.OFFLOAD, Kind.OFFLOADED, Kind.PREFETCH, Kind.PREFETCHED, Kind.RUN)
     schedule = tuple(Action(kind, number) for kind, number in zip(kinds, (0, 0, 0, 0, 0, 1), strict=True))
-    plan = replace(SMALL, actions=named(problem, (*schedule, Action(Kind.OFFLOAD, 1))))
+    plan = replace(SMALL, actions=name_actions(problem, (*schedule, Action(Kind.OFFLOAD, 1))))
     assert plan.actions[-1] == (Kind.OFFLOAD, "b{1}")
     assert plan.schedule(problem)[:-1] == schedule
     with pytest.raises(PlanMismatchError, match=r"fusion\.3.*Plan again"):

@@ -12,7 +12,7 @@ from memplan.hardware import catalog
 from memplan.hardware.device import Device
 from memplan.hardware.roofline import copy_seconds
 from memplan.planning.graph import Graph, Op, Value, op_seconds
-from memplan.planning.loop import Loop, Residuals, moved_nbytes, repeated, stacked_nbytes
+from memplan.planning.loop import Loop, Residuals, recomputed_ops, stacked_nbytes
 from memplan.planning.residuals import PRICES, cheapest
 
 DEVICE = catalog.named("v100")
@@ -41,7 +41,7 @@ def loops(draw: st.DrawFn) -> Loop:
 
 def is_complete(loop: Loop, stacked: frozenset[int]) -> bool:
     """Can all that is needed be computed from what is stacked?"""
-    again = [loop.body.ops[op] for op in repeated(loop, Residuals(tuple(stacked)))]
+    again = [loop.body.ops[op] for op in recomputed_ops(loop, Residuals(tuple(stacked)))]
     there = loop.given.union(stacked, *(op.outputs for op in again))
     return loop.needed <= there and all(op.recomputable and there.issuperset(op.inputs) for op in again)
 
@@ -53,7 +53,7 @@ def cost(loop: Loop, stacked: frozenset[int], price: float, moves: bool, device:
         kept = nbytes * (price + 2 * loop.runs / device.memory_bandwidth)
         moved = 2 * times * copy_seconds(loop.body.nbytes(value), device)
         total += min(kept, moved) if moves else kept
-    for number in repeated(loop, Residuals(tuple(stacked))):
+    for number in recomputed_ops(loop, Residuals(tuple(stacked))):
         op = loop.body.ops[number]
         total += times * op_seconds(loop.body, op, device) if op.fusion != "elementwise" else 0.0
     return total
@@ -77,32 +77,30 @@ def test_a_higher_price_never_stacks_more(loop: Loop, moves: bool) -> None:
     assert nbytes == sorted(nbytes, reverse=True)
 
 
-def chain(movable: bool = True) -> Loop:
+def chain(offloadable: bool = True) -> Loop:
     """carry -> product -> product; the backward body reads both products."""
     values = (Value("carry", MIB), Value("first", 64 * MIB), Value("second", 64 * MIB))
     product = {"flops": 1e12, "flops_dtype": "float32"}
     ops = (Op("dot_general", (0,), (1,), **product), Op("dot_general", (1,), (2,), **product))
-    return Loop(Graph(values, ops), 10, 1, frozenset(), frozenset({1, 2}), movable)
+    return Loop(Graph(values, ops), 10, 1, frozenset(), frozenset({1, 2}), offloadable)
 
 
 def test_prices_decide_between_stacks_and_repetition() -> None:
     assert cheapest(chain(), PRICES[0], DEVICE).kept == (1, 2)
     small = cheapest(chain(), PRICES[-1], DEVICE)
     assert small.kept == (0,)
-    assert repeated(chain(), small) == (0, 1)
+    assert recomputed_ops(chain(), small) == (0, 1)
     assert stacked_nbytes(chain(), small) == 10 * MIB
     assert stacked_nbytes(chain(), None) == 10 * 128 * MIB
 
 
 def test_the_host_takes_what_is_dear_to_repeat() -> None:
-    moved = cheapest(chain(), PRICES[-1], DEVICE, moves=True)
+    moved = cheapest(chain(), PRICES[-1], DEVICE, offload=True)
     assert moved == Residuals((), (1, 2))
-    assert moved_nbytes(chain(), moved) == 10 * 128 * MIB
-    assert moved_nbytes(chain(), None) == 0
 
 
 def test_what_cannot_be_moved_stays() -> None:
-    assert cheapest(chain(movable=False), PRICES[-1], DEVICE, moves=True).moved == ()
+    assert cheapest(chain(offloadable=False), PRICES[-1], DEVICE, offload=True).on_host == ()
 
 
 @pytest.mark.parametrize("price", PRICES[::6])

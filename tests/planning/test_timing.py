@@ -8,7 +8,7 @@ import pytest
 
 from memplan.planning.problem import Buffer, Kernel, Problem, Role
 from memplan.planning.timing import seconds
-from tests.planning.test_legal import actions, looping
+from tests.planning.small import actions, looping
 
 
 def chain(*took_s: float) -> Problem:

@@ -11,7 +11,7 @@ import pytest
 
 from memplan.errors import UnsupportedProgramError
 from memplan.program import compat
-from memplan.program.jit_arguments import dynamic_part, static_part
+from memplan.program.jit_arguments import dynamic_arguments, static_arguments
 from memplan.program.trace import Program, as_step, trace
 from tests.program.steps import CASES, Case, X
 
@@ -99,11 +99,11 @@ def test_names_are_paths_without_the_static_arguments() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if "static" in name])
-def test_the_dynamic_part_is_what_jax_takes(name: str) -> None:
+def test_the_dynamic_arguments_is_what_jax_takes(name: str) -> None:
     case = CASES[name]
     tree = jax.jit(case.step, **case.options).trace(*case.make(), **case.kwargs).in_tree
-    assert jax.tree.structure(dynamic_part(case.step, case.make(), case.kwargs, case.options)) == tree
-    assert static_part(case.step, case.make(), case.kwargs, case.options)
+    assert jax.tree.structure(dynamic_arguments(case.step, case.make(), case.kwargs, case.options)) == tree
+    assert static_arguments(case.step, case.make(), case.kwargs, case.options)
 
 
 def test_static_values_are_kept_apart_from_each_other() -> None:
@@ -111,9 +111,9 @@ def test_static_values_are_kept_apart_from_each_other() -> None:
         return x * n
 
     options = {"static_argnums": 1, "static_argnames": ("mode",)}
-    assert static_part(step, (1.0, 2), {"mode": "b"}, options) == ((1, 2), ("mode", "b"))
-    assert static_part(step, (1.0, 2), {}, options) != static_part(step, (1.0, 3), {}, options)
-    assert static_part(step, (1.0, 2), {}, {}) == ()
+    assert static_arguments(step, (1.0, 2), {"mode": "b"}, options) == ((1, 2), ("mode", "b"))
+    assert static_arguments(step, (1.0, 2), {}, options) != static_arguments(step, (1.0, 3), {}, options)
+    assert static_arguments(step, (1.0, 2), {}, {}) == ()
 
 
 def test_a_mutable_argument_is_refused_with_its_name() -> None:

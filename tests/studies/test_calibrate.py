@@ -40,7 +40,7 @@ def by_hand(base: catalog.Device, platform: str, kind: str, **rates: float) -> S
         for name, rate in rates.items()
     )
     found = Conditions(platform, kind, "a chip", (), (), "2026-01-02T03:04:05+00:00", measurements)
-    return measured.calibrated(base, found)
+    return measured.calibrate(base, found)
 
 
 def saved(found: Spec, folder: Path) -> str:

@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 import memplan
 from memplan import parallel
 from memplan.program import compat
-from memplan.program.sharding import inside
+from memplan.program.sharding import unwrap_shard_map
 from memplan.verify.collectives import collective_differences
 from memplan.xla.collective_cost import Collective
 from models.train import resnet_step
@@ -22,7 +22,7 @@ SIZES = {"host": 2, "device": 4}
 def one_device(step: Any, *shapes: Any) -> compat.ClosedJaxpr:
     whole = PartitionSpec()
     divided = jax.shard_map(step, mesh=MESH, in_specs=whole, out_specs=whole, check_vma=False)
-    found = inside(jax.make_jaxpr(divided)(*shapes))
+    found = unwrap_shard_map(jax.make_jaxpr(divided)(*shapes))
     assert found is not None
     return found[1]
 

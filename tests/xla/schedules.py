@@ -12,7 +12,8 @@ from typing import Any
 import jax
 
 from memplan.hardware import catalog
-from memplan.planning.packing import Packing, needed, pack
+from memplan.planning.liveness import eliminate_dead
+from memplan.planning.packing import Packing, pack
 from memplan.planning.problem import Problem, Role
 from memplan.planning.schedule import Action, Kind, Schedule, runs
 from memplan.planning.search.planner import plan
@@ -105,12 +106,14 @@ def with_recompute(problem: Problem, random: Random, tries: int) -> Schedule:
     for _ in range(tries):
         number = random.randrange(len(problem.kernels))
         kernel = problem.kernels[number]
-        if not kernel.repeatable or not all(alone(problem, buffer) for buffer in kernel.writes):
+        if not kernel.recomputable or not all(alone(problem, buffer) for buffer in kernel.writes):
             continue
         readers = [n for n in beside(problem, number) if n > number + 1 and reads(problem, n) & set(kernel.writes)]
         if readers and still_there(problem, number, reader := random.choice(readers)):
             recomputed[first_of(problem, reader)].add(number)
-    return needed(problem, runs(run for n in range(len(problem.kernels)) for run in (*sorted(recomputed[n]), n)))
+    return eliminate_dead(
+        problem, runs(run for n in range(len(problem.kernels)) for run in (*sorted(recomputed[n]), n))
+    )
 
 
 def with_copies(problem: Problem, random: Random, count: int) -> Schedule:
@@ -122,7 +125,7 @@ def with_copies(problem: Problem, random: Random, count: int) -> Schedule:
         for number, kind in copies:
             before[first_of(problem, number)].append(Action(kind, buffer))
     actions = (action for n in range(len(problem.kernels)) for action in (*before[n], Action(Kind.RUN, n)))
-    return needed(problem, tuple(actions))
+    return eliminate_dead(problem, tuple(actions))
 
 
 def copies_of(problem: Problem, buffer: int, gap: int = 5) -> Iterator[tuple[int, Kind]]:

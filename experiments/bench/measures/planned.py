@@ -21,7 +21,7 @@ from memplan import pipeline
 from memplan.compilation.outcome import Outcome
 from memplan.outcome.infeasible import floor_of, infeasible
 from memplan.pipeline import Request
-from memplan.planning.loop import moved_nbytes, stacked_nbytes
+from memplan.planning.loop import Loop, Residuals, stacked_nbytes
 from memplan.planning.schedule import Kind
 from memplan.units import parse_bytes
 from memplan.xla.target import Executable, Target
@@ -118,8 +118,14 @@ def _bytes(found: Outcome) -> dict[str, Any]:
         "again": runs - len(made.base.problem.kernels) if made.plan is not None else 0,
         "offloaded_bytes": int(made.result.traffic.copied_out_nbytes),
         "stacked_bytes": sum(stacked_nbytes(*known) for known in loops) if loops else None,
-        "moved_bytes": sum(moved_nbytes(*known) for known in loops) if loops else None,
+        "moved_bytes": sum(map(_moved_nbytes, loops)) if loops else None,
     }
+
+
+def _moved_nbytes(known: tuple[Loop, Residuals | None]) -> int:
+    """What a loop stacks on the host."""
+    loop, chosen = known
+    return sum(loop.trips * loop.body.nbytes(value) for value in chosen.on_host) if chosen else 0
 
 
 def _seconds(found: Outcome) -> dict[str, Any]:

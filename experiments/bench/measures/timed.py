@@ -77,7 +77,7 @@ def better(one: Spec, other: Spec) -> Spec:
     pairs = zip(one.conditions.measurements, other.conditions.measurements, strict=True)
     best = tuple(min(pair, key=lambda found: found.value if found.unit == "s" else -found.value) for pair in pairs)
     load = (*one.conditions.load, *other.conditions.load)
-    return measured.calibrated(local_device(), replace(one.conditions, load=load, measurements=best))
+    return measured.calibrate(local_device(), replace(one.conditions, load=load, measurements=best))
 
 
 def drift(before: Spec, after: Spec) -> float:

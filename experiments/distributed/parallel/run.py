@@ -58,7 +58,7 @@ def references(case: str, steps: int = STEPS) -> list[list[np.ndarray]]:
 
     def cut(length: int) -> Callable[..., Any]:
         run = in_pieces(program.jaxpr, length, {})
-        return lambda *args: jax.tree.unflatten(program.out_tree, run(jax.tree.leaves(args)))
+        return lambda *args: jax.tree.unflatten(program.traced.out_tree, run(jax.tree.leaves(args)))
 
     return [outputs(*trained(run, state, batch, steps)) for run in (jax.jit(step), *map(cut, LENGTHS))]
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from memplan import parallel
-from memplan.parallel.measure import measured
+from memplan.parallel.measure import measure_topology
 from models.train import decoder_step
 from models.transformer import DecoderConfig
 
@@ -31,7 +31,7 @@ def main(rank: str, coordinator: str, devices: str, interface: str, steps: str) 
     jax.config.update("jax_num_cpu_devices", int(devices))
     cluster = parallel.initialize(coordinator, HOSTS, int(rank))
     mesh = parallel.mesh()
-    links = measured(mesh)
+    links = measure_topology(mesh)
     step, (state, batch) = decoder_step(
         4, 256, BATCH, TOKENS, config=DecoderConfig(vocab=512, context=TOKENS, heads=4), concrete=True
     )

@@ -11,22 +11,22 @@ from typing import Any
 from memplan.hardware.collectives import all_reduce_seconds, cheapest
 from memplan.hardware.device import Device
 from memplan.hardware.topology import Topology
-from memplan.parallel.partition.assigned import Assigned
-from memplan.parallel.partition.placement import PARTIAL
-from memplan.planning.buckets import cut
+from memplan.parallel.partition.placement import Partial, Replicate
+from memplan.parallel.partition.sharded import Sharded
+from memplan.planning.buckets import contiguous_buckets
 from memplan.planning.graph import op_seconds
 from memplan.program import compat
 from memplan.program.extract import body_graph
 
-HEAVY = {"dot_general", "conv_general_dilated", "scan", "while", "custom_linear_solve"}
-LARGEST_BYTES = 128 << 20
+_HEAVY = {"dot_general", "conv_general_dilated", "scan", "while", "custom_linear_solve"}
+_LARGEST_NBYTES = 128 << 20
 """Of a bucket: it is a buffer on the device, as its terms are."""
 
 _LEFT_UNFUSED = 0.2  # of elementwise traffic, after fusion: ResNet-50 at batch 32 on a P100, compiled
 
 _SURE = 0.7  # of the predicted seconds of computation: so much is counted on to send beside
 
-SMALL_BYTES = 1 << 12
+_SMALLEST_NBYTES = 1 << 12
 """Of a sum: below that it is not compressed."""
 
 
@@ -35,29 +35,29 @@ class Buckets:
     """Which sums travel together.
 
     Attributes:
-      number: variable -> its bucket, for sums that are first read after heavy work that does not need them. The others
+      bucket_of: variables, for sums that are first read after heavy work that does not need them. The others
         (batch statistics, a norm) are needed at once; they go when they are read.
-      exact: buckets that are never compressed: metrics, and what is too small to gain from it.
+      uncompressed: buckets that are never compressed: metrics, and what is too small to gain from it.
     """
 
-    number: Mapping[Any, int] = field(default_factory=dict)
-    exact: frozenset[int] = frozenset()
+    bucket_of: Mapping[Any, int] = field(default_factory=dict)
+    uncompressed: frozenset[int] = frozenset()
 
 
-def sunk(assigned: Assigned) -> Assigned:
+def sink_reads(sharded: Sharded) -> Sharded:
     """The same with what reads sums last, unless heavy work needs it: updates, running statistics, metrics.
 
     The sums then travel beside the heavy work. Level by level: what others wait for is made when the first of them is
     needed.
     """
-    eqns = assigned.jaxpr.jaxpr.eqns
-    order = _terms_first(assigned)
+    eqns = sharded.jaxpr.jaxpr.eqns
+    order = _terms_first(sharded)
     needed: set[Any] = set()
     for eqn in (eqns[number] for number in reversed(order)):
-        if eqn.primitive.name in HEAVY or not needed.isdisjoint(eqn.outvars):
+        if eqn.primitive.name in _HEAVY or not needed.isdisjoint(eqn.outvars):
             needed.update(filter(compat.is_var, eqn.invars))
             needed.update(eqn.outvars)
-    level = dict.fromkeys(assigned.rests, 0)
+    level = dict.fromkeys(sharded.reductions, 0)
     early: list[int] = []
     late: list[tuple[int, int]] = []
     for number in order:
@@ -69,20 +69,20 @@ def sunk(assigned: Assigned) -> Assigned:
             late.append((1 + max(below), number))
             level.update(dict.fromkeys(eqn.outvars, 1 + max(below)))
     order = [*early, *(number for _, number in sorted(late, key=operator.itemgetter(0)))]
-    jaxpr = compat.reordered(assigned.jaxpr, [eqns[number] for number in order])
-    return replace(assigned, jaxpr=jaxpr, steps=tuple(assigned.steps[number] for number in order))
+    jaxpr = compat.with_eqns(sharded.jaxpr, [eqns[number] for number in order])
+    return replace(sharded, jaxpr=jaxpr, eqns=tuple(sharded.eqns[number] for number in order))
 
 
-def _terms_first(assigned: Assigned) -> list[int]:
+def _terms_first(sharded: Sharded) -> list[int]:
     """Numbers of equations, those that turn terms into terms as early as can be: `rate * gradient` behind the gradient.
 
     Written where the weights are updated, they would hold all sums back until the last gradient is there.
     """
     made_at: dict[Any, tuple[int, int]] = {}
     places: list[tuple[int, int]] = []
-    for number, (eqn, step) in enumerate(zip(assigned.jaxpr.jaxpr.eqns, assigned.steps, strict=True)):
+    for number, (eqn, one) in enumerate(zip(sharded.jaxpr.jaxpr.eqns, sharded.eqns, strict=True)):
         place = number, 0
-        if PARTIAL in step.needs and PARTIAL in step.gives and not step.bodies:
+        if Partial() in one.operands and Partial() in one.results and not one.bodies:
             read = [made_at.get(atom, (-1, 0)) for atom in eqn.invars if compat.is_var(atom)]
             place = max(read)[0], number
         places.append(place)
@@ -90,61 +90,61 @@ def _terms_first(assigned: Assigned) -> list[int]:
     return sorted(range(len(places)), key=places.__getitem__)
 
 
-def buckets(assigned: Assigned, topology: Topology, device: Device, compresses: bool) -> Buckets:
+def assign_buckets(sharded: Sharded, topology: Topology, device: Device, compresses: bool) -> Buckets:
     """Cut what can wait by the time at which it is made; what is made after all heavy work goes last, together."""
-    patient, final = _patient(assigned)
-    small = [var for var in (*patient, *final) if compresses and compat.nbytes_of(var.aval) < SMALL_BYTES]
+    deferrable, final = _deferrable(sharded)
+    small = [var for var in (*deferrable, *final) if compresses and compat.nbytes_of(var.aval) < _SMALLEST_NBYTES]
     exact = dict.fromkeys(small, -1)
-    patient, final = ([var for var in some if var not in exact] for some in (patient, final))
+    deferrable, final = ([var for var in some if var not in exact] for some in (deferrable, final))
     ranges: tuple[range, ...] = ()
-    if patient:
-        made_s = _made_s(assigned, topology.devices, device)
+    if deferrable:
+        made_s = _made_s(sharded, topology.devices, device)
 
         @functools.cache
         def seconds(size: int) -> float:
             return all_reduce_seconds(topology, cheapest(topology, size), size)
 
-        nbytes = [compat.nbytes_of(var.aval) for var in patient]
+        nbytes = [compat.nbytes_of(var.aval) for var in deferrable]
         end_s = max(made_s.values())
-        ready_s = [end_s - _SURE * (end_s - made_s[var]) for var in patient]
-        ranges = cut(ready_s, nbytes, seconds, largest_nbytes=LARGEST_BYTES)
-    number = {patient[i]: number for number, members in enumerate(ranges) for i in members}
+        ready_s = [end_s - _SURE * (end_s - made_s[var]) for var in deferrable]
+        ranges = contiguous_buckets(ready_s, nbytes, seconds, largest_nbytes=_LARGEST_NBYTES)
+    number = {deferrable[i]: number for number, members in enumerate(ranges) for i in members}
     return Buckets({**number, **dict.fromkeys(final, len(ranges)), **exact}, frozenset(exact.values()))
 
 
-def _patient(assigned: Assigned) -> tuple[list[Any], list[Any]]:
-    """Sums in the order they are made: those read after heavy work, and those that only what comes after all reads."""
-    eqns = assigned.jaxpr.jaxpr.eqns
+def _deferrable(sharded: Sharded) -> tuple[list[Any], list[Any]]:
+    """Sums in the order they are made: those read after heavy work, and those that are read after all of it alone."""
+    eqns = sharded.jaxpr.jaxpr.eqns
     first_read: dict[Any, int] = {}
     heavy_before = [0]
     waiting: set[Any] = set()  # made of sums
     for number, eqn in enumerate(eqns):
-        heavy_before.append(heavy_before[-1] + (eqn.primitive.name in HEAVY))
+        heavy_before.append(heavy_before[-1] + (eqn.primitive.name in _HEAVY))
         operands = set(filter(compat.is_var, eqn.invars))
         for atom in operands:
             first_read.setdefault(atom, number)
-        if any(atom in assigned.rests or atom in waiting for atom in operands):
+        if any(atom in sharded.reductions or atom in waiting for atom in operands):
             waiting.update(eqn.outvars)
-    patient, final = [], []
+    deferrable, final = [], []
     for number, eqn in enumerate(eqns):
-        for var in filter(assigned.rests.__contains__, eqn.outvars):
+        for var in filter(sharded.reductions.__contains__, eqn.outvars):
             read = heavy_before[first_read.get(var, len(eqns))]
             if read > heavy_before[number + 1]:
-                patient.append(var)
+                deferrable.append(var)
             elif read == heavy_before[-1] and var not in waiting:
                 final.append(var)
-    return patient, final
+    return deferrable, final
 
 
-def _made_s(assigned: Assigned, devices: int, device: Device) -> Mapping[Any, float]:
+def _made_s(sharded: Sharded, devices: int, device: Device) -> Mapping[Any, float]:
     """When every variable is made, equations one after another, each in its part."""
-    closed = assigned.jaxpr
+    closed = sharded.jaxpr
     graph = body_graph(closed)
     now, found = 0.0, {}
-    for eqn, op, step in zip(closed.jaxpr.eqns, graph.ops, assigned.steps, strict=True):
-        layouts = (*step.needs, *step.gives)
-        part = devices if any(not layout.is_whole for layout in layouts) else 1
-        melted = 1.0 if op.fusion in ("kernel", "reduction") else _LEFT_UNFUSED
-        now += melted * op_seconds(graph, op, device) / part
+    for eqn, op, one in zip(closed.jaxpr.eqns, graph.ops, sharded.eqns, strict=True):
+        is_divided = any(placement != Replicate() for placement in (*one.operands, *one.results))
+        part = devices if is_divided else 1
+        unfused = 1.0 if op.fusion in ("kernel", "reduction") else _LEFT_UNFUSED
+        now += unfused * op_seconds(graph, op, device) / part
         found.update(dict.fromkeys(eqn.outvars, now))
     return found

@@ -14,8 +14,8 @@ from jax.sharding import AbstractMesh, Mesh
 
 from memplan.hardware.collectives import Decomposition, Phase, cheapest
 from memplan.hardware.topology import Topology
-from memplan.parallel.emit.compression import Wire, padded
-from memplan.parallel.partition.placement import Layout
+from memplan.parallel.emit.compression import Compressor, padded
+from memplan.parallel.partition.placement import Placement, Shard
 
 Array = Any
 
@@ -28,30 +28,28 @@ class Sum:
       nbytes: of its terms on one device.
       terms: how many arrays are in it.
       how: phases of the all-reduce; of a reduce-scatter, the axes on the way down.
-      scattered: every device keeps a part.
     """
 
     nbytes: int
     terms: int
     how: str
-    scattered: bool
 
 
 @dataclass
-class Links:
-    """Emits collectives, and keeps what it chose.
+class Collectives:
+    """Emits collectives, and keeps which it chose.
 
     Attributes:
       decomposes: an all-reduce goes in the cheapest phases; False: in one, over all axes, and what becomes of it is
         the engine's affair.
-      wire: of compressed messages, if any.
-      scatters: the engine's reduce-scatter is trusted; see `trusts_reduce_scatter`.
+      compressor: of messages, if any.
+      trusts_reduce_scatter: of the engine; see `trusts_reduce_scatter`.
     """
 
     topology: Topology
     decomposes: bool = True
-    wire: Wire | None = None
-    scatters: bool = True
+    compressor: Compressor | None = None
+    trusts_reduce_scatter: bool = True
     sums: list[Sum] = field(default_factory=list)
     _sent: Array | None = None
 
@@ -68,10 +66,10 @@ class Links:
         """Number of this device, outermost axis first."""
         return jax.lax.axis_index(self.names)
 
-    def sum(
-        self, terms: Sequence[Array], layouts: Sequence[Layout], lossy: bool, in_turn: bool = False
+    def reduce(
+        self, terms: Sequence[Array], placements: Sequence[Placement], lossy: bool, in_turn: bool = False
     ) -> list[Callable[[], Array]]:
-        """Every device's terms, summed, in the layouts asked for: one collective for each element type and kind.
+        """Every device's terms, summed, in the placements asked for: one collective for each element type and kind.
 
         Each is taken out of what travelled together when it is asked for: until then, nothing waits for it.
 
@@ -79,79 +77,79 @@ class Links:
           lossy: these may be compressed, where that is wanted at all.
         """
         results: dict[int, Callable[[], Array]] = {}
-        for members in _alike(terms, layouts):
+        for members in _alike(terms, placements):
             of_kind = [terms[i] for i in members]
-            dims = [layouts[i].dim for i in members]
-            summed = (
-                self._scatter(of_kind, dims) if layouts[members[0]].is_split else self._reduce(of_kind, lossy, in_turn)
-            )
+            dims = [one.dim for i in members if isinstance(one := placements[i], Shard)]
+            summed = self._reduce_to_shards(of_kind, dims) if dims else self._reduce_everywhere(of_kind, lossy, in_turn)
             results.update(zip(members, summed, strict=True))
         return [results[i] for i in range(len(terms))]
 
-    def _reduce(self, terms: Sequence[Array], lossy: bool, in_turn: bool) -> list[Callable[[], Array]]:
-        flat = _joined([term.reshape(-1) for term in terms])
-        wire = self.wire if lossy and self.wire and self.wire.fits(flat) else None
-        how = self.phases(flat.nbytes / 2 if wire else flat.nbytes)
-        flat = self._after_the_last(flat) if in_turn else flat
-        told = f"{how}, the last in {wire.dtype}" if wire else str(how)
-        self.sums.append(Sum(flat.nbytes, len(terms), told, False))
-        result = self._all_reduce(flat, how.phases, wire)
+    def _reduce_everywhere(self, terms: Sequence[Array], lossy: bool, in_turn: bool) -> list[Callable[[], Array]]:
+        flat = _concatenate([term.reshape(-1) for term in terms])
+        compressor = self.compressor if lossy and self.compressor and self.compressor.pays_for(flat) else None
+        how = self.decomposition(flat.nbytes / 2 if compressor else flat.nbytes)
+        flat = self._in_turn(flat) if in_turn else flat
+        spelled = f"{how}, the last in {compressor.dtype}" if compressor else str(how)
+        self.sums.append(Sum(flat.nbytes, len(terms), spelled))
+        result = self._all_reduce(flat, how.phases, compressor)
         self._sent = result if in_turn else self._sent
-        return _parted(result, [term.shape for term in terms])
+        return _pieces(result, [term.shape for term in terms])
 
-    def _after_the_last(self, flat: Array) -> Array:
+    def _in_turn(self, flat: Array) -> Array:
         """Buckets share the links: one goes when the last has come."""
         if self._sent is None:
             return flat
         flat, _ = jax.lax.optimization_barrier((flat, self._sent))
         return flat
 
-    def phases(self, nbytes: float) -> Decomposition:
+    def decomposition(self, nbytes: float) -> Decomposition:
         if self.decomposes:
             return cheapest(self.topology, nbytes)
         axes = tuple(axis.name for axis in self.topology.axes if axis.size > 1)
         return Decomposition((Phase(axes, False),) if axes else ())
 
-    def _all_reduce(self, flat: Array, phases: Sequence[Phase], wire: Wire | None) -> Array:
+    def _all_reduce(self, flat: Array, phases: Sequence[Phase], compressor: Compressor | None) -> Array:
         if not phases:
             return flat
         first, rest = phases[0], phases[1:]
         sizes = [self.topology.axis(name).size for name in first.axes]
         if not rest:
-            return wire.all_reduce(flat, first.axes, sizes) if wire else jax.lax.psum(flat, first.axes)
+            return compressor.all_reduce(flat, first.axes, sizes) if compressor else jax.lax.psum(flat, first.axes)
         if not first.scatters:
             apart = jax.lax.optimization_barrier(jax.lax.psum(flat, first.axes))  # else XLA makes both phases one
-            return self._all_reduce(apart, rest, wire)
+            return self._all_reduce(apart, rest, compressor)
         size = math.prod(sizes)
         table = padded(flat, size).reshape(size, -1)
-        part = self._all_reduce(self._reduce_scatter(table, first.axes, 0), rest, wire)
+        part = self._all_reduce(self._reduce_scatter(table, first.axes, 0), rest, compressor)
         return jax.lax.all_gather(part, first.axes, tiled=True)[: flat.size]
 
     def _reduce_scatter(self, table: Array, axes: Sequence[str], dim: int) -> Array:
         """Summed over the devices of the axes; each keeps its own index of a dimension."""
-        if self.scatters:
+        if self.trusts_reduce_scatter:
             return jax.lax.psum_scatter(table, axes, scatter_dimension=dim, tiled=False)
         return jax.lax.all_to_all(table, axes, dim, dim, tiled=False).sum(dim, dtype=table.dtype)
 
-    def _scatter(self, terms: Sequence[Array], dims: Sequence[int]) -> list[Callable[[], Array]]:
+    def _reduce_to_shards(self, terms: Sequence[Array], dims: Sequence[int]) -> list[Callable[[], Array]]:
         """Row `r` of what is scattered holds what device `r` keeps, moved to the front dimension."""
         fronts = [jnp.moveaxis(term, dim, 0) for term, dim in zip(terms, dims, strict=True)]
         rows = [front.reshape(self.devices, -1) for front in fronts]
         table = jnp.concatenate(rows, axis=1) if len(rows) > 1 else rows[0]
-        order = self._down()
+        order = self._inner_first()
         how = " ".join(f"reduce-scatter({name})" for name in order)
-        self.sums.append(Sum(table.nbytes, len(terms), how, True))
-        kept = self._scattered(table, order)
+        self.sums.append(Sum(table.nbytes, len(terms), how))
+        kept = self._reduce_scatter_rows(table, order)
         shapes = [(front.shape[0] // self.devices, *front.shape[1:]) for front in fronts]
-        parts = _parted(kept, shapes)
+        parts = _pieces(kept, shapes)
         return [lambda part=part, dim=dim: jnp.moveaxis(part(), 0, dim) for part, dim in zip(parts, dims, strict=True)]
 
-    def gather(self, parts: Sequence[Array], dims: Sequence[int]) -> list[Array]:
+    def all_gather(self, parts: Sequence[Array], dims: Sequence[int]) -> list[Array]:
         """Split arrays, whole on every device: one collective for each element type."""
         results: dict[int, Array] = {}
-        for members in _alike(parts, [Layout("split")] * len(parts)):
+        for members in _alike(parts, list(map(Shard, dims))):
             fronts = [jnp.moveaxis(parts[i], dims[i], 0) for i in members]
-            table = self._gathered(_joined([front.reshape(-1) for front in fronts]), self._down()[::-1])
+            table = self._all_gather_rows(
+                _concatenate([front.reshape(-1) for front in fronts]), self._inner_first()[::-1]
+            )
             start = 0
             for i, front in zip(members, fronts, strict=True):
                 rows = table[:, start : start + front.size]
@@ -160,7 +158,7 @@ class Links:
                 results[i] = jnp.moveaxis(whole, 0, dims[i])
         return [results[i] for i in range(len(parts))]
 
-    def largest(self, value: Array, how: str) -> Array:
+    def extremum(self, value: Array, how: str) -> Array:
         """The maximum or minimum over all devices; not a number where it is none on any, which no engine promises."""
         reduce = jax.lax.pmax if how == "max" else jax.lax.pmin
         if value.dtype == bool:
@@ -170,19 +168,19 @@ class Links:
         value, ordered = (-value, -1) if how == "min" else (value, 1)
         return ordered * _floats(jax.lax.pmax(_ordered(value), self.names), value.dtype)
 
-    def part(self, whole: Array, dim: int) -> Array:
+    def shard(self, whole: Array, dim: int) -> Array:
         size = whole.shape[dim] // self.devices
         return jax.lax.dynamic_slice_in_dim(whole, self.rank * size, size, dim)
 
-    def once(self, whole: Array) -> Array:
+    def on_first(self, whole: Array) -> Array:
         """A term that only the first device has."""
         return jnp.where(self.rank == 0, whole, jnp.zeros_like(whole))
 
-    def _down(self) -> list[str]:
+    def _inner_first(self) -> list[str]:
         """Axes in the order of a reduce-scatter: from the inside, where there is most to send and links are fast."""
         return [axis.name for axis in reversed(self.topology.axes) if axis.size > 1]
 
-    def _scattered(self, table: Array, order: Sequence[str]) -> Array:
+    def _reduce_scatter_rows(self, table: Array, order: Sequence[str]) -> Array:
         """Rows by device, summed over all devices; the own row is kept."""
         sizes = [axis.size for axis in self.topology.axes]
         cube = table.reshape(*sizes, -1)
@@ -193,7 +191,7 @@ class Links:
             left.pop(at)
         return cube.reshape(-1)
 
-    def _gathered(self, row: Array, order: Sequence[str]) -> Array:
+    def _all_gather_rows(self, row: Array, order: Sequence[str]) -> Array:
         """Every device's row, in the order of devices."""
         cube, there = row, []
         for name in order:
@@ -225,25 +223,25 @@ def trusts_reduce_scatter(mesh: Mesh | AbstractMesh) -> bool:
     return isinstance(mesh, AbstractMesh) or mesh.devices.flat[0].platform != "cpu"
 
 
-def _alike(arrays: Sequence[Array], layouts: Sequence[Layout]) -> Iterator[list[int]]:
+def _alike(arrays: Sequence[Array], placements: Sequence[Placement]) -> Iterator[list[int]]:
     kinds: dict[Any, list[int]] = {}
-    for i, (array, layout) in enumerate(zip(arrays, layouts, strict=True)):
-        kinds.setdefault((array.dtype, layout.is_split), []).append(i)
+    for i, (array, placement) in enumerate(zip(arrays, placements, strict=True)):
+        kinds.setdefault((array.dtype, isinstance(placement, Shard)), []).append(i)
     yield from kinds.values()
 
 
-def _joined(flat: Sequence[Array]) -> Array:
+def _concatenate(flat: Sequence[Array]) -> Array:
     return jnp.concatenate(flat) if len(flat) > 1 else flat[0]
 
 
-def _parted(flat: Array, shapes: Sequence[tuple[int, ...]]) -> list[Callable[[], Array]]:
+def _pieces(flat: Array, shapes: Sequence[tuple[int, ...]]) -> list[Callable[[], Array]]:
     parts, start = [], 0
     for shape in shapes:
         end = start + math.prod(shape)
-        parts.append(functools.partial(_part, flat, start, end, shape))
+        parts.append(functools.partial(_piece, flat, start, end, shape))
         start = end
     return parts
 
 
-def _part(flat: Array, start: int, end: int, shape: tuple[int, ...]) -> Array:
+def _piece(flat: Array, start: int, end: int, shape: tuple[int, ...]) -> Array:
     return jax.lax.slice(flat, (start,), (end,)).reshape(shape)

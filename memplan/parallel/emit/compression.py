@@ -17,8 +17,8 @@ import numpy as np
 
 Array = Any
 
-WIRES = ("bfloat16", "float16")
-LEAST_BYTES = 1 << 16
+WIRE_DTYPES = ("bfloat16", "float16")
+SMALLEST_NBYTES = 1 << 16
 """Smaller messages pay for latency, not for bytes: they stay as they are."""
 
 
@@ -32,7 +32,7 @@ class Remembered:
 
 
 @dataclass
-class Wire:
+class Compressor:
     """The compressed messages of one step, in the order they are sent.
 
     Attributes:
@@ -45,8 +45,8 @@ class Wire:
     before: Sequence[Array] | None = None
     after: list[Array] = field(default_factory=list)
 
-    def fits(self, flat: Array) -> bool:
-        return flat.dtype == jnp.float32 and flat.nbytes >= LEAST_BYTES
+    def pays_for(self, flat: Array) -> bool:
+        return flat.dtype == jnp.float32 and flat.nbytes >= SMALLEST_NBYTES
 
     def all_reduce(self, flat: Array, axes: Sequence[str], sizes: Sequence[int]) -> Array:
         """Over axes of these sizes."""

@@ -2,193 +2,201 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from memplan.parallel.emit.buckets import Buckets
-from memplan.parallel.emit.collectives import Links
-from memplan.parallel.partition.assigned import Assigned, Step
-from memplan.parallel.partition.placement import OWN, PARTIAL, WHOLE, Layout
+from memplan.parallel.emit.collectives import Collectives
+from memplan.parallel.partition.placement import Partial, PerDevice, Placement, Replicate, Shard
+from memplan.parallel.partition.sharded import Sharded, ShardedEqn
 from memplan.program import compat
 from memplan.program.axes import local_params
 
 
-@dataclass
-class Local:
-    """One walk over the equations of an assigned jaxpr.
+def lower(
+    sharded: Sharded, collectives: Collectives, inputs: Sequence[Any], buckets: Buckets | None = None
+) -> list[Any]:
+    """The outputs on one device, in their placements, from its part of the inputs.
 
-    Attributes:
+    Args:
       buckets: a bucket goes when its last term is made; sums in none go, all that wait together, when the first of
         them is read.
     """
+    return _Lowering(sharded, collectives, buckets or Buckets()).run(inputs)
 
-    assigned: Assigned
-    links: Links
-    buckets: Buckets = field(default_factory=Buckets)
 
-    def __post_init__(self) -> None:
-        self.env: dict[Any, dict[Layout, Any]] = {}
+class _Lowering:
+    """One walk over the equations of a sharded jaxpr.
+
+    Attributes:
+      env: variable -> its value in every placement that it is known in.
+      waiting: terms that are made and not yet sent, by bucket; None for those in no bucket.
+      missing: terms that are still to be made, by bucket.
+      unsummed: variables among `waiting`.
+      in_bucket: sums that are still among those they travelled with.
+    """
+
+    def __init__(self, sharded: Sharded, collectives: Collectives, buckets: Buckets):
+        self.sharded, self.collectives, self.buckets = sharded, collectives, buckets
+        self.env: dict[Any, dict[Placement, Any]] = {}
         self.waiting: dict[int | None, list[Any]] = {}
-        self.missing: dict[int, int] = {}
+        self.missing = Counter(buckets.bucket_of.values())
         self.unsummed: set[Any] = set()
-        self.apart: dict[Any, Layout] = {}  # sums that are still among those they travelled with
-        for bucket in self.buckets.number.values():
-            self.missing[bucket] = self.missing.get(bucket, 0) + 1
-        eqns = self.assigned.jaxpr.jaxpr.eqns
-        self.zeros = {eqn.outvars[0] for eqn in eqns if _is_zero(eqn)}
+        self.in_bucket: dict[Any, Placement] = {}
+        self.zeros = {eqn.outvars[0] for eqn in sharded.jaxpr.jaxpr.eqns if _is_zero(eqn)}
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """Its outputs, in their assigned layouts, from its inputs."""
-        jaxpr = self.assigned.jaxpr
+        jaxpr = self.sharded.jaxpr
         for var, value in compat.consts_of(jaxpr):
-            self.write(var, WHOLE, value)
-        for var, layout, value in zip(jaxpr.jaxpr.invars, self.assigned.inputs, inputs, strict=True):
-            self.write(var, layout, value)
-        for eqn, step in zip(jaxpr.jaxpr.eqns, self.assigned.steps, strict=True):
-            operands = [self.read(atom, need) for atom, need in zip(eqn.invars, step.needs, strict=True)]
-            with compat.as_written(eqn):
-                results = self.apply(eqn, step, operands)
-            made = [WHOLE] * len(results) if step.made_whole else step.gives
-            for var, layout, result in zip(eqn.outvars, made, results, strict=True):
-                self.write(var, layout, result)
+            self.write(var, Replicate(), value)
+        for var, placement, value in zip(jaxpr.jaxpr.invars, self.sharded.inputs, inputs, strict=True):
+            self.write(var, placement, value)
+        for eqn, one in zip(jaxpr.jaxpr.eqns, self.sharded.eqns, strict=True):
+            operands = [self.read(atom, need) for atom, need in zip(eqn.invars, one.operands, strict=True)]
+            with compat.user_context(eqn):
+                results = self.apply(eqn, one, operands)
+            made = [Replicate()] * len(results) if one.replicated else one.results
+            for var, placement, result in zip(eqn.outvars, made, results, strict=True):
+                self.write(var, placement, result)
         self.gather_outputs()
-        return [
-            self.read(atom, layout) for atom, layout in zip(jaxpr.jaxpr.outvars, self.assigned.outputs, strict=True)
-        ]
+        outputs = zip(jaxpr.jaxpr.outvars, self.sharded.outputs, strict=True)
+        return [self.read(atom, placement) for atom, placement in outputs]
 
-    def write(self, var: Any, layout: Layout, value: Any) -> None:
-        self.env[var] = {layout: value}
-        if var not in self.assigned.rests:
+    def write(self, var: Any, placement: Placement, value: Any) -> None:
+        self.env[var] = {placement: value}
+        if var not in self.sharded.reductions:
             return
-        if layout.is_own:
-            self.env[var][PARTIAL] = value / self.links.devices
+        if isinstance(placement, PerDevice):
+            self.env[var][Partial()] = value / self.collectives.devices
         self.unsummed.add(var)
-        bucket = self.buckets.number.get(var)
+        bucket = self.buckets.bucket_of.get(var)
         self.waiting.setdefault(bucket, []).append(var)
         if bucket is not None:
             self.missing[bucket] -= 1
             if not self.missing[bucket]:
-                self.sum(bucket)
+                self.reduce(bucket)
 
-    def sum(self, bucket: int | None) -> None:
+    def reduce(self, bucket: int | None) -> None:
         """Sum what waits in a bucket; what comes of it is taken apart where it is read."""
         terms = self.waiting.pop(bucket)
-        lossy = bucket is not None and bucket not in self.buckets.exact
-        layouts = [self.assigned.rests[var] for var in terms]
-        sums = self.links.sum([self.env[var][PARTIAL] for var in terms], layouts, lossy, bucket is not None)
-        for var, layout, part in zip(terms, layouts, sums, strict=True):
+        lossy = bucket is not None and bucket not in self.buckets.uncompressed
+        placements = [self.sharded.reductions[var] for var in terms]
+        parts = [self.env[var][Partial()] for var in terms]
+        sums = self.collectives.reduce(parts, placements, lossy, bucket is not None)
+        for var, placement, part in zip(terms, placements, sums, strict=True):
             self.unsummed.remove(var)
-            self.env[var][layout] = part
-            self.apart[var] = layout
+            self.env[var][placement] = part
+            self.in_bucket[var] = placement
 
-    def read(self, atom: Any, need: Layout) -> Any:
+    def read(self, atom: Any, need: Placement) -> Any:
         if not compat.is_var(atom):
-            return self.links.once(jnp.asarray(atom.val, atom.aval.dtype)) if need.is_partial else atom.val
+            is_term = isinstance(need, Partial)
+            return self.collectives.on_first(jnp.asarray(atom.val, atom.aval.dtype)) if is_term else atom.val
         known = self.env[atom]
-        if need not in known and not need.is_own and atom in self.unsummed:
-            self.sum(next(bucket for bucket, terms in self.waiting.items() if atom in terms))
-        if atom in self.apart and not need.is_own:
-            layout = self.apart.pop(atom)
-            known[layout] = known[layout]()
+        if need not in known and need != PerDevice() and atom in self.unsummed:
+            self.reduce(next(bucket for bucket, terms in self.waiting.items() if atom in terms))
+        if atom in self.in_bucket and need != PerDevice():
+            placement = self.in_bucket.pop(atom)
+            known[placement] = known[placement]()
         if need not in known:
-            known[need] = self.converted(atom, need)
+            known[need] = self.convert(atom, need)
         return known[need]
 
-    def converted(self, var: Any, need: Layout) -> Any:
+    def convert(self, var: Any, need: Placement) -> Any:
+        """To another placement than those that it is known in."""
         known = self.env[var]
-        if need.is_own:
-            return known[PARTIAL] * self.links.devices if PARTIAL in known else self.read(var, WHOLE)
-        if WHOLE not in known:
-            have = next((layout for layout in known if layout.is_split), OWN)
-            if have.is_own:
-                return self.links.part(known[OWN], need.dim)
-            (known[WHOLE],) = self.links.gather([known[have]], [have.dim])
-        whole = known[WHOLE]
-        if need == WHOLE:
+        if isinstance(need, PerDevice):
+            return known[Partial()] * self.collectives.devices if Partial() in known else self.read(var, Replicate())
+        shard = next((one for one in known if isinstance(one, Shard)), None)
+        if Replicate() not in known and shard is None and isinstance(need, Shard):
+            return self.collectives.shard(known[PerDevice()], need.dim)
+        if Replicate() not in known and shard is not None:
+            (known[Replicate()],) = self.collectives.all_gather([known[shard]], [shard.dim])
+        whole = known[Replicate()]
+        if isinstance(need, Replicate):
             return whole
-        if need.is_split:
-            return self.links.part(whole, need.dim)
-        return whole if var in self.zeros else self.links.once(whole)
+        if isinstance(need, Shard):
+            return self.collectives.shard(whole, need.dim)
+        return whole if var in self.zeros else self.collectives.on_first(whole)
 
     def gather_outputs(self) -> None:
         """What is returned whole but is split is gathered together."""
-        outvars = zip(self.assigned.jaxpr.jaxpr.outvars, self.assigned.outputs, strict=True)
-        found: dict[Any, Layout] = {}
-        for atom, layout in outvars:
+        found: dict[Any, Shard] = {}
+        for atom, placement in zip(self.sharded.jaxpr.jaxpr.outvars, self.sharded.outputs, strict=True):
             known = self.env[atom] if compat.is_var(atom) else {}
-            have = next((one for one in known if one.is_split), None)
-            if layout == WHOLE and WHOLE not in known and have is not None:
-                found[atom] = have
+            shard = next((one for one in known if isinstance(one, Shard)), None)
+            if placement == Replicate() and Replicate() not in known and shard is not None:
+                found[atom] = shard
         if found:
-            parts = [self.read(var, have) for var, have in found.items()]
-            wholes = self.links.gather(parts, [have.dim for have in found.values()])
+            parts = [self.read(var, shard) for var, shard in found.items()]
+            wholes = self.collectives.all_gather(parts, [shard.dim for shard in found.values()])
             for var, whole in zip(found, wholes, strict=True):
-                self.env[var][WHOLE] = whole
+                self.env[var][Replicate()] = whole
 
-    def apply(self, eqn: compat.JaxprEqn, step: Step, operands: list[Any]) -> list[Any]:
-        if step.bodies:
-            return self.control(eqn, step, operands)
+    def apply(self, eqn: compat.JaxprEqn, one: ShardedEqn, operands: list[Any]) -> list[Any]:
+        if one.bodies:
+            return self.control(eqn, one, operands)
         if eqn.effects:
-            return self.once(eqn, operands)
-        if step.factors is None or step.factor is None:
+            return self.print_once(eqn, operands)
+        if one.axes is None or one.axis is None:
             return compat.bind(eqn, operands)
         match eqn.primitive.name:
             case "iota":
-                return [self.iota(eqn, step)]
+                return [self.iota(eqn, one)]
             case "random_bits" if not operands[0].shape:
                 return [self.random_bits(eqn, operands[0])]
-        params = local_params(eqn, step.factors, step.factor, self.links.devices)
+        params = local_params(eqn, one.axes, one.axis, self.collectives.devices)
         results = compat.bind(eqn.replace(params=params), operands)
-        how = step.factors.reduced.get(step.factor)
+        how = one.axes.reduced.get(one.axis)
         if how in ("max", "min"):
-            results = [self.links.largest(result, how) for result in results]
+            results = [self.collectives.extremum(result, how) for result in results]
         return results
 
-    def once(self, eqn: compat.JaxprEqn, operands: list[Any]) -> list[Any]:
+    def print_once(self, eqn: compat.JaxprEqn, operands: list[Any]) -> list[Any]:
         """What is printed is printed by the first device alone."""
 
-        def told(*values: Any) -> None:
+        def emit(*values: Any) -> None:
             compat.bind(eqn, values)
 
-        jax.lax.cond(self.links.rank == 0, told, lambda *values: None, *operands)
+        jax.lax.cond(self.collectives.rank == 0, emit, lambda *values: None, *operands)
         return []
 
-    def iota(self, eqn: compat.JaxprEqn, step: Step) -> Any:
+    def iota(self, eqn: compat.JaxprEqn, one: ShardedEqn) -> Any:
         """Counts from where this device's part begins."""
-        split_dim = step.gives[0].dim
+        split_dim = next(made.dim for made in one.results if isinstance(made, Shard))
         shape, dim, dtype = list(eqn.params["shape"]), eqn.params["dimension"], eqn.params["dtype"]
-        shape[split_dim] //= self.links.devices
+        shape[split_dim] //= self.collectives.devices
         counted = jax.lax.broadcasted_iota(dtype, shape, dim)
         if dim != split_dim:
             return counted
-        return counted + (self.links.rank * shape[dim]).astype(dtype)
+        return counted + (self.collectives.rank * shape[dim]).astype(dtype)
 
     def random_bits(self, eqn: compat.JaxprEqn, key: Any) -> Any:
         """The very bits that the undivided draw has in this device's part."""
         shape, width = eqn.params["shape"], eqn.params["bit_width"]
-        bits = compat.random_bits_between(key, width, shape, self.links.rank, self.links.devices)
+        bits = compat.random_bits_between(key, width, shape, self.collectives.rank, self.collectives.devices)
         if bits is not None:
             return bits
         (whole,) = compat.bind(eqn, [key])
-        return self.links.part(whole, 0)
+        return self.collectives.shard(whole, 0)
 
-    def inner(self, body: Assigned, inputs: Sequence[Any]) -> list[Any]:
-        return Local(body, self.links).run(inputs)
+    def inner(self, body: Sharded, inputs: Sequence[Any]) -> list[Any]:
+        return lower(body, self.collectives, inputs)
 
-    def control(self, eqn: compat.JaxprEqn, step: Step, operands: list[Any]) -> list[Any]:
+    def control(self, eqn: compat.JaxprEqn, one: ShardedEqn, operands: list[Any]) -> list[Any]:
         scan = compat.scan_of(eqn)
         if scan is not None:
-            mine = scan.among(self.links.devices) if step.spread else scan
-            return mine.run(lambda *inputs: self.inner(step.bodies[0], inputs), operands)
+            mine = scan.among(self.collectives.devices) if one.divides_trips else scan
+            return mine.run(lambda *inputs: self.inner(one.bodies[0], inputs), operands)
         if eqn.primitive.name == "cond":
-            branches = [lambda *inputs, body=body: self.inner(body, inputs) for body in step.bodies]
+            branches = [lambda *inputs, body=body: self.inner(body, inputs) for body in one.bodies]
             return list(jax.lax.switch(operands[0].astype(jnp.int32), branches, *operands[1:]))
         tests, bodies = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        test, body = step.bodies
+        test, body = one.bodies
         known, consts, init = operands[:tests], operands[tests : tests + bodies], operands[tests + bodies :]
         return jax.lax.while_loop(
             lambda carry: self.inner(test, [*known, *carry])[0],

@@ -1,4 +1,4 @@
-"""Which block of what lies on which device: placements, and the walk that assigns one to every array of a step.
+"""Which block of what lies on which device: placements, and their propagation through the arrays of a step.
 
 May import `program`; knows nothing of collectives.
 """

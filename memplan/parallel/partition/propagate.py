@@ -1,4 +1,4 @@
-"""Which layout every array of a step gets, before anything is written: a walk over its equations, and back.
+"""Which placement every array of a step gets, before anything is written: propagation along its equations, and back.
 
 Forward, what is split makes what depends on it split; a sum over what is split is *partial*, and stays so through what
 is linear. Backward, who reads an array split would have liked it to be made so: that is how a broadcast is made in its
@@ -9,380 +9,311 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
-from memplan.parallel.partition.assigned import Assigned, Step, Wanted
-from memplan.parallel.partition.placement import OWN, PARTIAL, WHOLE, Layout, split
+from memplan.parallel.partition.demands import Demands, demands, per_device
+from memplan.parallel.partition.placement import Partial, PerDevice, Placement, Replicate, Shard
+from memplan.parallel.partition.sharded import OutputDemand, Sharded, ShardedEqn, shard_along
 from memplan.program import compat
-from memplan.program.axes import Factors, factors_of, is_linear
-from memplan.program.trace import flatten
+from memplan.program.axes import Axes
+from memplan.program.axis_rules import axes_of
+from memplan.program.flatten import flatten
+from memplan.program.linearity import is_linear
 
 _ROUNDS = 4
 
 
-def assign(
+def propagate(
     jaxpr: compat.ClosedJaxpr,
-    inputs: Sequence[Layout],
-    wanted: Sequence[Wanted],
+    inputs: Sequence[Placement],
+    outputs: Sequence[OutputDemand],
     devices: int,
     own_statistics: bool = False,
-) -> Assigned:
-    """Layouts for every variable of a flat jaxpr.
+) -> Sharded:
+    """Placements for every variable of a flat jaxpr.
 
     Args:
-      inputs: layouts of its inputs, constants left out: those are whole.
-      wanted: of its outputs.
+      inputs: placements of its inputs, constants left out: those are replicated.
+      outputs: what is asked of them.
       devices: how many blocks a split array has.
       own_statistics: a sum over the batch that goes back into what is split (batch norm) is each device's own, over its
         part of the batch. Not in loops.
     """
-    wishes, feeding = _Wishes(), frozenset[int]()
-    found = _Walk(jaxpr, inputs, wanted, devices, wishes, feeding).run()
+    asked, own = Demands(), frozenset[int]()
+    found = _Forward(jaxpr, inputs, outputs, devices, asked, own).run()
     for _ in range(_ROUNDS):
-        following = _wishes(found, wanted, devices), _feeding(found) if own_statistics else feeding
-        if following == (wishes, feeding):
+        following = demands(found, outputs, devices), per_device(found) if own_statistics else own
+        if following == (asked, own):
             break
-        wishes, feeding = following
-        found = _Walk(jaxpr, inputs, wanted, devices, wishes, feeding).run()
+        asked, own = following
+        found = _Forward(jaxpr, inputs, outputs, devices, asked, own).run()
     return found
 
 
-def _feeding(found: Assigned) -> frozenset[int]:
-    """Equations through which what is not split gets into what is."""
-    onward: set[Any] = set()
-    numbers: set[int] = set()
-    for number in reversed(range(len(found.steps))):
-        eqn, step = found.jaxpr.jaxpr.eqns[number], found.steps[number]
-        others = [var for var, layout in zip(eqn.outvars, step.gives, strict=True) if not layout.is_split]
-        if step.bodies or (len(others) == len(eqn.outvars) and onward.isdisjoint(others)):
-            continue
-        numbers.add(number)
-        onward.update(
-            atom for atom, need in zip(eqn.invars, step.needs, strict=True) if compat.is_var(atom) and not need.is_split
-        )
-    return frozenset(numbers)
+class _Forward:
+    """Propagation along the equations.
 
-
-@dataclass(frozen=True)
-class _Wishes:
-    """Variables -> the split layout that all their readers (`common`), or most of them (`any`), ask for."""
-
-    common: Mapping[Any, Layout] = field(default_factory=dict)
-    any: Mapping[Any, Layout] = field(default_factory=dict)
-
-
-class _Walk:
-    """The way forward."""
+    Attributes:
+      demands: of the last way back.
+      per_device: numbers of the equations that are computed from each device's own estimates.
+    """
 
     def __init__(
         self,
         jaxpr: compat.ClosedJaxpr,
-        inputs: Sequence[Layout],
-        wanted: Sequence[Wanted],
+        inputs: Sequence[Placement],
+        outputs: Sequence[OutputDemand],
         devices: int,
-        wishes: _Wishes,
-        feeding: frozenset[int],
+        demands: Demands,
+        per_device: frozenset[int],
     ):
-        self.feeding = feeding
-        self.jaxpr, self.inputs, self.wanted, self.devices, self.wishes = jaxpr, inputs, wanted, devices, wishes
-        self.layouts: dict[Any, Layout] = {var: WHOLE for var, _ in compat.consts_of(jaxpr)}
-        self.rests: dict[Any, Layout] = {}
+        self.jaxpr, self.inputs, self.outputs, self.devices = jaxpr, inputs, outputs, devices
+        self.demands, self.per_device = demands, per_device
+        self.placements: dict[Any, Placement] = {var: Replicate() for var, _ in compat.consts_of(jaxpr)}
+        self.reductions: dict[Any, Placement] = {}
         self.readers = Counter(atom for eqn in jaxpr.jaxpr.eqns for atom in eqn.invars if compat.is_var(atom))
         self.readers.update(atom for atom in jaxpr.jaxpr.outvars if compat.is_var(atom))
-        self.feeds = False  # the equation at hand is one of `feeding`
-        self.agreed: set[Any] = set()  # each device's own for those, whole for others
-        self.fed: set[Any] = set()  # read by equations that are
-        self.settled_readers = Counter(filter(compat.is_var, jaxpr.jaxpr.outvars))  # number of the others
+        self.is_per_device = False  # the equation at hand
+        self.averaged: set[Any] = set()  # each device's own for those, the mean for others
+        self.read_per_device: set[Any] = set()  # by equations that are
+        self.other_readers = Counter(filter(compat.is_var, jaxpr.jaxpr.outvars))  # number of the others
         for number, eqn in enumerate(jaxpr.jaxpr.eqns):
-            if number in feeding:
-                self.fed.update(filter(compat.is_var, eqn.invars))
+            if number in per_device:
+                self.read_per_device.update(filter(compat.is_var, eqn.invars))
             else:
-                self.settled_readers.update(set(filter(compat.is_var, eqn.invars)))
+                self.other_readers.update(set(filter(compat.is_var, eqn.invars)))
 
-    def run(self) -> Assigned:
-        self.make(self.jaxpr.jaxpr.invars, self.inputs)
-        steps = []
+    def run(self) -> Sharded:
+        self.define(self.jaxpr.jaxpr.invars, self.inputs)
+        eqns = []
         for number, eqn in enumerate(self.jaxpr.jaxpr.eqns):
-            self.feeds = number in self.feeding
-            step = self.read_in_parts(eqn, self.step(eqn))
-            self.make(eqn.outvars, step.gives)
-            steps.append(step)
+            self.is_per_device = number in self.per_device
+            one = self.shard_again(eqn, self.shard(eqn))
+            self.define(eqn.outvars, one.results)
+            eqns.append(one)
         outputs = []
-        for atom, want in zip(self.jaxpr.jaxpr.outvars, self.wanted, strict=True):
-            self.feeds = False
-            self.agree([atom])
-            if self.layout(atom).is_partial and not want.partial:
-                self.settle(atom)
-            outputs.append(want.layout or self.layout(atom))
-        return Assigned(self.jaxpr, tuple(self.inputs), tuple(outputs), tuple(steps), self.rests)
+        self.is_per_device = False
+        for atom, want in zip(self.jaxpr.jaxpr.outvars, self.outputs, strict=True):
+            self.average([atom])
+            if isinstance(self.placement(atom), Partial) and not want.may_be_partial:
+                self.reduce(atom)
+            outputs.append(want.placement or self.placement(atom))
+        return Sharded(self.jaxpr, tuple(self.inputs), tuple(outputs), tuple(eqns), self.reductions)
 
-    def make(self, made: Sequence[Any], layouts: Sequence[Layout]) -> None:
-        for var, layout in zip(made, layouts, strict=True):
-            self.layouts[var] = layout
-            if layout.is_partial and self.readers[var] != 1:
-                self.settle(var)
+    def define(self, made: Sequence[Any], placements: Sequence[Placement]) -> None:
+        for var, placement in zip(made, placements, strict=True):
+            self.placements[var] = placement
+            if isinstance(placement, Partial) and self.readers[var] != 1:
+                self.reduce(var)
 
-    def layout(self, atom: Any) -> Layout:
+    def placement(self, atom: Any) -> Placement:
         """As this equation reads it."""
         if not compat.is_var(atom):
-            return WHOLE
-        return OWN if self.feeds and atom in self.agreed else self.layouts[atom]
+            return Replicate()
+        return PerDevice() if self.is_per_device and atom in self.averaged else self.placements[atom]
 
-    def agree(self, atoms: Sequence[Any]) -> None:
+    def average(self, atoms: Sequence[Any]) -> None:
         """What is each device's own is needed alike everywhere: the mean of all."""
         for atom in atoms:
-            if compat.is_var(atom) and self.layouts[atom].is_own:
-                self.layouts[atom] = self.rests[atom] = WHOLE
-                self.agreed.add(atom)
+            if compat.is_var(atom) and isinstance(self.placements[atom], PerDevice):
+                self.placements[atom] = self.reductions[atom] = Replicate()
+                self.averaged.add(atom)
 
-    def may_wait(self, eqn: compat.JaxprEqn, terms: Sequence[Layout]) -> bool:
-        """Devices need not agree before a product or what is linear, if nothing else reads what is their own."""
-        own = [layout.is_own for layout in terms]
-        whole = [layout == WHOLE for layout in terms]
+    def deferrable(self, eqn: compat.JaxprEqn, terms: Sequence[Placement]) -> bool:
+        """The mean may wait behind a product or what is linear, if nothing else reads what is each device's own."""
+        own = [isinstance(one, PerDevice) for one in terms]
+        whole = [isinstance(one, Replicate) for one in terms]
         if not any(own) or not all(a or b for a, b in zip(own, whole, strict=True)):
             return False
-        readers = [self.settled_readers[atom] for atom, mine in zip(eqn.invars, own, strict=True) if mine]
+        readers = [self.other_readers[atom] for atom, mine in zip(eqn.invars, own, strict=True) if mine]
         return max(readers) == 1 and (eqn.primitive.name == "mul" or is_linear(eqn, own, whole))
 
-    def settle(self, var: Any) -> None:
+    def reduce(self, var: Any) -> None:
         """Its sum is needed: everywhere, in parts where a reader would have it so, or as each device estimates it."""
-        if var in self.fed:
-            self.layouts[var] = OWN
+        if var in self.read_per_device:
+            self.placements[var] = PerDevice()
         else:
-            self.layouts[var] = self.rests[var] = self.wishes.any.get(var, WHOLE)
+            self.placements[var] = self.reductions[var] = self.demands.majority.get(var, Replicate())
 
-    def step(self, eqn: compat.JaxprEqn) -> Step:
+    def reduce_all(self, atoms: Sequence[Any]) -> None:
+        for atom in atoms:
+            if isinstance(self.placement(atom), Partial):
+                self.reduce(atom)
+
+    def shard(self, eqn: compat.JaxprEqn) -> ShardedEqn:
         if eqn.primitive.name == "optimization_barrier":
-            layouts = tuple(map(self.layout, eqn.invars))
-            return Step(layouts, layouts)
-        terms = tuple(OWN if compat.is_var(atom) and atom in self.agreed else self.layout(atom) for atom in eqn.invars)
-        partial = [layout.is_partial for layout in terms]
-        if any(partial) and is_linear(eqn, partial, [layout in (WHOLE, OWN) for layout in terms]):
-            return Step(terms, tuple(PARTIAL for _ in eqn.outvars))
-        if not self.feeds:
-            if self.may_wait(eqn, terms):
-                return Step(terms, tuple(OWN for _ in eqn.outvars))
-            self.agree(eqn.invars)
-        given = [self.layout(atom) for atom in eqn.invars]
+            placements = tuple(map(self.placement, eqn.invars))
+            return ShardedEqn(placements, placements)
+        terms = tuple(
+            PerDevice() if compat.is_var(atom) and atom in self.averaged else self.placement(atom)
+            for atom in eqn.invars
+        )
+        partial = [isinstance(one, Partial) for one in terms]
+        if any(partial) and is_linear(eqn, partial, [isinstance(one, Replicate | PerDevice) for one in terms]):
+            return ShardedEqn(terms, tuple(Partial() for _ in eqn.outvars))
+        if not self.is_per_device:
+            if self.deferrable(eqn, terms):
+                return ShardedEqn(terms, tuple(PerDevice() for _ in eqn.outvars))
+            self.average(eqn.invars)
+        given = [self.placement(atom) for atom in eqn.invars]
         if compat.control_bodies(eqn):
             return self.control(eqn, given)
-        step = self.divided(eqn, given)
-        unsettled = [
+        one = self.divided(eqn, given)
+        terms_to_sum = [
             atom
-            for atom, layout, need in zip(eqn.invars, given, step.needs, strict=True)
-            if layout.is_partial and not need.is_partial
+            for atom, placement, need in zip(eqn.invars, given, one.operands, strict=True)
+            if isinstance(placement, Partial) and not isinstance(need, Partial)
         ]
-        if not unsettled:
-            return step
-        self.settle_all(unsettled)
-        return self.divided(eqn, [self.layout(atom) for atom in eqn.invars])
+        if not terms_to_sum:
+            return one
+        self.reduce_all(terms_to_sum)
+        return self.divided(eqn, [self.placement(atom) for atom in eqn.invars])
 
-    def read_in_parts(self, eqn: compat.JaxprEqn, step: Step) -> Step:
+    def shard_again(self, eqn: compat.JaxprEqn, one: ShardedEqn) -> ShardedEqn:
         """What is made from gathered operands is divided again by whoever reads it: a device has its part already."""
-        if not step.gathered or step.bodies or OWN in step.gives:
-            return step
-        shapes = [compat.aval_of(eqn.invars[position]).shape for position in step.gathered]
-        dims = [self.layout(eqn.invars[position]).dim for position in step.gathered]
+        if not one.gathered or one.bodies or one.axis is not None or PerDevice() in one.results:
+            return one
+        gathered = [eqn.invars[position] for position in one.gathered]
+        shapes = [compat.aval_of(atom).shape for atom in gathered]
+        dims = [made.dim for made in map(self.placement, gathered) if isinstance(made, Shard)]
         batch = {shape[dim] for shape, dim in zip(shapes, dims, strict=True)}
         largest = max(math.prod(shape) for shape in shapes)
-        gives = tuple(
-            _parts_again(compat.aval_of(var).shape, batch, largest, self.devices) if layout.is_whole else layout
-            for var, layout in zip(eqn.outvars, step.gives, strict=True)
+        results = tuple(
+            _shard_again(compat.aval_of(var).shape, batch, largest, self.devices) if made == Replicate() else made
+            for var, made in zip(eqn.outvars, one.results, strict=True)
         )
-        return replace(step, gives=gives, made_whole=True) if step.factor is None else step
+        return replace(one, results=results, replicated=True)
 
-    def divided(self, eqn: compat.JaxprEqn, given: Sequence[Layout]) -> Step:
-        factors = factors_of(eqn)
-        return _divided(given, factors, self.chosen(eqn, given, factors), len(eqn.outvars))
+    def divided(self, eqn: compat.JaxprEqn, given: Sequence[Placement]) -> ShardedEqn:
+        axes = axes_of(eqn)
+        return shard_along(given, axes, self.choose_axis(eqn, given, axes), len(eqn.outvars))
 
-    def settle_all(self, atoms: Sequence[Any]) -> None:
-        for atom in atoms:
-            if self.layout(atom).is_partial:
-                self.settle(atom)
-
-    def chosen(self, eqn: compat.JaxprEqn, given: Sequence[Layout], factors: Factors | None) -> int | None:
-        """The factor that the most bytes of split operands vote for, or the one that all readers of a result wish."""
-        if factors is None:
+    def choose_axis(self, eqn: compat.JaxprEqn, given: Sequence[Placement], axes: Axes | None) -> int | None:
+        """The axis that the most bytes of split operands vote for, or the one that all readers of a result demand."""
+        if axes is None:
             return None
         votes: Counter[int] = Counter()
-        for position, (atom, layout) in enumerate(zip(eqn.invars, given, strict=True)):
-            factor = factors.of_operand(position, layout.dim) if layout.is_split else None
-            if factor is not None and factors.divisible(factor, eqn, self.devices):
-                votes[factor] += compat.nbytes_of(atom.aval)
+        for position, (atom, placement) in enumerate(zip(eqn.invars, given, strict=True)):
+            axis = axes.of_operand(position, placement.dim) if isinstance(placement, Shard) else None
+            if axis is not None and axes.divisible(axis, eqn, self.devices):
+                votes[axis] += compat.nbytes_of(atom.aval)
         if votes:
             return votes.most_common(1)[0][0]
-        for var, side in zip(eqn.outvars, factors.results, strict=True):
-            wish = self.wishes.common.get(var)
-            factor = side[wish.dim] if wish else None
-            if factor is not None and factors.divisible(factor, eqn, self.devices):
-                return factor
+        for var, side in zip(eqn.outvars, axes.results, strict=True):
+            demand = self.demands.unanimous.get(var)
+            axis = side[demand.dim] if demand else None
+            if axis is not None and axes.divisible(axis, eqn, self.devices):
+                return axis
         return None
 
-    def control(self, eqn: compat.JaxprEqn, given: Sequence[Layout]) -> Step:
+    def control(self, eqn: compat.JaxprEqn, given: Sequence[Placement]) -> ShardedEqn:
         scan = compat.scan_of(eqn)
         if scan is not None:
             return self.scan(eqn, scan, given)
-        self.settle_all(eqn.invars)
-        given = [self.layout(atom) for atom in eqn.invars]
-        return self.cond(eqn, given) if eqn.primitive.name == "cond" else self.loop(eqn, given)
+        self.reduce_all(eqn.invars)
+        given = [self.placement(atom) for atom in eqn.invars]
+        return self.cond(eqn, given) if eqn.primitive.name == "cond" else self.while_loop(eqn, given)
 
-    def scan(self, eqn: compat.JaxprEqn, scan: compat.Scan, given: Sequence[Layout]) -> Step:
-        """Carries keep one layout: of what goes in, unless what comes out is split, or partial: that is summed once."""
+    def scan(self, eqn: compat.JaxprEqn, scan: compat.Scan, given: Sequence[Placement]) -> ShardedEqn:
+        """Carries keep one placement: of what goes in, unless what comes out is split, or partial, then summed once."""
         const_vars, carry_vars, stack_vars = scan.split(eqn.invars)
-        self.settle_all([*const_vars, *stack_vars])
-        consts, carries, stacks = scan.split([self.layout(atom) for atom in eqn.invars])
+        self.reduce_all([*const_vars, *stack_vars])
+        consts, carries, stacks = scan.split([self.placement(atom) for atom in eqn.invars])
         first = len(eqn.invars) - len(stacks)
-        whole = [first + number for number, layout in enumerate(stacks) if layout.is_split and layout.dim == 0]
+        whole = [first + number for number, placement in enumerate(stacks) if placement == Shard(0)]
         body = flatten(scan.body)
-        if whole and self.may_spread(scan, body, consts):
-            return self.spread(scan, body)
+        if whole and self.trips_are_alike(scan, body, consts):
+            return self.divide_trips(scan, body)
         slices = [
-            _within(layout, compat.aval_of(var).shape, self.devices)
-            for layout, var in zip(stacks, stack_vars, strict=True)
+            _slice_placement(placement, compat.aval_of(var).shape, self.devices)
+            for placement, var in zip(stacks, stack_vars, strict=True)
         ]
         summed = [True] * scan.carries  # carries that may be partial: only where no trip needs their sum
-        others = [Wanted(partial=True)] * (len(body.jaxpr.outvars) - scan.carries)
+        others = [OutputDemand(may_be_partial=True)] * (len(body.jaxpr.outvars) - scan.carries)
         for _ in range(_ROUNDS):
-            wanted = [*(Wanted(partial=may) for may in summed), *others]
-            found = assign(body, [*consts, *carries, *slices], wanted, self.devices)
+            wanted = [*(OutputDemand(may_be_partial=may) for may in summed), *others]
+            found = propagate(body, [*consts, *carries, *slices], wanted, self.devices)
             inside = scan.split(body.jaxpr.invars)[1]
-            summed = [may and var not in found.rests for may, var in zip(summed, inside, strict=True)]
+            summed = [may and var not in found.reductions for may, var in zip(summed, inside, strict=True)]
             met = [_meet(a, b) for a, b in zip(carries, found.outputs, strict=False)]
-            met = [WHOLE if one.is_partial and not may else one for one, may in zip(met, summed, strict=True)]
+            met = [Replicate() if one == Partial() and not may else one for one, may in zip(met, summed, strict=True)]
             if met == carries:
                 break
             carries = met
         else:
-            carries = [WHOLE] * scan.carries
-        wanted = [*(Wanted(layout, layout.is_partial) for layout in carries), *others]
-        found = assign(body, [*consts, *carries, *slices], wanted, self.devices)
-        self.settle_all([atom for atom, one in zip(carry_vars, carries, strict=True) if not one.is_partial])
-        needs = (*consts, *carries, *map(_around, slices))
-        gives = (*carries, *map(_around, found.outputs[scan.carries :]))
-        return Step(needs, gives, bodies=(found,), gathered=tuple(whole))
+            carries = [Replicate()] * scan.carries
+        wanted = [*(OutputDemand(placement, isinstance(placement, Partial)) for placement in carries), *others]
+        found = propagate(body, [*consts, *carries, *slices], wanted, self.devices)
+        self.reduce_all([atom for atom, one in zip(carry_vars, carries, strict=True) if not isinstance(one, Partial)])
+        needs = (*consts, *carries, *map(_stack_placement, slices))
+        gives = (*carries, *map(_stack_placement, found.outputs[scan.carries :]))
+        return ShardedEqn(needs, gives, bodies=(found,), gathered=tuple(whole))
 
-    def may_spread(self, scan: compat.Scan, body: compat.ClosedJaxpr, consts: Sequence[Layout]) -> bool:
+    def trips_are_alike(self, scan: compat.Scan, body: compat.ClosedJaxpr, consts: Sequence[Placement]) -> bool:
         """Trips that know nothing of one another (`lax.map`) are as good on different devices."""
         alone = not scan.carries and not body.jaxpr.effects
-        return alone and scan.trips % self.devices == 0 and all(layout.is_whole for layout in consts)
+        return alone and scan.trips % self.devices == 0 and all(one == Replicate() for one in consts)
 
-    def spread(self, scan: compat.Scan, body: compat.ClosedJaxpr) -> Step:
-        inputs = [WHOLE] * len(body.jaxpr.invars)
-        found = assign(body, inputs, [Wanted(WHOLE)] * len(body.jaxpr.outvars), self.devices)
-        stacks = [split(0)] * (len(inputs) - scan.consts)
-        gives = [split(0)] * len(body.jaxpr.outvars)
-        return Step((*inputs[: scan.consts], *stacks), tuple(gives), bodies=(found,), spread=True)
+    def divide_trips(self, scan: compat.Scan, body: compat.ClosedJaxpr) -> ShardedEqn:
+        inputs = [Replicate()] * len(body.jaxpr.invars)
+        found = propagate(body, inputs, [OutputDemand(Replicate())] * len(body.jaxpr.outvars), self.devices)
+        stacks = [Shard(0)] * (len(inputs) - scan.consts)
+        gives = [Shard(0)] * len(body.jaxpr.outvars)
+        return ShardedEqn((*inputs[: scan.consts], *stacks), tuple(gives), bodies=(found,), divides_trips=True)
 
-    def loop(self, eqn: compat.JaxprEqn, given: Sequence[Layout]) -> Step:
-        """A `while`: what decides whether it goes on is whole, carries keep one layout."""
+    def while_loop(self, eqn: compat.JaxprEqn, given: Sequence[Placement]) -> ShardedEqn:
+        """A `while`: what decides whether it goes on is whole, carries keep one placement."""
         test_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        tests, consts = [WHOLE] * test_consts, list(given[test_consts : test_consts + body_consts])
+        tests, consts = [Replicate()] * test_consts, list(given[test_consts : test_consts + body_consts])
         carries = list(given[test_consts + body_consts :])
         test, body = (flatten(one) for one in compat.control_bodies(eqn))
         for _ in range(_ROUNDS):
-            after = assign(body, [*consts, *carries], [Wanted()] * len(carries), self.devices).outputs
+            after = propagate(body, [*consts, *carries], [OutputDemand()] * len(carries), self.devices).outputs
             met = [_meet(a, b) for a, b in zip(carries, after, strict=True)]
             if met == carries:
                 break
             carries = met
         else:
-            carries = [WHOLE] * len(carries)
-        found = assign(body, [*consts, *carries], [Wanted(layout) for layout in carries], self.devices)
-        tested = assign(test, [*tests, *carries], [Wanted(WHOLE)], self.devices)
-        return Step((*tests, *consts, *carries), tuple(carries), bodies=(tested, found))
+            carries = [Replicate()] * len(carries)
+        found = propagate(body, [*consts, *carries], [OutputDemand(placement) for placement in carries], self.devices)
+        tested = propagate(test, [*tests, *carries], [OutputDemand(Replicate())], self.devices)
+        return ShardedEqn((*tests, *consts, *carries), tuple(carries), bodies=(tested, found))
 
-    def cond(self, eqn: compat.JaxprEqn, given: Sequence[Layout]) -> Step:
+    def cond(self, eqn: compat.JaxprEqn, given: Sequence[Placement]) -> ShardedEqn:
         branches = [flatten(one) for one in compat.control_bodies(eqn)]
         count = len(eqn.outvars)
-        found = [assign(one, given[1:], [Wanted()] * count, self.devices).outputs for one in branches]
-        outs = [sides[0] if len(set(sides)) == 1 else WHOLE for sides in zip(*found, strict=True)]
-        wanted = [Wanted(layout) for layout in outs]
-        bodies = tuple(assign(one, given[1:], wanted, self.devices) for one in branches)
-        return Step((WHOLE, *given[1:]), tuple(outs), bodies=bodies)
+        found = [propagate(one, given[1:], [OutputDemand()] * count, self.devices).outputs for one in branches]
+        outs = [sides[0] if len(set(sides)) == 1 else Replicate() for sides in zip(*found, strict=True)]
+        wanted = [OutputDemand(placement) for placement in outs]
+        bodies = tuple(propagate(one, given[1:], wanted, self.devices) for one in branches)
+        return ShardedEqn((Replicate(), *given[1:]), tuple(outs), bodies=bodies)
 
 
-def _divided(given: Sequence[Layout], factors: Factors | None, factor: int | None, results: int) -> Step:
-    gathered = []
-    needs: list[Layout] = []
-    for position, layout in enumerate(given):
-        dim = factors.dim_of(factors.operands[position], factor) if factors and factor is not None else None
-        if dim is not None:
-            needs.append(split(dim))
-            continue
-        masked = factors is not None and factor in factors.reduced and position in factors.masked
-        needs.append(PARTIAL if masked else OWN if layout.is_own else WHOLE)
-        if layout.is_split:
-            gathered.append(position)
-    if factors is None or factor is None:
-        made = OWN if OWN in needs else WHOLE
-        return Step(tuple(needs), (made,) * results, gathered=tuple(gathered))
-    if factor in factors.reduced:
-        made = PARTIAL if factors.reduced[factor] == "sum" else WHOLE
-        gives = (made,) * results
-    else:
-        dims = [factors.dim_of(side, factor) for side in factors.results]
-        gives = tuple(WHOLE if dim is None else split(dim) for dim in dims)
-    return Step(tuple(needs), gives, factors, factor, gathered=tuple(gathered))
-
-
-def _parts_again(shape: Sequence[int], batch: Collection[int], largest: int, devices: int) -> Layout:
+def _shard_again(shape: Sequence[int], batch: Collection[int], largest: int, devices: int) -> Placement:
     """Along a dimension that has the whole batch in it, or of what is as large as an operand along its largest."""
     whole = [dim for dim, size in enumerate(shape) if size and any(size % one == 0 for one in batch)]
     if not whole and math.prod(shape) >= largest:
         whole = sorted(range(len(shape)), key=lambda dim: -shape[dim])
-    return next((split(dim) for dim in whole if shape[dim] % devices == 0), WHOLE)
+    return next((Shard(dim) for dim in whole if shape[dim] % devices == 0), Replicate())
 
 
-def _within(layout: Layout, shape: Sequence[int], devices: int) -> Layout:
-    """Of a stack, the layout of its slices: the dimension that is scanned over cannot be split, another perhaps can."""
-    if not layout.is_split:
-        return layout
-    if layout.dim:
-        return split(layout.dim - 1)
-    return next((split(dim) for dim, size in enumerate(shape[1:]) if size and size % devices == 0), WHOLE)
+def _slice_placement(placement: Placement, shape: Sequence[int], devices: int) -> Placement:
+    """Of the slices of a stack: the dimension that is scanned over cannot be split, another perhaps can."""
+    if not isinstance(placement, Shard):
+        return placement
+    if placement.dim:
+        return Shard(placement.dim - 1)
+    return next((Shard(dim) for dim, size in enumerate(shape[1:]) if size and size % devices == 0), Replicate())
 
 
-def _around(layout: Layout) -> Layout:
-    return split(layout.dim + 1) if layout.is_split else layout
+def _stack_placement(placement: Placement) -> Placement:
+    return Shard(placement.dim + 1) if isinstance(placement, Shard) else placement
 
 
-def _meet(before: Layout, after: Layout) -> Layout:
-    """One layout for what goes into a trip and what comes out of it."""
-    if before == after or before != WHOLE:
-        return before if before == after or not after.is_split else WHOLE
+def _meet(before: Placement, after: Placement) -> Placement:
+    """One placement for what goes into a trip and what comes out of it."""
+    if before == after or before != Replicate():
+        return before if before == after or not isinstance(after, Shard) else Replicate()
     return after
-
-
-def _wishes(found: Assigned, wanted: Sequence[Wanted], devices: int) -> _Wishes:
-    """The way back: what readers ask for; an equation that nobody divided passes on what it is asked."""
-    asked: dict[Any, list[Layout]] = {}
-
-    def ask(atoms: Sequence[Any], layouts: Sequence[Layout]) -> None:
-        for atom, layout in zip(atoms, layouts, strict=True):
-            if compat.is_var(atom):
-                asked.setdefault(atom, []).append(layout)
-
-    ask(found.jaxpr.jaxpr.outvars, [want.layout or layout for want, layout in zip(wanted, found.outputs, strict=True)])
-    for eqn, step in zip(reversed(found.jaxpr.jaxpr.eqns), reversed(found.steps), strict=True):
-        if step.factor is None and not step.bodies:
-            ask(eqn.invars, _passed_on(eqn, step, asked, devices))
-        else:
-            ask(eqn.invars, step.needs)
-    common = {var: layouts[0] for var, layouts in asked.items() if len(set(layouts)) == 1 and layouts[0].is_split}
-    splits = {var: [layout for layout in layouts if layout.is_split] for var, layouts in asked.items()}
-    return _Wishes(common, {var: Counter(known).most_common(1)[0][0] for var, known in splits.items() if known})
-
-
-def _passed_on(
-    eqn: compat.JaxprEqn, step: Step, asked: Mapping[Any, Sequence[Layout]], devices: int
-) -> Sequence[Layout]:
-    factors = factors_of(eqn)
-    for var, side in zip(eqn.outvars, factors.results if factors else (), strict=False):
-        layouts = asked.get(var, ())
-        alike = layouts and layouts[0].is_split and len(set(layouts)) == 1
-        factor = side[layouts[0].dim] if alike else None
-        if factors and factor is not None and factors.divisible(factor, eqn, devices):
-            return _divided(step.needs, factors, factor, len(eqn.outvars)).needs
-    return step.needs

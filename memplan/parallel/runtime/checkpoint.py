@@ -7,7 +7,6 @@ file with flipped bits without a word, and would turn one dtype into another.
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,6 @@ from jax.experimental import multihost_utils
 from memplan.errors import MemplanError
 from memplan.parallel.runtime import manifest
 from memplan.parallel.runtime.manifest import Manifest
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class TrainState:
-    """What a training step takes and returns: arrays throughout, `step` an integer array without dimensions."""
-
-    step: Any
-    params: Any
-    opt_state: Any
 
 
 class Checkpoints:
@@ -65,6 +54,8 @@ class Checkpoints:
             if jax.process_index() == 0:
                 manifest.write(target, leaves)
                 self._remove_old()
+            if jax.process_count() > 1:  # Orbax's last barrier is before the manifest, and all may restore it at once
+                multihost_utils.sync_global_devices(f"memplan saved {target.name}")
         except OSError as error:
             raise MemplanError(f"Step {step} cannot be saved in {self.folder}: {error}.") from error
         return True
@@ -96,15 +87,15 @@ class Checkpoints:
             raise MemplanError(f"There is {which} in {self.folder}; it holds the steps {self.steps()}.")
         source = self.folder / f"{step:09d}"
         try:
-            held = manifest.read(source)
+            saved = manifest.read(source)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise MemplanError(
                 self._damaged(source / manifest.NAME, f"{type(error).__name__}: {error}", step)
             ) from error
         wanted = _named_leaves(like)
-        manifest.check_alike(held, wanted, source)
-        self._check_files(source, held, step)
-        numbers = {name: f"{number:05d}" for number, name in enumerate(held.leaves)}
+        manifest.check_same(saved, wanted, source)
+        self._check_files(source, saved, step)
+        numbers = {name: f"{number:05d}" for number, name in enumerate(saved.leaves)}
         abstract = {
             numbers[name]: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
             for name, leaf in wanted.items()
@@ -117,9 +108,9 @@ class Checkpoints:
             raise MemplanError(self._damaged(source, str(error).splitlines()[0][:300], step)) from error
         return step, jax.tree.unflatten(jax.tree.structure(like), [arrays[number] for number in abstract])
 
-    def _check_files(self, source: Path, held: Manifest, step: int) -> None:
+    def _check_files(self, source: Path, saved: Manifest, step: int) -> None:
         """Each process reads its share; one that finds damage fails, and the watch tells the others."""
-        for name, written in list(held.files.items())[jax.process_index() :: jax.process_count()]:
+        for name, written in list(saved.files.items())[jax.process_index() :: jax.process_count()]:
             path = source / name
             try:
                 what = "" if manifest.file_sum(path) == written else "its bytes are not those that were written"

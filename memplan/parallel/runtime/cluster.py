@@ -22,25 +22,25 @@ import jax
 
 from memplan.errors import MemplanError
 from memplan.parallel.runtime import rendezvous
-from memplan.parallel.runtime.given import Given
-from memplan.parallel.runtime.messages import Line
-from memplan.parallel.runtime.roster import Member
-from memplan.parallel.runtime.standing import Standing
-from memplan.parallel.runtime.watch import EXIT_CODE, Watch
+from memplan.parallel.runtime.heartbeats import Member
+from memplan.parallel.runtime.main_thread import MainThreadObserver
+from memplan.parallel.runtime.messages import Connection
+from memplan.parallel.runtime.monitor import EXIT_CODE, Monitor
+from memplan.parallel.runtime.submissions import Submissions
 from memplan.program import compat
 
 ALONE, BY_HAND, LAUNCHED, DETECTED = "alone", "by hand", "memplan launch", "found by jax.distributed"
 JOINED = "joined jax.distributed"
 SILENCE_S = 60.0  # a process that loads with the interpreter's lock held sends nothing meanwhile
 # At its end a process waits in jax for all others, and jax ends every one of them when that takes longer. Rank 0 may go
-# on for hours with an evaluation of its own; a death meanwhile is known by the watch.
+# on for hours with an evaluation of its own; a death meanwhile is known by the monitor.
 LEAVING_S = 86_400
-ASKED_S = 2.0  # per look for rank 0's address
+ASK_S = 2.0  # per look for rank 0's address
 
-given = Given()  # what this process gave to the run, from before the ranks have met
-_meeting = threading.Lock()
-_watching: Watch | None = None
-_joining: threading.Thread | None = None
+submissions = Submissions()  # from before the ranks have met
+_starting = threading.Lock()
+_monitor: Monitor | None = None
+_join_thread: threading.Thread | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Cluster:
     coordinator: str
     how: str
     members: Mapping[int, Member] = field(repr=False, compare=False)
-    watch: Watch | None = field(repr=False, compare=False)
+    monitor: Monitor | None = field(repr=False, compare=False)
 
     def __str__(self) -> str:
         if self.how == ALONE:
@@ -99,7 +99,7 @@ def initialize(
     if timeout_s is None:
         timeout_s = float(environment.get("MEMPLAN_TIMEOUT", "60"))
     if jax.distributed.is_initialized():
-        return _late(processes, process, timeout_s, silence_s)
+        return _join_initialized(processes, process, timeout_s, silence_s)
     _refuse_late()
     how = BY_HAND
     if coordinator is None and processes is None and process is None and "MEMPLAN_COORDINATOR" in environment:
@@ -112,10 +112,10 @@ def initialize(
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # its handler keeps SIGTERM from ending the process
     if coordinator is None and processes is None and process is None:
-        return _detected(timeout_s, silence_s)
+        return _detect(timeout_s, silence_s)
     if coordinator is None or processes is None or process is None:
         raise MemplanError("coordinator, processes and process belong together: give all three, or none of them.")
-    return _met(coordinator, processes, process, how, timeout_s, silence_s)
+    return _meet(coordinator, processes, process, how, timeout_s, silence_s)
 
 
 def _refuse_late() -> None:
@@ -149,12 +149,12 @@ def _me(process: int) -> Member:
     return Member(process, socket.gethostname(), os.getpid())
 
 
-def _met(coordinator: str, processes: int, process: int, how: str, timeout_s: float, silence_s: float) -> Cluster:
+def _meet(coordinator: str, processes: int, process: int, how: str, timeout_s: float, silence_s: float) -> Cluster:
     if not 0 <= process < processes:
         raise MemplanError(f"{process} is no rank of {processes} processes: they are 0 to {processes - 1}.")
     me = _me(process)
-    watch = _watch(coordinator, me, processes, timeout_s, silence_s)
-    host, port = rendezvous.split(coordinator)
+    monitor = _start_monitor(coordinator, me, processes, timeout_s, silence_s)
+    host, port = rendezvous.parse_address(coordinator)
     bind = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     chosen = os.environ.get("MEMPLAN_LOCAL_DEVICE_IDS")
     jax.distributed.initialize(
@@ -167,11 +167,11 @@ def _met(coordinator: str, processes: int, process: int, how: str, timeout_s: fl
         coordinator_bind_address=bind if rendezvous.is_loopback(host) else None,
         shutdown_timeout_seconds=LEAVING_S,
     )
-    return _joined(watch, coordinator, how)
+    return _cluster(monitor, coordinator, how)
 
 
-def _detected(timeout_s: float, silence_s: float) -> Cluster:
-    """jax finds its coordinator and tells nobody, so the watch meets at a port of rank 0 that jax's store passes on."""
+def _detect(timeout_s: float, silence_s: float) -> Cluster:
+    """jax finds its coordinator and tells nobody, so all meet at a port of rank 0 that jax's store passes on."""
     patience_s = max(10, round(timeout_s))
     try:
         jax.distributed.initialize(initialization_timeout=patience_s, shutdown_timeout_seconds=LEAVING_S)
@@ -179,12 +179,12 @@ def _detected(timeout_s: float, silence_s: float) -> Cluster:
         if "coordinator_address" in str(error):  # jax knows none of the surroundings
             return _alone()
         raise MemplanError(f"jax.distributed could not read what started this process: {error}") from error
-    return _joined(_met_by_store(timeout_s, silence_s), "", DETECTED)
+    return _cluster(_meet_by_store(timeout_s, silence_s), "", DETECTED)
 
 
-def _late(processes: int | None, process: int | None, timeout_s: float, silence_s: float) -> Cluster:
+def _join_initialized(processes: int | None, process: int | None, timeout_s: float, silence_s: float) -> Cluster:
     """jax.distributed runs already: the script called it, or memplan did."""
-    if is_watched():
+    if is_joined():
         raise MemplanError("This process has joined a run already: call memplan.parallel.initialize once.")
     here = jax.process_index(), jax.process_count()
     if (process, processes) not in (here, (None, None)):
@@ -192,59 +192,59 @@ def _late(processes: int | None, process: int | None, timeout_s: float, silence_
             f"jax.distributed.initialize has made this process rank {here[0]} of {here[1]}, not {process} of "
             f"{processes}. Call memplan.parallel.initialize() without arguments after it, or instead of it."
         )
-    if _joining is None:
-        return _joined(_met_by_store(timeout_s, silence_s), "", JOINED)
-    _joining.join(timeout_s)
-    if _watching is None:
+    if _join_thread is None:
+        return _cluster(_meet_by_store(timeout_s, silence_s), "", JOINED)
+    _join_thread.join(timeout_s)
+    if _monitor is None:
         raise MemplanError(f"Not all processes called memplan.parallel.initialize within {timeout_s:g} s.")
-    return _joined(_watching, "", JOINED)
+    return _cluster(_monitor, "", JOINED)
 
 
-def is_watched() -> bool:
+def is_joined() -> bool:
     """True where all processes called `initialize`."""
-    return _watching is not None and _joining is None
+    return _monitor is not None and _join_thread is None
 
 
 def join_in_background() -> None:
     """For a run that uses a mesh of many processes and has not called `initialize`; the others may come much later."""
-    global _joining
-    with _meeting:
-        if _watching is not None or _joining is not None:
+    global _join_thread
+    with _starting:
+        if _monitor is not None or _join_thread is not None:
             return
         if compat.coordination_client() is None:  # processes that jax.distributed did not start
-            given.silence()
+            submissions.disable()
             return
-        _joining = threading.Thread(target=_join, name="memplan joining", daemon=True)
-        _joining.start()
+        _join_thread = threading.Thread(target=_join, name="memplan joining", daemon=True)
+        _join_thread.start()
 
 
 def _join() -> None:
     try:
-        _met_by_store(LEAVING_S, SILENCE_S)
+        _meet_by_store(LEAVING_S, SILENCE_S)
     except jax.errors.JaxRuntimeError:
-        given.silence()  # jax's store is gone: the run ends
+        submissions.disable()  # jax's store is gone: the run ends
     except MemplanError as error:
         os.write(2, f"memplan: {error}\nmemplan: this process therefore ends with exit code {EXIT_CODE}.\n".encode())
         os._exit(EXIT_CODE)
 
 
-def _met_by_store(timeout_s: float, silence_s: float) -> Watch | None:
-    """jax tells nobody where its coordinator is, so the watch meets at a port of rank 0 that jax's store passes on."""
+def _meet_by_store(timeout_s: float, silence_s: float) -> Monitor | None:
+    """jax tells nobody where its coordinator is, so all meet at a port of rank 0 that jax's store passes on."""
     me, processes, store = _me(jax.process_index()), jax.process_count(), compat.coordination_client()
     if processes == 1:
         return None
     if me.process == 0:
         with contextlib.closing(socket.create_server(("", 0))) as free:
             store.key_value_set("memplan/watch", f"{socket.gethostname()}:{free.getsockname()[1]}")
-    return _watch(_asked(store, timeout_s), me, processes, timeout_s, silence_s)
+    return _start_monitor(_address_of_rank_0(store, timeout_s), me, processes, timeout_s, silence_s)
 
 
-def _asked(store: Any, timeout_s: float) -> str:
+def _address_of_rank_0(store: Any, timeout_s: float) -> str:
     """Where rank 0 can be met."""
     end = time.monotonic() + timeout_s
     while True:
         try:
-            return store.blocking_key_value_get("memplan/watch", round(1000 * min(ASKED_S, timeout_s)))
+            return store.blocking_key_value_get("memplan/watch", round(1000 * min(ASK_S, timeout_s)))
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise
@@ -254,34 +254,34 @@ def _asked(store: Any, timeout_s: float) -> str:
                 ) from error
 
 
-def _watch(address: str, me: Member, processes: int, timeout_s: float, silence_s: float) -> Watch:
-    global _watching
-    lines: dict[int, Line]
+def _start_monitor(address: str, me: Member, processes: int, timeout_s: float, silence_s: float) -> Monitor:
+    global _monitor
+    connections: dict[int, Connection]
     if me.process == 0:
-        lines, members = rendezvous.gather(address, me, processes, timeout_s)
+        connections, members = rendezvous.meet(address, me, processes, timeout_s)
     else:
-        line, members = rendezvous.join(address, me, processes, timeout_s)
-        lines = {0: line}
-    _watching = watch = Watch(me, members, lines, silence_s, given, Standing())
-    watch.start()
-    atexit.register(watch.finish)  # runs before jax's own end, where processes wait for one another: jax is imported
-    _tell_of_failures(watch)
-    return watch
+        connection, members = rendezvous.join(address, me, processes, timeout_s)
+        connections = {0: connection}
+    _monitor = monitor = Monitor(me, members, connections, silence_s, submissions, MainThreadObserver())
+    monitor.start()
+    atexit.register(monitor.finish)  # runs before jax's own end, where processes wait for one another: jax is imported
+    _report_failures(monitor)
+    return monitor
 
 
-def _joined(watch: Watch | None, coordinator: str, how: str) -> Cluster:
-    members = {0: _me(0)} if watch is None else watch.members
+def _cluster(monitor: Monitor | None, coordinator: str, how: str) -> Cluster:
+    members = {0: _me(0)} if monitor is None else monitor.members
     counts = jax.process_index(), jax.process_count(), jax.local_device_count(), jax.device_count()
-    return Cluster(*counts, coordinator, how, members, watch)
+    return Cluster(*counts, coordinator, how, members, monitor)
 
 
-def _tell_of_failures(watch: Watch) -> None:
+def _report_failures(monitor: Monitor) -> None:
     """An error that nobody catches ends the process at once: at its exit jax would wait minutes for the others."""
     usual = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         usual(kind, error, trace)
         first = (str(error).splitlines() or [""])[0][:300]
-        watch.fail(f"{kind.__name__}: {first}")
+        monitor.fail(f"{kind.__name__}: {first}")
 
     sys.excepthook = hook

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memplan.errors import MemplanError
-from memplan.parallel.runtime.processes import FOLLOWED, Ended, run, say
+from memplan.parallel.runtime.processes import FOLLOWED, Exit, run, say
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def launch(wanted: Launch) -> int:
         if not failed:
             break
         if wanted.min_processes is not None:
-            lost = max(1, sum(ended.returncode != FOLLOWED for ended in failed))
+            lost = max(1, sum(one.returncode != FOLLOWED for one in failed))
             processes = max(wanted.min_processes, processes - lost)
         say(f"starting again with {processes} processes, restart {attempt} of {wanted.restarts}")
         failed = _run(wanted, processes, attempt)
@@ -102,7 +102,7 @@ def _gpus_each(wanted: Launch, processes: int) -> int:
 
 
 def _environment(wanted: Launch, processes: int, rank: int, port: int, attempt: int) -> Mapping[str, str]:
-    told = {
+    variables = {
         "MEMPLAN_COORDINATOR": f"127.0.0.1:{port}",
         "MEMPLAN_PROCESSES": str(processes),
         "MEMPLAN_PROCESS": str(rank),
@@ -111,13 +111,13 @@ def _environment(wanted: Launch, processes: int, rank: int, port: int, attempt: 
         "PYTHONUNBUFFERED": "1",  # or lines would come late, and those of a killed process never
     }
     if wanted.devices is not None:
-        told |= {"MEMPLAN_DEVICES": str(wanted.devices), "JAX_PLATFORMS": "cpu"}
+        variables |= {"MEMPLAN_DEVICES": str(wanted.devices), "JAX_PLATFORMS": "cpu"}
     if each := _gpus_each(wanted, processes):
-        told["MEMPLAN_LOCAL_DEVICE_IDS"] = ",".join(str(rank * each + number) for number in range(each))
-    return {**os.environ, **told}
+        variables["MEMPLAN_LOCAL_DEVICE_IDS"] = ",".join(str(rank * each + number) for number in range(each))
+    return {**os.environ, **variables}
 
 
-def _run(wanted: Launch, processes: int, attempt: int) -> list[Ended]:
+def _run(wanted: Launch, processes: int, attempt: int) -> list[Exit]:
     """One attempt. The processes that failed, the first one first; empty where all went well."""
     port = _port(wanted.port)
     environments = [_environment(wanted, processes, rank, port, attempt) for rank in range(processes)]

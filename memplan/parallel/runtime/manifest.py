@@ -36,18 +36,18 @@ def write(folder: Path, leaves: Mapping[str, Any]) -> None:
 
 def read(folder: Path) -> Manifest:
     """An OSError, ValueError, KeyError or TypeError where it is damaged."""
-    held = json.loads((folder / NAME).read_text(encoding="utf-8"))
-    files = {name: (int(nbytes), int(checksum)) for name, (nbytes, checksum) in held["files"].items()}
-    return Manifest(dict(held["leaves"]), files)
+    document = json.loads((folder / NAME).read_text(encoding="utf-8"))
+    files = {name: (int(nbytes), int(checksum)) for name, (nbytes, checksum) in document["files"].items()}
+    return Manifest(dict(document["leaves"]), files)
 
 
-def check_alike(held: Manifest, wanted: Mapping[str, Any], folder: Path) -> None:
+def check_same(saved: Manifest, wanted: Mapping[str, Any], folder: Path) -> None:
     """A MemplanError with the leaves that were not saved so."""
-    saved, asked = held.leaves, _described(wanted)
+    before, asked = saved.leaves, _described(wanted)
     differing = [
-        f"state{name}: {saved.get(name, 'not saved')}, wanted {asked.get(name, 'not')}"
-        for name in {**saved, **asked}
-        if saved.get(name) != asked.get(name)
+        f"state{name}: {before.get(name, 'not saved')}, wanted {asked.get(name, 'not')}"
+        for name in {**before, **asked}
+        if before.get(name) != asked.get(name)
     ]
     if differing:
         more = f", and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""

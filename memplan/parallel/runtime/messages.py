@@ -16,24 +16,24 @@ SEND_S = 1.0  # a peer that takes nothing for this long is treated as closed
 Message = dict[str, Any]
 
 
-class Line:
-    """One connection. Any thread may send; one thread receives."""
+class Connection:
+    """To one other process. Any thread may send; one thread receives."""
 
-    def __init__(self, connection: socket.socket):
-        connection.settimeout(SEND_S)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connection = connection
+    def __init__(self, opened: socket.socket):
+        opened.settimeout(SEND_S)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = opened
         self._rest = b""
         self._sending = threading.Lock()
 
     def fileno(self) -> int:
-        return self._connection.fileno()
+        return self._socket.fileno()
 
     def send(self, message: Message) -> bool:
         """False where the other side is gone or takes nothing; the connection is of no use any more then."""
         with self._sending:
             try:
-                self._connection.sendall(json.dumps(message).encode() + b"\n")
+                self._socket.sendall(json.dumps(message).encode() + b"\n")
             except OSError:
                 return False
         return True
@@ -44,32 +44,32 @@ class Line:
         Gone is also who sends no messages: another program.
         """
         try:
-            chunk = self._connection.recv(2**16)
+            chunk = self._socket.recv(2**16)
             *lines, self._rest = (self._rest + chunk).split(b"\n")
             messages = [_message(line) for line in lines]
         except (OSError, ValueError):
             return None
         return messages if chunk and len(self._rest) <= LONGEST_BYTES else None
 
-    def answer(self, timeout_s: float) -> list[Message] | None:
+    def wait(self, timeout_s: float) -> list[Message] | None:
         """The next messages, an empty list after `timeout_s`, None once closed."""
         end = time.monotonic() + timeout_s
         while (left := end - time.monotonic()) > 0:
-            if select.select([self._connection], [], [], left)[0]:
+            if select.select([self._socket], [], [], left)[0]:
                 messages = self.receive()
                 if messages is None or messages:
                     return messages
         return []
 
-    def hang_up(self, linger_s: float = 0.0) -> None:
+    def close(self, linger_s: float = 0.0) -> None:
         """Close; with `linger_s` only after the other side has read everything and closed too, or that time."""
         with contextlib.suppress(OSError):
             if linger_s:
-                self._connection.shutdown(socket.SHUT_WR)
+                self._socket.shutdown(socket.SHUT_WR)
                 end = time.monotonic() + linger_s
-                while (left := end - time.monotonic()) > 0 and self.answer(left):
+                while (left := end - time.monotonic()) > 0 and self.wait(left):
                     pass
-        self._connection.close()
+        self._socket.close()
 
 
 def _message(line: bytes) -> Message:

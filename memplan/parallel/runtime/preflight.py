@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from memplan.errors import MemplanError
 from memplan.parallel.runtime.cluster import Cluster
-from memplan.parallel.runtime.ledger import typical
+from memplan.parallel.runtime.comparison import majority_rank
 from memplan.program import compat
 
 SHOWN = 300  # characters of a value in a message
@@ -55,7 +55,7 @@ def preflight(cluster: Cluster, *, timeout_s: float = 60.0) -> Preflight:
       MemplanError: naming the rank and host with other versions, another number or kind of devices, a wrong sum, or
         that did not answer within `timeout_s`.
     """
-    versions, local = versions_here(), jax.local_devices()
+    versions, local = local_versions(), jax.local_devices()
     agree("versions", versions, cluster, timeout_s=timeout_s)
     agree("devices of each process", len(local), cluster, timeout_s=timeout_s)
     agree("kind of device", local[0].device_kind, cluster, timeout_s=timeout_s)
@@ -63,7 +63,7 @@ def preflight(cluster: Cluster, *, timeout_s: float = 60.0) -> Preflight:
     return Preflight(hosts, versions, len(local), local[0].device_kind, *_all_reduces())
 
 
-def versions_here() -> dict[str, str]:
+def local_versions() -> dict[str, str]:
     """What must be the same everywhere."""
     try:
         own = importlib.metadata.version("memplan")
@@ -109,8 +109,8 @@ def agree(name: str, value: Any, cluster: Cluster, *, timeout_s: float = 60.0) -
     if cluster.processes == 1:
         return
     text = repr(dict(sorted(value.items()))) if isinstance(value, Mapping) else repr(value)
-    told = {"text": text[:20_000], "digest": hashlib.sha256(text.encode()).hexdigest()}
-    everyone = _exchange(f"{next(_rounds)}/{name}", json.dumps(told), cluster, timeout_s)
+    described = {"text": text[:20_000], "digest": hashlib.sha256(text.encode()).hexdigest()}
+    everyone = _exchange(f"{next(_rounds)}/{name}", json.dumps(described), cluster, timeout_s)
     found = {rank: json.loads(one) for rank, one in everyone.items()}
     if len({one["digest"] for one in found.values()}) > 1:
         raise MemplanError(_disagreement(name, found, cluster))
@@ -138,7 +138,7 @@ def _exchange(key: str, value: str, cluster: Cluster, timeout_s: float) -> dict[
 
 
 def _disagreement(name: str, found: Mapping[int, Mapping[str, str]], cluster: Cluster) -> str:
-    usual = typical({rank: one["digest"] for rank, one in found.items()})
+    usual = majority_rank({rank: one["digest"] for rank, one in found.items()})
     most = found[usual]["digest"]
     odd = [rank for rank in found if found[rank]["digest"] != most]
     theirs, ours = _shortened(found[odd[0]]["text"], found[usual]["text"])

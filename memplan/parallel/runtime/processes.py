@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import BinaryIO
 
-FOLLOWED = 75  # exit code of a process that ended because another failed (memplan.parallel.runtime.watch.EXIT_CODE)
+FOLLOWED = 75  # exit code of a process that ended because another failed (memplan.parallel.runtime.monitor.EXIT_CODE)
 POLL_S = 0.05
 SETTLE_S = 0.3  # failures this close together are one: whoever did not merely follow is the first
 # Linux ends the process (9) when the launcher, its parent, ends in whatever way (PR_SET_PDEATHSIG is 1). Set by a few
@@ -25,7 +25,7 @@ if os.getppid() == int(sys.argv[1]): os.execvp(sys.argv[2], sys.argv[2:])"""
 
 
 @dataclass(frozen=True)
-class Ended:
+class Exit:
     """How a process ended; `returncode` as Popen gives it."""
 
     rank: int
@@ -42,7 +42,7 @@ class Ended:
         return f"rank {self.rank} (pid {self.pid}) ended with exit code {self.returncode}"
 
 
-def run(command: Sequence[str], environments: Sequence[Mapping[str, str]], grace_s: float) -> list[Ended]:
+def run(command: Sequence[str], environments: Sequence[Mapping[str, str]], grace_s: float) -> list[Exit]:
     """One process per environment. Those that failed, the first one first; empty where all went well.
 
     After a failure the others may report and end by themselves. SIGTERM comes after half of `grace_s`, SIGKILL at its
@@ -59,7 +59,7 @@ def run(command: Sequence[str], environments: Sequence[Mapping[str, str]], grace
             return _wait(started, grace_s)
     except _Stopped as stopped:
         say(f"stopped by {signal.Signals(stopped.number).name}: ending all processes")
-        _end(started, grace_s)
+        _end_all(started, grace_s)
         raise SystemExit(128 + stopped.number) from None
     finally:
         for process in started:  # a rank's own children may outlive it
@@ -103,7 +103,7 @@ def _copy(source: BinaryIO, target: BinaryIO | None, rank: int) -> None:
                     target.flush()
 
 
-def _wait(started: Sequence[subprocess.Popen[bytes]], grace_s: float) -> list[Ended]:
+def _wait(started: Sequence[subprocess.Popen[bytes]], grace_s: float) -> list[Exit]:
     while not (failed := _failed(started)):
         if all(process.returncode == 0 for process in started):
             return []
@@ -111,7 +111,7 @@ def _wait(started: Sequence[subprocess.Popen[bytes]], grace_s: float) -> list[En
     time.sleep(SETTLE_S)
     failed = sorted(_failed(started), key=lambda ended: (ended.returncode == FOLLOWED, ended not in failed))
     say(str(failed[0]))
-    _end(started, grace_s, wait_first=True)
+    _end_all(started, grace_s, wait_first=True)
     known = {ended.rank for ended in failed}
     others = [ended for ended in _failed(started) if ended.rank not in known]
     for ended in [*failed[1:], *others]:
@@ -119,24 +119,24 @@ def _wait(started: Sequence[subprocess.Popen[bytes]], grace_s: float) -> list[En
     return failed
 
 
-def _failed(started: Sequence[subprocess.Popen[bytes]]) -> list[Ended]:
-    ended = [Ended(rank, process.pid, process.poll() or 0) for rank, process in enumerate(started)]
-    return [one for one in ended if one.returncode]
+def _failed(started: Sequence[subprocess.Popen[bytes]]) -> list[Exit]:
+    exits = [Exit(rank, process.pid, process.poll() or 0) for rank, process in enumerate(started)]
+    return [one for one in exits if one.returncode]
 
 
-def _end(started: Sequence[subprocess.Popen[bytes]], grace_s: float, *, wait_first: bool = False) -> None:
+def _end_all(started: Sequence[subprocess.Popen[bytes]], grace_s: float, *, wait_first: bool = False) -> None:
     if wait_first:
         grace_s /= 2
-        _all_ended(started, grace_s)
+        _await_all(started, grace_s)
     for number in (signal.SIGTERM, signal.SIGKILL):
         running = [(rank, process) for rank, process in enumerate(started) if process.poll() is None]
         for rank, process in running:
             say(f"rank {rank} (pid {process.pid}) still runs: {number.name}")
             _signal(process, number)
-        _all_ended(started, grace_s)
+        _await_all(started, grace_s)
 
 
-def _all_ended(started: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+def _await_all(started: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
     end = time.monotonic() + seconds
     while any(process.poll() is None for process in started) and time.monotonic() < end:
         time.sleep(POLL_S)

@@ -17,14 +17,14 @@ import time
 from collections.abc import Iterator, Mapping
 
 from memplan.errors import MemplanError
-from memplan.parallel.runtime.messages import Line
-from memplan.parallel.runtime.roster import Member
+from memplan.parallel.runtime.heartbeats import Member
+from memplan.parallel.runtime.messages import Connection
 
 RETRY_S = 0.2
 Members = Mapping[int, Member]
 
 
-def split(address: str) -> tuple[str, int]:
+def parse_address(address: str) -> tuple[str, int]:
     """Host and port of `host:port` or `[v6]:port`; a MemplanError where it is neither."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
@@ -38,33 +38,33 @@ def is_loopback(host: str) -> bool:
     return host == "localhost"
 
 
-def gather(address: str, me: Member, processes: int, timeout_s: float) -> tuple[dict[int, Line], Members]:
+def meet(address: str, me: Member, processes: int, timeout_s: float) -> tuple[dict[int, Connection], Members]:
     """What rank 0 does: wait for all others; raises a MemplanError naming whoever is missing after `timeout_s`."""
-    opened: list[Line] = []
-    joined: dict[int, tuple[Line, Member]] = {}
+    opened: list[Connection] = []
+    joined: dict[int, tuple[Connection, Member]] = {}
     try:
         with _listening(address) as door:
             _admit(door, opened, joined, processes, timeout_s)
     except MemplanError as error:
-        for line in opened:
-            line.send({"error": str(error)})
-        for line in opened:
-            line.hang_up(linger_s=0.2)
+        for connection in opened:
+            connection.send({"error": str(error)})
+        for connection in opened:
+            connection.close(linger_s=0.2)
         raise
-    lines = {rank: line for rank, (line, _) in joined.items()}
+    connections = {rank: connection for rank, (connection, _) in joined.items()}
     members = {me.process: me} | {rank: member for rank, (_, member) in joined.items()}
-    for line in opened:
-        if line in lines.values():
-            line.send({"members": [dataclasses.asdict(member) for member in members.values()]})
+    for connection in opened:
+        if connection in connections.values():
+            connection.send({"members": [dataclasses.asdict(member) for member in members.values()]})
         else:
-            line.hang_up()
-    return lines, members
+            connection.close()
+    return connections, members
 
 
 @contextlib.contextmanager
 def _listening(address: str) -> Iterator[socket.socket]:
     """On all interfaces, unless the address is for this machine only."""
-    host, port = split(address)
+    host, port = parse_address(address)
     family = (
         socket.AF_INET6 if ":" in host or (not is_loopback(host) and socket.has_dualstack_ipv6()) else socket.AF_INET
     )
@@ -82,7 +82,11 @@ def _listening(address: str) -> Iterator[socket.socket]:
 
 
 def _admit(
-    door: socket.socket, opened: list[Line], joined: dict[int, tuple[Line, Member]], processes: int, timeout_s: float
+    door: socket.socket,
+    opened: list[Connection],
+    joined: dict[int, tuple[Connection, Member]],
+    processes: int,
+    timeout_s: float,
 ) -> None:
     end = time.monotonic() + timeout_s
     with selectors.DefaultSelector() as ready:
@@ -92,30 +96,30 @@ def _admit(
             if left <= 0:
                 raise MemplanError(_missing(set(range(1, processes)) - set(joined), processes, timeout_s))
             for key, _ in ready.select(left):
-                line: Line | None = key.data
-                if line is None:
-                    opened.append(Line(door.accept()[0]))
+                connection: Connection | None = key.data
+                if connection is None:
+                    opened.append(Connection(door.accept()[0]))
                     ready.register(opened[-1], selectors.EVENT_READ, opened[-1])
-                elif not _hear(line, joined, processes):
-                    ready.unregister(line)
-                    line.hang_up()
+                elif not _receive(connection, joined, processes):
+                    ready.unregister(connection)
+                    connection.close()
 
 
-def _hear(line: Line, joined: dict[int, tuple[Line, Member]], processes: int) -> bool:
-    """A first message is a hello; an end after that is a death. False where the line is a stranger's."""
-    known = next((member for one, member in joined.values() if one is line), None)
-    messages = line.receive()
+def _receive(connection: Connection, joined: dict[int, tuple[Connection, Member]], processes: int) -> bool:
+    """A first message is a hello; an end after that is a death. False where the connection is a stranger's."""
+    known = next((member for one, member in joined.values() if one is connection), None)
+    messages = connection.receive()
     if messages is None and known is not None:
         raise MemplanError(f"{known} is gone: its connection closed while others were still to come.")
     hello = next((message for message in messages or () if "hello" in message), None)
     if known is None and hello is not None:
         member = Member(**hello["hello"])
         _check_hello(member, hello["processes"], joined, processes)
-        joined[member.process] = line, member
+        joined[member.process] = connection, member
     return messages is not None
 
 
-def _check_hello(member: Member, wanted: int, joined: Mapping[int, tuple[Line, Member]], processes: int) -> None:
+def _check_hello(member: Member, wanted: int, joined: Mapping[int, tuple[Connection, Member]], processes: int) -> None:
     if wanted != processes:
         raise MemplanError(
             f"{member} was started as one of {wanted} processes, rank 0 as one of {processes}. Start all alike."
@@ -139,24 +143,25 @@ def _missing(absent: set[int], processes: int, timeout_s: float) -> str:
     )
 
 
-def join(address: str, me: Member, processes: int, timeout_s: float) -> tuple[Line, Members]:
+def join(address: str, me: Member, processes: int, timeout_s: float) -> tuple[Connection, Members]:
     """What every other rank does; a MemplanError where rank 0 cannot be reached within `timeout_s`, or says why not."""
-    host, port = split(address)
+    host, port = parse_address(address)
     end = time.monotonic() + timeout_s
     reason = "nothing answered"
     while (left := end - time.monotonic()) > 0:
         try:
-            line = Line(socket.create_connection((host, port), timeout=left))
+            connection = Connection(socket.create_connection((host, port), timeout=left))
         except OSError as error:
             reason = error.strerror or str(error)
         else:
-            line.send({"hello": dataclasses.asdict(me), "processes": processes})
-            messages = line.answer(timeout_s + 5.0)  # rank 0 may have started later, and then waits that long itself
+            connection.send({"hello": dataclasses.asdict(me), "processes": processes})
+            # rank 0 may have started later, and then waits that long itself
+            messages = connection.wait(timeout_s + 5.0)
             message = messages[0] if messages else {}
             if "members" in message:
                 members = [Member(**fields) for fields in message["members"]]
-                return line, {member.process: member for member in members}
-            line.hang_up()
+                return connection, {member.process: member for member in members}
+            connection.close()
             if "error" in message:
                 raise MemplanError(message["error"])
             reason = "who listens there is not rank 0 of this run, or rank 0 ended"

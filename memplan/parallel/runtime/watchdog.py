@@ -22,7 +22,7 @@ STARTING = 4  # beats that may take as long: two steps, since the second may com
 
 
 class Watchdog:
-    """Ends the process with exit code 75 (`runtime.watch.EXIT_CODE`) when any rank made no beat for its limit.
+    """Ends the process with exit code 75 (`runtime.monitor.EXIT_CODE`) when any rank made no beat for its limit.
 
     Attributes:
       timeout_s: how long a rank may take from one beat to the next, the slowest save or evaluation included.
@@ -34,14 +34,14 @@ class Watchdog:
             raise MemplanError(f"A watchdog with a timeout of {timeout_s} s would bite at once. Give it some seconds.")
         self.timeout_s = timeout_s
         self.start_s = max(start_s, timeout_s)
-        self._watch = cluster.watch
+        self._monitor = cluster.monitor
 
     def beat(self, step: int) -> None:
         """Say that this process goes on; takes a few microseconds and sends nothing by itself."""
-        if self._watch is not None:
-            own = self._watch.own
+        if self._monitor is not None:
+            own = self._monitor.heartbeat
             limit_s = self.start_s if own.count < STARTING else self.timeout_s
-            self._watch.own = own.next(int(step), time.monotonic(), limit_s)
+            self._monitor.heartbeat = own.next(int(step), time.monotonic(), limit_s)
 
     @contextlib.contextmanager
     def step(self, step: int) -> Iterator[None]:
@@ -52,5 +52,5 @@ class Watchdog:
 
     def stop(self) -> None:
         """Training is over; what follows may take as long as it likes. A death is still noticed."""
-        if self._watch is not None:
-            self._watch.own = self._watch.own.unwatched()
+        if self._monitor is not None:
+            self._monitor.heartbeat = self._monitor.heartbeat.unwatched()

@@ -1,4 +1,4 @@
-"""memplan's own planner: evict until it fits, then repair what costs the most, on a tape of slots.
+"""memplan's own planner: eviction until it fits, then large-neighbourhood search, on a tape of slots and its ledger.
 
 May import `planning`.
 """

@@ -1,4 +1,9 @@
-"""When the links to the host are busy beside a plan, and where another copy goes."""
+"""When the links to the host are busy beside a plan, and where on them another offload goes.
+
+One copy at a time in each direction, in the order of their beginnings; kernels stall for what has not come. What XLA's
+latency-hiding scheduler does with copies that are given, `CopyScheduler` does for one that is thought of: as early out
+and as late back as nobody stalls for it.
+"""
 
 from __future__ import annotations
 
@@ -8,91 +13,94 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memplan.planning.search.ledger import Copy, Ledger
+from memplan.planning.schedule import Kind
+from memplan.planning.search.ledger import Ledger, Offload
 from memplan.planning.timing import CopySeconds
 
 Busy = list[tuple[float, float]]
 
+_AT_ONE_SLOT = (Kind.PREFETCHED, Kind.OFFLOAD, Kind.OFFLOADED, Kind.PREFETCH)  # in this order
+
 
 class Links:
-    """The clock of a ledger's plan, waits for copies included.
+    """The clock of a ledger's plan, stalls for copies included.
 
     Attributes:
       seconds: of the whole plan.
       ends: of every slot, when its own work ends.
       starts: of every slot, when its prelude begins.
-      out, back: when the link each way is busy, in turn.
+      offloads, prefetches: when the link each way is busy, in turn.
+      on_host: values -> the slot behind which they are on the host, and when.
     """
 
     def __init__(self, ledger: Ledger, copy_s: CopySeconds) -> None:
         self._ledger, self._copy_s = ledger, copy_s
-        self._nbytes = ledger.tape.nbytes
-        self.out: Busy = []
-        self.back: Busy = []
-        self.on_host: dict[int, tuple[int, float]] = {}  # values: the slot behind which they are there, and when
-        waits = self._simulate(np.cumsum(ledger.slot_seconds))
-        late = np.cumsum(waits)
-        self.ends = np.cumsum(ledger.slot_seconds) + late
+        self.offloads: Busy = []
+        self.prefetches: Busy = []
+        self.on_host: dict[int, tuple[int, float]] = {}
+        stalls_s = self._simulate(np.cumsum(ledger.slot_seconds))
+        self.ends = np.cumsum(ledger.slot_seconds) + np.cumsum(stalls_s)
         self.starts = np.concatenate([[0.0], self.ends[:-1]])
-        ways = (busy[-1][1] for busy in (self.out, self.back) if busy)
-        self.seconds = max(float(self.ends[-1]), *ways, 0.0)
+        last = (busy[-1][1] for busy in (self.offloads, self.prefetches) if busy)
+        self.seconds = max(float(self.ends[-1]), *last, 0.0)
 
     def _simulate(self, ends: np.ndarray) -> np.ndarray:
-        """Of every slot, the seconds that the kernels wait before its end or right behind it."""
-        waits = np.zeros(len(ends))
-        if not self._ledger.copies:
-            return waits
-        late = out_free = back_free = 0.0
-        out_ends: dict[int, float] = {}
-        back_ends: dict[tuple[int, int], float] = {}
-        for slot, kind, copy in events(self._ledger):
-            now = float(ends[slot - 1] if slot and not kind else ends[slot] if kind else 0.0) + late
-            value, wait = copy.value, 0.0
-            if kind == 0:
-                wait = max(0.0, back_ends[value, copy.back] - now)
-            elif kind == 1:
-                start = max(now, out_free)
-                out_ends[value] = out_free = start + self._copy_s(self._nbytes[value])
-                self.out.append((start, out_free))
-            elif kind == 2:
-                wait = max(0.0, out_ends[value] - now)
-                self.on_host[value] = slot, now + wait
+        """Of every slot, the seconds that the kernels stall before its end or right behind it."""
+        stalls_s = np.zeros(len(ends))
+        if not self._ledger.offloads:
+            return stalls_s
+        late = 0.0
+        on_host_at: dict[int, float] = {}
+        back_at: dict[tuple[int, int], float] = {}
+        for slot, kind, offload in events(self._ledger):
+            before = slot - 1 if kind is Kind.PREFETCHED else slot
+            now = (float(ends[before]) if before >= 0 else 0.0) + late
+            value, stall_s = offload.value, 0.0
+            if kind is Kind.PREFETCHED:
+                stall_s = max(0.0, back_at[value, offload.prefetch] - now)
+            elif kind is Kind.OFFLOAD:
+                on_host_at[value] = self._copy(self.offloads, value, now)
+            elif kind is Kind.OFFLOADED:
+                stall_s = max(0.0, on_host_at[value] - now)
+                self.on_host[value] = slot, now + stall_s
             else:
-                start = max(now, back_free)
-                back_ends[value, copy.back] = back_free = start + self._copy_s(self._nbytes[value])
-                self.back.append((start, back_free))
-            late += wait
-            waits[slot] += wait
-        return waits
+                back_at[value, offload.prefetch] = self._copy(self.prefetches, value, now)
+            late += stall_s
+            stalls_s[slot] += stall_s
+        return stalls_s
+
+    def _copy(self, busy: Busy, value: int, now: float) -> float:
+        """Copy a value once the link is free; when it is there."""
+        start = max(now, busy[-1][1]) if busy else now
+        end = start + self._copy_s(self._ledger.tape.nbytes[value])
+        busy.append((start, end))
+        return end
 
 
-def events(ledger: Ledger) -> list[tuple[int, int, Copy]]:
-    """In order: slots, and what of a copy happens there.
-
-    0: it is waited for, before the slot; 1: it goes, behind the slot; 2: it has gone; 3: it comes back.
-    """
+def events(ledger: Ledger) -> list[tuple[int, Kind, Offload]]:
+    """Slots in order, and what of an offload happens there: `PREFETCHED` before the slot, all else behind it."""
     found = []
-    for copy in ledger.copies.values():
-        use = ledger.use(copy)
-        if use is not None:
-            found += [(use, 0, use, copy), (copy.back, 3, use, copy)]
-        if copy.out is not None:
-            found += [(copy.out, 1, copy.gone, copy), (copy.gone, 2, copy.gone, copy)]
-    found.sort(key=lambda event: (*event[:3], event[3].value, event[3].back))
-    return [(slot, kind, copy) for slot, kind, _, copy in found]
+    for offload in ledger.offloads.values():
+        reader = ledger.reader(offload)
+        if reader is not None:
+            found += [(reader, 0, reader, offload), (offload.prefetch, 3, reader, offload)]
+        if offload.start is not None:
+            found += [(offload.start, 1, offload.end, offload), (offload.end, 2, offload.end, offload)]
+    found.sort(key=lambda event: (*event[:3], event[3].value, event[3].prefetch))
+    return [(slot, _AT_ONE_SLOT[at], offload) for slot, at, _, offload in found]
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """A copy, and the seconds that it keeps a link busy and makes the kernels wait."""
+class Placement:
+    """An offload, the seconds that it keeps a link busy, and those that the kernels stall for it."""
 
-    copy: Copy
+    offload: Offload
     busy_s: float
-    wait_s: float
+    stall_s: float
 
 
-class Offers:
-    """Copies that could be made beside those of a ledger.
+class CopyScheduler:
+    """Offloads that could be made beside those of a ledger.
 
     Args:
       host_nbytes: that all of them together may take.
@@ -117,7 +125,8 @@ class Offers:
         self.links = Links(self._ledger, self._copy_s)
         self._left = self._host_nbytes - sum(self._ledger.tape.nbytes[value] for value in self.links.on_host)
 
-    def may(self, value: int) -> bool:
+    def may_offload(self, value: int) -> bool:
+        """Is it made outside of loops, and does the host have room for it?"""
         tape = self._ledger.tape
         return self._outside[tape.home[value]] and (value in self.links.on_host or tape.nbytes[value] <= self._left)
 
@@ -125,53 +134,55 @@ class Offers:
         """Seconds of a copy, one way."""
         return self._copy_s(self._ledger.tape.nbytes[value])
 
-    def of(self, value: int, use: int, hot: tuple[int, int]) -> Iterator[Offer]:
-        """Ways to have a value on the host before a need: where nobody waits, and through all slots from `hot` on.
+    def placements(self, value: int, reader: int, crowded: tuple[int, int]) -> Iterator[Placement]:
+        """Ways to have a value on the host before a slot reads it: where nobody stalls, and through all crowded slots.
 
         Args:
-          hot: the first and the last slot that its bytes crowd.
+          crowded: the first and the last slot above the limit that its bytes are in.
         """
         ledger, links, whole = self._ledger, self.links, self._ledger.tape.whole[value]
-        if not self._outside[use] or (value, ledger.before(value, use)) in ledger.copies or not self.may(value):
+        touched = ledger.last_touch(value, reader)
+        if not self._outside[reader] or (value, touched) in ledger.offloads or not self.may_offload(value):
             return
-        moment, _ = ledger.served(value, use)
-        made, before = max(moment >> 1, whole), self._later[ledger.before(value, use)]
-        if use <= whole:
+        moment, _ = ledger.version(value, reader)
+        made, before = max(moment >> 1, whole), self._later[touched]
+        if reader <= whole:
             return
         busy_s = self._copy_s(ledger.tape.nbytes[value])
         if value in links.on_host:
             there, _ = links.on_host[value]
             if there > before:
                 return
-            out, gone, least_gone, out_end = None, before, before, 0.0
+            start, end, earliest_end, on_host_at = None, before, before, 0.0
         else:
-            out, out_end = self._out(self._later[made], busy_s)
-            gone = self._later[max(before, bisect_left(links.ends, out_end, hi=len(links.ends) - 1), out)]
-            least_gone = self._later[max(before, out)]
-        back, back_s = self._back(use, busy_s)
-        for narrow in (False, True):
-            away = gone if not narrow else max(least_gone, min(gone, hot[0] - 1))
-            away = self._later[away]
-            home = back if not narrow else self._earlier[min(use - 1, max(back, hot[1]))]
-            if home <= away or home >= use or (narrow and (away, home) == (gone, back)):
+            start, on_host_at = self._offload(self._later[made], busy_s)
+            end = self._later[max(before, bisect_left(links.ends, on_host_at, hi=len(links.ends) - 1), start)]
+            earliest_end = self._later[max(before, start)]
+        prefetch, prefetch_stall_s = self._prefetch(reader, busy_s)
+        for stalling in (False, True):
+            gone = end if not stalling else max(earliest_end, min(end, crowded[0] - 1))
+            gone = self._later[gone]
+            back = prefetch if not stalling else self._earlier[min(reader - 1, max(prefetch, crowded[1]))]
+            if back <= gone or back >= reader or (stalling and (gone, back) == (end, prefetch)):
                 continue
-            wait = 0.0 if out is None else max(0.0, out_end - float(links.ends[away]))
-            if home != back:
-                wait += max(0.0, max(float(links.ends[home]), self._free(home)) + busy_s - float(links.starts[use]))
+            stall_s = 0.0 if start is None else max(0.0, on_host_at - float(links.ends[gone]))
+            if back != prefetch:
+                free = max(float(links.ends[back]), self._free(back))
+                stall_s += max(0.0, free + busy_s - float(links.starts[reader]))
             else:
-                wait += back_s
-            yield Offer(Copy(value, out, away, home), busy_s * (1 if out is None else 2), wait)
+                stall_s += prefetch_stall_s
+            yield Placement(Offload(value, start, gone, back), busy_s * (1 if start is None else 2), stall_s)
 
     def _free(self, slot: int) -> float:
         """When the link from the host has done what is asked for before the end of a slot."""
-        at = bisect_right(self.links.back, (float(self.links.ends[slot]), float("inf")))
-        return self.links.back[at - 1][1] if at else 0.0
+        at = bisect_right(self.links.prefetches, (float(self.links.ends[slot]), float("inf")))
+        return self.links.prefetches[at - 1][1] if at else 0.0
 
-    def _out(self, slot: int, busy_s: float) -> tuple[int, float]:
-        """Behind which slot a copy leaves that may from this one on, and when it is gone."""
+    def _offload(self, slot: int, busy_s: float) -> tuple[int, float]:
+        """Behind which slot a copy to the host begins that may from this one on, and when it ends."""
         ends = self.links.ends
         time = float(ends[slot])
-        for start, end in self.links.out[max(0, bisect_left(self.links.out, (time,)) - 1) :]:
+        for start, end in self.links.offloads[max(0, bisect_left(self.links.offloads, (time,)) - 1) :]:
             if end <= time:
                 continue
             if start - time >= busy_s:
@@ -180,15 +191,15 @@ class Offers:
         slot = self._later[max(slot, bisect_right(ends, time) - 1)]  # asked for early, it waits for its turn
         return slot, max(time, float(ends[slot])) + busy_s
 
-    def _back(self, use: int, busy_s: float) -> tuple[int, float]:
-        """Behind which slot a copy begins to come back so that nobody waits, and for how long they do all the same."""
+    def _prefetch(self, reader: int, busy_s: float) -> tuple[int, float]:
+        """Behind which slot a copy back begins so that nobody stalls, and for how long they do all the same."""
         links = self.links
-        time = float(links.starts[use])
-        for start, end in reversed(links.back):
+        time = float(links.starts[reader])
+        for start, end in reversed(links.prefetches):
             if start >= time:
                 continue
             if time - end >= busy_s:
                 break
             time = min(time, start)
-        slot = bisect_right(links.ends, time - busy_s, hi=use) - 1
+        slot = bisect_right(links.ends, time - busy_s, hi=reader) - 1
         return (self._earlier[slot], 0.0) if slot >= 0 else (-1, 0.0)

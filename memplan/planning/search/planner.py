@@ -1,55 +1,60 @@
-"""A problem and a budget -> the schedule that keeps the budget and takes the least time."""
+"""A problem and a budget -> the schedule that keeps the budget and takes the least time.
+
+1. Another order of the kernels takes no time: if the module's order or the one of `reorder` fits as it is, it is taken.
+2. Else `reorder`'s is written down as a tape, and construction evicts on its ledger until the limit is kept, once for
+   each heuristic, with offloads that nobody stalls for; of the results, packed, the fastest is kept.
+3. Where eviction gets stuck: offloads that are waited for, neighbourhoods around what is above the limit, and empty
+   slots before it in which something may be recomputed or away, three times at most.
+4. Packed bytes are more than live ones: the limit is lowered by what is missing, four times at most.
+5. Large-neighbourhood search for what fits, then for what is faster, until `effort` gaps were evaluated.
+6. Only where nothing fits in this order, 2 to 5 in the module's own. If that fails too, the smallest that was found.
+
+Effort is counted and never timed: the same plan on every machine.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from memplan.planning.packing import live_nbytes, needed, pack
+from memplan.planning.liveness import eliminate_dead
+from memplan.planning.packing import live_nbytes, pack
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import Action, Kind, Schedule, runs
-from memplan.planning.search.evict import Eviction, take_back
-from memplan.planning.search.ledger import Copy, Ledger
-from memplan.planning.search.links import Offers, events
+from memplan.planning.search.evict import Eviction, prune
+from memplan.planning.search.ledger import Ledger, Offload, reconcile
+from memplan.planning.search.links import CopyScheduler, events
+from memplan.planning.search.lns import NeighbourhoodSearch
 from memplan.planning.search.reorder import reorder
-from memplan.planning.search.repair import Repair
-from memplan.planning.search.tape import Taped, settled, tape_of
+from memplan.planning.search.tape import record
+from memplan.planning.solution import Solution, rank
 from memplan.planning.timing import CopySeconds, seconds
 
-Style = tuple[float, float]  # see `Eviction`: its power, and its price of an idle link, 0 without copies
+
+class Heuristic(NamedTuple):
+    """What construction evicts by, see `Eviction`.
+
+    Attributes:
+      idle_price: 0 where nothing is offloaded.
+    """
+
+    power: float
+    idle_price: float
+
+
 # Each was the best of all for some step, the first for most: ResNet-50 at half its bytes takes 136.1 ms with it and
 # 135.3 with the last but one, the 24-layer decoder at 75 % 120.1 and 119.4 with the second, at half 126.3 and 126.0
 # with the third; an MLP at half its bytes 12.6 and 12.4 without copies.
-_STYLES: tuple[Style, ...] = ((1.0, 0.03), (1.0, 0.003), (1.2, 0.03), (1.5, 0.01), (1.0, 0.0))
-_STYLES_WITHOUT_HOST: tuple[Style, ...] = ((1.0, 0.0), (1.5, 0.0), (2.0, 0.0))
-_PARTINGS = 3  # times that slots that stay too full get an empty slot before them; the 3D U-Net at 35 % needs one
-_TRIES = 4  # to bring the packed bytes under the budget by a lower limit
+_HEURISTICS = tuple(Heuristic(*one) for one in ((1.0, 0.03), (1.0, 0.003), (1.2, 0.03), (1.5, 0.01), (1.0, 0.0)))
+_HEURISTICS_WITHOUT_HOST = tuple(Heuristic(power, 0.0) for power in (1.0, 1.5, 2.0))
+_INSERTIONS = 3  # times that slots that stay too full get an empty slot before them; the 3D U-Net at 35 % needs one
+_LIMITS = 4  # to bring the packed bytes under the budget
 _CLOSE = 50  # where a fiftieth of the budget or less is missing, the limit is lowered for the plan that there is
-_MOST_LOOKS = 10_000  # with which another style is begun: a second and a half; a thousand kernels take no more for all
-EFFORT = 4_000  # looks: two seconds for a thousand kernels; five times as many gain ResNet-50 at half its bytes 0.2 %
-
-
-@dataclass(frozen=True)
-class Found:
-    """A plan.
-
-    Attributes:
-      nbytes: of temporaries, as XLA lays them out.
-      seconds: of a step, kernels and copies on their streams.
-      host_nbytes: of offloaded values.
-      bound_s: no plan within the budget takes less.
-      fits: it is within the budget; else it is the one with the least bytes that was found.
-    """
-
-    schedule: Schedule
-    nbytes: int
-    seconds: float
-    host_nbytes: int
-    bound_s: float
-    fits: bool
+_MOST_EVALUATIONS = 10_000  # with which another heuristic is begun: 1.5 s; a thousand kernels take no more for all
+EFFORT = 4_000  # evaluations: 2 s for a thousand kernels; five times as many gain ResNet-50 at half its bytes 0.2 %
 
 
 def plan(
@@ -58,229 +63,227 @@ def plan(
     host_nbytes: int = 0,
     copy_s: CopySeconds | None = None,
     effort: int = EFFORT,
-) -> Found:
+) -> Solution:
     """A plan whose temporaries take at most `budget_nbytes`, if one is found.
 
     Args:
       host_nbytes: that offloaded values may take.
       copy_s: seconds of a copy, one way; None where nothing is offloaded.
-      effort: how many ways to make a value again are looked at for something faster.
+      effort: how many ways to end a gap are evaluated for something faster.
     """
-    return _Planning(problem, budget_nbytes, host_nbytes, copy_s, effort).plan()
+    return _Search(problem, budget_nbytes, host_nbytes, copy_s, effort).run()
 
 
-def repeated(problem: Problem, budget_nbytes: int) -> frozenset[int]:
-    """Kernels that run again in a first plan, without copies, whether it fits or not."""
-    order = reorder(problem)
-    taped = tape_of(problem, order)
-    taped = settled(taped, Ledger(taped.tape).load)
-    ledger = Ledger(taped.tape)
+def recomputed_kernels(problem: Problem, budget_nbytes: int) -> frozenset[int]:
+    """Kernels that a first plan recomputes, without offloads, whether it fits or not."""
+    recording = reconcile(record(problem, reorder(problem)))
+    ledger = Ledger(recording.tape)
     Eviction(ledger, max(1, budget_nbytes - problem.tables_nbytes)).run()
-    take_back(ledger, budget_nbytes)
-    return frozenset(taped.order[op] for op, _ in ledger.pairs())
+    prune(ledger, budget_nbytes)
+    return frozenset(recording.order[op] for op, _ in ledger.recomputations())
 
 
-class _Planning:
+class _Search:
+    """One problem and its budgets."""
+
     def __init__(
         self, problem: Problem, budget_nbytes: int, host_nbytes: int, copy_s: CopySeconds | None, effort: int
     ) -> None:
         self.effort = effort
-        self.styles = _STYLES if copy_s and host_nbytes else _STYLES_WITHOUT_HOST
+        self.heuristics = _HEURISTICS if copy_s and host_nbytes else _HEURISTICS_WITHOUT_HOST
         self.problem, self.budget_nbytes = problem, budget_nbytes
         self.host_nbytes, self.copy_s = host_nbytes, copy_s
         self._bound_s = seconds(problem, runs(range(len(problem.kernels))))
-        self._last: Found | None = None
+        self._latest: Solution | None = None  # each step asks for the layout that the one before ended with
 
-    def plan(self) -> Found:
+    def run(self) -> Solution:
         """In the better order of kernels first; where nothing fits there, in the module's own too."""
         orders = dict.fromkeys([tuple(range(len(self.problem.kernels))), tuple(reorder(self.problem))])
-        trials = [_Trial(self, order) for order in orders]
-        for trial in trials:
-            if trial.may_fit() and (found := trial.found()).fits:
+        searches = [_OrderSearch(self, order) for order in orders]
+        for one in searches:
+            if one.may_fit() and (found := one.solution()).fits:
                 return found
-        tried = list[Found]()
-        for trial in reversed(trials):
-            tried.append(trial.run())
+        tried = list[Solution]()
+        for one in reversed(searches):
+            tried.append(one.run())
             if tried[-1].fits:
                 break
         return min(tried, key=rank)
 
-    def found(self, schedule: Schedule) -> Found:
-        if self._last is None or self._last.schedule != schedule:
-            self._last = self._packed(schedule)
-        return self._last
-
-    def _packed(self, schedule: Schedule) -> Found:
-        packed = pack(self.problem, schedule)
-        took = seconds(self.problem, schedule, self.copy_s)
-        fits = packed.nbytes <= self.budget_nbytes
-        return Found(schedule, packed.nbytes, took, packed.host_nbytes, self._bound_s, fits)
+    def solution(self, schedule: Schedule) -> Solution:
+        if self._latest is None or self._latest.schedule != schedule:
+            packed = pack(self.problem, schedule)
+            took = seconds(self.problem, schedule, self.copy_s)
+            fits = packed.nbytes <= self.budget_nbytes
+            self._latest = Solution(schedule, packed.nbytes, took, packed.host_nbytes, self._bound_s, fits)
+        return self._latest
 
 
-def rank(found: Found) -> tuple[bool, float]:
-    """For `min`: what fits, the faster the better; else the smaller."""
-    return not found.fits, found.seconds if found.fits else found.nbytes
-
-
-class _Trial:
+class _OrderSearch:
     """Plans in one order of kernels."""
 
-    def __init__(self, planning: _Planning, order: Sequence[int]) -> None:
-        self._planning, self._problem = planning, planning.problem
-        self._budget_nbytes = planning.budget_nbytes - self._problem.tables_nbytes  # for what is no table
-        self._best: Found | None = None
-        self.styles: Sequence[Style] = planning.styles
-        taped = tape_of(self._problem, order)
-        self.taped: Taped = settled(taped, Ledger(taped.tape).load)
-        self.ledger = Ledger(self.taped.tape)
-        self._open()
+    def __init__(self, search: _Search, order: Sequence[int]) -> None:
+        self._search, self._problem = search, search.problem
+        self._budget_nbytes = search.budget_nbytes - self._problem.tables_nbytes  # for what is no table
+        self._best: Solution | None = None
+        self._heuristics: Sequence[Heuristic] = search.heuristics
+        self._recording = reconcile(record(self._problem, order))
+        self._ledger = Ledger(self._recording.tape)
+        self._scheduler = self._new_scheduler()
 
     def may_fit(self) -> bool:
         """As it stands, if the layout has no holes?"""
-        return self.ledger.peak_nbytes <= self._budget_nbytes
+        return self._ledger.peak_nbytes <= self._budget_nbytes
 
-    def found(self) -> Found:
-        return self._planning.found(needed(self._problem, self.schedule()))
+    def solution(self) -> Solution:
+        """The ledger's plan."""
+        schedule = tuple(action for actions in self._actions() for action in actions)
+        return self._search.solution(eliminate_dead(self._problem, schedule))
 
-    def schedule(self) -> Schedule:
-        return tuple(action for actions in self._by_slot() for action in actions)
-
-    def _by_slot(self) -> list[list[Action]]:
-        """The actions of every slot; copies that begin or end behind it are the last."""
-        order, found = self.taped.order, []
+    def _actions(self) -> list[list[Action]]:
+        """Of every slot; copies that begin or end behind it are the last."""
+        order, found = self._recording.order, []
         before, behind = defaultdict[int, list[Action]](list), defaultdict[int, list[Action]](list)
-        kinds = (Kind.PREFETCHED, Kind.OFFLOAD, Kind.OFFLOADED, Kind.PREFETCH)
-        for slot, kind, copy in events(self.ledger):
-            (behind if kind else before)[slot].append(Action(kinds[kind], self.taped.values[copy.value]))
-        for slot, ops in enumerate(self.ledger.again):
-            ran = runs(order[op] for op in (*ops, *self.taped.work[slot]))
+        for slot, kind, offload in events(self._ledger):
+            side = before if kind is Kind.PREFETCHED else behind
+            side[slot].append(Action(kind, self._recording.values[offload.value]))
+        for slot, prelude in enumerate(self._ledger.preludes):
+            ran = runs(order[op] for op in (*prelude, *self._recording.work[slot]))
             found.append([*before[slot], *ran, *behind[slot]])
         return found
 
-    def run(self) -> Found:
+    def run(self) -> Solution:
         """Bring the bytes under the budget, with copies that are waited for where nothing else does; then search."""
-        self.limit = budget = max(1, self._budget_nbytes, int(self.taped.tape.least_nbytes.max()))
-        style = self._start(budget)
-        if Eviction(self.ledger, budget).run() or self._settle(budget):
-            spare = self._fit(style)
-            limit = budget if spare < 0 else self.ledger.peak_nbytes + spare
-            Repair(self.ledger, limit, self.offers).run(self._over, self._planning.effort)
-        return self._best or self.found()
+        self._limit = budget = max(1, self._budget_nbytes, int(self._recording.tape.least_nbytes.max()))
+        heuristic = self._construct(budget)
+        if Eviction(self._ledger, budget).run() or self._relieve(budget):
+            spare = self._fit(heuristic)
+            limit = budget if spare < 0 else self._ledger.peak_nbytes + spare
+            NeighbourhoodSearch(self._ledger, limit, self._scheduler).improve(self._over_nbytes, self._search.effort)
+        return self._best or self.solution()
 
-    def _fit(self, style: Style) -> int:
-        """Lower the limit until the packed bytes keep the budget; what the plan that comes nearest leaves of it."""
-        tried = []
-        for _ in range(_TRIES):
-            take_back(self.ledger, self.limit)
-            spare = self._spare()
-            if spare >= 0:
-                return spare
-            tried.append((-spare, len(tried), self.ledger.pairs(), self._copies()))
-            self._correct()
-            self.limit = max(1, self._least(), min(self.limit, self.ledger.peak_nbytes) + spare)
-            if -spare * _CLOSE > self._planning.budget_nbytes:
-                style = self._start(self.limit)
-            if not self._eviction(self.limit, style).run() and not Eviction(self.ledger, self.limit).run():
-                break
-        over, _, pairs, copies = min(tried)
-        self.ledger.become(pairs, copies)
-        return -over
-
-    def _least(self) -> int:
-        return int((self.taped.tape.least_nbytes + self.ledger.extra).max())
-
-    def _spare(self) -> int:
-        """What the plan leaves of the budget, packed; negative where it takes more."""
-        found = self.found()
-        self._best = found if self._best is None else min(self._best, found, key=rank)
-        return self._planning.budget_nbytes - found.nbytes
-
-    def _over(self) -> int:
-        return max(0, -self._spare())
-
-    def _start(self, limit: int) -> Style:
-        """The best of several plans: with copies that keep nobody waiting, by their price, and without.
+    def _construct(self, limit: int) -> Heuristic:
+        """The best of several plans: with copies that nobody stalls for, by their price, and without.
 
         A percent of the limit that the layout takes above it is as bad as a percent of the time: where the bytes came
         first, the 3D U-Net on a P100 was 6 % slower at half its bytes.
-        Styles that did not keep this limit are not tried again for a lower one.
+        Heuristics that did not keep this limit are not tried again for a lower one.
         """
-        tried, ready, looks = [], [], 0
-        for style in self.styles:
-            self.ledger.become(())
-            eviction = self._eviction(limit, style)
+        tried, ready, evaluations = [], [], 0
+        for heuristic in self._heuristics:
+            self._ledger.restore(())
+            eviction = self._eviction(limit, heuristic)
             eviction.run()
-            take_back(self.ledger, limit)
-            ready.append((eviction.excess(), self._seconds(), len(ready), style, self.ledger.pairs(), self._copies()))
-            looks += eviction.looks
-            if looks > _MOST_LOOKS and not eviction.excess():
+            prune(self._ledger, limit)
+            ready.append((eviction.excess(), self._seconds(), len(ready), heuristic, *self._decisions()))
+            evaluations += eviction.evaluations
+            if evaluations > _MOST_EVALUATIONS and not eviction.excess():
                 break
-        for excess, took, number, style, pairs, copies in sorted(ready, key=lambda one: one[:3]):
+        for excess, took, number, heuristic, recomputations, offloads in sorted(ready, key=lambda one: one[:3]):
             if tried and not excess and took >= min(tried)[1]:
                 break  # packed it can only be worse
-            self.ledger.become(pairs, copies)
-            tried.append((excess, took * (1 + self._over() / limit), number, style, pairs, copies))
-        *_, best, pairs, copies = min(tried)
-        self.ledger.become(pairs, copies)
-        self.styles = [style for excess, *_, style, _, _ in ready if not excess] or [best]
+            self._ledger.restore(recomputations, offloads)
+            took *= 1 + self._over_nbytes() / limit
+            tried.append((excess, took, number, heuristic, recomputations, offloads))
+        *_, best, recomputations, offloads = min(tried)
+        self._ledger.restore(recomputations, offloads)
+        self._heuristics = [heuristic for excess, *_, heuristic, _, _ in ready if not excess] or [best]
         return best
 
-    def _eviction(self, limit: int, style: Style) -> Eviction:
-        """With copies that keep nobody waiting, where the style has a price for them."""
+    def _relieve(self, limit: int) -> bool:
+        """Where evicting alone gets stuck: other recomputations, copies that are waited for, room between kernels."""
+        for _ in range(_INSERTIONS):
+            self._refresh()
+            Eviction(self._ledger, limit, scheduler=self._scheduler).run()
+            if NeighbourhoodSearch(self._ledger, limit, self._scheduler).reach_limit(self._search.effort // 4):
+                return True
+            self._insert_empty_slots(limit)
+        return False
+
+    def _insert_empty_slots(self, limit: int) -> None:
+        """One before each that is above the limit; what is recomputed before it moves there."""
+        ledger = self._ledger
+        slots = [int(slot) for slot in np.flatnonzero(ledger.load > limit) if ledger.preludes[slot]]
+        recomputations, offloads = self._decisions()
+        later = np.arange(len(ledger.slack)) + np.searchsorted(slots, np.arange(len(ledger.slack)), side="right")
+        self._recording = self._recording.with_empty_slots(frozenset(slots))
+        self._ledger = Ledger(self._recording.tape)
+        slack = np.zeros(self._recording.tape.count, np.int64)
+        slack[later] = ledger.slack
+        self._ledger.slack = slack
+        shifted = (
+            Offload(
+                o.value, None if o.start is None else int(later[o.start]), int(later[o.end]), int(later[o.prefetch])
+            )
+            for o in offloads
+        )
+        self._ledger.restore(((op, int(later[slot]) - (slot in slots)) for op, slot in recomputations), shifted)
+        self._scheduler = self._new_scheduler()
+
+    def _fit(self, heuristic: Heuristic) -> int:
+        """Lower the limit until the packed bytes keep the budget; what the plan that comes nearest leaves of it."""
+        tried = []
+        for _ in range(_LIMITS):
+            prune(self._ledger, self._limit)
+            spare = self._spare_nbytes()
+            if spare >= 0:
+                return spare
+            tried.append((-spare, len(tried), *self._decisions()))
+            self._reconcile()
+            self._limit = max(1, self._least_limit(), min(self._limit, self._ledger.peak_nbytes) + spare)
+            if -spare * _CLOSE > self._search.budget_nbytes:
+                heuristic = self._construct(self._limit)
+            evicted = self._eviction(self._limit, heuristic).run()
+            if not evicted and not Eviction(self._ledger, self._limit).run():
+                break
+        over, _, recomputations, offloads = min(tried)
+        self._ledger.restore(recomputations, offloads)
+        return -over
+
+    def _least_limit(self) -> int:
+        return int((self._recording.tape.least_nbytes + self._ledger.slack).max())
+
+    def _reconcile(self) -> None:
+        """Count in every slot what the layout of this plan takes there."""
+        actions = self._actions()
+        there = live_nbytes(self._problem, tuple(action for some in actions for action in some))
+        ends = np.cumsum([len(some) for some in actions])
+        slack = self._ledger.slack.copy()
+        for slot, (some, end) in enumerate(zip(actions, ends.tolist(), strict=True)):
+            if some:
+                slack[slot] += there[end - len(some) : end].max() - self._ledger.load[slot]
+        self._ledger.slack = slack
+
+    def _spare_nbytes(self) -> int:
+        """What the plan leaves of the budget, packed; negative where it takes more."""
+        found = self.solution()
+        self._best = found if self._best is None else min(self._best, found, key=rank)
+        return self._search.budget_nbytes - found.nbytes
+
+    def _over_nbytes(self) -> int:
+        return max(0, -self._spare_nbytes())
+
+    def _eviction(self, limit: int, heuristic: Heuristic) -> Eviction:
+        """With copies that nobody stalls for, where the heuristic has a price for them."""
         self._refresh()
-        power, idle_price = style
-        offers = self.offers if idle_price else None
-        return Eviction(self.ledger, limit, power=power, offers=offers, idle_price=idle_price, waits=False)
+        power, idle_price = heuristic
+        scheduler = self._scheduler if idle_price else None
+        return Eviction(self._ledger, limit, power=power, scheduler=scheduler, idle_price=idle_price, may_stall=False)
 
-    def _copies(self) -> list[Copy]:
-        return [self.ledger.copies[key] for key in sorted(self.ledger.copies)]
-
-    def _refresh(self) -> None:
-        if self.offers is not None:
-            self.offers.refresh()
+    def _decisions(self) -> tuple[list[tuple[int, int]], list[Offload]]:
+        """The ledger's plan, for `Ledger.restore`."""
+        return self._ledger.recomputations(), [self._ledger.offloads[key] for key in sorted(self._ledger.offloads)]
 
     def _seconds(self) -> float:
         self._refresh()
-        return float(self.ledger.slot_seconds.sum()) if self.offers is None else self.offers.links.seconds
+        if self._scheduler is None:
+            return float(self._ledger.slot_seconds.sum())
+        return self._scheduler.links.seconds
 
-    def _settle(self, limit: int) -> bool:
-        """Where evicting alone gets stuck: other repetitions, copies that are waited for, room between two kernels."""
-        for _ in range(_PARTINGS):
-            self._refresh()
-            Eviction(self.ledger, limit, offers=self.offers).run()
-            if Repair(self.ledger, limit, self.offers).settle(self._planning.effort // 4):
-                return True
-            self._part(limit)
-        return False
+    def _refresh(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.refresh()
 
-    def _part(self, limit: int) -> None:
-        """Put an empty slot before each that is above the limit; what ran again before it does so there."""
-        slots = [int(slot) for slot in np.flatnonzero(self.ledger.load > limit) if self.ledger.again[slot]]
-        pairs, copies, extra = self.ledger.pairs(), self._copies(), self.ledger.extra
-        later = np.arange(len(extra)) + np.searchsorted(slots, np.arange(len(extra)), side="right")
-        self.taped = self.taped.parted(frozenset(slots))
-        self.ledger = Ledger(self.taped.tape)
-        spread = np.zeros(self.taped.tape.count, np.int64)
-        spread[later] = extra
-        self.ledger.extra = spread
-        moved = (
-            Copy(c.value, None if c.out is None else int(later[c.out]), *(int(later[n]) for n in (c.gone, c.back)))
-            for c in copies
-        )
-        self.ledger.become(((op, int(later[slot]) - (slot in slots)) for op, slot in pairs), moved)
-        self._open()
-
-    def _open(self) -> None:
-        copy_s, host_nbytes = self._planning.copy_s, self._planning.host_nbytes
-        self.offers = Offers(self.ledger, copy_s, host_nbytes) if copy_s and host_nbytes else None
-
-    def _correct(self) -> None:
-        """Count in every slot what the layout counts there."""
-        by_slot = self._by_slot()
-        there = live_nbytes(self._problem, self.schedule())
-        ends = np.cumsum([len(actions) for actions in by_slot])
-        extra = self.ledger.extra.copy()
-        for slot, (actions, end) in enumerate(zip(by_slot, ends.tolist(), strict=True)):
-            if actions:
-                extra[slot] += there[end - len(actions) : end].max() - self.ledger.load[slot]
-        self.ledger.extra = extra
+    def _new_scheduler(self) -> CopyScheduler | None:
+        copy_s, host_nbytes = self._search.copy_s, self._search.host_nbytes
+        return CopyScheduler(self._ledger, copy_s, host_nbytes) if copy_s and host_nbytes else None

@@ -14,20 +14,17 @@ from collections.abc import Callable, Sequence
 from memplan.planning.precedence import precedence
 from memplan.planning.problem import Problem, Role
 
-
-def reorder(problem: Problem, late: bool = True) -> tuple[int, ...]:
-    """Numbers of kernels in an order that takes less memory, mostly.
-
-    Args:
-      late: what fills memory moves as well, to right before its first reader.
-    """
-    order = tuple(range(len(problem.kernels)))
-    order = _Ordering(problem, order).forward()
-    return _Ordering(problem, order).backward() if late else order
+_FEW = 8  # readers that a value still has: with more, none of them is about to be the one that frees it
 
 
-class _Ordering:
-    """Units of one order: kernels, or whole loops, with what they read and write."""
+def reorder(problem: Problem) -> tuple[int, ...]:
+    """Numbers of kernels in an order that takes less memory, mostly."""
+    order = _Units(problem, range(len(problem.kernels))).order(forward=True)
+    return _Units(problem, order).order(forward=False)
+
+
+class _Units:
+    """One order as units: kernels, or whole loops, with what they read and write."""
 
     def __init__(self, problem: Problem, order: Sequence[int]) -> None:
         self._problem, self._order = problem, order
@@ -37,13 +34,7 @@ class _Ordering:
             self._inside[problem.kernels[number].within].append(number)
         self._before = precedence(problem, order)
 
-    def forward(self) -> tuple[int, ...]:
-        return self._level(None, forward=True)
-
-    def backward(self) -> tuple[int, ...]:
-        return self._level(None, forward=False)
-
-    def _level(self, loop: int | None, forward: bool) -> tuple[int, ...]:
+    def order(self, forward: bool, loop: int | None = None) -> tuple[int, ...]:
         """The kernels inside of a loop, bodies in front of their loops."""
         units = self._inside[loop]
         before = {unit: self._before[unit] for unit in units}
@@ -51,14 +42,14 @@ class _Ordering:
         found: list[int] = []
         for unit in order:
             if unit in self._inside:
-                found += self._level(unit, forward)
+                found += self.order(forward, unit)
             found.append(unit)
         return tuple(found)
 
     def _contents(self) -> dict[int, list[int]]:
         found = defaultdict[int, list[int]](list)
         for number in self._order:
-            for loop in self._problem.around(number):
+            for loop in self._problem.loops_around(number):
                 found[loop].append(number)
         return found
 
@@ -102,8 +93,8 @@ class _Level:
 
     def _backward_net(self, unit: int) -> int:
         """Bytes that come to be there before a unit, without those that it makes."""
-        held = sum(self._nbytes[read] for read in self._reads[unit] if self._open[read] == self._readers[read])
-        return held - sum(self._nbytes[written] for written in self._writes[unit])
+        waiting = sum(self._nbytes[read] for read in self._reads[unit] if self._open[read] == self._readers[read])
+        return waiting - sum(self._nbytes[written] for written in self._writes[unit])
 
     def _run(
         self,
@@ -130,7 +121,7 @@ class _Level:
                 changed = set()
                 for read in self._reads[unit]:
                     self._open[read].discard(unit)
-                    changed.update(self._open[read] if len(self._open[read]) < 9 else ())
+                    changed.update(self._open[read] if len(self._open[read]) <= _FEW else ())
                 for one in after[unit]:
                     left[one] -= 1
                     changed.add(one)

@@ -1,7 +1,9 @@
-"""A step as planners see it: slots in a row, each with its own work, and operations that may run again before it.
+"""A step as the search sees it: slots in a row, each with its own work, and what may be recomputed before it.
 
-A *slot* does its own work once. Before it, in its prelude, operations run again in the order of their numbers, each at
-most once. A value is there from its making to the last need before it is made the next time.
+A *tape* is a problem in one order of its kernels, written down as slots. A *slot* does its own work once, a kernel or
+nothing. Before it, in its *prelude*, operations are recomputed in the order of their numbers, each at most once: the
+stages of Checkmate (Jain et al., MLSys 2020). A value is live from where a version of it is made to the last need
+before the next version is.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ from functools import cached_property
 
 import numpy as np
 
-from memplan.planning.legal import apart, ends, once
-from memplan.planning.packing import live_nbytes
+from memplan.planning.legal import has_own_place, must_run_once, pair_ends
 from memplan.planning.problem import Problem, Role
-from memplan.planning.schedule import runs
 
 Over = tuple[tuple[int, tuple[int, ...]], ...]
-NOWHERE = -2  # level of a prelude in which nothing may run
+"""Values that are written, and those that each may be written over."""
+
+_NOWHERE = -2  # level of a prelude in which nothing may run
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,12 @@ class Tape:
 
     Attributes:
       nbytes: of each value.
-      maker: of each value, the operation that makes it again.
+      maker: of each value, the operation that recomputes it.
       home: of each value, the slot that makes it first.
-      whole: of each value, the slot behind which it can be copied: of an asynchronous pair, the one that ends it.
+      whole: of each value, the slot behind which it can be offloaded: of an asynchronous pair, the one that ends it.
       reads, writes: of each operation, values.
-      seconds: of each operation; None where it may not run again.
-      until: of each operation, the last slot before which it may run again.
+      seconds: of each operation; None where it may not be recomputed.
+      until: of each operation, the last slot before which it may be recomputed.
       sheds: of each operation, whether it leaves out results that nobody reads.
       over: of each operation, values that it writes and those that each may write over.
       level: of each operation, the loop that it stands in, -1 outside of loops.
@@ -77,8 +79,8 @@ class Tape:
             found.append(rest + sum(self.nbytes[value] for value in there) - shared)
         return np.array(found, np.int64)
 
-    def may(self, operation: int, slot: int) -> bool:
-        """May an operation run again before a slot?"""
+    def may_recompute(self, operation: int, slot: int) -> bool:
+        """May an operation be recomputed before a slot?"""
         return (
             self.seconds[operation] is not None
             and slot <= self.until[operation]
@@ -87,8 +89,8 @@ class Tape:
 
 
 @dataclass(frozen=True)
-class Taped:
-    """The tape of a problem.
+class Recording:
+    """A problem in one order of its kernels, and the tape of it.
 
     Attributes:
       order: number of the kernel of each operation.
@@ -102,8 +104,8 @@ class Taped:
     tape: Tape
     work: tuple[tuple[int, ...], ...]
 
-    def parted(self, slots: Collection[int]) -> Taped:
-        """With an empty slot before each of these, in which something may run again or be away on the host."""
+    def with_empty_slots(self, slots: Collection[int]) -> Recording:
+        """With an empty slot before each of these, in which something may be recomputed or be on the host."""
         old = self.tape
         later, passed = [], 0
         for slot in range(old.count + 1):
@@ -133,13 +135,13 @@ class Taped:
         return replace(self, tape=tape, work=spread(self.work, ()))
 
 
-def tape_of(problem: Problem, order: Sequence[int] | None = None) -> Taped:
+def record(problem: Problem, order: Sequence[int] | None = None) -> Recording:
     """Every kernel a slot and an operation; every temporary with a place of its own a value."""
     order = tuple(range(len(problem.kernels)) if order is None else order)
-    return _Taping(problem, order).taped()
+    return _Recorder(problem, order).recording()
 
 
-class _Taping:
+class _Recorder:
     def __init__(self, problem: Problem, order: tuple[int, ...]) -> None:
         self._problem, self._order = problem, order
         self._slot = {number: slot for slot, number in enumerate(order)}
@@ -149,24 +151,24 @@ class _Taping:
             for buffer in problem.kernels[number].writes
             if problem.buffers[buffer].role is Role.TEMPORARY
             and problem.buffers[buffer].nbytes
-            and apart(problem, buffer)
+            and has_own_place(problem, buffer)
         ]
         self._values = tuple(values)
         self._value = {buffer: value for value, buffer in enumerate(values)}
         self._read = problem.returned.union(*(kernel.reads for kernel in problem.kernels))
         self._first: dict[int, int] = {}  # of each loop: its first slot
         for slot, number in enumerate(order):
-            for loop in problem.around(number):
+            for loop in problem.loops_around(number):
                 self._first.setdefault(loop, slot)
 
-    def taped(self) -> Taped:
+    def recording(self) -> Recording:
         problem, kernels = self._problem, [self._problem.kernels[number] for number in self._order]
         reads = tuple(self._known(kernel.reads) for kernel in kernels)
         writes = tuple(self._known(kernel.writes) for kernel in kernels)
         times = [problem.times[number] for number in self._order]
         took = [kernel.seconds * count for kernel, count in zip(kernels, times, strict=True)]
-        again = tuple(
-            None if problem.kernels[number].fixed or once(problem, number) else seconds
+        recompute_s = tuple(
+            None if problem.kernels[number].fixed or must_run_once(problem, number) else seconds
             for number, seconds in zip(self._order, took, strict=True)
         )
         home = tuple(slot for slot, made in enumerate(writes) for _ in made)
@@ -179,7 +181,7 @@ class _Taping:
             whole=self._whole(home),
             reads=reads,
             writes=writes,
-            seconds=again,
+            seconds=recompute_s,
             until=tuple(map(self._until, self._order)),
             sheds=tuple(kernel.sheds and len(kernel.writes) > 1 for kernel in kernels),
             over=over,
@@ -191,10 +193,12 @@ class _Taping:
             slot_seconds=tuple(took),
             slot_level=self._slot_level(level),
         )
-        return Taped(problem, self._order, self._values, tape, tuple((slot,) for slot in range(len(kernels))))
+        return Recording(problem, self._order, self._values, tape, tuple((slot,) for slot in range(len(kernels))))
 
     def _whole(self, home: Sequence[int]) -> tuple[int, ...]:
-        ended = {self._value[buffer]: number for buffer, number in ends(self._problem).items() if buffer in self._value}
+        ended = {
+            self._value[buffer]: number for buffer, number in pair_ends(self._problem).items() if buffer in self._value
+        }
         return tuple(self._slot[ended[value]] if value in ended else slot for value, slot in enumerate(home))
 
     def _known(self, buffers: Sequence[int]) -> tuple[int, ...]:
@@ -224,7 +228,7 @@ class _Taping:
         """What a loop reads from outside is there from its first slot to its last."""
         problem, found = self._problem, defaultdict[int, set[int]](set)
         for slot, number in enumerate(self._order):
-            loops = [number, *problem.around(number)]
+            loops = [number, *problem.loops_around(number)]
             for buffer in problem.kernels[number].reads:
                 if buffer not in self._value:
                     continue
@@ -238,18 +242,18 @@ class _Taping:
 
     def _slot_level(self, level: Sequence[int]) -> tuple[int, ...]:
         found = [
-            NOWHERE if self._problem.kernels[number].fixed else one
+            _NOWHERE if self._problem.kernels[number].fixed else one
             for number, one in zip(self._order, level, strict=True)
         ]
         for loop in self._first:
-            found[self._slot[loop]] = NOWHERE
+            found[self._slot[loop]] = _NOWHERE
         for loop, slot in sorted(self._first.items(), key=lambda item: self._slot[item[0]]):
             around = self._problem.kernels[loop].within
             found[slot] = -1 if around is None else around
         return tuple(found)
 
     def _until(self, number: int) -> int:
-        """The last slot before which a kernel may run again: then something is written over what it reads."""
+        """The last slot before which a kernel may be recomputed: then something is written over what it reads."""
         problem, last = self._problem, len(self._order)
         for read in problem.kernels[number].reads:
             maker = problem.buffers[read].maker
@@ -257,13 +261,6 @@ class _Taping:
             for other in problem.places[problem.buffers[read].place]:
                 taker = problem.buffers[other].maker
                 if other != read and taker is not None and self._slot[taker] > since:
-                    loops = [loop for loop in problem.around(taker) if loop in self._first]
+                    loops = [loop for loop in problem.loops_around(taker) if loop in self._first]
                     last = min(last, self._slot[taker], *(self._first[loop] for loop in loops))
         return last
-
-
-def settled(taped: Taped, counted: np.ndarray) -> Taped:
-    """With the bytes in every slot that the layout counts in this order and the values do not."""
-    there = live_nbytes(taped.problem, runs(taped.order))
-    rest = tuple(int(n) for n in there - counted)
-    return replace(taped, tape=replace(taped.tape, slot_nbytes=rest))

@@ -10,334 +10,172 @@ the host lie beside the next layer's gradient. Otherwise the update is a loop of
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any
 
-import jax
-
 from memplan.program import compat, primitives
+from memplan.program.extract import readers
+from memplan.program.transforms.layerwise_scan import StreamedScan, Update, UpdatingScan
 
-_HOST, _DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 _MOVES_ELEMENTS = {"concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "pad", "slice", "split",
                    "transpose", "random_bits", "random_fold_in", "random_seed", "random_split"}  # fmt: skip
 
-Env = dict[Any, Any]
-
 
 @dataclass(frozen=True)
-class Update:
-    """Elementwise equations on whole stacks, to be run layer by layer.
+class LayerwiseState:
+    """What of a flat jaxpr is done layer by layer.
 
     Attributes:
-      eqns: their numbers in the jaxpr, in order; they run where the last one stands.
-      trips: layers.
-      host: stacks in host memory that they read.
-      made: results that the program returns.
-      near: stacks on the device that they read.
-      whole: scalars that they read.
+      stacks: inputs in host memory that never come to the device whole.
+      in_place: result of an update -> stack that it is written over.
+      equations: of the jaxpr, in their order; a scan with an update comes after the scalars that the update reads.
     """
 
-    eqns: tuple[int, ...]
-    trips: int
-    host: tuple[Any, ...]
-    made: tuple[Any, ...]
-    near: tuple[Any, ...]
-    whole: tuple[Any, ...]
+    stacks: frozenset[Any]
+    in_place: Mapping[Any, Any]
+    equations: tuple[compat.JaxprEqn | Update | StreamedScan | UpdatingScan, ...]
 
 
-@dataclass
-class Slices:
-    """What of a flat jaxpr is done slice by slice.
+def layerwise_state(closed: compat.ClosedJaxpr, on_host: Collection[Any], aliases: Mapping[Any, Any]) -> LayerwiseState:
+    """What of a flat jaxpr can be done layer by layer.
 
-    Attributes:
-      held: variables of inputs in host memory.
-      taken: result of the program -> input in host memory whose buffer it takes.
-      stacks: those of the inputs that never come to the device whole.
-      place: result of an update -> stack that it is written over.
-      updates: what is done to them, by the number of the last equation of each.
-      fused: the same for updates in a scan, by the number of that.
-      order: of the equations; a scan with an update comes after the scalars that the update reads.
+    Args:
+      on_host: variables of inputs in host memory.
+      aliases: result of the program -> input in host memory whose buffer it takes.
     """
+    return _Analysis(closed, on_host, aliases).state()
 
-    closed: compat.ClosedJaxpr
-    held: frozenset[Any]
-    taken: Mapping[Any, Any]
-    stacks: frozenset[Any] = field(init=False)
-    place: dict[Any, Any] = field(init=False)
-    updates: dict[int, Update] = field(init=False)
-    fused: dict[int, Update] = field(init=False)
-    order: list[int] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._scans = {number: scan for number, eqn in enumerate(self._eqns) if (scan := compat.scan_of(eqn))}
-        layered = {
-            (var, scan.trips)
-            for number, scan in self._scans.items()
-            for var in self._sliced(number, self.held)
-            if scan.trips > 1
-        }
-        trips = {count for _, count in layered}
-        stacks = frozenset(var for var in self.held if var.aval.ndim and var.aval.shape[0] in trips)
-        returned = frozenset(atom for atom in self.closed.jaxpr.outvars if not isinstance(atom, compat.Literal))
-        stacks -= returned
-        while True:
-            eqns, refused = self._forward(stacks)
-            if not refused:
-                break
-            stacks -= refused
-        eqns |= self._backward(eqns, returned)
-        self.stacks = stacks
-        updates = [one for count in sorted(trips) if (one := self._update(count, eqns, stacks, returned))]
-        made = {var for one in updates for var in one.made}
-        self.place = {var: stack for var, stack in self.taken.items() if var in made and stack in stacks}
+class _Analysis:
+    def __init__(self, closed: compat.ClosedJaxpr, on_host: Collection[Any], aliases: Mapping[Any, Any]):
+        self.eqns, self.aliases = closed.jaxpr.eqns, aliases
+        self.readers, self.returned = readers(closed), frozenset(filter(compat.is_var, closed.jaxpr.outvars))
+        self.scans = {number: scan for number, eqn in enumerate(self.eqns) if (scan := compat.scan_of(eqn))}
+        sliced = {scan.trips for number, scan in self.scans.items() if self.sliced(number, on_host)}
+        self.trips = sorted(trips for trips in sliced if trips > 1)
+        layered = frozenset(var for var in on_host if var.aval.ndim and var.aval.shape[0] in self.trips)
+        self.stacks, self.layerwise = self.only_layerwise(layered - self.returned)
+
+    def state(self) -> LayerwiseState:
+        updates = [update for trips in self.trips if (update := self.update(trips))]
+        in_place = {result: stack for update in updates for result, stack in update.in_place.items()}
+        return LayerwiseState(self.stacks, in_place, tuple(self.equations(updates)))
+
+    def equations(self, updates: Sequence[Update]) -> Iterator[compat.JaxprEqn | Update | StreamedScan | UpdatingScan]:
+        fused: dict[int, Update] = {}  # by the number of the scan
+        alone: dict[int, Update] = {}  # by the number of the last equation
         before: dict[int, list[int]] = {}  # scan with an update -> equations that it waits for
-        self.fused, self.updates = {}, {}
-        for one in updates:
-            scan = self._scan_of(one, returned)
-            earlier = self._behind(one.whole)
-            if scan is None or scan in earlier or scan in self.fused:
-                self.updates[one.eqns[-1]] = one
+        for update in updates:
+            scan, earlier = self.scan_of(update), self.producers(update.scalars)
+            if scan is None or scan in earlier or scan in fused:
+                alone[update.numbers[-1]] = update
             else:
-                self.fused[scan], before[scan] = one, earlier
-        self.order = list(
-            dict.fromkeys(n for number in range(len(self._eqns)) for n in (*before.get(number, ()), number))
-        )
+                fused[scan], before[scan] = update, earlier
+        within = {number for update in updates for number in update.numbers}
+        order = dict.fromkeys(n for last in range(len(self.eqns)) for n in (*before.get(last, ()), last))
+        for number in order:
+            eqn, stacks = self.eqns[number], self.host_operands(number)
+            if number in alone:
+                yield alone[number]
+            elif number in fused:
+                yield UpdatingScan(eqn, stacks, fused[number])
+            elif number not in within:
+                yield StreamedScan(eqn, stacks) if stacks else eqn
 
-    @property
-    def within(self) -> frozenset[int]:
-        """Equations that run in an update."""
-        updates = (*self.updates.values(), *self.fused.values())
-        return frozenset(number for one in updates for number in one.eqns)
+    def only_layerwise(self, stacks: frozenset[Any]) -> tuple[frozenset[Any], set[int]]:
+        """Stacks that scans slice and the rest treats element by element; the equations that do."""
+        while True:
+            eqns, refused = self.consumers(stacks)
+            if not refused:
+                return stacks, self.with_producers(eqns)
+            stacks -= refused
 
-    @property
-    def _eqns(self) -> Sequence[compat.JaxprEqn]:
-        return self.closed.jaxpr.eqns
-
-    @cached_property
-    def _readers(self) -> dict[Any, set[int]]:
-        """Equations that read each variable."""
-        readers: dict[Any, set[int]] = {}
-        for number, eqn in enumerate(self._eqns):
-            for atom in eqn.invars:
-                if not isinstance(atom, compat.Literal):
-                    readers.setdefault(atom, set()).add(number)
-        return readers
-
-    def _scan_of(self, update: Update, returned: frozenset[Any]) -> int | None:
-        """The scan that stacks all that an update reads on the device, for nobody else; if all is written in place."""
-        if not update.near or not self.place.keys() >= set(update.made):
-            return None
-        for number, scan in self._scans.items():
-            stacked = self._eqns[number].outvars[scan.carries :]
-            if scan.trips == update.trips and set(stacked).issuperset(update.near):
-                readers = set().union(*(self._readers[var] for var in update.near))
-                return number if readers.issubset(update.eqns) and returned.isdisjoint(update.near) else None
-        return None
-
-    def _behind(self, variables: Sequence[Any]) -> list[int]:
-        """Equations that these are computed by, in order."""
-        wanted, found = set(variables), []
-        for number, eqn in reversed(list(enumerate(self._eqns))):
-            if wanted.intersection(eqn.outvars):
-                found.append(number)
-                wanted.update(atom for atom in eqn.invars if not isinstance(atom, compat.Literal))
-        return found[::-1]
-
-    def reads(self, number: int) -> dict[int, Any]:
-        """Operand position -> stack in host memory, of the scan that an equation is."""
-        eqn = self._eqns[number]
-        sliced = self._sliced(number, self.stacks) if number in self._scans else ()
-        return {place: atom for place, atom in enumerate(eqn.invars) if _is_in(atom, sliced)}
-
-    def _sliced(self, number: int, among: Collection[Any]) -> list[Any]:
-        """Variables that a scan takes slices of."""
-        eqn, scan = self._eqns[number], self._scans[number]
-        return [atom for atom in scan.split(eqn.invars)[2] if _is_in(atom, among)]
-
-    def _forward(self, stacks: frozenset[Any]) -> tuple[set[int], frozenset[Any]]:
+    def consumers(self, stacks: frozenset[Any]) -> tuple[set[int], frozenset[Any]]:
         """Elementwise equations behind the stacks, and the stacks behind anything else."""
         eqns: set[int] = set()
         behind: dict[Any, frozenset[Any]] = {var: frozenset({var}) for var in stacks}
         refused: frozenset[Any] = frozenset()
-        for number, eqn in enumerate(self._eqns):
+        for number, eqn in enumerate(self.eqns):
             touched = [atom for atom in eqn.invars if _is_in(atom, behind)]
             if not touched:
                 continue
             if _is_layerwise(eqn):
                 eqns.add(number)
                 behind.update(dict.fromkeys(eqn.outvars, frozenset().union(*(behind[atom] for atom in touched))))
-            elif number not in self._scans or not self._takes_slices(number, touched, stacks):
+            elif number not in self.scans or not self.takes_slices(number, touched, stacks):
                 refused = refused.union(*(behind[atom] for atom in touched))
         return eqns, refused
 
-    def _takes_slices(self, number: int, touched: Sequence[Any], stacks: frozenset[Any]) -> bool:
-        """Does a scan read the stacks as slices only?"""
-        consts, carries, _ = self._scans[number].split(self._eqns[number].invars)
-        return stacks.issuperset(touched) and not any(_is_in(atom, touched) for atom in (*consts, *carries))
-
-    def _backward(self, eqns: set[int], returned: frozenset[Any]) -> set[int]:
-        """Elementwise equations that only those read."""
-        found, readers = set(eqns), self._readers
-        for number, eqn in reversed(list(enumerate(self._eqns))):
+    def with_producers(self, eqns: set[int]) -> set[int]:
+        """With the elementwise equations that only those read."""
+        found = set(eqns)
+        for number, eqn in reversed(list(enumerate(self.eqns))):
             made = [var for var in eqn.outvars if not isinstance(var, compat.DropVar)]
-            is_free = number not in found and _is_layerwise(eqn) and not returned.intersection(made)
-            if is_free and all(readers.get(var) and found.issuperset(readers[var]) for var in made):
+            is_free = number not in found and _is_layerwise(eqn) and not self.returned.intersection(made)
+            if is_free and all(self.readers.get(var) and found.issuperset(self.readers[var]) for var in made):
                 found.add(number)
         return found
 
-    def _update(self, trips: int, eqns: set[int], stacks: frozenset[Any], returned: frozenset[Any]) -> Update | None:
-        known = self._eqns
-        own = sorted(number for number in eqns if compat.aval_of(known[number].outvars[0]).shape[0] == trips)
-        if not own:
+    def takes_slices(self, number: int, touched: Sequence[Any], stacks: frozenset[Any]) -> bool:
+        """Does a scan read the stacks as slices only?"""
+        consts, carries, _ = self.scans[number].split(self.eqns[number].invars)
+        return stacks.issuperset(touched) and not any(_is_in(atom, touched) for atom in (*consts, *carries))
+
+    def host_operands(self, number: int) -> dict[int, Any]:
+        """Operand position -> stack in host memory, of the scan that an equation is."""
+        sliced = self.sliced(number, self.stacks) if number in self.scans else ()
+        return {position: atom for position, atom in enumerate(self.eqns[number].invars) if _is_in(atom, sliced)}
+
+    def sliced(self, number: int, among: Collection[Any]) -> list[Any]:
+        """Variables that a scan takes slices of."""
+        return [atom for atom in self.scans[number].split(self.eqns[number].invars)[2] if _is_in(atom, among)]
+
+    def update(self, trips: int) -> Update | None:
+        """Of all stacks of so many layers."""
+        numbers = sorted(n for n in self.layerwise if compat.aval_of(self.eqns[n].outvars[0]).shape[0] == trips)
+        if not numbers:
             return None
-        made = dict.fromkeys(var for number in own for var in known[number].outvars)
-        read = dict.fromkeys(a for number in own for a in known[number].invars if not isinstance(a, compat.Literal))
-        given = [var for var in read if var not in made]
+        eqns = tuple(self.eqns[number] for number in numbers)
+        made = dict.fromkeys(var for eqn in eqns for var in eqn.outvars)
+        read = [var for var in dict.fromkeys(filter(compat.is_var, _operands(eqns))) if var not in made]
+        rest = [var for var in read if var not in self.stacks]
+        results = tuple(var for var in made if var in self.returned)
+        in_place = {var: self.aliases[var] for var in results if self.aliases.get(var) in self.stacks}
         return Update(
-            tuple(own),
+            tuple(numbers),
+            eqns,
             trips,
-            tuple(var for var in given if var in stacks),
-            tuple(var for var in made if var in returned),
-            tuple(var for var in given if compat.aval_of(var).ndim and var not in stacks),
-            tuple(var for var in given if not compat.aval_of(var).ndim),
+            on_host=tuple(var for var in read if var in self.stacks),
+            on_device=tuple(var for var in rest if compat.aval_of(var).ndim),
+            scalars=tuple(var for var in read if not compat.aval_of(var).ndim),
+            results=results,
+            in_place=in_place,
         )
 
+    def scan_of(self, update: Update) -> int | None:
+        """The scan that stacks all that an update reads on the device, for nobody else; if all is written in place."""
+        if not update.on_device or update.others:
+            return None
+        for number, scan in self.scans.items():
+            stacked = self.eqns[number].outvars[scan.carries :]
+            if scan.trips == update.trips and set(stacked).issuperset(update.on_device):
+                found = set().union(*(self.readers[var] for var in update.on_device))
+                is_alone = found.issubset(update.numbers) and self.returned.isdisjoint(update.on_device)
+                return number if is_alone else None
+        return None
 
-def run_update(closed: compat.ClosedJaxpr, update: Update, env: Env, place: Mapping[Any, Any]) -> Env:
-    """The results of an update as a loop of its own.
-
-    Args:
-      env: what its equations read, stacks in host memory among it.
-      place: result -> the stack in host memory that it is written over; results on the device are in none.
-    """
-    written = {result: place[result] for result in update.made if result in place}
-    rest = [result for result in update.made if result not in written]
-
-    def trip(buffers: list[Any], slices: tuple[Any, list[Any]]) -> tuple[list[Any], list[Any]]:
-        layer, near = slices
-        stacks = {**env, **dict(zip(written.values(), buffers, strict=True))}
-        local = dict(zip(update.near, near, strict=True)) | {var: fetch(stacks[var], layer) for var in update.host}
-        new = _of_one_layer(closed, update, env, local)
-        return _written(buffers, [new[result] for result in written], layer), [new[result] for result in rest]
-
-    begin = [env[stack] for stack in written.values()]
-    layers = jax.numpy.arange(update.trips)
-    buffers, made = jax.lax.scan(trip, begin, (layers, [env[var] for var in update.near]))
-    return dict(zip([*written, *rest], [*buffers, *made], strict=True))
+    def producers(self, variables: Sequence[Any]) -> list[int]:
+        """Equations that these are computed by, in order."""
+        wanted, found = set(variables), []
+        for number, eqn in reversed(list(enumerate(self.eqns))):
+            if wanted.intersection(eqn.outvars):
+                found.append(number)
+                wanted.update(filter(compat.is_var, eqn.invars))
+        return found[::-1]
 
 
-def run_fused(
-    closed: compat.ClosedJaxpr,
-    number: int,
-    update: Update,
-    env: Env,
-    stacks: Mapping[int, Any],
-    place: Mapping[Any, Any],
-) -> Env:
-    """The results of a scan that updates in every trip the layer whose gradients it makes.
-
-    A trip writes the layer of the trip before, then fetches from the same stacks, so that XLA writes in place; neither
-    has anything to do with what the trip computes.
-
-    Args:
-      number: of the scan's equation.
-      env: what it and the update read, stacks in host memory among it.
-      stacks: operand position -> stack in host memory that the scan reads.
-      place: result of the update -> the stack that it is written over.
-    """
-    eqn = closed.jaxpr.eqns[number]
-    scan = compat.scan_of(eqn)
-    assert scan is not None
-    consts, carries, sliced = scan.split([compat.read(env, atom) for atom in eqn.invars])
-    first = len(consts) + len(carries)
-    near = [operand for p, operand in enumerate(sliced, first) if p not in stacks]
-    ahead = list(dict.fromkeys(stacks.values()))
-    late = [var for var in update.host if var not in ahead]
-    written = {result: place[result] for result in update.made}
-    made = eqn.outvars[len(carries) :]
-    rest = [var for var in made if var not in update.near]
-
-    def body(carry: Any, x: Any) -> Any:
-        (carried, buffers, finished, arrived), (layer, following, before, near) = carry, x
-        buffers = _written(buffers, finished, before)
-        there = {**env, **dict(zip(written.values(), buffers, strict=True))}
-        coming = [fetch(there[var], following) for var in ahead]
-        local = {var: fetch(there[var], layer) for var in late} | dict(zip(ahead, arrived, strict=True))
-        others = iter(near)
-        own = [local[stacks[p]] if p in stacks else next(others) for p in range(first, len(eqn.invars))]
-        results = compat.jaxpr_as_fun(scan.body)(*consts, *carried, *own)
-        local |= dict(zip(made, results[len(carries) :], strict=True))
-        new = _of_one_layer(closed, update, env, local)
-        state = results[: len(carries)], buffers, [new[result] for result in written], coming
-        return state, [local[var] for var in rest]
-
-    start, end = (scan.trips - 1, 0) if scan.reverse else (0, scan.trips - 1)
-    buffers = [env[stack] for stack in written.values()]
-    begin = carries, buffers, [fetch(stack, start) for stack in buffers], [fetch(env[var], start) for var in ahead]
-    layers = jax.numpy.arange(scan.trips)
-    before = jax.numpy.minimum(layers + 1, start) if scan.reverse else jax.numpy.maximum(layers - 1, start)
-    (carried, buffers, finished, _), others = jax.lax.scan(
-        body, begin, (layers, scan.following, before, near), length=scan.trips, reverse=scan.reverse, unroll=scan.unroll
-    )
-    buffers = _written(buffers, finished, end)
-    names = [*eqn.outvars[: len(carries)], *rest, *written]
-    return dict(zip(names, [*carried, *others, *buffers], strict=True))
-
-
-def _written(buffers: Sequence[Any], results: Sequence[Any], layer: Any) -> list[Any]:
-    """Stacks in host memory with one layer written anew."""
-    return [
-        jax.lax.dynamic_update_index_in_dim(stack, jax.device_put(result, _HOST), layer, 0)
-        for stack, result in zip(buffers, results, strict=True)
-    ]
-
-
-def _of_one_layer(closed: compat.ClosedJaxpr, update: Update, env: Env, local: Env) -> Env:
-    """What the equations of an update make of one layer, `local`."""
-    local = {**{var: env[var] for var in update.whole}, **local}
-    for number in update.eqns:
-        eqn = closed.jaxpr.eqns[number]
-        operands = [compat.read(local, atom) for atom in eqn.invars]
-        with compat.as_written(eqn):
-            local.update(zip(eqn.outvars, _of_layer(eqn, operands), strict=True))
-    return local
-
-
-def run_scan(scan: compat.Scan, operands: Sequence[Any], stacks: Mapping[int, Any]) -> list[Any]:
-    """A scan that reads slices of stacks in host memory (by operand position), each fetched a trip ahead."""
-    consts, carries, sliced = scan.split(operands)
-    first = len(consts) + len(carries)
-    distinct = {var: operands[place] for place, var in stacks.items()}
-    number = {var: number for number, var in enumerate(distinct)}
-    near = [stack for place, stack in enumerate(sliced, first) if place not in stacks]
-
-    def body(carry: Any, slices: Any) -> Any:
-        carried, arrived = carry
-        following, near = slices
-        rest = iter(near)
-        own = [arrived[number[stacks[p]]] if p in stacks else next(rest) for p in range(first, len(operands))]
-        results = compat.jaxpr_as_fun(scan.body)(*consts, *carried, *own)
-        coming = [fetch(stack, following) for stack in distinct.values()]
-        return (results[: len(carries)], coming), results[len(carries) :]
-
-    begin = [fetch(stack, scan.trips - 1 if scan.reverse else 0) for stack in distinct.values()]
-    (carried, _), made = jax.lax.scan(
-        body, (carries, begin), (scan.following, near), length=scan.trips, reverse=scan.reverse, unroll=scan.unroll
-    )
-    return [*carried, *made]
-
-
-def fetch(stack: Any, layer: Any) -> Any:
-    """A slice of a stack in host memory, on the device. Where `layer` is looked up in an array, XLA reads it right."""
-    return jax.device_put(jax.lax.dynamic_index_in_dim(stack, layer, keepdims=False), _DEVICE)
-
-
-def _of_layer(eqn: compat.JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    """A layerwise equation on one layer."""
-    if eqn.primitive.name == "broadcast_in_dim":
-        return [jax.numpy.broadcast_to(operands[0], compat.aval_of(eqn.outvars[0]).shape[1:])]
-    return compat.bind(eqn, operands)
+def _operands(eqns: Sequence[compat.JaxprEqn]) -> Iterator[Any]:
+    return (atom for eqn in eqns for atom in eqn.invars)
 
 
 def _is_layerwise(eqn: compat.JaxprEqn) -> bool:
@@ -354,16 +192,4 @@ def _is_layerwise(eqn: compat.JaxprEqn) -> bool:
 
 
 def _is_in(atom: Any, variables: Collection[Any]) -> bool:
-    return not isinstance(atom, compat.Literal) and atom in variables
-
-
-def pairs(inputs: Sequence[Any], outputs: Sequence[Any], donated: Collection[int]) -> Iterator[tuple[int, int]]:
-    """(output, donated input whose buffer it takes) by position: of equal type, first come, as jax pairs them."""
-    free: dict[Any, list[int]] = {}
-    for position in sorted(donated):
-        aval = inputs[position].aval
-        free.setdefault((aval.shape, aval.dtype), []).append(position)
-    for number, atom in enumerate(outputs):
-        waiting = free.get((atom.aval.shape, atom.aval.dtype))
-        if waiting and not isinstance(atom, compat.Literal):
-            yield number, waiting.pop(0)
+    return compat.is_var(atom) and atom in variables

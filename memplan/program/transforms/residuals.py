@@ -1,43 +1,28 @@
-"""Loops that belong together: a forward `scan` stacks residuals, a backward one reads them and is their only reader.
+"""Pairs of loops written anew with other residuals; what is not stacked any more, the backward body computes again.
 
-Such a pair is written anew with other residuals; what is not stacked any more, the backward body computes again. A
-choice is asked for at every pair, outer loops before what is in their bodies, so a list of choices in that order is
+A choice is asked for at every pair, outer loops before what is in their bodies, so a list of choices in that order is
 enough to write the same program again. Chooses nothing itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
 from memplan.errors import PlanMismatchError
-from memplan.planning.loop import Loop, Residuals, repeated
+from memplan.planning.loop import Loop, Residuals, recomputed_ops
 from memplan.program import compat
-from memplan.program.extract import body_graph, variables
-from memplan.program.trace import Program, flatten
-from memplan.program.transforms.layerwise_state import fetch
+from memplan.program.extract import variables
+from memplan.program.flatten import flatten
+from memplan.program.interpret import bindings, interpret, interpret_eqns
+from memplan.program.trace import LoopResiduals, Program
+from memplan.program.transforms.layerwise_scan import fetch
+from memplan.program.transforms.loop_pairs import LoopPair, loop_of, loop_pairs
 
 Decide = Callable[[Loop], Residuals | None]  # None leaves the loops as they are
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """A forward and a backward loop in one flat jaxpr.
-
-    Attributes:
-      forward, backward: indices of their equations.
-      stacks: results of the forward loop (counted after its carries) that only the backward one reads, by the number
-        of the stack that the backward loop takes them as.
-      body: of the forward loop, flat.
-    """
-
-    forward: int
-    backward: int
-    stacks: dict[int, int]
-    body: compat.ClosedJaxpr
 
 
 def with_residuals(program: Program, decide: Decide) -> Program:
@@ -50,17 +35,17 @@ def with_residuals(program: Program, decide: Decide) -> Program:
 
     rewritten = rewrite_loops(program.jaxpr, record)
     decided = any(chosen is not None for _, chosen in found)
-    return replace(program, loops=tuple(found), rewritten=rewritten) if decided else program
+    return program.transform(LoopResiduals(tuple(found)), rewritten) if decided else program
 
 
-def pairs_of(program: Program) -> list[Loop]:
+def outer_loops(program: Program) -> list[Loop]:
     """The pairs of loops of a step that are not inside others."""
     found: list[Loop] = []
     rewrite_loops(program.jaxpr, found.append)
     return found
 
 
-def with_loops(program: Program, loops: Sequence[Residuals | None]) -> Program:
+def follow_residuals(program: Program, loops: Sequence[Residuals | None]) -> Program:
     """The program with its loops as a plan has them.
 
     Raises:
@@ -70,20 +55,20 @@ def with_loops(program: Program, loops: Sequence[Residuals | None]) -> Program:
 
     def next_of(loop: Loop) -> Residuals | None:
         residuals = waiting.pop() if waiting else None
-        if residuals is not None and not _are_of(residuals, loop):
-            raise _other_loops()
+        if residuals is not None and not _fits(residuals, loop):
+            raise _mismatch()
         return residuals
 
     found = with_residuals(program, next_of)
     if waiting or found.residuals != tuple(loops):
-        raise _other_loops()
+        raise _mismatch()
     return found
 
 
-def _are_of(residuals: Residuals, loop: Loop) -> bool:
+def _fits(residuals: Residuals, loop: Loop) -> bool:
     """Do they name values of this loop's body from which the rest can be computed?"""
     known = set(range(len(loop.body.values)))
-    again = repeated(loop, residuals) if known.issuperset(residuals.stacked) else ()
+    again = recomputed_ops(loop, residuals) if known.issuperset(residuals.stacked) else ()
     there = loop.given.union(residuals.stacked, *(loop.body.ops[op].outputs for op in again))
     return (
         known.issuperset(residuals.stacked)
@@ -92,7 +77,7 @@ def _are_of(residuals: Residuals, loop: Loop) -> bool:
     )
 
 
-def _other_loops() -> PlanMismatchError:
+def _mismatch() -> PlanMismatchError:
     return PlanMismatchError(
         "the plan stacks residuals that the loops of this step do not have: it was made for another function, other "
         "shapes, or another jax version. Plan again."
@@ -114,11 +99,11 @@ class _Rewriter:
     closed: compat.ClosedJaxpr
     decide: Decide
     runs: int
-    bodies: dict[int, Callable[..., list[Any]]] = field(default_factory=dict)  # equation -> what stands in its place
+    replacements: dict[int, Callable[..., list[Any]]] = field(default_factory=dict)  # by the id of an equation
 
     def run(self) -> compat.ClosedJaxpr:
         eqns = self.closed.jaxpr.eqns
-        paired = {pair.backward: pair for pair in _pairs(self.closed)}
+        paired = {pair.backward: pair for pair in loop_pairs(self.closed)}
         partners = {pair.forward for pair in paired.values()}
         for number, eqn in enumerate(eqns):
             scan = compat.scan_of(eqn)
@@ -126,56 +111,51 @@ class _Rewriter:
             if scan is None or number in partners:
                 continue
             if pair is None:
-                self._alone(number, scan)
+                self._rewrite_body(eqn, scan)
             else:
-                self._together(pair)
-        if not self.bodies:
+                self._rewrite_pair(pair)
+        if not self.replacements:
             return self.closed
         avals = [compat.as_struct(var.aval) for var in self.closed.jaxpr.invars]
-        return compat.drop_dead(jax.make_jaxpr(self._evaluate)(*avals))
+        return compat.dce(jax.make_jaxpr(self._results)(*avals))
 
-    def _alone(self, number: int, scan: compat.Scan) -> None:
+    def _rewrite_body(self, eqn: compat.JaxprEqn, scan: compat.Scan) -> None:
         """A loop of its own: there may be pairs in its body."""
         flat = flatten(scan.body)
         body = rewrite_loops(flat, self.decide, self.runs * scan.trips)
         if body is not flat:
-            self.bodies[number] = lambda operands: scan.run(compat.jaxpr_as_fun(body), operands)
+            self.replacements[id(eqn)] = lambda operands: scan.run(compat.jaxpr_as_fun(body), operands)
 
-    def _together(self, pair: _Pair) -> None:
-        eqns = self.closed.jaxpr.eqns
-        forward, backward = compat.scan_of(eqns[pair.forward]), compat.scan_of(eqns[pair.backward])
+    def _rewrite_pair(self, pair: LoopPair) -> None:
+        first, second = self.closed.jaxpr.eqns[pair.forward], self.closed.jaxpr.eqns[pair.backward]
+        forward, backward = compat.scan_of(first), compat.scan_of(second)
         assert forward is not None and backward is not None
-        loop = _loop(pair, forward, self.runs)
+        loop = loop_of(pair, forward, self.runs)
         residuals = self.decide(loop)
         if residuals is not None:
-            ends = _Ends(pair, forward, backward, loop, residuals)
+            rewritten = _RewrittenPair(pair, forward, backward, loop, residuals)
             within = self.runs * forward.trips
-            ends.write(lambda body: rewrite_loops(body, self.decide, within))
-            self.bodies[pair.forward] = ends.run_forward
-            self.bodies[pair.backward] = ends.run_backward
+            rewritten.write(lambda body: rewrite_loops(body, self.decide, within))
+            self.replacements[id(first)] = rewritten.run_forward
+            self.replacements[id(second)] = rewritten.run_backward
 
-    def _evaluate(self, *inputs: Any) -> list[Any]:
-        env: dict[compat.Var, Any] = dict(compat.consts_of(self.closed))
-        env.update(zip(self.closed.jaxpr.invars, inputs, strict=True))
+    def _results(self, *inputs: Any) -> list[Any]:
+        def rule(eqn: compat.JaxprEqn, operands: list[Any]) -> list[Any]:
+            replacement = self.replacements.get(id(eqn))
+            return compat.bind(eqn, operands) if replacement is None else replacement(operands)
 
-        for number, eqn in enumerate(self.closed.jaxpr.eqns):
-            operands = [compat.read(env, atom) for atom in eqn.invars]
-            with compat.as_written(eqn):
-                body = self.bodies.get(number)
-                results = compat.bind(eqn, operands) if body is None else body(operands)
-            env.update(zip(eqn.outvars, results, strict=True))
-        return [compat.read(env, atom) for atom in self.closed.jaxpr.outvars]
+        return interpret(self.closed, inputs, rule)
 
 
 @dataclass
-class _Ends:
+class _RewrittenPair:
     """A pair written anew.
 
     The forward body returns what is to be stacked after its own results; the backward body takes it, and the constants
     and slices of the forward loop, after its own. A stack that is gone is None between the two.
     """
 
-    pair: _Pair
+    pair: LoopPair
     forward: compat.Scan
     backward: compat.Scan
     loop: Loop
@@ -197,44 +177,32 @@ class _Ends:
         own_consts, own_carries, own_slices = self.backward.split(theirs)
         kept = [aval for number, aval in enumerate(own_slices) if number not in self.pair.stacks.values()]
         self.forward_body = within(flatten(jax.make_jaxpr(self._stack)(*inputs)))
-        traced = jax.make_jaxpr(self._again)(consts, own_consts, own_carries, kept, slices, residuals)
+        traced = jax.make_jaxpr(self._recompute)(consts, own_consts, own_carries, kept, slices, residuals)
         self.backward_body = within(flatten(traced))
 
     def _stack(self, *inputs: Any) -> list[Any]:
         """The forward body: its carries, the stacks that stay, the new residuals."""
-        flat = self.pair.body
-        env = dict(compat.consts_of(flat))
-        env.update(zip(flat.jaxpr.invars, inputs, strict=True))
-        for eqn in flat.jaxpr.eqns:
-            with compat.as_written(eqn):
-                env.update(
-                    zip(eqn.outvars, compat.bind(eqn, [compat.read(env, atom) for atom in eqn.invars]), strict=True)
-                )
-        results = [compat.read(env, atom) for atom in flat.jaxpr.outvars]
-        carries, stacks = results[: self.forward.carries], results[self.forward.carries :]
-        stay = [stack for number, stack in enumerate(stacks) if number not in self.pair.stacks]
-        return [*carries, *stay, *(env[self.known[value]] for value in self.residuals.stacked)]
+        flat, carries = self.pair.body, self.forward.carries
+        stay = [atom for n, atom in enumerate(flat.jaxpr.outvars[carries:]) if n not in self.pair.stacks]
+        residuals = [self.known[value] for value in self.residuals.stacked]
+        outputs = [*flat.jaxpr.outvars[:carries], *stay, *residuals]
+        return interpret_eqns(flat.jaxpr.eqns, bindings(flat, inputs), outputs)
 
-    def _again(
+    def _recompute(
         self, consts: Any, own_consts: Any, own_carries: Any, kept: Any, slices: Any, residuals: Any
     ) -> list[Any]:
         """The backward body, with what it is not given any more computed again."""
         flat = self.pair.body
-        env = dict(compat.consts_of(flat))
         first, _, last = self.forward.split(flat.jaxpr.invars)
-        env.update(zip([*first, *last], [*consts, *slices], strict=True))
-        env.update({self.known[v]: value for v, value in zip(self.residuals.stacked, residuals, strict=True)})
-        for op in repeated(self.loop, self.residuals):
-            eqn = flat.jaxpr.eqns[op]
-            with compat.as_written(eqn):
-                results = compat.bind(eqn, [compat.read(env, atom) for atom in eqn.invars])
-            for var, result in zip(eqn.outvars, results, strict=True):
-                env.setdefault(var, result)
+        known = dict(compat.consts_of(flat))
+        known.update(zip([*first, *last], [*consts, *slices], strict=True))
+        known.update((self.known[v], value) for v, value in zip(self.residuals.stacked, residuals, strict=True))
+        eqns = [flat.jaxpr.eqns[op] for op in recomputed_ops(self.loop, self.residuals)]
         results = flat.jaxpr.outvars[self.forward.carries :]
         source = {taken: results[made] for made, taken in self.pair.stacks.items()}
+        replaced = dict(zip(source, interpret_eqns(eqns, known, list(source.values())), strict=True))
         rest = iter(kept)
-        count = len(kept) + len(source)
-        own = [compat.read(env, source[number]) if number in source else next(rest) for number in range(count)]
+        own = [replaced[n] if n in replaced else next(rest) for n in range(len(kept) + len(source))]
         return compat.jaxpr_as_fun(self.backward.body)(*own_consts, *own_carries, *own)
 
     def run_forward(self, operands: Sequence[Any]) -> list[Any]:
@@ -258,7 +226,7 @@ class _Ends:
         own_consts, carries, own = self.backward.split(operands)
         kept = [stack for number, stack in enumerate(own) if number not in taken]
         consts, stacks = self.given[: self.forward.consts], self.given[self.forward.consts :]
-        moves = self.residuals.on_host
+        moves = self.residuals.stacked_on_host
         on_host = [stack for stack, moved in zip(self.stacked, moves, strict=True) if moved]
         on_device = [stack for stack, moved in zip(self.stacked, moves, strict=True) if not moved]
         begin = self.backward.trips - 1 if self.backward.reverse else 0
@@ -283,51 +251,5 @@ class _Ends:
     def _forward_trip(self, *inputs: Any) -> list[Any]:
         results = list(compat.jaxpr_as_fun(self.forward_body)(*inputs))
         own = len(results) - len(self.residuals.stacked)
-        rest = zip(results[own:], self.residuals.on_host, strict=True)
+        rest = zip(results[own:], self.residuals.stacked_on_host, strict=True)
         return [*results[:own], *(jax.device_put(v, jax.memory.Space.Host) if moves else v for v, moves in rest)]
-
-
-def _loop(pair: _Pair, forward: compat.Scan, runs: int) -> Loop:
-    """The pair as a planner sees it."""
-    flat = pair.body
-    graph = body_graph(flat)
-    carried = range(forward.consts, forward.consts + forward.carries)
-    number = {var: value for value, var in enumerate(variables(flat))}
-    results = [flat.jaxpr.outvars[forward.carries + made] for made in pair.stacks]
-    needed = {number[atom] for atom in results if not isinstance(atom, compat.Literal)}
-    given = frozenset(set(range(len(graph.values))).difference(carried, *(op.outputs for op in graph.ops)))
-    # A jaxlib before August 2026 can take a slice at an index like `n - 1 - i` from the wrong end of a stack on the
-    # host (openxla/xla#46231). The backward loop here looks its indices up in an array; a reversed forward loop writes
-    # at such an index.
-    return Loop(graph, forward.trips, runs, given, frozenset(needed - given), movable=not forward.reverse)
-
-
-def _pairs(closed: compat.ClosedJaxpr) -> Iterator[_Pair]:
-    """Every backward loop with the forward loop that stacks most for it."""
-    eqns = closed.jaxpr.eqns
-    readers: dict[Any, set[int]] = {}
-    for number, eqn in enumerate(eqns):
-        for atom in eqn.invars:
-            if not isinstance(atom, compat.Literal):
-                readers.setdefault(atom, set()).add(number)
-    returned = {atom for atom in closed.jaxpr.outvars if not isinstance(atom, compat.Literal)}
-    made: dict[Any, tuple[int, int]] = {}  # a stack -> its loop, its number among that loop's stacks
-    taken: set[int] = set()
-    for number, eqn in enumerate(eqns):
-        scan = compat.scan_of(eqn)
-        if scan is None:
-            continue
-        consts, carries, stacks = scan.split(eqn.invars)
-        found: dict[int, dict[int, int]] = {}
-        for position, atom in enumerate(stacks):
-            if atom in made and readers[atom] == {number} and atom not in returned and stacks.count(atom) == 1:
-                forward, stack = made[atom]
-                if atom not in consts and atom not in carries and forward not in taken:
-                    found.setdefault(forward, {})[stack] = position
-        for forward, matches in sorted(found.items(), key=lambda item: -len(item[1]))[:1]:
-            source = compat.scan_of(eqns[forward])
-            if source is not None and source.trips == scan.trips:
-                taken.update((forward, number))
-                yield _Pair(forward, number, matches, flatten(source.body))
-        for stack, var in enumerate(eqn.outvars[scan.carries :]):
-            made[var] = (number, stack)

@@ -130,7 +130,7 @@ def test_of_two_calibrations_the_better_of_each_rate_counts() -> None:
     def with_rate(name: str, unit: str, seconds: float) -> measured.Spec:
         timing = Timing("1", 6.0, seconds, seconds, seconds)
         conditions = Conditions("cpu", "cpu", "here", (), (), "today", (Measurement(name, unit, 1, (timing,)),))
-        return measured.calibrated(local_device(), conditions)
+        return measured.calibrate(local_device(), conditions)
 
     for name, unit in ((measured.MEMORY, "bytes/s"), (measured.LATENCY, "s")):
         best = timed.better(with_rate(name, unit, 3.0), with_rate(name, unit, 2.0))

@@ -6,7 +6,7 @@ import heapq
 import random
 from collections.abc import Sequence
 
-from experiments.planners.stages import Stages, of_nodes, replay
+from experiments.planners.stages import Stages, replay, stages_of_nodes
 
 
 def random_stages(draw: random.Random, most: int = 7) -> Stages:
@@ -15,9 +15,11 @@ def random_stages(draw: random.Random, most: int = 7) -> Stages:
     inputs = [sorted(draw.sample(range(node), min(node, draw.choice([0, 1, 1, 2, 2, 3])))) for node in range(count)]
     nbytes = [draw.choice([1, 1, 2, 3, 5, 9]) for _ in range(count)]
     ticks = [draw.randint(0, 9) for _ in range(count)]
-    free = of_nodes(nbytes, ticks, inputs, 0)
+    free = stages_of_nodes(nbytes, ticks, inputs, 0)
     least, most_bytes = max(free.least_nbytes), replay(free, ()).peak_nbytes
-    return of_nodes(nbytes, ticks, inputs, draw.randint(least - (draw.random() < 0.2), max(least, most_bytes - 1)))
+    return stages_of_nodes(
+        nbytes, ticks, inputs, draw.randint(least - (draw.random() < 0.2), max(least, most_bytes - 1))
+    )
 
 
 def least_extra_ticks(stages: Stages) -> int | None:

@@ -10,7 +10,7 @@ import pytest
 from experiments.planners import exact, scaled
 from experiments.planners.bound import lower_bound
 from experiments.planners.evict import evict, prune
-from experiments.planners.stages import Answer, Stages, extra_ticks, fits, of_nodes, replay
+from experiments.planners.stages import Answer, Stages, extra_ticks, fits, replay, stages_of_nodes
 from tests.experiments.planners.stage_graphs import least_extra_ticks, random_stages
 
 
@@ -19,10 +19,10 @@ def agree(seed: int) -> None:
     least = least_extra_ticks(stages)
     answer = exact.solve(stages, seconds=120, runs=2, workers=1)
     if least is None:
-        assert answer.status == "infeasible" and answer.again is None
+        assert answer.status == "infeasible" and answer.recomputed is None
         return
     assert (answer.status, answer.extra_ticks, answer.bound_ticks) == ("optimal", least, least)
-    assert answer.again is not None and fits(stages.refined(2), answer.again)
+    assert answer.recomputed is not None and fits(stages.refine(2), answer.recomputed)
     assert (lower_bound(stages).extra_ticks or 0) <= least
 
 
@@ -42,7 +42,7 @@ def chain_and_back(length: int, budget_bytes: int) -> Stages:
     inputs: list[list[int]] = [[node - 1] if node else [] for node in range(length)]
     for node in range(length, 2 * length):
         inputs.append([node - 1, 2 * length - 1 - node])
-    return of_nodes([1] * (2 * length), [1] * (2 * length), inputs, budget_bytes)
+    return stages_of_nodes([1] * (2 * length), [1] * (2 * length), inputs, budget_bytes)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -54,7 +54,7 @@ def test_more_budget_is_never_slower(seed: int) -> None:
         answer = exact.solve(replace(stages, budget_bytes=budget), seconds=120, workers=1)
         if previous is not None:
             assert answer.status == "optimal" and answer.extra_ticks <= previous
-        if answer.again is not None:
+        if answer.recomputed is not None:
             previous = answer.extra_ticks
     assert previous == 0
 
@@ -65,14 +65,14 @@ def test_scaled_is_no_worse_than_eviction_and_no_better_than_exact(budget: int) 
     first = prune(stages, evict(stages))
     found = scaled.solve(stages, seconds=2)
     best = exact.solve(stages, seconds=120)
-    assert best.status == "optimal" and found.again is not None
-    assert fits(stages, found.again) and best.extra_ticks <= found.extra_ticks
+    assert best.status == "optimal" and found.recomputed is not None
+    assert fits(stages, found.recomputed) and best.extra_ticks <= found.extra_ticks
     assert not fits(stages, first) or found.extra_ticks <= extra_ticks(stages, first)
 
 
 @pytest.mark.parametrize("solve", [exact.solve, scaled.solve])
 def test_a_budget_below_one_stage_names_it(solve) -> None:
-    stages = of_nodes([1, 5, 7, 1], [1, 1, 1, 1], [[], [0], [1], [2]], 11)
+    stages = stages_of_nodes([1, 5, 7, 1], [1, 1, 1, 1], [[], [0], [1], [2]], 11)
     answer: Answer = solve(stages, 60.0)
     assert (answer.status, answer.stage, answer.stage_nbytes) == ("infeasible", 2, 12)
 
@@ -84,7 +84,7 @@ def test_what_may_not_run_again_is_kept() -> None:
 
 
 def test_replay_counts_only_the_last_copy_that_is_still_needed() -> None:
-    stages = of_nodes([2, 3, 4, 1], [1, 1, 1, 1], [[], [0], [1], [0, 2]], 100)
+    stages = stages_of_nodes([2, 3, 4, 1], [1, 1, 1, 1], [[], [0], [1], [0, 2]], 100)
     kept = replay(stages, ())
     assert kept.step_nbytes == (2, 5, 9, 7)
     again = replay(stages, [(0, 3)])

@@ -1,255 +1,181 @@
-"""Steps that were once divided wrongly, slowly or not at all, each on simulated devices against one."""
+"""Propagation on equations alone, in milliseconds: what is split, what is summed and where, what is gathered."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import optax
 import pytest
-from jax.experimental import io_callback
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from memplan.errors import MemplanError, UnsupportedProgramError
-from memplan.parallel.partition.placement import Layout, split
-from memplan.parallel.step import DataParallel, data_parallel
-from tests.parallel.partition.simulated import mesh, program_of, raw, simulated, steps_of
+from memplan.parallel.partition.placement import Partial, PerDevice, Placement, Replicate, Shard
+from memplan.parallel.partition.propagate import propagate
+from memplan.parallel.partition.sharded import OutputDemand, Sharded, ShardedEqn, gathers
+from memplan.program.trace import flatten
 
-ROWS, FEATURES = 24, 6
-Step = Callable[..., Any]
+DEVICES = 4
+REPLICATE, PARTIAL, ROWS, COLUMNS = Replicate(), Partial(), Shard(0), Shard(1)
 
 
-def array(*shape: int, seed: int = 0) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+def sharded(
+    function: Callable[..., Any],
+    *inputs: tuple[tuple[int, ...], Placement],
+    outputs: OutputDemand | None = None,
+    own_statistics: bool = False,
+) -> Sharded:
+    """Of a function of float32 arrays with these shapes and placements; all outputs are asked for alike."""
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape, _ in inputs]
+    flat = flatten(jax.make_jaxpr(function)(*shapes))
+    asked = [outputs or OutputDemand()] * len(flat.jaxpr.outvars)
+    return propagate(flat, [placement for _, placement in inputs], asked, DEVICES, own_statistics)
 
 
-W, X = array(FEATURES, FEATURES, seed=1), array(ROWS, FEATURES)
-LABELS = jnp.arange(ROWS) % FEATURES
+def named(found: Sharded, name: str) -> ShardedEqn:
+    """How its first equation of this primitive is divided."""
+    eqns = zip(found.jaxpr.jaxpr.eqns, found.eqns, strict=True)
+    return next(one for eqn, one in eqns if eqn.primitive.name == name)
 
 
-def same(step: Step, *args: Any, sizes: Sequence[int] = (4,), **options: Any) -> tuple[DataParallel, list[str]]:
-    """Checks the numbers of one step; the divided step, and what it said."""
-    divided = data_parallel(step, mesh(sizes), **options)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always", UserWarning)
-        found = simulated(divided, *args)
-    for expected, one in zip(jax.tree.leaves(step(*args)), jax.tree.leaves(found), strict=True):
-        wide = np.float32 if raw(expected).dtype == jnp.bfloat16 else raw(expected).dtype
-        np.testing.assert_allclose(raw(one).astype(wide), raw(expected).astype(wide), rtol=2e-5, atol=2e-6)
-    return divided, [str(one.message) for one in told]
+def reduced(found: Sharded) -> list[tuple[str, Placement]]:
+    """The primitives that made what is summed or averaged, and the placement of the result."""
+    eqns = found.jaxpr.jaxpr.eqns
+    makers = {var: eqn.primitive.name for eqn in eqns for var in eqn.outvars}
+    return [(makers[var], placement) for var, placement in found.reductions.items()]
 
 
-def outputs(divided: DataParallel, *args: Any) -> list[Layout]:
-    return list(divided.divided(args).assigned.outputs)
+X, W = ((8, 4), ROWS), ((4, 4), REPLICATE)
 
 
-def collectives(divided: DataParallel, *args: Any) -> set[str]:
-    """Those that one device takes part in."""
-    made = {eqn.primitive.name for eqn in program_of(divided, *args).jaxpr.eqns}
-    return made & {"all_gather", "psum", "all_to_all", "reduce_scatter"}
-
-
-# Random draws.
-
-
-@pytest.mark.parametrize("kind", [jax.random.key, jax.random.PRNGKey, lambda seed: jax.random.key(seed, impl="rbg")])
-@pytest.mark.parametrize("features", [4, 8])
-def test_every_example_draws_from_its_own_key(kind: Callable[[int], jax.Array], features: int) -> None:
-    def step(w: jax.Array, x: jax.Array) -> Any:
-        def one(key: jax.Array, row: jax.Array) -> Any:
-            drops = jax.random.bernoulli(key, 0.5, row.shape)
-            return row + jax.random.normal(key, row.shape), drops, jax.random.permutation(key, row)
-
-        return jax.vmap(one)(jax.random.split(kind(0), x.shape[0]), x)
-
-    divided, _ = same(step, W, array(ROWS, features))
-    if "rbg" not in str(kind(0).dtype):
-        assert outputs(divided, W, array(ROWS, features))[0] == split(0)
-
-
-# Messages.
-
-
-def test_compressed_parts_that_hosts_do_not_divide_come_back_trimmed() -> None:
-    """3 hosts of 2 devices, and 724 x 724 weights: neither a half nor a sixth of them is a multiple of 3."""
-    width, rows = 724, 12
-
-    def step(weights: Any, x: jax.Array) -> Any:
-        def loss(weights: Any) -> jax.Array:
-            return (jnp.tanh(jnp.tanh(x @ weights[0]) @ weights[1]) ** 2).sum() / rows
-
-        value, gradient = jax.value_and_grad(loss)(weights)
-        return jax.tree.map(lambda w, g: w - g, weights, gradient), value
-
-    weights, x = [array(width, width, seed=seed) / width**0.5 for seed in (1, 2)], array(rows, width)
-    divided = data_parallel(step, mesh((3, 2)), compress="bfloat16")
-    found, value = simulated(divided, weights, x)
-    expected, plain = step(weights, x)
-    assert any("bfloat16" in one.how for one in divided.sums)
-    assert float(value) == pytest.approx(float(plain), rel=1e-5)
-    for w, one, other in zip(weights, found, expected, strict=True):
-        w, one, other = map(np.asarray, (w, one, other))
-        assert np.linalg.norm(one - other) < 0.02 * np.linalg.norm(other - w)
-
-
-def test_no_reduce_scatter_is_left_to_gloo() -> None:
-    def step(state: Any, x: jax.Array) -> Any:
-        gradient = jax.grad(lambda w: ((x @ w) ** 2).mean())(state["w"])
-        return {"w": state["w"] - 0.9 * state["m"], "m": 0.9 * state["m"] + gradient}
-
-    state = {"w": array(8, 8), "m": array(8, 8, seed=1)}
-    here = jax.make_mesh((1, 1), ("host", "device"))
-    divided, _ = same(step, state, array(ROWS, 8), split_state="m")
-    assert "reduce_scatter" in collectives(divided, state, array(ROWS, 8))
-    divided.mesh = here  # of a CPU
-    assert collectives(divided, state, array(ROWS, 8)) == {"all_to_all", "all_gather"}
-
-
-# What stays divided, and what is said where it cannot.
-
-
-def test_the_commonest_loss_gathers_nothing() -> None:
-    def step(w: jax.Array, batch: Any) -> Any:
-        def loss(w: jax.Array) -> jax.Array:
-            return optax.softmax_cross_entropy_with_integer_labels(batch[0] @ w, batch[1]).mean()
-
-        return jax.value_and_grad(loss)(w)
-
-    divided, told = same(step, W, (X, LABELS))
-    assert not told and collectives(divided, W, (X, LABELS)) == {"psum"}
-
-
-def test_maps_along_the_batch_are_divided() -> None:
-    divided, told = same(lambda w, x: jax.lax.map(lambda row: jnp.tanh(row @ w), x), W, X)
-    assert not told and not collectives(divided, W, X) and outputs(divided, W, X) == [split(0)]
-
-
-def twice(w: jax.Array, x: jax.Array) -> jax.Array:
-    return jnp.tanh(jnp.concatenate([x @ w, 2 * x @ w]) @ w)
-
-
-def halves(w: jax.Array, x: jax.Array) -> jax.Array:
-    return jnp.tanh((x @ w).reshape(2, -1)) * 2
-
-
-def ordered(w: jax.Array, x: jax.Array) -> jax.Array:
-    return jnp.tanh(jnp.sort(x @ w, axis=0) @ w)
-
-
-@pytest.mark.parametrize(("step", "name"), [(twice, "concatenate"), (halves, "reshape"), (ordered, "sort")])
-def test_what_follows_a_gather_is_divided_and_the_gather_is_told_with_its_line(step: Step, name: str) -> None:
-    divided, told = same(step, W, X)
-    assert all(layout.is_split for layout in outputs(divided, W, X))
-    assert told and all(f"{name} at " in one and "test_propagate.py:" in one for one in told)
-
-
-def test_microbatches_within_a_step_are_divided() -> None:
-    """8 microbatches of 3 over 4 devices, and 2 of 12: the first are scanned along what is divided."""
-
-    def step(count: int) -> Step:
-        def accumulated(w: jax.Array, x: jax.Array) -> jax.Array:
-            def trip(total: jax.Array, part: jax.Array) -> Any:
-                return total + jax.grad(lambda w: (jnp.tanh(part @ w) ** 2).sum())(w), None
-
-            return jax.lax.scan(trip, jnp.zeros_like(w), x.reshape(count, -1, FEATURES))[0]
-
-        return accumulated
-
-    for count in (2, 6):
-        divided, _ = same(step(count), W, X)
-        assigned = divided.divided((W, X)).assigned
-        (scan,) = (one for eqn, one in steps_of(assigned) if eqn.primitive.name == "scan")
-        assert any(inner.factor is not None for inner in scan.bodies[0].steps)
-
-
-@pytest.mark.parametrize("momentum", [None, 0.9])
-def test_the_gradients_of_plain_sgd_travel_in_buckets_too(momentum: float | None) -> None:
-    optimizer = optax.sgd(0.1, momentum)
-
-    def step(state: Any, x: jax.Array) -> Any:
-        def loss(weights: Any) -> jax.Array:
-            hidden = x
-            for w in weights:
-                hidden = jnp.tanh(hidden @ w)
-            return (hidden**2).mean()
-
-        weights, opt_state = state
-        updates, opt_state = optimizer.update(jax.grad(loss)(weights), opt_state)
-        return optax.apply_updates(weights, updates), opt_state
-
-    weights = [jax.ShapeDtypeStruct((2048, 2048), jnp.float32)] * 24
-    state = weights, jax.eval_shape(optimizer.init, weights)
-    divided = data_parallel(step, mesh((2, 4)), device="v100")
-    buckets = divided.divided((state, jax.ShapeDtypeStruct((4096, 2048), jnp.float32))).buckets
-    sizes = np.bincount([number for number in buckets.number.values() if number >= 0]) * 2**24
-    assert sizes.sum() == 24 * 2**24 and len(sizes) >= 4 and sizes[-1] <= 2**26
-
-
-# What is outside of the numbers.
-
-
-def test_a_mean_is_printed_once(capfd: pytest.CaptureFixture[str]) -> None:
-    def step(w: jax.Array, x: jax.Array) -> jax.Array:
-        jax.debug.print("mean {}", x.mean())
-        return w * x.sum()
-
-    here = data_parallel(step, jax.make_mesh((1,), ("device",)))
-    np.testing.assert_allclose(jax.jit(here)(W, X), W * X.sum(), rtol=1e-5)
-    jax.effects_barrier()
-    assert capfd.readouterr().out.count("mean") == 1
-
-
-def test_arguments_may_be_named() -> None:
-    def step(state: jax.Array, batch: jax.Array, rate: float = 0.1, *, scale: float = 2.0) -> jax.Array:
-        return state - rate * scale * (batch @ state).sum(0)
-
-    divided = jax.jit(data_parallel(step, jax.make_mesh((1,), ("device",))))
-    for args, kwargs in [((W,), {"batch": X}), ((W, X), {"rate": 0.5}), ((), {"state": W, "batch": X, "scale": 1.0})]:
-        np.testing.assert_allclose(divided(*args, **kwargs), step(*args, **kwargs), rtol=1e-5)
-    with pytest.raises(MemplanError, match=r"does not take these arguments: missing a required argument: 'batch'"):
-        divided(W, bacth=X)
-
-
-HERE = jax.make_mesh((1,), ("device",), axis_types=(AxisType.Auto,))
-PART = NamedSharding(HERE, PartitionSpec("device"))
+def test_rows_stay_with_their_device() -> None:
+    found = sharded(lambda x, w: jnp.tanh(x @ w) + x, X, W)
+    assert found.outputs == (ROWS,) and not found.reductions and not list(gathers(found))
+    assert named(found, "dot_general").operands == (ROWS, REPLICATE)
 
 
 @pytest.mark.parametrize(
-    ("step", "told"),
+    ("function", "maker"),
     [
-        (lambda w, x: jax.lax.with_sharding_constraint(x @ w, PART), "sharding_constraint at .*says where arrays lie"),
-        (lambda w, x: jax.jit(jnp.tanh, in_shardings=PART)(x @ w), "jit at .*says where arrays lie"),
-        (
-            lambda w, x: jax.shard_map(jnp.tanh, mesh=HERE, in_specs=PART.spec, out_specs=PART.spec)(x),
-            "shard_map at .*written for several devices already",
-        ),
-        (lambda w, x: io_callback(np.tanh, x, x), "io_callback at .*each device would"),
-        (lambda w, x: jax.lax.map(lambda r: (jax.debug.print("{}", r[0], ordered=True), r)[1], x), "ordered=False"),
+        (lambda x, w: x.sum(0), "reduce_sum"),
+        (lambda x, w: 0.1 * x.sum(0), "mul"),  # linear: a term each, still
+        (lambda x, w: x.sum(0) @ w, "reduce_sum"),
+        (lambda x, w: jnp.tanh(x.sum(0)), "reduce_sum"),
+        (lambda x, w: x.sum(0) ** 2, "reduce_sum"),
+        (lambda x, w: x.T @ x, "dot_general"),
     ],
 )
-def test_what_cannot_be_divided_is_refused_with_its_line(step: Step, told: str) -> None:
-    with pytest.raises(UnsupportedProgramError, match=told) as refused:
-        data_parallel(step, mesh((4,))).divided((W, X))
-    assert "test_propagate.py:" in str(refused.value)
+def test_terms_are_summed_as_late_as_can_be_and_once(function: Callable[..., Any], maker: str) -> None:
+    found = sharded(function, X, W)
+    assert reduced(found) == [(maker, REPLICATE)] and found.outputs == (REPLICATE,)
 
 
-def test_whole_numbers_are_divided_after_they_are_summed() -> None:
-    same(lambda w, x: jnp.round(x * 7).astype(jnp.int32).sum(0) // 2, W, X)
+def test_an_output_may_stay_partial_if_that_is_allowed() -> None:
+    found = sharded(lambda x: x.sum(0), X, outputs=OutputDemand(may_be_partial=True))
+    assert found.outputs == (PARTIAL,) and not found.reductions
 
 
-def test_a_sum_is_rounded_once() -> None:
-    """In bfloat16 the sum of rounded terms would be another number."""
-    x = jnp.asarray(np.random.default_rng(0).integers(-2000, 2000, (ROWS, 1)), jnp.float32)
-    same(lambda w, x: x.sum(0).astype(jnp.bfloat16).astype(jnp.float32), W, x)
+def test_what_two_read_is_summed_before_they_do() -> None:
+    found = sharded(lambda x: (lambda total: (2 * total, 3 * total))(x.sum(0)), X)
+    assert reduced(found) == [("reduce_sum", REPLICATE)]
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("at", range(4))
-def test_what_is_not_a_number_is_not_lost_in_a_maximum(at: int, dtype: Any) -> None:
-    x = jnp.asarray([[0.0, -jnp.inf, -1.0], [1.0, 3.0, -2.0], [-2.0, jnp.inf, -3.5], [-0.0, 2.0, -4.0]], dtype)
-    for given in (x, x.at[at, 0].set(jnp.nan), x.at[at, 0].set(-jnp.nan)):
-        same(lambda w, x: (x.max(0), x.min(0), x.max(), x.min()), W, given)
+def test_a_maximum_is_not_a_sum() -> None:
+    found = sharded(lambda x: x.max(0), X)
+    assert found.outputs == (REPLICATE,) and not found.reductions and named(found, "reduce_max").axis is not None
+
+
+def test_a_gradient_that_updates_divided_state_is_scattered() -> None:
+    found = sharded(lambda x, m: 0.9 * m + x.T @ x, X, ((4, 4), COLUMNS), outputs=OutputDemand(COLUMNS))
+    assert [placement for _, placement in reduced(found)] == [COLUMNS]
+
+
+def test_a_broadcast_is_made_in_the_parts_that_its_readers_want() -> None:
+    found = sharded(lambda x, b: x * jnp.broadcast_to(jnp.tanh(b), x.shape), X, ((4,), REPLICATE))
+    assert named(found, "broadcast_in_dim").results == (ROWS,)
+
+
+def test_the_largest_operand_says_how_an_equation_is_divided() -> None:
+    found = sharded(lambda a, b: a @ b, ((8, 64), ROWS), ((64, 4), COLUMNS))
+    assert found.outputs == (ROWS,) and [one.operand.aval.shape for one in gathers(found)] == [(64, 4)]
+
+
+def test_what_the_devices_do_not_divide_is_gathered() -> None:
+    found = sharded(lambda x: x.reshape(2, 16), X)
+    assert [one.eqn.primitive.name for one in gathers(found)] == ["reshape"]
+
+
+def test_without_a_rule_all_make_the_whole_and_read_their_parts_of_it() -> None:
+    found = sharded(lambda x: jnp.tanh(jnp.sort(x, axis=0)), X)
+    (gather,) = gathers(found)
+    assert gather.eqn.primitive.name == "sort" and not gather.divides
+    assert named(found, "sort").replicated and named(found, "sort").results == (ROWS,)
+    assert named(found, "tanh").operands == (ROWS,) and found.outputs == (ROWS,)
+
+
+# Statistics of each device's own.
+
+
+def centred(x: jax.Array) -> jax.Array:
+    return x - x.mean(0)
+
+
+def test_statistics_of_the_whole_batch_are_summed_before_they_are_used() -> None:
+    assert [placement for _, placement in reduced(sharded(centred, X))] == [REPLICATE]
+
+
+def test_statistics_of_each_devices_own_need_no_sum() -> None:
+    found = sharded(centred, X, own_statistics=True)
+    assert not found.reductions and PerDevice() in named(found, "sub").operands and found.outputs == (ROWS,)
+
+
+def test_a_running_mean_is_averaged_once_at_its_end() -> None:
+    def step(x: jax.Array, running: jax.Array) -> Any:
+        mean = x.mean(0)
+        return x - mean, 0.9 * running + 0.1 * mean
+
+    found = sharded(step, X, ((4,), REPLICATE), own_statistics=True)
+    assert [placement for _, placement in reduced(found)] == [REPLICATE]
+    assert found.outputs == (ROWS, REPLICATE)
+
+
+# Loops and conditionals.
+
+
+def test_a_scan_adds_up_terms_that_are_summed_once_behind_it() -> None:
+    def total(x: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda carry, part: (carry + part.sum(0), None), x[0].sum(0), x[1:])[0]
+
+    found = sharded(total, ((3, 8, 4), COLUMNS))
+    assert reduced(found) == [("scan", REPLICATE)]
+    assert not named(found, "scan").bodies[0].reductions
+
+
+def test_a_scan_whose_trips_need_the_sum_has_it_in_each() -> None:
+    def total(x: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda carry, part: (jnp.tanh(carry + part.sum(0)), None), jnp.zeros(4), x)[0]
+
+    found = sharded(total, ((3, 8, 4), COLUMNS))
+    assert not found.reductions and len(named(found, "scan").bodies[0].reductions) == 1
+
+
+def test_trips_that_know_nothing_of_one_another_are_divided() -> None:
+    found = sharded(lambda x: jax.lax.map(jnp.tanh, x), X)
+    assert named(found, "scan").divides_trips and found.outputs == (ROWS,)
+
+
+def test_a_while_loop_keeps_its_carry_split_and_its_test_whole() -> None:
+    def halve(x: jax.Array) -> jax.Array:
+        return jax.lax.while_loop(lambda x: jnp.abs(x).max() > 1, lambda x: x / 2, x)
+
+    found = sharded(halve, X)
+    test, body = named(found, "while").bodies
+    assert found.outputs == body.outputs == (ROWS,) and test.outputs == (REPLICATE,)
+
+
+def test_branches_agree() -> None:
+    def either(x: jax.Array, flag: jax.Array) -> jax.Array:
+        return jax.lax.cond(flag > 0, jnp.tanh, lambda x: jnp.sort(x, axis=0) + jnp.zeros_like(x), x)
+
+    found = sharded(either, X, ((), REPLICATE))
+    assert found.outputs == (ROWS,)
+    assert {body.outputs for body in named(found, "cond").bodies} == {(ROWS,)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,16 @@ import optax
 import pytest
 
 from memplan.errors import MemplanError
-from memplan.parallel.runtime.checkpoint import Checkpoints, TrainState
+from memplan.parallel.runtime.checkpoint import Checkpoints
+from memplan.parallel.runtime.launch import Launch, launch
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    step: Any
+    params: Any
+    opt_state: Any
 
 
 def state(scale: float = 1.0) -> TrainState:
@@ -162,3 +171,25 @@ def test_without_orbax_it_says_what_to_install(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "orbax", None)
     with pytest.raises(MemplanError, match=r"pip install 'memplan\[parallel\]'"):
         Checkpoints(tmp_path).save(1, state())
+
+
+SAVED = """
+import sys, jax, jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+from memplan import parallel
+cluster = parallel.initialize()
+mesh = jax.make_mesh((2,), ("host",))
+shardings = {"w": NamedSharding(mesh, PartitionSpec("host")), "n": NamedSharding(mesh, PartitionSpec())}
+state = jax.jit(lambda: {"w": jnp.arange(8.0), "n": jnp.int32(3)}, out_shardings=shardings)()
+checkpoints = parallel.Checkpoints(sys.argv[1])
+for step in range(1, 9):
+    checkpoints.save(step, state)
+    checkpoints.restore(state, step=step)  # by a rank that is ahead of rank 0, too
+print("restored", checkpoints.latest())
+"""
+
+
+def test_what_two_processes_saved_either_restores_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert launch(Launch((sys.executable, "-c", SAVED, str(tmp_path)), 2, devices=1)) == 0, capfd.readouterr().err
+    told = capfd.readouterr().out
+    assert [told.count(f"[{rank}] restored 8") for rank in range(2)] == [1, 1]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from experiments.distributed.failures.run import Run, losses, names
-from memplan.parallel.runtime.watch import EXIT_CODE
+from memplan.parallel.runtime.monitor import EXIT_CODE
 
 pytestmark = pytest.mark.slow
 SHORT = ("--steps", "30", "--every", "5")

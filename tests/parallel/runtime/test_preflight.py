@@ -11,8 +11,8 @@ import pytest
 
 from memplan.errors import MemplanError
 from memplan.parallel.runtime.cluster import BY_HAND, Cluster
-from memplan.parallel.runtime.preflight import agree, preflight, versions_here
-from memplan.parallel.runtime.roster import Member
+from memplan.parallel.runtime.heartbeats import Member
+from memplan.parallel.runtime.preflight import agree, local_versions, preflight
 from memplan.program import compat
 
 MEMBERS = {rank: Member(rank, f"node{rank}", 100 + rank) for rank in range(4)}
@@ -87,7 +87,7 @@ def test_who_does_not_answer_is_named(told: Any) -> None:
 
 
 def test_other_versions_are_named(told: Any) -> None:
-    own = versions_here()
+    own = local_versions()
     told({("versions", 2): dict(sorted({**own, "jax": "0.1.2"}.items()))})
     with pytest.raises(MemplanError, match=r"disagree on versions: rank 2 \(host node2.*'jax': '0\.1\.2'"):
         preflight(FOUR)

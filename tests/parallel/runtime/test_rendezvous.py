@@ -12,7 +12,7 @@ import pytest
 
 from memplan.errors import MemplanError
 from memplan.parallel.runtime import rendezvous
-from memplan.parallel.runtime.roster import Member
+from memplan.parallel.runtime.heartbeats import Member
 
 
 def free_address() -> str:
@@ -37,37 +37,37 @@ def together(calls: Sequence[Callable[[], Any]]) -> list[Any]:
         return list(pool.map(told, calls))
 
 
-def close(lines: Any) -> None:
-    for line in lines:
-        line.hang_up()
+def close(connections: Any) -> None:
+    for connection in connections:
+        connection.close()
 
 
 def test_all_know_all() -> None:
     address = free_address()
     calls = [lambda rank=rank: rendezvous.join(address, member(rank), 3, 10.0) for rank in (1, 2)]
-    (lines, known), *joined = together([lambda: rendezvous.gather(address, member(0), 3, 10.0), *calls])
-    assert set(lines) == {1, 2}
+    (connections, known), *joined = together([lambda: rendezvous.meet(address, member(0), 3, 10.0), *calls])
+    assert set(connections) == {1, 2}
     assert known == {rank: member(rank) for rank in range(3)}
     assert all(members == known for _, members in joined)
-    assert joined[0][0].send({"count": 1}) and lines[1].answer(5.0) == [{"count": 1}]
-    close([*lines.values(), *(line for line, _ in joined)])
+    assert joined[0][0].send({"count": 1}) and connections[1].wait(5.0) == [{"count": 1}]
+    close([*connections.values(), *(connection for connection, _ in joined)])
 
 
 def test_the_port_is_free_again_while_the_connections_stay() -> None:
     address = free_address()
-    host, port = rendezvous.split(address)
-    (lines, _), (line, _) = together(
-        [lambda: rendezvous.gather(address, member(0), 2, 10.0), lambda: rendezvous.join(address, member(1), 2, 10.0)]
+    host, port = rendezvous.parse_address(address)
+    (connections, _), (connection, _) = together(
+        [lambda: rendezvous.meet(address, member(0), 2, 10.0), lambda: rendezvous.join(address, member(1), 2, 10.0)]
     )
     with socket.create_server((host, port)):
         pass
-    close([line, *lines.values()])
+    close([connection, *connections.values()])
 
 
 def test_whoever_is_missing_is_named_to_all_that_came() -> None:
     address = free_address()
     told = together(
-        [lambda: rendezvous.gather(address, member(0), 4, 0.5), lambda: rendezvous.join(address, member(2), 4, 5.0)]
+        [lambda: rendezvous.meet(address, member(0), 4, 0.5), lambda: rendezvous.join(address, member(2), 4, 5.0)]
     )
     assert all(one.startswith("ranks 1, 3 of 4 did not show up within 0.5 s") for one in told)
 
@@ -88,14 +88,14 @@ def test_a_taken_port_is_told() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(MemplanError, match=r"cannot listen on port .* another program listens there"):
-            rendezvous.gather(address, member(0), 2, 5.0)
+            rendezvous.meet(address, member(0), 2, 5.0)
 
 
 def test_two_of_one_rank_are_told_to_both() -> None:
     address = free_address()
     first, *others = together(
         [
-            lambda: rendezvous.gather(address, member(0), 3, 10.0),
+            lambda: rendezvous.meet(address, member(0), 3, 10.0),
             lambda: rendezvous.join(address, member(1, 7), 3, 10.0),
             lambda: rendezvous.join(address, member(1, 8), 3, 10.0),
         ]
@@ -107,14 +107,14 @@ def test_two_of_one_rank_are_told_to_both() -> None:
 def test_another_number_of_processes_is_told_to_both() -> None:
     address = free_address()
     told = together(
-        [lambda: rendezvous.gather(address, member(0), 2, 10.0), lambda: rendezvous.join(address, member(1), 4, 10.0)]
+        [lambda: rendezvous.meet(address, member(0), 2, 10.0), lambda: rendezvous.join(address, member(1), 4, 10.0)]
     )
     assert told[0] == told[1] and "was started as one of 4 processes, rank 0 as one of 2" in told[0]
 
 
 def test_a_rank_that_dies_while_others_are_to_come_is_named() -> None:
     address = free_address()
-    host, port = rendezvous.split(address)
+    host, port = rendezvous.parse_address(address)
 
     def die() -> None:
         time.sleep(0.3)
@@ -122,13 +122,13 @@ def test_a_rank_that_dies_while_others_are_to_come_is_named() -> None:
             connection.sendall(b'{"hello": {"process": 2, "host": "h", "pid": 5}, "processes": 3}\n')
             time.sleep(0.2)
 
-    told = together([lambda: rendezvous.gather(address, member(0), 3, 10.0), die])
+    told = together([lambda: rendezvous.meet(address, member(0), 3, 10.0), die])
     assert told[0].startswith("rank 2 (host h, pid 5) is gone")
 
 
 def test_a_stranger_is_sent_away() -> None:
     address = free_address()
-    host, port = rendezvous.split(address)
+    host, port = rendezvous.parse_address(address)
 
     def stranger() -> None:
         time.sleep(0.3)
@@ -140,8 +140,10 @@ def test_a_stranger_is_sent_away() -> None:
         time.sleep(0.6)
         return rendezvous.join(address, member(1), 2, 10.0)
 
-    (lines, _), _, (line, _) = together([lambda: rendezvous.gather(address, member(0), 2, 10.0), stranger, late])
-    close([line, *lines.values()])
+    (connections, _), _, (connection, _) = together(
+        [lambda: rendezvous.meet(address, member(0), 2, 10.0), stranger, late]
+    )
+    close([connection, *connections.values()])
 
 
 def test_someone_else_in_rank_0s_place_is_told() -> None:
@@ -161,14 +163,14 @@ def test_someone_else_in_rank_0s_place_is_told() -> None:
 @pytest.mark.parametrize("address", ["", "host", "host:", ":12", "host:0", "host:70000", "host:port"])
 def test_what_is_no_address_is_told(address: str) -> None:
     with pytest.raises(MemplanError, match="is no address of a coordinator"):
-        rendezvous.split(address)
+        rendezvous.parse_address(address)
 
 
 @pytest.mark.parametrize(
     ("address", "found"), [("a.b:1", ("a.b", 1)), ("[::1]:22", ("::1", 22)), ("10.0.0.1:1234", ("10.0.0.1", 1234))]
 )
 def test_addresses(address: str, found: tuple[str, int]) -> None:
-    assert rendezvous.split(address) == found
+    assert rendezvous.parse_address(address) == found
 
 
 def test_only_this_machine_is_loopback() -> None:

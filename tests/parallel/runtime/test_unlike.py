@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from experiments.distributed.failures.run import Run
-from memplan.parallel.runtime.watch import EXIT_CODE
+from memplan.parallel.runtime.monitor import EXIT_CODE
 
 pytestmark = pytest.mark.slow
 TRAINER = Path(__file__).parents[1] / "trainer.py"

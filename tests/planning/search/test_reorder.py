@@ -12,30 +12,30 @@ from memplan.planning.packing import live_nbytes
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import runs
 from memplan.planning.search.reorder import reorder
-from tests.planning.steps import MIB, Building, accumulating, training
+from tests.planning.steps import MIB, Builder, accumulating, training
 
 
 def peak(problem: Problem, order: tuple[int, ...] | None = None) -> int:
     return int(live_nbytes(problem, None if order is None else runs(order)).max())
 
 
-@given(st.integers(2, 10), st.integers(0, 99), st.booleans())
-def test_legal(layers: int, seed: int, late: bool) -> None:
+@given(st.integers(2, 10), st.integers(0, 99))
+def test_legal(layers: int, seed: int) -> None:
     problem = training(layers, seed)
-    order = reorder(problem, late)
+    order = reorder(problem)
     assert sorted(order) == list(range(len(problem.kernels)))
     assert fault(problem, runs(order)) is None
 
 
-@given(st.integers(2, 6), st.integers(0, 99), st.booleans())
-def test_loops_stay_whole(layers: int, seed: int, late: bool) -> None:
+@given(st.integers(2, 6), st.integers(0, 99))
+def test_loops_stay_whole(layers: int, seed: int) -> None:
     problem = accumulating(layers, 3, seed)
     assert fault(problem, runs(range(len(problem.kernels)))) is None
-    assert fault(problem, runs(reorder(problem, late))) is None
+    assert fault(problem, runs(reorder(problem))) is None
 
 
 def test_what_frees_runs_early_and_what_fills_runs_late() -> None:
-    b = Building()
+    b = Builder()
     (x,) = b.kernel((), MIB)
     (wide,) = b.kernel((x,), 8 * MIB)
     (mask,) = b.kernel((x,), 4 * MIB)  # wanted at the end alone
@@ -50,10 +50,10 @@ def test_what_frees_runs_early_and_what_fills_runs_late() -> None:
 
 
 def test_pairs_under_way_keep_what_they_overlap() -> None:
-    b = Building()
+    b = Builder()
     (x,) = b.kernel((), MIB)
-    (start,) = b.kernel((x,), MIB, repeatable=False)
+    (start,) = b.kernel((x,), MIB, recomputable=False)
     (beside,) = b.kernel((x,), 8 * MIB)
-    b.kernel((start,), (), repeatable=False)
+    b.kernel((start,), (), recomputable=False)
     b.kernel((start, beside), 8, output=True)
     assert reorder(b.problem()) == (0, 1, 2, 3, 4)

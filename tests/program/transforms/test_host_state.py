@@ -18,7 +18,7 @@ from memplan.pipeline import target_of
 from memplan.planning.plan import Plan
 from memplan.program import compat
 from memplan.program.trace import Program, as_step, trace
-from memplan.program.transforms.host_state import large_leaves, place, with_state_on_host
+from memplan.program.transforms.host_state import large_leaves, offload_state, place_argument
 from memplan.xla.replay import replay
 from tests.xla.test_target import needs_compiler
 
@@ -39,7 +39,7 @@ def copies(state: Any) -> Any:
 def test_large_leaves_of_an_argument_are_held_and_their_updates_return_to_the_host() -> None:
     held = large_leaves(program(), (0,))
     assert len(held) == 3 * 4  # weights and two moments; not the count
-    moved = with_state_on_host(program(), held)
+    moved = offload_state(program(), held)
     assert len(moved.returned_to_host) == 3 * 4
     assert sum(eqn.primitive.name == "device_put" for eqn in moved.jaxpr.jaxpr.eqns) == 2 * 3 * 4
     assert not large_leaves(program(), (1,))
@@ -47,13 +47,13 @@ def test_large_leaves_of_an_argument_are_held_and_their_updates_return_to_the_ho
 
 def test_nothing_held_changes_nothing() -> None:
     plain = program()
-    assert with_state_on_host(plain, ()) is plain
+    assert offload_state(plain, ()) is plain
 
 
 @pytest.mark.parametrize("positions", [{-1}, {99}])
 def test_inputs_that_are_not_there_are_refused(positions: set[int]) -> None:
     with pytest.raises(PlanMismatchError, match="Plan again"):
-        with_state_on_host(program(), positions)
+        offload_state(program(), positions)
 
 
 def test_arguments_that_are_not_there_are_refused() -> None:
@@ -87,8 +87,8 @@ def test_a_saved_plan_knows_what_is_on_the_host(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_it_loses_nothing(tmp_path: Path) -> None:
-    moved = with_state_on_host(program(), large_leaves(program(), (0,)))
-    state = place(moved, arguments()[0], 0)
+    moved = offload_state(program(), large_leaves(program(), (0,)))
+    state = place_argument(moved, arguments()[0], 0)
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "state", state)
@@ -100,16 +100,16 @@ def test_a_checkpoint_of_it_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_another_structure_is_not_placed() -> None:
-    moved = with_state_on_host(program(), large_leaves(program(), (0,)))
+    moved = offload_state(program(), large_leaves(program(), (0,)))
     with pytest.raises(MemplanError, match="leaves"):
-        place(moved, arguments(3)[0], 0)
+        place_argument(moved, arguments(3)[0], 0)
 
 
 @needs_compiler
 @pytest.mark.gpu_aot
 def test_a_described_gpu_holds_the_state_in_host_memory() -> None:
     target = target_of("v100")
-    moved = with_state_on_host(program(), large_leaves(program(), (0,)))
+    moved = offload_state(program(), large_leaves(program(), (0,)))
     args = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments())
     step = as_step(moved, moved.jaxpr)
     executable = target.compile(step, args, {}, moved.options, on_host=moved.on_host)

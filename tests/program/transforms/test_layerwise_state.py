@@ -15,8 +15,9 @@ import memplan
 from memplan.pipeline import target_of
 from memplan.program import compat
 from memplan.program.trace import Program, as_step, trace
-from memplan.program.transforms.host_state import large_leaves, with_state_on_host
-from memplan.program.transforms.layerwise_state import Slices, pairs
+from memplan.program.transforms.host_state import donation_pairs, large_leaves, offload_state
+from memplan.program.transforms.layerwise_scan import StreamedScan, Update, UpdatingScan
+from memplan.program.transforms.layerwise_state import LayerwiseState, layerwise_state
 from tests.xla.test_target import needs_compiler
 
 LAYERS, WIDTH = 4, 512
@@ -62,21 +63,21 @@ def program(step: Step, *args: Any) -> Program:
     return trace(step, shapes, {}, {"donate_argnums": 0})
 
 
-def slices_of(known: Program) -> Slices:
-    inputs = known.jaxpr.jaxpr.invars
-    held = large_leaves(known, (0,))
-    outputs = known.jaxpr.jaxpr.outvars
-    taken = {outputs[number]: inputs[position] for number, position in pairs(inputs, outputs, held)}
-    return Slices(known.jaxpr, frozenset(inputs[position] for position in held), taken)
+def layerwise(known: Program) -> LayerwiseState:
+    inputs, outputs = known.jaxpr.jaxpr.invars, known.jaxpr.jaxpr.outvars
+    on_host = large_leaves(known, (0,))
+    aliases = {outputs[number]: inputs[position] for number, position in donation_pairs(inputs, outputs, on_host)}
+    return layerwise_state(known.jaxpr, frozenset(inputs[position] for position in on_host), aliases)
 
 
 @pytest.mark.slow
 def test_stacks_that_scans_slice_and_their_moments_are_found() -> None:
-    found = slices_of(program(step_of(), start(), *batch()))
-    assert len(found.held) == 9 and len(found.stacks) == 6  # not the table and its moments
-    (update,) = found.fused.values()
-    assert not found.updates
-    assert update.trips == LAYERS and set(update.host) == found.stacks and len(update.made) == 6
+    known = program(step_of(), start(), *batch())
+    found = layerwise(known)
+    assert len(large_leaves(known, (0,))) == 9 and len(found.stacks) == 6  # not the table and its moments
+    (scan,) = (one for one in found.equations if isinstance(one, UpdatingScan))
+    assert not any(isinstance(one, Update) for one in found.equations)
+    assert scan.update.trips == LAYERS and set(scan.update.on_host) == found.stacks and len(scan.update.results) == 6
 
 
 def test_a_stack_that_is_read_whole_is_none() -> None:
@@ -88,20 +89,21 @@ def test_a_stack_that_is_read_whole_is_none() -> None:
         return weights - 0.1 * jax.grad(loss)(weights), x
 
     weights = jnp.zeros((LAYERS, WIDTH, WIDTH))
-    assert not slices_of(program(step, weights, jnp.zeros((8, WIDTH)))).stacks
+    assert not layerwise(program(step, weights, jnp.zeros((8, WIDTH)))).stacks
 
 
 def test_a_norm_over_all_gradients_leaves_the_rest_layerwise() -> None:
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), OPTIMIZER)
-    found = slices_of(program(step_of(optimizer), start(optimizer), *batch()))
+    found = layerwise(program(step_of(optimizer), start(optimizer), *batch()))
     assert len(found.stacks) == 6
-    assert len(found.updates) == 1 and not found.fused  # all gradients first
+    kinds = [type(one) for one in found.equations if isinstance(one, StreamedScan | Update | UpdatingScan)]
+    assert kinds == [StreamedScan, StreamedScan, Update]  # all gradients first
 
 
 def test_outputs_take_donated_inputs_of_their_type_first_come() -> None:
     closed = jax.make_jaxpr(lambda a, b, c: (b + 1, a + 1, c + 1))(jnp.zeros(3), jnp.zeros(3), jnp.zeros(4))
-    assert list(pairs(closed.jaxpr.invars, closed.jaxpr.outvars, {0, 1, 2})) == [(0, 0), (1, 1), (2, 2)]
-    assert list(pairs(closed.jaxpr.invars, closed.jaxpr.outvars, {1})) == [(0, 1)]
+    assert list(donation_pairs(closed.jaxpr.invars, closed.jaxpr.outvars, {0, 1, 2})) == [(0, 0), (1, 1), (2, 2)]
+    assert list(donation_pairs(closed.jaxpr.invars, closed.jaxpr.outvars, {1})) == [(0, 1)]
 
 
 @pytest.mark.parametrize(
@@ -135,10 +137,10 @@ def test_a_described_gpu_never_holds_a_stack() -> None:
     known = program(step_of(), state, *batch())
     held = large_leaves(known, (0,))
     nbytes = sum(compat.nbytes_of(known.jaxpr.jaxpr.invars[one].aval) for one in held)
-    moved = with_state_on_host(known, held)
+    moved = offload_state(known, held)
     step = as_step(moved, moved.jaxpr)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, *batch()))
     compiled = target_of("v100").compile(step, shapes, {}, moved.options, on_host=moved.on_host)
     assert compiled.memory.host_bytes == nbytes  # updated in place
-    stacks = sum(compat.nbytes_of(var.aval) for var in slices_of(known).stacks)
+    stacks = sum(compat.nbytes_of(var.aval) for var in layerwise(known).stacks)
     assert compiled.memory.device_bytes < stacks  # two stacks of gradients, the table, slices

@@ -15,7 +15,7 @@ from memplan.hardware import catalog
 from memplan.planning.loop import Loop, Residuals
 from memplan.planning.residuals import PRICES, cheapest
 from memplan.program.trace import trace
-from memplan.program.transforms.residuals import pairs_of, with_loops, with_residuals
+from memplan.program.transforms.residuals import follow_residuals, outer_loops, with_residuals
 from tests.program.scans import STEPS, layers, outputs, plain, random_step, traced
 
 DEVICE = catalog.named("v100")
@@ -26,7 +26,7 @@ def least(loop: Loop) -> Residuals:
 
 
 def moved(loop: Loop) -> Residuals:
-    return cheapest(loop, PRICES[-1], DEVICE, moves=True)
+    return cheapest(loop, PRICES[-1], DEVICE, offload=True)
 
 
 def every_value(loop: Loop) -> Residuals:
@@ -50,7 +50,7 @@ def test_the_numbers_stay_the_same(name: str, decide: Any) -> None:
 def test_a_plan_writes_the_same_program_again(name: str) -> None:
     program, _ = traced(name)
     once = with_residuals(program, least)
-    again = with_loops(program, once.residuals)
+    again = follow_residuals(program, once.residuals)
     assert again.residuals == once.residuals
     assert str(again.jaxpr) == str(once.jaxpr)
 
@@ -65,7 +65,7 @@ def test_which_steps_have_pairs_of_loops() -> None:
 def test_a_loop_of_layers_keeps_nothing_but_what_it_carries() -> None:
     step, args = layers()
     program = trace(step, args, {}, {})
-    (loop,) = pairs_of(program)
+    (loop,) = outer_loops(program)
     assert (loop.trips, loop.runs) == (5, 1)
     residuals = least(loop)
     assert [loop.body.values[value].shape for value in residuals.kept] == [(3, 4)]
@@ -76,7 +76,7 @@ def test_a_loop_of_layers_keeps_nothing_but_what_it_carries() -> None:
 
 def test_a_step_without_pairs_is_left_alone() -> None:
     program = trace(lambda xs: jax.lax.scan(lambda c, x: (c + x, c), 0.0, xs), (np.ones(3, np.float32),), {}, {})
-    assert pairs_of(program) == []
+    assert outer_loops(program) == []
     assert with_residuals(program, least) is program
 
 
@@ -87,13 +87,13 @@ def test_loops_can_be_left_as_they_are() -> None:
 
 def test_loops_inside_a_loop_count_its_trips() -> None:
     step, args = STEPS["accumulated"]()
-    (loop,) = pairs_of(trace(step, args, {}, {}))
+    (loop,) = outer_loops(trace(step, args, {}, {}))
     assert (loop.trips, loop.runs) == (5, 4)
 
 
 def test_only_a_loop_that_runs_forward_may_move_its_stacks() -> None:
-    assert pairs_of(trace(*STEPS["layers"](), {}, {}))[0].movable
-    assert not pairs_of(trace(*STEPS["backwards"](), {}, {}))[0].movable
+    assert outer_loops(trace(*STEPS["layers"](), {}, {}))[0].offloadable
+    assert not outer_loops(trace(*STEPS["backwards"](), {}, {}))[0].offloadable
 
 
 @pytest.mark.parametrize(
@@ -102,10 +102,10 @@ def test_only_a_loop_that_runs_forward_may_move_its_stacks() -> None:
 def test_loops_of_another_step_are_refused(loops: Any) -> None:
     program = trace(*layers(), {}, {})
     if not loops:
-        assert with_loops(program, loops) is program
+        assert follow_residuals(program, loops) is program
         return
     with pytest.raises(PlanMismatchError, match="Plan again"):
-        with_loops(program, loops)
+        follow_residuals(program, loops)
 
 
 @pytest.mark.slow

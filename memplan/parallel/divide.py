@@ -1,0 +1,170 @@
+"""How a step is divided among devices: what lies where, and which of its sums travel together."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, Mesh
+
+from memplan.errors import MeshError
+from memplan.hardware.device import Device
+from memplan.hardware.topology import Topology
+from memplan.parallel import agreement
+from memplan.parallel.emit.buckets import Buckets, assign_buckets, sink_reads
+from memplan.parallel.partition.placement import Placement, Replicate, Shard
+from memplan.parallel.partition.propagate import propagate
+from memplan.parallel.partition.refusals import refuse
+from memplan.parallel.partition.sharded import Gather, OutputDemand, Sharded, gathers
+from memplan.program import compat
+from memplan.program.trace import flatten
+
+Leaf = Any
+GLOBAL, DEVICE = "global", "device"
+SplitState = str | Callable[[str, Leaf], bool] | None
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a step is divided; see `data_parallel`."""
+
+    batch_argnums: tuple[int, ...] = (1,)
+    batch_axis: int = 0
+    split_state: SplitState = None
+    decompose: bool = True
+    compress: str | None = None
+    statistics: str = GLOBAL
+
+
+@dataclass(frozen=True)
+class Divided:
+    """A step for one set of shapes.
+
+    Attributes:
+      sharded: its flat jaxpr at the global shapes, with placements.
+      buckets: which of its sums travel together.
+      out_tree: structure of its outputs.
+    """
+
+    sharded: Sharded
+    buckets: Buckets
+    out_tree: Any
+
+
+def divide(
+    step: Callable[..., Any],
+    mesh: Mesh | AbstractMesh,
+    topology: Topology,
+    device: Device,
+    options: Options,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Divided:
+    """The step's equations with placements, for these (global) shapes. All processes must come to the same.
+
+    Raises:
+      MeshError: a batch that cannot be divided.
+      UnsupportedProgramError: a step that cannot.
+    """
+    traced = jax.jit(step).trace(*args, **kwargs)
+    inputs = placements(args, kwargs, options, topology.devices)
+    outputs = _output_demands(args, inputs, traced.out_info, options)
+    flat = flatten(traced.jaxpr)
+    refuse(flat)
+
+    sharded = sink_reads(propagate(flat, inputs, outputs, topology.devices, options.statistics == DEVICE))
+    agreement.same_step(mesh, step, sharded.jaxpr, (options, topology, device.name))
+    for warning in dict.fromkeys(map(_warning, gathers(sharded))):
+        warnings.warn(warning, stacklevel=2)
+    buckets = assign_buckets(sharded, topology, device, options.compress is not None)
+    return Divided(sharded, buckets, traced.out_tree)
+
+
+def placements(args: Sequence[Any], kwargs: Mapping[str, Any], options: Options, devices: int) -> list[Placement]:
+    """Of every leaf of the arguments; those that only a name says are never the batch.
+
+    Raises:
+      MeshError: a batch that cannot be divided.
+    """
+    found = []
+    for position, arg in [*enumerate(args), *((None, kwargs[name]) for name in sorted(kwargs))]:
+        for path, leaf in jax.tree_util.tree_flatten_with_path(arg)[0]:
+            name = jax.tree_util.keystr(path)
+            if position in options.batch_argnums:
+                found.append(batch_placement(position, name, leaf, options, devices))
+            else:
+                found.append(_state_placement(name, leaf, options, devices))
+    return found
+
+
+def batch_placement(position: int, name: str, leaf: Leaf, options: Options, devices: int) -> Placement:
+    """Of one leaf of the batch, called `name` in the argument at `position`."""
+    shape, axis = jax.numpy.shape(leaf), options.batch_axis
+    if len(shape) <= axis:
+        return Replicate()  # a scalar of the batch: the same for all
+    if shape[axis] % devices:
+        near = _nearest(shape[axis], devices)
+        raise MeshError(
+            f"the global batch of {shape[axis]} (argument {position}{name}, dimension {axis}) cannot be divided "
+            f"equally among {devices} devices. Take {near}, or a mesh whose number of "
+            f"devices divides {shape[axis]}."
+        )
+    return Shard(axis)
+
+
+def _state_placement(name: str, leaf: Leaf, options: Options, devices: int) -> Placement:
+    """Parts of state that is to be divided, along the largest dimension that can be."""
+    if options.split_state is None:
+        return Replicate()
+    wanted = options.split_state in name if isinstance(options.split_state, str) else options.split_state(name, leaf)
+    shape = jax.numpy.shape(leaf)
+    dims = [dim for dim, size in enumerate(shape) if size and size % devices == 0]
+    return Shard(max(dims, key=lambda dim: shape[dim])) if wanted and dims and devices > 1 else Replicate()
+
+
+def _output_demands(
+    args: tuple[Any, ...], inputs: Sequence[Placement], out: Any, options: Options
+) -> list[OutputDemand]:
+    """Outputs that take the place of an argument have its placements; of others, what is split stays so."""
+    by_tree: dict[Any, list[Placement]] = {}
+    start = 0
+    for position, arg in enumerate(args):
+        leaves, tree = jax.tree_util.tree_flatten(arg)
+        if position not in options.batch_argnums and leaves:
+            by_tree.setdefault((tree, _types(leaves)), list(inputs[start : start + len(leaves)]))
+        start += len(leaves)
+
+    found: list[OutputDemand] = []
+    for part in out if isinstance(out, tuple) and type(out) is tuple else (out,):
+        leaves, tree = jax.tree_util.tree_flatten(part)
+        known = by_tree.get((tree, _types(leaves)))
+        found += [OutputDemand(placement) for placement in known] if known else [OutputDemand() for _ in leaves]
+    return found
+
+
+def struct_of(leaf: Leaf) -> jax.ShapeDtypeStruct:
+    typed = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+    return compat.as_struct(leaf if typed else jax.typeof(leaf))
+
+
+def _types(leaves: Sequence[Leaf]) -> tuple[Any, ...]:
+    return tuple((leaf.shape, leaf.dtype) for leaf in map(struct_of, leaves))
+
+
+def _nearest(size: int, devices: int) -> str:
+    """Batches that can be divided, as `8 or 16`."""
+    below = size // devices * devices
+    return f"{below} or {below + devices}" if below else str(devices)
+
+
+def _warning(gather: Gather) -> str:
+    eqn, atom, divides = gather
+    line = compat.relative(compat.source_of(eqn)) or "an unknown line"
+    work = "its part" if divides else "all of it"
+    return (
+        f"{eqn.primitive.name} at {line} cannot be divided along the batch as it lies: every device gathers its "
+        f"operand {atom.aval.str_short()} and computes {work}; what follows is divided where it can be."
+    )

@@ -1,0 +1,211 @@
+"""What is there when: the versions of every buffer in a schedule, who reads each, and which may share a place.
+
+As XLA sees it: a *version* is what one run or one copy writes (`HloValue`), its lifetime goes from the action that
+writes it to the last that reads it (`HloLiveRange`), and versions of what is updated in place or carried by a loop are
+one group (`HloBuffer`). Whether one may be written over another that ends there is `CanShareOperandBufferWithUser`.
+What comes back from the host is a version of its own that no kernel writes over, being an element of a tuple.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memplan.planning.problem import Kernel, Problem
+from memplan.planning.schedule import Kind, Schedule
+
+_COPY_NBYTES = 4  # of a number that every copy makes beside what it copies, `u32[]`
+
+
+@dataclass
+class Version:
+    """A buffer as one run or one copy writes it.
+
+    Its times are positions of actions, both included as in `HloLiveRange`: one may end where the next begins.
+
+    Attributes:
+      read: somebody reads it, or it is an output.
+      made: of a fusion's results that nobody reads it is not.
+      alone: its run makes nothing else, but would have.
+    """
+
+    buffer: int
+    start: int
+    end: int
+    nbytes: int
+    read: bool = False
+    made: bool = True
+    alone: bool = False
+
+
+def eliminate_dead(problem: Problem, schedule: Schedule) -> Schedule:
+    """The actions whose results somebody reads, or that act. XLA:GPU deletes other runs, XLA:CPU runs them."""
+    device, host = set(problem.returned), set[int]()
+    prefetching, offloading = set[int](), set[int]()  # copies whose end is kept: so is their beginning
+    demand = {  # an action serves what is in the first, and wants it in the second
+        Kind.PREFETCHED: (device, prefetching),
+        Kind.PREFETCH: (prefetching, host),
+        Kind.OFFLOADED: (host, offloading),
+        Kind.OFFLOAD: (offloading, device),
+    }
+    kept = []
+    for action in reversed(schedule):
+        if action.kind is Kind.RUN:
+            kernel = problem.kernels[action.number]
+            if kernel.recomputable and device.isdisjoint(kernel.writes):
+                continue
+            device.difference_update(kernel.writes)
+            device.update(kernel.reads)
+        else:
+            served, wanted = demand[action.kind]
+            if action.number not in served:
+                continue
+            served.discard(action.number)
+            wanted.add(action.number)
+        kept.append(action)
+    return tuple(kept[::-1])
+
+
+class Liveness:
+    """Versions of one schedule, by number.
+
+    Attributes:
+      versions: on the device.
+      reads: of every action, the versions that it reads.
+      writes: of every action, the versions that it writes.
+      on_host: versions on the host.
+      beside: of every version on the host, the number that its copy there makes beside it.
+      fetched: a version that comes back -> the version on the host that it comes from.
+      outputs: versions that are there at the end, in the order of the step's results.
+      groups: versions that are one by necessity.
+    """
+
+    def __init__(self, problem: Problem, schedule: Schedule) -> None:
+        self._problem, self._schedule = problem, schedule
+        self.versions: list[Version] = []
+        self.reads: list[list[int]] = []
+        self.writes: list[list[int]] = []
+        self.on_host: list[Version] = []
+        self.beside: list[int] = []
+        self.fetched: dict[int, int] = {}
+        self.outputs: list[int] = []
+        self._replay()
+        self.groups: dict[int, list[int]] = defaultdict(list)
+        for number, version in enumerate(self.versions):
+            place = problem.buffers[version.buffer].place
+            own = problem.buffers[version.buffer].maker is not None and place == version.buffer
+            self.groups[len(problem.buffers) + number if own else place].append(number)
+        self._join_shared()
+        for group in self.groups.values():
+            self._separate(group)
+
+    def kernel(self, time: int) -> Kernel | None:
+        """What runs at this time; None where a copy begins or ends."""
+        action = self._schedule[time]
+        return self._problem.kernels[action.number] if action.kind is Kind.RUN else None
+
+    def interfere(self, one: int, other: int) -> bool:
+        """May two versions not lie in one place?"""
+        first, second = self.versions[one], self.versions[other]
+        if first.end < second.start or second.end < first.start:
+            return False
+        if first.end == second.start:
+            return not self.may_write_over(other, one, elements=True)
+        if second.end == first.start:
+            return not self.may_write_over(one, other, elements=True)
+        return True
+
+    def may_write_over(self, new: int, old: int, elements: bool = False) -> bool:
+        """May a version be written over one that ends there?
+
+        Args:
+          elements: also over an element of a tuple: what comes back, or one result of several.
+        """
+        time = self.versions[new].start
+        if time < 0 or new not in self.writes[time] or old not in self.reads[time]:
+            return False
+        kernel, source = self.kernel(time), self.versions[old]
+        if kernel is None:
+            return False
+        fetched = source.start >= 0 and self.kernel(source.start) is None
+        written, sources = self.versions[new].buffer, ()
+        if elements or not fetched:
+            sources += tuple(kernel.over.get(written, ()))
+        if elements or source.alone:
+            sources += tuple(kernel.over_elements.get(written, ()))
+        return source.buffer in sources
+
+    def _replay(self) -> None:
+        problem, current = self._problem, dict[int, int]()
+        for number, buffer in enumerate(problem.buffers):
+            if buffer.maker is None:
+                current[number] = len(self.versions)
+                self.versions.append(Version(number, -1, -1, buffer.nbytes))
+        leaving, coming, there, away = dict[int, int](), dict[int, list[int]](), dict[int, int](), dict[int, Version]()
+        for time, action in enumerate(self._schedule):
+            reads, writes = list[int](), list[int]()
+            number = action.number
+            if action.kind is Kind.RUN:
+                kernel = problem.kernels[number]
+                reads = [current[read] for read in kernel.reads]
+                writes = [self._begin_version(written, time) for written in kernel.writes]
+                current.update(zip(kernel.writes, writes, strict=True))
+            elif action.kind is Kind.OFFLOAD:
+                reads = [leaving.setdefault(number, current[number])]
+                away[number] = Version(number, time, time, problem.buffers[number].nbytes)
+                self.on_host.append(away[number])
+                there[number] = len(self.beside)
+                writes = [self._begin_version(number, time, _COPY_NBYTES)]
+                self.beside += writes
+            elif action.kind is Kind.OFFLOADED:
+                reads = [leaving.pop(number), self.beside[there[number]]]
+            elif action.kind is Kind.PREFETCH:
+                writes = [self._begin_version(number, time), self._begin_version(number, time, _COPY_NBYTES)]
+                coming[number] = writes
+                self.fetched[writes[0]] = there[number]
+            else:
+                reads = coming.pop(number)
+                current[number] = reads[0]
+            if action.kind is not Kind.RUN:
+                away[number].end = time
+            for version in reads:
+                self.versions[version].end, self.versions[version].read = time, True
+            self.reads.append(reads)
+            self.writes.append(writes)
+        self.outputs = [current[number] for number in problem.outputs]
+        for number in self.outputs:
+            self.versions[number].end, self.versions[number].read = len(self._schedule), True
+        for time, written in enumerate(self.writes):
+            kernel = self.kernel(time)
+            if kernel is not None and kernel.sheds and len(written) > 1:
+                self._shed([self.versions[version] for version in written])
+
+    def _begin_version(self, buffer: int, time: int, nbytes: int | None = None) -> int:
+        self.versions.append(
+            Version(buffer, time, time, self._problem.buffers[buffer].nbytes if nbytes is None else nbytes)
+        )
+        return len(self.versions) - 1
+
+    def _shed(self, results: Sequence[Version]) -> None:
+        """XLA takes out of a fusion what nobody reads."""
+        read = [version for version in results if version.read]
+        for version in results:
+            version.made = version.read or not read
+            version.alone = len(read) == 1
+
+    def _join_shared(self) -> None:
+        """A buffer that others are one with, and its first version, make one group."""
+        shared = {buffer.place for n, buffer in enumerate(self._problem.buffers) if buffer.place != n}
+        for key in [key for key in self.groups if key >= len(self._problem.buffers)]:
+            place = self.versions[key - len(self._problem.buffers)].buffer
+            if place in shared:
+                self.groups[place] = sorted(self.groups[place] + self.groups.pop(key))
+
+    def _separate(self, group: list[int]) -> None:
+        """In one place, one version ends when the next begins (`HloLiveRange::NormalizeAliasedBuffers`)."""
+        versions = sorted((self.versions[number] for number in group), key=lambda one: (one.start, one.end))
+        for one, other in itertools.pairwise(versions):
+            other.end = max(one.end, other.end)
+            one.end = min(one.end, other.start)

@@ -1,0 +1,148 @@
+"""The chain of operations that recomputes a value before a slot, as long as it pays.
+
+It grows source by source. What an operation reads is live anyway, or is kept for longer, or is recomputed with it:
+after each operation the chain is priced, and next comes the maker of the source that is dearest to keep. Of all that
+were priced, the best is the one that takes off most for its seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from memplan.planning.search.excess import Excess
+from memplan.planning.search.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputeChain:
+    """Operations that are recomputed before a slot, what that takes off of the excess, and its time."""
+
+    operations: tuple[int, ...]
+    slot: int
+    gain: float
+    seconds: float
+
+    @property
+    def worth(self) -> float:
+        return self.gain / self.seconds
+
+
+@dataclass(frozen=True)
+class Chains:
+    """Chains that could be recomputed beside the plan of a ledger.
+
+    Attributes:
+      tick_s: of every chain, besides the time of its operations: nothing is for nothing.
+    """
+
+    ledger: Ledger
+    excess: Excess
+    tick_s: float
+
+    def best(self, value: int, slot: int, longest: int) -> RecomputeChain | None:
+        """The best way to recompute a value before a slot, None where none takes anything off."""
+        ledger, tape = self.ledger, self.ledger.tape
+        start = tape.maker[value]
+        if (
+            start < 0
+            or slot not in ledger.needs[value]
+            or start in ledger.preludes[slot]
+            or ledger.version(value, slot)[0] == 2 * slot
+        ):
+            return None
+        if not tape.may_recompute(start, slot):
+            return None
+        operations, best = [start], None
+        while True:
+            found, missing = self._priced(operations, slot)
+            if found is not None and (best is None or found.worth > best.worth):
+                best = found
+            more = self._dearest_maker(missing, slot, operations) if len(operations) < longest else None
+            if more is None:
+                return best
+            operations.append(more)
+
+    def _priced(self, operations: Collection[int], slot: int) -> tuple[RecomputeChain | None, dict[int, int]]:
+        """The chain of these operations, None where it takes nothing off; and what it keeps live, see `_missing`."""
+        ledger, tape = self.ledger, self.ledger.tape
+        made = {one for op in operations for one in tape.writes[op]}
+        spans, first, freed = [], slot, 0  # from a slot to the chain's: bytes that are there more, or less
+        for one in made:
+            moment, last = ledger.version(one, slot)
+            if last < slot or moment == 2 * slot:
+                continue
+            before = ledger.last_touch(one, slot)
+            nbytes = tape.nbytes[one]
+            freed += nbytes if last > slot or ledger.read_by_own_work(one, slot) else 0
+            if before + 1 < slot:
+                spans.append((before + 1, -nbytes))
+                first = min(first, before + 1)
+        missing = self._missing(operations, made, slot)
+        for source, last in missing.items():
+            spans.append((last + 1, tape.nbytes[source]))
+            first = min(first, last + 1)
+        if first == slot:
+            return None, missing
+        change = np.zeros(slot - first + 1, np.int64)
+        for at, nbytes in spans:
+            change[at - first] += nbytes
+        load = ledger.load[first:slot]
+        gain = self.excess.of(load) - self.excess.of(load + np.cumsum(change)[:-1])
+        if gain <= 0:
+            return None, missing
+        order = tuple(sorted(operations))
+        kept = sum(tape.nbytes[source] for source in missing)
+        gain -= self._while_running(order, made, slot, int(ledger.through[slot]) - freed + kept)
+        if gain <= 0:
+            return None, missing
+        seconds = sum(tape.seconds[op] or 0.0 for op in order) + self.tick_s
+        return RecomputeChain(order, slot, gain, seconds), missing
+
+    def _missing(self, operations: Collection[int], made: set[int], slot: int) -> dict[int, int]:
+        """What the operations read and would have to be kept for, and the last slot that needs it today."""
+        found = {}
+        for op in operations:
+            for source in self.ledger.tape.reads[op]:
+                if source not in made and source not in found:
+                    last = self.ledger.version(source, slot)[1]
+                    if last < slot:
+                        found[source] = last
+        return found
+
+    def _while_running(self, order: tuple[int, ...], made: set[int], slot: int, here: int) -> float:
+        """The excess while the operations run, added up."""
+        tape, ledger, more = self.ledger.tape, self.ledger, 0.0
+        if here + sum(tape.nbytes[value] for value in made) <= self.excess.limit:
+            return 0.0
+        last_read = {value: number for number, op in enumerate(order) for value in tape.reads[op]}
+        alive: list[int] = []
+        for number, op in enumerate(order):
+            for value in tape.writes[op]:
+                if not tape.sheds[op] or value in last_read or ledger.version(value, slot)[1] >= slot:
+                    here += tape.nbytes[value]
+                    alive.append(value)
+            ended = [
+                value for value in alive if ledger.version(value, slot)[1] < slot and last_read.get(value, -1) <= number
+            ]
+            over = sum(tape.nbytes[value] for value, sources in tape.over[op] if not set(sources).isdisjoint(ended))
+            more += self.excess.of_one(here - over)
+            here -= sum(tape.nbytes[value] for value in ended)
+            alive = [value for value in alive if value not in ended]
+        return more
+
+    def _dearest_maker(self, missing: dict[int, int], slot: int, operations: list[int]) -> int | None:
+        """The maker of the source that takes most to keep, of those that may be recomputed."""
+        ledger, tape, best = self.ledger, self.ledger.tape, None
+        for source, last in missing.items():
+            maker = tape.maker[source]
+            if maker in operations or not tape.may_recompute(maker, slot):
+                continue
+            nbytes = tape.nbytes[source]
+            crowded = int(np.count_nonzero(ledger.load[last + 1 : slot] > self.excess.limit - nbytes))
+            found = (nbytes * max(1, crowded), -source, maker)
+            if best is None or found > best:
+                best = found
+        return None if best is None else best[2]

@@ -1,0 +1,154 @@
+"""Large-neighbourhood search (Shaw, CP 1998): destroy a part of a plan, repair it by eviction, keep what is better.
+
+A neighbourhood is a stretch of slots, the dearest decisions, or any; repairs differ by noise, by what the fullest slots
+weigh, and by the price of an idle link, all drawn anew each time.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from memplan.planning.search.evict import Eviction, prune, undo_offload
+from memplan.planning.search.ledger import Ledger, Offload, Recomputation
+from memplan.planning.search.links import CopyScheduler
+
+_STRETCHES = (0.02, 0.05, 0.1)  # of the slots
+_NEAR = 12  # slots
+_SHARE = 0.12  # of all decisions, drawn at large
+_WITH_COPIES = 0.8  # of the repairs
+_IDLE_PRICES = (0.003, 0.01, 0.03, 0.1)  # of a second of a link that nobody waits for, in seconds
+_HOLES = (0.0, 0.1, 0.3, 0.6, 1.0)  # of the bytes above the budget, what the limit is lowered by
+_POWERS = (1.0, 1.5)  # of `Excess`
+_STALLING = 0.3  # of the repairs with copies: the kernels may stall for them
+_NOISES = (0.0, 0.2, 0.5, 1.0)  # standard deviations of the logarithm
+_DESTROYING = 20  # evaluations: what it takes to destroy and to judge, however little is repaired
+
+Decision = Recomputation | Offload
+
+
+@dataclass
+class NeighbourhoodSearch:
+    """A search around the plan of a ledger, which keeps its limit.
+
+    Attributes:
+      scheduler: of offloads; None where nothing is offloaded.
+    """
+
+    ledger: Ledger
+    limit: int
+    scheduler: CopyScheduler | None = None
+    seed: int = 0
+
+    def improve(self, over_nbytes: Callable[[], int], evaluations: int) -> None:
+        """Search until so many gaps were evaluated: for what fits, then for what takes less time.
+
+        The limit of each repair lies between what the slots take now and the whole, less what the holes of the layout
+        add to it.
+
+        Args:
+          over_nbytes: of the ledger's plan above the budget, packed.
+        """
+        draw, ledger, whole = random.Random(self.seed), self.ledger, self.limit
+        best, near, least = self._decisions(), ledger.peak_nbytes, (over_nbytes(), self._cost()[1])
+        while evaluations > 0 and best:
+            for decision in self._neighbourhood(best, draw):
+                self._undo(decision)
+            holes = int(draw.choice(_HOLES) * (least[0] or whole - near))
+            self.limit = (near if least[0] else whole) - holes
+            evaluations -= self._repair(draw) + _DESTROYING
+            if ledger.peak_nbytes <= whole:
+                prune(ledger, self.limit)
+            self.limit = whole
+            excess, seconds = self._cost()
+            faster = least[0] or seconds < least[1] * (1 - 1e-9)
+            if excess <= 0 and faster and (found := (over_nbytes(), seconds)) <= least:
+                best, near, least = self._decisions(), ledger.peak_nbytes, found
+            else:
+                self._restore(best)
+
+    def reach_limit(self, evaluations: int) -> bool:
+        """Search until the limit is kept, or so many gaps were evaluated."""
+        draw = random.Random(self.seed)
+        best, least = self._decisions(), self._cost()
+        while evaluations > 0 and least[0]:
+            for decision in self._near_excess(draw):
+                self._undo(decision)
+            evaluations -= self._repair(draw, early_slots=draw.choice((0, 2))) + _DESTROYING
+            cost = self._cost()
+            if cost <= least:
+                best, least = self._decisions(), cost
+            else:
+                self._restore(best)
+        return not least[0]
+
+    def _cost(self) -> tuple[float, float]:
+        """Bytes times slots above the limit, then seconds."""
+        excess = float(np.maximum(self.ledger.load - self.limit, 0).sum())
+        if self.scheduler is None:
+            return excess, float(self.ledger.slot_seconds.sum())
+        self.scheduler.refresh()
+        return excess, self.scheduler.links.seconds
+
+    def _repair(self, draw: random.Random, early_slots: int = 0) -> int:
+        """Evict again; the evaluations that it took."""
+        deviation = draw.choice(_NOISES)
+        noise = [math.exp(draw.gauss(0, deviation)) for _ in self.ledger.tape.nbytes] if deviation else []
+        scheduler = self.scheduler if draw.random() < _WITH_COPIES else None
+        if scheduler is not None:
+            scheduler.refresh()
+        eviction = Eviction(
+            self.ledger,
+            self.limit,
+            noise=noise,
+            power=draw.choice(_POWERS),
+            scheduler=scheduler,
+            idle_price=draw.choice(_IDLE_PRICES),
+            may_stall=early_slots > 0 or draw.random() < _STALLING,
+            early_slots=early_slots,
+        )
+        eviction.run()
+        return eviction.evaluations
+
+    def _neighbourhood(self, decisions: list[Decision], draw: random.Random) -> list[Decision]:
+        """What to destroy: of a stretch of slots, some of the dearest, or any."""
+        kind = draw.random()
+        if kind < 0.5:
+            centre, width = _slot(draw.choice(decisions)), draw.choice(_STRETCHES) * self.ledger.tape.count
+            return [one for one in decisions if abs(_slot(one) - centre) <= width]
+        if kind < 0.8:
+            dear = sorted(decisions, key=lambda one: -self._seconds(one) * draw.random())
+            return dear[: draw.randint(1, max(1, len(dear) // 8))]
+        return [one for one in decisions if draw.random() < _SHARE] or [draw.choice(decisions)]
+
+    def _near_excess(self, draw: random.Random) -> list[Decision]:
+        """What is near a slot above the limit, some of it."""
+        slot = draw.choice(np.flatnonzero(self.ledger.load > self.limit).tolist())
+        near = [one for one in self._decisions() if abs(_slot(one) - slot) <= _NEAR]
+        return [one for one in near if draw.random() < (0.7 if _slot(one) == slot else 0.3)]
+
+    def _decisions(self) -> list[Decision]:
+        return [*self.ledger.recomputations(), *self.ledger.offloads.values()]
+
+    def _restore(self, decisions: Sequence[Decision]) -> None:
+        offloads = [one for one in decisions if isinstance(one, Offload)]
+        self.ledger.restore((one for one in decisions if not isinstance(one, Offload)), offloads)
+
+    def _undo(self, decision: Decision) -> None:
+        if not isinstance(decision, Offload):
+            self.ledger.undo_recompute(*decision)
+        elif (decision.value, decision.prefetch) in self.ledger.offloads:
+            undo_offload(self.ledger, decision)
+
+    def _seconds(self, decision: Decision) -> float:
+        if isinstance(decision, Offload):
+            return 0.0 if self.scheduler is None else self.scheduler.busy_s(decision.value)
+        return self.ledger.tape.seconds[decision[0]] or 0.0
+
+
+def _slot(decision: Decision) -> int:
+    return decision.prefetch if isinstance(decision, Offload) else decision[1]

@@ -1,0 +1,106 @@
+"""Lowered modules, XLA's texts and hook, jax's cache of compilations and the store of its processes."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+from jax._src import compilation_cache as _compilation_cache
+from jax._src import distributed as _distributed
+from jax._src.lib import _jax as _jax_lib  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.lib import _xla as _xla_lib  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.lib import hlo as _hlo  # pyright: ignore[reportAttributeAccessIssue]
+from jax._src.lib.mlir import ir as _ir  # pyright: ignore[reportPrivateImportUsage]
+from jax.extend import xla as _xla_hooks
+
+
+def mark_on_host(lowered: Any, inputs: Collection[int]) -> None:
+    """Say in a lowered module that these inputs are in host memory.
+
+    What jax writes for arguments with a memory kind; the devices of a described GPU know no kinds.
+    """
+    if not inputs:
+        return
+    module = lowered._lowering._hlo
+    (main,) = (one for one in module.body.operations if str(one.name).strip('"') == "main")
+    with module.context:
+        attributes = []
+        for position, known in enumerate(main.attributes["arg_attrs"]):
+            found = {one.name: one.attr for one in known}
+            if position in inputs:
+                found["mhlo.memory_kind"] = _ir.StringAttr.get("pinned_host")
+            attributes.append(_ir.DictAttr.get(found))
+        main.attributes["arg_attrs"] = _ir.ArrayAttr.get(attributes)
+
+
+def module_name_of(lowered: Any) -> str:
+    """The name of what `jax.jit(...).lower(...)` returned, for example `jit_train_step`."""
+    return _ir.StringAttr(lowered._lowering._hlo.operation.attributes["sym_name"]).value
+
+
+def rename_module(lowered: Any, name: str) -> Any:
+    """The same under another name; jax, which keeps what it lowered, does not see it."""
+    known = lowered._lowering
+    with known._hlo.context, _ir.Location.unknown():
+        module = _ir.Module.create()
+        for one in known._hlo.body.operations:
+            module.body.append(one.operation.clone())
+        attributes = known._hlo.operation.attributes
+        for key in attributes:
+            module.operation.attributes[key] = attributes[key]
+        module.operation.attributes["sym_name"] = _ir.StringAttr.get(name)
+    again = copy.copy(known)
+    again._hlo = module
+    again._name = name
+    again._executable = None  # jax compiled the same for somebody else
+    outer = copy.copy(lowered)
+    outer._lowering = again
+    return outer
+
+
+def module_text(proto: bytes) -> str:
+    """A serialized module as XLA prints it, constants whole."""
+    options = _hlo.HloPrintOptions()
+    options.print_large_constants = True
+    return _hlo.HloModule.from_serialized_hlo_module_proto(proto).to_string(options)
+
+
+def module_proto(text: str) -> bytes:
+    """The serialized module of a text."""
+    return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
+
+
+def register_after_scheduling(callback: Callable[[bytes], bytes | None], platform: str) -> None:
+    """Have XLA call back with every module that it has scheduled, serialized; what is returned replaces it.
+
+    Of "cuda" also where no GPU is: the plugin must be loaded, as it is once a topology has been described.
+    """
+    stage = _xla_hooks.PipelineStage.POST_SCHEDULER
+    if platform == "cpu":
+        _xla_hooks.register_hlo_module_transformation(callback, name="memplan", stage=stage, platforms="cpu")
+    else:
+        _xla_lib.register_xla_transform_c_api(_jax_lib.get_pjrt_plugin(platform), "memplan", stage.value, callback)
+
+
+@contextlib.contextmanager
+def without_compilation_cache() -> Iterator[None]:
+    """What is compiled here is not looked up in jax's cache on disk, nor kept there: it knows nothing of the hook."""
+    cache = _compilation_cache
+    known = cache._cache_checked, cache._cache_used
+    cache._cache_checked, cache._cache_used = True, False
+    try:
+        yield
+    finally:
+        cache._cache_checked, cache._cache_used = known
+
+
+def coordination_client() -> Any:
+    """The key-value store of jax.distributed, None before it is initialized."""
+    return _distributed.global_state.client
+
+
+def is_coordination_client(value: Any) -> bool:
+    """Whether this is what `coordination_client` returns."""
+    return "DistributedRuntimeClient" in type(value).__name__

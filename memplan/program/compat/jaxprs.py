@@ -1,0 +1,275 @@
+"""Jaxprs and their equations: what stands in them, and evaluating one equation."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import numpy as np
+from jax._src import core as _core
+from jax._src import source_info_util as _source
+from jax._src.interpreters import partial_eval as _pe
+from jax._src.state import discharge as _discharge
+from jax._src.state.types import AbstractRef
+
+ClosedJaxpr = jex.Jaxpr  # one since 0.11
+JaxprEqn = jex.JaxprEqn
+Literal = jex.Literal
+Var = jex.Var
+DropVar = jex.DropVar
+jaxpr_as_fun = jex.jaxpr_as_fun
+
+_INSTALLED = re.compile(r"[\\/](site|dist)-packages[\\/]")
+
+
+def consts_of(closed: ClosedJaxpr) -> list[tuple[Var, Any]]:
+    """Constant variables with their values."""
+    return list(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+
+
+def input_names(closed: ClosedJaxpr) -> tuple[str, ...]:
+    """One readable path per input, as jax names them: `state.params['w']`."""
+    names = closed.jaxpr.debug_info.arg_names or ()
+    if len(names) != len(closed.jaxpr.invars):  # jax does not promise them
+        names = [None] * len(closed.jaxpr.invars)
+    return tuple(name or f"args[{number}]" for number, name in enumerate(names))
+
+
+def source_of(eqn: JaxprEqn) -> str:
+    """`file:line` of the user's code that made this equation, or '' where jax did.
+
+    A library between jax and the user (flax, optax) is passed over, unless nothing else called it.
+    """
+    frames = list(_source.user_frames(eqn.source_info.traceback))
+    own = [frame for frame in frames if not is_installed(frame.file_name)]
+    frame = next(iter(own or frames), None)
+    return f"{frame.file_name}:{frame.start_line}" if frame else ""
+
+
+def is_installed(file_name: str) -> bool:
+    """A library's, and not the user's own."""
+    return _INSTALLED.search(file_name) is not None
+
+
+def relative(source: str) -> str:
+    """Paths below the working directory are shown relative to it."""
+    here = os.getcwd() + os.sep
+    return source[len(here) :] if source.startswith(here) else source
+
+
+@contextlib.contextmanager
+def user_context(eqn: JaxprEqn, caller: JaxprEqn | None = None) -> Iterator[None]:
+    """Bind in the equation's own source, name stack and context.
+
+    Where jax made the equation for a function of its own, its source is the line that called that function.
+    """
+    stack = _source.current_name_stack() + eqn.source_info.name_stack
+    told = eqn if caller is None or source_of(eqn) else caller
+    with _source.user_context(told.source_info.traceback, name_stack=stack), _mesh_of(eqn):
+        yield
+
+
+@contextlib.contextmanager
+def _mesh_of(eqn: JaxprEqn) -> Iterator[None]:
+    """The equation's context, with the mesh that is there already: it may be written again over other devices.
+
+    Outside of any, the axes that a collective of this equation may name.
+    """
+    here, mesh = jax.sharding.get_abstract_mesh(), eqn.ctx.cur_abstract_mesh
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(eqn.ctx.manager)
+        if here.manual_axes:
+            stack.enter_context(jax.sharding.use_abstract_mesh(here))
+        elif mesh.manual_axes:
+            axes = [(name, mesh.shape[name]) for name in mesh.axis_names if name in mesh.manual_axes]
+            stack.enter_context(_core.extend_axis_env_nd(axes))
+        yield
+
+
+def read(env: Mapping[Any, Any], atom: Any) -> Any:
+    """The value of a variable or literal while a jaxpr is evaluated.
+
+    A literal array that was written inside a `shard_map` remembers the mesh; as a plain one it fits any.
+    """
+    if not isinstance(atom, Literal):
+        return env[atom]
+    sharding = getattr(atom.aval, "sharding", None)
+    return np.asarray(atom.val) if sharding is not None and sharding.mesh.manual_axes else atom.val
+
+
+def is_var(atom: Any) -> bool:
+    """True for a variable, False for a literal."""
+    return not isinstance(atom, Literal)
+
+
+def value_of(literal: Any) -> Any:
+    """The value of a literal; jax's stubs give variables and literals one type."""
+    return literal.val
+
+
+def aval_of(atom: Any) -> Any:
+    """The type of a variable or literal; jax's stubs give its base class, which knows neither shape nor dtype."""
+    return atom.aval
+
+
+def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    """Apply the equation's primitive to operands; always a list of results."""
+    out = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(_on_any_mesh(eqn.params)))
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def _on_any_mesh(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Inside a `shard_map` the sharding of a result is its mesh alone: that of whatever mesh it is written over."""
+    sharding = params.get("sharding")
+    inside = isinstance(sharding, jax.sharding.NamedSharding) and bool(sharding.mesh.manual_axes)
+    return {**params, "sharding": None} if inside else dict(params)
+
+
+def call_body(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """The body of an equation that merely calls it, so that it can be inlined; None for any other equation.
+
+    A nested jit with shardings of its own, and anything with several bodies, is not merely a call.
+    """
+    name = eqn.primitive.name
+    if name == "jit" or name == "pjit":
+        specified = [*eqn.params["in_shardings"], *eqn.params["out_shardings"]]
+        if any(isinstance(sharding, jax.sharding.Sharding) for sharding in specified):
+            return None
+        return eqn.params["jaxpr"]
+    if name in ("custom_jvp_call", "custom_vjp_call", "closed_call", "core_call"):
+        return eqn.params.get("call_jaxpr")
+    if name in ("remat2", "checkpoint", "remat"):
+        return eqn.params["jaxpr"]
+    return None
+
+
+def needs_barrier(eqn: JaxprEqn) -> bool:
+    """True for a differentiated `jax.checkpoint`, which jax lowers behind a barrier against CSE."""
+    return bool(eqn.params.get("differentiated")) and bool(eqn.params.get("prevent_cse"))
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A `lax.scan`: its operands are constants, carries, stacks; its results carries, stacks.
+
+    Attributes:
+      consts, carries: how many.
+      trips: its length.
+    """
+
+    body: ClosedJaxpr
+    consts: int
+    carries: int
+    trips: int
+    reverse: bool
+    unroll: int
+
+    @property
+    def following(self) -> Any:
+        """Per trip, the slice of the trip that comes after it; the last one has its own."""
+        trips = jax.numpy.arange(self.trips)
+        return jax.numpy.maximum(trips - 1, 0) if self.reverse else jax.numpy.minimum(trips + 1, self.trips - 1)
+
+    def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """Operands of the equation, or inputs of the body: constants, carries, and stacks or their slices."""
+        first = self.consts + self.carries
+        return list(operands[: self.consts]), list(operands[self.consts : first]), list(operands[first:])
+
+    def among(self, parts: int) -> Scan:
+        """One of equal parts of the trips."""
+        trips = self.trips // parts
+        return replace(self, trips=trips, unroll=min(self.unroll, trips))
+
+    def run(self, body: Callable[..., Sequence[Any]], operands: Sequence[Any]) -> list[Any]:
+        """The loop with another flat body of the same signature; operands and results as of the equation."""
+        consts, carries, stacks = self.split(operands)
+
+        def trip(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
+            results = list(body(*consts, *carry, *slices))
+            return results[: self.carries], results[self.carries :]
+
+        carried, made = jax.lax.scan(trip, carries, stacks, length=self.trips, reverse=self.reverse, unroll=self.unroll)
+        return [*carried, *made]
+
+
+def scan_of(eqn: JaxprEqn) -> Scan | None:
+    """What an equation loops over; None where it is no `lax.scan`."""
+    if eqn.primitive.name != "scan":
+        return None
+    params = eqn.params
+    consts, carries, _ = (len(list(part)) for part in params["ft_in"].unpack())
+    return Scan(params["jaxpr"], consts, carries, params["length"], params["reverse"], params["unroll"])
+
+
+def control_bodies(eqn: JaxprEqn) -> list[ClosedJaxpr]:
+    """The bodies of a loop or the branches of a conditional; empty for any other equation."""
+    params = eqn.params
+    match eqn.primitive.name:
+        case "scan":
+            return [params["jaxpr"]]
+        case "while":
+            return [params["cond_jaxpr"], params["body_jaxpr"]]
+        case "cond":
+            return list(params["branches"])
+    return []
+
+
+def body_of(eqn: JaxprEqn) -> ClosedJaxpr:
+    """The body of a `shard_map`."""
+    return eqn.params["jaxpr"]
+
+
+def sub_jaxprs(eqn: JaxprEqn) -> list[Any]:
+    """Every jaxpr in the equation's parameters (loop bodies, branches)."""
+    return list(_core.jaxprs_in_params(eqn.params))
+
+
+def as_struct(aval: Any) -> jax.ShapeDtypeStruct:
+    """A shape to trace with, weak type included."""
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+def nbytes_of(aval: Any) -> int:
+    """Bytes of a dense array of this type; typed keys count their words, tokens and references nothing."""
+    if not hasattr(aval, "shape") or not hasattr(aval, "dtype"):
+        return 0
+    dtype = aval.dtype
+    if jax.numpy.issubdtype(dtype, jax.dtypes.extended):
+        return nbytes_of(_core.physical_aval(aval))
+    if dtype == jax.dtypes.float0:
+        return 0
+    return (math.prod(aval.shape) * jax.dtypes.itemsize_bits(dtype) + 7) // 8
+
+
+def is_on_host(atom: Any) -> bool:
+    """True for an array in host memory (`jax.device_put(x, jax.memory.Space.Host)` inside the step)."""
+    return getattr(atom.aval, "memory_space", None) == jax.memory.Space.Host
+
+
+def is_reference(atom: Any) -> bool:
+    """True for a mutable array."""
+    return isinstance(atom.aval, AbstractRef)
+
+
+def discharge_references(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Mutable references made inside (`jax.new_ref`) become values that are made anew at every write."""
+    refs = [var for eqn in closed.jaxpr.eqns for var in eqn.outvars if is_reference(var)]
+    return _discharge.discharge_state(closed) if refs else closed
+
+
+def dce(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Remove equations that nothing observable depends on; inputs stay as they are."""
+    jaxpr, _ = _pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    return jex.Jaxpr(jaxpr, closed.consts)
+
+
+def with_eqns(closed: ClosedJaxpr, eqns: Sequence[JaxprEqn]) -> ClosedJaxpr:
+    """The same with its equations in another order."""
+    return jex.Jaxpr(closed.jaxpr.replace(eqns=list(eqns)), closed.consts)

@@ -1,0 +1,125 @@
+"""Arrays, keys and traces: what jax knows of values, and what it traced of a function."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.extend.random as jax_random
+from jax._src import api as _api
+from jax._src import array as _array
+from jax._src import config as _config
+from jax._src import core as _core
+
+# Where jax waits for values to be ready; on a GPU it may spin there.
+BLOCKING_MODULES = (_array.__name__, _api.__name__)
+
+
+def is_tracing() -> bool:
+    """True inside another jit, scan, grad or vmap."""
+    return not _core.trace_state_clean()
+
+
+def transform_of(values: Sequence[Any]) -> str | None:
+    """Name of a differentiating or batching trace among the values ('grad', 'vmap'), else None."""
+    for value in values:
+        if isinstance(value, _core.Tracer):
+            name = type(value).__name__
+            if "JVP" in name or "Linearize" in name:
+                return "grad"
+            if "Batch" in name:
+                return "vmap"
+    return None
+
+
+def placement_of(array: Any) -> Any:
+    """The sharding that an array or a shape is committed to; None where it is free, or where jax puts it anyway."""
+    sharding = getattr(array, "sharding", None)
+    if sharding is None or (isinstance(array, jax.Array) and not array.committed) or _is_usual(sharding):
+        return None
+    return sharding
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_usual(sharding: Any) -> bool:
+    usual = jax.local_devices()[0]
+    return sharding.device_set == {usual} and sharding.memory_kind in (None, usual.default_memory().kind)
+
+
+def donated_inputs(traced: Any) -> tuple[bool, ...]:
+    """One flag per leaf of the dynamic arguments of what `jax.jit(...).trace(...)` returned."""
+    return tuple(traced._params["donated_invars"])
+
+
+def has_args_info(traced: Any) -> bool:
+    """May jax put its descriptions of leaves into the containers of the arguments? Some check what they are given."""
+    try:
+        return traced.args_info is not None
+    except Exception:
+        return False
+
+
+@contextlib.contextmanager
+def checkpointed_gradients(policy: Any) -> Iterator[None]:
+    """Inside the block, `jax.grad` and `jax.value_and_grad` differentiate `jax.checkpoint(function, policy=policy)`.
+
+    Both releases look `vjp` up in jax._src.api when the gradient is traced.
+    """
+    plain = _api.vjp
+
+    def checkpointed(function: Any, *primals: Any, **options: Any) -> Any:
+        return plain(jax.checkpoint(function, policy=policy), *primals, **options)
+
+    _api.vjp = checkpointed  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        _api.vjp = plain
+
+
+def is_key(leaf: Any) -> bool:
+    """True for typed random keys (`jax.random.key`), arrays and shapes alike."""
+    return hasattr(leaf, "dtype") and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def key_impl_of(dtype: Any) -> str:
+    """The generator's name, as `jax.random.wrap_key_data(impl=...)` takes it; jax.random.key_impl wants an array."""
+    return dtype._impl.name
+
+
+def draws_by_itself(atom: Any) -> bool:
+    """True for what is no array of keys, and for keys of threefry: drawing from many is drawing from each.
+
+    The other generators draw for a whole batch from its first key (`jax.random`: "vmap over rbg keys").
+    """
+    dtype = atom.aval.dtype
+    return not jax.numpy.issubdtype(dtype, jax.dtypes.prng_key) or _is_threefry(dtype)
+
+
+def _is_threefry(dtype: Any) -> bool:
+    """Of keys that jax's default generator draws from."""
+    return dtype._impl.name == "threefry2x32"
+
+
+def random_bits_between(key: Any, bit_width: int, shape: Sequence[int], part: Any, parts: int) -> Any:
+    """One of equal parts, along the first dimension, of the random bits that a key gives for a shape.
+
+    threefry in its partitionable form, jax's default, draws every element from the key and the element's number alone;
+    any other generator gives None.
+    """
+    count = math.prod(shape)
+    if not _is_threefry(key.dtype) or not _config.threefry_partitionable.value or not 0 < count < 2**32:
+        return None
+    local = (shape[0] // parts, *shape[1:])
+    low = jax.lax.iota(jax.numpy.uint32, count // parts) + part.astype(jax.numpy.uint32) * (count // parts)
+    drawn = jax_random.threefry_2x32(jax.random.key_data(key), jax.numpy.concatenate([jax.numpy.zeros_like(low), low]))
+    high, low = drawn[: count // parts], drawn[count // parts :]
+    if bit_width == 64:
+        bits = high.astype(jax.numpy.uint64) << 32 | low
+    else:
+        bits = (high ^ low).astype(jax.numpy.dtype(f"uint{bit_width}"))
+    return bits.reshape(local)

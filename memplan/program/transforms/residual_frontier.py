@@ -1,0 +1,75 @@
+"""Which residuals: of all that a price per stacked byte makes of a step's loops, the few that are worth compiling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from memplan.errors import UnsupportedProgramError
+from memplan.hardware.device import Device
+from memplan.planning.loop import Loop, Residuals, stacked_nbytes
+from memplan.planning.residuals import PRICES, cheapest, extra_seconds
+from memplan.program.trace import Program
+from memplan.program.transforms.residuals import outer_loops, with_residuals
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What a price per byte makes of the loops: the bytes that they stack on the device, and what that costs.
+
+    Attributes:
+      moves: stacks may be on the host.
+    """
+
+    price: float
+    moves: bool
+    nbytes: int
+    seconds: float
+
+    def of(self, device: Device) -> Callable[[Loop], Residuals]:
+        return lambda loop: cheapest(loop, self.price, device, self.moves)
+
+
+def fewer_residuals(program: Program, device: Device, host_bytes: int, excess_bytes: int) -> Iterator[Program]:
+    """The fastest program whose loops stack so many bytes less, then the one whose loops stack the least.
+
+    Nothing where no loop reads what another stacks, or where that has been decided already.
+    """
+    original = program.original
+    loops = _loops_of(original) if not program.loops else []
+    choices = list(_frontier(loops, device, host_bytes > 0))
+    if not choices:
+        return
+    now = sum(stacked_nbytes(loop, None) for loop in loops)
+    enough = [choice for choice in choices if choice.nbytes <= now - excess_bytes]
+    picked = [min(enough, key=lambda choice: choice.seconds)] if enough else []
+    picked.append(min(choices, key=lambda choice: (choice.nbytes, choice.seconds)))
+    for choice in dict.fromkeys(picked):
+        if choice.nbytes < now:
+            yield with_residuals(original, choice.of(device))
+
+
+def _loops_of(program: Program) -> list[Loop]:
+    """Its pairs of loops; a step that writes into its arguments keeps the loops that it has."""
+    try:
+        return outer_loops(program)
+    except UnsupportedProgramError:
+        return []
+
+
+def _frontier(loops: Sequence[Loop], device: Device, moves: bool) -> Iterator[_Choice]:
+    """One for every price of a byte that makes a difference."""
+    known: set[tuple[Residuals, ...]] = set()
+    for moved in dict.fromkeys((False, moves)) if loops else ():
+        for price in PRICES:
+            chosen = tuple(cheapest(loop, price, device, moved) for loop in loops)
+            if chosen in known:
+                continue
+            known.add(chosen)
+            pairs = list(zip(loops, chosen, strict=True))
+            yield _Choice(
+                price,
+                moved,
+                sum(stacked_nbytes(loop, residuals) for loop, residuals in pairs),
+                sum(extra_seconds(loop, residuals, device) for loop, residuals in pairs),
+            )

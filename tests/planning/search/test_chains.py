@@ -1,0 +1,45 @@
+"""Chains that recompute a value, priced by hand; every operation takes a second."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.planners.evict import tape_of_stages
+from experiments.planners.stages import stages_of_nodes
+from memplan.planning.search.chains import Chains
+from memplan.planning.search.excess import Excess
+from memplan.planning.search.ledger import Ledger
+
+
+def chains(nbytes: list[int], inputs: list[list[int]], limit: int) -> Chains:
+    ledger = Ledger(tape_of_stages(stages_of_nodes(nbytes, [1] * len(nbytes), inputs, limit)))
+    return Chains(ledger, Excess(limit), 0.0)
+
+
+INPUTS = [[], [0], [1], [2], [3], [1, 4]]  # the second value is read again by the last node
+LONGER = [[], [0], [1], [2], [3], [4], [5], [6], [1, 7]]
+
+
+def test_what_is_small_to_read_is_kept_for_it() -> None:
+    found = chains([1, 8, 2, 2, 2, 1], INPUTS, 4).best(1, 5, 10)
+    assert found is not None and (found.operations, found.slot, found.seconds) == ((1,), 5, 1.0)
+
+
+def test_what_is_large_to_read_is_recomputed_with_it() -> None:
+    found = chains([8, 8, 2, 2, 2, 2, 2, 2, 1], LONGER, 9).best(1, 8, 10)
+    assert found is not None and (found.operations, found.seconds) == ((0, 1), 2.0)
+
+
+def test_no_chain_is_longer_than_it_may_be() -> None:
+    assert chains([8, 8, 2, 2, 2, 2, 2, 2, 1], LONGER, 9).best(1, 8, 1) is None
+
+
+@pytest.mark.parametrize(("value", "slot"), [(1, 3), (5, 5)])
+def test_what_nobody_needs_there_is_not_recomputed(value: int, slot: int) -> None:
+    assert chains([1, 8, 2, 2, 2, 1], INPUTS, 4).best(value, slot, 10) is None
+
+
+def test_it_is_recomputed_once() -> None:
+    found = chains([1, 8, 2, 2, 2, 1], INPUTS, 4)
+    found.ledger.recompute(1, 5)
+    assert found.best(1, 5, 10) is None

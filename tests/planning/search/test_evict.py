@@ -1,0 +1,70 @@
+"""Evictions keep their limit where they say so, by what costs least; and nothing that the limit does not need stays."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.planners.evict import tape_of_stages
+from experiments.planners.stages import stages_of_nodes
+from memplan.planning.search.evict import Eviction, prune, undo_offload
+from memplan.planning.search.ledger import Ledger, Offload, reconcile
+from memplan.planning.search.links import CopyScheduler
+from memplan.planning.search.tape import record
+from tests.planning.steps import training
+
+
+def there_and_back(length: int) -> Ledger:
+    """A chain forward, and one back that reads it in reverse; a byte and a second each."""
+    inputs = [[node - 1] if node else [] for node in range(length)]
+    inputs += [[node - 1, 2 * length - 1 - node] for node in range(length, 2 * length)]
+    return Ledger(tape_of_stages(stages_of_nodes([1] * 2 * length, [1] * 2 * length, inputs, 0)))
+
+
+@given(st.integers(3, 10), st.integers(0, 99), st.sampled_from([0.9, 0.7, 0.5]), st.booleans())
+def test_it_says_whether_the_limit_is_kept(layers: int, seed: int, share: float, offloads: bool) -> None:
+    ledger = Ledger(reconcile(record(training(layers, seed))).tape)
+    limit = int(share * ledger.peak_nbytes)
+    scheduler = CopyScheduler(ledger, lambda nbytes: nbytes / 2**23, 2**40) if offloads else None
+    eviction = Eviction(ledger, limit, scheduler=scheduler)
+    kept = eviction.run()
+    assert kept == (ledger.peak_nbytes <= limit) == (eviction.excess() == 0)
+    before, made = ledger.peak_nbytes, {*ledger.recomputations(), *ledger.offloads.values()}
+    prune(ledger, limit)
+    assert ledger.peak_nbytes <= max(limit, before)
+    assert made.issuperset([*ledger.recomputations(), *ledger.offloads.values()])
+
+
+def test_a_byte_less_takes_one_recomputation() -> None:
+    ledger = there_and_back(6)
+    assert ledger.peak_nbytes == 7
+    assert Eviction(ledger, 6).run() and len(ledger.recomputations()) == 1
+
+
+def test_offloads_are_made_where_they_cost_less() -> None:
+    for copy_s, offloaded in ((0.1, True), (50.0, False)):
+        ledger = there_and_back(6)
+        scheduler = CopyScheduler(ledger, lambda nbytes, took_s=copy_s: took_s, 100)
+        assert Eviction(ledger, 6, scheduler=scheduler).run()
+        assert bool(ledger.offloads) == offloaded != bool(ledger.recomputations())
+
+
+def test_what_nothing_is_above_stays_as_it_is() -> None:
+    ledger = there_and_back(4)
+    assert Eviction(ledger, ledger.peak_nbytes).run() and not ledger.recomputations()
+    ledger.recompute(0, 7)
+    prune(ledger, 100)
+    assert not ledger.recomputations()
+
+
+def test_with_an_offload_go_those_of_the_same_bytes() -> None:
+    ledger = Ledger(tape_of_stages(stages_of_nodes([1] * 8, [1] * 8, [[], [0], [1], [2], [0, 3], [4], [5], [0, 6]], 0)))
+    empty = ledger.load.copy()
+    first, again = Offload(0, 0, 0, 2), Offload(0, None, 4, 5)
+    ledger.offload(first)
+    ledger.offload(again)
+    assert undo_offload(ledger, again) == [again]
+    ledger.offload(again)
+    assert undo_offload(ledger, first) == [first, again]
+    assert not ledger.offloads and np.array_equal(ledger.load, empty)

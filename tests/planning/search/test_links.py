@@ -1,0 +1,83 @@
+"""The clock of the links, and where another offload goes beside those that there are."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.planners.evict import tape_of_stages
+from experiments.planners.stages import stages_of_nodes
+from memplan.planning.schedule import Kind
+from memplan.planning.search.ledger import Ledger, Offload
+from memplan.planning.search.links import CopyScheduler, Links, events
+from memplan.planning.timing import seconds
+from tests.planning.search.plans import random_plan, schedule_of
+from tests.planning.steps import training
+
+DRAWS = st.randoms(use_true_random=False)
+
+
+@given(st.integers(3, 10), st.integers(0, 99), DRAWS)
+def test_the_clock_of_the_links(layers: int, seed: int, draw: Random) -> None:
+    """The same seconds as a replay of the schedule."""
+    problem = training(layers, seed)
+    recording, ledger = random_plan(problem, draw, offloads=True)
+
+    def copy_s(nbytes: int) -> float:
+        return 0.1 + nbytes / 2**21
+
+    schedule, _ = schedule_of(recording, ledger)
+    assert np.isclose(Links(ledger, copy_s).seconds, seconds(problem, schedule, copy_s))
+
+
+def test_what_comes_back_for_nobody_is_not_fetched() -> None:
+    stages = stages_of_nodes([1] * 6, [1] * 6, [[], [0], [1], [2], [3], [0, 4]], 0)
+    ledger = Ledger(tape_of_stages(stages))
+    away = [(1, Kind.OFFLOAD), (1, Kind.OFFLOADED)]
+    ledger.offload(Offload(0, 1, 1, 2))
+    ledger.offload(Offload(0, None, 2, 3))  # comes back again before anybody has read it
+    assert [(slot, kind) for slot, kind, _ in events(ledger)] == [
+        (1, Kind.OFFLOAD),
+        (1, Kind.OFFLOADED),
+        (3, Kind.PREFETCH),
+        (5, Kind.PREFETCHED),
+    ]
+    ledger.recompute(0, 5)
+    assert [(slot, kind) for slot, kind, _ in events(ledger)] == away
+
+
+def spanned(between: int) -> Ledger:
+    """A value that is read once more after so many slots; every slot takes a second."""
+    inputs = [[], *([node] for node in range(between)), [0, between]]
+    return Ledger(tape_of_stages(stages_of_nodes([4] + [1] * (between + 1), [1] * len(inputs), inputs, 0)))
+
+
+def test_an_offload_goes_where_nobody_stalls() -> None:
+    scheduler = CopyScheduler(spanned(8), lambda nbytes: nbytes / 2, 100)  # two seconds each way
+    first, *stalling = scheduler.placements(0, 9, (4, 5))
+    assert first.offload == Offload(0, 0, 2, 6) and (first.busy_s, first.stall_s) == (4, 0)
+    assert not stalling  # it is away in the crowded slots as it is
+
+
+def test_where_all_between_is_crowded_the_kernels_stall() -> None:
+    scheduler = CopyScheduler(spanned(8), lambda nbytes: nbytes / 2, 100)
+    first, second = scheduler.placements(0, 9, (2, 8))
+    assert (first.offload, first.stall_s) == (Offload(0, 0, 2, 6), 0)
+    assert (second.offload, second.stall_s) == (Offload(0, 0, 1, 8), 1 + 2)
+
+
+def test_a_host_that_is_full_takes_nothing() -> None:
+    ledger = spanned(8)
+    assert not CopyScheduler(ledger, lambda nbytes: 1.0, 3).may_offload(0)
+    assert not list(CopyScheduler(ledger, lambda nbytes: 1.0, 3).placements(0, 9, (4, 5)))
+
+
+def test_a_link_that_is_busy_is_waited_for() -> None:
+    ledger = spanned(8)
+    ledger.offload(Offload(0, 0, 2, 6))
+    links = Links(ledger, lambda nbytes: 2.0)
+    assert (links.offloads, links.prefetches, links.seconds) == ([(1, 3)], [(7, 9)], 10)
+    assert Links(ledger, lambda nbytes: 3.0).seconds == 12  # one second until it is away, one until it is back

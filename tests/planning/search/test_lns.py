@@ -1,0 +1,60 @@
+"""Neighbourhoods: never worse than what they begin with, and the same every time."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memplan.planning.search.evict import Eviction
+from memplan.planning.search.ledger import Ledger, reconcile
+from memplan.planning.search.links import CopyScheduler
+from memplan.planning.search.lns import NeighbourhoodSearch
+from memplan.planning.search.tape import record
+from tests.planning.steps import training
+
+
+def evicted(layers: int, seed: int, offloads: bool) -> tuple[Ledger, int, CopyScheduler | None]:
+    ledger = Ledger(reconcile(record(training(layers, seed))).tape)
+    limit = int(0.75 * ledger.peak_nbytes)
+    scheduler = CopyScheduler(ledger, lambda nbytes: nbytes / 2**23, 2**40) if offloads else None
+    Eviction(ledger, limit, scheduler=scheduler).run()
+    return ledger, limit, scheduler
+
+
+def seconds_of(ledger: Ledger, scheduler: CopyScheduler | None) -> float:
+    if scheduler is None:
+        return float(ledger.slot_seconds.sum())
+    scheduler.refresh()
+    return scheduler.links.seconds
+
+
+@settings(max_examples=20)
+@given(st.integers(3, 8), st.integers(0, 99), st.booleans())
+def test_what_fits_becomes_no_slower_and_fits(layers: int, seed: int, offloads: bool) -> None:
+    ledger, limit, scheduler = evicted(layers, seed, offloads)
+    before = seconds_of(ledger, scheduler)
+    if ledger.peak_nbytes > limit:
+        return
+    NeighbourhoodSearch(ledger, limit, scheduler).improve(lambda: max(0, ledger.peak_nbytes - limit), 300)
+    assert ledger.peak_nbytes <= limit
+    assert seconds_of(ledger, scheduler) <= before
+
+
+@settings(max_examples=20)
+@given(st.integers(3, 8), st.integers(0, 99), st.booleans())
+def test_it_says_whether_it_reached_the_limit(layers: int, seed: int, offloads: bool) -> None:
+    ledger, limit, scheduler = evicted(layers, seed, offloads)
+    limit = max(int(0.95 * limit), int(ledger.tape.least_nbytes.max()))
+    before = ledger.peak_nbytes
+    reached = NeighbourhoodSearch(ledger, limit, scheduler).reach_limit(300)
+    assert reached == (ledger.peak_nbytes <= limit)
+    assert reached or before > limit
+
+
+def test_the_seed_decides() -> None:
+    def found(seed: int) -> list[tuple[int, int]]:
+        ledger, limit, _ = evicted(10, 3, offloads=False)
+        NeighbourhoodSearch(ledger, limit, seed=seed).improve(lambda: max(0, ledger.peak_nbytes - limit), 300)
+        return ledger.recomputations()
+
+    assert found(1) == found(1)
