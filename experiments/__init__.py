@@ -1,1 +1,1 @@
-"""What memplan is good for, one folder per question: a README, the code that answers it, small committed results."""
+"""What memplan is good for: one bench, planners on bare graphs, a real GPU, many processes, and applications."""

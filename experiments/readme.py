@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from memplan.io import write_atomic
 
-BEGIN, END = "<!-- tables -->\n", "<!-- end -->\n"
+END = "<!-- end -->\n"
 
 
-def inserted(text: str, new: str) -> str:
-    """`text` with what stands between the two marks replaced.
+def inserted(text: str, new: str, name: str = "tables") -> str:
+    """`text` with what stands between the mark `<!-- NAME -->` and the next `<!-- end -->` replaced.
 
     Raises:
       ValueError: it lacks a mark.
     """
-    before, found, rest = text.partition(BEGIN)
+    begin = f"<!-- {name} -->\n"
+    before, found, rest = text.partition(begin)
     _, closed, after = rest.partition(END)
     if not found or not closed:
-        raise ValueError(f"the README lacks {BEGIN.strip()} or {END.strip()}; put the two lines back.")
-    return f"{before}{BEGIN}\n{new}\n{END}{after}"
+        raise ValueError(f"the README lacks {begin.strip()} or {END.strip()}; put the two lines back.")
+    return f"{before}{begin}\n{new}\n{END}{after}"
 
 
 def insert(readme: Path, new: str) -> None:
@@ -31,6 +32,12 @@ def insert(readme: Path, new: str) -> None:
       ValueError: it lacks a mark; nothing is written.
     """
     write_atomic(readme, inserted(readme.read_text(), new))
+
+
+def grid(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table in markdown."""
+    lines = [f"| {' | '.join(map(str, cells))} |" for cells in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def measure_and_tell(

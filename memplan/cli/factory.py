@@ -14,7 +14,7 @@ from typing import Any
 
 from memplan.errors import MemplanError
 
-DEMO = "experiments.segmentation.demo"
+DEMO = "experiments.applications.segmentation.demo"
 
 _FORM = "Write MODULE:FACTORY, or MODULE:FACTORY(size=64, batch=2) with literal keyword arguments."
 

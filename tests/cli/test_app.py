@@ -20,10 +20,10 @@ def test_version_and_help(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def demo_in(folder: Path, source: str) -> None:
-    room = folder / "experiments" / "segmentation"
+    room = folder / "experiments" / "applications" / "segmentation"
     room.mkdir(parents=True)
-    (room.parent / "__init__.py").touch()
-    (room / "__init__.py").touch()
+    for package in (room, room.parent, room.parent.parent):
+        (package / "__init__.py").touch()
     (room / "demo.py").write_text(textwrap.dedent(source))
 
 

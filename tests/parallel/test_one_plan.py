@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.failures.run import Run
+from experiments.distributed.failures.run import Run
 
 SCRIPT = Path(__file__).parent / "planned.py"
 

@@ -1,5 +1,5 @@
 """Real processes with gloo between them, every step against the same step on one device: also where 3, 5, 6 or 7 take
-part, whose reduce-scatter gloo gets wrong. `experiments.every_step` goes on for 200 steps."""
+part, whose reduce-scatter gloo gets wrong. `experiments.distributed.every_step` goes on for 200 steps."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from experiments.every_step.run import MESHES, launched
-from experiments.every_step.worker import CASES
+from experiments.distributed.every_step.run import MESHES, launched
+from experiments.distributed.every_step.worker import CASES
 
 pytestmark = pytest.mark.slow
 

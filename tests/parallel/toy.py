@@ -1,4 +1,4 @@
-"""A small data-parallel training for the tests and for experiments/failures: linear regression by plain shard_map.
+"""A small data-parallel training for the tests and distributed/failures: linear regression by plain shard_map.
 
     memplan launch -n 4 -- python tests/parallel/toy.py --folder F --steps 40
 

@@ -1,6 +1,6 @@
 """Four real processes with jax and gloo: killed, hung, unlike one another, and gone on from their checkpoint.
 
-experiments/failures has many more moments.
+experiments/distributed/failures has many more moments.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.failures.run import Run, losses, names
+from experiments.distributed.failures.run import Run, losses, names
 from memplan.parallel.runtime.monitor import EXIT_CODE
 
 pytestmark = pytest.mark.slow

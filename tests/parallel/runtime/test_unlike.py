@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.failures.run import Run
+from experiments.distributed.failures.run import Run
 from memplan.parallel.runtime.monitor import EXIT_CODE
 
 pytestmark = pytest.mark.slow

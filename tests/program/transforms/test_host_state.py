@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 import memplan
-from experiments.state.checkpoint import WIDTH, start, train_step
+from experiments.distributed.checkpoint.run import WIDTH, start, train_step
 from memplan.errors import MemplanError, PlanMismatchError
 from memplan.pipeline import target_of
 from memplan.planning.plan import Plan

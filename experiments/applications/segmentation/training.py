@@ -1,0 +1,74 @@
+"""Training steps of the 3D U-Net on whole volumes, one volume a step, for memplan and its command line.
+
+    memplan inspect experiments.applications.segmentation.training:factory --budget 15GiB --device v100
+
+Optimizer and schedule are nnU-Net's (Isensee et al., Nature Methods 2021).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from experiments.applications.segmentation.decathlon import Volume
+from experiments.applications.segmentation.losses import dice_cross_entropy, hard_dice
+from models.train import Batch, Built, Step, unet3d_step
+from models.train import make_step as descend
+from models.unet3d import UNet3D, UNet3DConfig
+
+Apply = Callable[[Any, Any], Any]
+"""Flax's `module.apply`: ({"params": params}, image [1, X, Y, Z, M]) -> logits [1, X, Y, Z, C]."""
+
+
+def batch_of(volume: Volume) -> Batch:
+    """The volume as a batch of one, on the host: "image" float32 [1, X, Y, Z, M], "label" int32 [1, X, Y, Z]."""
+    return {"image": np.asarray(volume.image)[None], "label": np.asarray(volume.label)[None]}
+
+
+def poly_sgd(steps: int = 1000, rate: float = 1e-2, momentum: float = 0.99) -> optax.GradientTransformation:
+    """SGD with Nesterov momentum; the learning rate falls from `rate` to 0 as (1 - t / steps)^0.9."""
+    return optax.sgd(optax.polynomial_schedule(rate, 0.0, 0.9, steps), momentum=momentum, nesterov=True)
+
+
+def make_step(model_apply: Apply, optimizer: optax.GradientTransformation) -> Step:
+    """A pure step(state, batch) -> (state, {"loss": scalar}) on Dice plus cross-entropy; not yet jitted.
+
+    `state` is a `models.train.TrainState`, `batch` as from `batch_of`.
+    """
+
+    def loss(params: Any, batch_stats: Any, batch: Batch) -> tuple[jax.Array, Any]:
+        logits = model_apply({"params": params}, batch["image"])
+        return dice_cross_entropy(logits, batch["label"]), batch_stats
+
+    return descend(loss, optimizer)
+
+
+def make_evaluate(model_apply: Apply) -> Callable[[Any, Batch], jax.Array]:
+    """A pure evaluate(params, batch) -> hard Dice per class, float32 [C], NaN for a class absent from both maps."""
+
+    def evaluate(params: Any, batch: Batch) -> jax.Array:
+        logits = model_apply({"params": params}, batch["image"])
+        return hard_dice(jnp.argmax(logits, -1), batch["label"], logits.shape[-1])
+
+    return evaluate
+
+
+def factory(
+    size: int = 144,
+    config: UNet3DConfig | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    *,
+    concrete: bool = False,
+    seed: int = 0,
+) -> Built:
+    """(step, (state, batch)) for one volume of `size`^3 voxels; default optimizer `poly_sgd()`.
+
+    Arguments are `jax.ShapeDtypeStruct` trees, nothing is allocated; `concrete=True` gives an initialised state and a
+    random volume. Raises ValueError where `size` cannot be halved `config.levels - 1` times.
+    """
+    config, optimizer = config or UNet3DConfig(), optimizer or poly_sgd()
+    _, args = unet3d_step(size, config=config, optimizer=optimizer, concrete=concrete, seed=seed)
+    return make_step(UNet3D(config).apply, optimizer), args

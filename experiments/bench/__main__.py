@@ -1,0 +1,90 @@
+"""python -m experiments.bench [QUESTION ...] [--only NAME ...] [--force | --keep] [--table] [--list]
+
+Measures the cases of the questions, all of them for none, each in a process of its own, and rewrites the tables of
+README.md. What today's memplan, models, jax and compilers have measured is not measured again. NAME is a case or the
+beginning of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable, Sequence
+
+from experiments.bench import tables
+from experiments.bench.public.checkouts import VARIABLE, MissingCheckoutError
+from experiments.bench.questions import QUESTIONS, Question, all_tables
+from experiments.bench.results import Result
+from experiments.bench.runner import alone, apart, missing, selected
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 1 where a clone of a public repository is missing."""
+    options = _parser().parse_args(argv)
+    chosen = options.questions or list(QUESTIONS.values())
+    if options.checkouts:
+        os.environ[VARIABLE] = os.path.abspath(options.checkouts)
+    if options.alone:
+        print(alone(chosen[0], chosen[0].cases[options.alone]).to_json())
+    elif options.list:
+        print(*(f"{one.name:14}{case}" for one in chosen for case in one.cases), sep="\n")
+    elif options.table:
+        tables.rewrite(all_tables())
+    else:
+        return _measure(chosen, options)
+    return 0
+
+
+def _measure(chosen: Iterable[Question], options: argparse.Namespace) -> int:
+    if options.only and not any(selected(one, options.only) for one in chosen):
+        raise SystemExit(f"nothing begins with {' or '.join(options.only)}; --list tells what there is")
+    for question in chosen:
+        try:
+            question.needs()
+        except MissingCheckoutError as error:
+            print(error, file=sys.stderr)
+            return 1
+        for case in missing(question, selected(question, options.only), options.force, options.keep):
+            result = apart(question, case, options.minutes)
+            result.keep()
+            print(_line(result), flush=True)
+        tables.rewrite(all_tables())
+    return 0
+
+
+def _line(result: Result) -> str:
+    """One result for those who watch."""
+    figures = (f"{name} {value:.6g}" for row in result.rows[:1] for name, value in row.items() if _is_number(value))
+    return f"{result.question} {result.case}: {', '.join((result.status, *filter(None, [result.reason]), *figures))}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("questions", nargs="*", metavar="QUESTION", type=_question, help=", ".join(QUESTIONS))
+    parser.add_argument("--only", nargs="+", metavar="NAME")
+    parser.add_argument("--minutes", type=float, help="that a case may take, instead of its own")
+    parser.add_argument("--checkouts", metavar="DIR", help=f"clones of public repositories; also {VARIABLE}")
+    parser.add_argument("--table", action="store_true", help="measure nothing, rewrite the tables of README.md")
+    parser.add_argument("--list", action="store_true", help="tell the cases")
+    again = parser.add_mutually_exclusive_group()
+    again.add_argument("--force", action="store_true", help="measure what is known, too")
+    again.add_argument("--keep", action="store_true", help="measure only what no version has measured")
+    parser.add_argument("--alone", metavar="CASE", help="measure one case in this process, print the result as JSON")
+    return parser
+
+
+def _question(name: str) -> Question:
+    if name not in QUESTIONS:
+        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(QUESTIONS)}")
+    return QUESTIONS[name]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

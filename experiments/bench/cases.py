@@ -1,0 +1,347 @@
+"""The cases: a training step, the device it is planned for, and a budget. Adding one is adding a line.
+
+A share is in percents of what the compiler says that the step takes there as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from experiments.bench.public.checkouts import checkouts_folder
+from experiments.bench.public.steps import STEPS
+from experiments.bench.random_steps import drawn_step
+from experiments.bench.steps import (
+    BF16,
+    DECODER_8,
+    DECODER_24,
+    F32,
+    GROWING,
+    SMALL,
+    convolution,
+    decoder,
+    mlp_step,
+    product,
+    resnet,
+    small_resnet,
+    unet3d,
+)
+from models.resnet import ResNetConfig
+from models.train import (
+    alexnet_step,
+    decoder_step,
+    deeplab_step,
+    googlenet_step,
+    resnet_step,
+    unet2d_step,
+    unet3d_step,
+)
+from models.transformer import CHECKPOINTS, DecoderConfig
+from models.unet3d import UNet3DConfig
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a measure is asked of.
+
+    Attributes:
+      name: of the case within its question; names its result.
+      make: the step and its arguments, and the positions of those that are donated where these are not (0,).
+      device: name of a described GPU, "v100" or "v100@pcie3x16"; "" is the one that is here.
+      budget: percents of the plain step's bytes; or bytes, such as "15GiB"; None leaves the step as it is.
+      host_state: positions of arguments that stay in host memory.
+      after: name of a case; this one is asked only where that one fits (True) or does not (False).
+      minutes: that it may take.
+      facts: what else the measure or the table wants to know.
+    """
+
+    name: str
+    make: Callable[..., Any]
+    device: str = ""
+    budget: int | str | None = None
+    host_budget: str | None = None
+    host_state: tuple[int, ...] = ()
+    after: tuple[str, bool] | None = None
+    minutes: float = 10.0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def built(self) -> tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]:
+        """The step, its arguments, and the positions of those that are donated."""
+        step, args, *donated = self.make()
+        return step, tuple(args), donated[0] if donated else (0,)
+
+
+Cases = Mapping[str, Case]
+Where = tuple[str, tuple[int | str, ...]]
+"""A device, and the budgets there."""
+
+
+def by_name(cases: Iterable[Case]) -> Cases:
+    return {case.name: case for case in cases}
+
+
+def under(name: str, make: Callable[..., Any], *where: Where, **facts: Any) -> Iterator[Case]:
+    """One step, on devices, under budgets."""
+    for device, budgets in where:
+        yield from (Case(f"{name}-{device}-{budget}", make, device, budget, facts=facts) for budget in budgets)
+
+
+# The cases that README.md quotes, then other models, types and devices, so that the planner is not fitted to those.
+UNET3D_144, RESNET50_64 = unet3d(144), resnet(64)
+BUDGETS = by_name((
+    *under("unet3d_144", UNET3D_144, ("v100", (75, 60, 55)), ("h200", (75, 60, 55)), required=True),
+    *under("resnet50_b64", RESNET50_64, ("v100", (75, 50, 30)), required=True),
+    *under("decoder_24_bf16", decoder(**DECODER_24, dtype=BF16), ("a100", (75, 50, 35)), required=True),
+    *under("mlp_24", mlp_step, ("b200", (70, 50)), ("gh200", (40,))),
+    *under("unet3d_96_f16", unet3d(96, filters=16), ("p100", (70, 50)), ("a100", (50,))),
+    *under("unet3d_96_transpose", unet3d(96, filters=16, upsampling="transpose"), ("a100", (70, 50))),
+    *under("unet3d_96_bf16", unet3d(96, dtype=BF16), ("h200", (70, 50))),
+    *under("unet2d_256_b8", partial(unet2d_step, 256, batch=8), ("v100", (70, 50, 40)), ("h200", (50,))),
+    *under("decoder_8_f32", decoder(**DECODER_8, dtype=F32), ("v100", (70, 50))),
+    *under("decoder_8_bf16", decoder(**DECODER_8, dtype=BF16), ("h100", (70, 50))),
+    *under("decoder_8_scan", decoder(**DECODER_8, dtype=F32, scan=True), ("a100", (95,))),
+    *under("resnet50_b32", resnet(32), ("h100", (70, 40)), ("p100", (50,))),
+    *under("resnet101_b16", resnet(16, depth=101), ("rtx4090", (50,))),
+    *under("resnet50_b64", RESNET50_64, ("v100", ("1250MiB",))),
+    *under("resnet50_b1152", resnet(1152), ("v100", ("15GiB",))),
+))  # fmt: skip
+
+
+def _public(name: str) -> Any:
+    return STEPS[name].factory(checkouts_folder())()
+
+
+def _public_small(name: str) -> Any:
+    return STEPS[name].small_factory(checkouts_folder())()
+
+
+def _ladder(name: str, device: str) -> Iterator[Case]:
+    """Within half; where nothing fits half, within 60, then 75 %."""
+    after = None
+    for share in (50, 60, 75):
+        case = Case(f"{name}-{device}-{share}", partial(_public, name), device, share, after=after)
+        yield case
+        after = case.name, False
+
+
+PUBLIC = by_name(case for step in STEPS.values() for case in _ladder(step.name, step.device))
+
+BITS = by_name(Case(name, make) for name, make in SMALL.items())
+PUBLIC_BITS = by_name(Case(name, partial(_public_small, name)) for name in STEPS)
+DRAWN = by_name([Case("500", drawn_step, minutes=90, facts={"count": 500})])
+
+RIVALS = by_name(
+    Case(f"{name}-{device}", make, device)
+    for name, make, devices in (
+        ("unet3d_144", UNET3D_144, ("v100", "h200")),
+        ("resnet50_b64", RESNET50_64, ("v100", "h200")),
+        ("resnet152_b32", resnet(32, depth=152), ("v100", "h200")),
+        ("googlenet_b128", partial(googlenet_step, batch=128), ("v100", "h200")),
+        ("decoder_8_f32", decoder(**DECODER_8, dtype=F32), ("v100",)),
+        ("decoder_24_bf16", decoder(**DECODER_24, dtype=BF16), ("h200",)),
+    )
+    for device in devices
+)
+
+SIZE = by_name(
+    Case(f"resnet50_b{batch}-v100", resnet(batch), "v100", budget, host_budget, facts={"batch": batch})
+    for batch, budget, host_budget in (
+        (64, "1250MiB", "0"),
+        (240, "15GiB", "0"),
+        (448, "15GiB", "0"),
+        (768, "15GiB", "256GiB"),
+        (1024, "15GiB", "256GiB"),
+        (1152, "15GiB", "256GiB"),
+        (1216, "15GiB", "256GiB"),
+    )
+)
+
+_GOOGLENET = partial(googlenet_step, image=1120, batch=5)
+LINKS = by_name([
+    Case("none", _GOOGLENET, "v100", "2GiB", "0"),
+    *(Case(link, _GOOGLENET, f"v100@{link}", "2GiB", "256GiB")
+      for link in ("pcie3x16", "pcie4x16", "pcie5x16", "power9-nvlink2", "nvlink-c2c")),
+])  # fmt: skip
+
+
+def _wide_decoder(width: int, batch: int, scan: bool) -> Callable[[], Any]:
+    return decoder(batch, 1024, width=width, heads=width // 64, scan=scan)
+
+
+STATE = by_name(
+    Case(
+        f"{device}-{width}-b{batch}" + ("-scan" if scan else ""),
+        _wide_decoder(width, batch, scan), device, budget, "64GiB", host_state=(0,),
+    )
+    for device, width, batch, budget, scan in (
+        ("v100", 3072, 1, "15GiB", False),
+        ("v100", 3072, 1, "15GiB", True),
+        ("h200", 3072, 8, "15GiB", False),
+        ("h200", 3072, 16, "24GiB", False),
+        ("h200", 3072, 16, "24GiB", True),
+        ("h200", 3072, 32, "36GiB", False),
+    )
+)  # fmt: skip
+
+
+def _ways_of_a_loop(device: str, kind: str, dtype: Any) -> Iterator[Case]:
+    """A decoder scanned over its layers: as it is, with the policies of `jax.checkpoint`, and planned."""
+    made, facts = partial(decoder, **DECODER_24, scan=True, dtype=dtype), {"of": f"{device}-{kind}"}
+    yield Case(f"{device}-{kind}-plain", made(), device, facts=facts)
+    for policy in CHECKPOINTS:
+        yield Case(f"{device}-{kind}-{policy}", made(checkpoint=policy), device, facts=facts | {"policy": policy})
+    yield from (Case(f"{device}-{kind}-{share}", made(), device, share, facts=facts) for share in (50, 30, 20))
+
+
+LOOPS = by_name(
+    case
+    for device in ("h200", "a100")
+    for kind, dtype in (("f32", F32), ("bf16", BF16))
+    for case in _ways_of_a_loop(device, kind, dtype)
+)
+
+CARDS: Mapping[str, tuple[str, int]] = {
+    "p100": ("15GiB", 1), "v100": ("15GiB", 1), "a100": ("75GiB", 8), "h200": ("130GiB", 8),
+}  # fmt: skip
+"""What a step may take, of 16, 16, 80 and 141 GB: the rest is for libraries; and how many times faster batches grow."""
+WAYS = ("plain", "jax.checkpoint", "xla", "memplan")
+_NETWORKS: Mapping[str, tuple[Callable[..., Any], int, int]] = {
+    "googlenet": (partial(googlenet_step, aux=True), 5, 16),
+    "resnet50": (partial(resnet_step, depth=50), 5, 16),
+    "deeplab": (deeplab_step, 2, 8),
+}
+"""Builder, the batch of enlarged images (IBM's 5 for the classifiers), and from one batch to the next at 224^2."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """One size of one network that grows.
+
+    Attributes:
+      make: (size, remat=False) -> (step, args); with remat, `jax.checkpoint` around each block.
+      pixels: (size) -> pixels or voxels of a batch.
+    """
+
+    name: str
+    make: Callable[..., Any]
+    sizes: range
+    pixels: Callable[[int], int]
+
+
+def growths(faster: int) -> Iterator[Growth]:
+    """For a card whose batches grow so many times faster."""
+    for name, (builder, batch, apart) in _NETWORKS.items():
+        images, batches = range(256, 24577, 64), range(apart * faster, 16385, apart * faster)
+        yield Growth(f"{name}-image", partial(_enlarged, builder, batch), images, lambda size, n=batch: n * size**2)
+        yield Growth(f"{name}-batch", partial(_multiplied, builder), batches, lambda size: 224**2 * size)
+    yield Growth("unet3d-volume", _volume, range(64, 769, 8), lambda size: size**3)
+
+
+def _enlarged(builder: Callable[..., Any], batch: int, size: int, remat: bool = False) -> Any:
+    return builder(image=size, batch=batch, remat=remat)
+
+
+def _multiplied(builder: Callable[..., Any], size: int, remat: bool = False) -> Any:
+    return builder(image=224, batch=size, remat=remat)
+
+
+def _volume(size: int, remat: bool = False) -> Any:
+    return unet3d_step(size, remat=remat)
+
+
+def _grown(device: str, way: str, growth: Growth) -> Case:
+    facts = {"of": growth.name, "way": way, "growth": growth}
+    name = f"{growth.name}-{device}-{way}"
+    return Case(name, growth.make, device, CARDS[device][0], "256GiB", minutes=60, facts=facts)
+
+
+LARGE_IMAGES = by_name(
+    _grown(device, way, growth)
+    for device, (_, faster) in CARDS.items()
+    for growth in growths(faster)
+    for way in WAYS
+)  # fmt: skip
+
+
+def _speeds(device: str, growth: Growth) -> Iterator[Case]:
+    """In doublings of the pixels for as long as a plan fits."""
+    smaller, pixels = "", 0
+    for size in growth.sizes:
+        if growth.pixels(size) < 2 * pixels:
+            continue
+        pixels, name = growth.pixels(size), f"{growth.name}-{device}-{size}"
+        made, remade = partial(growth.make, size), partial(growth.make, size, remat=True)
+        facts = {"of": growth.name, "size": size, "pixels": pixels, "checkpoint": remade}
+        after = (smaller, True) if smaller else None
+        yield Case(name, made, device, CARDS[device][0], "256GiB", after=after, facts=facts)
+        smaller = name
+
+
+SPEED = by_name(
+    case
+    for device, (_, faster) in CARDS.items()
+    for growth in growths(faster)
+    if not growth.name.endswith("-batch")
+    for case in _speeds(device, growth)
+)
+
+LARGEST = by_name(
+    Case(name, GROWING[name], "v100", budget, "0", facts={"sizes": range(low, high + 1, step)})
+    for name, low, high, step, budget in (
+        ("alexnet-batch", 2, 128, 8, "20MiB"),
+        ("googlenet-batch", 2, 128, 8, "14MiB"),
+        ("resnet14-size", 32, 536, 32, "30MiB"),
+        ("unet2d-size", 16, 268, 16, "3MiB"),
+        ("unet3d-size", 8, 134, 8, "60MiB"),
+        ("decoder-batch", 1, 64, 4, "32MiB"),
+    )
+)
+
+DDL_SPEED = 0.476
+"""Of DDL's P100s over the roofline's: 90 epochs of 1,281,167 images in 50 minutes on 256 of them at 95 %
+(arXiv:1708.02188) are 158 images/s on one, 202.5 ms for 32; the roofline of ResNet-50's step is 96.4 ms. That includes
+their input and their launches."""
+_DDL_50 = {"published": ("ResNet-50, ImageNet-1k, 32 images each", 0.95), "speed": DDL_SPEED}
+_DDL_101 = {"published": ("ResNet-101, ImageNet-22k, 20 images each", 0.88), "speed": DDL_SPEED}
+
+SCALING = by_name(
+    Case(name, make, device, budget, facts={"topology": topology, "statistics": statistics, **facts})
+    for name, make, topology, device, budget, statistics, facts in (
+        ("resnet-ddl", resnet(32), "ddl", "p100", None, "device", _DDL_50),
+        ("resnet101-ddl", resnet(20, depth=101, classes=21841), "ddl", "p100", None, "device", _DDL_101),
+        ("unet-ddl-planned", unet3d(96), "ddl", "p100", "1100MiB", "global", {}),
+        ("resnet-ddl-planned", resnet(32), "ddl", "p100", "1536MiB", "device", {}),
+        ("resnet-ddl-global", resnet(32), "ddl", "p100", None, "global", {}),
+        ("resnet-today", resnet(128), "today", "h200", None, "device", {}),
+    )
+)
+
+CALIBRATION = by_name(
+    Case(name, make, budget=budget, minutes=20, facts={"what": what})
+    for name, what, make, budget in (
+        ("product-f32", "matrix product 2048^3, float32", partial(product, 2048, F32), None),
+        ("convolution-f32", "convolution 3x3, 64 channels, 16 x 112^2, float32", partial(convolution, F32), None),
+        ("product-bf16", "matrix product 2048^3, bfloat16", partial(product, 2048, BF16), None),
+        ("convolution-bf16", "convolution 3x3, 64 channels, 16 x 112^2, bfloat16", partial(convolution, BF16), None),
+        ("alexnet", "AlexNet, batch 32, 224^2", partial(alexnet_step, batch=32, concrete=True), None),
+        ("mlp", "MLP, 8 layers of 1024, batch 1024", partial(mlp_step, 8, 1024, 1024, concrete=True), 50),
+        ("unet3d", "3D U-Net, 32^3, 3 levels",
+         partial(unet3d_step, 32, config=UNet3DConfig(filters=16, levels=3), concrete=True), 50),
+        ("resnet", "ResNet-26, 64^2, batch 16",
+         partial(resnet_step, 64, 16, config=ResNetConfig(depth=26, filters=32, classes=10), concrete=True), 50),
+        ("decoder", "decoder, 4 layers of 256, 4 x 256 tokens",
+         partial(decoder_step, batch=4, tokens=256, config=DecoderConfig(layers=4, width=256, heads=4, vocab=4096),
+                 concrete=True), 50),
+    )
+)  # fmt: skip
+
+OVERHEAD = by_name(
+    Case(name, small_resnet, budget=budget, facts={"what": what, "unit_s": unit_s})
+    for name, budget, what, unit_s in (
+        ("first_call", None, "first call, ResNet-26, 32 of 64^2", 1.0),
+        ("second_start", 60, "the same within 60 % of its bytes, the plan on disk", 1.0),
+        ("later_calls", None, "later calls, 200 arguments", 1e-6),
+    )
+)

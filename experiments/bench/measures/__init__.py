@@ -1,0 +1,1 @@
+"""Measures: functions of a case that return what was found."""

@@ -1,0 +1,79 @@
+"""First call and later calls of `memplan.jit` beside `jax.jit`, in one process, in turn, on the same arguments."""
+
+from __future__ import annotations
+
+import functools
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import jax
+
+import memplan
+from experiments.bench.cases import Case
+from experiments.bench.results import Found
+
+FIRST_CALLS, LATER_CALLS = 3, 300
+
+
+def measure(case: Case) -> Found:
+    """Median seconds of the same call by either."""
+    rounds = {"first_call": first_calls, "second_start": second_starts, "later_calls": later_calls}[case.name](case)
+    jax_s, memplan_s = map(statistics.median, zip(*rounds, strict=True))
+    return Found([{"jax_s": jax_s, "memplan_s": memplan_s}])
+
+
+Rounds = list[tuple[float, float]]
+"""Seconds by `jax.jit` and by `memplan.jit`."""
+
+
+def first_calls(case: Case) -> Rounds:
+    """The first call (trace, compile, run), caches cleared before each."""
+    step, args, _ = case.built()
+    return in_turn(memplan.jit, step, args)
+
+
+def second_starts(case: Case) -> Rounds:
+    """The first call of a script that starts again: its plan is on disk."""
+    step, args, _ = case.built()
+    whole = memplan.jit(step).plan(*args).report.baseline_peak_bytes
+    assert whole is not None and isinstance(case.budget, int)
+    planned = functools.partial(memplan.jit, budget=whole * case.budget // 100)
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, MEMPLAN_CACHE=folder):
+        first_call(planned, step, args)
+        return in_turn(planned, step, args)
+
+
+def in_turn(wrap: Callable[..., Any], step: Callable[..., Any], args: Any) -> Rounds:
+    return [(first_call(jax.jit, step, args), first_call(wrap, step, args)) for _ in range(FIRST_CALLS)]
+
+
+def first_call(wrap: Callable[..., Any], step: Callable[..., Any], args: Any) -> float:
+    jax.clear_caches()
+    wrapped = wrap(lambda state, batch: step(state, batch))
+    start = time.perf_counter()
+    jax.block_until_ready(wrapped(*args))
+    return time.perf_counter() - start
+
+
+def later_calls(case: Case) -> Rounds:
+    """The dispatch of one call once compiled, of a step that does nearly nothing with many arguments."""
+    state = {f"w{i}": jax.numpy.ones(4) for i in range(200)}
+
+    def step(state: Any) -> Any:
+        return {name: value + 1 for name, value in state.items()}
+
+    ways = jax.jit(step), memplan.jit(step)
+    for way in ways:
+        jax.block_until_ready(way(state))
+    return [(later_call(ways[0], state), later_call(ways[1], state)) for _ in range(LATER_CALLS)]
+
+
+def later_call(way: Callable[..., Any], state: Any) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(way(state))
+    return time.perf_counter() - start

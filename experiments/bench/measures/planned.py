@@ -1,0 +1,155 @@
+"""One step under one budget, planned and compiled beside the compilation of the step as it is.
+
+What XLA or memplan keep from an earlier compilation makes nothing cheaper, if the process measures one case: the plain
+compilation has XLA's file of compiled kernels switched off. The planned one begins with that file empty, as
+`memplan.jit` does; the second compilation of a step, where one is needed, finds in it what the first one made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from experiments.bench.cases import Case
+from experiments.bench.results import Found
+from memplan import pipeline
+from memplan.compilation.outcome import Outcome
+from memplan.outcome.infeasible import floor_of, infeasible
+from memplan.pipeline import Request
+from memplan.planning.loop import Loop, Residuals, stacked_nbytes
+from memplan.planning.schedule import Kind
+from memplan.units import parse_bytes
+from memplan.xla.target import Executable, Target
+
+UNLIMITED = 2**62  # bytes: the step stays as it is
+_NO_KERNEL_FILE = {"xla_gpu_kernel_cache_file": ""}
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds by the clock, and of all threads of the process."""
+
+    clock_s: float
+    cpu_s: float
+
+
+class Clock:
+    """Begins to count when it is made."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter(), time.process_time()
+
+    @property
+    def spent(self) -> Spent:
+        clock, cpu = self._started
+        return Spent(time.perf_counter() - clock, time.process_time() - cpu)
+
+
+def measure(case: Case) -> Found:
+    """Compile a step as it is, and planned."""
+    step, args, donated = case.built()
+    target, options = pipeline.target_of(case.device), {"donate_argnums": donated}
+    _load(target)
+    clock = Clock()
+    plain, plain_spent = _compile_plain(target, step, args, options), clock.spent
+    plain_bytes = plain.memory.device_bytes
+    del plain  # executables are large
+    jax.clear_caches()
+    request = Request(_limit(case, plain_bytes), case.host_budget, case.device, host_state=case.host_state)
+    clock = Clock()
+    found = pipeline.best(step, args, {}, options, request)
+    costs = _costs(plain_spent, clock.spent)
+    bytes_of_plan, seconds = _bytes(found), _seconds(found)
+    row = {"plain_bytes": plain_bytes, "budget_bytes": found.limits.device_bytes, **bytes_of_plan, **seconds, **costs}
+    if case.host_state:
+        alone = pipeline.best(step, args, {}, options, Request(UNLIMITED, device=case.device))
+        plain_figures = {"unmodified_bytes": alone.planned.plain.device_bytes, "plain_step_s": alone.step_s}
+        row |= {**plain_figures, "state_bytes": _nbytes([args[one] for one in case.host_state])}
+    status = "does not fit" if not found.fits else "fits" if found.plan is not None else "untouched"
+    return Found([row], status, "" if found.fits else str(infeasible(found)))
+
+
+def beside_checkpoint(case: Case) -> Found:
+    """The same, and the step with `jax.checkpoint` around its blocks."""
+    found, (step, args) = measure(case), case.facts["checkpoint"]()
+    request = Request(UNLIMITED, device=case.device)
+    other = pipeline.best(step, args, {}, {"donate_argnums": 0}, request)
+    more = {"checkpoint_bytes": other.device_bytes, "checkpoint_step_s": other.step_s}
+    return replace(found, rows=[{**found.rows[0], **more}])
+
+
+def _limit(case: Case, plain_bytes: int) -> int:
+    if case.budget is None:
+        return UNLIMITED
+    return plain_bytes * case.budget // 100 if isinstance(case.budget, int) else parse_bytes(case.budget, 0)
+
+
+def _load(target: Target) -> None:
+    """What the first compilation of a process loads should not count."""
+    _compile_plain(target, lambda x: x + 1, [jax.ShapeDtypeStruct((8,), jnp.float32)], {})
+
+
+def _compile_plain(
+    target: Target, step: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
+) -> Executable:
+    """`jax.jit(step, **options).lower(*args).compile()`, for a GPU that need not be here."""
+    return target.compile(step, args, {}, options, _NO_KERNEL_FILE)
+
+
+def _bytes(found: Outcome) -> dict[str, Any]:
+    """On the device, by the compiler but for what was predicted and the floor, below which no plan goes.
+
+    Of the unmodified step, XLA's own rematerialization left out, which the plain compilation has.
+    """
+    made, loops = found.planned, found.program.loops if any(found.program.residuals) else ()
+    runs = sum(one.kind is Kind.RUN for one in made.schedule)
+    return {
+        "unmodified_bytes": (found.unmodified or made.plain).device_bytes,
+        "predicted_bytes": made.predicted_bytes,
+        "compiled_bytes": found.device_bytes,
+        "host_bytes": found.host_bytes,
+        "floor_bytes": floor_of(found)[0],
+        "planner": found.plan.planner if found.plan else "none",
+        "again": runs - len(made.base.problem.kernels) if made.plan is not None else 0,
+        "offloaded_bytes": int(made.result.traffic.copied_out_nbytes),
+        "stacked_bytes": sum(stacked_nbytes(*known) for known in loops) if loops else None,
+        "moved_bytes": sum(map(_moved_nbytes, loops)) if loops else None,
+    }
+
+
+def _moved_nbytes(known: tuple[Loop, Residuals | None]) -> int:
+    """What a loop stacks on the host."""
+    loop, chosen = known
+    return sum(loop.trips * loop.body.nbytes(value) for value in chosen.on_host) if chosen else 0
+
+
+def _seconds(found: Outcome) -> dict[str, Any]:
+    """By the replay of the compiled schedule; no plan within the budget takes less than the bound."""
+    plain, moved = found.unmodified or found.planned.plain, found.planned.result.traffic
+    return {
+        "plain_step_s": plain.traffic.step_s,
+        "step_s": found.step_s,
+        "bound_s": found.planned.bound_s,
+        "copy_s": moved.copy_s,
+        "hidden_copy_s": moved.hidden_copy_s,
+        "stall_s": sum(end - start for start, end in moved.stalls),
+        "compilations": found.compilations,
+        "planning_s": found.planned.planning_s,
+    }
+
+
+def _costs(plain: Spent, ready: Spent) -> dict[str, float]:
+    """Of a plain compilation, and of everything until the planned step could run; by the clock and of all threads."""
+    return {
+        "plain_compile_s": plain.clock_s, "plain_compile_cpu_s": plain.cpu_s,
+        "ready_s": ready.clock_s, "ready_cpu_s": ready.cpu_s,
+    }  # fmt: skip
+
+
+def _nbytes(tree: Any) -> int:
+    return sum(leaf.dtype.itemsize * leaf.size for leaf in jax.tree.leaves(tree))

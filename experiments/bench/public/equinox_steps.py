@@ -1,0 +1,178 @@
+"""Steps of the example notebooks of patrick-kidger/equinox: their cells are run, but for those that load data or train.
+
+A model of Equinox is a tree of arrays and of other things: the step takes the arrays, the rest stays with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from experiments.bench.public.checkouts import Notebook, Repository, folder_of
+from experiments.bench.public.training import Make, TrainingStep, images, integers, of_one_replica
+
+EQUINOX = Repository("patrick-kidger/equinox", "9336d820b2ef66b360fc6cb3611b3da5cefbb14d", "Apache-2.0")
+STAND_INS = ("torch", "torchvision", "datasets", "transformers", "tqdm", "matplotlib", "diffrax")
+
+
+def _notebook(checkouts: Path, name: str) -> Notebook:
+    return Notebook(folder_of(checkouts, EQUINOX, "docs/examples") / f"{name}.ipynb", STAND_INS)
+
+
+def _taken_apart(eqx: Any, make: Make, build: Callable[[], Any]) -> tuple[Any, Callable[[Any], Any]]:
+    """The arrays of what is built, and how to join arrays like them with the rest."""
+    rest: list[Any] = []
+
+    def arrays() -> Any:
+        built = build()
+        rest.append(eqx.filter(built, eqx.is_array, inverse=True))
+        return eqx.filter(built, eqx.is_array)
+
+    made = make(arrays)
+    return made, lambda arrays: eqx.combine(arrays, rest[0])
+
+
+def vision_transformer(checkouts: Path, make: Make, *, batch: int, size: int, **sizes: int) -> TrainingStep:
+    """An image classifier, image by image under `jax.vmap`; dropout with a key for each, AdamW."""
+    book = _notebook(checkouts, "vision_transformer").run(1, 2)
+    book.set(batch_size=batch, image_size=(size, size, 3), height=size, width=size, **sizes)
+    names = book.set(num_patches=(size // book.names.patch_size) ** 2).run(6, 8, 10, 11).names
+    eqx, optimizer = names.eqx, optax.adamw(names.lr, b1=names.beta1, b2=names.beta2)
+    shape = {
+        name: getattr(names, name)
+        for name in ("embedding_dim", "hidden_dim", "num_heads", "num_layers", "dropout_rate", "patch_size")
+    }
+
+    def build() -> Any:
+        counts = {"num_patches": names.num_patches, "num_classes": names.num_classes}
+        model = names.VisionTransformer(**shape, **counts, key=jax.random.key(0))
+        return model, optimizer.init(eqx.filter(model, eqx.is_inexact_array))
+
+    def data() -> Any:
+        return images(batch, 3, size, size), integers(batch, below=names.num_classes), _keys(batch)
+
+    state, joined = _taken_apart(eqx, make, build)
+
+    def step(state: Any, images: Any, labels: Any, keys: Any) -> Any:
+        model, moments = joined(state)
+        model, moments, loss = names.step_model(model, optimizer, moments, images, labels, keys)
+        return eqx.filter((model, moments), eqx.is_array), loss
+
+    return TrainingStep(step, (state, *make(data)), (0,))
+
+
+def _keys(count: int) -> jax.Array:
+    return jax.random.split(jax.random.key(3), count)
+
+
+def bert(checkouts: Path, make: Make, *, batch: int, tokens: int, **sizes: int) -> TrainingStep:
+    """A classifier of sentences in float32, under `jax.vmap`; dropout, clipped gradients, Adam."""
+    names = _notebook(checkouts, "bert").run(3, 5, 6, 7, 8, 9, 10, 17).names
+    eqx = names.eqx
+    config = {
+        "vocab_size": 30522,
+        "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1,
+        **sizes,
+    }
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-5))
+
+    def build() -> Any:
+        model = names.BertClassifier(config=config, num_classes=2, key=jax.random.key(0))
+        return model, optimizer.init(eqx.filter(model, eqx.is_inexact_array))
+
+    def data() -> Any:
+        words = integers(batch, tokens, below=config["vocab_size"], least=1)
+        labels = integers(batch, below=2)
+        return {"token_ids": words, "segment_ids": jnp.zeros_like(words), "label": labels}, jax.random.key(3)
+
+    state, joined = _taken_apart(eqx, make, build)
+
+    def step(state: Any, inputs: Any, key: Any) -> Any:
+        model, moments = joined(state)
+        loss, model, moments, key = names.make_step(model, inputs, moments, key, optimizer)
+        return eqx.filter((model, moments), eqx.is_array), loss, key
+
+    return TrainingStep(of_one_replica(step, "devices"), (state, *make(data)), (0,))
+
+
+def convolutional_gan(checkouts: Path, make: Make, *, batch: int, filters: int) -> TrainingStep:
+    """A discriminator's step and a generator's, one after the other; batch normalization with a state of its own.
+
+    Images are 64 x 64; the notebook takes their width for the number of filters as well.
+    """
+    book = _notebook(checkouts, "deep_convolutional_gan").run(1, 2)
+    names = book.set(batch_size=batch).run(7, 9, 11).names
+    shape = names.height, filters, names.channels
+    eqx, optimizer = names.eqx, optax.adam(names.lr, b1=names.beta1, b2=names.beta2)
+
+    def build() -> Any:
+        maker, judge = jax.random.split(jax.random.key(0))
+        generator = names.Generator(names.latent_size, shape, maker)
+        discriminator = names.Discriminator(shape, judge)
+        moments = [optimizer.init(eqx.filter(one, eqx.is_inexact_array)) for one in (generator, discriminator)]
+        return generator, discriminator, eqx.nn.State(generator), eqx.nn.State(discriminator), *moments
+
+    def data() -> Any:
+        return images(batch, names.channels, names.height, names.width), jax.random.key(3)
+
+    state, joined = _taken_apart(eqx, make, build)
+
+    def step(state: Any, images: Any, key: Any) -> Any:
+        generator, discriminator, made, judged, makers, judges = joined(state)
+        judge_loss, discriminator, judges, made, judged, key = names.step_discriminator(
+            discriminator, generator, images, optimizer, judges, made, judged, key
+        )
+        make_loss, generator, makers, judged, made, key = names.step_generator(
+            generator, discriminator, optimizer, makers, judged, made, key
+        )
+        whole = generator, discriminator, made, judged, makers, judges
+        return eqx.filter(whole, eqx.is_array), judge_loss, make_loss, key
+
+    return TrainingStep(step, (state, *make(data)), (0,))
+
+
+def unet_diffusion(
+    checkouts: Path, make: Make, *, batch: int, size: int, width: int, levels: tuple[int, ...]
+) -> TrainingStep:
+    """A U-Net with linear attention (unet.ipynb) that learns to denoise (score_based_diffusion.ipynb); AdaBelief."""
+    unet = _notebook(checkouts, "unet").run(1).names
+    names = _notebook(checkouts, "score_based_diffusion").run(1, 5, 9).names
+    eqx, optimizer = names.eqx, optax.adabelief(3e-4)
+
+    def build() -> Any:
+        model = unet.UNet(
+            data_shape=(3, size, size),
+            is_biggan=False,
+            dim_mults=list(levels),
+            hidden_size=width,
+            heads=4,
+            dim_head=32,
+            dropout_rate=0.0,  # the other notebook gives its model no key
+            num_res_blocks=2,
+            attn_resolutions=[size // 2],
+            key=jax.random.key(0),
+        )
+        return model, optimizer.init(eqx.filter(model, eqx.is_inexact_array))
+
+    def data() -> Any:
+        return images(batch, 3, size, size), jax.random.key(3)
+
+    state, joined = _taken_apart(eqx, make, build)
+
+    def step(state: Any, images: Any, key: Any) -> Any:
+        model, moments = joined(state)
+        made = names.make_step(
+            model, lambda t: 1 - jnp.exp(-t), lambda t: t, images, 10.0, key, moments, optimizer.update
+        )
+        loss, model, key, moments = made
+        return eqx.filter((model, moments), eqx.is_array), loss, key
+
+    return TrainingStep(step, (state, *make(data)), (0,))

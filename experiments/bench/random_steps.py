@@ -1,0 +1,120 @@
+"""Training steps that nobody wrote: each drawn from its number.
+
+A chain of layers of a dozen kinds, in one of three precisions, with one of three optimizers. None has a loop: where
+other residuals are stacked, kernels are others. `tests/test_numbers.py` draws small programs of every sort and any
+budget, of which 2 in 100 run a kernel again. These are training steps large enough to need it: 96 in 100 do.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+Array = jax.Array
+Layer = Callable[[Any, Array, Array, Array], Array]
+"""(weights, what the layer before made, what an earlier one made, key) -> (rows, width)."""
+
+
+def _dense(weights: Any, x: Array, early: Array, key: Array) -> Array:
+    return jnp.tanh(x @ weights["in"] + weights["bias"])
+
+
+def _residual(weights: Any, x: Array, early: Array, key: Array) -> Array:
+    return x + jax.nn.gelu(x @ weights["in"]) @ weights["out"]
+
+
+def _gated(weights: Any, x: Array, early: Array, key: Array) -> Array:
+    return jax.nn.silu(x @ weights["in"]) * (x @ weights["out"])
+
+
+def _normalized(weights: Any, x: Array, early: Array, key: Array) -> Array:
+    wide = x.astype(jnp.float32)
+    wide = (wide - wide.mean(1, keepdims=True)) * lax.rsqrt(wide.var(1, keepdims=True) + 1e-5)
+    return wide.astype(x.dtype) * (1 + weights["bias"])
+
+
+def _over_batch(weights: Any, x: Array, early: Array, key: Array) -> Array:
+    return jax.nn.relu((x - x.mean(0)) * lax.rsqrt(x.var(0) + 1e-2) + weights["bias"])
+
+
+def _attention(weights: Any, x: Array, early: Array, key: Array) -> Array:
+    tokens = x.reshape(-1, 32, x.shape[1])
+    scores = (tokens @ weights["in"]) @ tokens.swapaxes(1, 2) * x.shape[1] ** -0.5
+    return x + (jax.nn.softmax(scores) @ tokens).reshape(x.shape) @ weights["out"]
+
+
+def _convolved(weights: Any, x: Array, early: Array, key: Array) -> Array:
+    kernel = jnp.stack([weights["in"], weights["out"], weights["in"]])
+    signal = x.reshape(-1, 32, x.shape[1])
+    made = lax.conv_general_dilated(signal, kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
+    return jax.nn.relu(made).reshape(x.shape)
+
+
+def _pooled(weights: Any, x: Array, early: Array, key: Array) -> Array:
+    signal = x.reshape(-1, 32, x.shape[1])
+    most = lax.reduce_window(signal, -jnp.inf, lax.max, (1, 4, 1), (1, 4, 1), "VALID")
+    return jnp.repeat(most, 4, axis=1).reshape(x.shape) @ weights["in"] + x
+
+
+def _joined(weights: Any, x: Array, early: Array, key: Array) -> Array:
+    return jnp.concatenate([x, early], 1) @ jnp.concatenate([weights["in"], weights["out"]])
+
+
+def _dropped(weights: Any, x: Array, early: Array, key: Array) -> Array:
+    return jnp.where(jax.random.bernoulli(key, 0.7, x.shape), x / jnp.asarray(0.7, x.dtype), 0) + early
+
+
+def _masked(weights: Any, x: Array, early: Array, key: Array) -> Array:
+    return jnp.where(early > 0, jnp.sin(x @ weights["in"]), x * weights["bias"])
+
+
+def _moved(weights: Any, x: Array, early: Array, key: Array) -> Array:
+    return jnp.cumsum(jnp.flip(x, 1) * jnp.asarray(0.1, x.dtype), 1) + jnp.roll(early, 1, 0) @ weights["in"]
+
+
+def _chosen(weights: Any, x: Array, early: Array, key: Array) -> Array:
+    return lax.cond(x[0, 0] > 0, lambda x: jnp.tanh(x @ weights["in"]), lambda x: x @ weights["out"], x)
+
+
+LAYERS: Mapping[str, Layer] = {
+    "dense": _dense, "residual": _residual, "gated": _gated, "normalized": _normalized, "over batch": _over_batch,
+    "attention": _attention, "convolved": _convolved, "pooled": _pooled, "joined": _joined, "dropped": _dropped,
+    "masked": _masked, "moved": _moved, "chosen": _chosen,
+}  # fmt: skip
+
+
+def drawn_step(number: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A training step with its arguments: state (weights, moments and a key), and a batch."""
+    draw = random.Random(number)
+    dtype = draw.choice((jnp.float32, jnp.float32, jnp.bfloat16, jnp.float16))
+    rows, width = draw.choice((128, 256)), draw.choice((16, 24, 32))
+    optimizer = draw.choice((optax.sgd(1e-2), optax.sgd(1e-2, momentum=0.9), optax.adam(1e-3)))
+    kinds = [draw.choice(list(LAYERS)) for _ in range(draw.randint(3, 5))]
+    skips = [draw.randint(0, number) for number in range(len(kinds))]
+
+    def loss(weights: Any, key: Array, batch: Array) -> Array:
+        made = [batch.astype(dtype)]
+        for kind, skip, weight in zip(kinds, skips, weights, strict=True):
+            key, one = jax.random.split(key)
+            weight = jax.tree.map(lambda leaf: leaf.astype(dtype), weight)
+            made.append(LAYERS[kind](weight, made[-1], made[skip], one))
+        return (made[-1].astype(jnp.float32) ** 2).mean()
+
+    def step(state: Any, batch: Array) -> Any:
+        weights, moments, key = state
+        key, used = jax.random.split(key)
+        value, gradient = jax.value_and_grad(loss)(weights, used, batch)
+        updates, moments = optimizer.update(gradient, moments)
+        return (optax.apply_updates(weights, updates), moments, key), value
+
+    key, first, second = jax.random.split(jax.random.key(number), 3)
+    square = jax.random.normal(first, (len(kinds), 2, width, width)) * 0.5 * width**-0.5
+    weights = [{"in": one[0], "out": one[1], "bias": one[0, 0]} for one in square]
+    batch = jax.random.normal(second, (rows, width))
+    return step, ((weights, optimizer.init(weights), key), batch)

@@ -1,1 +1,0 @@
-"""Do measured rates predict the time of a step better than assumed ones?"""

@@ -1,0 +1,72 @@
+"""One of two hosts: trains the same decoder with flat, decomposed and compressed sums, in turns, and counts.
+
+python -m experiments.distributed.slow_link.worker RANK COORDINATOR DEVICES INTERFACE STEPS  # rank 0 prints JSON
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from memplan import parallel
+from memplan.parallel.measure import measure_topology
+from models.train import decoder_step
+from models.transformer import DecoderConfig
+
+HOSTS, BATCH, TOKENS = 2, 8, 16
+WAYS: dict[str, dict[str, Any]] = {
+    "flat": {"decompose": False},
+    "decomposed": {},
+    "compressed": {"compress": "bfloat16"},
+}
+
+
+def main(rank: str, coordinator: str, devices: str, interface: str, steps: str) -> None:
+    jax.config.update("jax_num_cpu_devices", int(devices))
+    cluster = parallel.initialize(coordinator, HOSTS, int(rank))
+    mesh = parallel.mesh()
+    links = measure_topology(mesh)
+    step, (state, batch) = decoder_step(
+        4, 256, BATCH, TOKENS, config=DecoderConfig(vocab=512, context=TOKENS, heads=4), concrete=True
+    )
+    counter = Path(f"/sys/class/net/{interface}/statistics/tx_bytes")
+    found = {}
+    for way, options in WAYS.items():
+        found[way] = trained(
+            parallel.data_parallel(step, mesh, topology=links, **options), state, batch, counter, steps
+        )
+    if cluster.process == 0:
+        gradients = sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))
+        axes = {axis.name: {"latency_s": axis.latency_s, "bandwidth": axis.bandwidth} for axis in links.axes}
+        print(json.dumps({"gradient_bytes": gradients, "devices": int(devices), "links": axes, "ways": found}))
+
+
+def trained(step: parallel.DataParallel, state: Any, batch: Any, counter: Path, steps: str) -> dict[str, Any]:
+    """Bytes that this host sent over the link in a step, median seconds of one, losses, what was chosen."""
+    state, batch = step.place(state, batch)
+    run = jax.jit(step, donate_argnums=0)
+    seconds, losses, sent = [], [], []
+    for _ in range(int(steps)):
+        before, start = int(counter.read_text()), time.perf_counter()
+        state, metrics = jax.block_until_ready(run(state, batch))
+        seconds.append(time.perf_counter() - start)
+        sent.append(int(counter.read_text()) - before)
+        losses.append(float(metrics["loss"]))
+    chosen = sorted({one.how for one in step.sums if one.nbytes > 1 << 16})
+    return {
+        "sent_bytes": float(np.median(sent[1:])),
+        "step_s": float(np.median(seconds[1:])),
+        "losses": losses,
+        "chosen": chosen,
+        "buckets": len(step.sums),
+    }
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,139 @@
+"""Measures on steps that are compiled in seconds, on the CPU."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from experiments.bench.cases import CARDS, LARGE_IMAGES, SPEED, Case, Growth, growths
+from experiments.bench.measures import growth, planned, timed
+from experiments.bench.measures.bits import Training, compared, differing
+from experiments.bench.questions import QUESTIONS
+from experiments.bench.random_steps import drawn_step
+from experiments.bench.steps import mlp_step
+from memplan.hardware import measured
+from memplan.hardware.measured import Conditions, Measurement, Timing
+from memplan.xla.local import local_device
+from tests import dense
+
+
+@pytest.mark.gpu_aot
+def test_a_step_is_planned_beside_what_it_is() -> None:
+    case = Case("mlp", partial(mlp_step, 8, 256, 16384), "v100", 70)
+    found = planned.measure(case)
+    [row] = found.rows
+    assert found.status == "fits" and row["compiled_bytes"] <= row["budget_bytes"] == row["plain_bytes"] * 70 // 100
+    assert row["step_s"] >= 0.9 * row["plain_step_s"] > 0 and row["ready_s"] > 0 < row["plain_compile_s"]
+    assert planned.measure(replace(case, budget=None)).status == "untouched"
+
+
+def test_bits_that_were_compared_are_equal() -> None:
+    for name in ("bits", "public_bits"):
+        rows = QUESTIONS[name].rows()
+        assert {row["case"] for row in rows} == set(QUESTIONS[name].cases)
+        assert not [row for row in rows if (row["unequal"] and not row["gated"]) or not row["outputs"]]
+
+
+def test_all_that_were_drawn_were_equal() -> None:
+    [row] = QUESTIONS["drawn"].rows()
+    assert row["steps"] == 500 and row["plans"] == 600
+    assert row["with_kernels_again"] > 400 and not row["unequal"]
+
+
+def test_a_step_drawn_at_random_keeps_every_bit() -> None:
+    plans = list(compared(Training(*drawn_step(1)), [70]))
+    assert any(one.again for one in plans)
+    assert not any(one.unequal or one.gated for one in plans)
+
+
+def test_steps_whose_state_is_donated_in_parts_are_compared() -> None:
+    def step(weights: Any, count: Any, key: Any, x: Any) -> Any:
+        noise = jax.random.normal(key, x.shape)
+        return weights - 0.1 * jnp.tanh(x + noise).T @ x @ weights, count + 1, {"key": key, "sum": weights.sum()}
+
+    args = jnp.eye(64), jnp.zeros((), jnp.int32), jax.random.key(0), jnp.ones((512, 64))
+    training = Training(step, args, donated=(0, 1))
+    first, second, third = training.run(training.plain())
+    assert first["[1]"] != second["[1]"] != third["[1]"] and first["[0]"] != second["[0]"]
+    assert first["[2]['key']"] == jax.random.key_data(args[2]).tobytes()
+    assert list(differing([first, first], [first, {**first, "[1]": b""}])) == ["step 2: [1]"]
+    for found in compared(training):
+        assert not found.unequal and found.outputs == 4 and found.percent >= found.asked
+
+
+def test_a_plan_follows_its_link() -> None:
+    rows = {row["case"]: row for row in QUESTIONS["link_speed"].rows()}
+    none, slow, fast = (rows[link] for link in ("none", "pcie3x16", "nvlink-c2c"))
+    assert none["offloaded_bytes"] == 0 < slow["offloaded_bytes"] < fast["offloaded_bytes"]
+    assert fast["again"] == 0 < none["again"] and fast["step_s"] < min(none["step_s"], slow["step_s"])
+
+
+def test_state_that_stays_on_the_host_is_there() -> None:
+    rows = QUESTIONS["state"].rows()
+    assert rows and all(row["host_bytes"] >= 0.99 * row["state_bytes"] for row in rows)
+
+
+# The largest sizes.
+
+
+@pytest.mark.parametrize(("fitting", "tried"), [(0, 1), (1, 2), (3, 4), (4, 8), (70, 100)])
+def test_ever_larger_sizes_are_tried(fitting: int, tried: int) -> None:
+    assert growth.count_to_try(100, lambda position: position < fitting) == tried
+
+
+def growing(low: int, way: str) -> Case:
+    """Four layers of equal width; more rows than 2**20 are not looked at."""
+
+    def make(rows: int, remat: bool = False) -> Any:
+        layers = [jax.ShapeDtypeStruct((2**13, 2**13), jnp.float32)] * 4
+        return dense.step, (layers, jax.ShapeDtypeStruct((rows, 2**13), jnp.float32))
+
+    grown = Growth("dense", make, range(low, 2**20 + 1, low), lambda rows: rows)
+    return Case("dense", make, "v100", "15GiB", "256GiB", facts={"way": way, "growth": grown})
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["plain", "memplan"])
+def test_the_largest_of_each_way_fits_and_the_next_one_does_not(way: str) -> None:
+    case = growing(2**15, way)
+    [found] = growth.largest_of_a_way(case).rows
+    assert found["compiled_bytes"] <= 15 * 2**30
+    [refused] = growth.compiled(case, found["size"] + 2**15)
+    assert refused.refused == found["limit"] != ""
+
+
+def test_pixels_are_those_of_the_batch() -> None:
+    for one in growths(CARDS["v100"][1]):
+        if one.name in ("resnet50-batch", "unet3d-volume"):
+            _, (_, batch) = one.make(one.sizes[0], True)
+            assert one.pixels(one.sizes[0]) == math.prod(batch["image"].shape[:-1])
+
+
+def test_every_network_grows_on_every_card() -> None:
+    assert len(LARGE_IMAGES) == 7 * 4 * len(CARDS)
+    doubled = [case.facts["pixels"] for case in SPEED.values() if case.name.startswith("resnet50-image-h200")]
+    assert all(later >= 2 * earlier for earlier, later in pairwise(doubled))
+
+
+# The device that is here.
+
+
+def test_of_two_calibrations_the_better_of_each_rate_counts() -> None:
+    def with_rate(name: str, unit: str, seconds: float) -> measured.Spec:
+        timing = Timing("1", 6.0, seconds, seconds, seconds)
+        conditions = Conditions("cpu", "cpu", "here", (), (), "today", (Measurement(name, unit, 1, (timing,)),))
+        return measured.calibrate(local_device(), conditions)
+
+    for name, unit in ((measured.MEMORY, "bytes/s"), (measured.LATENCY, "s")):
+        best = timed.better(with_rate(name, unit, 3.0), with_rate(name, unit, 2.0))
+        assert best.conditions.measurements[0].best.best_s == 2.0
+    memory = with_rate(measured.MEMORY, "bytes/s", 3.0), with_rate(measured.MEMORY, "bytes/s", 2.0)
+    assert timed.drift(*memory) == pytest.approx(0.5)

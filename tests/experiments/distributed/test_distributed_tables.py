@@ -1,0 +1,36 @@
+"""The READMEs are what the committed results say, and these say what the READMEs say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments import distributed
+from experiments.distributed.every_step import run as every_step
+from experiments.distributed.parallel import run as parallel
+from experiments.distributed.parallel import table as parallel_table
+from experiments.distributed.slow_link import table as slow_link
+from experiments.readme import inserted
+
+FOLDER = Path(distributed.__file__).parent
+TABLES = {
+    "every_step": every_step.table,
+    "parallel": lambda: parallel_table.table(parallel.RESULTS),
+    "slow_link": lambda: slow_link.table(FOLDER / "slow_link" / "results"),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_readme_is_what_the_results_say(name: str) -> None:
+    text = (FOLDER / name / "README.md").read_text()
+    assert text == inserted(text, TABLES[name]())
+
+
+def test_killed_trainings_went_on_to_the_same_losses() -> None:
+    found = json.loads((FOLDER / "checkpoint" / "results" / "checkpoint.json").read_text())
+    assert found["kills"] == len(found["attempts"]) == 20 and found["losses_that_differ"] == []
+    for path in (FOLDER / "failures" / "results").glob("*.json"):
+        told = json.loads(path.read_text())["summary"]
+        assert told["trials"] == told["all_survivors_ended"] == told["resumed_to_the_same_losses"] == 20
