@@ -243,7 +243,7 @@ class TestPlans:
         found = planned(step, args, 0.6, device="v100")
         assert found.fits and found.device_bytes == pytest.approx(found.planned.predicted_bytes, rel=0.003)
         assert found.host_bytes == found.planned.predicted_host_bytes <= found.limits.host_bytes
-        assert found.step_s <= 1.3 * found.planned.plain.traffic.step_s
+        assert found.step_s <= 1.3 * found.planned.plain.replay.step_s
 
     def test_shardings_of_the_step_and_calls_inside_it(self) -> None:
         step, args = dense(64, 6)

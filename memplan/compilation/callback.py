@@ -52,7 +52,7 @@ class PlannedModule:
     @property
     def bound_s(self) -> float:
         """No plan within the budget takes less time."""
-        return min(self.plain.traffic.step_s, self.base.traffic.step_s)
+        return min(self.plain.replay.step_s, self.base.replay.step_s)
 
     @property
     def result(self) -> ScheduledModule:
@@ -120,7 +120,7 @@ class Callback:
         return text
 
     def _plan(self, plain: ScheduledModule, budget: int) -> Plan:
-        return Plans(plain, budget, self.limits.host_bytes - self.reserve.host_bytes, self.planner).agreed(self.agree)
+        return Plans(plain, budget, self.limits.host_bytes - self.reserve.host_bytes, self.planner).agree(self.agree)
 
 
 @contextmanager

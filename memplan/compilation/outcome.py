@@ -56,7 +56,7 @@ class Outcome:
     @property
     def step_s(self) -> float:
         """Seconds of a step, by the replay."""
-        return self.planned.result.traffic.step_s
+        return self.planned.result.replay.step_s
 
     @functools.cached_property
     def plan(self) -> Plan | None:
@@ -77,7 +77,7 @@ class Outcome:
         spmd = self.program.spmd
         if spmd is None:
             return ()
-        return collective_differences(self.program.jaxpr, spmd.axes, self.planned.result.traffic.collectives)
+        return collective_differences(self.program.jaxpr, spmd.axes, self.planned.result.replay.collectives)
 
     def better(self, later: Outcome) -> Outcome:
         """The one that fits, or takes less, after the compilations of both."""

@@ -38,25 +38,25 @@ class Plans:
     host_bytes: int
     planner: Planner
 
-    def agreed(self, agree: Agree) -> Plan:
+    def agree(self, agree: Agree) -> Plan:
         """The one that all processes of the step follow."""
         plain, fingerprint = self.plain, self.plain.module.fingerprint
         name = plan_cache.key(
             fingerprint, self.planner.name, self.budget_bytes, self.host_bytes, plain.device, plain.topology
         )
-        return agree(fingerprint, name, functools.partial(self.kept, name))
+        return agree(fingerprint, name, functools.partial(self.find_or_make, name))
 
-    def kept(self, name: str) -> Plan:
+    def find_or_make(self, name: str) -> Plan:
         """A kept plan of memplan's own planners, else a new one: another's code may change under its name."""
         if PLANNERS.get(self.planner.name) is not self.planner:
-            return self.new()
+            return self.make()
         plan = plan_cache.find(name)
         if plan is None:
-            plan = self.new()
+            plan = self.make()
             plan_cache.keep(name, plan)
         return plan
 
-    def new(self) -> Plan:
+    def make(self) -> Plan:
         """For the room that the budget leaves, or else for the smallest.
 
         Where that one fits, its split kernels are planned within the budget. It is the same for every budget: errors
@@ -65,7 +65,7 @@ class Plans:
         plain, room_nbytes = self.plain, self.budget_bytes - self.plain.resident_bytes
         extra = self._extra_outputs(plain.rewrite(room_nbytes, whole=True), room_nbytes)
         ways = [self._plan(room_nbytes, room_nbytes, extra)] if extra else []
-        if not ways or not ways[0][0].fits or ways[0][0].seconds > _LITTLE * plain.traffic.step_s:
+        if not ways or not ways[0][0].fits or ways[0][0].seconds > _LITTLE * plain.replay.step_s:
             ways.append(self._plan(room_nbytes, room_nbytes))
         found, plan = min(ways, key=lambda way: rank(way[0]))
         if found.fits:
@@ -80,7 +80,7 @@ class Plans:
         """For the module as it is rewritten for some room, within a budget for temporaries."""
         device = self.plain.device
         copy_s = functools.partial(copy_seconds, device=device) if self.host_bytes > 0 else None
-        problem = self.plain.rewrite(rewrite_nbytes, extra).timed
+        problem = self.plain.rewrite(rewrite_nbytes, extra).timed_problem
         found = self.planner.plan(problem, budget_nbytes, self.host_bytes, copy_s)
         actions, fingerprint = name_actions(problem, found.schedule), self.plain.module.fingerprint
         plan = Plan(actions, fingerprint, self.planner.name, device.name, (), (), rewrite_nbytes, tuple(extra))
@@ -90,7 +90,7 @@ class Plans:
         """Values that a first plan computes again, at the price that they have as extra outputs."""
         if base.device.target is None:
             return ()
-        problem = base.timed
+        problem = base.timed_problem
         cheaper = output_costs(base.module, problem, room_nbytes, live_nbytes(problem).tolist())
         if not cheaper:
             return ()

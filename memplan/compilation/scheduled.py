@@ -28,7 +28,7 @@ class ScheduledModule:
     topology: Topology | None = None
 
     @functools.cached_property
-    def traffic(self) -> Replay:
+    def replay(self) -> Replay:
         """What a step moves and how long that takes."""
         return replay(self.module, self.device, self.topology)
 
@@ -38,9 +38,9 @@ class ScheduledModule:
         return problem_of(self.module, self.device.target is not None)
 
     @functools.cached_property
-    def timed(self) -> Problem:
+    def timed_problem(self) -> Problem:
         """The problem with the seconds of the replay."""
-        return self.problem.with_seconds({**self.traffic.seconds, **self.traffic.blocks})
+        return self.problem.with_seconds({**self.replay.seconds, **self.replay.blocks})
 
     def rewrite(self, room_nbytes: int | None, values: Sequence[str] = (), whole: bool = False) -> ScheduledModule:
         """What is planned for so much room for temporaries; the module as it stands for None.

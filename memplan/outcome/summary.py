@@ -37,7 +37,7 @@ def report_of(outcome: Outcome) -> Report:
     by_buffer = {one.name: one.decision for one in decided}
     memory = timeline.timeline(result, origins, by_buffer)
     floor_bytes, _ = floor_of(outcome)
-    step, unmodified = result.traffic, outcome.unmodified
+    step, unmodified = result.replay, outcome.unmodified
     return Report(
         device=outcome.target.device.name,
         runs_on=jax.devices()[0].device_kind,
@@ -51,8 +51,8 @@ def report_of(outcome: Outcome) -> Report:
         observed_peak_bytes=None,
         host_peak_bytes=outcome.host_bytes,
         offloaded_bytes=step.copied_out_nbytes,
-        recomputed_flops=max(0.0, step.flops - (unmodified or plain).traffic.flops),
-        baseline_step_s=unmodified.traffic.step_s if unmodified else None,
+        recomputed_flops=max(0.0, step.flops - (unmodified or plain).replay.flops),
+        baseline_step_s=unmodified.replay.step_s if unmodified else None,
         predicted_step_s=step.step_s,
         floor_bytes=floor_bytes,
         lower_bound_s=planned.bound_s,
@@ -84,7 +84,7 @@ def _candidates(outcome: Outcome) -> Iterator[Candidate]:
     plain = outcome.unmodified
     if outcome.plan is not None and plain is not None:
         verdict = "fits" if outcome.limits.allow(plain.device_bytes, 0) else "over the device budget"
-        yield Candidate(_PLAIN, plain.device_bytes, 0, plain.traffic.step_s, verdict)
+        yield Candidate(_PLAIN, plain.device_bytes, 0, plain.replay.step_s, verdict)
     name = outcome.plan.planner if outcome.plan is not None else _PLAIN
     verdict = "chosen" if outcome.fits else "does not fit"
     yield Candidate(name, outcome.device_bytes, outcome.host_bytes, outcome.step_s, verdict)
@@ -99,7 +99,7 @@ def _lines(unmodified: ScheduledModule | None, result: ScheduledModule, memory: 
 
 def _decisions(outcome: Outcome, origins: Origins) -> Iterator[Decision]:
     """What happens to what the unmodified step has at its peak, and to all that is recomputed or copied."""
-    planned, problem = outcome.planned, outcome.planned.base.timed
+    planned, problem = outcome.planned, outcome.planned.base.timed_problem
     for loop, residuals in outcome.program.loops:
         yield from _residual_decisions(loop, residuals)
     if planned.plan is None:

@@ -70,7 +70,7 @@ def peak_lifetimes(scheduled: ScheduledModule) -> list[Lifetime]:
     return [one for one in device if one.first <= peak < one.end]
 
 
-def _kernel_times(names: Sequence[str], traffic: Replay) -> list[tuple[float, float]]:
+def _kernel_times(names: Sequence[str], replay: Replay) -> list[tuple[float, float]]:
     """Start and end, in seconds on the compute stream, of every kernel of a problem.
 
     Those of a loop's body stand in front of the loop. They share its time in proportion to what they take, as if they
@@ -79,10 +79,10 @@ def _kernel_times(names: Sequence[str], traffic: Replay) -> list[tuple[float, fl
     times: list[tuple[float, float]] = []
     body: list[float] = []
     for name in names:
-        if name not in traffic.clock:
-            body.append(traffic.seconds.get(name, 0.0))
+        if name not in replay.clock:
+            body.append(replay.seconds.get(name, 0.0))
             continue
-        start, end = traffic.clock[name]
+        start, end = replay.clock[name]
         if body:
             scale = (end - start) / (sum(body) or 1.0)
             edges = [start, *(start + scale * part for part in accumulate(body))]
@@ -90,7 +90,7 @@ def _kernel_times(names: Sequence[str], traffic: Replay) -> list[tuple[float, fl
             start = edges[-1]
             body = []
         times.append((start, end))
-    return times + [(traffic.step_s, traffic.step_s)] * len(body)
+    return times + [(replay.step_s, replay.step_s)] * len(body)
 
 
 def _step_lifetimes(scheduled: ScheduledModule) -> tuple[list[Lifetime], list[Lifetime]]:
@@ -115,10 +115,10 @@ class _Builder:
     """Between two of its bounds nothing changes."""
 
     def __init__(self, scheduled: ScheduledModule, origins: Origins, decisions: Mapping[str, str]):
-        self.traffic, self.origins, self.decisions = scheduled.traffic, origins, decisions
+        self.replay, self.origins, self.decisions = scheduled.replay, origins, decisions
         self.names = [kernel.name for kernel in scheduled.problem.kernels]
         self.buffers = [buffer.name for buffer in scheduled.problem.buffers]
-        self.times = _kernel_times(self.names, self.traffic)
+        self.times = _kernel_times(self.names, self.replay)
         self.resident = scheduled.resident_bytes
         count = len(self.names)
         self.device, self.host = _step_lifetimes(scheduled)
@@ -143,7 +143,7 @@ class _Builder:
 
     def _instant(self, first: int, end: int) -> Instant:
         name = self.names[first]
-        waits = self.traffic.clock.get(name) in self.traffic.stalls
+        waits = self.replay.clock.get(name) in self.replay.stalls
         doing: Doing = "wait" if waits else "recompute" if name != original(name) else "compute"
         return Instant(
             self.times[first][0],
@@ -178,10 +178,10 @@ class _Builder:
         return self.decisions.get(buffer) or self._decided.get(original(instruction_of(buffer)), "")
 
     def _copies(self) -> Iterator[Copy]:
-        for one in self.traffic.transfers:
+        for one in self.replay.transfers:
             name = layer_of(self.origins.scope(one.name)) or original(one.name)
             yield Copy(name, one.nbytes, _DIRECTIONS[one.stream], one.start_s, one.end_s)
 
     def _notes(self) -> Iterator[str]:
-        if any(name not in self.traffic.clock for name in self.names):
+        if any(name not in self.replay.clock for name in self.names):
             yield "A loop is drawn as one trip, stretched over all of them; copies of its body are not drawn."

@@ -68,7 +68,7 @@ class Baselines:
         found: Executable = target.compile(step, self.args, {}, self.options, flags, spmd=program.spmd)
         reading = ScheduledModule(read_module(found.text), self.target.device, program.topology)
         memory = found.memory
-        return Baseline(memory.device_bytes, memory.host_bytes, reading.traffic.step_s, memory.resident_bytes)
+        return Baseline(memory.device_bytes, memory.host_bytes, reading.replay.step_s, memory.resident_bytes)
 
 
 def refusal(error: BaseException) -> str:

@@ -68,7 +68,7 @@ class CompiledStep:
             planner=whole.plan.planner if whole.plan is not None else "none",
             unexpected=whole.unexpected_collectives,
             single_s=alone.step_s,
-            collectives=_counts(whole.planned.result.traffic),
+            collectives=_counts(whole.planned.result.replay),
             assumed=_assumed(overheads),
             assumptions=(*ASSUMPTIONS, *_limits(links), *links.sources, f"statistics of the batch: {self.statistics}"),
             points=tuple(points),

@@ -67,7 +67,7 @@ def test_a_step_for_eight_absent_gpus_has_the_collectives_that_it_was_written_wi
     names = tuple(SIZES)
     planned = memplan.jit(divided, device="v100", donate_argnums=0).plan(state, batch)
     assert planned._found.unexpected_collectives == ()
-    collectives = planned._found.planned.result.traffic.collectives
+    collectives = planned._found.planned.result.replay.collectives
     assert {one.axes for one in collectives} <= {("host",), ("device",), names}
     assert sum(collectives.values()) >= len(divided.sums)
 

@@ -116,7 +116,7 @@ def _bytes(found: Outcome) -> dict[str, Any]:
         "floor_bytes": floor_of(found)[0],
         "planner": found.plan.planner if found.plan else "none",
         "again": runs - len(made.base.problem.kernels) if made.plan is not None else 0,
-        "offloaded_bytes": int(made.result.traffic.copied_out_nbytes),
+        "offloaded_bytes": int(made.result.replay.copied_out_nbytes),
         "stacked_bytes": sum(stacked_nbytes(*known) for known in loops) if loops else None,
         "moved_bytes": sum(map(_moved_nbytes, loops)) if loops else None,
     }
@@ -130,9 +130,9 @@ def _moved_nbytes(known: tuple[Loop, Residuals | None]) -> int:
 
 def _seconds(found: Outcome) -> dict[str, Any]:
     """By the replay of the compiled schedule; no plan within the budget takes less than the bound."""
-    plain, moved = found.unmodified or found.planned.plain, found.planned.result.traffic
+    plain, moved = found.unmodified or found.planned.plain, found.planned.result.replay
     return {
-        "plain_step_s": plain.traffic.step_s,
+        "plain_step_s": plain.replay.step_s,
         "step_s": found.step_s,
         "bound_s": found.planned.bound_s,
         "copy_s": moved.copy_s,
