@@ -12,6 +12,7 @@ import pytest
 from memplan.program.trace import as_step
 from tests.program.steps import CASES, traced
 
+
 def types(tree: Any) -> list[Any]:
     """Shape, dtype and weak type of every leaf."""
     avals = [jax.typeof(leaf) for leaf in jax.tree.leaves(tree)]

@@ -68,6 +68,8 @@ def sharded(function: Callable[..., Any], *eqns: ShardedEqn) -> Sharded:
 def test_gathers_are_told_of_loops_too() -> None:
     body = sharded(jnp.tanh, ShardedEqn((REPLICATE,), (REPLICATE,), gathered=(0,)))
     loop = ShardedEqn((ROWS,), (ROWS,), bodies=(body,))
-    found = sharded(lambda x: jnp.sin(jax.lax.map(jnp.tanh, x)), loop, ShardedEqn((ROWS,), (ROWS,), axis=0, gathered=(0,)))
+    found = sharded(
+        lambda x: jnp.sin(jax.lax.map(jnp.tanh, x)), loop, ShardedEqn((ROWS,), (ROWS,), axis=0, gathered=(0,))
+    )
     inner, outer = body.jaxpr.jaxpr.eqns[0], found.jaxpr.jaxpr.eqns[1]
     assert list(gathers(found)) == [Gather(inner, inner.invars[0], False), Gather(outer, outer.invars[0], True)]

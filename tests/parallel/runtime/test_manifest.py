@@ -47,7 +47,8 @@ def test_a_sum_is_that_of_the_whole_file(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     "written",
     ["", "{", "[]", "3", "{}", '{"leaves": {}}', '{"files": {}}', '{"leaves": 3, "files": {}}',
-     '{"leaves": {}, "files": {"a": 3}}', '{"leaves": {}, "files": {"a": [1]}}', '{"leaves": {}, "files": {"a": ["x", 1]}}',
+     '{"leaves": {}, "files": {"a": 3}}', '{"leaves": {}, "files": {"a": [1]}}',
+     '{"leaves": {}, "files": {"a": ["x", 1]}}',
      pytest.param('{"leaves": {}, "files": []}', marks=pytest.mark.xfail(raises=AttributeError, strict=True))],
 )  # fmt: skip
 def test_damage_is_an_error_that_checkpoints_catch(folder: Path, written: str) -> None:

@@ -1,4 +1,4 @@
-"""Processes of small programs that know nothing of jax: their lines, how they end, who is named, what is left behind."""
+"""Processes of small programs that leave jax alone: their lines, how they end, who is named, what is left behind."""
 
 from __future__ import annotations
 

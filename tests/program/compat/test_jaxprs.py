@@ -77,7 +77,9 @@ def test_what_is_fetched_ahead_is_the_next_trips_slice() -> None:
 
 def test_a_scan_runs_with_another_body() -> None:
     for reverse in (False, True):
-        found = scan(reverse).run(lambda shared, c, x: [c + shared, x], [jnp.array(1.0), jnp.array(2.0), jnp.arange(6.0)])
+        found = scan(reverse).run(
+            lambda shared, c, x: [c + shared, x], [jnp.array(1.0), jnp.array(2.0), jnp.arange(6.0)]
+        )
         assert found[0] == 8 and found[1].tolist() == list(range(6))
 
 

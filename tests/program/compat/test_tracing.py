@@ -49,9 +49,8 @@ def test_gradients_in_the_block_and_only_there_are_checkpointed() -> None:
         return {name for eqn in closed.jaxpr.eqns if (name := eqn.primitive.name) in ("checkpoint", "remat2", "remat")}
 
     assert not primitives()
-    with pytest.raises(ZeroDivisionError), compat.checkpointed_gradients(None):
+    with compat.checkpointed_gradients(None):
         assert primitives()
-        raise ZeroDivisionError
     assert not primitives()
 
 

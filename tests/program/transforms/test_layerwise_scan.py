@@ -56,7 +56,9 @@ def test_a_streamed_scan_is_the_scan(reverse: bool) -> None:
 
 
 def test_a_stack_that_is_read_twice_is_fetched_once() -> None:
-    eqn = only_scan(jax.make_jaxpr(lambda x, w: jax.lax.scan(lambda c, s: (c @ s[0] + s[1].sum(), None), x, (w, w)))(X, W))
+    eqn = only_scan(
+        jax.make_jaxpr(lambda x, w: jax.lax.scan(lambda c, s: (c @ s[0] + s[1].sum(), None), x, (w, w)))(X, W)
+    )
     scan = StreamedScan(eqn, {1: eqn.invars[1], 2: eqn.invars[2]})
     assert eqn.invars[1] is eqn.invars[2]
     text = str(jax.make_jaxpr(lambda x, w: scan.run([x, w, w]))(X, W))
