@@ -1,0 +1,18 @@
+"""Limits, and what is left free of them."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memplan.compilation.limits import Limits, Reserve
+
+nbytes = st.integers(0, 2**40)
+
+
+@given(nbytes, nbytes, nbytes, nbytes)
+def test_a_reserve_grows_by_what_was_missed_and_by_no_more(device: int, host: int, took: int, took_host: int) -> None:
+    limits = Limits(device, host)
+    grown = Reserve(1, 2).grown(limits, took, took_host)
+    assert limits.allow(took - (grown.device_bytes - 1), took_host - (grown.host_bytes - 2))
+    assert (grown == Reserve(1, 2)) == limits.allow(took, took_host)
