@@ -108,7 +108,15 @@ _P100 = Device(
         "(https://images.nvidia.com/content/pdf/tesla/whitepaper/pascal-architecture-whitepaper.pdf)",
         f"XLA's target description p100 ({_XLA_SPECS})",
     ),
-    target=GpuTarget((6, 0), 56, 64, 65_536, 49_152, 4_194_304, 1.48),
+    target=GpuTarget(
+        compute_capability=(6, 0),
+        core_count=56,
+        fpus_per_core=64,
+        shared_memory_per_core=65_536,
+        shared_memory_per_block_optin=49_152,
+        l2_cache_bytes=4_194_304,
+        clock_ghz=1.48,
+    ),
 )
 
 _V100 = Device(
@@ -124,7 +132,15 @@ _V100 = Device(
         "(https://images.nvidia.com/content/volta-architecture/pdf/volta-architecture-whitepaper.pdf)",
         f"XLA's target description v100 ({_XLA_SPECS})",
     ),
-    target=GpuTarget((7, 0), 80, 64, 98_304, 98_304, 6_291_456, 1.53),
+    target=GpuTarget(
+        compute_capability=(7, 0),
+        core_count=80,
+        fpus_per_core=64,
+        shared_memory_per_core=98_304,
+        shared_memory_per_block_optin=98_304,
+        l2_cache_bytes=6_291_456,
+        clock_ghz=1.53,
+    ),
 )
 
 _A100 = Device(
@@ -139,10 +155,26 @@ _A100 = Device(
         "NVIDIA A100 Tensor Core GPU datasheet (https://www.nvidia.com/en-us/data-center/a100/)",
         f"XLA's target description a100_sxm_80 ({_XLA_SPECS})",
     ),
-    target=GpuTarget((8, 0), 108, 64, 167_936, 166_912, 41_943_040, 1.41),
+    target=GpuTarget(
+        compute_capability=(8, 0),
+        core_count=108,
+        fpus_per_core=64,
+        shared_memory_per_core=167_936,
+        shared_memory_per_block_optin=166_912,
+        l2_cache_bytes=41_943_040,
+        clock_ghz=1.41,
+    ),
 )
 
-_HOPPER = GpuTarget((9, 0), 132, 128, 233_472, 232_448, 52_428_800, 1.98)
+_HOPPER = GpuTarget(
+    compute_capability=(9, 0),
+    core_count=132,
+    fpus_per_core=128,
+    shared_memory_per_core=233_472,
+    shared_memory_per_block_optin=232_448,
+    l2_cache_bytes=52_428_800,
+    clock_ghz=1.98,
+)
 
 # The datasheets print these with sparsity, which doubles them.
 _HOPPER_FLOPS = {"float64": 67e12, "float32": 494.5e12, "bfloat16": 989.5e12, "float16": 989.5e12, "int8": 1979e12}
@@ -208,7 +240,15 @@ _B200 = Device(
         "NVIDIA HGX platform, HGX B200 column, divided by eight (https://www.nvidia.com/en-us/data-center/hgx/)",
         f"XLA's target description b200 ({_XLA_SPECS})",
     ),
-    target=GpuTarget((10, 0), 148, 128, 233_472, 232_448, 132_644_864, 1.965),
+    target=GpuTarget(
+        compute_capability=(10, 0),
+        core_count=148,
+        fpus_per_core=128,
+        shared_memory_per_core=233_472,
+        shared_memory_per_block_optin=232_448,
+        l2_cache_bytes=132_644_864,
+        clock_ghz=1.965,
+    ),
 )
 
 _RTX4090 = Device(
@@ -227,7 +267,15 @@ _RTX4090 = Device(
         "(https://docs.nvidia.com/cuda/cuda-c-programming-guide/)",
         "PyTorch's device properties of a real card: 24563 MiB, 128 multiprocessors, 72 MiB L2",
     ),
-    target=GpuTarget((8, 9), 128, 128, 102_400, 101_376, 75_497_472, 2.52),
+    target=GpuTarget(
+        compute_capability=(8, 9),
+        core_count=128,
+        fpus_per_core=128,
+        shared_memory_per_core=102_400,
+        shared_memory_per_block_optin=101_376,
+        l2_cache_bytes=75_497_472,
+        clock_ghz=2.52,
+    ),
 )
 
 DEVICES: Mapping[str, Device] = MappingProxyType(

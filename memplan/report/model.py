@@ -25,7 +25,7 @@ Choice = Literal["keep", "offload", "recompute"]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What happens to one value between its making and its last use.
+    """What happens to one value between its making and its last use; `_decisions` and `assets/page.js` show it.
 
     Attributes:
       name: as in the graph.

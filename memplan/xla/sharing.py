@@ -16,12 +16,13 @@ from memplan.xla.shapes import Array
 
 ELEMENTWISE = frozenset(
     """
-    abs add and atan2 bitcast-convert cbrt ceil clamp clz compare complex convert cosine divide erf exponential
-    exponential-minus-one floor imag is-finite log log-plus-one logistic maximum minimum multiply negate not or
-    popcnt power real reduce-precision remainder round-nearest-afz round-nearest-even rsqrt select shift-left
+    abs add and atan2 bitcast-convert cbrt ceil clamp count-leading-zeros compare complex convert cosine divide erf
+    exponential exponential-minus-one floor imag is-finite log log-plus-one logistic maximum minimum multiply negate
+    not or popcnt power real reduce-precision remainder round-nearest-afz round-nearest-even rsqrt select shift-left
     shift-right-arithmetic shift-right-logical sign sine sqrt subtract tan tanh xor
     """.split()  # noqa: SIM905
 )
+"""Opcodes, as HLO prints them, that work element by element; for rewrites they are cheap (`rewrites.fusion.CHEAP`)."""
 IN_PLACE = frozenset({"dynamic-update-slice", "scatter"})
 _ALIASED = re.compile(r"output_to_operand_aliasing=\{(.*?)\}(?:, [a-z]|$)")
 _PAIR = re.compile(r"\{(\d*)\}: \((\d+), \{\}\)")
