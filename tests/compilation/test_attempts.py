@@ -4,34 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
-from typing import Any, cast
-
-import jax
-import jax.numpy as jnp
-import pytest
+from typing import Any
 
 from memplan.compilation.attempts import Attempts
-from memplan.compilation.limits import Limits, Reserve
+from memplan.compilation.limits import Reserve
 from memplan.compilation.outcome import Outcome
-from memplan.errors import InfeasibleBudgetError
-from memplan.outcome import infeasible as errors
-from memplan.outcome.infeasible import infeasible
-from memplan.program.trace import LoopResiduals, Program, StateOnHost, trace
-from memplan.xla.target import Executable, Memory
+from memplan.program.trace import LoopResiduals, Program, StateOnHost
+from tests.compilation.outcomes import PROGRAM, outcome
 
-LIMITS = Limits(100, 50)
-PROGRAM = trace(lambda x: x + 1, (jax.ShapeDtypeStruct((4,), jnp.float32),), {}, {})
 COPYING = PROGRAM.transform(StateOnHost(frozenset({0}), frozenset()), None)
-
-
-def outcome(program: Program, nbytes: int, host_bytes: int = 0, predicted_to_fit: bool = True) -> Outcome:
-    """As if XLA had compiled the program into so many bytes."""
-    executable = Executable(None, Memory(nbytes, host_bytes, nbytes))
-    plain = SimpleNamespace(device_bytes=500, resident_bytes=10)
-    planned = cast(Any, SimpleNamespace(fits=predicted_to_fit, plain=plain))
-    target = cast(Any, SimpleNamespace(device=SimpleNamespace(name="v100"), is_gpu=True))
-    return Outcome(program, target, LIMITS, executable, planned, (), {}, None, 1)
 
 
 @dataclass
@@ -124,19 +105,3 @@ def test_where_nothing_fits_the_smallest_is_told() -> None:
 
 def test_a_profile_is_a_compilation() -> None:
     assert attempt(Fake([90], profiles=True)).compilations == 2
-
-
-def test_the_error_names_the_floor_its_kernel_and_what_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(errors, "floor_of", lambda found: (60, "gemm.1 (model.py:3)"))
-    found = outcome(PROGRAM, 120, host_bytes=70, predicted_to_fit=False)
-    error = infeasible(found)
-    assert isinstance(error, InfeasibleBudgetError)
-    assert (error.floor_bytes, error.smallest_bytes, error.operation) == (60, 120, "gemm.1 (model.py:3)")
-    for said in (
-        "no plan fits 100 B on v100",
-        "takes 120 B, with 70 B on the host",
-        "take 60 B",
-        "a budget of 120 bytes",
-    ):
-        assert said in str(error)
-    assert "donate_argnums" not in str(error)  # arguments are a tenth of the budget

@@ -1,0 +1,33 @@
+"""Which specification stands for the device that jax runs on here."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from memplan.errors import UnknownDeviceError
+from memplan.hardware import catalog
+from memplan.xla import local
+from memplan.xla.local import closest_name
+
+
+def test_a_card_without_a_specification_is_refused_with_the_nearest() -> None:
+    assert closest_name("NVIDIA H200") == "h200"
+    assert closest_name("Tesla V100-SXM2-32GB").startswith("v100")
+    with pytest.raises(UnknownDeviceError, match="Pass device="):
+        closest_name("Voodoo 2")
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    platform: str = "gpu"
+    device_kind: str = "NVIDIA H200"
+
+
+def test_a_measured_gpu_that_is_here_is_the_local_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local.jax, "local_devices", lambda: [Card()])
+    assert local.is_here(catalog.named("h200"), "gpu", "NVIDIA H200")
+    assert not local.is_here(catalog.named("v100"), "gpu", "Tesla V100-SXM2-16GB")
+    with pytest.raises(UnknownDeviceError, match="JAX_PLATFORMS=cpu"):
+        local.is_here(catalog.local_cpu(2, 2**30), "cpu", "cpu")
