@@ -1,0 +1,114 @@
+"""What the compiler is handed back in its middle: nothing where the module fits, else a module with a plan, judged."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from memplan.compilation import callback as module
+from memplan.compilation.callback import Callback
+from memplan.compilation.limits import Limits, Reserve
+from memplan.errors import PlanMismatchError
+from memplan.planning.plan import Plan
+from memplan.planning.registry import PLANNERS, Planner
+from memplan.planning.schedule import Kind
+from memplan.verify.dataflow import NotThePlainModuleError
+from memplan.xla.module import read_module
+from tests.compilation.modules import (
+    CPU,
+    LEAST,
+    NBYTES,
+    OTHER,
+    TEMPORARIES,
+    TEXT,
+    WITH_RECOMPUTE,
+    InOrder,
+    no_agreement,
+    scheduled,
+)
+
+PLAIN = scheduled()
+WHOLE, RESIDENT = PLAIN.device_bytes, PLAIN.resident_bytes
+PLAN = Plan(tuple((Kind.RUN, name) for name in WITH_RECOMPUTE), PLAIN.module.fingerprint, "by hand")
+
+
+def called_back(
+    budget: int, reserve: Reserve = Reserve(), planner: Planner = PLANNERS["kernels"], follow: Plan | None = None
+) -> Callback:
+    return Callback(CPU, Limits(budget, 10 * NBYTES), reserve, None, planner, follow, no_agreement)
+
+
+def test_what_fits_goes_through_untouched() -> None:
+    planner = InOrder()
+    found = called_back(WHOLE, planner=planner)
+    assert found(TEXT) is None
+    assert not planner.asked
+    assert found.planned.result is found.planned.plain
+    assert (found.planned.plan, found.planned.fits) == (None, True)
+    assert (found.planned.predicted_bytes, found.planned.planning_s) == (WHOLE, 0.0)
+
+
+def test_what_does_not_is_planned_within_the_budget() -> None:
+    found = called_back(RESIDENT + LEAST)
+    text = found(TEXT)
+    assert text is not None
+    kernels = [op.name for op in read_module(text).entry.ops.values() if op.opcode in ("fusion", "custom-call")]
+    assert len(kernels) == len(WITH_RECOMPUTE)
+    planned = found.planned
+    assert planned.fits and planned.predicted_bytes == RESIDENT + LEAST == planned.result.device_bytes
+    assert planned.result is planned.written and planned.plain.device_bytes == WHOLE
+
+
+def test_a_plan_that_is_too_large_is_handed_back_and_said_not_to_fit() -> None:
+    found = called_back(RESIDENT + LEAST - 1)
+    assert found(TEXT) is not None
+    assert not found.planned.fits and found.planned.predicted_bytes == RESIDENT + LEAST
+
+
+def test_a_reserve_is_left_free_of_both_memories() -> None:
+    assert called_back(WHOLE + 7, Reserve(7))(TEXT) is None
+    planner = InOrder()
+    called_back(WHOLE + 7, Reserve(8, NBYTES), planner)(TEXT)
+    _, budget_nbytes, host_nbytes = planner.asked[0]
+    assert (budget_nbytes, host_nbytes) == (TEMPORARIES - 1, 9 * NBYTES)
+
+
+def test_a_followed_plan_is_carried_out_where_the_module_would_fit_too() -> None:
+    planner = InOrder()
+    found = called_back(WHOLE, planner=planner, follow=PLAN)
+    assert found(TEXT) is not None
+    assert not planner.asked
+    assert found.planned.plan is PLAN and found.planned.predicted_bytes == RESIDENT + LEAST
+
+
+def test_a_followed_plan_for_another_module_is_refused() -> None:
+    with pytest.raises(PlanMismatchError, match="this step is"):
+        called_back(WHOLE, follow=PLAN)(OTHER)
+    wrong = replace(PLAN, actions=((Kind.RUN, "nothing"),))
+    with pytest.raises(PlanMismatchError, match="nothing"):
+        called_back(WHOLE, follow=wrong)(TEXT)
+
+
+def test_a_module_that_computes_something_else_is_not_handed_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*args: Any) -> str:
+        return original(*args).replace("tanh(", "sine(")
+
+    original = module.write
+    monkeypatch.setattr(module, "write", write)
+    with pytest.raises(NotThePlainModuleError):
+        called_back(WHOLE - 1)(TEXT)
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_collection_is_as_it_was_even_after_an_error(collects: bool) -> None:
+    before = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        with pytest.raises(PlanMismatchError):
+            called_back(WHOLE, follow=PLAN)(OTHER)
+        assert gc.isenabled() == collects
+    finally:
+        (gc.enable if before else gc.disable)()

@@ -1,0 +1,132 @@
+"""Plans for a module: found on disk or made, with extra outputs or without, and the same smallest for every budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from memplan.compilation import plans
+from memplan.compilation.plans import Plans
+from memplan.compilation.scheduled import ScheduledModule
+from memplan.planning.plan import Plan
+from memplan.planning.problem import Problem
+from memplan.planning.registry import PLANNERS, KernelPlanner, Planner
+from memplan.planning.schedule import Kind
+from memplan.xla.module import read_module
+from tests.compilation.modules import LEAST, OTHER, V100, WITH_RECOMPUTE, InOrder, no_agreement, scheduled
+from tests.xla.rewrites.test_extra_outputs import TEXT as BESIDE
+from tests.xla.rewrites.test_merge import ROOMY
+
+PLAIN = scheduled()
+
+
+def within(budget_bytes: int, planner: Planner = PLANNERS["kernels"], plain: ScheduledModule = PLAIN) -> Plans:
+    return Plans(plain, budget_bytes, 0, planner)
+
+
+def test_a_plan_is_for_the_room_that_residents_leave() -> None:
+    plan = within(PLAIN.resident_bytes + LEAST).make()
+    assert (plan.room_nbytes, plan.fingerprint) == (LEAST, PLAIN.module.fingerprint)
+    assert (plan.planner, plan.device) == ("kernels", "cpu")
+    assert plan.actions == tuple((Kind.RUN, name) for name in WITH_RECOMPUTE)
+
+
+def test_the_smallest_is_the_same_for_every_budget() -> None:
+    found = [
+        within(PLAIN.resident_bytes + nbytes).make() for nbytes in (LEAST - 1, LEAST // 2, 0, -PLAIN.resident_bytes)
+    ]
+    assert len(set(found)) == 1 and found[0].room_nbytes == 0
+
+
+def test_copies_are_offered_where_the_host_has_room() -> None:
+    planner = InOrder()
+    for host_bytes in (0, 5):
+        Plans(PLAIN, PLAIN.device_bytes, host_bytes, planner).make()
+    assert [host for *_, host in planner.asked] == [0, 5]
+
+
+def has_extra(problem: Problem) -> bool:
+    return any(".again" in kernel.name for kernel in problem.kernels)
+
+
+@pytest.mark.parametrize(
+    ("with_extra_s", "tries", "taken"),
+    [(0.0, 1, True), (2.0, 2, True), (4.0, 2, False)],
+    ids=["takes no more than the step", "faster than without", "slower than without"],
+)
+def test_extra_outputs_come_first_and_go_where_they_cost_more(
+    monkeypatch: pytest.MonkeyPatch, with_extra_s: float, tries: int, taken: bool
+) -> None:
+    monkeypatch.setattr(plans, "output_costs", lambda *_: {"masked": 0.5})
+    monkeypatch.setattr(plans, "recomputed_kernels", lambda problem, _: {0})
+    planner = InOrder(seconds=lambda problem: with_extra_s if has_extra(problem) else 3.0)
+    plan = within(ROOMY, planner, ScheduledModule(read_module(BESIDE), V100)).make()
+    assert [has_extra(problem) for problem, *_ in planner.asked] == [True, False][:tries]
+    assert plan.handed_on == (("masked",) if taken else ())
+
+
+def test_values_that_no_plan_recomputes_are_no_extra_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    prices: list[float] = []
+
+    def recomputed(problem: Problem, _: int) -> set[int]:
+        prices.append(problem.kernels[0].seconds)
+        return set()
+
+    monkeypatch.setattr(plans, "output_costs", lambda *_: {"masked": 0.5})
+    monkeypatch.setattr(plans, "recomputed_kernels", recomputed)
+    planner, plain = InOrder(), ScheduledModule(read_module(BESIDE), V100)
+    assert within(ROOMY, planner, plain).make().handed_on == ()
+    assert len(planner.asked) == 1
+    assert prices == [plain.rewrite(ROOMY - plain.resident_bytes, whole=True).timed_problem.kernels[0].seconds / 2]
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MEMPLAN_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_a_plan_of_memplans_own_is_kept_and_found(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = within(PLAIN.device_bytes - 1).agree(no_agreement)
+    assert len(list(kept.iterdir())) == 1
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("made again")
+
+    monkeypatch.setattr(Plans, "make", refuse)
+    assert within(PLAIN.device_bytes - 1).agree(no_agreement) == first
+    for other in (
+        within(PLAIN.device_bytes - 2),
+        within(PLAIN.device_bytes - 1, PLANNERS["recompute"]),
+        within(PLAIN.device_bytes - 1, plain=scheduled(OTHER)),
+        within(PLAIN.device_bytes - 1, plain=replace(PLAIN, device=replace(PLAIN.device, memory_bandwidth=1e9))),
+        replace(within(PLAIN.device_bytes - 1), host_bytes=1),
+    ):
+        with pytest.raises(AssertionError, match="made again"):
+            other.agree(no_agreement)
+
+
+@pytest.mark.parametrize("planner", [InOrder("kernels"), KernelPlanner("kernels", offloads=False)])
+def test_a_planner_of_the_users_is_asked_every_time_whatever_its_name(kept: Path, planner: Planner) -> None:
+    own = within(PLAIN.device_bytes - 1).agree(no_agreement)
+    (path,) = kept.iterdir()
+    before = path.read_bytes()
+    found = within(PLAIN.device_bytes - 1, planner).agree(no_agreement)
+    assert path.read_bytes() == before and list(kept.iterdir()) == [path]
+    assert isinstance(planner, KernelPlanner) or found != own
+
+
+def test_all_processes_follow_what_was_agreed_on() -> None:
+    asked: list[str] = []
+    other = Plan((), "f00d", "kernels")
+
+    def agree(fingerprint: str, key: str, make: Callable[[], Plan]) -> Plan:
+        asked.append(fingerprint)
+        return other
+
+    planner = InOrder()
+    assert within(PLAIN.device_bytes - 1, planner).agree(agree) is other
+    assert asked == [PLAIN.module.fingerprint] and not planner.asked

@@ -1,0 +1,53 @@
+"""A scheduled module as it is read: its bytes, and what it is rewritten into for a plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memplan.planning.problem import POINTER_BYTES
+from tests.compilation.modules import NBYTES, TEMPORARIES, TEXT, V100, scheduled
+from tests.xla.rewrites.test_merge import ARRAY, DONATED, THREE, changed, fusions
+
+
+def test_device_bytes_are_temporaries_arguments_outputs_and_their_table() -> None:
+    found = scheduled()
+    assert found.packing.nbytes == TEMPORARIES
+    assert found.resident_bytes == 3 * NBYTES + NBYTES + POINTER_BYTES
+    assert found.device_bytes == found.resident_bytes + TEMPORARIES
+
+
+def test_an_output_over_a_donated_argument_takes_no_bytes_of_its_own() -> None:
+    assert scheduled(changed(TEXT, DONATED)).resident_bytes == scheduled().resident_bytes - NBYTES
+
+
+def test_an_output_on_the_host_takes_none_of_the_device() -> None:
+    away = ARRAY.replace("0}", "0:S(5)}")
+    late = f"  ROOT %out = ({ARRAY}) tuple(%late)"
+    text = changed(
+        TEXT,
+        (
+            late,
+            f"  %go = ({away}, {ARRAY}, u32[]) copy-start(%late)\n"
+            f"  %gone = {away} copy-done(%go)\n  ROOT %out = ({away}) tuple(%gone)",
+        ),
+    )
+    assert scheduled(text).resident_bytes == scheduled().resident_bytes - NBYTES
+
+
+def test_a_gpus_module_is_rewritten_once_for_each_room() -> None:
+    found = replace(scheduled(THREE), device=V100)
+    roomy = found.rewrite(1 << 40)
+    assert list(fusions(roomy.module)) == ["sums.all1"]
+    assert found.rewrite(1 << 40) is roomy and found.rewrite(1 << 39) is not roomy
+    assert found.rewrite(None) is found
+
+
+def test_a_cpu_runs_kernels_whole_and_as_they_are() -> None:
+    found = scheduled(THREE)
+    assert found.rewrite(1) is found.rewrite(1 << 40) is found
+
+
+def test_only_the_timed_problem_takes_seconds() -> None:
+    found = scheduled()
+    assert not any(kernel.seconds for kernel in found.problem.kernels)
+    assert all(kernel.seconds > 0 for kernel in found.timed_problem.kernels)
