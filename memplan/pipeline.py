@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,13 +80,13 @@ def best(
     limits = limits_of(request, target)
     notify("tracing", None)
     program = _transform(trace(step, args, kwargs, options), request, target)
-    agree = _agreeing(program, args, kwargs, target)
+    agree = _agreement(program, args, kwargs, target)
     planner = planner_named(request.planner)
     compiler = Compiler(target, limits, args, kwargs, planner, request.plan, agree, notify)
 
     def stack_less(program: Program, excess_bytes: int) -> Iterator[Program]:
         for other in fewer_residuals(program, target.device, limits.host_bytes, excess_bytes):
-            yield _with_state(other, program.on_host, target)
+            yield offload_state(other, program.on_host, streams=target.is_gpu)
 
     tries = MOST_TRIES if request.verify else 1
     attempts = Attempts(compiler, stack_less, notify, request.plan is not None, tries, target.is_gpu)
@@ -131,21 +131,19 @@ def limits_of(request: Request, target: Target) -> Limits:
 
 
 def _transform(program: Program, request: Request, target: Target) -> Program:
-    """As the plan to be followed says, or with the state on the host that is asked for."""
+    """As the plan to be followed says, or with the state on the host that is asked for.
+
+    On a CPU, where both memories are one, state on the host leaves the step as it is.
+    """
     if request.plan is not None:
-        written = follow_residuals(program, request.plan.loops) if request.plan.loops else program
-        return _with_state(written, request.plan.on_host, target)
+        found = follow_residuals(program, request.plan.loops) if request.plan.loops else program
+        return offload_state(found, request.plan.on_host, streams=target.is_gpu)
     if request.host_state:
-        return _with_state(program, large_leaves(program, request.host_state), target)
+        return offload_state(program, large_leaves(program, request.host_state), streams=target.is_gpu)
     return program
 
 
-def _with_state(program: Program, inputs: Collection[int], target: Target) -> Program:
-    """With these inputs in host memory: on a CPU, where both memories are one, the step stays as it is."""
-    return offload_state(program, inputs, streams=target.is_gpu)
-
-
-def _agreeing(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any], target: Target) -> Agree:
+def _agreement(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any], target: Target) -> Agree:
     """One plan for all processes that run a step together; for devices that are not here each makes its own."""
     options = (program.options.get("in_shardings"), program.options.get("out_shardings"))
     mesh = [program.spmd.sharding(spec) for spec in program.spmd.inputs[:1]] if program.spmd else []

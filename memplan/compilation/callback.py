@@ -28,8 +28,7 @@ class PlannedModule:
 
     Attributes:
       plain: as XLA scheduled it.
-      base: what was planned: the same, or its variant with cheap values made again inside of their readers, and with
-        kernels that crowd the device in parts.
+      base: what was planned: the same, or its rewrite (`ScheduledModule.rewrite`).
       plan: what it was made into; None where it went through as it is.
       schedule: the plan, by the numbers of the base's problem.
       written: the module that was handed back.

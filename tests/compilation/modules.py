@@ -43,12 +43,12 @@ class InOrder:
 
     name: str = "in order"
     seconds: Callable[[Problem], float] = lambda problem: 1.0
-    asked: list[tuple[Problem, int, int]] = field(default_factory=list)
+    asked: list[tuple[Problem, int, int, CopySeconds | None]] = field(default_factory=list)
 
     def plan(
         self, problem: Problem, budget_nbytes: int, host_nbytes: int = 0, copy_s: CopySeconds | None = None
     ) -> Solution:
-        self.asked.append((problem, budget_nbytes, host_nbytes))
+        self.asked.append((problem, budget_nbytes, host_nbytes, copy_s))
         schedule = runs(range(len(problem.kernels)))
         nbytes = pack(problem, schedule).nbytes
         return Solution(schedule, nbytes, self.seconds(problem), 0, 0.0, nbytes <= budget_nbytes)

@@ -72,7 +72,7 @@ def test_a_reserve_is_left_free_of_both_memories() -> None:
     assert called_back(WHOLE + 7, Reserve(7))(TEXT) is None
     planner = InOrder()
     called_back(WHOLE + 7, Reserve(8, NBYTES), planner)(TEXT)
-    _, budget_nbytes, host_nbytes = planner.asked[0]
+    _, budget_nbytes, host_nbytes, _ = planner.asked[0]
     assert (budget_nbytes, host_nbytes) == (TEMPORARIES - 1, 9 * NBYTES)
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from memplan.compilation.limits import Limits, Reserve
 
 LIMITS = Limits(100, 50)
+nbytes = st.integers(0, 2**40)
 
 
 def test_both_memories_are_limited() -> None:
@@ -12,6 +16,9 @@ def test_both_memories_are_limited() -> None:
     assert not LIMITS.allow(101, 0) and not LIMITS.allow(0, 51)
 
 
-def test_a_reserve_grows_by_what_was_missed_and_never_shrinks() -> None:
-    assert Reserve(3, 4).grown(LIMITS, 107, 40) == Reserve(10, 4)
-    assert Reserve(3, 4).grown(LIMITS, 90, 52) == Reserve(3, 6)
+@given(nbytes, nbytes, nbytes, nbytes)
+def test_a_reserve_grows_by_what_was_missed_and_by_no_more(device: int, host: int, took: int, took_host: int) -> None:
+    limits = Limits(device, host)
+    grown = Reserve(1, 2).grown(limits, took, took_host)
+    assert limits.allow(took - (grown.device_bytes - 1), took_host - (grown.host_bytes - 2))
+    assert (grown == Reserve(1, 2)) == limits.allow(took, took_host)

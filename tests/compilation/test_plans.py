@@ -11,12 +11,13 @@ import pytest
 from memplan.compilation import plans
 from memplan.compilation.plans import Plans
 from memplan.compilation.scheduled import ScheduledModule
+from memplan.hardware.roofline import copy_seconds
 from memplan.planning.plan import Plan
 from memplan.planning.problem import Problem
 from memplan.planning.registry import PLANNERS, KernelPlanner, Planner
 from memplan.planning.schedule import Kind
 from memplan.xla.module import read_module
-from tests.compilation.modules import LEAST, OTHER, V100, WITH_RECOMPUTE, InOrder, no_agreement, scheduled
+from tests.compilation.modules import CPU, LEAST, NBYTES, OTHER, V100, WITH_RECOMPUTE, InOrder, no_agreement, scheduled
 from tests.xla.rewrites.test_extra_outputs import TEXT as BESIDE
 from tests.xla.rewrites.test_merge import ROOMY
 
@@ -41,11 +42,13 @@ def test_the_smallest_is_the_same_for_every_budget() -> None:
     assert len(set(found)) == 1 and found[0].room_nbytes == 0
 
 
-def test_copies_are_offered_where_the_host_has_room() -> None:
+def test_copies_are_offered_at_their_price_where_the_host_has_room() -> None:
     planner = InOrder()
     for host_bytes in (0, 5):
         Plans(PLAIN, PLAIN.device_bytes, host_bytes, planner).make()
-    assert [host for *_, host in planner.asked] == [0, 5]
+    (*_, no_room, without), (*_, room, with_host) = planner.asked
+    assert (no_room, without, room) == (0, None, 5)
+    assert with_host is not None and with_host(NBYTES) == copy_seconds(NBYTES, CPU)
 
 
 def has_extra(problem: Problem) -> bool:

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from memplan.program.trace import Program, trace
+
 X = np.arange(6, dtype=np.float32).reshape(2, 3) / 4
 
 
@@ -22,6 +24,10 @@ class Case:
     make: Callable[[], tuple[Any, ...]] = lambda: (jnp.asarray(X),)
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def traced(case: Case) -> Program:
+    return trace(case.step, case.make(), case.kwargs, case.options)
 
 
 @jax.custom_jvp

@@ -13,6 +13,8 @@ from flax import nnx
 
 import memplan
 from memplan import UnsupportedProgramError
+from memplan.program.jit_arguments import dynamic_arguments, static_arguments
+from tests.program.steps import CASES
 
 X = jnp.ones((4, 2))
 
@@ -85,3 +87,21 @@ def test_other_type_errors_get_no_note() -> None:
     with pytest.raises(TypeError, match="mine") as caught:
         memplan.jit(step)(X)
     assert "equinox" not in "".join(getattr(caught.value, "__notes__", ()))
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if "static" in name])
+def test_the_dynamic_arguments_is_what_jax_takes(name: str) -> None:
+    case = CASES[name]
+    tree = jax.jit(case.step, **case.options).trace(*case.make(), **case.kwargs).in_tree
+    assert jax.tree.structure(dynamic_arguments(case.step, case.make(), case.kwargs, case.options)) == tree
+    assert static_arguments(case.step, case.make(), case.kwargs, case.options)
+
+
+def test_static_values_are_kept_apart_from_each_other() -> None:
+    def step(x: Any, n: int, *, mode: str = "a") -> Any:
+        return x * n
+
+    options = {"static_argnums": 1, "static_argnames": ("mode",)}
+    assert static_arguments(step, (1.0, 2), {"mode": "b"}, options) == ((1, 2), ("mode", "b"))
+    assert static_arguments(step, (1.0, 2), {}, options) != static_arguments(step, (1.0, 3), {}, options)
+    assert static_arguments(step, (1.0, 2), {}, {}) == ()

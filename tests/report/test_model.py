@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from memplan.report.model import Report
 
@@ -119,24 +118,10 @@ def test_text_tells_the_figures_and_the_largest_rows(report: Report) -> None:
     assert re.search(r"lower bound +150 ms, 25\.0% below the plan", bounded)
 
 
-def test_text_is_plain_and_takes_names_literally(report: Report) -> None:
-    text = str(report)
-    assert "\x1b" not in text
-    assert "state.params['w']" in text
-    assert max(map(len, text.splitlines())) <= 120
-
-
 def test_empty_parts_are_left_out(report: Report) -> None:
     text = str(dataclasses.replace(report, decisions=(), live_at_peak=(), candidates=()))
     assert "Decisions" not in text
     assert "On the device" not in text
-
-
-def test_rich_draws_the_report(report: Report) -> None:
-    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    with console.file:
-        console.print(report)
-    assert "recomputed in a step" in console.export_text()
 
 
 def test_page_is_whole_escaped_and_alone(report: Report, drawn_report: Report, tmp_path: Path) -> None:
@@ -187,31 +172,6 @@ def test_saved_json_replaces_an_older_file_in_place(report: Report, tmp_path: Pa
     report.save_json(path)
     assert Report.from_json(path.read_text(encoding="utf-8")) == report
     assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
-
-
-def test_saved_file_follows_a_link(report: Report, tmp_path: Path) -> None:
-    (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
-    report.save_json(tmp_path / "link.json")
-    assert (tmp_path / "link.json").is_symlink()
-    assert (tmp_path / "real.json").is_file()
-
-
-def test_nothing_is_left_where_writing_fails(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Path, target: Path) -> None:
-        raise OSError("disk full")
-
-    path = tmp_path / "report.json"
-    path.write_text("older")
-    monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(OSError, match="disk full"):
-        report.save_json(path)
-    assert path.read_text() == "older"
-    assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
-
-
-def test_a_missing_folder_is_an_os_error(report: Report, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        report.save_html(tmp_path / "nowhere" / "report.html")
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,9 @@ MESHED = {  # as jax 0.11 has it
     "replica_groups=mesh['x'=8] {'x':(2)2}": (0, 2),
     "replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}": (0, 4),
     "replica_groups=mesh['a'=2,'b'=4], device_ids=(0,2,4,6,1,3,5,7) {'a'}": (0, 1),
+    "replica_groups=mesh['host'=2,'device'=4] {'device':(2)2}": (0, 1),
+    "replica_groups=mesh['host'=2,'device'=4] {'device':(1)2}": (0, 2),
+    "replica_groups=mesh['a'=2,'b'=2], device_ids=(3,2,1,0) {'b'}": (3, 2),
     "replica_groups=mesh['host'=2,'device'=4] {}": (0,),
 }
 

@@ -51,12 +51,12 @@ def rename_module(lowered: Any, name: str) -> Any:
         for key in attributes:
             module.operation.attributes[key] = attributes[key]
         module.operation.attributes["sym_name"] = _ir.StringAttr.get(name)
-    again = copy.copy(known)
-    again._hlo = module
-    again._name = name
-    again._executable = None  # jax compiled the same for somebody else
+    clone = copy.copy(known)
+    clone._hlo = module
+    clone._name = name
+    clone._executable = None  # jax compiled the same for somebody else
     outer = copy.copy(lowered)
-    outer._lowering = again
+    outer._lowering = clone
     return outer
 
 

@@ -71,8 +71,8 @@ def user_context(eqn: JaxprEqn, caller: JaxprEqn | None = None) -> Iterator[None
     Where jax made the equation for a function of its own, its source is the line that called that function.
     """
     stack = _source.current_name_stack() + eqn.source_info.name_stack
-    told = eqn if caller is None or source_of(eqn) else caller
-    with _source.user_context(told.source_info.traceback, name_stack=stack), _mesh_of(eqn):
+    origin = eqn if caller is None or source_of(eqn) else caller
+    with _source.user_context(origin.source_info.traceback, name_stack=stack), _mesh_of(eqn):
         yield
 
 

@@ -62,12 +62,6 @@ def test_a_damaged_environment_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         initialize()
 
 
-@pytest.mark.usefixtures("fresh")
-def test_a_watchdog_needs_some_time() -> None:
-    with pytest.raises(MemplanError, match="would bite at once"):
-        Watchdog(initialize(processes=1), timeout_s=0)
-
-
 def initialized(words: str) -> tuple[float, str]:
     """Seconds and the last line of what a fresh process says."""
     program = "import time; from memplan.parallel.runtime.cluster import initialize; t = time.time()\n"

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,43 +38,10 @@ def run(capfdbinary: pytest.CaptureFixture[bytes]) -> Callable[..., Result]:
     return launched
 
 
-def test_every_line_has_its_rank(run: Callable[..., Result]) -> None:
-    code, out, err = run("print('hello'); print('two', file=sys.stderr); sys.stdout.write('no end')")
-    assert code == 0
-    assert out == [f"[{rank}] {line}" for rank in range(3) for line in ("hello", "no end")]
-    assert sorted(err.splitlines()) == ["[0] two", "[1] two", "[2] two"]
-
-
 def test_what_a_process_is_told(run: Callable[..., Result]) -> None:
     names = ["MEMPLAN_PROCESSES", "MEMPLAN_DEVICES", "MEMPLAN_TIMEOUT", "JAX_PLATFORMS"]
     code, out, _ = run(f"print(*(os.environ[name] for name in {names}))", 2, devices=5, timeout_s=7)
     assert code == 0 and out == ["[0] 2 5 7 cpu", "[1] 2 5 7 cpu"]
-
-
-def test_a_killed_rank_is_named_and_gives_the_exit_code(run: Callable[..., Result]) -> None:
-    begun = time.monotonic()
-    code, _, err = run("os.kill(os.getpid(), 9) if rank == 2 else time.sleep(60)", 3, grace_s=0.5)
-    assert code == 137
-    assert "memplan launch: rank 2 (pid " in err and "was killed by SIGKILL" in err
-    assert "rank 0 (pid " in err and "still runs: SIGTERM" in err
-    assert time.monotonic() - begun < 8
-
-
-def test_who_only_followed_is_not_the_first(run: Callable[..., Result]) -> None:
-    code, _, err = run("sys.exit(3) if rank == 1 else sys.exit(75)")
-    assert code == 3
-    assert err.index("rank 1") < err.index("afterwards rank")
-
-
-def test_what_ignores_sigterm_is_killed(run: Callable[..., Result]) -> None:
-    program = "import signal; signal.signal(15, signal.SIG_IGN)\nif rank: time.sleep(0.5), sys.exit(4)\ntime.sleep(60)"
-    code, _, err = run(program, 2, grace_s=0.3)
-    assert code == 4 and "rank 0" in err and "still runs: SIGKILL" in err
-
-
-def test_the_others_may_report_by_themselves(run: Callable[..., Result]) -> None:
-    code, out, err = run("sys.exit(2) if rank == 0 else (time.sleep(1), print('rank 0 is gone'), sys.exit(75))", 2)
-    assert code == 2 and out == ["[1] rank 0 is gone"] and "SIGTERM" not in err
 
 
 @pytest.mark.parametrize(("fewest", "again"), [(None, 4), (2, 3), (4, 4)])
@@ -93,39 +56,6 @@ def test_it_starts_again(run: Callable[..., Result], fewest: int | None, again: 
 def test_it_gives_up_after_its_restarts(run: Callable[..., Result]) -> None:
     code, _, err = run("sys.exit(6)", 1, restarts=2)
     assert code == 6 and err.count("ended with exit code 6") == 3
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_behind(number: signal.Signals, tmp_path: Path) -> None:
-    program = f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').write(str(os.getpid())); time.sleep(60)"
-    launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER.format(repr(RANK + program))],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
-        stderr=subprocess.DEVNULL,
-    )
-    while not all((tmp_path / str(rank)).exists() and (tmp_path / str(rank)).read_text() for rank in range(2)):
-        time.sleep(0.02)
-    launcher.send_signal(number)
-    assert launcher.wait(10) == (-9 if number == signal.SIGKILL else 128 + number)
-    pids = [int((tmp_path / str(rank)).read_text()) for rank in range(2)]
-    end = time.monotonic() + 3
-    while any(alive(pid) for pid in pids) and time.monotonic() < end:
-        time.sleep(0.02)
-    assert not [pid for pid in pids if alive(pid)]
-
-
-def alive(pid: int) -> bool:
-    """A zombie, whom nobody has asked yet, is not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def test_children_of_a_rank_go_with_it(run: Callable[..., Result]) -> None:
-    code, out, _ = run("import subprocess; print(subprocess.Popen(['sleep', '60']).pid)", 1)
-    time.sleep(0.1)
-    assert code == 0 and not alive(int(out[0].removeprefix("[0] ")))
 
 
 def test_a_port_in_use_is_told_before_anything_starts(run: Callable[..., Result]) -> None:

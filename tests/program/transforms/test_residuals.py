@@ -85,17 +85,6 @@ def test_loops_can_be_left_as_they_are() -> None:
     assert with_residuals(program, lambda loop: None) is program
 
 
-def test_loops_inside_a_loop_count_its_trips() -> None:
-    step, args = STEPS["accumulated"]()
-    (loop,) = outer_loops(trace(step, args, {}, {}))
-    assert (loop.trips, loop.runs) == (5, 4)
-
-
-def test_only_a_loop_that_runs_forward_may_move_its_stacks() -> None:
-    assert outer_loops(trace(*STEPS["layers"](), {}, {}))[0].offloadable
-    assert not outer_loops(trace(*STEPS["backwards"](), {}, {}))[0].offloadable
-
-
 @pytest.mark.parametrize(
     "loops", [(), (Residuals((0,)), Residuals((0,))), (Residuals(()),), (Residuals((99,)),), (Residuals((-1,)),)]
 )

@@ -1,0 +1,51 @@
+"""Lowered modules under another name and with inputs on the host; XLA's texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src import compilation_cache
+
+from memplan.program import compat
+
+
+def lowered() -> Any:
+    def step(x: jax.Array, y: jax.Array) -> jax.Array:
+        return x + jnp.sin(y)
+
+    return jax.jit(step).lower(jnp.ones(3), jnp.ones(3))
+
+
+def test_a_renamed_module_is_another_one() -> None:
+    before = lowered()
+    after = compat.rename_module(before, "mine")
+    assert (compat.module_name_of(before), compat.module_name_of(after)) == ("jit_step", "mine")
+    assert after.as_text().replace("@mine", "@jit_step") == before.as_text()
+    np.testing.assert_allclose(after.compile()(jnp.ones(3), jnp.zeros(3)), 1)
+
+
+def test_inputs_are_marked_as_on_the_host() -> None:
+    module = compat.rename_module(lowered(), "mine")
+    compat.mark_on_host(module, ())
+    assert "pinned_host" not in module.as_text()
+    compat.mark_on_host(module, {1})
+    (main,) = (line for line in module.as_text().splitlines() if "@main" in line)
+    first, second = main.split("%arg1")
+    assert "pinned_host" not in first and 'mhlo.memory_kind = "pinned_host"' in second
+    assert "pinned_host" not in lowered().as_text()
+
+
+def test_large_constants_are_printed_whole() -> None:
+    numbers = " ".join(map(str, range(100))).replace(" ", ", ")
+    text = f"HloModule m\n\nENTRY e {{\n  ROOT c = s32[100]{{0}} constant({{{numbers}}})\n}}\n"
+    assert numbers in compat.module_text(compat.module_proto(text))
+
+
+def test_the_cache_on_disk_is_left_as_it_was() -> None:
+    before = compilation_cache._cache_checked, compilation_cache._cache_used
+    with compat.without_compilation_cache():
+        assert (compilation_cache._cache_checked, compilation_cache._cache_used) == (True, False)
+    assert (compilation_cache._cache_checked, compilation_cache._cache_used) == before

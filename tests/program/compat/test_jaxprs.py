@@ -1,0 +1,94 @@
+"""What jax's jaxprs say: names, sizes, lines, bodies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from memplan.program import compat
+from memplan.program.trace import trace
+
+
+def test_names_are_paths_without_the_static_arguments() -> None:
+    def step(mode: str, state: Any, x: Any, *rest: Any, k: Any) -> Any:
+        return state["w"] * x + k + rest[0]
+
+    program = trace(step, ("fast", {"w": 1.0, "b": 2.0}, 3.0, 4.0), {"k": 5.0}, {"static_argnums": 0})
+    assert compat.input_names(program.traced.jaxpr) == ("state['b']", "state['w']", "x", "rest[0]", "k")
+
+
+def test_sizes_of_odd_types() -> None:
+    sizes = {"bool": 9, "int4": 5, "int2": 3, "uint8": 9, "bfloat16": 18, "float8_e4m3fn": 9, "complex64": 72}
+    for name, nbytes in sizes.items():
+        assert compat.nbytes_of(jax.ShapeDtypeStruct((3, 3), jnp.dtype(name))) == nbytes
+    assert compat.nbytes_of(jax.typeof(jax.random.key(0))) == 8
+    assert compat.nbytes_of(jax.typeof(jax.random.split(jax.random.key(0, impl="rbg"), 3))) == 48
+    assert compat.nbytes_of(jax.ShapeDtypeStruct((3,), jax.dtypes.float0)) == 0
+
+
+def test_a_nested_jit_with_shardings_is_not_merely_a_call() -> None:
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    plain, placed = jax.make_jaxpr(lambda x: (jax.jit(jnp.sin)(x), jax.jit(jnp.sin, out_shardings=here)(x)))(1.0).eqns
+    assert compat.call_body(plain) is not None and compat.call_body(placed) is None
+
+
+def test_only_a_differentiated_checkpoint_that_forbids_cse_needs_a_barrier() -> None:
+    def remats(function: Any, **options: Any) -> list[compat.JaxprEqn]:
+        closed = jax.make_jaxpr(function(lambda x: jax.checkpoint(lambda y: jnp.sin(jnp.sin(y)), **options)(x)))(1.0)
+        return [eqn for eqn in closed.jaxpr.eqns if eqn.params.keys() >= {"prevent_cse", "differentiated"}]
+
+    assert list(map(compat.needs_barrier, remats(jax.grad))) == [True]
+    assert list(map(compat.needs_barrier, remats(jax.grad, prevent_cse=False))) == [False]
+    assert list(map(compat.needs_barrier, remats(lambda function: function))) == [False]
+
+
+def test_bodies_of_control_flow() -> None:
+    def control(x: Any) -> Any:
+        x = jax.lax.while_loop(lambda x: x < 3, lambda x: x + 1, x)
+        return jax.lax.cond(x > 0, lambda: x, lambda: -x)
+
+    bodies = [len(compat.control_bodies(eqn)) for eqn in jax.make_jaxpr(control)(1.0).jaxpr.eqns]
+    assert bodies[0] == 2 and bodies[-1] == 2 and set(bodies[1:-1]) <= {0}
+
+
+def scan(reverse: bool = False) -> compat.Scan:
+    def loop(shared: jax.Array, carry: jax.Array, xs: jax.Array) -> Any:
+        return jax.lax.scan(lambda c, x: (c + shared, c * x), carry, xs, reverse=reverse, unroll=3)
+
+    (eqn,) = jax.make_jaxpr(loop)(1.0, 2.0, jnp.ones(6)).jaxpr.eqns
+    found = compat.scan_of(eqn)
+    assert found is not None
+    return found
+
+
+def test_a_scan_has_constants_carries_and_stacks() -> None:
+    found = scan()
+    assert (found.consts, found.carries, found.trips, found.reverse, found.unroll) == (1, 1, 6, False, 3)
+    assert found.split("abc") == (["a"], ["b"], ["c"])
+    assert (found.among(3).trips, found.among(3).unroll, found.among(2).unroll) == (2, 2, 3)
+
+
+def test_what_is_fetched_ahead_is_the_next_trips_slice() -> None:
+    assert scan().following.tolist() == [1, 2, 3, 4, 5, 5]
+    assert scan(reverse=True).following.tolist() == [0, 0, 1, 2, 3, 4]
+
+
+def test_a_scan_runs_with_another_body() -> None:
+    for reverse in (False, True):
+        found = scan(reverse).run(
+            lambda shared, c, x: [c + shared, x], [jnp.array(1.0), jnp.array(2.0), jnp.arange(6.0)]
+        )
+        assert found[0] == 8 and found[1].tolist() == list(range(6))
+
+
+def test_paths_below_the_working_directory_are_relative(tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert compat.relative(f"{tmp_path}/a/net.py:3") == "a/net.py:3"
+    assert compat.relative(f"{tmp_path}er/net.py:3") == f"{tmp_path}er/net.py:3"
+
+
+def test_dead_equations_go_and_inputs_stay() -> None:
+    closed = compat.dce(jax.make_jaxpr(lambda x, y: (jnp.sin(x), jnp.cos(y))[1])(1.0, 2.0))
+    assert [eqn.primitive.name for eqn in closed.jaxpr.eqns] == ["cos"] and len(closed.jaxpr.invars) == 2

@@ -1,0 +1,115 @@
+"""Scans over stacks in host memory give what the scans and updates that they stand for give, in either direction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from memplan.program import compat
+from memplan.program.transforms.layerwise_scan import DEVICE, HOST, StreamedScan, Update, UpdatingScan, fetch, write
+
+LAYERS, WIDTH = 4, 3
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(2, WIDTH)).astype(np.float32)
+W, M = (RNG.normal(size=(LAYERS, WIDTH, WIDTH)).astype(np.float32) for _ in range(2))
+
+
+def on_host(value: Any) -> Any:
+    return jax.device_put(value, HOST)
+
+
+def on_device(value: Any) -> Any:
+    return jax.device_put(value, DEVICE)
+
+
+def only_scan(closed: compat.ClosedJaxpr) -> compat.JaxprEqn:
+    (eqn,) = (eqn for eqn in closed.jaxpr.eqns if eqn.primitive.name == "scan")
+    return eqn
+
+
+def test_a_layer_is_fetched_and_written() -> None:
+    def step(stack: jax.Array, new: jax.Array) -> Any:
+        far = on_host(stack)
+        return fetch(far, 1), on_device(write([far], [new], 2)[0])
+
+    fetched, written = jax.jit(step)(W, M[0])
+    np.testing.assert_array_equal(fetched, W[1])
+    np.testing.assert_array_equal(written, [W[0], W[1], M[0], W[3]])
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_streamed_scan_is_the_scan(reverse: bool) -> None:
+    def loop(x: jax.Array, w: jax.Array, m: jax.Array) -> Any:
+        return jax.lax.scan(lambda c, s: (jnp.tanh(c @ s[0]), c.sum() + s[1]), x, (w, m), reverse=reverse)
+
+    closed = jax.make_jaxpr(loop)(X, W, M)
+    eqn = only_scan(closed)
+    assert list(eqn.invars) == list(closed.jaxpr.invars)
+    scan = StreamedScan(eqn, {1: eqn.invars[1]})
+    found = jax.jit(lambda x, w, m: scan.run([x, on_host(w), m]))(X, W, M)
+    for one, other in zip(found, jax.jit(loop)(X, W, M), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_a_stack_that_is_read_twice_is_fetched_once() -> None:
+    eqn = only_scan(
+        jax.make_jaxpr(lambda x, w: jax.lax.scan(lambda c, s: (c @ s[0] + s[1].sum(), None), x, (w, w)))(X, W)
+    )
+    scan = StreamedScan(eqn, {1: eqn.invars[1], 2: eqn.invars[2]})
+    assert eqn.invars[1] is eqn.invars[2]
+    text = str(jax.make_jaxpr(lambda x, w: scan.run([x, w, w]))(X, W))
+    assert text.count("dynamic_slice") == 2  # before the loop and in its body
+
+
+def momentum(w: Any, m: Any, g: Any, rate: Any) -> Any:
+    new = 0.9 * m + g
+    return w - rate * new, new
+
+
+def test_an_update_layer_by_layer_is_the_update() -> None:
+    closed = jax.make_jaxpr(momentum)(W, M, M, 0.5)
+    (w, m, g, rate), (new_w, new_m) = closed.jaxpr.invars, closed.jaxpr.outvars
+    numbers = tuple(range(len(closed.jaxpr.eqns)))
+    update = Update(numbers, tuple(closed.jaxpr.eqns), LAYERS, (w, m), (g,), (rate,), (new_w, new_m), {new_m: m})
+    assert update.invars == [w, m, g, rate] and update.outvars == [new_m, new_w] and update.others == [new_w]
+
+    def run(w: jax.Array, m: jax.Array, g: jax.Array, rate: jax.Array) -> Any:
+        made, stacked = update.run([on_host(w), on_host(m), g, rate])
+        return stacked, on_device(made)
+
+    for one, other in zip(jax.jit(run)(W, M, 2 * W, 0.5), momentum(W, M, 2 * W, 0.5), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_scan_that_updates_what_it_reads_is_the_scan_and_the_update(reverse: bool) -> None:
+    def step(x: jax.Array, w: jax.Array, m: jax.Array, rate: jax.Array) -> Any:
+        def trip(c: jax.Array, layer: jax.Array) -> Any:
+            return jnp.tanh(c @ layer), (c.T @ c, c.sum())
+
+        last, (g, sums) = jax.lax.scan(trip, x, w, reverse=reverse)
+        return last, sums, *momentum(w, m, g, rate)
+
+    closed = jax.make_jaxpr(step)(X, W, M, 0.5)
+    (_, w, m, rate), (last, sums, new_w, new_m) = closed.jaxpr.invars, closed.jaxpr.outvars
+    eqn = only_scan(closed)
+    rest = [(number, one) for number, one in enumerate(closed.jaxpr.eqns) if one is not eqn]
+    gradient = eqn.outvars[1]
+    update = Update(
+        tuple(number for number, _ in rest), tuple(one for _, one in rest), LAYERS, (w, m), (gradient,), (rate,),
+        (new_w, new_m), {new_w: w, new_m: m},
+    )  # fmt: skip
+    scan = UpdatingScan(eqn, {1: w}, update)
+    assert scan.outvars == [last, sums, new_w, new_m]
+
+    def run(x: jax.Array, w: jax.Array, m: jax.Array, rate: jax.Array) -> Any:
+        known = dict(zip(closed.jaxpr.invars, (x, on_host(w), on_host(m), rate), strict=True))
+        last, sums, *stacks = scan.run([known[var] for var in scan.invars])
+        return last, sums, *map(on_device, stacks)
+
+    for one, other in zip(jax.jit(run)(X, W, M, 0.5), jax.jit(step)(X, W, M, 0.5), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)

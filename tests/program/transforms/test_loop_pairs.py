@@ -1,0 +1,95 @@
+"""Which loops of a flat jaxpr are a pair, by what one stacks for the other; and the pair as a planner sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from memplan.program import compat
+from memplan.program.flatten import flatten
+from memplan.program.trace import trace
+from memplan.program.transforms.loop_pairs import LoopPair, loop_of, loop_pairs
+from memplan.program.transforms.residuals import outer_loops
+from tests.program.scans import STEPS, traced
+
+ROWS = jnp.ones((4, 3))
+
+
+def pairs(function: Callable[..., Any], *args: Any) -> tuple[compat.ClosedJaxpr, list[LoopPair]]:
+    flat = flatten(jax.make_jaxpr(function)(*args))
+    return flat, list(loop_pairs(flat))
+
+
+def stacks(xs: jax.Array, ys: int = 1) -> list[jax.Array]:
+    return list(jax.lax.scan(lambda c, x: (c, [jnp.sin(x)] * ys), 0.0, xs)[1])
+
+
+def reads(*xs: jax.Array, shared: Any = 0.0) -> jax.Array:
+    return jax.lax.scan(lambda c, x: (c + sum(one.sum() for one in x) + jnp.sum(shared), None), 0.0, xs)[0]
+
+
+def test_a_pair_says_which_stack_is_read_as_which() -> None:
+    def step(xs: jax.Array) -> jax.Array:
+        _, (first, second) = jax.lax.scan(lambda c, x: (c, (jnp.sin(x), jnp.cos(x))), 0.0, xs)
+        return reads(xs, second, first)
+
+    flat, (pair,) = pairs(step, ROWS)
+    backward = compat.scan_of(flat.jaxpr.eqns[pair.backward])
+    assert backward is not None and pair.forward < pair.backward
+    assert pair.stacks == {0: 2, 1: 1}
+    assert not {eqn.primitive.name for eqn in pair.body.jaxpr.eqns} & {"jit", "pjit"}
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda xs: (lambda ys: (reads(*ys), *ys))(stacks(xs)),
+        lambda xs: (lambda ys: reads(*ys) + ys[0].sum())(stacks(xs)),
+        lambda xs: reads(stacks(xs)[0][:2]),
+        lambda xs: (lambda ys: reads(*ys, shared=ys[0]))(stacks(xs)),
+        lambda xs: (lambda ys: reads(*ys, *ys))(stacks(xs)),
+        lambda xs: reads(jnp.sin(xs)),
+    ],
+    ids=["returned", "read elsewhere", "a part of it", "also read whole", "read twice", "not stacked by a loop"],
+)
+def test_what_others_need_too_is_no_residual(step: Callable[..., Any]) -> None:
+    assert pairs(step, ROWS)[1] == []
+
+
+def test_a_loop_is_in_one_pair_and_takes_the_loop_that_stacks_most_for_it() -> None:
+    def step(xs: jax.Array) -> Any:
+        one = stacks(xs)
+        several = jax.lax.scan(lambda c, x: (c, (jnp.sin(x), jnp.cos(x))), 0.0, xs)[1]
+        return reads(*one, *several)
+
+    flat, (pair,) = pairs(step, ROWS)
+    loops = [number for number, eqn in enumerate(flat.jaxpr.eqns) if compat.scan_of(eqn)]
+    assert (pair.forward, pair.backward) == (loops[1], loops[2]) and len(pair.stacks) == 2
+
+
+def test_a_loop_of_layers_needs_what_its_backward_loop_reads() -> None:
+    closed = traced("layers")[0].jaxpr
+    (pair,) = loop_pairs(closed)
+    forward = compat.scan_of(closed.jaxpr.eqns[pair.forward])
+    assert forward is not None
+    loop = loop_of(pair, forward, runs=3)
+    assert (loop.trips, loop.runs, loop.offloadable) == (5, 3, True)
+    assert not loop.needed & loop.given
+    assert {loop.body.values[value].shape for value in loop.given} == {(4, 4)}  # the weights of a layer
+    assert all(np.prod(loop.body.values[value].shape) for value in loop.needed)
+
+
+def test_loops_inside_a_loop_count_its_trips() -> None:
+    step, args = STEPS["accumulated"]()
+    (loop,) = outer_loops(trace(step, args, {}, {}))
+    assert (loop.trips, loop.runs) == (5, 4)
+
+
+def test_only_a_loop_that_runs_forward_may_move_its_stacks() -> None:
+    assert outer_loops(trace(*STEPS["layers"](), {}, {}))[0].offloadable
+    assert not outer_loops(trace(*STEPS["backwards"](), {}, {}))[0].offloadable
