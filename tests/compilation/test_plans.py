@@ -56,17 +56,18 @@ def has_extra(problem: Problem) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("with_extra_s", "tries", "taken"),
-    [(0.0, 1, True), (2.0, 2, True), (4.0, 2, False)],
-    ids=["takes no more than the step", "faster than without", "slower than without"],
+    ("share", "tries", "taken"),
+    [(1.05, 1, True), (1.5, 2, True), (3.0, 2, False)],
+    ids=["little more than the step as it is", "faster than without", "slower than without"],
 )
 def test_extra_outputs_come_first_and_go_where_they_cost_more(
-    monkeypatch: pytest.MonkeyPatch, with_extra_s: float, tries: int, taken: bool
+    monkeypatch: pytest.MonkeyPatch, share: float, tries: int, taken: bool
 ) -> None:
     monkeypatch.setattr(plans, "output_costs", lambda *_: {"masked": 0.5})
     monkeypatch.setattr(plans, "recomputed_kernels", lambda problem, _: {0})
-    planner = InOrder(seconds=lambda problem: with_extra_s if has_extra(problem) else 3.0)
-    plan = within(ROOMY, planner, ScheduledModule(read_module(BESIDE), V100)).make()
+    plain = ScheduledModule(read_module(BESIDE), V100)
+    planner = InOrder(seconds=lambda problem: (share if has_extra(problem) else 2.0) * plain.replay.step_s)
+    plan = within(ROOMY, planner, plain).make()
     assert [has_extra(problem) for problem, *_ in planner.asked] == [True, False][:tries]
     assert plan.handed_on == (("masked",) if taken else ())
 
