@@ -34,7 +34,7 @@ def mesh(sizes: Mapping[str, int] | None = None) -> Mesh:
             )
         sizes = {"host": len(counts), "device": len(devices) // len(counts)}
     wanted = math.prod(sizes.values())
-    if wanted > len(devices) or wanted < 1:
+    if wanted > len(devices) or min(sizes.values(), default=1) < 1:
         shape = " x ".join(f"{name} {size}" for name, size in sizes.items())
         raise MeshError(
             f"a mesh of {shape} needs {wanted} devices; there are {len(devices)} in {jax.process_count()} processes. "

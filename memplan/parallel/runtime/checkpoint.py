@@ -88,7 +88,7 @@ class Checkpoints:
         source = self.folder / f"{step:09d}"
         try:
             saved = manifest.read(source)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:
             raise MemplanError(
                 self._damaged(source / manifest.NAME, f"{type(error).__name__}: {error}", step)
             ) from error

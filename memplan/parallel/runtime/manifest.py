@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memplan.errors import MemplanError
+from memplan.io import decode, write_atomic
 from memplan.program import compat
 
 NAME = "memplan.json"
@@ -29,16 +30,12 @@ def write(folder: Path, leaves: Mapping[str, Any]) -> None:
     """For all files that are in the folder now."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     sums = {str(path.relative_to(folder)): file_sum(path) for path in files if path.name != NAME}
-    part = folder / f"{NAME}.part"
-    part.write_text(json.dumps({"leaves": _described(leaves), "files": sums}), encoding="utf-8")
-    part.replace(folder / NAME)
+    write_atomic(folder / NAME, json.dumps({"leaves": _described(leaves), "files": sums}))
 
 
 def read(folder: Path) -> Manifest:
-    """An OSError, ValueError, KeyError or TypeError where it is damaged."""
-    document = json.loads((folder / NAME).read_text(encoding="utf-8"))
-    files = {name: (int(nbytes), int(checksum)) for name, (nbytes, checksum) in document["files"].items()}
-    return Manifest(dict(document["leaves"]), files)
+    """An OSError or a ValueError where it is damaged."""
+    return decode(Manifest, json.loads((folder / NAME).read_text(encoding="utf-8")), complete=True)
 
 
 def check_same(saved: Manifest, wanted: Mapping[str, Any], folder: Path) -> None:

@@ -71,6 +71,8 @@ def test_readers_that_disagree_have_a_majority_alone() -> None:
     (x,) = known.jaxpr.jaxpr.invars
     found = demands(known, asked(ROWS, COLUMNS, COLUMNS, None), DEVICES)
     assert x not in found.unanimous and found.majority[x] == COLUMNS
+    split = demands(known, asked(COLUMNS, COLUMNS, COLUMNS, ROWS), DEVICES)  # the last equation asks first
+    assert x not in split.unanimous and split.majority[x] == COLUMNS
 
 
 def test_a_divided_equation_asks_for_what_it_reads_and_not_for_what_is_asked_of_it() -> None:

@@ -49,11 +49,11 @@ def test_a_sum_is_that_of_the_whole_file(tmp_path: Path, monkeypatch: pytest.Mon
     ["", "{", "[]", "3", "{}", '{"leaves": {}}', '{"files": {}}', '{"leaves": 3, "files": {}}',
      '{"leaves": {}, "files": {"a": 3}}', '{"leaves": {}, "files": {"a": [1]}}',
      '{"leaves": {}, "files": {"a": ["x", 1]}}',
-     pytest.param('{"leaves": {}, "files": []}', marks=pytest.mark.xfail(raises=AttributeError, strict=True))],
+     '{"leaves": {}, "files": []}'],
 )  # fmt: skip
 def test_damage_is_an_error_that_checkpoints_catch(folder: Path, written: str) -> None:
     (folder / manifest.NAME).write_text(written)
-    with pytest.raises((OSError, ValueError, KeyError, TypeError)):
+    with pytest.raises(ValueError):  # noqa: PT011 what it says is io's
         manifest.read(folder)
 
 

@@ -37,7 +37,7 @@ def test_what_fits_becomes_no_slower_and_fits(layers: int, seed: int, offloads: 
         return
     NeighbourhoodSearch(ledger, limit, scheduler).improve(lambda: max(0, ledger.peak_nbytes - limit), 300)
     assert ledger.peak_nbytes <= limit
-    assert seconds_of(ledger, scheduler) <= before
+    assert seconds_of(ledger, scheduler) <= before * (1 + 1e-12)  # sums in another order
 
 
 @settings(max_examples=20)
