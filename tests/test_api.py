@@ -415,10 +415,6 @@ class TestVerify:
         assert not any(leaf.is_deleted() for leaf in weights)
         close(jax.jit(train)(*arguments()), step(weights, x))
 
-    def test_numbers_need_arrays(self, tight: int) -> None:
-        with pytest.raises(MemplanError, match="pass arrays"):
-            memplan.jit(train, budget=tight, verify="numbers").plan(*SHAPES)
-
     def test_other_numbers_are_refused(self, tight: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("memplan.api.numbers_gate", lambda *_: Gate((Leaf(0.0, 1.0, 0.0),)))
         step = memplan.jit(train, budget=tight, verify="numbers")

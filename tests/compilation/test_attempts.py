@@ -4,30 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
-from typing import Any, cast
-
-import jax
-import jax.numpy as jnp
+from typing import Any
 
 from memplan.compilation.attempts import Attempts
-from memplan.compilation.limits import Limits, Reserve
+from memplan.compilation.limits import Reserve
 from memplan.compilation.outcome import Outcome
-from memplan.program.trace import LoopResiduals, Program, StateOnHost, trace
-from memplan.xla.target import Executable, Memory
+from memplan.program.trace import LoopResiduals, Program, StateOnHost
+from tests.compilation.outcomes import PROGRAM, outcome
 
-LIMITS = Limits(100, 50)
-PROGRAM = trace(lambda x: x + 1, (jax.ShapeDtypeStruct((4,), jnp.float32),), {}, {})
 COPYING = PROGRAM.transform(StateOnHost(frozenset({0}), frozenset()), None)
-
-
-def outcome(program: Program, nbytes: int, host_bytes: int = 0, predicted_to_fit: bool = True) -> Outcome:
-    """As if XLA had compiled the program into so many bytes."""
-    executable = Executable(None, Memory(nbytes, host_bytes, nbytes))
-    plain = SimpleNamespace(device_bytes=500, resident_bytes=10)
-    planned = cast(Any, SimpleNamespace(fits=predicted_to_fit, plain=plain))
-    target = cast(Any, SimpleNamespace(device=SimpleNamespace(name="v100"), is_gpu=True))
-    return Outcome(program, target, LIMITS, executable, planned, (), {}, None, 1)
 
 
 @dataclass

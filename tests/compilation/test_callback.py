@@ -1,93 +1,114 @@
-"""What the compiler is handed back for a module: nothing where it fits, else what a plan says; no compiler is asked."""
+"""What the compiler is handed back in its middle: nothing where the module fits, else a module with a plan, judged."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import gc
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from memplan.compilation import callback as module
 from memplan.compilation.callback import Callback
 from memplan.compilation.limits import Limits, Reserve
-from memplan.compilation.scheduled import ScheduledModule
 from memplan.errors import PlanMismatchError
-from memplan.hardware.catalog import local_cpu
-from memplan.planning.plan import Plan, name_actions
-from memplan.planning.problem import Problem
-from memplan.planning.schedule import runs
-from memplan.planning.solution import Solution
+from memplan.planning.plan import Plan
+from memplan.planning.registry import PLANNERS, Planner
+from memplan.planning.schedule import Kind
+from memplan.verify.dataflow import NotThePlainModuleError
 from memplan.xla.module import read_module
-from tests.xla.small_modules import ADD, MIB, chain, module
+from tests.compilation.modules import (
+    CPU,
+    LEAST,
+    NBYTES,
+    OTHER,
+    TEMPORARIES,
+    TEXT,
+    WITH_RECOMPUTE,
+    InOrder,
+    no_agreement,
+    scheduled,
+)
 
-CPU = local_cpu(2, 8 * 2**30)
-TEXT = module(chain(4, "x") + "\nROOT %last = f32[512,1024]{1,0} add(%x3, %x0)", ADD)
-PLAIN = ScheduledModule(read_module(TEXT), CPU)
-ORDER = runs(range(len(PLAIN.problem.kernels)))
-
-
-@dataclass
-class Fake:
-    """Keeps the order that there is, and says what it takes; remembers the budgets that it was asked for."""
-
-    nbytes: int = 0
-    name: str = "fake"
-    asked: list[int] = field(default_factory=list)
-
-    def plan(self, problem: Problem, budget_nbytes: int, host_nbytes: int = 0, copy_s: object = None) -> Solution:
-        self.asked.append(budget_nbytes)
-        return Solution(ORDER, self.nbytes, 1.0, 0, 1.0, self.nbytes <= budget_nbytes)
+PLAIN = scheduled()
+WHOLE, RESIDENT = PLAIN.device_bytes, PLAIN.resident_bytes
+PLAN = Plan(tuple((Kind.RUN, name) for name in WITH_RECOMPUTE), PLAIN.module.fingerprint, "by hand")
 
 
-def own(fingerprint: str, key: str, make: Callable[[], Plan]) -> Plan:
-    """Agrees with nobody."""
-    return make()
+def called_back(
+    budget: int, reserve: Reserve = Reserve(), planner: Planner = PLANNERS["kernels"], follow: Plan | None = None
+) -> Callback:
+    return Callback(CPU, Limits(budget, 10 * NBYTES), reserve, None, planner, follow, no_agreement)
 
 
-def callback(budget: int, planner: Fake, reserve: Reserve | None = None, follow: Plan | None = None) -> Callback:
-    return Callback(CPU, Limits(budget, 0), reserve or Reserve(), None, planner, follow, own)
+def test_what_fits_goes_through_untouched() -> None:
+    planner = InOrder()
+    found = called_back(WHOLE, planner=planner)
+    assert found(TEXT) is None
+    assert not planner.asked
+    assert found.planned.result is found.planned.plain
+    assert (found.planned.plan, found.planned.fits) == (None, True)
+    assert (found.planned.predicted_bytes, found.planned.planning_s) == (WHOLE, 0.0)
 
 
-def test_what_fits_goes_through_as_it_is() -> None:
-    planner = Fake()
-    asked = callback(PLAIN.device_bytes, planner)
-    assert asked(TEXT) is None and not planner.asked
-    assert asked.planned.plan is None and asked.planned.fits
-    assert asked.planned.predicted_bytes == PLAIN.device_bytes
-    assert asked.planned.result is asked.planned.plain
+def test_what_does_not_is_planned_within_the_budget() -> None:
+    found = called_back(RESIDENT + LEAST)
+    text = found(TEXT)
+    assert text is not None
+    kernels = [op.name for op in read_module(text).entry.ops.values() if op.opcode in ("fusion", "custom-call")]
+    assert len(kernels) == len(WITH_RECOMPUTE)
+    planned = found.planned
+    assert planned.fits and planned.predicted_bytes == RESIDENT + LEAST == planned.result.device_bytes
+    assert planned.result is planned.written and planned.plain.device_bytes == WHOLE
 
 
-def test_what_is_reserved_is_not_there() -> None:
-    planner = Fake()
-    assert callback(PLAIN.device_bytes, planner, Reserve(1))(TEXT) is not None
-    assert planner.asked == [PLAIN.device_bytes - 1 - PLAIN.resident_bytes]
+def test_a_plan_that_is_too_large_is_handed_back_and_said_not_to_fit() -> None:
+    found = called_back(RESIDENT + LEAST - 1)
+    assert found(TEXT) is not None
+    assert not found.planned.fits and found.planned.predicted_bytes == RESIDENT + LEAST
 
 
-def test_the_planner_has_what_arguments_and_outputs_leave() -> None:
-    planner = Fake()
-    asked = callback(7 * MIB, planner)
-    text = asked(TEXT)
-    assert planner.asked == [7 * MIB - PLAIN.resident_bytes] and PLAIN.resident_bytes == pytest.approx(6 * MIB, abs=99)
-    planned = asked.planned
-    assert text is not None and read_module(text, planned.base.module).fingerprint
-    assert planned.plan is not None and planned.plan.planner == "fake" and planned.schedule == ORDER
-    assert planned.predicted_bytes == PLAIN.device_bytes and not planned.fits  # the planner said it would
+def test_a_reserve_is_left_free_of_both_memories() -> None:
+    assert called_back(WHOLE + 7, Reserve(7))(TEXT) is None
+    planner = InOrder()
+    called_back(WHOLE + 7, Reserve(8, NBYTES), planner)(TEXT)
+    _, budget_nbytes, host_nbytes, _ = planner.asked[0]
+    assert (budget_nbytes, host_nbytes) == (TEMPORARIES - 1, 9 * NBYTES)
 
 
-def test_where_nothing_fits_the_least_is_asked_for() -> None:
-    planner = Fake(nbytes=100 * MIB)
-    assert callback(7 * MIB, planner)(TEXT) is not None
-    assert planner.asked == [7 * MIB - PLAIN.resident_bytes, 0]
+def test_a_followed_plan_is_carried_out_where_the_module_would_fit_too() -> None:
+    planner = InOrder()
+    found = called_back(WHOLE, planner=planner, follow=PLAN)
+    assert found(TEXT) is not None
+    assert not planner.asked
+    assert found.planned.plan is PLAN and found.planned.predicted_bytes == RESIDENT + LEAST
 
 
-def test_a_plan_is_followed_and_nothing_is_planned() -> None:
-    planner = Fake()
-    plan = Plan(name_actions(PLAIN.problem, ORDER), PLAIN.module.fingerprint, "earlier", "cpu")
-    asked = callback(2**40, planner, follow=plan)
-    assert asked(TEXT) is not None and not planner.asked
-    assert asked.planned.plan is plan
-
-
-def test_a_plan_for_another_module_is_refused() -> None:
-    plan = Plan(name_actions(PLAIN.problem, ORDER), "another", "earlier", "cpu")
+def test_a_followed_plan_for_another_module_is_refused() -> None:
     with pytest.raises(PlanMismatchError, match="this step is"):
-        callback(7 * MIB, Fake(), follow=plan)(TEXT)
+        called_back(WHOLE, follow=PLAN)(OTHER)
+    wrong = replace(PLAN, actions=((Kind.RUN, "nothing"),))
+    with pytest.raises(PlanMismatchError, match="nothing"):
+        called_back(WHOLE, follow=wrong)(TEXT)
+
+
+def test_a_module_that_computes_something_else_is_not_handed_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*args: Any) -> str:
+        return original(*args).replace("tanh(", "sine(")
+
+    original = module.write
+    monkeypatch.setattr(module, "write", write)
+    with pytest.raises(NotThePlainModuleError):
+        called_back(WHOLE - 1)(TEXT)
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_collection_is_as_it_was_even_after_an_error(collects: bool) -> None:
+    before = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        with pytest.raises(PlanMismatchError):
+            called_back(WHOLE, follow=PLAN)(OTHER)
+        assert gc.isenabled() == collects
+    finally:
+        (gc.enable if before else gc.disable)()

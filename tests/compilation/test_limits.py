@@ -1,4 +1,4 @@
-"""Limits, and what is left free of them."""
+"""Bytes that a step may take, and what is left free of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 
 from memplan.compilation.limits import Limits, Reserve
 
+LIMITS = Limits(100, 50)
 nbytes = st.integers(0, 2**40)
+
+
+def test_both_memories_are_limited() -> None:
+    assert LIMITS.allow(100, 50)
+    assert not LIMITS.allow(101, 0) and not LIMITS.allow(0, 51)
 
 
 @given(nbytes, nbytes, nbytes, nbytes)

@@ -1,74 +1,136 @@
-"""Where a plan comes from: processes agree, memplan's own are kept on disk, a planner of the user's is asked anew."""
+"""Plans for a module: found on disk or made, with extra outputs or without, and the same smallest for every budget."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from memplan.compilation import plans
 from memplan.compilation.plans import Plans
+from memplan.compilation.scheduled import ScheduledModule
+from memplan.hardware.roofline import copy_seconds
 from memplan.planning.plan import Plan
-from memplan.planning.registry import PLANNERS
-from tests.compilation.test_callback import PLAIN, Fake, own
-from tests.xla.small_modules import MIB
+from memplan.planning.problem import Problem
+from memplan.planning.registry import PLANNERS, KernelPlanner, Planner
+from memplan.planning.schedule import Kind
+from memplan.xla.module import read_module
+from tests.compilation.modules import CPU, LEAST, NBYTES, OTHER, V100, WITH_RECOMPUTE, InOrder, no_agreement, scheduled
+from tests.xla.rewrites.test_extra_outputs import TEXT as BESIDE
+from tests.xla.rewrites.test_merge import ROOMY
 
-BUDGET = 7 * MIB
+PLAIN = scheduled()
 
 
-def plans(planner: Fake, budget: int = BUDGET) -> Plans:
-    return Plans(PLAIN, budget, 0, planner)
+def within(budget_bytes: int, planner: Planner = PLANNERS["kernels"], plain: ScheduledModule = PLAIN) -> Plans:
+    return Plans(plain, budget_bytes, 0, planner)
 
 
-def test_processes_agree_by_the_module_and_by_all_else() -> None:
-    asked: list[tuple[str, str]] = []
+def test_a_plan_is_for_the_room_that_residents_leave() -> None:
+    plan = within(PLAIN.resident_bytes + LEAST).make()
+    assert (plan.room_nbytes, plan.fingerprint) == (LEAST, PLAIN.module.fingerprint)
+    assert (plan.planner, plan.device) == ("kernels", "cpu")
+    assert plan.actions == tuple((Kind.RUN, name) for name in WITH_RECOMPUTE)
+
+
+def test_the_smallest_is_the_same_for_every_budget() -> None:
+    found = [
+        within(PLAIN.resident_bytes + nbytes).make() for nbytes in (LEAST - 1, LEAST // 2, 0, -PLAIN.resident_bytes)
+    ]
+    assert len(set(found)) == 1 and found[0].room_nbytes == 0
+
+
+def test_copies_are_offered_at_their_price_where_the_host_has_room() -> None:
+    planner = InOrder()
+    for host_bytes in (0, 5):
+        Plans(PLAIN, PLAIN.device_bytes, host_bytes, planner).make()
+    (*_, no_room, without), (*_, room, with_host) = planner.asked
+    assert (no_room, without, room) == (0, None, 5)
+    assert with_host is not None and with_host(NBYTES) == copy_seconds(NBYTES, CPU)
+
+
+def has_extra(problem: Problem) -> bool:
+    return any(".again" in kernel.name for kernel in problem.kernels)
+
+
+@pytest.mark.parametrize(
+    ("share", "tries", "taken"),
+    [(1.05, 1, True), (1.5, 2, True), (3.0, 2, False)],
+    ids=["little more than the step as it is", "faster than without", "slower than without"],
+)
+def test_extra_outputs_come_first_and_go_where_they_cost_more(
+    monkeypatch: pytest.MonkeyPatch, share: float, tries: int, taken: bool
+) -> None:
+    monkeypatch.setattr(plans, "output_costs", lambda *_: {"masked": 0.5})
+    monkeypatch.setattr(plans, "recomputed_kernels", lambda problem, _: {0})
+    plain = ScheduledModule(read_module(BESIDE), V100)
+    planner = InOrder(seconds=lambda problem: (share if has_extra(problem) else 2.0) * plain.replay.step_s)
+    plan = within(ROOMY, planner, plain).make()
+    assert [has_extra(problem) for problem, *_ in planner.asked] == [True, False][:tries]
+    assert plan.handed_on == (("masked",) if taken else ())
+
+
+def test_values_that_no_plan_recomputes_are_no_extra_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    prices: list[float] = []
+
+    def recomputed(problem: Problem, _: int) -> set[int]:
+        prices.append(problem.kernels[0].seconds)
+        return set()
+
+    monkeypatch.setattr(plans, "output_costs", lambda *_: {"masked": 0.5})
+    monkeypatch.setattr(plans, "recomputed_kernels", recomputed)
+    planner, plain = InOrder(), ScheduledModule(read_module(BESIDE), V100)
+    assert within(ROOMY, planner, plain).make().handed_on == ()
+    assert len(planner.asked) == 1
+    assert prices == [plain.rewrite(ROOMY - plain.resident_bytes, whole=True).timed_problem.kernels[0].seconds / 2]
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MEMPLAN_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_a_plan_of_memplans_own_is_kept_and_found(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = within(PLAIN.device_bytes - 1).agree(no_agreement)
+    assert len(list(kept.iterdir())) == 1
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("made again")
+
+    monkeypatch.setattr(Plans, "make", refuse)
+    assert within(PLAIN.device_bytes - 1).agree(no_agreement) == first
+    for other in (
+        within(PLAIN.device_bytes - 2),
+        within(PLAIN.device_bytes - 1, PLANNERS["recompute"]),
+        within(PLAIN.device_bytes - 1, plain=scheduled(OTHER)),
+        within(PLAIN.device_bytes - 1, plain=replace(PLAIN, device=replace(PLAIN.device, memory_bandwidth=1e9))),
+        replace(within(PLAIN.device_bytes - 1), host_bytes=1),
+    ):
+        with pytest.raises(AssertionError, match="made again"):
+            other.agree(no_agreement)
+
+
+@pytest.mark.parametrize("planner", [InOrder("kernels"), KernelPlanner("kernels", offloads=False)])
+def test_a_planner_of_the_users_is_asked_every_time_whatever_its_name(kept: Path, planner: Planner) -> None:
+    own = within(PLAIN.device_bytes - 1).agree(no_agreement)
+    (path,) = kept.iterdir()
+    before = path.read_bytes()
+    found = within(PLAIN.device_bytes - 1, planner).agree(no_agreement)
+    assert path.read_bytes() == before and list(kept.iterdir()) == [path]
+    assert isinstance(planner, KernelPlanner) or found != own
+
+
+def test_all_processes_follow_what_was_agreed_on() -> None:
+    asked: list[str] = []
+    other = Plan((), "f00d", "kernels")
 
     def agree(fingerprint: str, key: str, make: Callable[[], Plan]) -> Plan:
-        asked.append((fingerprint, key))
-        return make()
+        asked.append(fingerprint)
+        return other
 
-    for budget in (BUDGET, BUDGET, BUDGET + 1):
-        assert plans(Fake(), budget).agree(agree).fingerprint == PLAIN.module.fingerprint
-    assert {fingerprint for fingerprint, _ in asked} == {PLAIN.module.fingerprint}
-    assert asked[0] == asked[1] != asked[2]
-
-
-def test_the_plan_of_another_process_is_taken_as_it_is() -> None:
-    theirs = Plan((), PLAIN.module.fingerprint, "theirs")
-    planner = Fake()
-    assert plans(planner).agree(lambda *_: theirs) is theirs and not planner.asked
-
-
-def test_a_planner_of_the_users_is_asked_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMPLAN_CACHE", str(tmp_path))
-    planner = Fake(name="kernels")  # another's code under a name of memplan's
-    for _ in range(2):
-        plans(planner).agree(own)
-    assert len(planner.asked) == 2 and not list(tmp_path.iterdir())
-
-
-def test_a_plan_of_memplans_own_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMPLAN_CACHE", str(tmp_path))
-    planner = Fake(name="fake")
-    monkeypatch.setitem(PLANNERS, "fake", planner)
-    first, second = (plans(planner).agree(own) for _ in range(2))
-    assert first == second and len(planner.asked) == 1
-
-
-def test_the_smallest_plan_is_the_same_for_every_budget() -> None:
-    planner = Fake(nbytes=100 * MIB)
-    made = {plans(planner, budget).make() for budget in (7 * MIB - 1, 7 * MIB)}
-    assert len(made) == 1 and planner.asked.count(0) == 2
-
-
-def test_an_offload_has_a_price_where_there_is_a_host_to_copy_to() -> None:
-    prices: list[object] = []
-
-    class Priced(Fake):
-        def plan(self, problem, budget_nbytes, host_nbytes=0, copy_s=None):  # type: ignore[no-untyped-def]
-            prices.append(copy_s and copy_s(MIB) > 0)
-            return super().plan(problem, budget_nbytes)
-
-    for host_bytes in (0, MIB):
-        Plans(PLAIN, BUDGET, host_bytes, Priced()).make()
-    assert prices == [None, True]
+    planner = InOrder()
+    assert within(PLAIN.device_bytes - 1, planner).agree(agree) is other
+    assert asked == [PLAIN.module.fingerprint] and not planner.asked

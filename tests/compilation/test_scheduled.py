@@ -1,32 +1,56 @@
-"""What is read off a scheduled module, and what it is rewritten into; a CPU's stays as it is."""
+"""A scheduled module as it is read: its bytes, and what it is rewritten into for a plan."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from memplan.compilation.scheduled import ScheduledModule
-from memplan.hardware.catalog import local_cpu, named
-from memplan.xla.module import read_module
-from tests.xla.small_modules import ADD, MIB, chain, module
-
-TEXT = module(chain(3, "x") + "\nROOT %last = f32[512,1024]{1,0} add(%x2, %x0)", ADD)
-CPU, GPU = (ScheduledModule(read_module(TEXT), device) for device in (local_cpu(2, 2**33), named("v100")))
+from memplan.planning.problem import POINTER_BYTES
+from tests.compilation.modules import NBYTES, TEMPORARIES, TEXT, V100, scheduled
+from tests.xla.rewrites.test_merge import ARRAY, DONATED, THREE, changed, fusions
 
 
-def test_its_bytes_are_those_of_arguments_output_and_what_is_alive_between() -> None:
-    assert CPU.resident_bytes == 6 * MIB
-    assert CPU.device_bytes == CPU.resident_bytes + CPU.packing.nbytes
-    assert CPU.packing.nbytes == pytest.approx(2 * MIB, abs=1024)  # of `x0`; the others lie where the output will
+def test_device_bytes_are_temporaries_arguments_outputs_and_their_table() -> None:
+    found = scheduled()
+    assert found.packing.nbytes == TEMPORARIES
+    assert found.resident_bytes == 3 * NBYTES + NBYTES + POINTER_BYTES
+    assert found.device_bytes == found.resident_bytes + TEMPORARIES
 
 
-def test_its_problem_takes_the_replays_seconds() -> None:
-    timed = GPU.timed_problem
-    assert sum(kernel.seconds for kernel in GPU.problem.kernels) == 0
-    assert sum(kernel.seconds for kernel in timed.kernels) == pytest.approx(GPU.replay.step_s)
+def test_an_output_over_a_donated_argument_takes_no_bytes_of_its_own() -> None:
+    assert scheduled(changed(TEXT, DONATED)).resident_bytes == scheduled().resident_bytes - NBYTES
 
 
-def test_a_rewrite_is_a_gpus_and_made_once() -> None:
-    assert CPU.rewrite(0) is CPU and GPU.rewrite(None) is GPU
-    found = GPU.rewrite(4 * MIB)
-    assert found is GPU.rewrite(4 * MIB) and found.resident_bytes == GPU.resident_bytes
-    assert found.replay.step_s <= GPU.replay.step_s
+def test_an_output_on_the_host_takes_none_of_the_device() -> None:
+    away = ARRAY.replace("0}", "0:S(5)}")
+    late = f"  ROOT %out = ({ARRAY}) tuple(%late)"
+    text = changed(
+        TEXT,
+        (
+            late,
+            f"  %go = ({away}, {ARRAY}, u32[]) copy-start(%late)\n"
+            f"  %gone = {away} copy-done(%go)\n  ROOT %out = ({away}) tuple(%gone)",
+        ),
+    )
+    assert scheduled(text).resident_bytes == scheduled().resident_bytes - NBYTES
+
+
+def test_a_gpus_module_is_rewritten_once_for_each_room() -> None:
+    found = replace(scheduled(THREE), device=V100)
+    roomy = found.rewrite(1 << 40)
+    assert list(fusions(roomy.module)) == ["sums.all1"]
+    assert found.rewrite(1 << 40) is roomy and found.rewrite(1 << 39) is not roomy
+    assert found.rewrite(None) is found
+    assert roomy.resident_bytes == found.resident_bytes and roomy.replay.step_s < found.replay.step_s
+
+
+def test_a_cpu_runs_kernels_whole_and_as_they_are() -> None:
+    found = scheduled(THREE)
+    assert found.rewrite(1) is found.rewrite(1 << 40) is found
+
+
+def test_only_the_timed_problem_takes_seconds() -> None:
+    found = scheduled()
+    assert not any(kernel.seconds for kernel in found.problem.kernels)
+    assert sum(kernel.seconds for kernel in found.timed_problem.kernels) == pytest.approx(found.replay.step_s)

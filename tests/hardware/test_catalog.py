@@ -115,22 +115,6 @@ def test_nothing_can_be_changed() -> None:
             cast(Any, mapping)["float32"] = 1.0
 
 
-def test_a_device_keeps_its_own_copy_of_the_rates() -> None:
-    rates = {"float32": 1.0}
-    device = dataclasses.replace(catalog.named("v100"), flops=rates)
-    rates["float32"] = 2.0
-    assert device.rate("float32") == 1.0
-
-
-@pytest.mark.parametrize("device", [*GPUS, CPU], ids=[*GPU_IDS, "cpu"])
-def test_rate_falls_back_to_the_type_computed_in(device: Device) -> None:
-    assert all(device.rate(dtype) == device.flops[dtype] for dtype in DTYPES)
-    assert device.rate("float8_e4m3fn") == device.flops["float16"]
-    assert device.rate("complex64") == device.flops["float32"]
-    assert device.rate("complex128") == device.flops["float64"]
-    assert all(device.rate(dtype) == device.vector_flops for dtype in ("", "bool", "int32", "uint8", "key<fry>"))
-
-
 def test_a_cpu_grows_with_its_cores() -> None:
     small, large = catalog.local_cpu(1, 2**30), catalog.local_cpu(64, 2**38)
     assert (small.name, small.link.name, small.target) == ("cpu", "local-memory", None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from memplan.errors import UnknownDeviceError
 from memplan.hardware import catalog, measured
 from memplan.hardware.measured import Conditions, Measurement, Spec, Timing
 from memplan.studies import calibrate
-from memplan.xla import local
 from memplan.xla.local import local_device
 from memplan.xla.microbench import Patience, tasks
 from tests.dense import step as train
@@ -121,20 +119,6 @@ def test_a_measured_gpu_that_is_not_here_is_described(tmp_path: Path) -> None:
     target = pipeline.target_of(saved(found, tmp_path))
     assert target.described and target.is_gpu
     assert target.device.target == catalog.named("h200").target
-
-
-@dataclasses.dataclass(frozen=True)
-class Card:
-    platform: str = "gpu"
-    device_kind: str = "NVIDIA H200"
-
-
-def test_a_measured_gpu_that_is_here_is_the_local_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local.jax, "local_devices", lambda: [Card()])
-    assert local.is_here(catalog.named("h200"), "gpu", "NVIDIA H200")
-    assert not local.is_here(catalog.named("v100"), "gpu", "Tesla V100-SXM2-16GB")
-    with pytest.raises(UnknownDeviceError, match="JAX_PLATFORMS=cpu"):
-        local.is_here(catalog.local_cpu(2, 2**30), "cpu", "cpu")
 
 
 @pytest.mark.parametrize("text", [None, "", "{", '{"format": 1}'])

@@ -156,25 +156,6 @@ def test_siblings_are_one_and_so_are_three() -> None:
     assert made("\n\n".join([three.head, *three.texts.values()])) is None
 
 
-@pytest.mark.parametrize(
-    ("more", "order"),
-    [
-        ("", ["alone", "ahead", "sums.all1", "masked.all1", "far", "second", "out"]),
-        (library("more", "far"), ["ahead", "sums.all1", "masked.all1", "far", "more", "alone", "second", "out"]),
-    ],
-)
-def test_what_makes_less_moves_past_the_other(more: str, order: list[str]) -> None:
-    """As many bytes wait for the first of them as the second waits for, or more."""
-    between = FAR + more + library("alone", "x") + library("ahead", "z")
-    found = made(FUSED + ENTRY + MASKED + between + SUMS.replace("%z", "%ahead") + returned("far", "second"))
-    assert found is not None
-    assert list(found.entry.ops)[3:] == order
-
-
-def test_nothing_is_merged_around_what_waits_between() -> None:
-    assert made(changed(PAIR, ("fusion(%masked, %z)", "fusion(%masked, %far)"))) is None
-
-
 def bent(*ops: str, shape: str = ARRAY) -> list[tuple[str, str]]:
     """What the third fusion ends in."""
     ending = "\n  ".join([*ops[:-1], f"ROOT %u = {shape} {ops[-1]}"])
@@ -216,47 +197,12 @@ def test_what_may_change_bits_or_has_other_elements_stays(stays: str, changes: l
     assert found is None or stays in found.entry.ops
 
 
-SHARED = 5 * NBYTES + 2 * 2048  # two of them read two arrays and make two, all three one more and two sums
-
-
-@pytest.mark.parametrize(("nbytes", "left"), [(SHARED, 1), (SHARED - 1, 2), (4 * NBYTES, 2), (4 * NBYTES - 1, 3)])
-def test_what_would_crowd_the_room_stays(nbytes: int, left: int) -> None:
-    assert len(fusions(made(THREE, int((nbytes + 0.5) / MERGED_SHARE)) or read_module(THREE))) == left
-
-
 def test_what_shares_little_stays() -> None:
     assert made(THREE.replace("1024,512", "512,512")) is not None
     assert made(THREE.replace("1024,512", "511,512")) is None
 
 
-UPDATE = f"""
-%update.0 (p: f32[1024,512], q: f32[512]) -> f32[1024,512] {{
-  %p = {ARRAY} parameter(0)
-  %q = {ARRAY} parameter(1)
-  %c = s32[] constant(0)
-  ROOT %u = {ARRAY} dynamic-update-slice(%p, %q, %c, %c)
-}}
-"""
 DONATED = ("=true", "=true, input_output_alias={ {0}: (0, {}, may-alias) }")
-
-
-@pytest.mark.parametrize(("reads", "merges"), [("%z, %y", True), ("%new, %y", False)])
-def test_what_overwrites_an_argument_stays_behind_its_readers(reads: str, merges: bool) -> None:
-    new = f"  %new = {ARRAY} fusion(%x, %z), kind=kLoop, calls=%update.0\n"
-    late = BENT.replace("%x, %y", reads)
-    found = made(changed(FUSED, DONATED) + UPDATE + ENTRY + MASKED + new + late + returned("new", "masked", "bent"))
-    assert (found is not None) == merges
-    assert found is None or list(fusions(found)) == ["bent.all1", "new"]
-
-
-def test_one_group_reads_what_another_makes() -> None:
-    late = BENT.replace("%bent =", "%late =").replace("%x, %y", "%masked, %z")
-    later = MASKED.replace("%masked =", "%later =").replace("%y, %x", "%masked, %z")
-    text = changed(FUSED, (KEPT, f"%n = {INTEGER} convert(%g)\n  ROOT %k = {ARRAY} convert(%n)"))
-    found = made(text + ENTRY + MASKED + late + later + BENT + returned("bent", "late", "later"))
-    assert found is not None
-    assert fusions(found) == {"bent.all1": ("y", "x"), "later.all1": ("masked.all1", "z")}
-    assert found.entry.ops["masked.all1"].operands == ("bent.all1",)
 
 
 STATE = f"(s32[], {ARRAY}, {ARRAY}, {SUM}, {SUM})"
@@ -383,18 +329,6 @@ def test_a_tuple_that_is_read_as_a_whole_stays_readable() -> None:
     at = SUMS.index("  %first")
     sums = SUMS[:at] + kept + SUMS[at:].replace("%sums", "%kept")
     made(FUSED + ENTRY + MASKED + FAR + sums + returned("far", "first", "second"))
-
-
-def test_who_waits_by_control_waits_for_what_is_there() -> None:
-    assert made(changed(PAIR, ('target="far"', 'target="far", control-predecessors={%masked}'))) is not None
-
-
-def test_a_kernel_does_not_overwrite_what_others_of_its_threads_read() -> None:
-    rows = bent(f"%o = {SUM} parameter(2)", f"%w = {ARRAY} broadcast(%o), dimensions={{0}}", "add(%t, %w)")[0]
-    text = changed(FUSED, ("=true", "=true, input_output_alias={ {0}: (3, {}, may-alias) }"), rows) + ENTRY
-    late = BENT.replace("%x, %y", "%x, %y, %v") + SUMS + returned("first", "second", "bent")
-    found = made(f"{text}  %v = {SUM} parameter(3)\n{MASKED}{late}".replace("1024,512", "512,512"))
-    assert found is None or not {"bent", "sums"}.isdisjoint(found.entry.ops)
 
 
 def reading(a: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,0 +1,25 @@
+"""Outcomes as if XLA had compiled a small program into so many bytes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+
+from memplan.compilation.limits import Limits
+from memplan.compilation.outcome import Outcome
+from memplan.program.trace import Program, trace
+from memplan.xla.target import Executable, Memory
+
+LIMITS = Limits(100, 50)
+PROGRAM = trace(lambda x: x + 1, (jax.ShapeDtypeStruct((4,), jnp.float32),), {}, {})
+
+
+def outcome(program: Program, nbytes: int, host_bytes: int = 0, predicted_to_fit: bool = True) -> Outcome:
+    executable = Executable(None, Memory(nbytes, host_bytes, nbytes))
+    plain = SimpleNamespace(device_bytes=500, resident_bytes=10)
+    planned = cast(Any, SimpleNamespace(fits=predicted_to_fit, plain=plain, plan=None))
+    target = cast(Any, SimpleNamespace(device=SimpleNamespace(name="v100"), is_gpu=True))
+    return Outcome(program, target, LIMITS, executable, planned, (), {}, None, 1)

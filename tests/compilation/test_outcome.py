@@ -1,0 +1,60 @@
+"""What was compiled: whether it fits, which of two is better, and the plan that reproduces it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+from memplan.compilation.callback import PlannedModule
+from memplan.compilation.outcome import Outcome
+from memplan.planning.plan import Plan
+from memplan.planning.schedule import Kind
+from memplan.program.trace import Program, StateOnHost
+from tests.compilation.modules import WITH_RECOMPUTE, scheduled
+from tests.compilation.outcomes import PROGRAM, outcome
+
+ON_HOST = PROGRAM.transform(StateOnHost(frozenset({0}), frozenset()), None)
+
+
+def test_it_fits_where_the_compiler_keeps_both_limits() -> None:
+    assert outcome(PROGRAM, 100, 50).fits
+    assert not outcome(PROGRAM, 101, 0).fits and not outcome(PROGRAM, 0, 51).fits
+    assert outcome(PROGRAM, 100, predicted_to_fit=False).fits
+
+
+def test_what_fits_is_better_even_if_it_takes_more() -> None:
+    fits, less = outcome(PROGRAM, 100, 50), outcome(PROGRAM, 90, 51)
+    assert fits.better(less).device_bytes == less.better(fits).device_bytes == 100
+    assert less.better(outcome(PROGRAM, 120)).device_bytes == 90
+
+
+def test_the_better_one_keeps_the_step_as_it_came_and_counts_both() -> None:
+    unmodified = cast(Any, object())
+    first = replace(outcome(PROGRAM, 120), unmodified=unmodified, compilations=2)
+    found = first.better(replace(outcome(ON_HOST, 90), compilations=3))
+    assert found.program is ON_HOST
+    assert found.unmodified is unmodified and found.compilations == 5
+
+
+def planned(program: Program, plan: Plan | None = None) -> Outcome:
+    plain = scheduled()
+    return replace(outcome(program, 90), planned=PlannedModule(plain, plain, plan))
+
+
+def test_the_step_as_it_is_has_no_plan() -> None:
+    assert planned(PROGRAM).plan is None
+
+
+def test_a_transformed_program_has_one_without_any_of_its_module() -> None:
+    found = planned(ON_HOST)
+    plan, plain = found.plan, found.planned.plain
+    assert plan is not None
+    assert plan.on_host == (0,) and plan.planner == "none"
+    assert plan.fingerprint == plain.module.fingerprint
+    assert plan.actions == tuple((Kind.RUN, kernel.name) for kernel in plain.problem.kernels)
+
+
+def test_a_plan_says_what_the_program_has_on_the_host() -> None:
+    made = Plan(tuple((Kind.RUN, name) for name in WITH_RECOMPUTE), "f00d", "kernels")
+    assert planned(ON_HOST, made).plan == replace(made, on_host=(0,))
+    assert planned(PROGRAM, made).plan == made

@@ -1,0 +1,107 @@
+"""A computation as it is judged: what its values mean in whatever order, who acts, and who reads what is gone."""
+
+from __future__ import annotations
+
+import pytest
+
+from memplan.verify.dataflow import Dataflow, NotThePlainModuleError, entry_dataflow
+from memplan.verify.expressions import Expressions
+from memplan.xla.module import read_module
+from tests.verify.test_same_module import BODIES, SPACE
+
+ARRAY, DONATED = "f32[8]{0}", ", input_output_alias={ {}: (0, {}, may-alias) }"
+TANH = f"%a = {ARRAY} fusion(%x), kind=kLoop, calls=%tanh.0"
+SINE = f"%b = {ARRAY} fusion(%x), kind=kLoop, calls=%sine.0"
+LAST = f"ROOT %c = {ARRAY} fusion(%a, %b), kind=kLoop, calls=%sub.0"
+GO, GONE = f"%go = ({SPACE}, {ARRAY}, u32[]) copy-start(%a)", f"%gone = {SPACE} copy-done(%go)"
+COME, CAME = f"%come = ({ARRAY}, {SPACE}, u32[]) copy-start(%gone)", f"%came = {ARRAY} copy-done(%come)"
+SAY = 'custom-call(%x), custom_call_target="say", custom_call_has_side_effect=true'
+
+
+def dataflow(*lines: str, alias: str = "", expressions: Expressions | None = None) -> Dataflow:
+    entry = "\n".join(f"  {line}" for line in lines)
+    return entry_dataflow(
+        read_module(f"""HloModule small, is_scheduled=true{alias}
+{BODIES}
+ENTRY %main (x: f32[8]) -> f32[8] {{
+  %x = {ARRAY} parameter(0)
+{entry}
+}}
+"""),
+        expressions or Expressions(),
+    )
+
+
+def test_an_output_means_the_same_in_another_order_recomputed_and_after_copies() -> None:
+    known = Expressions()
+    plain = dataflow(TANH, SINE, LAST, expressions=known)
+    again = LAST.replace("%a", "%a.run2")
+    others = (
+        (SINE, TANH, LAST),
+        (TANH, SINE, TANH.replace("%a =", "%a.run2 ="), again),
+        (TANH, GO, GONE, SINE, COME, CAME, LAST.replace("%a", "%came")),
+    )
+    for lines in others:
+        assert dataflow(*lines, expressions=known).outputs == plain.outputs
+    swapped = dataflow(TANH, SINE, LAST.replace("%a, %b", "%b, %a"), expressions=known)
+    assert swapped.outputs != plain.outputs
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ((SINE, LAST, TANH), "reads a in c before it is made"),
+        ((TANH, GO, SINE, LAST), "never waits for go"),
+        (
+            (TANH, SINE, GO, GONE, GONE.replace("%gone =", "%gone.2 ="), LAST),
+            "ends go in gone.2, which is not",
+        ),
+        ((TANH, SINE, GO, LAST.replace("%a", "%go"), GONE), "reads in c a copy that is under way"),
+        ((TANH, GO, COME.replace("%gone", "%go"), GONE, CAME, SINE, LAST), "copies in come a copy that is under way"),
+        ((TANH.replace("f32[8]", "bf16[8]"), SINE, LAST), "has another shape in a than what it calls"),
+        (
+            (TANH, SINE, f"%e = {ARRAY} get-tuple-element(%a), index=0", LAST),
+            "what is no tuple in e",
+        ),
+    ],
+)
+def test_what_cannot_be_is_said_with_names(lines: tuple[str, ...], said: str) -> None:
+    with pytest.raises(NotThePlainModuleError, match=said):
+        dataflow(*lines)
+
+
+def test_what_acts_is_kept_in_order() -> None:
+    first, second = f"%s = {ARRAY} {SAY}", f"%t = {ARRAY} {SAY.replace('say', 'shout')}"
+    known, ends = Expressions(), (TANH, SINE, LAST)
+    one, other = (dataflow(*pair, *ends, expressions=known) for pair in ((first, second), (second, first)))
+    assert len(one.effects) == 2 and one.effects == other.effects[::-1] == one.single
+    assert not dataflow(*ends).effects
+
+
+PUT = f"%p = {ARRAY} fusion(%a, %one, %zero), kind=kLoop, calls=%put.0"
+UPDATES = (TANH, "%zero = s32[] constant(0)", "%one = f32[1]{0} slice(%x), slice={[0:1]}")
+
+
+def test_an_update_in_place_is_no_effect_but_runs_once() -> None:
+    found = dataflow(*UPDATES, PUT, SINE, LAST.replace("%a", "%p"))
+    assert found.effects == [] and found.single == [found.expressions["p"]]
+
+
+def late(found: Dataflow) -> set[str]:
+    return {reader for readers in found.late_reads().values() for reader in readers.values()}
+
+
+def test_a_reader_behind_an_update_is_late() -> None:
+    reader = f"%r = {ARRAY} fusion(%a, %x), kind=kLoop, calls=%sub.0"
+    ends = (SINE, LAST.replace("%a", "%p"))
+    assert late(dataflow(*UPDATES, reader, PUT, *ends)) == set()
+    assert late(dataflow(*UPDATES, PUT, reader, *ends)) == {"r"}
+
+
+def test_a_reader_of_a_donated_argument_behind_the_output_is_late() -> None:
+    last = LAST.replace("ROOT ", "")
+    ends = f"ROOT %d = {ARRAY} bitcast(%c)"
+    reader = SINE.replace("%b =", "%r =")
+    assert late(dataflow(TANH, SINE, reader, last, ends, alias=DONATED)) == set()
+    assert late(dataflow(TANH, SINE, last, reader, ends, alias=DONATED)) == {"r"}
+    assert late(dataflow(TANH, SINE, last, reader, ends)) == set()

@@ -1,0 +1,85 @@
+"""Which fusions may be merged at all: those that go through one array element by element, and maybe sum it up."""
+
+from __future__ import annotations
+
+import pytest
+
+from memplan.xla.module import read_module
+from memplan.xla.rewrites.mergeable import Mergeable, mergeable
+from tests.xla.rewrites.test_merge import (
+    ARRAY,
+    BENT,
+    KIND,
+    NBYTES,
+    OTHER_SUM,
+    SUM,
+    THREE,
+    bent,
+    changed,
+)
+
+
+def of(text: str, name: str) -> Mergeable | None:
+    module = read_module(text)
+    return mergeable(module, module.entry, module.entry.ops[name])
+
+
+def test_a_loop_goes_through_its_result() -> None:
+    found = of(THREE, "masked")
+    assert found is not None
+    assert (found.space, found.sums) == (((1024, 512), "{1,0}"), ())
+    assert found.reads == {"y": NBYTES, "x": NBYTES}
+    assert (found.makes, found.arrays) == (("masked",), 3)
+
+
+def test_sums_go_through_what_they_sum() -> None:
+    found = of(THREE, "sums")
+    assert found is not None
+    assert found.space == ((1024, 512), "{1,0}")
+    assert found.sums == ((ARRAY, "0", SUM),) * 2
+    assert (found.makes, found.arrays) == (("sums{0}", "sums{1}"), 4)
+
+
+def test_little_that_it_reads_is_not_counted() -> None:
+    little = THREE.replace("1024,512", "511,512")
+    found = of(little, "masked")
+    assert found is not None and found.reads == {} and found.arrays == 3
+
+
+def test_what_it_reads_is_known_behind_views() -> None:
+    views = f"  %flat = f32[524288]{{0}} bitcast(%y)\n  %back = {ARRAY} bitcast(%flat)\n"
+    found = of(changed(THREE, (BENT, views + BENT.replace("%y", "%back"))), "bent")
+    assert found is not None and set(found.reads) == {"x", "y"}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("far", []),
+        ("bent", bent("transpose(%t), dimensions={0,1}")),
+        ("bent", bent("dynamic-slice(%t)")),
+        ("bent", [(KIND, "kind=kCustom, calls=%bent.0")]),
+        ("bent", [(KIND, "kind=kInput, calls=%bent.0")]),  # and sums nothing
+        ("bent", OTHER_SUM),  # and is no kInput
+        ("bent", [(f"ROOT %u = {ARRAY} tanh(%t)", f"ROOT %u = {ARRAY} bitcast(%p)")]),  # computes nothing
+        ("sums", [("%a = f32[512]{0} reduce(%g", "%a = f32[512]{0} negate(%b")]),  # of a sum
+        ("sums", [("  %first", f"  %both = ({SUM}, {SUM}) opt-barrier(%sums)\n  %first")]),  # handed on as a whole
+    ],
+)
+def test_other_fusions_are_not(name: str, changes: list[tuple[str, str]]) -> None:
+    text = THREE
+    for old, new in changes:
+        text = text.replace(old, new, 1)
+    assert text != THREE or not changes
+    assert of(text, name) is None
+
+
+def test_what_is_the_root_stays() -> None:
+    head, _, _ = THREE.rpartition("  ROOT")
+    assert of(head.replace("  %bent = ", "  ROOT %bent = ") + "}\n", "bent") is None
+
+
+def test_other_elements_are_another_space() -> None:
+    for shape in ("f32[1024,512]{0,1}", "f32[512,1024]{1,0}"):
+        found = of(changed(THREE, *bent("tanh(%t)", shape=shape)), "bent")
+        assert found is not None and found.space != ((1024, 512), "{1,0}")
