@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Any
 import jax
 
 from experiments.gpu.measure import CASES, TOYS, checksum_error
+from memplan import io
 from memplan.io import write_atomic
 
 SHARES = (0.6, 0.4)
@@ -88,7 +88,7 @@ def document(rows: list[dict[str, Any]], device: Any) -> dict[str, Any]:
     return {
         "hardware": device.device_kind,
         "memory_fraction": os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION"),
-        "versions": {"python": platform.python_version(), "jax": jax.__version__},
+        "versions": dict(io.versions("jax")),
         "rows": rows,
     }
 

@@ -62,7 +62,8 @@ def test_policies_differ_in_what_is_saved_and_leave_the_step_alone_afterwards(wa
     (plain, *checkpointed, last), flags = zip(*target.asked, strict=True)
     assert plain == last and "remat" not in plain and "checkpoint" not in plain
     assert plain not in checkpointed and len(set(checkpointed)) >= 3
-    assert "nothing_saveable" in checkpointed[0] and "dots_saveable" in checkpointed[1]
+    for policy, jaxpr in zip(policies().values(), checkpointed, strict=True):
+        assert repr(policy).partition(" at 0x")[0] in " ".join(jaxpr.split())  # releases of jax print them differently
     assert not any(flags)
 
 

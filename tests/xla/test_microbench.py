@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from memplan.hardware import measured
@@ -82,8 +83,11 @@ def test_copies_between_two_kinds_of_memory(ways: str) -> None:
 
 
 @pytest.mark.parametrize("ways", ["out", "out in"])
-def test_memory_copies_end(ways: str) -> None:
+def test_memory_copies_move_their_bytes_once_for_each_way(ways: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[int] = []
+    monkeypatch.setattr(np, "copyto", lambda to, _: moved.append(to.nbytes))
     microbench._memory_copies(4096, ways)()
+    assert moved == [4096] * len(ways.split())
 
 
 def test_what_ends_too_soon_counts_only_alone(clock: Clock) -> None:

@@ -17,10 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import flax
 import jax
-import numpy as np
-import optax
 
 from experiments.applications.large_batch.training import (
     TEST_SEED,
@@ -32,6 +29,7 @@ from experiments.applications.large_batch.training import (
     Trainer,
 )
 from experiments.readme import grid, inserted
+from memplan import io
 from memplan.io import write_atomic
 
 HERE = Path(__file__).parent
@@ -106,8 +104,7 @@ def check(devices: int, path: Path, settings: Settings) -> None:
 
 
 def document(rows: Iterable[Row | Check], settings: Settings) -> str:
-    versions = {"python": platform.python_version()}
-    versions |= {package.__name__: package.__version__ for package in (jax, flax, optax, np)}
+    versions = dict(io.versions("jax", "flax", "optax", "numpy"))
     found = {
         "hardware": f"{platform.machine()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores",
         "versions": versions,

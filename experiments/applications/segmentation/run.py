@@ -18,16 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import flax
 import jax
 import numpy as np
-import optax
 
 import memplan
 from experiments.applications.segmentation.context import LABELS
 from experiments.applications.segmentation.inference import Windows, places
 from experiments.applications.segmentation.patches import Scores, Settings, Way, forward, inferences, score, train, ways
 from experiments.readme import grid, measure_and_tell
+from memplan import io
 from models.unet3d import UNet3D, UNet3DConfig
 
 HERE = Path(__file__).parent
@@ -105,8 +104,7 @@ INFERENCES: dict[str, Callable[[], Inference]] = {
 def measure(name: str) -> str:
     """The case's result as JSON, with what it was measured on."""
     row = {**TRAININGS, **INFERENCES}[name]()
-    versions = {"python": platform.python_version()}
-    versions |= {package.__name__: package.__version__ for package in (jax, flax, optax, np)}
+    versions = dict(io.versions("jax", "flax", "optax", "numpy"))
     hardware = f"{platform.machine()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"
     return json.dumps({"hardware": hardware, "versions": versions, **asdict(row)}, indent=1)
 

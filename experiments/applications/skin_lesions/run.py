@@ -21,12 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import flax
-import grain
 import jax
 import numpy as np
-import optax
-import PIL
 
 from experiments.applications.skin_lesions.detector import EXAMINED_AT_ONCE
 from experiments.applications.skin_lesions.isic import Dataset, Lesion, open_dataset
@@ -45,6 +41,7 @@ from experiments.applications.skin_lesions.training import (
     train,
 )
 from experiments.readme import grid, insert
+from memplan import io
 from memplan.io import write_atomic
 from models.train import TrainState
 
@@ -175,8 +172,7 @@ def split(lesions: Sequence[Lesion]) -> tuple[list[Lesion], list[Lesion]]:
 
 
 def document(trainings: Sequence[Trained], deployment: Deployed, photographs: int) -> str:
-    versions = {"python": platform.python_version(), "pillow": PIL.__version__}
-    versions |= {package.__name__: package.__version__ for package in (jax, flax, optax, grain, np)}
+    versions = dict(io.versions("pillow", "jax", "flax", "optax", "grain", "numpy"))
     found = {
         "hardware": f"{platform.machine()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores",
         "versions": versions,

@@ -26,8 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-
+from memplan import io
 from memplan.io import write_atomic
 
 ROOT = Path(__file__).parents[3]
@@ -86,7 +85,7 @@ def main() -> None:
                 print(json.dumps(asdict(done)), flush=True)
     found = {
         "hardware": f"{platform.machine()}, {os.cpu_count()} cores",
-        "versions": {"python": platform.python_version(), "jax": jax.__version__},
+        "versions": dict(io.versions("jax")),
         "processes": PROCESSES,
         "undisturbed_s": length_s,
         "meet_s": MEET_S,
