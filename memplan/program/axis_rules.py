@@ -5,9 +5,10 @@ A primitive without a rule has none: it is computed from whole operands. That is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from memplan.planning.rows import Rows
 from memplan.program import compat
 from memplan.program.axes import Axes, Axis, Reduction, shape_of
 
@@ -124,11 +125,23 @@ def _reshape(eqn: compat.JaxprEqn) -> Axes | None:
     before, after = shape_of(eqn.invars[0]), tuple(eqn.params["new_sizes"])
     operand: list[Axis] = [None] * len(before)
     result: list[Axis] = [None] * len(after)
+    rows: dict[tuple[int, int], Rows] = {}
     for number, (left, right) in enumerate(_groups(before, after)):
         heads = next((d for d in left if before[d] > 1), None), next((d for d in right if after[d] > 1), None)
         if heads[0] is not None and heads[1] is not None:
             operand[heads[0]] = result[heads[1]] = number
-    return Axes((tuple(operand),), (tuple(result),))
+            rows[0, number] = _blocks(before[heads[0]], after[heads[1]])
+    return Axes((tuple(operand),), (tuple(result),), rows=rows)
+
+
+def _blocks(before: int, after: int) -> Rows:
+    """Rows that become several each, or of which several become one; else all, as of a window over everything."""
+    if after % before == 0:
+        times = after // before
+        return Rows(dilation=times, before=times - 1, reach=times)
+    if before % after == 0:
+        return Rows(stride=before // after, reach=before // after)
+    return Rows(stride=0, reach=before)
 
 
 def _groups(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
@@ -166,11 +179,15 @@ def _dot_general(eqn: compat.JaxprEqn) -> Axes:
     return Axes(operands, (result,), {names_l[d]: "sum" for d in contract_l})
 
 
-_BATCH, _FEATURES_IN, _FEATURES_OUT = 0, 1, 2
+_BATCH, _FEATURES_IN, _FEATURES_OUT, _SPACE = 0, 1, 2, 3
 
 
 def _convolution(eqn: compat.JaxprEqn) -> Axes:
-    """Batch, input features (summed over) and output features; of a grouped one the groups stay together."""
+    """Batch, input features (summed over), output features, and space; of a grouped one the groups stay together.
+
+    In space the image goes with the result, or, where the filter is the larger, with the filter and is summed over: so
+    is the gradient of a filter written.
+    """
     numbers = eqn.params["dimension_numbers"]
     ungrouped = eqn.params["feature_group_count"] == 1
     one_batch = eqn.params["batch_group_count"] == 1
@@ -183,31 +200,85 @@ def _convolution(eqn: compat.JaxprEqn) -> Axes:
         left[numbers.lhs_spec[1]] = right[numbers.rhs_spec[1]] = _FEATURES_IN
     if ungrouped and one_batch:
         right[numbers.rhs_spec[0]] = out[numbers.out_spec[1]] = _FEATURES_OUT
-    return Axes((tuple(left), tuple(right)), (tuple(out),), {_FEATURES_IN: "sum"} if ungrouped else {})
+    reduced: dict[int, Reduction] = {_FEATURES_IN: "sum"} if ungrouped else {}
+    rows: dict[tuple[int, int], Rows] = {}
+    made, filters = shape_of(eqn.outvars[0]), shape_of(eqn.invars[1])
+    space = zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)
+    for number, (of_left, of_right, of_out) in enumerate(space):
+        axis = left[of_left] = _SPACE + number
+        stride, apart = eqn.params["window_strides"][number], eqn.params["rhs_dilation"][number]
+        before, dilation = eqn.params["padding"][number][0], eqn.params["lhs_dilation"][number]
+        if filters[of_right] > made[of_out]:
+            right[of_right], reduced[axis] = axis, "sum"
+            rows[0, axis] = Rows(apart, dilation, before, (made[of_out] - 1) * stride + 1)
+        else:
+            out[of_out] = axis
+            rows[0, axis] = Rows(stride, dilation, before, (filters[of_right] - 1) * apart + 1)
+    return Axes((tuple(left), tuple(right)), (tuple(out),), reduced, rows=rows)
 
 
-def _windowed(eqn: compat.JaxprEqn) -> Axes:
-    """Dimensions over which the window does not reach."""
+def _windowed(eqn: compat.JaxprEqn, of_operands: Sequence[int] = (0,)) -> Axes:
+    """Every dimension; over those where the window reaches, rows read their neighbours."""
+    return _with_rows(eqn, [window.rows for window in windows_of(eqn)], of_operands)
+
+
+class Window(NamedTuple):
+    """How a reduction over windows goes along one dimension."""
+
+    size: int
+    stride: int
+    padding: tuple[int, int]
+    dilation: int
+    apart: int
+
+    @property
+    def reach(self) -> int:
+        return (self.size - 1) * self.apart + 1
+
+    @property
+    def rows(self) -> Rows:
+        return Rows(self.stride, self.dilation, self.padding[0], self.reach)
+
+
+def windows_of(eqn: compat.JaxprEqn) -> list[Window]:
+    """By dimension, of an equation that reduces over windows."""
     sizes = eqn.params["window_dimensions"]
-    strides = eqn.params.get("window_strides") or (1,) * len(sizes)
-    reached = [dim for dim, size in enumerate(sizes) if size != 1 or strides[dim] != 1]
-    reached += [dim for dim, pad in enumerate(eqn.params.get("padding") or ()) if any(pad)]
-    return _parallel(eqn, reached)
+    ones = (1,) * len(sizes)
+    params = ("window_strides", ones), ("padding", ((0, 0),) * len(sizes)), ("base_dilation", ones), (
+        "window_dilation", ones)  # fmt: skip
+    rest = (eqn.params.get(name) or default for name, default in params)
+    return [Window(*of_dim) for of_dim in zip(sizes, *rest, strict=True)]
+
+
+def _selected(eqn: compat.JaxprEqn) -> Axes:
+    """The gradient of a maximum: a row reads the windows that it is in (their source), and all rows that they reach."""
+    rows: dict[tuple[int, int], Rows] = {}
+    for dim, window in enumerate(windows_of(eqn)):
+        rows[0, dim] = Rows(1, window.stride, window.reach - 1 - window.padding[0], window.reach)
+        rows[1, dim] = Rows(window.stride, 1, window.padding[0], window.reach, via=rows[0, dim])
+    return _sides(eqn, rows)
+
+
+def _with_rows(eqn: compat.JaxprEqn, rows: Sequence[Rows], of_operands: Sequence[int] = (0,)) -> Axes:
+    """One axis per dimension, with the rows of some operands."""
+    return _sides(eqn, {(n, dim): one for dim, one in enumerate(rows) for n in of_operands})
+
+
+def _sides(eqn: compat.JaxprEqn, rows: Mapping[tuple[int, int], Rows]) -> Axes:
+    rank = len(shape_of(eqn.outvars[0]))
+    names = tuple(range(rank))
+    operands = tuple(names if len(shape_of(atom)) == rank else () for atom in eqn.invars)
+    return Axes(operands, tuple(names for _ in eqn.outvars), rows=rows)
 
 
 def _pad(eqn: compat.JaxprEqn) -> Axes:
-    padded = [dim for dim, config in enumerate(eqn.params["padding_config"]) if any(config)]
-    return _parallel(eqn, padded)
+    return _with_rows(eqn, [Rows(1, within + 1, low, 1) for low, _, within in eqn.params["padding_config"]])
 
 
 def _slice(eqn: compat.JaxprEqn) -> Axes:
-    strides = eqn.params["strides"] or (1,) * len(shape_of(eqn.invars[0]))
-    cut = [
-        dim
-        for dim, (whole, kept) in enumerate(zip(shape_of(eqn.invars[0]), shape_of(eqn.outvars[0]), strict=True))
-        if whole != kept or strides[dim] != 1
-    ]
-    return _parallel(eqn, cut)
+    starts = eqn.params["start_indices"]
+    strides = eqn.params["strides"] or (1,) * len(starts)
+    return _with_rows(eqn, [Rows(stride, 1, -start, 1) for start, stride in zip(starts, strides, strict=True)])
 
 
 def _gather(eqn: compat.JaxprEqn) -> Axes:
@@ -338,8 +409,8 @@ RULES: dict[str, Rule] = {
     "reduce_window_min": _windowed,
     "reduce_window_sum": _windowed,
     "reduce_window": _windowed,
-    "select_and_scatter_add": _windowed,
-    "select_and_gather_add": _windowed,
+    "select_and_scatter_add": _selected,
+    "select_and_gather_add": lambda eqn: _windowed(eqn, of_operands=(0, 1)),
     "gather": _gather,
     "scatter": _scatter,
     "scatter-add": _scatter_add,
