@@ -134,9 +134,11 @@ class _Arranger:
     slabs: Slabs
     levels: dict[int, int] = field(default_factory=dict)  # by op
 
-    def run(self) -> Iterator[int | SlabLoop]:
+    def __post_init__(self) -> None:
         for number, op in enumerate(self.graph.graph.ops):
             self.levels[number] = max((self.behind(number, value) for value in op.inputs), default=0)
+
+    def run(self) -> Iterator[int | SlabLoop]:
         outside: dict[int, list[int]] = {}
         for number, level in self.levels.items():
             if number not in self.slabs.ops:
@@ -224,3 +226,8 @@ class _Arranger:
 def arrange(graph: SlabGraph, slabs: Slabs) -> tuple[int | SlabLoop, ...]:
     """The program in order: numbers of ops that run whole, and loops."""
     return tuple(_Arranger(graph, slabs).run())
+
+
+def levels_of(graph: SlabGraph, slabs: Slabs) -> Mapping[int, int]:
+    """By op, how many walls lie before it."""
+    return _Arranger(graph, slabs).levels
