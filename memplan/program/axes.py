@@ -15,7 +15,8 @@ from memplan.planning.rows import ALIGNED, Rows
 from memplan.program import compat
 
 Axis = int | None
-Reduction = Literal["sum", "max", "min"]
+Reduction = Literal["sum", "max", "min", "moments"]
+"""How parts are put together; of moments each part has more than its result (`moments.Moments`)."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,11 @@ class Axes:
         return self.rows.get((position, axis), ALIGNED)
 
     def divisible(self, axis: int, eqn: compat.JaxprEqn, parts: int) -> bool:
-        """Every dimension of the axis has a multiple of so many elements, and parts read rows of their own alone."""
+        """Every dimension of the axis has a multiple of so many elements, parts read rows of their own alone, and their
+        results are all that puts them together.
+        """
+        if self.reduced.get(axis) == "moments":
+            return False
         if not all(self._apart(position, along, eqn) for position, along in self.rows if along == axis):
             return False
         atoms = (*eqn.invars, *eqn.outvars)

@@ -17,6 +17,7 @@ from jax import lax
 from memplan.planning.rows import Span
 from memplan.program import compat
 from memplan.program.axes import Axes, local_params
+from memplan.program.moments import Moments
 
 
 def run_rows(
@@ -64,7 +65,7 @@ def fill_of(eqn: compat.JaxprEqn, axes: Axes, axis: int, position: int, operands
     how = axes.reduced.get(axis)
     if how is None:
         return None
-    return 0 if how == "sum" else extreme(dtype, "min" if how == "max" else "max")
+    return 0 if how in ("sum", "moments") else extreme(dtype, "min" if how == "max" else "max")
 
 
 def extreme(dtype: Any, which: str) -> Any:
@@ -148,6 +149,15 @@ def _reshape(
     return [lax.slice_in_dim(one, span[0] - low, span[1] - low, axis=dim) for one in made]
 
 
+def _moments(
+    eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, spans: Mapping[int, Span], operands: list[Any]
+) -> list[Any]:
+    """What these rows add where the axis is reduced: their count and mean too."""
+    if axis not in axes.reduced:
+        return compat.bind(eqn, operands)
+    return [Moments.of(*operands, eqn.params["axes"])]
+
+
 _RULES: dict[str, Callable[..., list[Any]]] = {
     "conv_general_dilated": _convolution,
     "reduce_window_max": _windowed,
@@ -156,6 +166,7 @@ _RULES: dict[str, Callable[..., list[Any]]] = {
     "reduce_window": _windowed,
     "select_and_gather_add": _windowed,
     "select_and_scatter_add": _selected,
+    "squares_about_mean": _moments,
     "pad": _pad,
     "slice": _slice,
     "reshape": _reshape,

@@ -22,6 +22,7 @@ from memplan.program import compat
 from memplan.program.axes import shape_of
 from memplan.program.extract import body_graph, variables
 from memplan.program.interpret import bindings
+from memplan.program.moments import Moments
 from memplan.program.row_ops import extreme, fill_of, needed, run_rows
 from memplan.program.slab_axis import SlabAxis, slab_axis, slab_graph
 
@@ -267,7 +268,7 @@ class _Loop:
 
     def _finished(self, number: int, var: Any, total: Any) -> Any:
         """A sum in its own type, with what it is added to."""
-        total = total.astype(var.aval.dtype)
+        total = (total.squares if isinstance(total, Moments) else total).astype(var.aval.dtype)
         eqn, one = self.closed.jaxpr.eqns[number], self.along.equations[number]
         for position in one.axes.masked:
             total = _whole(compat.read(self.known, eqn.invars[position])) + total
@@ -283,10 +284,14 @@ def _start(how: str, aval: Any) -> Any:
     if how == "sum":
         wide = jnp.promote_types(aval.dtype, jnp.float32) if jnp.issubdtype(aval.dtype, jnp.floating) else aval.dtype
         return jnp.zeros(aval.shape, wide)
+    if how == "moments":
+        return Moments.none(aval.shape, aval.dtype)
     return jnp.full(aval.shape, extreme(aval.dtype, "min" if how == "max" else "max"))
 
 
 def _combined(how: str, total: Any, more: Any) -> Any:
     if how == "sum":
         return total + more.astype(total.dtype)
+    if how == "moments":
+        return total.with_more(more)
     return jnp.maximum(total, more) if how == "max" else jnp.minimum(total, more)
