@@ -60,6 +60,11 @@ class Choice:
         priced = [(slabs, self.price(slabs, limits)) for slabs in dict.fromkeys(found)]
         return min(priced, key=lambda one: (excess(one[1], limits), one[1].seconds))
 
+    def may_fit(self, limits: Limits) -> bool:
+        """With everything on the host, and one choice of what is written, a trip of every loop fits."""
+        first = next(self.candidates())
+        return excess(self.price(self.placed(first, limits), limits), limits) == 0
+
     def candidates(self) -> Iterator[Slabs]:
         """What is written, everything on the host: for each weight of kernels against copies."""
         for weight in _COMPUTE_WEIGHTS:

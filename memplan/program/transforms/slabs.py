@@ -24,6 +24,7 @@ from memplan.program.extract import body_graph, variables
 from memplan.program.interpret import bindings
 from memplan.program.row_ops import extreme, fill_of, needed, run_rows
 from memplan.program.slab_axis import SlabAxis, slab_axis, slab_graph
+from memplan.program.trace import InSlabs, Program
 from memplan.program.transforms.layerwise_scan import DEVICE, write
 
 
@@ -42,10 +43,16 @@ def axis_at(closed: compat.ClosedJaxpr, value: int, dim: int) -> Axis:
     return Axis(closed, along, slab_graph(closed, body_graph(closed), along))
 
 
-def in_slabs(closed: compat.ClosedJaxpr, slabs: Slabs) -> compat.ClosedJaxpr:
+def with_slabs(program: Program, slabs: Slabs) -> Program:
+    """The program with its ops in loops as planned."""
+    axis = axis_at(program.jaxpr, slabs.value, slabs.dim)
+    loops = tuple(one for one in arrange(axis.graph, slabs) if isinstance(one, SlabLoop))
+    return program.transform(InSlabs(slabs, axis.graph, loops), in_slabs(axis, slabs))
+
+
+def in_slabs(axis: Axis, slabs: Slabs) -> compat.ClosedJaxpr:
     """The flat jaxpr with its ops in loops as planned."""
-    axis = axis_at(closed, slabs.value, slabs.dim)
-    avals = [compat.as_struct(var.aval) for var in closed.jaxpr.invars]
+    avals = [compat.as_struct(var.aval) for var in axis.closed.jaxpr.invars]
     return compat.dce(jax.make_jaxpr(functools.partial(_run, axis, slabs))(*avals))
 
 
