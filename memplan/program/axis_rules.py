@@ -94,7 +94,7 @@ def _moments(eqn: compat.JaxprEqn) -> Axes:
     shape, counts = map(shape_of, eqn.invars)
     kept = tuple(dim for dim in range(len(shape)) if dim not in axes)
     counted = tuple(dim if counts[dim] > 1 and dim in axes else None for dim in range(len(shape)))
-    reduced = dict.fromkeys(axes, "moments")
+    reduced: dict[int, Reduction] = dict.fromkeys(axes, "moments")
     return Axes((tuple(range(len(shape))), counted), (kept,), reduced)
 
 

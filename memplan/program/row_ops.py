@@ -155,7 +155,7 @@ def _moments(
     """What these rows add where the axis is reduced: their count and mean too."""
     if axis not in axes.reduced:
         return compat.bind(eqn, operands)
-    return [Moments.of(*operands, eqn.params["axes"])]
+    return [Moments.of(operands[0], operands[1], eqn.params["axes"])]
 
 
 _RULES: dict[str, Callable[..., list[Any]]] = {

@@ -43,7 +43,7 @@ class Sum:
         total = lax.reduce_sum(x, self.axes)
         total = lax.broadcast_in_dim(total, self.result, tuple(range(len(self.result))))
         times = self.times(x.shape)
-        return total * times if times > 1 else total
+        return total * float(times) if times > 1 else total
 
 
 @dataclass(frozen=True)

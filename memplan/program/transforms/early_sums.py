@@ -26,6 +26,8 @@ from memplan.program.spread import Sum, centred, is_widening, spread_of, squared
 Written = Callable[[], Any]
 """Writes the equations of a value, once; gives the variable."""
 
+_DEEPEST = 64  # equations looked through, one upon the other: four of a norm; Python goes a thousand calls deep
+
 
 def early_sums(closed: compat.ClosedJaxpr, axis: SlabAxis) -> compat.ClosedJaxpr:
     """The flat jaxpr with its sums along the axis made behind as few walls as linearity and moments allow.
@@ -164,7 +166,8 @@ class _Writer:
         self.totals = {key: _known(known, one) for key, one in self.totals.items()}
         self.eqns[first:] = (
             eqn.replace(
-                invars=[_known(known, atom) for atom in eqn.invars], outvars=[known.get(one, one) for one in eqn.outvars]
+                invars=[_known(known, atom) for atom in eqn.invars],
+                outvars=[known.get(one, one) for one in eqn.outvars],
             )
             for eqn in self.eqns[first:]
         )
@@ -186,12 +189,12 @@ class _Terms:
     dtype: Any
     found: dict[Any, Written | None] = field(default_factory=dict)
 
-    def of(self, atom: Any) -> Written | None:
+    def of(self, atom: Any, depth: int = 0) -> Written | None:
         """The sum of an array; None where it is not known at the level."""
         if not compat.is_var(atom):
             return self._of_one(atom)
         if atom not in self.found:
-            self.found[atom] = self._of_one(atom) or self._of_known(atom) or self._of_terms(atom)
+            self.found[atom] = self._of_one(atom) or self._of_known(atom) or self._of_terms(atom, depth + 1)
         return self.found[atom]
 
     def one(self, atom: Any) -> Written | None:
@@ -207,7 +210,7 @@ class _Terms:
 
     def _of_one(self, atom: Any) -> Written | None:
         one = self.one(atom)
-        return None if one is None else self._written(lambda x: x * self.total.times(()), one)
+        return None if one is None else self._written(lambda x: x * float(self.total.times(())), one)
 
     def _of_known(self, var: Any) -> Written | None:
         levels = self.writer.levels
@@ -216,25 +219,25 @@ class _Terms:
             return None
         return lambda: self.writer.total(var, self.total, self.dtype)
 
-    def _of_terms(self, var: Any) -> Written | None:
+    def _of_terms(self, var: Any, depth: int) -> Written | None:
         eqn = self.writer.made.get(var)
-        if eqn is None or not jnp.issubdtype(compat.aval_of(var).dtype, jnp.floating):
+        if eqn is None or depth > _DEEPEST or not jnp.issubdtype(compat.aval_of(var).dtype, jnp.floating):
             return None
-        first, *rest = eqn.invars
+        of, first, *rest = functools.partial(self.of, depth=depth), *eqn.invars
         match eqn.primitive.name:
             case "neg":
-                return self._written(lax.neg, self.of(first))
+                return self._written(lax.neg, of(first))
             case "convert_element_type" if is_widening(eqn):
-                return self.of(first)
+                return of(first)
             case "add" | "add_any":
-                return self._written(lax.add, self.of(first), self.of(rest[0]))
+                return self._written(lax.add, of(first), of(rest[0]))
             case "sub":
-                return self._written(lax.sub, self.of(first), self.of(rest[0]))
+                return self._written(lax.sub, of(first), of(rest[0]))
             case "div":
-                return self._written(lax.div, self.of(first), self.one(rest[0]))
+                return self._written(lax.div, of(first), self.one(rest[0]))
             case "mul":
-                return self._written(lax.mul, self.of(first), self.one(rest[0])) or self._written(
-                    lax.mul, self.one(first), self.of(rest[0])
+                return self._written(lax.mul, of(first), self.one(rest[0])) or self._written(
+                    lax.mul, self.one(first), of(rest[0])
                 )
         return None
 
