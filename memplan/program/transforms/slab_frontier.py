@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memplan.hardware.device import Device
-from memplan.planning.slab_choice import Choice, Limits, Price, excess
+from memplan.planning.slab_choice import Choice
+from memplan.planning.slab_price import Price, Pricer, SlabLimits
 from memplan.planning.slabs import SlabGraph, Slabs, least_rows, trips_of
 from memplan.program import compat
 from memplan.program.extract import variables
@@ -28,12 +29,12 @@ class Found:
 
 def slab_programs(program: Program, device: Device, device_bytes: int, host_bytes: int) -> Iterator[Program]:
     """The step in slabs, what is likely to fit and fast first."""
-    limits = Limits(int(_MARGIN * device_bytes), host_bytes, _resident_bytes(program))
+    limits = SlabLimits(int(_MARGIN * device_bytes), host_bytes, _resident_bytes(program))
     for found in frontier(program.jaxpr, device, limits):
         yield with_slabs(program, found.slabs)
 
 
-def frontier(closed: compat.ClosedJaxpr, device: Device, limits: Limits) -> list[Found]:
+def frontier(closed: compat.ClosedJaxpr, device: Device, limits: SlabLimits) -> list[Found]:
     """Slabs of the first axis along which everything large can be split, the best first."""
     largest = max(enumerate(variables(closed)), key=lambda one: compat.nbytes_of(one[1].aval))
     number, var = largest
@@ -41,12 +42,12 @@ def frontier(closed: compat.ClosedJaxpr, device: Device, limits: Limits) -> list
     for dim, size in enumerate(var.aval.shape):
         if size > 1:
             found += _along(axis_at(closed, number, dim), number, dim, device, limits)
-        if any(excess(one.price, limits) == 0 for one in found):
+        if any(limits.excess(one.price) == 0 for one in found):
             break
-    return sorted(found, key=lambda one: (excess(one.price, limits), one.price.seconds))
+    return sorted(found, key=lambda one: (limits.excess(one.price), one.price.seconds))
 
 
-def _along(axis: Axis, value: int, dim: int, device: Device, limits: Limits) -> Iterator[Found]:
+def _along(axis: Axis, value: int, dim: int, device: Device, limits: SlabLimits) -> Iterator[Found]:
     graph, room = axis.graph, limits.device_bytes - limits.resident_bytes
     known: set[frozenset[int]] = set()
     for share in _SHARES:
@@ -58,18 +59,18 @@ def _along(axis: Axis, value: int, dim: int, device: Device, limits: Limits) -> 
 
 
 def _by_size(
-    axis: Axis, value: int, dim: int, ops: frozenset[int], device: Device, limits: Limits
+    axis: Axis, value: int, dim: int, ops: frozenset[int], device: Device, limits: SlabLimits
 ) -> Iterator[Found]:
     """In as few slabs as fit, and in twice as many: those leave room for more on the device."""
-    least, size = least_rows(axis.graph, ops), axis.graph.sizes[value]
+    least, size, pricer = least_rows(axis.graph, ops), axis.graph.sizes[value], Pricer(axis.graph, device)
     count, fit = 2, 0
     while count <= 2 * size and fit < 2:
         rows = max(-(-size // count) // least, 1) * least
         bare = Slabs(value, dim, rows, ops, frozenset(), frozenset())
-        choice = Choice(axis.graph, bare, device)
-        if trips_of(axis.graph, bare) > 1 and (choice.may_fit(limits) or rows == least):
-            slabs, price = choice.best(limits)
-            fit += excess(price, limits) == 0
+        choice = Choice(pricer, bare, limits)
+        if trips_of(axis.graph, bare) > 1 and (choice.may_fit() or rows == least):
+            slabs, price = choice.best()
+            fit += limits.excess(price) == 0
             yield Found(axis, slabs, price)
         count = 2 * size + 1 if rows == least else 2 * count
 
@@ -87,9 +88,7 @@ def large_ops(graph: SlabGraph, nbytes: int) -> frozenset[int]:
 
 def _between(graph: SlabGraph, large: set[int]) -> set[int]:
     """Ops that are no kernels on paths from large ops to large ops: outside of the loops they would be walls."""
-    light = {
-        number for number in graph.along if number not in large and graph.graph.ops[number].fusion != "kernel"
-    }
+    light = {number for number in graph.along if number not in large and graph.graph.ops[number].fusion != "kernel"}
     producer, readers = graph.graph.producer, graph.readers
     behind, before = set[int](), set[int]()
     for number in sorted(light):
@@ -120,8 +119,6 @@ def _resident_bytes(program: Program) -> int:
     """Arguments, and outputs that are written over none of them."""
     inputs, outputs = program.jaxpr.jaxpr.invars, program.jaxpr.jaxpr.outvars
     given = sum(compat.nbytes_of(var.aval) for n, var in enumerate(inputs) if n not in program.on_host)
-    donated = sum(
-        compat.nbytes_of(var.aval) for var, gives in zip(inputs, program.donated, strict=True) if gives
-    )
+    donated = sum(compat.nbytes_of(var.aval) for var, gives in zip(inputs, program.donated, strict=True) if gives)
     made = sum(compat.nbytes_of(atom.aval) for atom in outputs)
     return given + max(made - donated, 0)
