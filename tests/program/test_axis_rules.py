@@ -75,7 +75,7 @@ STEPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 
 def divided(eqn: compat.JaxprEqn, axes: Axes, axis: int, operands: list[Any]) -> list[Any]:
     """Results of an equation from its parts."""
-    params = local_params(eqn, axes, axis, PARTS)
+    params = local_params(eqn, axes, axis, lambda size: size // PARTS)
     parts = []
     for part in range(PARTS):
         given = [mine(x, side, axis, part) for x, side in zip(operands, axes.operands, strict=True)]
