@@ -23,6 +23,7 @@ from memplan.program.trace import Program, trace
 from memplan.program.transforms.host_state import large_leaves, offload_state
 from memplan.program.transforms.residual_frontier import fewer_residuals
 from memplan.program.transforms.residuals import follow_residuals
+from memplan.program.transforms.slab_frontier import slab_programs
 from memplan.units import Size, parse_bytes
 from memplan.xla.local import host_memory_bytes, is_here, local_device
 from memplan.xla.target import Target
@@ -39,6 +40,7 @@ class Request:
     plan: Plan | None = None
     verify: str | None = "compile"
     host_state: tuple[int, ...] = ()
+    split: str | bool = "auto"
 
     def local(self, device_bytes: int) -> Request:
         """The same of the local backend, within so many bytes; a plan belongs to the device that it was made for."""
@@ -88,8 +90,14 @@ def best(
         for other in fewer_residuals(program, target.device, limits.host_bytes, excess_bytes):
             yield offload_state(other, program.on_host, streams=target.is_gpu)
 
+    def in_slabs(program: Program) -> Iterator[Program]:
+        if request.split and not program.spmd:
+            notify("choosing slabs", None)
+            for other in slab_programs(program.original, target.device, limits.device_bytes, limits.host_bytes):
+                yield offload_state(other, program.on_host, streams=target.is_gpu)
+
     tries = MOST_TRIES if request.verify else 1
-    attempts = Attempts(compiler, stack_less, notify, request.plan is not None, tries, target.is_gpu)
+    attempts = Attempts(compiler, stack_less, in_slabs, notify, request.plan is not None, tries, target.is_gpu)
     return replace(attempts.run(program), seconds=time.perf_counter() - started)
 
 

@@ -60,6 +60,11 @@ class Choice:
         priced = [(slabs, self.price(slabs, limits)) for slabs in dict.fromkeys(found)]
         return min(priced, key=lambda one: (excess(one[1], limits), one[1].seconds))
 
+    def may_fit(self, limits: Limits) -> bool:
+        """With everything on the host, and one choice of what is written, a trip of every loop fits."""
+        first = next(self.candidates())
+        return excess(self.price(self.placed(first, limits), limits), limits) == 0
+
     def candidates(self) -> Iterator[Slabs]:
         """What is written, everything on the host: for each weight of kernels against copies."""
         for weight in _COMPUTE_WEIGHTS:
@@ -150,15 +155,17 @@ class Choice:
         """With everything on the host but what fits on the device beside the loops, the most copied first."""
         loops = [one for one in arrange(self.graph, slabs) if isinstance(one, SlabLoop)]
         lives = _lifetimes(self.graph, loops)
-        free = [limits.device_bytes - limits.resident_bytes - self.trip_bytes(loop, slabs) for loop in loops]
         on_host = set(lives)
+        everything = replace(slabs, on_host=frozenset(lives))
+        free = [limits.device_bytes - limits.resident_bytes - self.trip_bytes(loop, everything) for loop in loops]
         for value in sorted(lives, key=lambda value: self._worth(value, loops, lives[value]), reverse=True):
             first, last = lives[value]
             nbytes = self.graph.graph.nbytes(value)
-            if all(free[loop] >= nbytes for loop in range(first, last)):
+            takes = {loop: nbytes * (1 + (value in loops[loop].reads)) for loop in range(first, last)}
+            if all(free[loop] >= more for loop, more in takes.items()):
                 on_host.discard(value)
-                for loop in range(first, last):
-                    free[loop] -= nbytes
+                for loop, more in takes.items():
+                    free[loop] -= more
         return replace(slabs, on_host=frozenset(on_host))
 
     def _worth(self, value: int, loops: Sequence[SlabLoop], life: tuple[int, int]) -> float:
@@ -166,8 +173,12 @@ class Choice:
         return (1 + sum(value in loop.reads for loop in loops)) / (life[1] - life[0])
 
     def trip_bytes(self, loop: SlabLoop, slabs: Slabs) -> int:
-        """Of one trip: windows and slabs that are copied twice over, and the op that has most at once."""
+        """Of one trip: windows and slabs that are copied twice over, and the op that has most at once.
+
+        XLA lays an array on the device that kernels read by slabs out anew as they want it, whole and before the loop.
+        """
         graph = self.graph.graph
+        again = sum(graph.nbytes(value) for value in loop.reads if value not in slabs.on_host)
         copied = sum(2 * self._window(value, loop) for value in loop.reads)
         copied += sum(2 * self._window(value, loop) for value in loop.writes)
         most = 0
@@ -177,7 +188,7 @@ class Choice:
                 along = self.graph.along[number]
                 touched = {value for value, _ in along.reads} | {v for v in op.outputs if v in loop.spans}
                 most = max(most, 2 * sum(self._window(value, loop) for value in touched))
-        return copied + most
+        return again + copied + most
 
     def _window(self, value: int, loop: SlabLoop) -> int:
         low, high = loop.spans[value]

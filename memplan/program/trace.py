@@ -13,6 +13,7 @@ from jax.core import Tracer
 from memplan.errors import MemplanError, UnsupportedProgramError
 from memplan.hardware.topology import Topology
 from memplan.planning.loop import Loop, Residuals
+from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs
 from memplan.program import compat
 from memplan.program.flatten import flatten
 from memplan.program.interpret import interpret
@@ -77,7 +78,21 @@ class StateOnHost:
     outputs: frozenset[int]
 
 
-Transform = LoopResiduals | StateOnHost
+@dataclass(frozen=True)
+class InSlabs:
+    """A transform: equations in loops over slabs (`transforms.slabs`).
+
+    Attributes:
+      slabs: what runs in them.
+      loops: that came of it, by the graph of the program before.
+    """
+
+    slabs: Slabs
+    graph: SlabGraph
+    loops: tuple[SlabLoop, ...]
+
+
+Transform = LoopResiduals | StateOnHost | InSlabs
 
 
 @dataclass(frozen=True)
@@ -146,6 +161,11 @@ class Program:
     def residuals(self) -> tuple[Residuals | None, ...]:
         """What the loops stack, as a plan says it."""
         return tuple(chosen for _, chosen in self.loops)
+
+    @property
+    def in_slabs(self) -> tuple[InSlabs, ...]:
+        """Its loops over slabs; empty where it has none."""
+        return tuple(one for one in self.transforms if isinstance(one, InSlabs))
 
     @property
     def on_host(self) -> frozenset[int]:

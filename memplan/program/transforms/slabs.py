@@ -24,8 +24,8 @@ from memplan.program.extract import body_graph, variables
 from memplan.program.interpret import bindings
 from memplan.program.row_ops import extreme, fill_of, needed, run_rows
 from memplan.program.slab_axis import SlabAxis, slab_axis, slab_graph
-
-HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
+from memplan.program.trace import InSlabs, Program
+from memplan.program.transforms.layerwise_scan import DEVICE, write
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,16 @@ def axis_at(closed: compat.ClosedJaxpr, value: int, dim: int) -> Axis:
     return Axis(closed, along, slab_graph(closed, body_graph(closed), along))
 
 
-def in_slabs(closed: compat.ClosedJaxpr, slabs: Slabs) -> compat.ClosedJaxpr:
+def with_slabs(program: Program, slabs: Slabs) -> Program:
+    """The program with its ops in loops as planned."""
+    axis = axis_at(program.jaxpr, slabs.value, slabs.dim)
+    loops = tuple(one for one in arrange(axis.graph, slabs) if isinstance(one, SlabLoop))
+    return program.transform(InSlabs(slabs, axis.graph, loops), in_slabs(axis, slabs))
+
+
+def in_slabs(axis: Axis, slabs: Slabs) -> compat.ClosedJaxpr:
     """The flat jaxpr with its ops in loops as planned."""
-    axis = axis_at(closed, slabs.value, slabs.dim)
-    avals = [compat.as_struct(var.aval) for var in closed.jaxpr.invars]
+    avals = [compat.as_struct(var.aval) for var in axis.closed.jaxpr.invars]
     return compat.dce(jax.make_jaxpr(functools.partial(_run, axis, slabs))(*avals))
 
 
@@ -108,18 +114,25 @@ class _Array:
     """An array on the device that is read by slabs.
 
     Attributes:
-      padded: with as many rows before and behind as slabs reach beyond it.
-      before: how many before.
+      rows_per_slab: of so many slabs it consists.
     """
 
-    padded: Any
+    array: Any
     dim: int
     rows_per_slab: int
-    before: int
 
     def rows(self, trip: Any, span: Span) -> Any:
-        start = trip * self.rows_per_slab + (span[0] + self.before)
-        return lax.dynamic_slice_in_dim(self.padded, start, span[1] - span[0], self.dim)
+        """Rows of the array, counted from the first of a trip's slab; anything where it has none.
+
+        Slab by slab, so that each piece is whole in the array or not in it at all.
+        """
+        rows, size = self.rows_per_slab, self.array.shape[self.dim]
+        pieces = []
+        for slab in range(span[0] // rows, -(-span[1] // rows)):
+            low, high = max(span[0], slab * rows), min(span[1], (slab + 1) * rows)
+            start = jnp.clip(trip * rows + low, 0, size - (high - low))
+            pieces.append(lax.dynamic_slice_in_dim(self.array, start, high - low, self.dim))
+        return pieces[0] if len(pieces) == 1 else lax.concatenate(pieces, self.dim)
 
 
 def _whole(value: Any) -> Any:
@@ -139,6 +152,9 @@ class _Loop:
         self.fetched = [
             var for var, one in self.sources.items() if isinstance(one, _Stack) and one.on_host
         ]  # fmt: skip
+        written = [(self.vars[value], value in slabs.on_host) for value in loop.writes]
+        self.to_host = [var for var, on_host in written if on_host]
+        self.stacked = [var for var, on_host in written if not on_host]
         self.sums = [(number, var) for number in loop.sums for var in self.closed.jaxpr.eqns[number].outvars]
 
     def slab_rows(self, var: Any) -> int:
@@ -149,30 +165,47 @@ class _Loop:
         value, dim = self.known[var], self.along.dims[var]
         if isinstance(value, _Stack):
             return value
-        low, high = self.spans[var]
-        rows, size = self.slab_rows(var), value.shape[dim]
-        before, behind = max(-low, 0), max((self.trips - 1) * rows + high - size, 0)
-        if before or behind:
+        rows = self.slab_rows(var)
+        missing = self.trips * rows - value.shape[dim]
+        if missing > 0:
             config = [(0, 0, 0)] * value.ndim
-            config[dim] = (before, behind, 0)
-            value = lax.pad(value, _zero(value), config)
-        return _Array(value, dim, rows, before)
+            config[dim] = (0, missing, 0)
+            value = lax.pad(value, jnp.zeros((), value.dtype), config)
+        return _Array(value, dim, rows)
 
     def run(self) -> None:
+        """What is written to the host is written a trip after it was made, beside what the trip computes."""
         trips = jnp.arange(self.trips, dtype=jnp.int32)
-        following = jnp.minimum(trips + 1, self.trips - 1)
+        following, before = jnp.minimum(trips + 1, self.trips - 1), jnp.maximum(trips - 1, 0)
         sums = [_start(self._how(number), var.aval) for number, var in self.sums]
         windows = [self.sources[var].rows(0, self.spans[var]) for var in self.fetched]
-        (sums, _), stacks = lax.scan(self._trip, (sums, windows), (trips, following))
+        shapes = [self._slab_shape(var) for var in self.to_host]
+        stacks = [
+            compat.empty_on_host((self.trips, *shape), var.aval.dtype)
+            for var, shape in zip(self.to_host, shapes, strict=True)
+        ]
+        made = [jnp.zeros(shape, var.aval.dtype) for var, shape in zip(self.to_host, shapes, strict=True)]
+        begin = sums, windows, stacks, made
+        (sums, _, stacks, made), on_device = lax.scan(self._trip, begin, (trips, following, before))
         for (number, var), total in zip(self.sums, sums, strict=True):
             self.known[var] = self._finished(number, var, total)
-        for value, stack in zip(self.loop.writes, stacks, strict=True):
-            var = self.vars[value]
-            dim = self.along.dims[var]
-            self.known[var] = _Stack(stack, dim, shape_of(var)[dim], value in self.slabs.on_host)
+        for var, stack in zip(self.to_host, write(stacks, made, self.trips - 1), strict=True):
+            self.known[var] = self._stack(var, stack, on_host=True)
+        for var, stack in zip(self.stacked, on_device, strict=True):
+            self.known[var] = self._stack(var, stack, on_host=False)
 
-    def _trip(self, carry: Any, trip_and_next: Any) -> Any:
-        (sums, windows), (trip, following) = carry, trip_and_next
+    def _slab_shape(self, var: Any) -> tuple[int, ...]:
+        shape = list(shape_of(var))
+        shape[self.along.dims[var]] = self.slab_rows(var)
+        return tuple(shape)
+
+    def _stack(self, var: Any, stack: Any, on_host: bool) -> _Stack:
+        dim = self.along.dims[var]
+        return _Stack(stack, dim, shape_of(var)[dim], on_host)
+
+    def _trip(self, carry: Any, trips: Any) -> Any:
+        (sums, windows, stacks, made), (trip, following, before) = carry, trips
+        stacks = write(stacks, made, before)
         coming = [self._fetch(var, following) for var in self.fetched]
         env: dict[Any, Any] = dict(zip(self.fetched, windows, strict=True))
         for var, source in self.sources.items():
@@ -189,7 +222,8 @@ class _Loop:
             for (number, var), total in zip(self.sums, sums, strict=True)
         ]
         windows = [self._moved_on(var, window, new) for var, window, new in zip(self.fetched, windows, coming, strict=True)]
-        return (sums, windows), [self._out(value, env) for value in self.loop.writes]
+        made = [self._slab(var, env) for var in self.to_host]
+        return (sums, windows, stacks, made), [self._slab(var, env) for var in self.stacked]
 
     def _fetch(self, var: Any, following: Any) -> Any:
         """The last slab's worth of rows of the next trip's window."""
@@ -204,10 +238,8 @@ class _Loop:
             return new
         return lax.concatenate([lax.slice_in_dim(window, window.shape[dim] - kept, None, axis=dim), new], dim)
 
-    def _out(self, value: int, env: Mapping[Any, Any]) -> Any:
-        var = self.vars[value]
-        made = self._cut(var, env[var], (0, self.slab_rows(var)))
-        return jax.device_put(made, HOST) if value in self.slabs.on_host else made
+    def _slab(self, var: Any, env: Mapping[Any, Any]) -> Any:
+        return self._cut(var, env[var], (0, self.slab_rows(var)))
 
     def _cut(self, var: Any, window: Any, span: Span) -> Any:
         first = self.spans[var][0]
@@ -272,10 +304,6 @@ class _Loop:
         for position in one.axes.masked:
             total = _whole(compat.read(self.known, eqn.invars[position])) + total
         return total
-
-
-def _zero(array: Any) -> Any:
-    return jnp.zeros((), array.dtype)
 
 
 def _start(how: str, aval: Any) -> Any:

@@ -1,0 +1,127 @@
+"""Which slabs: of the axes through a step's largest arrays, and of the ops along them, what is worth compiling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memplan.hardware.device import Device
+from memplan.planning.slab_choice import Choice, Limits, Price, excess
+from memplan.planning.slabs import SlabGraph, Slabs, least_rows, trips_of
+from memplan.program import compat
+from memplan.program.extract import variables
+from memplan.program.trace import Program
+from memplan.program.transforms.slabs import Axis, axis_at, with_slabs
+
+_SHARES = (4, 8, 16, 32)  # of the room: ops whose arrays are larger than one of so many parts of it are split
+_MARGIN = 0.95  # of the room: what the estimate of a trip does not see (XLA's transposes, packing)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Slabs, and what they take by the estimate."""
+
+    axis: Axis
+    slabs: Slabs
+    price: Price
+
+
+def slab_programs(program: Program, device: Device, device_bytes: int, host_bytes: int) -> Iterator[Program]:
+    """The step in slabs, what is likely to fit and fast first."""
+    limits = Limits(int(_MARGIN * device_bytes), host_bytes, _resident_bytes(program))
+    for found in frontier(program.jaxpr, device, limits):
+        yield with_slabs(program, found.slabs)
+
+
+def frontier(closed: compat.ClosedJaxpr, device: Device, limits: Limits) -> list[Found]:
+    """Slabs of the first axis along which everything large can be split, the best first."""
+    largest = max(enumerate(variables(closed)), key=lambda one: compat.nbytes_of(one[1].aval))
+    number, var = largest
+    found: list[Found] = []
+    for dim, size in enumerate(var.aval.shape):
+        if size > 1:
+            found += _along(axis_at(closed, number, dim), number, dim, device, limits)
+        if any(excess(one.price, limits) == 0 for one in found):
+            break
+    return sorted(found, key=lambda one: (excess(one.price, limits), one.price.seconds))
+
+
+def _along(axis: Axis, value: int, dim: int, device: Device, limits: Limits) -> Iterator[Found]:
+    graph, room = axis.graph, limits.device_bytes - limits.resident_bytes
+    known: set[frozenset[int]] = set()
+    for share in _SHARES:
+        ops = large_ops(graph, room // share)
+        if not ops or ops in known or _widest(graph, ops) > room:
+            continue
+        known.add(ops)
+        yield from _by_size(axis, value, dim, ops, device, limits)
+
+
+def _by_size(
+    axis: Axis, value: int, dim: int, ops: frozenset[int], device: Device, limits: Limits
+) -> Iterator[Found]:
+    """In as few slabs as fit, and in twice as many: those leave room for more on the device."""
+    least, size = least_rows(axis.graph, ops), axis.graph.sizes[value]
+    count, fit = 2, 0
+    while count <= 2 * size and fit < 2:
+        rows = max(-(-size // count) // least, 1) * least
+        bare = Slabs(value, dim, rows, ops, frozenset(), frozenset())
+        choice = Choice(axis.graph, bare, device)
+        if trips_of(axis.graph, bare) > 1 and (choice.may_fit(limits) or rows == least):
+            slabs, price = choice.best(limits)
+            fit += excess(price, limits) == 0
+            yield Found(axis, slabs, price)
+        count = 2 * size + 1 if rows == least else 2 * count
+
+
+def large_ops(graph: SlabGraph, nbytes: int) -> frozenset[int]:
+    """Ops on the axis that read or make by slabs an array of so many bytes, and light ones between two of those."""
+    size = graph.graph.nbytes
+    large = {
+        number
+        for number, one in graph.along.items()
+        if max(map(size, [*(value for value, _ in one.reads), *graph.graph.ops[number].outputs]), default=0) >= nbytes
+    }
+    return frozenset(large | _between(graph, large))
+
+
+def _between(graph: SlabGraph, large: set[int]) -> set[int]:
+    """Ops that are no kernels on paths from large ops to large ops: outside of the loops they would be walls."""
+    light = {
+        number for number in graph.along if number not in large and graph.graph.ops[number].fusion != "kernel"
+    }
+    producer, readers = graph.graph.producer, graph.readers
+    behind, before = set[int](), set[int]()
+    for number in sorted(light):
+        sources = {producer[value] for value in graph.graph.ops[number].inputs}
+        if sources & (large | behind):
+            behind.add(number)
+    for number in sorted(light, reverse=True):
+        takers = {taker for value in graph.graph.ops[number].outputs for taker in readers.get(value, ())}
+        if takers & (large | before):
+            before.add(number)
+    return behind & before
+
+
+def _widest(graph: SlabGraph, ops: frozenset[int]) -> int:
+    """Bytes that a kernel that is not split reads and writes, at the most."""
+    nbytes = graph.graph.nbytes
+    return max(
+        (
+            sum(map(nbytes, {*op.inputs, *op.outputs}))
+            for number, op in enumerate(graph.graph.ops)
+            if number not in ops and op.fusion == "kernel"
+        ),
+        default=0,
+    )
+
+
+def _resident_bytes(program: Program) -> int:
+    """Arguments, and outputs that are written over none of them."""
+    inputs, outputs = program.jaxpr.jaxpr.invars, program.jaxpr.jaxpr.outvars
+    given = sum(compat.nbytes_of(var.aval) for n, var in enumerate(inputs) if n not in program.on_host)
+    donated = sum(
+        compat.nbytes_of(var.aval) for var, gives in zip(inputs, program.donated, strict=True) if gives
+    )
+    made = sum(compat.nbytes_of(atom.aval) for atom in outputs)
+    return given + max(made - donated, 0)
