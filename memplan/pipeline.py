@@ -24,6 +24,7 @@ from memplan.program.transforms.host_state import large_leaves, offload_state
 from memplan.program.transforms.residual_frontier import fewer_residuals
 from memplan.program.transforms.residuals import follow_residuals
 from memplan.program.transforms.slab_frontier import slab_programs
+from memplan.program.transforms.slabs import follow_slabs
 from memplan.units import Size, parse_bytes
 from memplan.xla.local import host_memory_bytes, is_here, local_device
 from memplan.xla.target import Target
@@ -145,6 +146,7 @@ def _transform(program: Program, request: Request, target: Target) -> Program:
     """
     if request.plan is not None:
         found = follow_residuals(program, request.plan.loops) if request.plan.loops else program
+        found = follow_slabs(found, request.plan.slabs)
         return offload_state(found, request.plan.on_host, streams=target.is_gpu)
     if request.host_state:
         return offload_state(program, large_leaves(program, request.host_state), streams=target.is_gpu)

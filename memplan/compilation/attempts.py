@@ -69,11 +69,11 @@ class Attempts:
         return found
 
     def _program(self, program: Program) -> Outcome:
-        """As it copies fastest; where it does not fit so, as it holds least."""
+        """As it copies fastest; where it does not fit so, as it holds least (what is in slabs does either way)."""
         profile = self.compiler.profile(program)
         copies = copies_by_itself(program)
         found = self._schedule(program, profile, hides_latency=copies)
-        if not found.fits and copies and self.copies_overlap:
+        if not found.fits and copies and self.copies_overlap and not program.in_slabs:
             self.notify("compiling again, its copies one after another", None)
             found = found.better(self._schedule(program, profile, hides_latency=False))
         return found if profile is None else replace(found, compilations=found.compilations + 1)

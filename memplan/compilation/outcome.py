@@ -62,14 +62,15 @@ class Outcome:
     def plan(self) -> Plan | None:
         """What reproduces it; None for the step as it is."""
         plan, program = self.planned.plan, self.program
-        if plan is None and not program.on_host and not any(program.residuals):
+        if plan is None and not program.on_host and not any(program.residuals) and not program.in_slabs:
             return None
         if plan is None:
             plain = self.planned.plain
             actions = name_actions(plain.problem, runs(range(len(plain.problem.kernels))))
-            name = "residuals" if any(program.residuals) else "none"
+            name = "slabs" if program.in_slabs else "residuals" if any(program.residuals) else "none"
             plan = Plan(actions, plain.module.fingerprint, name, self.target.device.name)
-        return replace(plan, loops=program.residuals, on_host=tuple(sorted(program.on_host)))
+        slabs = tuple(one.slabs for one in program.in_slabs)
+        return replace(plan, loops=program.residuals, slabs=slabs, on_host=tuple(sorted(program.on_host)))
 
     @property
     def unexpected_collectives(self) -> tuple[str, ...]:

@@ -17,7 +17,11 @@ from memplan.planning.graph import op_seconds
 from memplan.planning.min_cut import chosen
 from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, arrange, levels_of, slab_rows, trips_of
 
-_COMPUTE_WEIGHTS = (1.0, 0.3, 3.0)  # of a second of kernels, by a second on the link: either may be what a loop waits for
+_COMPUTE_WEIGHTS = (
+    1.0,
+    0.3,
+    3.0,
+)  # of a second of kernels, by a second on the link: either may be what a loop waits for
 _ROUNDS = 3  # a value's writing is shared out among the loops that read it, as far as the last round knows them
 _LAUNCH_S = 1e-5  # of a kernel in a loop, and of the trip around it
 
@@ -75,7 +79,6 @@ class Choice:
 
     def _reads(self, weight: float, shares: Mapping[int, int]) -> dict[int, int]:
         """Value -> loops that read it, where its writing is shared by as many as `shares` says."""
-        graph = self.graph.graph
         found: dict[int, int] = {}
         for level in range(max(self.levels[op] for op in self.bare.ops), -1, -1):
             for value in self._cut(level, weight, shares, found):
@@ -103,13 +106,17 @@ class Choice:
         return [
             value
             for value in values
-            if graph.producer[value] in ops and paid[node["value", value]] and not paid[node["op", graph.producer[value]]]
+            if graph.producer[value] in ops
+            and paid[node["value", value]]
+            and not paid[node["op", graph.producer[value]]]
         ]
 
     def _needs(self, level: int, known: Mapping[int, int]) -> tuple[set[int], set[int]]:
         """Values that the ops of a level read of earlier ones, and the ops that can make those again."""
         graph, along = self.graph.graph, self.graph.along
-        wanted = {op for op in self.bare.ops if self.levels[op] == level and (along[op].reduces or self._written(op, known))}
+        wanted = {
+            op for op in self.bare.ops if self.levels[op] == level and (along[op].reduces or self._written(op, known))
+        }
         needed, ops, waiting = set[int](), set[int](), list(wanted)
         seen = set(wanted)
         while waiting:
@@ -217,9 +224,19 @@ class Choice:
             base = self.graph.along[number].base
             low, high = loop.spans.get(base, (0, 1))
             rows = slab_rows(self.graph, slabs, base)
-            kernels += self.op_seconds[number] * (max((high - low) / rows, 1.0) if not self.graph.along[number].reduces else 1.0)
+            kernels += self.op_seconds[number] * (
+                max((high - low) / rows, 1.0) if not self.graph.along[number].reduces else 1.0
+            )
         launches = _LAUNCH_S * (1 + sum(self.op_seconds[number] > 0 for number in loop.ops))
         return max(read, written, kernels) + self.trips * launches
+
+    def _rim(self, number: int, loop: SlabLoop, slabs: Slabs) -> float:
+        """The rows that an op makes in a trip, by those of a slab."""
+        one = self.graph.along[number]
+        if one.reduces:
+            return 1.0
+        low, high = loop.spans[one.base]
+        return (high - low) / slab_rows(self.graph, slabs, one.base)
 
 
 def excess(price: Price, limits: Limits) -> int:

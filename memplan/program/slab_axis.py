@@ -101,7 +101,7 @@ class _Follower:
             self.blocked.add(number)
             return
         dim, scale = self.dims[var], self.scales[var]
-        for side, axis, base in _places(eqn, axes, var, dim, scale):
+        for axis, base in _places(eqn, axes, var, dim, scale):
             if self._agrees(eqn, axes, axis, base):
                 self.equations[number] = AlongAxis(axes, axis, ())
                 for atom, at, its in _members(eqn, axes, axis, base):
@@ -112,10 +112,13 @@ class _Follower:
 
     def _agrees(self, eqn: compat.JaxprEqn, axes: Axes, axis: int, base: Scale) -> bool:
         """All results, and where the axis is reduced the last operand, can be on the axis as it is there."""
-        return all(
-            compat.is_var(atom) and (atom not in self.dims or (self.dims[atom], self.scales[atom]) == (at, its))
-            for atom, at, its in _base(eqn, axes, axis, base)
-        ) and base > 0
+        return (
+            all(
+                compat.is_var(atom) and (atom not in self.dims or (self.dims[atom], self.scales[atom]) == (at, its))
+                for atom, at, its in _base(eqn, axes, axis, base)
+            )
+            and base > 0
+        )
 
     def _read(self, eqn: compat.JaxprEqn, along: AlongAxis) -> AlongAxis:
         axes, axis = along.axes, along.axis
@@ -131,18 +134,16 @@ class _Follower:
         return AlongAxis(axes, axis, sliced)
 
 
-def _places(
-    eqn: compat.JaxprEqn, axes: Axes, var: Any, dim: int, scale: Scale
-) -> Iterator[tuple[Any, int, Scale]]:
+def _places(eqn: compat.JaxprEqn, axes: Axes, var: Any, dim: int, scale: Scale) -> Iterator[tuple[int, Scale]]:
     """The axes of an equation that a variable's dimension is on, and the scale of the results there."""
-    for side, (atom, names) in enumerate(zip(eqn.invars, axes.operands, strict=True)):
-        if atom is var and names[dim] is not None:
-            rows = axes.rows_of(side, names[dim])
-            if rows.scale:
-                yield side, names[dim], scale / rows.scale
+    for position, (atom, names) in enumerate(zip(eqn.invars, axes.operands, strict=True)):
+        axis = names[dim] if atom is var else None
+        if axis is not None and (along := axes.rows_of(position, axis).scale):
+            yield axis, scale / along
     for atom, names in zip(eqn.outvars, axes.results, strict=True):
-        if atom is var and names[dim] is not None:
-            yield None, names[dim], scale
+        axis = names[dim] if atom is var else None
+        if axis is not None:
+            yield axis, scale
 
 
 def _base(eqn: compat.JaxprEqn, axes: Axes, axis: int, base: Scale) -> Iterable[tuple[Any, int, Scale]]:

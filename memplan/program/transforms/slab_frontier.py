@@ -57,9 +57,7 @@ def _along(axis: Axis, value: int, dim: int, device: Device, limits: Limits) -> 
         yield from _by_size(axis, value, dim, ops, device, limits)
 
 
-def _by_size(
-    axis: Axis, value: int, dim: int, ops: frozenset[int], device: Device, limits: Limits
-) -> Iterator[Found]:
+def _by_size(axis: Axis, value: int, dim: int, ops: frozenset[int], device: Device, limits: Limits) -> Iterator[Found]:
     """In as few slabs as fit, and in twice as many: those leave room for more on the device."""
     least, size = least_rows(axis.graph, ops), axis.graph.sizes[value]
     count, fit = 2, 0
@@ -87,9 +85,7 @@ def large_ops(graph: SlabGraph, nbytes: int) -> frozenset[int]:
 
 def _between(graph: SlabGraph, large: set[int]) -> set[int]:
     """Ops that are no kernels on paths from large ops to large ops: outside of the loops they would be walls."""
-    light = {
-        number for number in graph.along if number not in large and graph.graph.ops[number].fusion != "kernel"
-    }
+    light = {number for number in graph.along if number not in large and graph.graph.ops[number].fusion != "kernel"}
     producer, readers = graph.graph.producer, graph.readers
     behind, before = set[int](), set[int]()
     for number in sorted(light):
@@ -120,8 +116,6 @@ def _resident_bytes(program: Program) -> int:
     """Arguments, and outputs that are written over none of them."""
     inputs, outputs = program.jaxpr.jaxpr.invars, program.jaxpr.jaxpr.outvars
     given = sum(compat.nbytes_of(var.aval) for n, var in enumerate(inputs) if n not in program.on_host)
-    donated = sum(
-        compat.nbytes_of(var.aval) for var, gives in zip(inputs, program.donated, strict=True) if gives
-    )
+    donated = sum(compat.nbytes_of(var.aval) for var, gives in zip(inputs, program.donated, strict=True) if gives)
     made = sum(compat.nbytes_of(atom.aval) for atom in outputs)
     return given + max(made - donated, 0)

@@ -1,8 +1,8 @@
 """A program with some of its equations in loops over slabs, as a planner arranged them (`planning.slabs`).
 
-A loop is a `lax.scan`. What it reads by slabs it slices, with the rows around a slab that its equations need; what comes
-from host memory is fetched a trip before it is read. What it writes it stacks, slab upon slab; what is added up over the
-slabs it carries.
+A loop is a `lax.scan`. What it reads by slabs it slices, with the rows around a slab that its equations need; what
+comes from host memory is fetched a trip before it is read. What it writes it stacks, slab upon slab; what is added up
+over the slabs it carries.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from memplan.errors import PlanMismatchError
 from memplan.planning.rows import Span
-from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, arrange, slab_rows, trips_of
+from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, arrange, least_rows, trips_of
 from memplan.program import compat
 from memplan.program.axes import shape_of
 from memplan.program.extract import body_graph, variables
@@ -48,6 +49,32 @@ def with_slabs(program: Program, slabs: Slabs) -> Program:
     axis = axis_at(program.jaxpr, slabs.value, slabs.dim)
     loops = tuple(one for one in arrange(axis.graph, slabs) if isinstance(one, SlabLoop))
     return program.transform(InSlabs(slabs, axis.graph, loops), in_slabs(axis, slabs))
+
+
+def follow_slabs(program: Program, slabs: Sequence[Slabs]) -> Program:
+    """The program with its ops in loops as a plan has them.
+
+    Raises:
+      PlanMismatchError: it has no such values or ops.
+    """
+    for one in slabs:
+        known = variables(program.jaxpr)
+        if not (0 <= one.value < len(known) and 0 <= one.dim < len(shape_of(known[one.value])) and one.rows > 0):
+            raise _mismatch()
+        graph = axis_at(program.jaxpr, one.value, one.dim).graph
+        values = frozenset(value for op in one.ops & graph.along.keys() for value in graph.graph.ops[op].outputs)
+        whole = one.ops and one.rows % least_rows(graph, one.ops & graph.along.keys()) == 0
+        if not (one.ops <= graph.along.keys() and one.stored <= values and one.on_host <= values and whole):
+            raise _mismatch()
+        program = with_slabs(program, one)
+    return program
+
+
+def _mismatch() -> PlanMismatchError:
+    return PlanMismatchError(
+        "the plan has loops over slabs that this step does not have: it was made for another function, other shapes, "
+        "or another jax version. Plan again."
+    )
 
 
 def in_slabs(axis: Axis, slabs: Slabs) -> compat.ClosedJaxpr:
@@ -221,7 +248,9 @@ class _Loop:
             _combined(self._how(number), total, added[var])
             for (number, var), total in zip(self.sums, sums, strict=True)
         ]
-        windows = [self._moved_on(var, window, new) for var, window, new in zip(self.fetched, windows, coming, strict=True)]
+        windows = [
+            self._moved_on(var, window, new) for var, window, new in zip(self.fetched, windows, coming, strict=True)
+        ]
         made = [self._slab(var, env) for var in self.to_host]
         return (sums, windows, stacks, made), [self._slab(var, env) for var in self.stacked]
 
@@ -253,9 +282,7 @@ class _Loop:
         spans = needed(one.axes, one.axis, span)
         spans = {position: spans[position] for position in one.sliced}
         operands = [
-            self._cut(atom, env[atom], spans[position])
-            if position in spans
-            else _whole(compat.read(self.known, atom))
+            self._cut(atom, env[atom], spans[position]) if position in spans else _whole(compat.read(self.known, atom))
             for position, atom in enumerate(eqn.invars)
         ]
         for position, rows in spans.items():
