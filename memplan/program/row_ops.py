@@ -18,7 +18,7 @@ from jax import lax
 
 from memplan.planning.rows import Rows, Span
 from memplan.program import compat
-from memplan.program.axes import Axes, local_params
+from memplan.program.axes import Axes, local_params, shape_of
 
 
 def run_rows(
@@ -36,6 +36,11 @@ def run_rows(
         return rule(eqn, axes, axis, span, spans, list(operands))
     params = local_params(eqn, axes, axis, lambda _: span[1] - span[0])
     return compat.bind(eqn.replace(params=params), operands)
+
+
+def can_run_rows(eqn: compat.JaxprEqn) -> bool:
+    """Not where the bits of one key are drawn, each by its number: whoever divides them counts on from part to part."""
+    return eqn.primitive.name != "random_bits" or bool(shape_of(eqn.invars[0]))
 
 
 def needed(axes: Axes, axis: int, span: Span) -> dict[int, Span]:
@@ -69,7 +74,7 @@ def fill_of(eqn: compat.JaxprEqn, axes: Axes, axis: int, position: int, operands
             return extreme(dtype, "min" if eqn.params["select_prim"].name == "ge" else "max")
         case "concatenate":
             return np.array(-0.0, dtype)  # to which everything can be added and stays what it is, 0.0 too
-    return 0 if how in (None, "sum") else extreme(dtype, "min" if how == "max" else "max")
+    return extreme(dtype, "min" if how == "max" else "max") if how in ("max", "min") else 0
 
 
 def extreme(dtype: Any, which: str) -> Any:
