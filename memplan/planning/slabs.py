@@ -106,9 +106,10 @@ class SlabLoop:
 
 def slab_rows(graph: SlabGraph, slabs: Slabs, value: int) -> int:
     """Rows of a value in a slab."""
-    rows = slabs.rows * graph.scales[value]
-    assert rows.denominator == 1
-    return rows.numerator
+    scale = graph.scales[value]
+    rows, rest = divmod(slabs.rows * scale.numerator, scale.denominator)
+    assert not rest
+    return rows
 
 
 def trips_of(graph: SlabGraph, slabs: Slabs) -> int:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memplan.hardware.device import Device
-from memplan.planning.slab_choice import Choice, Limits, Price, excess
+from memplan.planning.slab_choice import Choice
+from memplan.planning.slab_price import Price, Pricer, SlabLimits
 from memplan.planning.slabs import SlabGraph, Slabs, least_rows, trips_of
 from memplan.program import compat
 from memplan.program.extract import variables
@@ -28,12 +29,12 @@ class Found:
 
 def slab_programs(program: Program, device: Device, device_bytes: int, host_bytes: int) -> Iterator[Program]:
     """The step in slabs, what is likely to fit and fast first."""
-    limits = Limits(int(_MARGIN * device_bytes), host_bytes, _resident_bytes(program))
+    limits = SlabLimits(int(_MARGIN * device_bytes), host_bytes, _resident_bytes(program))
     for found in frontier(program.jaxpr, device, limits):
         yield with_slabs(program, found.slabs)
 
 
-def frontier(closed: compat.ClosedJaxpr, device: Device, limits: Limits) -> list[Found]:
+def frontier(closed: compat.ClosedJaxpr, device: Device, limits: SlabLimits) -> list[Found]:
     """Slabs of the first axis along which everything large can be split, the best first."""
     largest = max(enumerate(variables(closed)), key=lambda one: compat.nbytes_of(one[1].aval))
     number, var = largest
@@ -41,12 +42,12 @@ def frontier(closed: compat.ClosedJaxpr, device: Device, limits: Limits) -> list
     for dim, size in enumerate(var.aval.shape):
         if size > 1:
             found += _along(axis_at(closed, number, dim), number, dim, device, limits)
-        if any(excess(one.price, limits) == 0 for one in found):
+        if any(limits.excess(one.price) == 0 for one in found):
             break
-    return sorted(found, key=lambda one: (excess(one.price, limits), one.price.seconds))
+    return sorted(found, key=lambda one: (limits.excess(one.price), one.price.seconds))
 
 
-def _along(axis: Axis, value: int, dim: int, device: Device, limits: Limits) -> Iterator[Found]:
+def _along(axis: Axis, value: int, dim: int, device: Device, limits: SlabLimits) -> Iterator[Found]:
     graph, room = axis.graph, limits.device_bytes - limits.resident_bytes
     known: set[frozenset[int]] = set()
     for share in _SHARES:
@@ -57,17 +58,19 @@ def _along(axis: Axis, value: int, dim: int, device: Device, limits: Limits) -> 
         yield from _by_size(axis, value, dim, ops, device, limits)
 
 
-def _by_size(axis: Axis, value: int, dim: int, ops: frozenset[int], device: Device, limits: Limits) -> Iterator[Found]:
+def _by_size(
+    axis: Axis, value: int, dim: int, ops: frozenset[int], device: Device, limits: SlabLimits
+) -> Iterator[Found]:
     """In as few slabs as fit, and in twice as many: those leave room for more on the device."""
-    least, size = least_rows(axis.graph, ops), axis.graph.sizes[value]
+    least, size, pricer = least_rows(axis.graph, ops), axis.graph.sizes[value], Pricer(axis.graph, device)
     count, fit = 2, 0
     while count <= 2 * size and fit < 2:
         rows = max(-(-size // count) // least, 1) * least
         bare = Slabs(value, dim, rows, ops, frozenset(), frozenset())
-        choice = Choice(axis.graph, bare, device)
-        if trips_of(axis.graph, bare) > 1 and (choice.may_fit(limits) or rows == least):
-            slabs, price = choice.best(limits)
-            fit += excess(price, limits) == 0
+        choice = Choice(pricer, bare, limits)
+        if trips_of(axis.graph, bare) > 1 and (choice.may_fit() or rows == least):
+            slabs, price = choice.best()
+            fit += limits.excess(price) == 0
             yield Found(axis, slabs, price)
         count = 2 * size + 1 if rows == least else 2 * count
 

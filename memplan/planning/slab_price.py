@@ -1,0 +1,137 @@
+"""What a program in slabs takes: seconds by the streams of its loops, bytes on device and host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from memplan.hardware.device import Device
+from memplan.hardware.roofline import copy_seconds
+from memplan.planning.graph import op_seconds
+from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, arrange, slab_rows, trips_of
+
+_LAUNCH_S = 1e-5  # of a kernel in a loop, and of the trip around it
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a program in slabs takes.
+
+    Attributes:
+      seconds: of its loops and its other ops.
+      device_bytes: of a trip of a loop, what is stored on the device and what is resident, at the most.
+      host_bytes: of what is stored on the host, at the most.
+    """
+
+    seconds: float
+    device_bytes: int
+    host_bytes: int
+
+
+@dataclass(frozen=True)
+class SlabLimits:
+    """Bytes that may be taken, and the bytes that are resident in any case (arguments, outputs)."""
+
+    device_bytes: int
+    host_bytes: int
+    resident_bytes: int
+
+    def excess(self, price: Price) -> int:
+        """Bytes beyond them."""
+        return max(price.device_bytes - self.device_bytes, 0) + max(price.host_bytes - self.host_bytes, 0)
+
+
+class Streams(NamedTuple):
+    """Seconds of a loop's copies to the device, of those to the host, of its kernels; what a trip launches."""
+
+    read: float
+    written: float
+    kernels: float
+    launches: int
+
+    def seconds(self, trips: int) -> float:
+        """Copies each way and kernels go on beside one another."""
+        return max(self.read, self.written, self.kernels) + trips * self.launches * _LAUNCH_S
+
+
+@dataclass(frozen=True)
+class Pricer:
+    """Prices on a device, for one axis."""
+
+    graph: SlabGraph
+    device: Device
+
+    @cached_property
+    def op_seconds(self) -> Sequence[float]:
+        """By op. Elementwise ones take nothing: they are fused into their readers."""
+        graph = self.graph.graph
+        return [op_seconds(graph, op, self.device) if _is_kernel(op.fusion) else 0.0 for op in graph.ops]
+
+    def copy_seconds(self, value: int) -> float:
+        """Of a whole value, one way."""
+        return copy_seconds(self.graph.graph.nbytes(value), self.device)
+
+    def price(self, slabs: Slabs, limits: SlabLimits) -> Price:
+        arranged = arrange(self.graph, slabs)
+        loops = [one for one in arranged if isinstance(one, SlabLoop)]
+        host, device = [0] * len(loops), [limits.resident_bytes + self.trip_bytes(loop, slabs) for loop in loops]
+        for value, (first, last) in lifetimes(loops).items():
+            there = host if value in slabs.on_host else device
+            for loop in range(first, last):
+                there[loop] += self.graph.graph.nbytes(value)
+        whole = sum(self.op_seconds[one] for one in arranged if not isinstance(one, SlabLoop))
+        trips = trips_of(self.graph, slabs)
+        seconds = whole + sum(self.streams(loop, slabs).seconds(trips) for loop in loops)
+        return Price(seconds, max(device, default=0), max(host, default=0))
+
+    def streams(self, loop: SlabLoop, slabs: Slabs) -> Streams:
+        read = sum(self.copy_seconds(value) for value in loop.reads if value in slabs.on_host)
+        written = sum(self.copy_seconds(value) for value in loop.writes if value in slabs.on_host)
+        kernels = sum(self.op_seconds[number] * self._rim(number, loop, slabs) for number in loop.ops)
+        return Streams(read, written, kernels, 1 + sum(self.op_seconds[number] > 0 for number in loop.ops))
+
+    def _rim(self, number: int, loop: SlabLoop, slabs: Slabs) -> float:
+        """The rows that an op makes in a trip, by those of a slab."""
+        one = self.graph.along[number]
+        if one.reduces:
+            return 1.0
+        low, high = loop.spans[one.base]
+        return (high - low) / slab_rows(self.graph, slabs, one.base)
+
+    def trip_bytes(self, loop: SlabLoop, slabs: Slabs) -> int:
+        """Of one trip: windows and slabs that are copied twice over, and the op that has most at once.
+
+        XLA lays an array on the device that kernels read by slabs out anew as they want it, whole and before the loop.
+        """
+        graph = self.graph.graph
+        anew = sum(graph.nbytes(value) for value in loop.reads if value not in slabs.on_host)
+        copied = 2 * sum(self._window(value, loop) for value in (*loop.reads, *loop.writes))
+        return anew + copied + max((self._touched(number, loop) for number in loop.ops), default=0)
+
+    def _touched(self, number: int, loop: SlabLoop) -> int:
+        """Rows that a kernel reads and makes, twice over: as they are, and as it wants them laid out."""
+        op = self.graph.graph.ops[number]
+        if op.fusion != "kernel":
+            return 0
+        touched = {value for value, _ in self.graph.along[number].reads}
+        touched |= {value for value in op.outputs if value in loop.spans}
+        return 2 * sum(self._window(value, loop) for value in touched)
+
+    def _window(self, value: int, loop: SlabLoop) -> int:
+        low, high = loop.spans[value]
+        return self.graph.graph.nbytes(value) * (high - low) // self.graph.sizes[value]
+
+
+def _is_kernel(fusion: str) -> bool:
+    return fusion in ("kernel", "reduction")
+
+
+def lifetimes(loops: Sequence[SlabLoop]) -> Mapping[int, tuple[int, int]]:
+    """Of what loops write: from the loop that writes it until behind the last that reads it."""
+    found: dict[int, tuple[int, int]] = {}
+    for number, loop in enumerate(loops):
+        found.update((value, (number, number + 1)) for value in loop.writes)
+        found.update((value, (found[value][0], number + 1)) for value in loop.reads if value in found)
+    return found
