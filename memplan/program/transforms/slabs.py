@@ -27,12 +27,17 @@ from memplan.program.moments import Moments
 from memplan.program.row_ops import extreme, fill_of, needed, run_rows
 from memplan.program.slab_axis import SlabAxis, slab_axis, slab_graph
 from memplan.program.trace import InSlabs, Program
+from memplan.program.transforms.early_sums import early_sums
 from memplan.program.transforms.layerwise_scan import DEVICE, write
 
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis through a flat jaxpr, for whoever plans and for whoever writes."""
+    """An axis through a flat jaxpr, for whoever plans and for whoever writes.
+
+    Attributes:
+      closed: the jaxpr, written anew for the axis; numbers of values and ops are those in it.
+    """
 
     closed: compat.ClosedJaxpr
     along: SlabAxis
@@ -40,8 +45,11 @@ class Axis:
 
 
 def axis_at(closed: compat.ClosedJaxpr, value: int, dim: int) -> Axis:
-    """The axis that begins at a dimension of a value."""
-    along = slab_axis(closed, variables(closed)[value], dim)
+    """The axis that begins at a dimension of a value, with sums along it as early as they can be made."""
+    var = variables(closed)[value]
+    early = early_sums(closed, slab_axis(closed, var, dim))
+    closed = early if var in variables(early) else closed
+    along = slab_axis(closed, var, dim)
     return Axis(closed, along, slab_graph(closed, body_graph(closed), along))
 
 
