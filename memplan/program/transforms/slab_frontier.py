@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memplan.hardware.device import Device
 from memplan.planning.slab_choice import Choice
@@ -16,6 +16,7 @@ from memplan.program.trace import Program
 from memplan.program.transforms.slabs import Axis, axis_at, with_slabs
 
 _SHARES = (4, 8, 16, 32)  # of the room: ops whose arrays are larger than one of so many parts of it are split
+_REFINED = 3  # of the best, value by value: as many as are compiled
 _MARGIN = 0.95  # of the room: what the estimate of a trip does not see (XLA's transposes, packing)
 
 
@@ -24,8 +25,13 @@ class Found:
     """Slabs, and what they take by the estimate."""
 
     axis: Axis
+    choice: Choice
     slabs: Slabs
     price: Price
+
+    def refined(self) -> Found:
+        slabs, price = self.choice.refined(self.slabs)
+        return replace(self, slabs=slabs, price=price)
 
 
 def slab_programs(program: Program, device: Device, device_bytes: int, host_bytes: int) -> Iterator[Program]:
@@ -44,7 +50,9 @@ def frontier(closed: compat.ClosedJaxpr, device: Device, limits: SlabLimits) -> 
             found += _Search(axis_at(closed, value, dim), value, dim, size, device, limits).run()
         if any(limits.excess(one.price) == 0 for one in found):
             break
-    return sorted(found, key=lambda one: (limits.excess(one.price), one.price.seconds))
+    found.sort(key=lambda one: (limits.excess(one.price), one.price.seconds))
+    refined = [one.refined() for one in found[:_REFINED]]
+    return sorted(refined, key=lambda one: (limits.excess(one.price), one.price.seconds)) + found[_REFINED:]
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,7 @@ class _Search:
             if trips_of(graph, bare) < 2 or not (choice.may_fit() or rows == least):
                 continue
             slabs, price = choice.best()
-            yield Found(self.axis, slabs, price)
+            yield Found(self.axis, choice, slabs, price)
             fit += self.limits.excess(price) == 0
             if fit == 2:
                 return
