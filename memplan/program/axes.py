@@ -15,7 +15,8 @@ from memplan.planning.rows import ALIGNED, Rows
 from memplan.program import compat
 
 Axis = int | None
-Reduction = Literal["sum", "max", "min"]
+Reduction = Literal["sum", "max", "min", "moments"]
+"""How parts are put together; of moments each part has more than its result (`moments.Moments`)."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class Axes:
 
     def divisible(self, axis: int, eqn: compat.JaxprEqn, parts: int) -> bool:
         """Every dimension of the axis has a multiple of so many elements, and parts read rows of their own alone."""
+        if self.reduced.get(axis) == "moments":  # more than their results is needed to put parts together
+            return False
         atoms = (*eqn.invars, *eqn.outvars)
         return all(
             shape_of(atom)[dim] % parts == 0

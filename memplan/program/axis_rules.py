@@ -97,6 +97,16 @@ def _reduce(how: Reduction) -> Rule:
     return rule
 
 
+def _moments(eqn: compat.JaxprEqn) -> Axes:
+    """Reduced as a sum is, but parts are put together with their counts and means; the counts go along."""
+    axes = eqn.params["axes"]
+    shape, counts = map(shape_of, eqn.invars)
+    kept = tuple(dim for dim in range(len(shape)) if dim not in axes)
+    counted = tuple(dim if counts[dim] > 1 and dim in axes else None for dim in range(len(shape)))
+    reduced: dict[int, Reduction] = dict.fromkeys(axes, "moments")
+    return Axes((tuple(range(len(shape))), counted), (kept,), reduced)
+
+
 _BITWISE = ("reduce_or", "reduce_and")  # of truth values they are a maximum and a minimum
 
 
@@ -244,6 +254,7 @@ RULES: dict[str, Rule] = {
     "reduce_min": _reduce("min"),
     "reduce_or": _reduce("max"),
     "reduce_and": _reduce("min"),
+    "squares_about_mean": _moments,
     "argmax": _arg_reduce,
     "argmin": _arg_reduce,
     "transpose": _transpose,

@@ -19,6 +19,7 @@ from jax import lax
 from memplan.planning.rows import Rows, Span
 from memplan.program import compat
 from memplan.program.axes import Axes, local_params, shape_of
+from memplan.program.moments import Moments
 
 
 def run_rows(
@@ -168,6 +169,15 @@ def _reshape(
     return [lax.reshape(cut, (*outer, span[1] - span[0], *inner))]
 
 
+def _moments(
+    eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, spans: Mapping[int, Span], operands: list[Any]
+) -> list[Any]:
+    """What these rows add where the axis is reduced: their count and mean too."""
+    if axis not in axes.reduced:
+        return compat.bind(eqn, operands)
+    return [Moments.of(operands[0], operands[1], eqn.params["axes"])]
+
+
 _RULES: dict[str, Callable[..., list[Any]]] = {
     "conv_general_dilated": _convolution,
     "reduce_window_max": _windowed,
@@ -176,6 +186,7 @@ _RULES: dict[str, Callable[..., list[Any]]] = {
     "reduce_window": _windowed,
     "select_and_gather_add": _windowed,
     "select_and_scatter_add": _selected,
+    "squares_about_mean": _moments,
     "pad": _pad,
     "slice": _slice,
     "concatenate": _concatenate,
