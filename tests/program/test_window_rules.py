@@ -21,7 +21,7 @@ from tests.program.test_axis_rules import divided
 from tests.program.windows import SEEDS, Convolution, Windows, convolutions, floats, windows
 
 PARTS = st.sampled_from([2, 3])
-few = settings(max_examples=6)
+few = settings(max_examples=4)
 
 
 def check(function: Callable[..., Any], args: Sequence[Any], parts: int) -> int:
