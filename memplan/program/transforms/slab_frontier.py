@@ -34,11 +34,14 @@ class Found:
         return replace(self, slabs=slabs, price=price)
 
 
-def slab_programs(program: Program, device: Device, device_bytes: int, host_bytes: int) -> Iterator[Program]:
-    """The step in slabs, what is likely to fit and fast first."""
+def slab_programs(
+    program: Program, device: Device, device_bytes: int, host_bytes: int, seconds: float
+) -> Iterator[Program]:
+    """The step in slabs that are expected to take no longer than so many seconds, the likeliest first."""
     limits = SlabLimits(int(_MARGIN * device_bytes), host_bytes, _resident_bytes(program))
     for found in frontier(program.jaxpr, device, limits):
-        yield with_slabs(program, found.slabs)
+        if found.price.seconds <= seconds:
+            yield with_slabs(program, found.slabs)
 
 
 def frontier(closed: compat.ClosedJaxpr, device: Device, limits: SlabLimits) -> list[Found]:
