@@ -98,7 +98,9 @@ def _result(step: Step, x: Any, weight: Weight) -> Any:
     for layer in step.layers:
         x = _KINDS[layer.kind](step, layer, x, kept, weight)
         kept.append(x)
-    return _LOSSES[step.loss](x, step) if step.gradient != "none" else x
+    if step.gradient == "none":
+        return x
+    return _LOSSES[step.loss](x if x.shape[-1] > 1 else jnp.concatenate([x, -x], -1), step)
 
 
 def _names(x: Any) -> tuple[str, str, str]:
@@ -138,11 +140,14 @@ def _cut_off(step: Step, x: Any) -> Any:
 
 
 def _norm(step: Step, layer: Layer, x: Any, kept: Any, weight: Weight) -> Any:
-    """Of an instance or of the batch (`groups`), in two passes or fast (`valid`), as Flax computes them."""
-    scale = weight(x.shape[-1])
+    """Of an instance or of the batch (`groups`), in two passes or fast (`valid`), as Flax computes them.
+
+    Of whole numbers, what is known of all of them in its place: their sum, or the greatest.
+    """
+    scale, axes = weight(x.shape[-1]), tuple(range(layer.groups % 2, x.ndim - 1))
     if step.exact:
-        return x * 2
-    axes = tuple(range(layer.groups % 2, x.ndim - 1))
+        of_all = lax.stop_gradient(x.max(axes, keepdims=True)) if layer.valid else x.sum(axes, keepdims=True)
+        return _cut_off(step, x + _cut_off(step, of_all) * scale)
     if math.prod(x.shape[dim] for dim in axes) < 4:
         return x * scale
     wide = x.astype(jnp.float32)
