@@ -36,7 +36,6 @@ def pairs_of_loops(draw: st.DrawFn) -> Written:
 
 
 def drawn(draw: st.DrawFn, names: list[str]) -> Made:
-    """`HALO` twice of a value is what `y * y` reads."""
     reads = dict.fromkeys(draw(st.lists(st.sampled_from(names), min_size=1, max_size=2)), HALO)
     return Made(reads, nbytes=draw(st.integers(20, 60)), seconds=float(draw(st.integers(0, 40))))
 

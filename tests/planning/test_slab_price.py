@@ -5,7 +5,7 @@ from __future__ import annotations
 from memplan.planning.rows import ALIGNED
 from memplan.planning.slab_price import Price, Pricer, SlabLimits, Streams, lifetimes, whole_nbytes
 from memplan.planning.slabs import SlabLoop, Slabs, arrange
-from tests.planning.slab_graphs import SOLVABLE, Made, Written, norm, written
+from tests.planning.slab_graphs import HALO, SOLVABLE, Made, Written, norm, written
 
 LIMITS = SlabLimits(100, 50, 7)
 LAUNCH = 1e-5
@@ -50,8 +50,6 @@ def test_the_same_on_the_device() -> None:
 
 def test_rows_around_a_slab_are_made_twice() -> None:
     """The first of two convolutions makes four rows in a trip, of which two are its slab."""
-    from tests.planning.slab_graphs import HALO
-
     one = written({"x": 8}, {"a": Made({"x": HALO}), "b": Made({"a": HALO})}, ["b"])
     (loop,) = loops(one, one.slabs(2))
     assert Pricer(one.graph, SOLVABLE).streams(loop, one.slabs(2)).kernels == 2.0 + 1.0

@@ -226,7 +226,8 @@ def test_what_is_read_whole_is_put_together_before_the_loop() -> None:
 
     def function(x: Any) -> Any:
         y = jnp.sin(x)
-        return y @ y.T, jnp.cos(y).sum(0)
+        turned = y.T
+        return y @ turned, turned
 
     args = (normals(6, 3),)
     closed, axis, slabs = everything(function, args, (6, 3), 0, 4)
