@@ -49,7 +49,7 @@ class SlabCut:
         return self.found
 
     def _cut(self, level: int, own: Collection[int]) -> Iterator[int]:
-        """Values of earlier levels that the loop of a level reads."""
+        """Values of earlier levels that the loop of a level reads: what is written for others rather than anew."""
         producer = self.pricer.graph.graph.producer
         needed = self._needed(level, own)
         ops = self._remakers(needed)
@@ -63,7 +63,7 @@ class SlabCut:
         costs = [(again[op], sink, weight * self.pricer.op_seconds[op]) for op in ops]
         bonds = [(source, node[value]) for value in needed]
         bonds += [(again[op], node[value]) for op in ops for value, _ in self._made(op)]
-        ends = {value: again.get(producer[value] or 0, sink) for value in values}
+        ends = {value: sink if self._is_written(value) else again.get(producer[value] or 0, sink) for value in values}
         costs += [(node[value], end, self._read_seconds(value)) for value, end in ends.items()]
         paid = chosen(sink + 1, source, sink, costs, bonds)
         yield from (value for value, end in ends.items() if paid[node[value]] and not paid[end])

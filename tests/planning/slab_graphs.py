@@ -131,7 +131,9 @@ def slab_graphs(draw: st.DrawFn, most: int = 9, halves: bool = True) -> Written:
     for number in range(draw(st.integers(1, most))):
         name, source = f"op{number}", draw(st.sampled_from([*sides]))
         scale = sides[source]
-        whole = draw(st.lists(st.sampled_from([*sums, *(one for one in sides if one in ops)]), max_size=1)) if ops else []
+        whole = (
+            draw(st.lists(st.sampled_from([*sums, *(one for one in sides if one in ops)]), max_size=1)) if ops else []
+        )
         costs = {"nbytes": draw(st.integers(16, 60)), "seconds": float(draw(st.integers(0, 7)))}
         match draw(st.sampled_from(["aligned", "halo", "two", "scaled", "sum", "sum", "outside"])):
             case "scaled" if halves:

@@ -52,7 +52,10 @@ def forced_of(one: Written, bare: Slabs) -> set[int]:
 
 def seconds(one: Written, bare: Slabs, stored: Collection[int], weight: float, on_device: Collection[int]) -> float:
     """Of the second loop: what it makes again, what it reads, and writing that."""
-    (first, *_, second), pricer = arrange(one.graph, replace(bare, stored=frozenset(stored))), Pricer(one.graph, SOLVABLE)
+    (first, *_, second), pricer = (
+        arrange(one.graph, replace(bare, stored=frozenset(stored))),
+        Pricer(one.graph, SOLVABLE),
+    )
     assert isinstance(first, SlabLoop) and isinstance(second, SlabLoop)
     again = sum(pricer.op_seconds[op] for op in set(second.ops) if levels_of(one.graph, bare)[op] == 0)
     read = [value for value in second.reads if one.graph.graph.producer[value] is not None and value not in on_device]
@@ -81,3 +84,19 @@ def test_a_value_that_is_dear_to_make_is_read_and_a_cheap_one_made_again() -> No
     assert cheap.named(cut(cheap, cheap.slabs(2))) == set()
     assert cheap.named(cut(cheap, cheap.slabs(2), weight=2.0)) == {"a"}
     assert cheap.named(cut(cheap, cheap.slabs(2), on_device=[cheap.values["a"]])) == {"a"}
+
+
+def test_what_is_written_in_any_case_is_read_where_it_is_wanted() -> None:
+    """So loops are arranged. Making `cheap` again takes nothing, but would bring along reading all of `wanted`."""
+    one = written(
+        {"x": 8},
+        {
+            "wanted": Made({"x": ALIGNED}, nbytes=41, seconds=0.0),
+            "cheap": Made({"wanted": ALIGNED}, nbytes=20, seconds=0.0),
+            "sum": Made({"cheap": ALIGNED}, reduces=True, fusion="reduction"),
+            "late": Made({"cheap": ALIGNED}, ["sum"]),
+            "loss": Made({"late": ALIGNED}, reduces=True, fusion="reduction"),
+        },
+        ["loss", "wanted"],
+    )
+    assert one.named(cut(one, one.slabs(2))) == {"cheap"}

@@ -98,7 +98,11 @@ def test_a_sum_that_lies_on_the_axis_elsewhere_is_read_like_any_array() -> None:
     along = dict(one.graph.along)
     along[one.ops["b"]] = type(along[0])(((total, ALIGNED),), one.values["b"], False)
     graph = type(one.graph)(
-        one.graph.graph, one.graph.outputs, {**one.graph.scales, total: Fraction(1)}, {**one.graph.sizes, total: 8}, along
+        one.graph.graph,
+        one.graph.outputs,
+        {**one.graph.scales, total: Fraction(1)},
+        {**one.graph.sizes, total: 8},
+        along,
     )
     one = Written(graph, one.values, one.ops)
     first, second = one.arranged(one.slabs(2, ["a", "mean", "b", "loss"]))

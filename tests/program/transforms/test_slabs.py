@@ -121,7 +121,9 @@ def never_whole(axis: Axis, slabs: Slabs, shape: tuple[int, ...]) -> bool:
     return bool(made) and made <= slabs.ops and shape not in crossing
 
 
-def assert_close(closed: compat.ClosedJaxpr, axis: Axis, slabs: Slabs, args: Sequence[Any], within: float = 1e-5) -> None:
+def assert_close(
+    closed: compat.ClosedJaxpr, axis: Axis, slabs: Slabs, args: Sequence[Any], within: float = 1e-5
+) -> None:
     plain, made = results([closed, in_slabs(axis, slabs)], jax.tree.leaves(args))
     for one, expected in zip(made, plain, strict=True):
         np.testing.assert_allclose(one, expected, rtol=0, atol=within * (np.abs(expected).max() + 1e-9))
@@ -194,7 +196,9 @@ def test_the_statistics_of_a_batch_norm_are_those_of_the_whole_batch(rows: int) 
         return jnp.sum(jax.nn.relu((y - mean) * jax.lax.rsqrt(variance + 1e-3)) ** 2), (mean, variance)
 
     args = normals(5, 4, 4, 2) + 3, normals(3, 3, 2, 3, seed=1)
-    closed, axis, slabs = everything(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True), args, (5, 4, 4, 3), 0, rows)
+    closed, axis, slabs = everything(
+        jax.value_and_grad(loss, argnums=(0, 1), has_aux=True), args, (5, 4, 4, 3), 0, rows
+    )
     assert len(loops_of(axis, slabs)) == 3  # statistics; sums of the gradient; the gradient
     assert_close(closed, axis, slabs, args, 2e-5)
 
