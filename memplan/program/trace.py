@@ -84,12 +84,19 @@ class InSlabs:
 
     Attributes:
       slabs: what runs in them.
-      loops: that came of it, by the graph of the program before.
+      loops: that came of it, by the graph of the program before; the name stack of the n-th begins with `scope(n)`.
+      blocked: ops of that graph that read arrays of the axis, and cannot be split along it.
     """
 
     slabs: Slabs
     graph: SlabGraph
     loops: tuple[SlabLoop, ...]
+    blocked: frozenset[int] = frozenset()
+
+    @staticmethod
+    def scope(number: int) -> str:
+        """Of a loop, counted from 1."""
+        return f"slabs_{number}"
 
 
 Transform = LoopResiduals | StateOnHost | InSlabs

@@ -8,6 +8,7 @@ over the slabs it carries.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +49,7 @@ def with_slabs(program: Program, slabs: Slabs) -> Program:
     """The program with its ops in loops as planned."""
     axis = axis_at(program.jaxpr, slabs.value, slabs.dim)
     loops = tuple(one for one in arrange(axis.graph, slabs) if isinstance(one, SlabLoop))
-    return program.transform(InSlabs(slabs, axis.graph, loops), in_slabs(axis, slabs))
+    return program.transform(InSlabs(slabs, axis.graph, loops, axis.along.blocked), in_slabs(axis, slabs))
 
 
 def follow_slabs(program: Program, slabs: Sequence[Slabs]) -> Program:
@@ -86,9 +87,11 @@ def in_slabs(axis: Axis, slabs: Slabs) -> compat.ClosedJaxpr:
 def _run(axis: Axis, slabs: Slabs, *operands: Any) -> list[Any]:
     closed = axis.closed
     known: dict[Any, Any] = bindings(closed, operands)
+    numbers = itertools.count(1)
     for one in arrange(axis.graph, slabs):
         if isinstance(one, SlabLoop):
-            _Loop(axis, slabs, one, known).run()
+            with jax.named_scope(InSlabs.scope(next(numbers))):
+                _Loop(axis, slabs, one, known).run()
             continue
         eqn = closed.jaxpr.eqns[one]
         with compat.user_context(eqn):
