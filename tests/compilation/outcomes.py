@@ -10,11 +10,18 @@ import jax.numpy as jnp
 
 from memplan.compilation.limits import Limits
 from memplan.compilation.outcome import Outcome
-from memplan.program.trace import Program, trace
+from memplan.planning.slabs import Slabs
+from memplan.program.trace import InSlabs, Program, trace
 from memplan.xla.target import Executable, Memory
 
 LIMITS = Limits(100, 50)
 PROGRAM = trace(lambda x: x + 1, (jax.ShapeDtypeStruct((4,), jnp.float32),), {}, {})
+
+
+def in_slabs(on_host: bool = False) -> Program:
+    """The program, as if its op ran in slabs of two rows."""
+    slabs = Slabs(0, 0, 2, frozenset({0}), frozenset({1}), frozenset({1} if on_host else ()))
+    return PROGRAM.transform(InSlabs(slabs, cast(Any, None), ()), None)
 
 
 def outcome(program: Program, nbytes: int, host_bytes: int = 0, predicted_to_fit: bool = True) -> Outcome:

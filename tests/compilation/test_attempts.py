@@ -10,7 +10,7 @@ from memplan.compilation.attempts import Attempts
 from memplan.compilation.limits import Reserve
 from memplan.compilation.outcome import Outcome
 from memplan.program.trace import LoopResiduals, Program, StateOnHost
-from tests.compilation.outcomes import PROGRAM, outcome
+from tests.compilation.outcomes import PROGRAM, in_slabs, outcome
 
 COPYING = PROGRAM.transform(StateOnHost(frozenset({0}), frozenset()), None)
 
@@ -32,12 +32,22 @@ class Fake:
         return outcome(program, taken) if isinstance(taken, int) else taken
 
 
-def attempt(compiler: Fake, program: Program = PROGRAM, others: tuple[Program, ...] = (), **options: Any) -> Outcome:
+def attempt(
+    compiler: Fake,
+    program: Program = PROGRAM,
+    others: tuple[Program, ...] = (),
+    slabs: tuple[Program, ...] = (),
+    **options: Any,
+) -> Outcome:
     def stack_less(asked: Program, excess_bytes: int) -> Iterator[Program]:
         assert asked is program and excess_bytes > 0
         yield from others
 
-    found = Attempts(compiler, stack_less, lambda *_: None, **options).run(program)
+    def in_slabs(asked: Program) -> Iterator[Program]:
+        assert asked is program
+        yield from slabs
+
+    found = Attempts(compiler, stack_less, in_slabs, lambda *_: None, **options).run(program)
     assert len(compiler.asked) == len(compiler.takes), "stopped too early"
     return found
 
@@ -101,6 +111,38 @@ def test_where_nothing_fits_the_smallest_is_told() -> None:
     misses = [outcome(one, size, predicted_to_fit=False) for one, size in zip(programs, sizes, strict=True)]
     found = attempt(Fake(list(misses)), others=others)
     assert (found.device_bytes, found.compilations) == (110, 3) and found.program is others[0]
+
+
+def misses(*taken: tuple[Program, int]) -> list[int | Outcome]:
+    """Outcomes as they were predicted, all too large."""
+    return [outcome(program, nbytes, predicted_to_fit=False) for program, nbytes in taken]
+
+
+def test_slabs_come_after_loops_that_stack_less_and_only_until_one_fits() -> None:
+    fewer, slabs = PROGRAM.transform(LoopResiduals(()), None), tuple(in_slabs() for _ in range(3))
+    compiler = Fake([*misses((PROGRAM, 130), (fewer, 120), (slabs[0], 110)), 90])
+    found = attempt(compiler, others=(fewer,), slabs=slabs)
+    assert [id(program) for program, *_ in compiler.asked] == [id(one) for one in (PROGRAM, fewer, *slabs[:2])]
+    assert found.fits and found.program is slabs[1] and found.compilations == 4
+
+
+def test_a_program_in_slabs_has_one_schedule_and_is_corrected() -> None:
+    one = in_slabs(on_host=True)
+    compiler = Fake([*misses((PROGRAM, 130)), 107, 99])
+    assert attempt(compiler, slabs=(one,)).fits
+    assert [hides for _, hides, _ in compiler.asked[1:]] == [True, True]
+    assert compiler.asked[2][2] == Reserve(7)
+
+
+def test_a_few_programs_in_slabs_are_compiled_and_the_nearest_is_kept_in_mind() -> None:
+    slabs = tuple(in_slabs() for _ in range(5))
+    found = attempt(Fake(misses((PROGRAM, 130), (slabs[0], 150), (slabs[1], 140), (slabs[2], 160))), slabs=slabs)
+    assert found.program is PROGRAM and found.nearest_in_slabs is not None
+    assert found.nearest_in_slabs.device_bytes == 140 and found.nearest_in_slabs.in_slabs == slabs[1].in_slabs
+
+
+def test_a_plan_that_is_followed_is_tried_in_no_slabs() -> None:
+    assert not attempt(Fake([120]), slabs=(in_slabs(),), follows=True).fits
 
 
 def test_a_profile_is_a_compilation() -> None:
