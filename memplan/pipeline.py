@@ -96,10 +96,12 @@ def best(
         for other in fewer_residuals(program, target.device, limits.host_bytes, excess_bytes):
             yield offload_state(other, program.on_host, streams=target.is_gpu)
 
-    def in_slabs(program: Program) -> Iterator[Program]:
+    def in_slabs(program: Program, seconds: float) -> Iterator[Program]:
         if request.splits and not program.spmd:
             notify("choosing slabs", None)
-            for other in slab_programs(program.original, target.device, limits.device_bytes, limits.host_bytes):
+            for other in slab_programs(
+                program.original, target.device, limits.device_bytes, limits.host_bytes, seconds
+            ):
                 yield offload_state(other, program.on_host, streams=target.is_gpu)
 
     tries = MOST_TRIES if request.verify else 1

@@ -7,6 +7,7 @@ missed by; then with loops that stack less, then in slabs. Knows of a compiler n
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -17,6 +18,7 @@ from memplan.compilation.outcome import Outcome
 from memplan.program.trace import Program
 
 MOST_TRIES = 3  # a prediction that misses is corrected by what it missed by
+_SLOW = 1.25  # times what the step takes as it is: a plan that costs more is compared with slabs
 _MOST_SLABS = 3  # programs in slabs: the estimate orders them, the compiler decides
 
 
@@ -34,7 +36,8 @@ class Attempts:
 
     Attributes:
       stack_less: (program, bytes that it takes too many) -> programs whose loops stack less, the likeliest first.
-      in_slabs: the program -> programs that run in slabs what is large in it, the likeliest first.
+      in_slabs: (program, seconds) -> programs that run in slabs what is large in it and are expected to take no longer,
+        the likeliest first.
       follows: a plan is carried out, and nothing is tried beside it.
       tries: compilations with a plan in the middle, at most.
       copies_overlap: the target copies beside its kernels.
@@ -42,7 +45,7 @@ class Attempts:
 
     compiler: Compiles
     stack_less: Callable[[Program, int], Iterator[Program]]
-    in_slabs: Callable[[Program], Iterator[Program]]
+    in_slabs: Callable[[Program, float], Iterator[Program]]
     notify: Notify
     follows: bool = False
     tries: int = MOST_TRIES
@@ -51,14 +54,25 @@ class Attempts:
     def run(self, program: Program) -> Outcome:
         """The program, or where it does not fit, it with loops that stack less, or in slabs, unless a plan says so."""
         found = self._program(program)
-        if found.fits or self.follows:
+        if self.follows:
             return found
-        fewer = self.stack_less(program, found.device_bytes - found.limits.device_bytes)
-        found = self._first_that_fits(found, fewer, "compiling with fewer residuals in its loops")
-        if found.fits:
+        if not found.fits:
+            fewer = self.stack_less(program, found.device_bytes - found.limits.device_bytes)
+            found = self._first_that_fits(found, fewer, "compiling with fewer residuals in its loops")
+        if not found.fits:
+            slabs = itertools.islice(self.in_slabs(program, math.inf), _MOST_SLABS)
+            return self._first_that_fits(found, slabs, "compiling in slabs")
+        return self._faster(program, found)
+
+    def _faster(self, program: Program, found: Outcome) -> Outcome:
+        """In slabs, where the plan takes much longer than the step as it is, and they are expected to take less."""
+        if found.step_s <= _SLOW * found.planned.bound_s:
             return found
-        slabs = itertools.islice(self.in_slabs(program), _MOST_SLABS)
-        return self._first_that_fits(found, slabs, "compiling in slabs")
+        for other in itertools.islice(self.in_slabs(program, found.step_s / _SLOW), 1):
+            self.notify("compiling in slabs", None)
+            slabs = self._program(other)
+            return min(found.better(slabs), slabs.better(found), key=lambda one: (not one.fits, one.step_s))
+        return found
 
     def _first_that_fits(self, found: Outcome, programs: Iterator[Program], stage: str) -> Outcome:
         for other in programs:

@@ -63,13 +63,14 @@ def longest_axis(program: Program) -> InSlabs | None:
         return None
     axes = {dim: axis_at(program.jaxpr, value, dim) for dim in dims}
     dim = max(dims, key=lambda dim: sum(map(axes[dim].graph.graph.nbytes, axes[dim].graph.sizes)))
-    none = frozenset[int]()
-    return InSlabs(Slabs(value, dim, 1, none, none, none), axes[dim].graph, (), axes[dim].along.blocked)
+    axis, none = axes[dim], frozenset[int]()
+    begins = variables(axis.closed).index(known[value])
+    return InSlabs(Slabs(value, dim, 1, none, none, none), axis.graph, begins, (), axis.along.blocked)
 
 
 def axis_of(one: InSlabs) -> str:
     """Where the axis begins, in words."""
-    array = one.graph.graph.values[one.slabs.value]
+    array = one.graph.graph.values[one.begins]
     return f"dimension {one.slabs.dim} of {shape(array.shape, array.dtype)}"
 
 

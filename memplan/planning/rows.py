@@ -27,12 +27,20 @@ class Rows:
     via: Rows | None = None
 
     def of(self, low: int, high: int) -> Span:
-        """The rows that rows [low, high) of the result read: [first, last)."""
+        """The rows that rows [low, high) of the result read: [first, last).
+
+        At least one: where the window lies between two rows, the next one behind it, which is not in it.
+        """
         if self.via is not None:
             low, high = self.via.of(low, high)
-        first = -((self.before - low * self.stride) // self.dilation)
-        last = ((high - 1) * self.stride - self.before + self.reach - 1) // self.dilation + 1
-        return first, last
+        start, stop = self.window(low, high)
+        first, last = -(-start // self.dilation), (stop - 1) // self.dilation + 1
+        return first, max(last, first + 1)
+
+    def window(self, low: int, high: int) -> Span:
+        """The positions that rows [low, high) of the result (of `via`, where there is one) read."""
+        start = low * self.stride - self.before
+        return start, start + (high - 1 - low) * self.stride + self.reach
 
     @property
     def scale(self) -> Fraction:
@@ -40,13 +48,19 @@ class Rows:
         own = Fraction(self.stride, self.dilation)
         return own if self.via is None else own * self.via.scale
 
-    @property
-    def has_halo(self) -> bool:
-        """Parts of a result read rows that other parts read too, or leave rows unread that no part reads."""
-        blocks = self.before == 0 and self.reach == self.stride and self.dilation == 1
-        repeated = self.stride == 1 and self.reach == self.dilation == self.before + 1
-        everything = self.stride == 0
-        return not (blocks or repeated or everything)
+    def leave(self, made: int, given: int) -> bool:
+        """A result of `made` rows reads others than the `given` rows of the operand: its padding."""
+        low, high = self.of(0, made)
+        return low < 0 or high > given
+
+    def apart(self, made: int, given: int, parts: int) -> bool:
+        """Equal parts of the result read, in the same way, equal parts of the operand, each its own alone."""
+        own, mine = made // parts, given // parts
+        return made * self.scale == given and not any(
+            low < part * mine or high > (part + 1) * mine
+            for part in range(parts)
+            for low, high in [self.of(part * own, (part + 1) * own)]
+        )
 
 
 ALIGNED = Rows()

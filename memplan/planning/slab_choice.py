@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from memplan.planning.slab_cut import SlabCut
-from memplan.planning.slab_price import Price, Pricer, SlabLimits, lifetimes
+from memplan.planning.slab_price import Price, Pricer, SlabLimits, lifetimes, whole_nbytes
 from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, arrange, levels_of
 
 _ROUNDS = 6
@@ -28,7 +28,37 @@ class Choice:
 
     def best(self, rounds: int = _ROUNDS) -> tuple[Slabs, Price]:
         """The fastest that fits, or else what takes the least."""
-        return min(self._rounds(rounds), key=lambda one: (self.limits.excess(one[1]), one[1].seconds))
+        return min(self._rounds(rounds), key=lambda one: self._order(one[1]))
+
+    def refined(self, slabs: Slabs) -> tuple[Slabs, Price]:
+        """The same with one value after another written or not written, until none of them makes it faster."""
+        best = slabs, self._price(slabs)
+        tried: Price | None = None
+        while tried != best[1]:
+            tried = best[1]
+            for value in self._worth_writing(best[0]):
+                other = self._placed(best[0].stored ^ {value})
+                price = self._price(other)
+                if self._order(price) < self._order(best[1]):
+                    best = other, price
+        return best
+
+    def _worth_writing(self, slabs: Slabs) -> list[int]:
+        """What is written, and what kernels make by slabs; the last first: earlier loops write for it."""
+        graph, along = self._graph.graph, self._graph.along
+        kernels = (op for op in self.bare.ops if graph.ops[op].fusion == "kernel" and not along[op].reduces)
+        made = {value for op in kernels for value in graph.ops[op].outputs}
+        return sorted((made | slabs.stored) - self._forced, reverse=True)
+
+    def _price(self, slabs: Slabs) -> Price:
+        return self.pricer.price(slabs, self.limits, self._whole)
+
+    @cached_property
+    def _whole(self) -> Mapping[int, int]:
+        return whole_nbytes(self._graph, self.bare)
+
+    def _order(self, price: Price) -> tuple[int, float]:
+        return self.limits.excess(price), price.seconds
 
     def may_fit(self) -> bool:
         """The first choice fits."""
@@ -41,7 +71,7 @@ class Choice:
         for _ in range(rounds):
             shares = SlabCut(self.pricer, self.bare, self._levels, self._forced, weights, shares, on_device).run()
             slabs = self._placed(frozenset(shares))
-            yield slabs, self.pricer.price(slabs, self.limits)
+            yield slabs, self._price(slabs)
             on_device = slabs.stored - slabs.on_host
             for loop in self._loops(slabs):
                 weights[loop.level] = weights.get(loop.level, 1.0) * self._growth(loop, slabs)
@@ -75,8 +105,8 @@ class Choice:
         loops = self._loops(replace(self.bare, stored=stored))
         lives = lifetimes(loops)
         slabs = replace(self.bare, stored=stored, on_host=frozenset(lives))
-        resident = self.limits.resident_bytes
-        free = [self.limits.device_bytes - resident - self.pricer.trip_bytes(loop, slabs) for loop in loops]
+        room = self.limits.device_bytes - self.limits.resident_bytes
+        free = [room - self._whole[loop.level] - self.pricer.trip_bytes(loop, slabs) for loop in loops]
         on_host = set(lives)
         for value in sorted(lives, key=lambda value: _worth(value, loops, lives[value]), reverse=True):
             needs = {n: nbytes(value) * (1 + (value in loops[n].reads)) for n in range(*lives[value])}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from memplan.hardware.device import Device
 from memplan.hardware.roofline import copy_seconds
 from memplan.planning.graph import op_seconds
-from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, arrange, slab_rows, trips_of
+from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, arrange, levels_of, slab_rows, trips_of
 
 _LAUNCH_S = 1e-5  # of a kernel in a loop, and of the trip around it
 
@@ -73,17 +73,19 @@ class Pricer:
         """Of a whole value, one way."""
         return copy_seconds(self.graph.graph.nbytes(value), self.device)
 
-    def price(self, slabs: Slabs, limits: SlabLimits) -> Price:
+    def price(self, slabs: Slabs, limits: SlabLimits, whole: Mapping[int, int]) -> Price:
+        """What it takes, with what is there whole besides, by level (`whole_nbytes`)."""
         arranged = arrange(self.graph, slabs)
         loops = [one for one in arranged if isinstance(one, SlabLoop)]
-        host, device = [0] * len(loops), [limits.resident_bytes + self.trip_bytes(loop, slabs) for loop in loops]
+        host = [0] * len(loops)
+        device = [limits.resident_bytes + self.trip_bytes(loop, slabs) + whole[loop.level] for loop in loops]
         for value, (first, last) in lifetimes(loops).items():
             there = host if value in slabs.on_host else device
             for loop in range(first, last):
                 there[loop] += self.graph.graph.nbytes(value)
-        whole = sum(self.op_seconds[one] for one in arranged if not isinstance(one, SlabLoop))
         trips = trips_of(self.graph, slabs)
-        seconds = whole + sum(self.streams(loop, slabs).seconds(trips) for loop in loops)
+        seconds = sum(self.op_seconds[one] for one in arranged if not isinstance(one, SlabLoop))
+        seconds += sum(self.streams(loop, slabs).seconds(trips) for loop in loops)
         return Price(seconds, max(device, default=0), max(host, default=0))
 
     def streams(self, loop: SlabLoop, slabs: Slabs) -> Streams:
@@ -122,6 +124,28 @@ class Pricer:
     def _window(self, value: int, loop: SlabLoop) -> int:
         low, high = loop.spans[value]
         return self.graph.graph.nbytes(value) * (high - low) // self.graph.sizes[value]
+
+
+def whole_nbytes(graph: SlabGraph, bare: Slabs) -> Mapping[int, int]:
+    """By level, the bytes of what kernels outside of all loops have made and others there still read.
+
+    What is elementwise counts as what it is made of.
+    """
+    levels, ops, producer = levels_of(graph, bare), graph.graph.ops, graph.graph.producer
+    ends: dict[int, int] = {}  # by value, the last level at which a kernel or a loop reads it
+    for number in reversed(range(len(ops))):
+        op = ops[number]
+        passes_on = number not in bare.ops and not _is_kernel(op.fusion)
+        end = max((ends.get(value, 0) for value in op.outputs), default=0) if passes_on else levels[number]
+        for value in op.inputs:
+            ends[value] = max(ends.get(value, 0), end)
+    found = dict.fromkeys(range(max(levels.values(), default=0) + 1), 0)
+    for value, end in ends.items():
+        made = producer[value]
+        if made is not None and made not in bare.ops and ops[made].fusion == "kernel":
+            for level in range(levels[made], end):
+                found[level] += graph.graph.nbytes(value)
+    return found
 
 
 def _is_kernel(fusion: str) -> bool:

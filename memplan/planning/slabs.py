@@ -68,7 +68,7 @@ class Slabs:
     """What runs in slabs.
 
     Attributes:
-      value, dim: where the axis begins: value id, dimension.
+      value, dim: where the axis begins: value id in the program as it came, dimension.
       rows: rows of that value in a slab.
       ops: that run in loops.
       stored: values that the loop that makes them writes for later ones.

@@ -15,7 +15,8 @@ from memplan.planning.rows import ALIGNED, Rows
 from memplan.program import compat
 
 Axis = int | None
-Reduction = Literal["sum", "max", "min"]
+Reduction = Literal["sum", "max", "min", "moments"]
+"""How parts are put together; of moments each part has more than its result (`moments.Moments`)."""
 
 
 @dataclass(frozen=True)
@@ -46,27 +47,34 @@ class Axes:
         """The rows of an operand on the axis that a result's rows read."""
         return self.rows.get((position, axis), ALIGNED)
 
+    def counted(self, axis: int, eqn: compat.JaxprEqn) -> int:
+        """How many rows the axis has: of the result, or where it is reduced of the last operand on it."""
+        if axis in self.reduced:
+            sides = zip(reversed(self.operands), reversed(eqn.invars), strict=True)
+        else:
+            sides = zip(self.results, eqn.outvars, strict=True)
+        return next(shape_of(atom)[side.index(axis)] for side, atom in sides if axis in side)
+
+    def leave(self, position: int, axis: int, eqn: compat.JaxprEqn) -> bool:
+        """Rows of the result that exist read some of an operand that do not."""
+        given = shape_of(eqn.invars[position])[self.operands[position].index(axis)]
+        return self.rows_of(position, axis).leave(self.counted(axis, eqn), given)
+
     def divisible(self, axis: int, eqn: compat.JaxprEqn, parts: int) -> bool:
         """Every dimension of the axis has a multiple of so many elements, and parts read rows of their own alone."""
-        if not all(self._apart(position, along, eqn) for position, along in self.rows if along == axis):
+        if self.reduced.get(axis) == "moments":  # more than their results is needed to put parts together
             return False
         atoms = (*eqn.invars, *eqn.outvars)
         return all(
-            compat.aval_of(atom).shape[dim] % parts == 0
+            shape_of(atom)[dim] % parts == 0
             for atom, side in zip(atoms, (*self.operands, *self.results), strict=True)
             for dim, found in enumerate(side)
             if found == axis
-        )
+        ) and all(self._apart(position, axis, eqn, parts) for position, along in self.rows if along == axis)
 
-    def _apart(self, position: int, axis: int, eqn: compat.JaxprEqn) -> bool:
-        """The rows of an operand are read by those of the result without overlap or rest."""
-        rows = self.rows_of(position, axis)
-        if rows.has_halo:
-            return False
-        side, shape = (self.operands[-1], shape_of(eqn.invars[-1])) if axis in self.reduced else (
-            self.results[0], shape_of(eqn.outvars[0]))  # fmt: skip
-        size = shape_of(eqn.invars[position])[self.operands[position].index(axis)]
-        return rows.of(0, shape[side.index(axis)]) == (0, size)
+    def _apart(self, position: int, axis: int, eqn: compat.JaxprEqn, parts: int) -> bool:
+        given = shape_of(eqn.invars[position])[self.operands[position].index(axis)]
+        return self.rows_of(position, axis).apart(self.counted(axis, eqn), given, parts)
 
 
 def local_params(eqn: compat.JaxprEqn, axes: Axes, axis: int, resized: Callable[[int], int]) -> dict[str, Any]:

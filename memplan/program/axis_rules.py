@@ -1,16 +1,25 @@
 """The axes of every kind of primitive: a table of rules.
 
-A primitive without a rule has none: it is computed from whole operands. That is correct, and told.
+A primitive without a rule has none: it is computed from whole operands. That is correct, and told. Here are the rules
+of those that read the same rows of their operands as they make; `window_rules` are those of the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from memplan.planning.rows import Rows
 from memplan.program import compat
 from memplan.program.axes import Axes, Axis, Reduction, shape_of
+from memplan.program.window_rules import (
+    concatenate,
+    convolution,
+    pad,
+    reshape,
+    select_and_scatter,
+    slice_,
+    windowed,
+)
 
 Rule = Callable[[compat.JaxprEqn], Axes | None]
 
@@ -88,6 +97,16 @@ def _reduce(how: Reduction) -> Rule:
     return rule
 
 
+def _moments(eqn: compat.JaxprEqn) -> Axes:
+    """Reduced as a sum is, but parts are put together with their counts and means; the counts go along."""
+    axes = eqn.params["axes"]
+    shape, counts = map(shape_of, eqn.invars)
+    kept = tuple(dim for dim in range(len(shape)) if dim not in axes)
+    counted = tuple(dim if counts[dim] > 1 and dim in axes else None for dim in range(len(shape)))
+    reduced: dict[int, Reduction] = dict.fromkeys(axes, "moments")
+    return Axes((tuple(range(len(shape))), counted), (kept,), reduced)
+
+
 _BITWISE = ("reduce_or", "reduce_and")  # of truth values they are a maximum and a minimum
 
 
@@ -118,49 +137,6 @@ def _squeeze(eqn: compat.JaxprEqn) -> Axes:
     return Axes((operand,), (tuple(dim for dim in operand if dim is not None),))
 
 
-def _reshape(eqn: compat.JaxprEqn) -> Axes | None:
-    """In every group of dimensions that become one another, the outermost can be divided: its blocks stay together."""
-    if eqn.params.get("dimensions") is not None:
-        return None
-    before, after = shape_of(eqn.invars[0]), tuple(eqn.params["new_sizes"])
-    operand: list[Axis] = [None] * len(before)
-    result: list[Axis] = [None] * len(after)
-    rows: dict[tuple[int, int], Rows] = {}
-    for number, (left, right) in enumerate(_groups(before, after)):
-        heads = next((d for d in left if before[d] > 1), None), next((d for d in right if after[d] > 1), None)
-        if heads[0] is not None and heads[1] is not None:
-            operand[heads[0]] = result[heads[1]] = number
-            rows[0, number] = _blocks(before[heads[0]], after[heads[1]])
-    return Axes((tuple(operand),), (tuple(result),), rows=rows)
-
-
-def _blocks(before: int, after: int) -> Rows:
-    """Rows that become several each, or of which several become one; else all, as of a window over everything."""
-    if after % before == 0:
-        times = after // before
-        return Rows(dilation=times, before=times - 1, reach=times)
-    if before % after == 0:
-        return Rows(stride=before // after, reach=before // after)
-    return Rows(stride=0, reach=before)
-
-
-def _groups(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """Smallest runs of dimensions with the same number of elements, in order."""
-    i = j = 0
-    while i < len(before) and j < len(after):
-        left, right = [i], [j]
-        a, b = before[i], after[j]
-        i, j = i + 1, j + 1
-        while a != b:
-            if a < b and i < len(before):
-                a, left, i = a * before[i], [*left, i], i + 1
-            elif j < len(after):
-                b, right, j = b * after[j], [*right, j], j + 1
-            else:
-                return
-        yield left, right
-
-
 def _dot_general(eqn: compat.JaxprEqn) -> Axes:
     (contract_l, contract_r), (batch_l, batch_r) = eqn.params["dimension_numbers"]
     left, right = shape_of(eqn.invars[0]), shape_of(eqn.invars[1])
@@ -177,108 +153,6 @@ def _dot_general(eqn: compat.JaxprEqn) -> Axes:
     result = (*(names_l[d] for d in batch_l), *(names_l[d] for d in free_l), *(names_r[d] for d in free_r))
     operands = (tuple(names_l[d] for d in range(len(left))), tuple(names_r[d] for d in range(len(right))))
     return Axes(operands, (result,), {names_l[d]: "sum" for d in contract_l})
-
-
-_BATCH, _FEATURES_IN, _FEATURES_OUT, _SPACE = 0, 1, 2, 3
-
-
-def _convolution(eqn: compat.JaxprEqn) -> Axes:
-    """Batch, input features (summed over), output features, and space; of a grouped one the groups stay together.
-
-    In space the image goes with the result, or, where the filter is the larger, with the filter and is summed over: so
-    is the gradient of a filter written.
-    """
-    numbers = eqn.params["dimension_numbers"]
-    ungrouped = eqn.params["feature_group_count"] == 1
-    one_batch = eqn.params["batch_group_count"] == 1
-    rank = len(numbers.lhs_spec)
-    sides: tuple[list[Axis], ...] = tuple([None] * rank for _ in range(3))
-    left, right, out = sides
-    if one_batch:
-        left[numbers.lhs_spec[0]] = out[numbers.out_spec[0]] = _BATCH
-    if ungrouped:
-        left[numbers.lhs_spec[1]] = right[numbers.rhs_spec[1]] = _FEATURES_IN
-    if ungrouped and one_batch:
-        right[numbers.rhs_spec[0]] = out[numbers.out_spec[1]] = _FEATURES_OUT
-    reduced: dict[int, Reduction] = {_FEATURES_IN: "sum"} if ungrouped else {}
-    rows: dict[tuple[int, int], Rows] = {}
-    made, filters = shape_of(eqn.outvars[0]), shape_of(eqn.invars[1])
-    space = zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)
-    for number, (of_left, of_right, of_out) in enumerate(space):
-        axis = left[of_left] = _SPACE + number
-        stride, apart = eqn.params["window_strides"][number], eqn.params["rhs_dilation"][number]
-        before, dilation = eqn.params["padding"][number][0], eqn.params["lhs_dilation"][number]
-        if filters[of_right] > made[of_out]:
-            right[of_right], reduced[axis] = axis, "sum"
-            rows[0, axis] = Rows(apart, dilation, before, (made[of_out] - 1) * stride + 1)
-        else:
-            out[of_out] = axis
-            rows[0, axis] = Rows(stride, dilation, before, (filters[of_right] - 1) * apart + 1)
-    return Axes((tuple(left), tuple(right)), (tuple(out),), reduced, rows=rows)
-
-
-def _windowed(eqn: compat.JaxprEqn, of_operands: Sequence[int] = (0,)) -> Axes:
-    """Every dimension; over those where the window reaches, rows read their neighbours."""
-    return _with_rows(eqn, [window.rows for window in windows_of(eqn)], of_operands)
-
-
-class Window(NamedTuple):
-    """How a reduction over windows goes along one dimension."""
-
-    size: int
-    stride: int
-    padding: tuple[int, int]
-    dilation: int
-    apart: int
-
-    @property
-    def reach(self) -> int:
-        return (self.size - 1) * self.apart + 1
-
-    @property
-    def rows(self) -> Rows:
-        return Rows(self.stride, self.dilation, self.padding[0], self.reach)
-
-
-def windows_of(eqn: compat.JaxprEqn) -> list[Window]:
-    """By dimension, of an equation that reduces over windows."""
-    sizes = eqn.params["window_dimensions"]
-    ones = (1,) * len(sizes)
-    params = ("window_strides", ones), ("padding", ((0, 0),) * len(sizes)), ("base_dilation", ones), (
-        "window_dilation", ones)  # fmt: skip
-    rest = (eqn.params.get(name) or default for name, default in params)
-    return [Window(*of_dim) for of_dim in zip(sizes, *rest, strict=True)]
-
-
-def _selected(eqn: compat.JaxprEqn) -> Axes:
-    """The gradient of a maximum: a row reads the windows that it is in (their source), and all rows that they reach."""
-    rows: dict[tuple[int, int], Rows] = {}
-    for dim, window in enumerate(windows_of(eqn)):
-        rows[0, dim] = Rows(1, window.stride, window.reach - 1 - window.padding[0], window.reach)
-        rows[1, dim] = Rows(window.stride, 1, window.padding[0], window.reach, via=rows[0, dim])
-    return _sides(eqn, rows)
-
-
-def _with_rows(eqn: compat.JaxprEqn, rows: Sequence[Rows], of_operands: Sequence[int] = (0,)) -> Axes:
-    """One axis per dimension, with the rows of some operands."""
-    return _sides(eqn, {(n, dim): one for dim, one in enumerate(rows) for n in of_operands})
-
-
-def _sides(eqn: compat.JaxprEqn, rows: Mapping[tuple[int, int], Rows]) -> Axes:
-    rank = len(shape_of(eqn.outvars[0]))
-    names = tuple(range(rank))
-    operands = tuple(names if len(shape_of(atom)) == rank else () for atom in eqn.invars)
-    return Axes(operands, tuple(names for _ in eqn.outvars), rows=rows)
-
-
-def _pad(eqn: compat.JaxprEqn) -> Axes:
-    return _with_rows(eqn, [Rows(1, within + 1, low, 1) for low, _, within in eqn.params["padding_config"]])
-
-
-def _slice(eqn: compat.JaxprEqn) -> Axes:
-    starts = eqn.params["start_indices"]
-    strides = eqn.params["strides"] or (1,) * len(starts)
-    return _with_rows(eqn, [Rows(stride, 1, -start, 1) for start, stride in zip(starts, strides, strict=True)])
 
 
 def _gather(eqn: compat.JaxprEqn) -> Axes:
@@ -380,15 +254,16 @@ RULES: dict[str, Rule] = {
     "reduce_min": _reduce("min"),
     "reduce_or": _reduce("max"),
     "reduce_and": _reduce("min"),
+    "squares_about_mean": _moments,
     "argmax": _arg_reduce,
     "argmin": _arg_reduce,
     "transpose": _transpose,
     "broadcast_in_dim": _broadcast_in_dim,
     "squeeze": _squeeze,
-    "reshape": _reshape,
+    "reshape": reshape,
     "dot_general": _dot_general,
-    "conv_general_dilated": _convolution,
-    "concatenate": _along("dimension"),
+    "conv_general_dilated": convolution,
+    "concatenate": concatenate,
     "split": _along("axis"),
     "cumsum": _along("axis"),
     "cumprod": _along("axis"),
@@ -401,16 +276,16 @@ RULES: dict[str, Rule] = {
     "stack": _stack,
     "unstack": _unstack,
     "tile": _tile,
-    "pad": _pad,
-    "slice": _slice,
+    "pad": pad,
+    "slice": slice_,
     "dynamic_slice": _same_size,
     "dynamic_update_slice": _same_size,
-    "reduce_window_max": _windowed,
-    "reduce_window_min": _windowed,
-    "reduce_window_sum": _windowed,
-    "reduce_window": _windowed,
-    "select_and_scatter_add": _selected,
-    "select_and_gather_add": lambda eqn: _windowed(eqn, of_operands=(0, 1)),
+    "reduce_window_max": windowed,
+    "reduce_window_min": windowed,
+    "reduce_window_sum": windowed,
+    "reduce_window": windowed,
+    "select_and_scatter_add": select_and_scatter,
+    "select_and_gather_add": windowed,
     "gather": _gather,
     "scatter": _scatter,
     "scatter-add": _scatter_add,

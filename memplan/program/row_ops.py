@@ -6,6 +6,9 @@ one exist in a window at its rim, too: `fill_of` says what an equation wants to 
 
 from __future__ import annotations
 
+import functools
+import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from memplan.planning.rows import Span
+from memplan.planning.rows import Rows, Span
 from memplan.program import compat
-from memplan.program.axes import Axes, local_params
+from memplan.program.axes import Axes, local_params, shape_of
+from memplan.program.moments import Moments
 
 
 def run_rows(
@@ -35,6 +39,11 @@ def run_rows(
     return compat.bind(eqn.replace(params=params), operands)
 
 
+def can_run_rows(eqn: compat.JaxprEqn) -> bool:
+    """Not where the bits of one key are drawn, each by its number: whoever divides them counts on from part to part."""
+    return eqn.primitive.name != "random_bits" or bool(shape_of(eqn.invars[0]))
+
+
 def needed(axes: Axes, axis: int, span: Span) -> dict[int, Span]:
     """By position of an operand on the axis, the rows that these rows of the results need."""
     return {
@@ -45,76 +54,78 @@ def needed(axes: Axes, axis: int, span: Span) -> dict[int, Span]:
 
 
 def fill_of(eqn: compat.JaxprEqn, axes: Axes, axis: int, position: int, operands: Sequence[Any]) -> Any:
-    """What the equation has in place of rows of an operand that do not exist; None where nothing reads them."""
+    """What the equation has in place of rows of an operand that do not exist; None where none that exists reads them.
+
+    Whatever stands in those rows, NaN too, would come into all of a sum, and at the rim into rows with a padding.
+    """
+    how = axes.reduced.get(axis)
+    if how is None and not axes.leave(position, axis, eqn):
+        return None
     dtype = operands[position].dtype
     match eqn.primitive.name:
         case "pad":
             return operands[1]
         case "reduce_window":
-            return operands[1]
-        case "reduce_window_max" | "select_and_gather_add":
+            return operands[len(eqn.outvars) + position]
+        case "reduce_window_max":
             return extreme(dtype, "min")
         case "reduce_window_min":
             return extreme(dtype, "max")
-        case "select_and_scatter_add":
-            return extreme(dtype, "min" if eqn.params["select_prim"].name == "ge" else "max") if position else 0
-        case "conv_general_dilated" | "reduce_window_sum":
-            return 0
-    how = axes.reduced.get(axis)
-    if how is None:
-        return None
-    return 0 if how == "sum" else extreme(dtype, "min" if how == "max" else "max")
+        case "select_and_gather_add" | "select_and_scatter_add" if position == 1:
+            return extreme(dtype, "min" if eqn.params["select_prim"].name == "ge" else "max")
+        case "concatenate":
+            return np.array(-0.0, dtype)  # to which everything can be added and stays what it is, 0.0 too
+    return extreme(dtype, "min" if how == "max" else "max") if how in ("max", "min") else 0
 
 
 def extreme(dtype: Any, which: str) -> Any:
     """The least ("min") or greatest value of a type."""
-    if dtype == bool:
+    if jnp.issubdtype(dtype, jnp.bool_):
         return which == "max"
     if jnp.issubdtype(dtype, jnp.inexact):
         return np.array(-np.inf if which == "min" else np.inf, dtype)
     return np.array(getattr(jnp.iinfo(dtype), which), dtype)
 
 
-def _padding(axes: Axes, axis: int, position: int, span: Span, given: Span) -> Span:
+def _padding(rows: Rows, span: Span, given: Span) -> Span:
     """What is missing around the given rows of an operand, so that a window over them makes exactly the span."""
-    rows = axes.rows_of(position, axis)
-    first = span[0] * rows.stride - rows.before
-    last = (span[1] - 1) * rows.stride - rows.before + rows.reach
-    low = given[0] * rows.dilation - first
-    return low, last - ((given[1] - 1) * rows.dilation + 1)
+    start, stop = rows.window(*span)
+    return given[0] * rows.dilation - start, stop - ((given[1] - 1) * rows.dilation + 1)
 
 
 def _convolution(
     eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, spans: Mapping[int, Span], operands: list[Any]
 ) -> list[Any]:
-    numbers = eqn.params["dimension_numbers"]
+    space = eqn.params["dimension_numbers"].lhs_spec[2:]
     dim = axes.dim_of(axes.operands[0], axis)
-    if dim not in numbers.lhs_spec[2:]:
+    if dim not in space:
         return compat.bind(eqn, operands)
-    padding = list(eqn.params["padding"])
-    padding[numbers.lhs_spec[2:].index(dim)] = _padding(axes, axis, 0, span, spans[0])
-    return compat.bind(eqn.replace(params={**eqn.params, "padding": tuple(padding)}), operands)
+    padding = _padding(axes.rows_of(0, axis), span, spans[0])
+    return compat.bind(_with_padding(eqn, space.index(dim), padding), operands)
 
 
 def _windowed(
     eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, spans: Mapping[int, Span], operands: list[Any]
 ) -> list[Any]:
     dim = axes.operands[0].index(axis)
-    padding = list(eqn.params["padding"])
-    padding[dim] = _padding(axes, axis, 0, span, spans[0])
-    return compat.bind(eqn.replace(params={**eqn.params, "padding": tuple(padding)}), operands)
+    return compat.bind(_with_padding(eqn, dim, _padding(axes.rows_of(0, axis), span, spans[0])), operands)
 
 
 def _selected(
     eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, spans: Mapping[int, Span], operands: list[Any]
 ) -> list[Any]:
-    """Whole windows, of which the rows asked for are cut out."""
+    """Whole windows, cut to the rows asked for; those that no window reaches have no gradient."""
     dim = axes.results[0].index(axis)
-    padding = list(eqn.params["padding"])
-    padding[dim] = (0, 0)
-    made = compat.bind(eqn.replace(params={**eqn.params, "padding": tuple(padding)}), operands)
-    low = span[0] - spans[1][0]
-    return [lax.slice_in_dim(one, low, low + span[1] - span[0], axis=dim) for one in made]
+    (made,) = compat.bind(_with_padding(eqn, dim, (0, 0)), operands)
+    config = [(0, 0, 0)] * made.ndim
+    config[dim] = (spans[1][0] - span[0], span[1] - spans[1][1], 0)
+    return [lax.pad(made, jnp.zeros((), made.dtype), config)]
+
+
+def _with_padding(eqn: compat.JaxprEqn, dim: int, padding: Span) -> compat.JaxprEqn:
+    paddings = list(eqn.params["padding"])
+    paddings[dim] = padding
+    return eqn.replace(params={**eqn.params, "padding": tuple(paddings)})
 
 
 def _pad(
@@ -122,7 +133,7 @@ def _pad(
 ) -> list[Any]:
     dim = axes.operands[0].index(axis)
     config = list(eqn.params["padding_config"])
-    config[dim] = (*_padding(axes, axis, 0, span, spans[0]), config[dim][2])
+    config[dim] = (*_padding(axes.rows_of(0, axis), span, spans[0]), config[dim][2])
     return [lax.pad(operands[0], operands[1], config)]
 
 
@@ -136,15 +147,35 @@ def _slice(
     return compat.bind(eqn.replace(params=params), operands)
 
 
+def _concatenate(
+    eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, spans: Mapping[int, Span], operands: list[Any]
+) -> list[Any]:
+    """Along its dimension the windows of all operands added: where one has a row, the others have the fill."""
+    if axis != eqn.params["dimension"]:
+        return compat.bind(eqn, operands)
+    return [functools.reduce(operator.or_ if operands[0].dtype == bool else operator.add, operands)]
+
+
 def _reshape(
     eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, spans: Mapping[int, Span], operands: list[Any]
 ) -> list[Any]:
-    """Whole blocks, of which the rows asked for are cut out."""
+    """The elements of an operand's rows in steps that its rows and those of the result are whole numbers of."""
     dim, rows = axes.results[0].index(axis), axes.rows_of(0, axis)
-    low, high = (bound * rows.dilation // rows.stride for bound in spans[0])
-    params = local_params(eqn, axes, axis, lambda _: high - low)
-    made = compat.bind(eqn.replace(params=params), operands)
-    return [lax.slice_in_dim(one, span[0] - low, span[1] - low, axis=dim) for one in made]
+    outer, inner = eqn.params["new_sizes"][:dim], eqn.params["new_sizes"][dim + 1 :]
+    steps = (spans[0][1] - spans[0][0]) * rows.dilation
+    fine = inner if rows.stride == 1 else (math.prod(inner) // rows.stride,)
+    low, high = (row * rows.stride - spans[0][0] * rows.dilation for row in span)
+    cut = lax.slice_in_dim(lax.reshape(operands[0], (*outer, steps, *fine)), low, high, axis=dim)
+    return [lax.reshape(cut, (*outer, span[1] - span[0], *inner))]
+
+
+def _moments(
+    eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, spans: Mapping[int, Span], operands: list[Any]
+) -> list[Any]:
+    """What these rows add where the axis is reduced: their count and mean too."""
+    if axis not in axes.reduced:
+        return compat.bind(eqn, operands)
+    return [Moments.of(operands[0], operands[1], eqn.params["axes"])]
 
 
 _RULES: dict[str, Callable[..., list[Any]]] = {
@@ -155,7 +186,9 @@ _RULES: dict[str, Callable[..., list[Any]]] = {
     "reduce_window": _windowed,
     "select_and_gather_add": _windowed,
     "select_and_scatter_add": _selected,
+    "squares_about_mean": _moments,
     "pad": _pad,
     "slice": _slice,
+    "concatenate": _concatenate,
     "reshape": _reshape,
 }

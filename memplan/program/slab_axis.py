@@ -17,6 +17,7 @@ from memplan.program import compat
 from memplan.program.axes import Axes, shape_of
 from memplan.program.axis_rules import axes_of
 from memplan.program.extract import variables
+from memplan.program.row_ops import can_run_rows
 
 Scale = Fraction
 """Rows of an array by rows of the array that the axis begins at."""
@@ -38,6 +39,11 @@ class AlongAxis:
     @property
     def reduces(self) -> bool:
         return self.axis in self.axes.reduced
+
+    @property
+    def reads_all_by_slabs(self) -> bool:
+        """No operand on its axis lies otherwise on the program's: in `a + a.T` one does."""
+        return len(self.sliced) == sum(self.axis in side for side in self.axes.operands)
 
 
 @dataclass(frozen=True)
@@ -87,16 +93,16 @@ class _Follower:
             for number in self.of_var.get(var, ()):
                 if number not in self.equations:
                     self._follow(number, eqns[number], var)
-        for number, along in self.equations.items():
-            self.equations[number] = self._read(eqns[number], along)
-        return SlabAxis(self.dims, self.scales, self.equations, frozenset(self.blocked - self.equations.keys()))
+        read = {number: self._read(eqns[number], along) for number, along in self.equations.items()}
+        by_slabs = {number: along for number, along in read.items() if along.reads_all_by_slabs}
+        return SlabAxis(self.dims, self.scales, by_slabs, frozenset(self.blocked | read.keys()) - by_slabs.keys())
 
     def _add(self, var: Any, dim: int, scale: Scale) -> None:
         self.dims[var], self.scales[var] = dim, scale
         heapq.heappush(self.waiting, (-compat.nbytes_of(var.aval), len(self.dims), var))
 
     def _follow(self, number: int, eqn: compat.JaxprEqn, var: Any) -> None:
-        axes = None if eqn.effects else axes_of(eqn)
+        axes = axes_of(eqn) if not eqn.effects and can_run_rows(eqn) else None
         if axes is None:
             self.blocked.add(number)
             return

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
+
 from memplan.compilation.attempts import Attempts
 from memplan.compilation.limits import Reserve
 from memplan.compilation.outcome import Outcome
@@ -37,17 +39,19 @@ def attempt(
     program: Program = PROGRAM,
     others: tuple[Program, ...] = (),
     slabs: tuple[Program, ...] = (),
+    expected_s: float = 1.0,
     **options: Any,
 ) -> Outcome:
     def stack_less(asked: Program, excess_bytes: int) -> Iterator[Program]:
         assert asked is program and excess_bytes > 0
         yield from others
 
-    def in_slabs(asked: Program) -> Iterator[Program]:
+    def by_slabs(asked: Program, seconds: float) -> Iterator[Program]:
         assert asked is program
-        yield from slabs
+        if seconds >= expected_s:
+            yield from slabs
 
-    found = Attempts(compiler, stack_less, in_slabs, lambda *_: None, **options).run(program)
+    found = Attempts(compiler, stack_less, by_slabs, lambda *_: None, **options).run(program)
     assert len(compiler.asked) == len(compiler.takes), "stopped too early"
     return found
 
@@ -139,6 +143,19 @@ def test_a_few_programs_in_slabs_are_compiled_and_the_nearest_is_kept_in_mind() 
     found = attempt(Fake(misses((PROGRAM, 130), (slabs[0], 150), (slabs[1], 140), (slabs[2], 160))), slabs=slabs)
     assert found.program is PROGRAM and found.nearest_in_slabs is not None
     assert found.nearest_in_slabs.device_bytes == 140 and found.nearest_in_slabs.in_slabs == slabs[1].in_slabs
+
+
+@pytest.mark.parametrize(("seconds", "chosen"), [(1.4, "slabs"), (1.6, "whole")])
+def test_a_slow_plan_is_compared_with_slabs(seconds: float, chosen: str) -> None:
+    one = in_slabs()
+    compiler = Fake([outcome(PROGRAM, 90, seconds=1.5), outcome(one, 95, seconds=seconds)])
+    found = attempt(compiler, slabs=(one, in_slabs()))
+    assert found.program is (one if chosen == "slabs" else PROGRAM) and found.fits and found.compilations == 2
+
+
+def test_a_plan_stays_where_it_is_fast_or_slabs_are_expected_to_be_slower() -> None:
+    assert attempt(Fake([outcome(PROGRAM, 90, seconds=1.25)]), slabs=(in_slabs(),)).program is PROGRAM
+    assert attempt(Fake([outcome(PROGRAM, 90, seconds=1.5)]), slabs=(in_slabs(),), expected_s=1.3).program is PROGRAM
 
 
 def test_a_plan_that_is_followed_is_tried_in_no_slabs() -> None:

@@ -65,7 +65,7 @@ def in_slabs(op: str = "", nbytes: int = 0) -> Program:
     values = Value("x", nbytes, (64, 3)), Value("y", 0, (64, 3))
     graph = SlabGraph(Graph(values, (Op(op, (0,), (1,), source="net.py:7"),)), frozenset(), {}, {}, {})
     slabs = Slabs(0, 0, 2, frozenset(), frozenset(), frozenset())
-    return PROGRAM.transform(InSlabs(slabs, graph, (), frozenset({0} if op else ())), None)
+    return PROGRAM.transform(InSlabs(slabs, graph, 0, (), frozenset({0} if op else ())), None)
 
 
 def test_the_error_says_what_slabs_took_and_what_stood_in_their_way(monkeypatch: pytest.MonkeyPatch) -> None:

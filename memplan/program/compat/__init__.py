@@ -47,6 +47,7 @@ from memplan.program.compat.jaxprs import (
     value_of,
     with_eqns,
 )
+from memplan.program.compat.primitives import new_primitive
 from memplan.program.compat.tracing import (
     BLOCKING_MODULES,
     checkpointed_gradients,

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memplan.hardware.device import Device
 from memplan.planning.slab_choice import Choice
 from memplan.planning.slab_price import Price, Pricer, SlabLimits
 from memplan.planning.slabs import SlabGraph, Slabs, least_rows, trips_of
 from memplan.program import compat
+from memplan.program.axes import shape_of
 from memplan.program.extract import variables
 from memplan.program.trace import Program
 from memplan.program.transforms.slabs import Axis, axis_at, with_slabs
 
 _SHARES = (4, 8, 16, 32)  # of the room: ops whose arrays are larger than one of so many parts of it are split
+_REFINED = 3  # of the best, value by value: as many as are compiled
 _MARGIN = 0.95  # of the room: what the estimate of a trip does not see (XLA's transposes, packing)
 
 
@@ -23,56 +25,83 @@ class Found:
     """Slabs, and what they take by the estimate."""
 
     axis: Axis
+    choice: Choice
     slabs: Slabs
     price: Price
 
+    def refined(self) -> Found:
+        slabs, price = self.choice.refined(self.slabs)
+        return replace(self, slabs=slabs, price=price)
 
-def slab_programs(program: Program, device: Device, device_bytes: int, host_bytes: int) -> Iterator[Program]:
-    """The step in slabs, what is likely to fit and fast first."""
+
+def slab_programs(
+    program: Program, device: Device, device_bytes: int, host_bytes: int, seconds: float
+) -> Iterator[Program]:
+    """The step in slabs that are expected to take no longer than so many seconds, the likeliest first."""
     limits = SlabLimits(int(_MARGIN * device_bytes), host_bytes, _resident_bytes(program))
     for found in frontier(program.jaxpr, device, limits):
-        yield with_slabs(program, found.slabs)
+        if found.price.seconds <= seconds:
+            yield with_slabs(program, found.slabs)
 
 
 def frontier(closed: compat.ClosedJaxpr, device: Device, limits: SlabLimits) -> list[Found]:
     """Slabs of the first axis along which everything large can be split, the best first."""
-    largest = max(enumerate(variables(closed)), key=lambda one: compat.nbytes_of(one[1].aval))
-    number, var = largest
+    value, var = max(enumerate(variables(closed)), key=lambda one: compat.nbytes_of(one[1].aval))
     found: list[Found] = []
-    for dim, size in enumerate(var.aval.shape):
+    for dim, size in enumerate(shape_of(var)):
         if size > 1:
-            found += _along(axis_at(closed, number, dim), number, dim, device, limits)
+            found += _Search(axis_at(closed, value, dim), value, dim, size, device, limits).run()
         if any(limits.excess(one.price) == 0 for one in found):
             break
-    return sorted(found, key=lambda one: (limits.excess(one.price), one.price.seconds))
+    found.sort(key=lambda one: (limits.excess(one.price), one.price.seconds))
+    refined = [one.refined() for one in found[:_REFINED]]
+    return sorted(refined, key=lambda one: (limits.excess(one.price), one.price.seconds)) + found[_REFINED:]
 
 
-def _along(axis: Axis, value: int, dim: int, device: Device, limits: SlabLimits) -> Iterator[Found]:
-    graph, room = axis.graph, limits.device_bytes - limits.resident_bytes
-    known: set[frozenset[int]] = set()
-    for share in _SHARES:
-        ops = large_ops(graph, room // share)
-        if not ops or ops in known or _widest(graph, ops) > room:
-            continue
-        known.add(ops)
-        yield from _by_size(axis, value, dim, ops, device, limits)
+@dataclass(frozen=True)
+class _Search:
+    """Along an axis that begins at a dimension, of so many rows, of a value."""
 
+    axis: Axis
+    value: int
+    dim: int
+    size: int
+    device: Device
+    limits: SlabLimits
 
-def _by_size(
-    axis: Axis, value: int, dim: int, ops: frozenset[int], device: Device, limits: SlabLimits
-) -> Iterator[Found]:
-    """In as few slabs as fit, and in twice as many: those leave room for more on the device."""
-    least, size, pricer = least_rows(axis.graph, ops), axis.graph.sizes[value], Pricer(axis.graph, device)
-    count, fit = 2, 0
-    while count <= 2 * size and fit < 2:
-        rows = max(-(-size // count) // least, 1) * least
-        bare = Slabs(value, dim, rows, ops, frozenset(), frozenset())
-        choice = Choice(pricer, bare, limits)
-        if trips_of(axis.graph, bare) > 1 and (choice.may_fit() or rows == least):
+    def run(self) -> Iterator[Found]:
+        """For every set of large ops without which all others fit."""
+        graph, room = self.axis.graph, self.limits.device_bytes - self.limits.resident_bytes
+        sets = dict.fromkeys(large_ops(graph, room // share) for share in _SHARES)
+        for ops in sets:
+            if ops and _widest(graph, ops) <= room:
+                yield from self._by_rows(ops)
+
+    def _by_rows(self, ops: frozenset[int]) -> Iterator[Found]:
+        """In as few slabs as fit, and in twice as many: those leave room for more on the device."""
+        graph = self.axis.graph
+        least, pricer, fit = least_rows(graph, ops), Pricer(graph, self.device), 0
+        for rows in _halves(self.size, least):
+            bare = Slabs(self.value, self.dim, rows, ops, frozenset(), frozenset())
+            choice = Choice(pricer, bare, self.limits)
+            if trips_of(graph, bare) < 2 or not (choice.may_fit() or rows == least):
+                continue
             slabs, price = choice.best()
-            fit += limits.excess(price) == 0
-            yield Found(axis, slabs, price)
-        count = 2 * size + 1 if rows == least else 2 * count
+            yield Found(self.axis, choice, slabs, price)
+            fit += self.limits.excess(price) == 0
+            if fit == 2:
+                return
+
+
+def _halves(size: int, least: int) -> Iterator[int]:
+    """A half of so many rows, a quarter, ..., in whole multiples of the least."""
+    parts = 2
+    while True:
+        rows = max(-(-size // parts) // least, 1) * least
+        yield rows
+        if rows == least:
+            return
+        parts *= 2
 
 
 def large_ops(graph: SlabGraph, nbytes: int) -> frozenset[int]:

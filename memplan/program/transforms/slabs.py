@@ -24,15 +24,21 @@ from memplan.program import compat
 from memplan.program.axes import shape_of
 from memplan.program.extract import body_graph, variables
 from memplan.program.interpret import bindings
+from memplan.program.moments import Moments
 from memplan.program.row_ops import extreme, fill_of, needed, run_rows
 from memplan.program.slab_axis import SlabAxis, slab_axis, slab_graph
 from memplan.program.trace import InSlabs, Program
+from memplan.program.transforms.early_sums import early_sums
 from memplan.program.transforms.layerwise_scan import DEVICE, write
 
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis through a flat jaxpr, for whoever plans and for whoever writes."""
+    """An axis through a flat jaxpr, for whoever plans and for whoever writes.
+
+    Attributes:
+      closed: the jaxpr, written anew for the axis; numbers of values and ops are those in it.
+    """
 
     closed: compat.ClosedJaxpr
     along: SlabAxis
@@ -40,8 +46,11 @@ class Axis:
 
 
 def axis_at(closed: compat.ClosedJaxpr, value: int, dim: int) -> Axis:
-    """The axis that begins at a dimension of a value."""
-    along = slab_axis(closed, variables(closed)[value], dim)
+    """The axis that begins at a dimension of a value, with sums along it as early as they can be made."""
+    var = variables(closed)[value]
+    early = early_sums(closed, slab_axis(closed, var, dim))
+    closed = early if var in variables(early) else closed
+    along = slab_axis(closed, var, dim)
     return Axis(closed, along, slab_graph(closed, body_graph(closed), along))
 
 
@@ -49,7 +58,9 @@ def with_slabs(program: Program, slabs: Slabs) -> Program:
     """The program with its ops in loops as planned."""
     axis = axis_at(program.jaxpr, slabs.value, slabs.dim)
     loops = tuple(one for one in arrange(axis.graph, slabs) if isinstance(one, SlabLoop))
-    return program.transform(InSlabs(slabs, axis.graph, loops, axis.along.blocked), in_slabs(axis, slabs))
+    begins = variables(axis.closed).index(variables(program.jaxpr)[slabs.value])
+    record = InSlabs(slabs, axis.graph, begins, loops, axis.along.blocked)
+    return program.transform(record, in_slabs(axis, slabs))
 
 
 def follow_slabs(program: Program, slabs: Sequence[Slabs]) -> Program:
@@ -329,7 +340,7 @@ class _Loop:
 
     def _finished(self, number: int, var: Any, total: Any) -> Any:
         """A sum in its own type, with what it is added to."""
-        total = total.astype(var.aval.dtype)
+        total = (total.squares if isinstance(total, Moments) else total).astype(var.aval.dtype)
         eqn, one = self.closed.jaxpr.eqns[number], self.along.equations[number]
         for position in one.axes.masked:
             total = _whole(compat.read(self.known, eqn.invars[position])) + total
@@ -341,10 +352,14 @@ def _start(how: str, aval: Any) -> Any:
     if how == "sum":
         wide = jnp.promote_types(aval.dtype, jnp.float32) if jnp.issubdtype(aval.dtype, jnp.floating) else aval.dtype
         return jnp.zeros(aval.shape, wide)
+    if how == "moments":
+        return Moments.none(aval.shape, aval.dtype)
     return jnp.full(aval.shape, extreme(aval.dtype, "min" if how == "max" else "max"))
 
 
 def _combined(how: str, total: Any, more: Any) -> Any:
     if how == "sum":
         return total + more.astype(total.dtype)
+    if how == "moments":
+        return total.with_more(more)
     return jnp.maximum(total, more) if how == "max" else jnp.minimum(total, more)
