@@ -36,6 +36,16 @@ def test_the_better_one_keeps_the_step_as_it_came_and_counts_both() -> None:
     assert found.unmodified is unmodified and found.compilations == 5
 
 
+def test_of_two_that_fit_the_faster_one_may_take_more() -> None:
+    unmodified = cast(Any, object())
+    first = replace(outcome(PROGRAM, 90, seconds=3.0), unmodified=unmodified)
+    fast, slow = outcome(ON_HOST, 95, seconds=2.0), outcome(ON_HOST, 80, seconds=4.0)
+    found = first.faster(fast)
+    assert found.program is ON_HOST and found.unmodified is unmodified and found.compilations == 2
+    assert first.faster(slow).program is PROGRAM
+    assert first.faster(outcome(ON_HOST, 101, seconds=1.0)).program is PROGRAM
+
+
 def planned(program: Program, plan: Plan | None = None) -> Outcome:
     plain = scheduled()
     return replace(outcome(program, 90), planned=PlannedModule(plain, plain, plan))
