@@ -24,6 +24,7 @@ def chosen(
       costs: (start, end, seconds): paid where `start` is on the source's side and `end` is not.
       bonds: (start, end): where `start` is on the source's side, `end` is, too.
     """
+    bonds = list(dict.fromkeys(bonds))  # equal ones would be added up, to more ticks than an int32 has
     tick = (sum(seconds for *_, seconds in costs) or 1.0) / (_ENDLESS - 1)
     ticks = [*(int(seconds / tick) for *_, seconds in costs), *(_ENDLESS for _ in bonds)]
     starts, ends = zip(*((start, end) for start, end, *_ in (*costs, *bonds)), strict=True)

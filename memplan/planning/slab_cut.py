@@ -69,10 +69,10 @@ class SlabCut:
         yield from (value for value, end in ends.items() if paid[node[value]] and not paid[end])
 
     def _made(self, op: int) -> Iterator[tuple[int, int]]:
-        """What an op reads by slabs that other ops in loops make, and those ops."""
+        """What an op reads by slabs that other ops make by slabs, and those ops."""
         for value, _ in self.pricer.graph.along[op].reads:
-            made = self.pricer.graph.graph.producer[value]
-            if made is not None and made in self.bare.ops:
+            made = self.pricer.graph.maker(value, self.bare.ops)
+            if made is not None:
                 yield value, made
 
     def _needed(self, level: int, own: Collection[int]) -> set[int]:

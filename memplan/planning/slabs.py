@@ -8,7 +8,7 @@ levels, and there is one loop per level. A value of an earlier level is read fro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -57,6 +57,11 @@ class SlabGraph:
             for value in dict.fromkeys(op.inputs):
                 found.setdefault(value, []).append(number)
         return {value: tuple(numbers) for value, numbers in found.items()}
+
+    def maker(self, value: int, ops: Collection[int]) -> int | None:
+        """The op of these that makes a value by slabs; None where it is given, or made whole."""
+        made = self.graph.producer[value]
+        return made if made is not None and made in ops and not self.along[made].reduces else None
 
     def reads_whole(self, op: int, value: int) -> bool:
         """An op on the axis reads a value not by slabs (alone)."""
@@ -161,11 +166,9 @@ class _Arranger:
 
     def by_slabs(self, number: int, value: int) -> bool:
         """An op of a loop reads a value by slabs, that another makes by slabs, and not whole as well."""
-        made = self.graph.graph.producer[value]
         return (
             number in self.slabs.ops
-            and made in self.slabs.ops
-            and not self.graph.along[made].reduces
+            and self.graph.maker(value, self.slabs.ops) is not None
             and not self.graph.reads_whole(number, value)
         )
 
@@ -211,8 +214,8 @@ class _Arranger:
                 low, high = wants.of(*span)
                 known = spans.get(value, (low, high))
                 spans[value] = (min(low, known[0]), max(high, known[1]))
-                source = graph.producer[value]
-                if source is None or source not in self.slabs.ops or self.is_read(value, level):
+                source = self.graph.maker(value, self.slabs.ops)
+                if source is None or self.is_read(value, level):
                     reads.add(value)
                 else:
                     wanted.add(source)

@@ -197,6 +197,16 @@ class _Loop:
         self.to_host = [var for var, on_host in written if on_host]
         self.stacked = [var for var, on_host in written if not on_host]
         self.sums = [(number, var) for number in loop.sums for var in self.closed.jaxpr.eqns[number].outvars]
+        self.whole = {number: self._read_whole(number) for number in loop.ops}
+
+    def _read_whole(self, number: int) -> dict[int, Any]:
+        """By position, what an equation reads otherwise than by slabs; put together once, before the loop."""
+        sliced = self.along.equations[number].sliced
+        return {
+            position: _whole(compat.read(self.known, atom))
+            for position, atom in enumerate(self.closed.jaxpr.eqns[number].invars)
+            if position not in sliced
+        }
 
     def slab_rows(self, var: Any) -> int:
         rows = self.slabs.rows * self.along.scales[var]
@@ -296,7 +306,7 @@ class _Loop:
         spans = needed(one.axes, one.axis, span)
         spans = {position: spans[position] for position in one.sliced}
         operands = [
-            self._cut(atom, env[atom], spans[position]) if position in spans else _whole(compat.read(self.known, atom))
+            self._cut(atom, env[atom], spans[position]) if position in spans else self.whole[number][position]
             for position, atom in enumerate(eqn.invars)
         ]
         for position, rows in spans.items():
