@@ -18,6 +18,13 @@ from tests.dense import step
 WIDTH, MIB = 256, 2**20
 ROWS = range(256, 2305, 256)
 BUDGET = 8 * MIB
+LIMITS: dict[str, Any] = {
+    "budget": BUDGET,
+    "host_budget": 0,
+    "device": "v100",
+    "planner": "recompute",
+    "split": False,
+}
 
 
 def make(rows: int, layers: int = 4) -> tuple[Any, tuple[Any, ...]]:
@@ -27,15 +34,12 @@ def make(rows: int, layers: int = 4) -> tuple[Any, tuple[Any, ...]]:
 
 def fits(rows: int, layers: int = 4) -> bool:
     function, args = make(rows, layers)
-    planned = memplan.jit(function, device="v100", budget=BUDGET, host_budget=0, planner="recompute", donate_argnums=0)
+    planned = memplan.jit(function, **LIMITS, donate_argnums=0)
     try:
         planned.plan(*args)
     except InfeasibleBudgetError:
         return False
     return True
-
-
-LIMITS: dict[str, Any] = {"budget": BUDGET, "host_budget": 0, "device": "v100", "planner": "recompute"}
 
 
 @pytest.fixture(scope="module")
