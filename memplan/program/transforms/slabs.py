@@ -49,7 +49,11 @@ def axis_at(closed: compat.ClosedJaxpr, value: int, dim: int) -> Axis:
     """The axis that begins at a dimension of a value, with sums along it as early as they can be made."""
     var = variables(closed)[value]
     early = early_sums(closed, slab_axis(closed, var, dim))
-    closed = early if var in variables(early) else closed
+    return axis_through(early if var in variables(early) else closed, var, dim)
+
+
+def axis_through(closed: compat.ClosedJaxpr, var: Any, dim: int) -> Axis:
+    """The axis that begins at a dimension of a variable, through a jaxpr as it is."""
     along = slab_axis(closed, var, dim)
     return Axis(closed, along, slab_graph(closed, body_graph(closed), along))
 
