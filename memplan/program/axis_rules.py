@@ -98,13 +98,17 @@ def _reduce(how: Reduction) -> Rule:
 
 
 def _moments(eqn: compat.JaxprEqn) -> Axes:
-    """Reduced as a sum is, but parts are put together with their counts and means; the counts go along."""
+    """Reduced as a sum is, but parts are put together with their counts and means; the counts go along.
+
+    Where they do not, nobody could say which rows of a part count.
+    """
     axes = eqn.params["axes"]
     shape, counts = map(shape_of, eqn.invars)
     kept = tuple(dim for dim in range(len(shape)) if dim not in axes)
-    counted = tuple(dim if counts[dim] > 1 and dim in axes else None for dim in range(len(shape)))
-    reduced: dict[int, Reduction] = dict.fromkeys(axes, "moments")
-    return Axes((tuple(range(len(shape))), counted), (kept,), reduced)
+    counted = tuple(dim if counts[dim] == shape[dim] and dim in axes else None for dim in range(len(shape)))
+    operand = tuple(counted[dim] if dim in axes else dim for dim in range(len(shape)))
+    reduced: dict[int, Reduction] = {dim: "moments" for dim in counted if dim is not None}
+    return Axes((operand, counted), (kept,), reduced)
 
 
 _BITWISE = ("reduce_or", "reduce_and")  # of truth values they are a maximum and a minimum

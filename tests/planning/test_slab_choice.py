@@ -1,0 +1,76 @@
+"""Choices of what is written: the best of those that were tried, refined to no worse, inside the limits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memplan.planning.slab_choice import Choice
+from memplan.planning.slab_price import Price, Pricer, SlabLimits, whole_nbytes
+from memplan.planning.slabs import SlabLoop, Slabs, arrange
+from tests.planning.slab_graphs import SOLVABLE, Written, norm, slab_graphs
+
+ROOMY = SlabLimits(10**6, 10**6, 0)
+
+
+def choice(one: Written, limits: SlabLimits, rows: int = 2) -> Choice:
+    return Choice(Pricer(one.graph, SOLVABLE), one.slabs(rows), limits)
+
+
+def written_by(one: Written, slabs: Slabs) -> set[int]:
+    return {value for loop in arrange(one.graph, slabs) if isinstance(loop, SlabLoop) for value in loop.writes}
+
+
+@given(slab_graphs(), st.integers(50, 400), st.integers(0, 200))
+def test_a_choice_is_what_it_says_and_refined_no_worse(one: Written, device: int, host: int) -> None:
+    if not one.graph.along:
+        return
+    limits = SlabLimits(device, host, 10)
+    found = choice(one, limits)
+    best = found.best()
+    refined = found.refined(best[0])
+    for slabs, price in (best, refined):
+        assert replace(slabs, stored=frozenset(), on_host=frozenset()) == one.slabs(2)
+        assert slabs.on_host <= written_by(one, slabs)
+        assert price == Pricer(one.graph, SOLVABLE).price(slabs, limits, whole_nbytes(one.graph, slabs))
+    assert order(limits, refined[1]) <= order(limits, best[1])
+    assert order(limits, best[1]) <= order(limits, found.best(rounds=1)[1])
+    assert found.may_fit() == (limits.excess(found.best(rounds=1)[1]) == 0)
+    assert found.refined(refined[0])[1] == refined[1]
+
+
+def order(limits: SlabLimits, price: Price) -> tuple[int, float]:
+    return limits.excess(price), price.seconds
+
+
+@given(slab_graphs(most=6), st.data())
+def test_refined_no_value_written_or_not_makes_it_faster_by_itself(one: Written, data: Any) -> None:
+    """With room for everything, so that all is on the device."""
+    if not one.graph.along:
+        return
+    slabs, price = choice(one, ROOMY).refined(choice(one, ROOMY).best()[0])
+    made = [v for op in one.graph.along for v in one.graph.graph.ops[op].outputs if not one.graph.along[op].reduces]
+    assert not slabs.on_host
+    for value in made:
+        other = replace(slabs, stored=slabs.stored ^ {value})
+        seconds = Pricer(one.graph, SOLVABLE).price(other, ROOMY, whole_nbytes(one.graph, other)).seconds
+        assert seconds >= price.seconds - 1e-9
+
+
+def test_where_what_is_written_lies_follows_the_room() -> None:
+    """On the device it takes its bytes, and as many again where it is laid out for its reader."""
+    one = norm(nbytes=40)
+    roomy, tight = choice(one, SlabLimits(200, 100, 0)).best(), choice(one, SlabLimits(70, 100, 0)).best()
+    assert one.named(roomy[0].stored) == one.named(tight[0].stored | tight[0].on_host) == {"a"} or not tight[0].stored
+    assert not roomy[0].on_host and roomy[1].device_bytes <= 200
+    assert tight[1].device_bytes <= 70
+
+
+def test_what_takes_the_least_is_told_where_nothing_fits() -> None:
+    one, limits = norm(nbytes=40), SlabLimits(10, 0, 0)
+    assert not choice(one, limits).may_fit()
+    _, price = choice(one, limits).best()
+    assert limits.excess(price) > 0 and price.host_bytes == 0
