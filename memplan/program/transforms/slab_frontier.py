@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from memplan.errors import UnsupportedProgramError
 from memplan.hardware.device import Device
 from memplan.planning.slab_choice import Choice
 from memplan.planning.slab_price import Price, Pricer, SlabLimits
@@ -39,18 +40,29 @@ class Found:
 def slab_programs(
     program: Program, device: Device, device_bytes: int, host_bytes: int, seconds: float
 ) -> Iterator[Program]:
-    """The step in slabs that are expected to take no longer than so many seconds, the likeliest first."""
+    """The step in slabs that are expected to take no longer than so many seconds, the likeliest first.
+
+    Nothing of a step with effects, which stay in their order, or one that writes into its arguments.
+    """
+    try:
+        closed = program.jaxpr
+    except UnsupportedProgramError:
+        return
+    if closed.jaxpr.effects:
+        return
     limits = SlabLimits(int(_MARGIN * device_bytes), host_bytes, _resident_bytes(program))
-    for found in frontier(program.jaxpr, device, limits):
+    for found in frontier(closed, device, limits):
         if found.price.seconds <= seconds:
             yield with_slabs(program, found.slabs)
 
 
 def frontier(closed: compat.ClosedJaxpr, device: Device, limits: SlabLimits) -> list[Found]:
     """Slabs of the first axis along which everything large can be split, the best first."""
-    value, var = max(enumerate(variables(closed)), key=lambda one: compat.nbytes_of(one[1].aval))
+    known = variables(closed)
+    value = max(range(len(known)), key=lambda number: compat.nbytes_of(known[number].aval), default=0)
+    sizes = shape_of(known[value]) if known and compat.nbytes_of(known[value].aval) else ()
     found: list[Found] = []
-    for dim, size in enumerate(shape_of(var)):
+    for dim, size in enumerate(sizes):
         if size > 1:
             found += _Search(axis_at(closed, value, dim), value, dim, size, device, limits).run()
         if any(limits.excess(one.price) == 0 for one in found):
