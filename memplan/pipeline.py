@@ -43,6 +43,11 @@ class Request:
     host_state: tuple[int, ...] = ()
     split: str | bool = "auto"
 
+    @property
+    def splits(self) -> bool:
+        """What does not fit may be run in slabs."""
+        return self.split is not False
+
     def local(self, device_bytes: int) -> Request:
         """The same of the local backend, within so many bytes; a plan belongs to the device that it was made for."""
         return replace(self, device=None, budget=device_bytes, plan=None)
@@ -65,7 +70,7 @@ def run(
     """
     found = best(step, args, kwargs, options, request, notify)
     if not found.fits:
-        raise infeasible(found)
+        raise infeasible(found, request.splits)
     return found
 
 
@@ -92,7 +97,7 @@ def best(
             yield offload_state(other, program.on_host, streams=target.is_gpu)
 
     def in_slabs(program: Program, seconds: float) -> Iterator[Program]:
-        if request.split and not program.spmd:
+        if request.splits and not program.spmd:
             notify("choosing slabs", None)
             for other in slab_programs(
                 program.original, target.device, limits.device_bytes, limits.host_bytes, seconds

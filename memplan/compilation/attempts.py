@@ -70,8 +70,7 @@ class Attempts:
             return found
         for other in itertools.islice(self.in_slabs(program, found.step_s / _SLOW), 1):
             self.notify("compiling in slabs", None)
-            slabs = self._program(other)
-            return min(found.better(slabs), slabs.better(found), key=lambda one: (not one.fits, one.step_s))
+            return found.faster(self._program(other))
         return found
 
     def _first_that_fits(self, found: Outcome, programs: Iterator[Program], stage: str) -> Outcome:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from memplan.planning.slab_cut import SlabCut
-from memplan.planning.slab_price import Price, Pricer, SlabLimits, lifetimes, whole_nbytes
+from memplan.planning.slab_price import Price, Pricer, SlabLimits, lifetimes, read_whole, whole_nbytes
 from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, arrange, levels_of
 
 _ROUNDS = 6
@@ -51,11 +51,15 @@ class Choice:
         return sorted((made | slabs.stored) - self._forced, reverse=True)
 
     def _price(self, slabs: Slabs) -> Price:
-        return self.pricer.price(slabs, self.limits, self._whole)
+        return self.pricer.price(slabs, self.limits, self._whole, self._read_whole)
 
     @cached_property
     def _whole(self) -> Mapping[int, int]:
         return whole_nbytes(self._graph, self.bare)
+
+    @cached_property
+    def _read_whole(self) -> Mapping[int, int]:
+        return read_whole(self._graph, self.bare)
 
     def _order(self, price: Price) -> tuple[int, float]:
         return self.limits.excess(price), price.seconds
@@ -100,17 +104,21 @@ class Choice:
         return (streams.kernels / copies) ** _STEP
 
     def _placed(self, stored: frozenset[int]) -> Slabs:
-        """With everything on the host but what fits on the device beside the loops, the most copied first."""
+        """With everything on the host but what fits on the device beside the loops, the most copied first.
+
+        What somebody reads whole has to be on the device for that, and stays there.
+        """
         nbytes = self._graph.graph.nbytes
         loops = self._loops(replace(self.bare, stored=stored))
-        lives = lifetimes(loops)
+        lives = lifetimes(loops, self._read_whole)
         slabs = replace(self.bare, stored=stored, on_host=frozenset(lives))
         room = self.limits.device_bytes - self.limits.resident_bytes
         free = [room - self._whole[loop.level] - self.pricer.trip_bytes(loop, slabs) for loop in loops]
         on_host = set(lives)
-        for value in sorted(lives, key=lambda value: _worth(value, loops, lives[value]), reverse=True):
+        by_worth = sorted(lives, key=lambda value: _worth(value, loops, lives[value]), reverse=True)
+        for value in sorted(by_worth, key=lambda value: value not in self._read_whole):
             needs = {n: nbytes(value) * (1 + (value in loops[n].reads)) for n in range(*lives[value])}
-            if all(free[loop] >= more for loop, more in needs.items()):
+            if value in self._read_whole or all(free[loop] >= more for loop, more in needs.items()):
                 on_host.discard(value)
                 for loop, more in needs.items():
                     free[loop] -= more

@@ -73,13 +73,13 @@ class Pricer:
         """Of a whole value, one way."""
         return copy_seconds(self.graph.graph.nbytes(value), self.device)
 
-    def price(self, slabs: Slabs, limits: SlabLimits, whole: Mapping[int, int]) -> Price:
-        """What it takes, with what is there whole besides, by level (`whole_nbytes`)."""
+    def price(self, slabs: Slabs, limits: SlabLimits, whole: Mapping[int, int], read_whole: Mapping[int, int]) -> Price:
+        """What it takes, with what is there whole besides, by level (`whole_nbytes`), and what is read whole."""
         arranged = arrange(self.graph, slabs)
         loops = [one for one in arranged if isinstance(one, SlabLoop)]
         host = [0] * len(loops)
         device = [limits.resident_bytes + self.trip_bytes(loop, slabs) + whole[loop.level] for loop in loops]
-        for value, (first, last) in lifetimes(loops).items():
+        for value, (first, last) in lifetimes(loops, read_whole).items():
             there = host if value in slabs.on_host else device
             for loop in range(first, last):
                 there[loop] += self.graph.graph.nbytes(value)
@@ -152,10 +152,29 @@ def _is_kernel(fusion: str) -> bool:
     return fusion in ("kernel", "reduction")
 
 
-def lifetimes(loops: Sequence[SlabLoop]) -> Mapping[int, tuple[int, int]]:
-    """Of what loops write: from the loop that writes it until behind the last that reads it."""
+def lifetimes(loops: Sequence[SlabLoop], whole: Mapping[int, int]) -> Mapping[int, tuple[int, int]]:
+    """Of what loops write: from the loop that writes it until behind the last that reads it.
+
+    Args:
+      whole: value -> the last level at which somebody reads it whole.
+    """
     found: dict[int, tuple[int, int]] = {}
     for number, loop in enumerate(loops):
         found.update((value, (number, number + 1)) for value in loop.writes)
         found.update((value, (found[value][0], number + 1)) for value in loop.reads if value in found)
+    for value in found.keys() & whole.keys():
+        first, last = found[value]
+        found[value] = first, max(last, sum(loop.level < whole[value] for loop in loops))
+    return found
+
+
+def read_whole(graph: SlabGraph, bare: Slabs) -> Mapping[int, int]:
+    """What loops write and others read whole: value -> the last level at which they do."""
+    levels, found = levels_of(graph, bare), dict[int, int]()
+    for number in bare.ops:
+        for value in graph.graph.ops[number].outputs if not graph.along[number].reduces else ():
+            readers = [one for one in graph.readers.get(value, ()) if levels[one] > levels[number]]
+            whole = [levels[one] for one in readers if one not in bare.ops or graph.reads_whole(one, value)]
+            if whole or value in graph.outputs:
+                found[value] = max(levels.values()) + 1 if value in graph.outputs else max(whole)
     return found

@@ -84,12 +84,22 @@ class InSlabs:
 
     Attributes:
       slabs: what runs in them.
-      loops: that came of it, by the graph of the program before.
+      graph: of the program before, as it was written anew for the axis.
+      begins: value of that graph at which the axis begins.
+      loops: that came of it, by that graph; the name stack of the n-th begins with `scope(n)`.
+      blocked: ops of that graph that read arrays of the axis, and cannot be split along it.
     """
 
     slabs: Slabs
     graph: SlabGraph
+    begins: int
     loops: tuple[SlabLoop, ...]
+    blocked: frozenset[int] = frozenset()
+
+    @staticmethod
+    def scope(number: int) -> str:
+        """Of a loop, counted from 1."""
+        return f"slabs_{number}"
 
 
 Transform = LoopResiduals | StateOnHost | InSlabs

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from memplan.errors import UnsupportedProgramError
 from memplan.hardware.device import Device
 from memplan.planning.slab_choice import Choice
 from memplan.planning.slab_price import Price, Pricer, SlabLimits
-from memplan.planning.slabs import SlabGraph, Slabs, least_rows, trips_of
+from memplan.planning.slabs import SlabGraph, Slabs, least_rows, slab_rows, trips_of
 from memplan.program import compat
 from memplan.program.axes import shape_of
 from memplan.program.extract import variables
@@ -17,6 +19,7 @@ from memplan.program.transforms.slabs import Axis, axis_at, with_slabs
 
 _SHARES = (4, 8, 16, 32)  # of the room: ops whose arrays are larger than one of so many parts of it are split
 _REFINED = 3  # of the best, value by value: as many as are compiled
+_MOST_ELEMENTS = 1 << 31  # of an operand: beyond, cuDNN's 3D kernels break or ask for 27 to 110 GiB of workspace
 _MARGIN = 0.95  # of the room: what the estimate of a trip does not see (XLA's transposes, packing)
 
 
@@ -37,18 +40,29 @@ class Found:
 def slab_programs(
     program: Program, device: Device, device_bytes: int, host_bytes: int, seconds: float
 ) -> Iterator[Program]:
-    """The step in slabs that are expected to take no longer than so many seconds, the likeliest first."""
+    """The step in slabs that are expected to take no longer than so many seconds, the likeliest first.
+
+    Nothing of a step with effects, which stay in their order, or one that writes into its arguments.
+    """
+    try:
+        closed = program.jaxpr
+    except UnsupportedProgramError:
+        return
+    if closed.jaxpr.effects:
+        return
     limits = SlabLimits(int(_MARGIN * device_bytes), host_bytes, _resident_bytes(program))
-    for found in frontier(program.jaxpr, device, limits):
+    for found in frontier(closed, device, limits):
         if found.price.seconds <= seconds:
             yield with_slabs(program, found.slabs)
 
 
 def frontier(closed: compat.ClosedJaxpr, device: Device, limits: SlabLimits) -> list[Found]:
     """Slabs of the first axis along which everything large can be split, the best first."""
-    value, var = max(enumerate(variables(closed)), key=lambda one: compat.nbytes_of(one[1].aval))
+    known = variables(closed)
+    value = max(range(len(known)), key=lambda number: compat.nbytes_of(known[number].aval), default=0)
+    sizes = shape_of(known[value]) if known and compat.nbytes_of(known[value].aval) else ()
     found: list[Found] = []
-    for dim, size in enumerate(shape_of(var)):
+    for dim, size in enumerate(sizes):
         if size > 1:
             found += _Search(axis_at(closed, value, dim), value, dim, size, device, limits).run()
         if any(limits.excess(one.price) == 0 for one in found):
@@ -84,13 +98,25 @@ class _Search:
         for rows in _halves(self.size, least):
             bare = Slabs(self.value, self.dim, rows, ops, frozenset(), frozenset())
             choice = Choice(pricer, bare, self.limits)
-            if trips_of(graph, bare) < 2 or not (choice.may_fit() or rows == least):
+            if trips_of(graph, bare) < 2 or _elements(graph, bare) >= _MOST_ELEMENTS:
+                continue
+            if not (choice.may_fit() or rows == least):
                 continue
             slabs, price = choice.best()
             yield Found(self.axis, choice, slabs, price)
             fit += self.limits.excess(price) == 0
             if fit == 2:
                 return
+
+
+def _elements(graph: SlabGraph, slabs: Slabs) -> int:
+    """Of a slab that a kernel reads or makes, at the most; the rows around it may be as many again."""
+    kernels = [number for number in slabs.ops if graph.graph.ops[number].fusion == "kernel"]
+    values = {value for n in kernels for value in (graph.along[n].base, *(read for read, _ in graph.along[n].reads))}
+    sizes = (math.prod(graph.graph.values[value].shape) // graph.sizes[value] for value in values)
+    return max(
+        (size * 2 * slab_rows(graph, slabs, value) for value, size in zip(values, sizes, strict=True)), default=0
+    )
 
 
 def _halves(size: int, least: int) -> Iterator[int]:

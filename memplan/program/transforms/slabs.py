@@ -8,6 +8,7 @@ over the slabs it carries.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +49,11 @@ def axis_at(closed: compat.ClosedJaxpr, value: int, dim: int) -> Axis:
     """The axis that begins at a dimension of a value, with sums along it as early as they can be made."""
     var = variables(closed)[value]
     early = early_sums(closed, slab_axis(closed, var, dim))
-    closed = early if var in variables(early) else closed
+    return axis_through(early if var in variables(early) else closed, var, dim)
+
+
+def axis_through(closed: compat.ClosedJaxpr, var: Any, dim: int) -> Axis:
+    """The axis that begins at a dimension of a variable, through a jaxpr as it is."""
     along = slab_axis(closed, var, dim)
     return Axis(closed, along, slab_graph(closed, body_graph(closed), along))
 
@@ -57,7 +62,9 @@ def with_slabs(program: Program, slabs: Slabs) -> Program:
     """The program with its ops in loops as planned."""
     axis = axis_at(program.jaxpr, slabs.value, slabs.dim)
     loops = tuple(one for one in arrange(axis.graph, slabs) if isinstance(one, SlabLoop))
-    return program.transform(InSlabs(slabs, axis.graph, loops), in_slabs(axis, slabs))
+    begins = variables(axis.closed).index(variables(program.jaxpr)[slabs.value])
+    record = InSlabs(slabs, axis.graph, begins, loops, axis.along.blocked)
+    return program.transform(record, in_slabs(axis, slabs))
 
 
 def follow_slabs(program: Program, slabs: Sequence[Slabs]) -> Program:
@@ -95,9 +102,11 @@ def in_slabs(axis: Axis, slabs: Slabs) -> compat.ClosedJaxpr:
 def _run(axis: Axis, slabs: Slabs, *operands: Any) -> list[Any]:
     closed = axis.closed
     known: dict[Any, Any] = bindings(closed, operands)
+    numbers = itertools.count(1)
     for one in arrange(axis.graph, slabs):
         if isinstance(one, SlabLoop):
-            _Loop(axis, slabs, one, known).run()
+            with jax.named_scope(InSlabs.scope(next(numbers))):
+                _Loop(axis, slabs, one, known).run()
             continue
         eqn = closed.jaxpr.eqns[one]
         with compat.user_context(eqn):

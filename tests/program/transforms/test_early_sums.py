@@ -22,7 +22,7 @@ from memplan.program.interpret import interpret
 from memplan.program.slab_axis import slab_axis
 from memplan.program.trace import trace
 from memplan.program.transforms.early_sums import early_sums
-from memplan.program.transforms.slabs import axis_at, in_slabs
+from memplan.program.transforms.slabs import axis_through, in_slabs
 from models.train import unet3d_step
 from models.unet import InstanceNorm
 
@@ -43,7 +43,7 @@ def early(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
 
 def everything(closed: compat.ClosedJaxpr) -> tuple[Any, Slabs]:
     """All that can be in slabs, along the axis through the first argument."""
-    axis = axis_at(closed, 0, DIM)
+    axis = axis_through(closed, closed.jaxpr.invars[0], DIM)
     return axis, Slabs(0, DIM, ROWS, frozenset(axis.graph.along), frozenset(), frozenset())
 
 
@@ -132,7 +132,7 @@ def test_a_step_of_a_unet_goes_through_its_volumes_half_as_often() -> None:
     new = early_sums(closed, slab_axis(closed, largest, DIM))
 
     def loops_of(closed: compat.ClosedJaxpr) -> int:
-        axis = axis_at(closed, variables(closed).index(largest), DIM)
+        axis = axis_through(closed, largest, DIM)
         slabs = Slabs(variables(closed).index(largest), DIM, 8, frozenset(axis.graph.along), frozenset(), frozenset())
         return sum(isinstance(one, SlabLoop) for one in arrange(axis.graph, slabs))
 
