@@ -12,7 +12,7 @@ from functools import cached_property
 
 from memplan.planning.slab_cut import SlabCut
 from memplan.planning.slab_price import Price, Pricer, SlabLimits, lifetimes, read_whole, whole_nbytes
-from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, arrange, levels_of
+from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, Walls
 
 _ROUNDS = 6
 _STEP = 0.5  # power of the ratio of two streams by which a weight follows it
@@ -48,10 +48,10 @@ class Choice:
         graph, along = self._graph.graph, self._graph.along
         kernels = (op for op in self.bare.ops if graph.ops[op].fusion == "kernel" and not along[op].reduces)
         made = {value for op in kernels for value in graph.ops[op].outputs}
-        return sorted((made | slabs.stored) - self._forced, reverse=True)
+        return sorted((made | slabs.stored) - self._walls.forced, reverse=True)
 
     def _price(self, slabs: Slabs) -> Price:
-        return self.pricer.price(slabs, self.limits, self._whole, self._read_whole)
+        return self.pricer.price(slabs, self.limits, self._whole, self._read_whole, tuple(self._walls.arrange(slabs)))
 
     @cached_property
     def _whole(self) -> Mapping[int, int]:
@@ -73,7 +73,9 @@ class Choice:
         shares: Mapping[int, int] = {}
         on_device: Collection[int] = ()
         for _ in range(rounds):
-            shares = SlabCut(self.pricer, self.bare, self._levels, self._forced, weights, shares, on_device).run()
+            shares = SlabCut(
+                self.pricer, self.bare, self._walls.levels, self._walls.forced, weights, shares, on_device
+            ).run()
             slabs = self._placed(frozenset(shares))
             yield slabs, self._price(slabs)
             on_device = slabs.stored - slabs.on_host
@@ -81,19 +83,15 @@ class Choice:
                 weights[loop.level] = weights.get(loop.level, 1.0) * self._growth(loop, slabs)
 
     @cached_property
-    def _levels(self) -> Mapping[int, int]:
-        return levels_of(self._graph, self.bare)
+    def _walls(self) -> Walls:
+        return Walls(self._graph, self.bare.ops)
 
     @property
     def _graph(self) -> SlabGraph:
         return self.pricer.graph
 
-    @cached_property
-    def _forced(self) -> frozenset[int]:
-        return frozenset(value for loop in self._loops(self.bare) for value in loop.writes)
-
     def _loops(self, slabs: Slabs) -> list[SlabLoop]:
-        return [one for one in arrange(self._graph, slabs) if isinstance(one, SlabLoop)]
+        return [one for one in self._walls.arrange(slabs) if isinstance(one, SlabLoop)]
 
     def _growth(self, loop: SlabLoop, slabs: Slabs) -> float:
         """Of the weight of a loop's kernels: up where it waits for them, down where it waits for copies."""

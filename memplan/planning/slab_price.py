@@ -10,7 +10,7 @@ from typing import NamedTuple
 from memplan.hardware.device import Device
 from memplan.hardware.roofline import copy_seconds
 from memplan.planning.graph import op_seconds
-from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, arrange, levels_of, slab_rows, trips_of
+from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, levels_of, slab_rows, trips_of
 
 _LAUNCH_S = 1e-5  # of a kernel in a loop, and of the trip around it
 
@@ -73,9 +73,21 @@ class Pricer:
         """Of a whole value, one way."""
         return copy_seconds(self.graph.graph.nbytes(value), self.device)
 
-    def price(self, slabs: Slabs, limits: SlabLimits, whole: Mapping[int, int], read_whole: Mapping[int, int]) -> Price:
-        """What it takes, with what is there whole besides, by level (`whole_nbytes`), and what is read whole."""
-        arranged = arrange(self.graph, slabs)
+    def price(
+        self,
+        slabs: Slabs,
+        limits: SlabLimits,
+        whole: Mapping[int, int],
+        read_whole: Mapping[int, int],
+        arranged: Sequence[int | SlabLoop],
+    ) -> Price:
+        """What it takes.
+
+        Args:
+          whole: what is there besides, by level (`whole_nbytes`).
+          read_whole: what is read whole.
+          arranged: the program in order.
+        """
         loops = [one for one in arranged if isinstance(one, SlabLoop)]
         host = [0] * len(loops)
         device = [limits.resident_bytes + self.trip_bytes(loop, slabs) + whole[loop.level] for loop in loops]

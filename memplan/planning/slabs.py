@@ -8,8 +8,9 @@ levels, and there is one loop per level. A value of an earlier level is read fro
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+import heapq
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
@@ -134,104 +135,140 @@ def least_rows(graph: SlabGraph, ops: Iterable[int]) -> int:
     return least
 
 
-@dataclass
-class _Arranger:
-    graph: SlabGraph
-    slabs: Slabs
-    levels: dict[int, int] = field(default_factory=dict)  # by op
+class Walls:
+    """The levels of a program some of whose ops run in loops, whatever the loops write and read.
 
-    def __post_init__(self) -> None:
-        for number, op in enumerate(self.graph.graph.ops):
-            self.levels[number] = max((self.behind(number, value) for value in op.inputs), default=0)
+    Keeps the loops that it made: most are the same when one value more or less is stored.
+    """
 
-    def run(self) -> Iterator[int | SlabLoop]:
-        outside: dict[int, list[int]] = {}
-        for number, level in self.levels.items():
-            if number not in self.slabs.ops:
-                outside.setdefault(level, []).append(number)
-        for level in range(max(self.levels.values(), default=0) + 1):
-            yield from outside.get(level, ())
-            loop = self.loop(level)
-            if loop is not None:
-                yield loop
+    def __init__(self, graph: SlabGraph, ops: frozenset[int]):
+        self.graph, self.ops = graph, ops
+        self.levels: dict[int, int] = {}  # by op
+        for number, op in enumerate(graph.graph.ops):
+            self.levels[number] = max((self._behind(number, value) for value in op.inputs), default=0)
+        self._known: dict[tuple[int, int], list[_Known]] = {}
 
-    def behind(self, number: int, value: int) -> int:
+    def _behind(self, number: int, value: int) -> int:
         """The level at which an op can read a value."""
         made = self.graph.graph.producer[value]
         if made is None:
             return 0
-        if made not in self.slabs.ops:
+        if made not in self.ops:
             return self.levels[made]
-        return self.levels[made] + (not self.by_slabs(number, value))
+        return self.levels[made] + (not self._by_slabs(number, value))
 
-    def by_slabs(self, number: int, value: int) -> bool:
+    def _by_slabs(self, number: int, value: int) -> bool:
         """An op of a loop reads a value by slabs, that another makes by slabs, and not whole as well."""
         return (
-            number in self.slabs.ops
-            and self.graph.maker(value, self.slabs.ops) is not None
+            number in self.ops
+            and self.graph.maker(value, self.ops) is not None
             and not self.graph.reads_whole(number, value)
         )
 
     @cached_property
-    def written(self) -> frozenset[int]:
-        """Values made by slabs that are stored, or that somebody wants whole."""
-        found = set[int]()
-        for number in self.slabs.ops:
-            if self.graph.along[number].reduces:
-                continue
-            for value in self.graph.graph.ops[number].outputs:
-                readers = self.graph.readers.get(value, ())
-                if (
-                    value in self.slabs.stored
-                    or value in self.graph.outputs
-                    or any(not self.by_slabs(reader, value) for reader in readers)
-                ):
-                    found.add(value)
-        return frozenset(found)
+    def by_level(self) -> Sequence[tuple[Sequence[int], Sequence[int]]]:
+        """Ops outside of loops, and ops in them."""
+        found: list[tuple[list[int], list[int]]] = [([], []) for _ in range(max(self.levels.values(), default=0) + 1)]
+        for number, level in self.levels.items():
+            found[level][number in self.ops].append(number)
+        return found
 
-    def loop(self, level: int) -> SlabLoop | None:
+    @cached_property
+    def forced(self) -> frozenset[int]:
+        """Values made by slabs that somebody wants whole: they are written, whatever is stored."""
+        made = (number for number in self.ops if not self.graph.along[number].reduces)
+        return frozenset(
+            value
+            for number in made
+            for value in self.graph.graph.ops[number].outputs
+            if value in self.graph.outputs
+            or any(not self._by_slabs(reader, value) for reader in self.graph.readers.get(value, ()))
+        )
+
+    def arrange(self, slabs: Slabs) -> Iterator[int | SlabLoop]:
+        """The program in order: numbers of ops that run whole, and loops."""
+        written = self.forced | slabs.stored
+        for level, (outside, _) in enumerate(self.by_level):
+            yield from outside
+            loop = self._loop(level, slabs, written)
+            if loop is not None:
+                yield loop
+
+    def _loop(self, level: int, slabs: Slabs, written: frozenset[int]) -> SlabLoop | None:
+        known = self._known.setdefault((level, slabs.rows), [])
+        for one in known:
+            if one.written <= written and one.others.isdisjoint(written):
+                return one.loop
+        asked: dict[int, bool] = {}
+        loop = self._make(level, slabs, written, asked)
+        known.insert(0, _Known(_those(asked, True), _those(asked, False), loop))
+        del known[_KEPT:]
+        return loop
+
+    def _make(self, level: int, slabs: Slabs, written: frozenset[int], asked: dict[int, bool]) -> SlabLoop | None:
+        """The loop of a level, and of which values it mattered whether they are written."""
+
+        def is_written(value: int) -> bool:
+            return asked.setdefault(value, value in written)
+
         graph, along = self.graph.graph, self.graph.along
-        own = [number for number in self.slabs.ops if self.levels[number] == level]
-        sums = sorted(number for number in own if along[number].reduces)
-        writes = sorted(value for number in own for value in graph.ops[number].outputs if value in self.written)
+        sums = [number for number in self.by_level[level][1] if along[number].reduces]
+        made = (number for number in self.by_level[level][1] if not along[number].reduces)
+        writes = sorted(value for number in made for value in graph.ops[number].outputs if is_written(value))
         if not sums and not writes:
             return None
-        spans = {value: (0, slab_rows(self.graph, self.slabs, value)) for value in writes}
-        wanted = {*sums, *(graph.producer[value] for value in writes)}
-        ops, reads = [], set[int]()
-        for number in range(max(one for one in wanted if one is not None), -1, -1):
-            if number not in wanted:
+        spans = {value: (0, slab_rows(self.graph, slabs, value)) for value in writes}
+        makers = (graph.producer[value] for value in writes)
+        waiting = [-number for number in {*sums, *(number for number in makers if number is not None)}]
+        heapq.heapify(waiting)
+        ops, reads = list[int](), set[int]()
+        while waiting:
+            number = -heapq.heappop(waiting)
+            if ops and ops[-1] == number:
                 continue
             ops.append(number)
             one = along[number]
-            rows = slab_rows(self.graph, self.slabs, one.base)
-            made = [spans[value] for value in graph.ops[number].outputs if value in spans]
-            span = (0, rows) if one.reduces else (min(low for low, _ in made), max(high for _, high in made))
-            for value in graph.ops[number].outputs:
-                if not one.reduces:
-                    spans[value] = span
+            span = (0, slab_rows(self.graph, slabs, one.base))
+            if not one.reduces:
+                span = _union(spans[value] for value in graph.ops[number].outputs if value in spans)
+                spans.update(dict.fromkeys(graph.ops[number].outputs, span))
             for value, wants in one.reads:
-                low, high = wants.of(*span)
-                known = spans.get(value, (low, high))
-                spans[value] = (min(low, known[0]), max(high, known[1]))
-                source = self.graph.maker(value, self.slabs.ops)
-                if source is None or self.is_read(value, level):
+                rows = wants.of(*span)
+                spans[value] = _union((rows, spans.get(value, rows)))
+                source = self.graph.maker(value, self.ops)
+                if source is None or (self.levels[source] < level and is_written(value)):
                     reads.add(value)
                 else:
-                    wanted.add(source)
+                    heapq.heappush(waiting, -source)
         return SlabLoop(level, tuple(reversed(ops)), tuple(sorted(reads)), tuple(writes), tuple(sums), spans)
 
-    def is_read(self, value: int, level: int) -> bool:
-        """A loop at this level finds the value written."""
-        made = self.graph.graph.producer[value]
-        return made is not None and self.levels[made] < level and value in self.written
+
+@dataclass(frozen=True)
+class _Known:
+    """A loop, or that there is none, as long as some values are written and others are not."""
+
+    written: frozenset[int]
+    others: frozenset[int]
+    loop: SlabLoop | None
+
+
+_KEPT = 4  # loops by level: what is tried differs by one value from what was found, or is that again
+
+
+def _those(asked: Mapping[int, bool], answer: bool) -> frozenset[int]:
+    return frozenset(value for value, known in asked.items() if known is answer)
+
+
+def _union(spans: Iterable[Span]) -> Span:
+    lows, highs = zip(*spans, strict=True)
+    return min(lows), max(highs)
 
 
 def arrange(graph: SlabGraph, slabs: Slabs) -> tuple[int | SlabLoop, ...]:
     """The program in order: numbers of ops that run whole, and loops."""
-    return tuple(_Arranger(graph, slabs).run())
+    return tuple(Walls(graph, slabs.ops).arrange(slabs))
 
 
 def levels_of(graph: SlabGraph, slabs: Slabs) -> Mapping[int, int]:
     """By op, how many walls lie before it."""
-    return _Arranger(graph, slabs).levels
+    return Walls(graph, slabs.ops).levels
