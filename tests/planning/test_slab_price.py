@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memplan.planning.rows import ALIGNED
-from memplan.planning.slab_price import Price, Pricer, SlabLimits, Streams, lifetimes, whole_nbytes
+from memplan.planning.slab_price import Price, Pricer, SlabLimits, Streams, lifetimes, read_whole, whole_nbytes
 from memplan.planning.slabs import SlabLoop, Slabs, arrange
 from tests.planning.slab_graphs import HALO, SOLVABLE, Made, Written, norm, written
 
@@ -16,7 +16,9 @@ def loops(one: Written, slabs: Slabs) -> list[SlabLoop]:
 
 
 def price(one: Written, slabs: Slabs) -> Price:
-    return Pricer(one.graph, SOLVABLE).price(slabs, LIMITS, whole_nbytes(one.graph, slabs))
+    return Pricer(one.graph, SOLVABLE).price(
+        slabs, LIMITS, whole_nbytes(one.graph, slabs), read_whole(one.graph, slabs)
+    )
 
 
 def test_what_is_elementwise_takes_no_time_and_kernels_take_theirs() -> None:
@@ -37,7 +39,7 @@ def test_a_norm_whose_input_is_written_to_the_host() -> None:
     assert pricer.streams(second, slabs) == Streams(40.0, 0.0, 1.0, 2)
     assert pricer.trip_bytes(first, slabs) == 8 + 2 * (4 + 10) + 2 * (4 + 10)  # the input anew; copies; the convolution
     assert pricer.trip_bytes(second, slabs) == 2 * 10
-    assert lifetimes([first, second]) == {one.values["a"]: (0, 2)}
+    assert lifetimes([first, second], {}) == {one.values["a"]: (0, 2)}
     assert price(one, slabs) == Price(41.0 + 40.0 + 4 * (3 + 2) * LAUNCH, 7 + 64, 40)
 
 
@@ -77,3 +79,20 @@ def test_what_kernels_outside_of_loops_make_is_there_until_its_last_reader() -> 
         ["loss"],
     )
     assert whole_nbytes(one.graph, one.slabs(2)) == {0: 5, 1: 5, 2: 0}
+
+
+def test_what_is_read_whole_lives_until_its_last_reader() -> None:
+    """`a` by `outside` behind the first loop, `b` by the third loop, `c` by the user."""
+    one = written(
+        {"x": 8},
+        {
+            "a": Made({"x": ALIGNED}),
+            "outside": Made({}, ["a"], on_axis=False),
+            "b": Made({"x": ALIGNED}, ["outside"]),
+            "c": Made({"x": ALIGNED}, ["b"]),
+        },
+        ["c"],
+    )
+    slabs, (a, b, c) = one.slabs(2), (one.values[name] for name in "abc")
+    assert read_whole(one.graph, slabs) == {a: 1, b: 2, c: 3}
+    assert lifetimes(loops(one, slabs), read_whole(one.graph, slabs)) == {a: (0, 1), b: (1, 2), c: (2, 3)}

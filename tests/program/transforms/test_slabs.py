@@ -61,13 +61,13 @@ def check_close(step: Step, cut: Cut, within: float) -> None:
 
 
 @given(slab_programs(exact=True, dtypes=("float32", "float32", "int32")), CUTS)
-@settings(max_examples=10)
+@settings(max_examples=8)
 def test_whole_numbers_are_the_same_to_the_bit(step: Step, cut: Cut) -> None:
     check_exact(step, cut)
 
 
 @given(slab_programs(layers=4), CUTS)
-@settings(max_examples=7)
+@settings(max_examples=6)
 def test_any_numbers_are_the_same_but_for_rounding(step: Step, cut: Cut) -> None:
     check_close(step, cut, 2e-4)
 
