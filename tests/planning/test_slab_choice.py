@@ -37,13 +37,17 @@ def test_a_choice_is_what_it_says_and_refined_no_worse(one: Written, device: int
         assert replace(slabs, stored=frozenset(), on_host=frozenset()) == one.slabs(2)
         assert slabs.on_host <= written_by(one, slabs)
         assert not slabs.on_host & read_whole(one.graph, slabs).keys()
-        assert price == Pricer(one.graph, SOLVABLE).price(
-            slabs, limits, whole_nbytes(one.graph, slabs), read_whole(one.graph, slabs)
-        )
+        assert price == price_of(one, slabs, limits)
     assert order(limits, refined[1]) <= order(limits, best[1])
     assert order(limits, best[1]) <= order(limits, found.best(rounds=1)[1])
     assert found.may_fit() == (limits.excess(found.best(rounds=1)[1]) == 0)
     assert found.refined(refined[0])[1] == refined[1]
+
+
+def price_of(one: Written, slabs: Slabs, limits: SlabLimits) -> Price:
+    return Pricer(one.graph, SOLVABLE).price(
+        slabs, limits, whole_nbytes(one.graph, slabs), read_whole(one.graph, slabs), arrange(one.graph, slabs)
+    )
 
 
 def order(limits: SlabLimits, price: Price) -> tuple[int, float]:
@@ -61,12 +65,7 @@ def test_refined_no_value_written_or_not_makes_it_faster_by_itself(one: Written)
     assert not slabs.on_host
     for value in made:
         other = replace(slabs, stored=slabs.stored ^ {value})
-        seconds = (
-            Pricer(one.graph, SOLVABLE)
-            .price(other, ROOMY, whole_nbytes(one.graph, other), read_whole(one.graph, other))
-            .seconds
-        )
-        assert seconds >= price.seconds - 1e-9
+        assert price_of(one, other, ROOMY).seconds >= price.seconds - 1e-9
 
 
 @pytest.mark.parametrize(

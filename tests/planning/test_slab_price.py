@@ -17,7 +17,7 @@ def loops(one: Written, slabs: Slabs) -> list[SlabLoop]:
 
 def price(one: Written, slabs: Slabs) -> Price:
     return Pricer(one.graph, SOLVABLE).price(
-        slabs, LIMITS, whole_nbytes(one.graph, slabs), read_whole(one.graph, slabs)
+        slabs, LIMITS, whole_nbytes(one.graph, slabs), read_whole(one.graph, slabs), arrange(one.graph, slabs)
     )
 
 
