@@ -114,7 +114,7 @@ def size(rows: Rows) -> str:
 
 def slabs(rows: Rows) -> str:
     def rate(row: Row) -> str:
-        return f"{row['samples'] / row['step_s'] / 1e6:.4g} {row['of']}/s" if _fits(row) else ""
+        return f"{row['samples'] / row['step_s']:.4g} {row['of']}" if _fits(row) else ""
 
     return table(
         (
