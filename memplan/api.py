@@ -42,6 +42,7 @@ __all__ = [
 _OPTIONS = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "in_shardings", "out_shardings",
             "keep_unused", "compiler_options")  # fmt: skip
 _VERIFY = ("compile", "numbers", None)
+_SPLIT = ("auto", False)
 
 _notify: contextvars.ContextVar[pipeline.Notify] = contextvars.ContextVar("notify", default=lambda stage, share: None)
 
@@ -66,6 +67,7 @@ def jit(
     plan: Plan | None = None,
     verify: str | None = "compile",
     host_state: int | Sequence[int] = (),
+    split: str | bool = "auto",
     **options: Any,
 ) -> Any:
     """`jax.jit` with a device-memory budget.
@@ -85,6 +87,10 @@ def jit(
       host_state: positions of arguments whose large leaves (from 1 MiB) live in host memory, between and during steps.
         They are streamed in where they are read; what takes the buffers of donated ones is streamed out. Pass what
         `Planned.place` returns.
+      split: `"auto"` runs slab by slab what does not fit as it is: in loops over blocks of rows along one axis, such as
+        the depth of a volume or the tokens of a batch, that the large arrays of a step have in common. Such a step has
+        other kernels, and its last digits may differ. It is for one device: a step over a mesh, and one in which there
+        is nothing to split, stay whole. False: all stays whole.
       **options: `static_argnums`, `static_argnames`, `donate_argnums`, `donate_argnames`, `in_shardings`,
         `out_shardings`, `keep_unused` and `compiler_options`, as in `jax.jit`.
 
@@ -105,6 +111,7 @@ def jit(
             plan=plan,
             verify=verify,
             host_state=host_state,
+            split=split,
             **options,
         )
     unknown = sorted(set(options) - set(_OPTIONS))
@@ -114,13 +121,15 @@ def jit(
         )
     if verify not in _VERIFY:
         raise MemplanError(f"verify is {verify!r}; it is one of {', '.join(map(repr, _VERIFY))}.")
+    _check_split(split)
     for size, what in ((budget, "budget"), (host_budget, "host budget")):
         parse_bytes(size, 1, what)
     if device is not None:
         pipeline.target_of(device)
     planner_named(planner)
     given = {name: value for name, value in options.items() if value is not None}
-    return PlannedJit(step, Request(budget, host_budget, device, planner, plan, verify, _positions(host_state)), given)
+    request = Request(budget, host_budget, device, planner, plan, verify, _positions(host_state), split)
+    return PlannedJit(step, request, given)
 
 
 def compare(
@@ -131,15 +140,17 @@ def compare(
     host_budget: Size = None,
     device: str | None = None,
     donate_argnums: int | Sequence[int] = (),
+    split: str | bool = "auto",
 ) -> Comparison:
     """Compile a step plain, under `jax.checkpoint` policies, with XLA's rematerialization and offload, and planned.
 
     Args:
       step: a plain function; args: arrays or `jax.ShapeDtypeStruct`s. Nothing is run.
-      budget, host_budget, device, donate_argnums: as for `jit`.
+      budget, host_budget, device, donate_argnums, split: as for `jit`.
     """
-    options = {"donate_argnums": donate_argnums}
-    return compare_ways(step, args, options, Request(budget, host_budget, device), _notify.get())
+    _check_split(split)
+    options, request = {"donate_argnums": donate_argnums}, Request(budget, host_budget, device, split=split)
+    return compare_ways(step, args, options, request, _notify.get())
 
 
 def curve(
@@ -151,15 +162,17 @@ def curve(
     device: str | None = None,
     planner: str | Planner | None = None,
     donate_argnums: int | Sequence[int] = (),
+    split: str | bool = "auto",
 ) -> Curve:
     """Step time against memory: the step planned for several budgets, XLA's rematerialization, `jax.checkpoint`.
 
     Args:
       step: a plain function; args: arrays or `jax.ShapeDtypeStruct`s. Nothing is run.
       points: budgets: how many, evenly between the floor and what the plain step takes, or as shares of the latter.
-      host_budget, device, planner, donate_argnums: as for `jit`.
+      host_budget, device, planner, donate_argnums, split: as for `jit`.
     """
-    request = Request(None, host_budget, device, planner)
+    _check_split(split)
+    request = Request(None, host_budget, device, planner, split=split)
     return curve_of(step, args, {"donate_argnums": donate_argnums}, request, points, _notify.get())
 
 
@@ -175,6 +188,7 @@ def largest(
     planner: str | Planner | None = None,
     donate_argnums: int | Sequence[int] | None = None,
     host_state: int | Sequence[int] = (),
+    split: str | bool = "auto",
 ) -> Any:
     """The biggest size whose step fits, out of low, low + step, ... up to high.
 
@@ -183,7 +197,7 @@ def largest(
         What it needs is taken to rise with the size.
       low, high, step: integers; or pairs of them, for two sizes that `make` is called with.
       donate_argnums: as for `jit`; None is the first of several arguments, the state that a step replaces.
-      budget, host_budget, device, planner, host_state: as for `jit`.
+      budget, host_budget, device, planner, host_state, split: as for `jit`.
 
     Returns:
       That size. Of two: a tuple of pairs, for each value of the first the biggest of the second. `frontier` tells more.
@@ -203,6 +217,7 @@ def largest(
         planner=planner,
         donate_argnums=donate_argnums,
         host_state=host_state,
+        split=split,
     ).largest
     return found[0][0] if len(found[0]) == 1 else found
 
@@ -220,6 +235,7 @@ def frontier(
     planner: str | Planner | None = None,
     donate_argnums: int | Sequence[int] | None = None,
     host_state: int | Sequence[int] = (),
+    split: str | bool = "auto",
 ) -> Frontier:
     """`largest` with everything that was found on the way: bytes, the first size refused and why, what was tried.
 
@@ -227,14 +243,21 @@ def frontier(
       names: of the sizes.
       The others: as for `largest`.
     """
+    _check_split(split)
     axes = axes_of(low, high, step, names)
-    request = Request(budget, host_budget, device, planner, host_state=_positions(host_state))
+    request = Request(budget, host_budget, device, planner, host_state=_positions(host_state), split=split)
     donated = None if donate_argnums is None else _positions(donate_argnums)
     return frontier_of(make, axes, donated, request, _notify.get())
 
 
 def _positions(argnums: int | Sequence[int]) -> tuple[int, ...]:
     return (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+
+def _check_split(split: str | bool) -> None:
+    """Raise MemplanError for what `split` cannot be."""
+    if split not in _SPLIT:
+        raise MemplanError(f"split is {split!r}; it is one of {', '.join(map(repr, _SPLIT))}.")
 
 
 def _checked(step: Callable[..., Any]) -> Callable[..., Any]:

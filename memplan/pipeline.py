@@ -23,6 +23,8 @@ from memplan.program.trace import Program, trace
 from memplan.program.transforms.host_state import large_leaves, offload_state
 from memplan.program.transforms.residual_frontier import fewer_residuals
 from memplan.program.transforms.residuals import follow_residuals
+from memplan.program.transforms.slab_frontier import slab_programs
+from memplan.program.transforms.slabs import follow_slabs
 from memplan.units import Size, parse_bytes
 from memplan.xla.local import host_memory_bytes, is_here, local_device
 from memplan.xla.target import Target
@@ -39,6 +41,12 @@ class Request:
     plan: Plan | None = None
     verify: str | None = "compile"
     host_state: tuple[int, ...] = ()
+    split: str | bool = "auto"
+
+    @property
+    def splits(self) -> bool:
+        """What does not fit may be run in slabs."""
+        return self.split is not False
 
     def local(self, device_bytes: int) -> Request:
         """The same of the local backend, within so many bytes; a plan belongs to the device that it was made for."""
@@ -62,7 +70,7 @@ def run(
     """
     found = best(step, args, kwargs, options, request, notify)
     if not found.fits:
-        raise infeasible(found)
+        raise infeasible(found, request.splits)
     return found
 
 
@@ -88,8 +96,16 @@ def best(
         for other in fewer_residuals(program, target.device, limits.host_bytes, excess_bytes):
             yield offload_state(other, program.on_host, streams=target.is_gpu)
 
+    def in_slabs(program: Program, seconds: float) -> Iterator[Program]:
+        if request.splits and not program.spmd:
+            notify("choosing slabs", None)
+            for other in slab_programs(
+                program.original, target.device, limits.device_bytes, limits.host_bytes, seconds
+            ):
+                yield offload_state(other, program.on_host, streams=target.is_gpu)
+
     tries = MOST_TRIES if request.verify else 1
-    attempts = Attempts(compiler, stack_less, notify, request.plan is not None, tries, target.is_gpu)
+    attempts = Attempts(compiler, stack_less, in_slabs, notify, request.plan is not None, tries, target.is_gpu)
     return replace(attempts.run(program), seconds=time.perf_counter() - started)
 
 
@@ -137,6 +153,7 @@ def _transform(program: Program, request: Request, target: Target) -> Program:
     """
     if request.plan is not None:
         found = follow_residuals(program, request.plan.loops) if request.plan.loops else program
+        found = follow_slabs(found, request.plan.slabs)
         return offload_state(found, request.plan.on_host, streams=target.is_gpu)
     if request.host_state:
         return offload_state(program, large_leaves(program, request.host_state), streams=target.is_gpu)

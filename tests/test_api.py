@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 import memplan
-from memplan import InfeasibleBudgetError, MemplanError, PlanMismatchError, UnsupportedProgramError, pipeline
+from memplan import InfeasibleBudgetError, MemplanError, PlanMismatchError, UnsupportedProgramError, api, pipeline
 from memplan.errors import BudgetError, UnknownDeviceError, WrongProgramError
 from memplan.verify.numbers import Gate, Leaf
+from tests import vocabulary
 
 LAYERS, WIDTH, BATCH = 4, 8, 256
 
@@ -288,11 +289,11 @@ class TestPlanningOnce:
     def test_errors_leave_nothing_behind(self, tight: int, runs: list[Any]) -> None:
         step = memplan.jit(train, budget=tight)
         with pytest.raises(InfeasibleBudgetError):
-            step(*arguments(batch=4 * BATCH))
+            step(*arguments(batch=16 * BATCH))
         assert not step._planned
         close(jax.jit(train)(*arguments()), step(*arguments()))
         with pytest.raises(InfeasibleBudgetError):
-            step(*arguments(batch=4 * BATCH))
+            step(*arguments(batch=16 * BATCH))
         assert len(step._planned) == 1
 
 
@@ -314,6 +315,18 @@ class TestRequests:
             memplan.jit(train, planner="clairvoyant")
         with pytest.raises(MemplanError, match="numbers"):
             memplan.jit(train, verify="twice")
+
+    @pytest.mark.parametrize("split", [True, None, "always", 2, ("auto",)])
+    def test_another_way_to_split_is_refused_at_once(self, split: Any) -> None:
+        for ask in (
+            lambda: memplan.jit(train, split=split),
+            lambda: memplan.jit(split=split)(train),
+            lambda: memplan.largest(lambda size: (train, SHAPES), low=1, high=2, split=split),
+            lambda: api.compare(train, SHAPES, split=split),
+            lambda: api.curve(train, SHAPES, split=split),
+        ):
+            with pytest.raises(MemplanError, match=r"one of 'auto', False"):
+                ask()
 
     def test_a_share_is_of_the_device(self) -> None:
         report = memplan.jit(train, budget="50%").plan(*SHAPES).report
@@ -340,6 +353,38 @@ class TestRequests:
         with pytest.raises(InfeasibleBudgetError) as caught:
             memplan.jit(step, budget=1).plan(x)
         assert memplan.jit(step, budget=caught.value.smallest_bytes).plan(x).report.status == "fits"
+
+
+class TestSlabs:
+    def test_what_fits_in_no_other_way_runs_in_slabs_with_the_numbers_of_the_step(self) -> None:
+        args = vocabulary.arguments()
+        step = memplan.jit(vocabulary.step, budget=vocabulary.IN_SLABS, donate_argnums=0)
+        planned = step.plan(*args)
+        assert planned.report.status == "fits" and planned.report.slab_loops
+        close(jax.jit(vocabulary.step)(*args), planned.compile()(*args))
+
+    def test_a_saved_plan_is_followed_to_the_same_module(self, tmp_path: Path) -> None:
+        first = memplan.jit(vocabulary.step, budget=vocabulary.IN_SLABS, donate_argnums=0).plan(*vocabulary.shapes())
+        assert first.plan is not None and first.plan.slabs
+        first.plan.save(tmp_path / "plan.json")
+        saved = memplan.Plan.load(tmp_path / "plan.json")
+        second = memplan.jit(vocabulary.step, plan=saved, donate_argnums=0, split=False).plan(*vocabulary.shapes())
+        assert second.plan == first.plan
+        assert second.report.slab_loops == first.report.slab_loops
+        with pytest.raises(PlanMismatchError, match=r"does not have|made for program"):
+            memplan.jit(train, plan=saved).plan(*SHAPES)
+
+    def test_without_them_the_error_advises_them(self) -> None:
+        step = memplan.jit(vocabulary.step, budget=vocabulary.IN_SLABS, donate_argnums=0, split=False)
+        with pytest.raises(InfeasibleBudgetError, match='split="auto"') as caught:
+            step.plan(*vocabulary.shapes())
+        assert caught.value.floor_bytes > vocabulary.IN_SLABS
+
+    @pytest.mark.parametrize("step", [lambda x: x + 1, lambda x: jnp.sort(x[None])], ids=["sum", "sort"])
+    def test_where_there_is_nothing_to_split_nothing_is(self, step: Any) -> None:
+        with pytest.raises(InfeasibleBudgetError) as caught:
+            memplan.jit(step, budget=1).plan(jnp.ones(()))
+        assert "slab" not in str(caught.value)
 
 
 class TestInsideOthers:

@@ -96,6 +96,7 @@ QUESTIONS = {
         Question("public_bits", cases.PUBLIC_BITS, bits.measure, views.same_bits, _PUBLIC, checkouts_folder),
         Question("rivals", cases.RIVALS, curve.measure, views.rivals),
         Question("size", cases.SIZE, planned.measure, views.size),
+        Question("slabs", cases.SLABS, planned.measure, views.slabs),
         Question("large_images", cases.LARGE_IMAGES, growth.largest_of_a_way, views.large_images),
         Question("speed", cases.SPEED, planned.beside_checkpoint, views.speed),
         Question("largest", cases.LARGEST, growth.against_every_size, views.largest),

@@ -112,6 +112,21 @@ def size(rows: Rows) -> str:
     )  # fmt: skip
 
 
+def slabs(rows: Rows) -> str:
+    def rate(row: Row) -> str:
+        return f"{row['samples'] / row['step_s']:.4g} {row['of']}" if _fits(row) else ""
+
+    return table(
+        (
+            Column("case", "case"), mib("unmodified MiB", "unmodified_bytes"),
+            Column("chosen", lambda row: row["planner"] if _fits(row) else _status(row)),
+            Column("loops", "slab_loops"), mib("device MiB", "compiled_bytes"), mib("host MiB", "host_bytes"),
+            ms("step ms", "step_s", "{:.0f}"), Column("a second", rate), Column("ready s", "ready_s", "{:.0f}"),
+        ),
+        rows,
+    )  # fmt: skip
+
+
 def links(rows: Rows) -> str:
     def bandwidth(row: Row) -> float | None:
         return named(row["device"]).link.bandwidth if "@" in row["device"] else None

@@ -22,6 +22,9 @@ DeviceName = Annotated[
 ]
 Planner = Annotated[str | None, typer.Option(help="Who makes the plan: kernels (the default), or recompute: no host.")]
 Verify = Annotated[str, typer.Option(help="compile, numbers (also runs both steps and compares), or none.")]
+Split = Annotated[
+    bool, typer.Option("--split/--no-split", help="Run slab by slab what does not fit as it is, or leave all whole.")
+]
 Donate = Annotated[
     str | None,
     typer.Option(
@@ -39,6 +42,11 @@ def verify_level(verify: str) -> str | None:
     if verify not in ("compile", "numbers", "none"):
         raise typer.BadParameter(f"{verify!r} is none of compile, numbers, none.", param_hint="--verify")
     return None if verify == "none" else verify
+
+
+def split_way(split: bool) -> str | bool:
+    """As `memplan.jit` takes it."""
+    return "auto" if split else False
 
 
 def argnums(donate: str | None, args: tuple[Any, ...]) -> tuple[int, ...]:

@@ -19,8 +19,10 @@ from memplan.cli.options import (
     Html,
     Json,
     Planner,
+    Split,
     Verify,
     argnums,
+    split_way,
     verify_level,
 )  # fmt: skip
 from memplan.cli.output import INFEASIBLE, check_extra, check_writable, exit_on_error, print_result, progress, save
@@ -34,6 +36,7 @@ def inspect(
     device: DeviceName = None,
     planner: Planner = None,
     verify: Verify = "compile",
+    split: Split = True,
     donate: Donate = None,
     json: Json = None,
     html: Html = None,
@@ -52,12 +55,13 @@ def inspect(
         with progress() as stage:
             function, args = load(step, stage)
             if not hasattr(function, "plan"):
-                options["verify"] = verify_level(verify)
+                options |= {"verify": verify_level(verify), "split": split_way(split)}
                 function = api.jit(function, **options, donate_argnums=argnums(donate, args))
-            elif donate is not None or verify != "compile" or any(options.values()):
+            elif donate is not None or verify != "compile" or not split or any(options.values()):
                 raise typer.BadParameter(
                     "the factory returns a step that memplan.jit already made, with options of its own. Leave out "
-                    "--budget, --host-budget, --device, --planner, --verify and --donate, or return the plain step."
+                    "--budget, --host-budget, --device, --planner, --verify, --no-split and --donate, or return the "
+                    "plain step."
                 )
             report = function.plan(*args).report
         print_result(report, json, html)
@@ -71,6 +75,7 @@ def compare(
     budget: Budget = None,
     host_budget: HostBudget = None,
     device: DeviceName = None,
+    split: Split = True,
     donate: Donate = None,
     json: Json = None,
     html: Html = None,
@@ -81,7 +86,7 @@ def compare(
         check_writable(json, html)
         with progress() as stage:
             function, args = plain_step(step, stage)
-            limits = {"budget": budget, "host_budget": host_budget, "device": device}
+            limits = {"budget": budget, "host_budget": host_budget, "device": device, "split": split_way(split)}
             comparison = api.compare(function, args, **limits, donate_argnums=argnums(donate, args))
         print_result(comparison, json, html)
         if not comparison.any_fits:
@@ -97,6 +102,7 @@ def curve(
     host_budget: HostBudget = None,
     device: DeviceName = None,
     planner: Planner = None,
+    split: Split = True,
     donate: Donate = None,
     json: Json = None,
     html: Html = None,
@@ -109,7 +115,7 @@ def curve(
         check_extra(png, "--png", "matplotlib", "plots", json, html)
         with progress() as stage:
             function, args = plain_step(step, stage)
-            limits = {"host_budget": host_budget, "device": device, "planner": planner}
+            limits = {"host_budget": host_budget, "device": device, "planner": planner, "split": split_way(split)}
             found = api.curve(function, args, points=share or points, **limits, donate_argnums=argnums(donate, args))
         if png is not None:
             save(png, found.save_png)
@@ -126,6 +132,7 @@ def largest(
     host_budget: HostBudget = None,
     device: DeviceName = None,
     planner: Planner = None,
+    split: Split = True,
     donate: Donate = None,
     json: Json = None,
     html: Html = None,
@@ -146,7 +153,7 @@ def largest(
             _, args = make(*lows)
             found = api.frontier(
                 make, names=names, low=lows, high=highs, step=steps, budget=budget, host_budget=host_budget,
-                device=device, planner=planner, donate_argnums=argnums(donate, args),
+                device=device, planner=planner, donate_argnums=argnums(donate, args), split=split_way(split),
             )  # fmt: skip
         print_result(found, json, html)
 

@@ -1,11 +1,13 @@
 """The order in which programs are compiled, and when to stop: what fits, or else what takes the least.
 
 A program is compiled as it copies fastest, then as it holds least; after a prediction that missed, again within what it
-missed by; then with loops that stack less. Knows of a compiler nothing but what comes of it.
+missed by; then with loops that stack less, then in slabs. Knows of a compiler nothing but what comes of it.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -16,6 +18,8 @@ from memplan.compilation.outcome import Outcome
 from memplan.program.trace import Program
 
 MOST_TRIES = 3  # a prediction that misses is corrected by what it missed by
+_SLOW = 1.25  # times what the step takes as it is: a plan that costs more is compared with slabs
+_MOST_SLABS = 3  # programs in slabs: the estimate orders them, the compiler decides
 
 
 class Compiles(Protocol):
@@ -32,6 +36,8 @@ class Attempts:
 
     Attributes:
       stack_less: (program, bytes that it takes too many) -> programs whose loops stack less, the likeliest first.
+      in_slabs: (program, seconds) -> programs that run in slabs what is large in it and are expected to take no longer,
+        the likeliest first.
       follows: a plan is carried out, and nothing is tried beside it.
       tries: compilations with a plan in the middle, at most.
       copies_overlap: the target copies beside its kernels.
@@ -39,29 +45,48 @@ class Attempts:
 
     compiler: Compiles
     stack_less: Callable[[Program, int], Iterator[Program]]
+    in_slabs: Callable[[Program, float], Iterator[Program]]
     notify: Notify
     follows: bool = False
     tries: int = MOST_TRIES
     copies_overlap: bool = True
 
     def run(self, program: Program) -> Outcome:
-        """The program, or where it does not fit, it with loops that stack less, unless a plan says what they stack."""
+        """The program, or where it does not fit, it with loops that stack less, or in slabs, unless a plan says so."""
         found = self._program(program)
-        if found.fits or self.follows:
+        if self.follows:
             return found
-        for other in self.stack_less(program, found.device_bytes - found.limits.device_bytes):
-            self.notify("compiling with fewer residuals in its loops", None)
+        if not found.fits:
+            fewer = self.stack_less(program, found.device_bytes - found.limits.device_bytes)
+            found = self._first_that_fits(found, fewer, "compiling with fewer residuals in its loops")
+        if not found.fits:
+            slabs = itertools.islice(self.in_slabs(program, math.inf), _MOST_SLABS)
+            return self._first_that_fits(found, slabs, "compiling in slabs")
+        return self._faster(program, found)
+
+    def _faster(self, program: Program, found: Outcome) -> Outcome:
+        """In slabs, where the plan takes much longer than the step as it is, and they are expected to take less."""
+        if found.step_s <= _SLOW * found.planned.bound_s:
+            return found
+        for other in itertools.islice(self.in_slabs(program, found.step_s / _SLOW), 1):
+            self.notify("compiling in slabs", None)
+            return found.faster(self._program(other))
+        return found
+
+    def _first_that_fits(self, found: Outcome, programs: Iterator[Program], stage: str) -> Outcome:
+        for other in programs:
+            self.notify(stage, None)
             found = found.better(self._program(other))
             if found.fits:
                 break
         return found
 
     def _program(self, program: Program) -> Outcome:
-        """As it copies fastest; where it does not fit so, as it holds least."""
+        """As it copies fastest; where it does not fit so, as it holds least (what is in slabs does either way)."""
         profile = self.compiler.profile(program)
         copies = copies_by_itself(program)
         found = self._schedule(program, profile, hides_latency=copies)
-        if not found.fits and copies and self.copies_overlap:
+        if not found.fits and copies and self.copies_overlap and not program.in_slabs:
             self.notify("compiling again, its copies one after another", None)
             found = found.better(self._schedule(program, profile, hides_latency=False))
         return found if profile is None else replace(found, compilations=found.compilations + 1)
@@ -83,4 +108,8 @@ class Attempts:
 
 def copies_by_itself(program: Program) -> bool:
     """Does it copy between host and device without a plan?"""
-    return bool(program.on_host) or any(known and known.on_host for known in program.residuals)
+    return (
+        bool(program.on_host)
+        or any(known and known.on_host for known in program.residuals)
+        or any(one.slabs.on_host for one in program.in_slabs)
+    )

@@ -18,7 +18,7 @@ from memplan.program.trace import Program, as_step, dynamic_leaves, flat_functio
 from memplan.verify.numbers import check_types
 from memplan.xla.hook import Rewrite
 from memplan.xla.replay import Replay, replay
-from memplan.xla.target import HIDES_LATENCY, Executable, Target
+from memplan.xla.target import HIDES_LATENCY, STREAMS, Executable, Target
 
 Notify = Callable[[str, float | None], None]
 Profile = Mapping[str, float]
@@ -109,12 +109,17 @@ class Compiler:
             args,
             kwargs,
             options,
-            HIDES_LATENCY if hides_latency and self.target.is_gpu else None,
+            self._scheduling(program, hides_latency) if self.target.is_gpu else None,
             on_host=program.on_host if self.target.is_gpu else (),
             spmd=program.spmd,
             profile=profile,
             rewrite=rewrite,
         )
+
+    def _scheduling(self, program: Program, hides_latency: bool) -> Mapping[str, Any] | None:
+        if program.in_slabs:
+            return STREAMS
+        return HIDES_LATENCY if hides_latency else None
 
 
 def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -14,7 +14,11 @@ class Limits:
 
     def allow(self, device_bytes: int, host_bytes: int) -> bool:
         """Do so many bytes keep both?"""
-        return device_bytes <= self.device_bytes and host_bytes <= self.host_bytes
+        return self.excess(device_bytes, host_bytes) == 0
+
+    def excess(self, device_bytes: int, host_bytes: int) -> int:
+        """Bytes beyond them."""
+        return max(device_bytes - self.device_bytes, 0) + max(host_bytes - self.host_bytes, 0)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,27 @@ from memplan.compilation.limits import Limits
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.planning.plan import Plan, name_actions
 from memplan.planning.schedule import runs
-from memplan.program.trace import Program
+from memplan.program.trace import InSlabs, Program
 from memplan.verify.collectives import collective_differences
 from memplan.xla.target import Executable, Target
+
+
+@dataclass(frozen=True)
+class SlabTrial:
+    """What a step took that was compiled in slabs.
+
+    Attributes:
+      in_slabs: what of it.
+      device_bytes, host_bytes: by the compiler.
+    """
+
+    in_slabs: tuple[InSlabs, ...]
+    device_bytes: int
+    host_bytes: int
+
+    def nearer(self, other: SlabTrial | None, limits: Limits) -> SlabTrial:
+        """The one that is less beyond the limits."""
+        return min((self, *([other] if other else [])), key=lambda one: limits.excess(one.device_bytes, one.host_bytes))
 
 
 @dataclass(frozen=True)
@@ -28,6 +46,7 @@ class Outcome:
       unmodified: the step as it came; None where only its transformed program was compiled.
       compilations: how many it took.
       seconds: from the step as it came until this was there.
+      passed_over: of what was compiled in slabs on the way here, what came nearest to the limits.
     """
 
     program: Program
@@ -40,6 +59,7 @@ class Outcome:
     unmodified: ScheduledModule | None
     compilations: int
     seconds: float = 0.0
+    passed_over: SlabTrial | None = None
 
     @property
     def device_bytes(self) -> int:
@@ -54,6 +74,21 @@ class Outcome:
         return self.limits.allow(self.device_bytes, self.host_bytes)
 
     @property
+    def nearest_in_slabs(self) -> SlabTrial | None:
+        """Of all that was compiled in slabs, what came nearest to the limits; None where nothing was."""
+        if not self.program.in_slabs:
+            return self.passed_over
+        own = SlabTrial(self.program.in_slabs, self.device_bytes, self.host_bytes)
+        return own.nearer(self.passed_over, self.limits)
+
+    @property
+    def way(self) -> str:
+        """Who planned it, in words; `plain` for the step as it is."""
+        if self.plan is None:
+            return "plain"
+        return f"{self.plan.planner}, in slabs" if self.program.in_slabs and self.planned.plan else self.plan.planner
+
+    @property
     def step_s(self) -> float:
         """Seconds of a step, by the replay."""
         return self.planned.result.replay.step_s
@@ -62,14 +97,15 @@ class Outcome:
     def plan(self) -> Plan | None:
         """What reproduces it; None for the step as it is."""
         plan, program = self.planned.plan, self.program
-        if plan is None and not program.on_host and not any(program.residuals):
+        if plan is None and not program.on_host and not any(program.residuals) and not program.in_slabs:
             return None
         if plan is None:
             plain = self.planned.plain
             actions = name_actions(plain.problem, runs(range(len(plain.problem.kernels))))
-            name = "residuals" if any(program.residuals) else "none"
+            name = "slabs" if program.in_slabs else "residuals" if any(program.residuals) else "none"
             plan = Plan(actions, plain.module.fingerprint, name, self.target.device.name)
-        return replace(plan, loops=program.residuals, on_host=tuple(sorted(program.on_host)))
+        slabs = tuple(one.slabs for one in program.in_slabs)
+        return replace(plan, loops=program.residuals, slabs=slabs, on_host=tuple(sorted(program.on_host)))
 
     @property
     def unexpected_collectives(self) -> tuple[str, ...]:
@@ -81,5 +117,15 @@ class Outcome:
 
     def better(self, later: Outcome) -> Outcome:
         """The one that fits, or takes less, after the compilations of both."""
-        found = min(self, later, key=lambda one: (not one.fits, one.device_bytes))
-        return replace(found, unmodified=self.unmodified, compilations=self.compilations + later.compilations)
+        return self._or(later, min(self, later, key=lambda one: (not one.fits, one.device_bytes)))
+
+    def faster(self, later: Outcome) -> Outcome:
+        """The one that fits, and takes less time, after the compilations of both."""
+        return self._or(later, min(self, later, key=lambda one: (not one.fits, one.step_s)))
+
+    def _or(self, later: Outcome, found: Outcome) -> Outcome:
+        """One of both, with what is known of both."""
+        first, second = self.nearest_in_slabs, later.nearest_in_slabs
+        nearest = first.nearer(second, self.limits) if first else second
+        compilations = self.compilations + later.compilations
+        return replace(found, unmodified=self.unmodified, compilations=compilations, passed_over=nearest)

@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from memplan.compilation.outcome import Outcome
 from memplan.errors import InfeasibleBudgetError
+from memplan.outcome.slabs import axis_of, longest_axis, unsplit
 from memplan.planning.floor import floor
+from memplan.program.trace import InSlabs
 from memplan.units import show_bytes
 from memplan.xla.sources import sources
 
+_MOST_NAMED = 3  # operations in an error
 
-def infeasible(found: Outcome) -> InfeasibleBudgetError:
-    """The error for an outcome that does not fit."""
+
+def infeasible(found: Outcome, splits: bool = True) -> InfeasibleBudgetError:
+    """The error for an outcome that does not fit.
+
+    Args:
+      splits: slabs were allowed.
+    """
     plain, budget = found.planned.plain, found.limits.device_bytes
     floor_bytes, operation = floor_of(found)
     smallest = min(found.device_bytes, plain.device_bytes)
     host = "" if found.host_bytes <= found.limits.host_bytes else f", with {show_bytes(found.host_bytes)} on the host"
-    advice = "\n  ".join(_advice(found))
+    advice = "\n  ".join(_advice(found, not splits and floor_bytes > budget))
     return InfeasibleBudgetError(
         f"no plan fits {show_bytes(budget)} on {found.target.device.name}. The smallest that was found, and compiled, "
         f"takes {show_bytes(smallest)}{host}; arguments, outputs and the largest kernel alone, {operation}, take "
-        f"{show_bytes(floor_bytes)}. Try:\n  {advice}",
+        f"{show_bytes(floor_bytes)}.{_in_slabs(found) if splits else ''} Try:\n  {advice}",
         floor_bytes=floor_bytes,
         smallest_bytes=smallest,
         operation=operation,
     )
+
+
+def _enough_on_the_host(found: Outcome) -> int | None:
+    """Host bytes with which something that was compiled fits; None where they are not what it lacks."""
+    trial = found.nearest_in_slabs
+    known = [(found.device_bytes, found.host_bytes), *([(trial.device_bytes, trial.host_bytes)] if trial else [])]
+    fitting = [host for device, host in known if device <= found.limits.device_bytes]
+    return min((host for host in fitting if host > found.limits.host_bytes), default=None)
 
 
 def floor_of(found: Outcome) -> tuple[int, str]:
@@ -38,8 +54,35 @@ def floor_of(found: Outcome) -> tuple[int, str]:
     return floor_bytes, f"{name} ({where})" if where else name
 
 
-def _advice(found: Outcome) -> Iterator[str]:
-    yield f"a budget of {found.device_bytes} bytes"
+def _in_slabs(found: Outcome) -> str:
+    """What came of slabs, and what stood in their way; '' where there is nothing to tell."""
+    trial = found.nearest_in_slabs
+    if trial is None:
+        axis = longest_axis(found.program.original) if found.program.spmd is None else None
+        whole = _in_the_way(found, [axis]) if axis else ""
+        return f" It cannot be split along {axis_of(axis)}: not in slabs is {whole}." if axis and whole else ""
+    host = f" and {show_bytes(trial.host_bytes)} on the host" if trial.host_bytes else ""
+    axes = ", ".join(map(axis_of, trial.in_slabs))
+    whole = _in_the_way(found, trial.in_slabs)
+    rest = f"; not in slabs is {whole}" if whole else ""
+    return f" In slabs along {axes} it takes {show_bytes(trial.device_bytes)}{host}{rest}."
+
+
+def _in_the_way(found: Outcome, records: Sequence[InSlabs]) -> str:
+    """Operations that do not fit whole, and are not split."""
+    room = found.limits.device_bytes - found.planned.plain.resident_bytes
+    large = [one for one in unsplit(records, _MOST_NAMED) if one.nbytes > room]
+    return ", ".join(f"{one.name} ({one.source})" if one.source else one.name for one in large)
+
+
+def _advice(found: Outcome, needs_slabs: bool) -> Iterator[str]:
+    if found.device_bytes > found.limits.device_bytes:
+        yield f"a budget of {found.device_bytes} bytes"
+    host_bytes = _enough_on_the_host(found)
+    if host_bytes is not None:
+        yield f"a host_budget of {host_bytes} bytes"
+    if needs_slabs and found.program.spmd is None:
+        yield 'split="auto": a kernel that does not fit is then run slab by slab'
     resident = found.planned.plain.resident_bytes
     if 2 * resident > found.limits.device_bytes:
         if not all(found.program.donated):

@@ -13,6 +13,7 @@ from memplan.compilation.scheduled import ScheduledModule
 from memplan.hardware.roofline import copy_seconds
 from memplan.outcome import timeline
 from memplan.outcome.infeasible import floor_of
+from memplan.outcome.slabs import loop_rows, split_decisions, unsplit
 from memplan.outcome.timeline import Origins
 from memplan.planning.loop import Loop, Residuals
 from memplan.planning.problem import Role
@@ -27,6 +28,7 @@ from memplan.xla.write import original
 
 _MOST_ROWS = 30  # of what is live at the peak
 _PLAIN = "plain"
+_HUGE = 2**31  # elements: cuDNN counts in int32
 
 
 def report_of(outcome: Outcome) -> Report:
@@ -70,8 +72,18 @@ def report_of(outcome: Outcome) -> Report:
         planning_s=planned.planning_s,
         preparation_s=outcome.seconds,
         xla_limit_bytes=int(XLA_LIMIT * outcome.target.device.memory_bytes) if outcome.target.is_gpu else None,
+        slab_loops=tuple(loop_rows(outcome, origins)),
+        unsplit=unsplit(outcome.program.in_slabs, _MOST_ROWS),
+        huge_arrays=_huge_arrays(unmodified) if unmodified and outcome.target.is_gpu else None,
         **_counts(outcome),
     )
+
+
+def _huge_arrays(unmodified: ScheduledModule) -> int:
+    """Arrays of so many elements that cuDNN does not count them."""
+    known = Origins(unmodified.module)
+    arrays = (known.array(buffer.name) for buffer in unmodified.problem.buffers)
+    return sum(array is not None and array.size >= _HUGE for array in arrays)
 
 
 def _status(outcome: Outcome) -> str:
@@ -85,9 +97,8 @@ def _candidates(outcome: Outcome) -> Iterator[Candidate]:
     if outcome.plan is not None and plain is not None:
         verdict = "fits" if outcome.limits.allow(plain.device_bytes, 0) else "over the device budget"
         yield Candidate(_PLAIN, plain.device_bytes, 0, plain.replay.step_s, verdict)
-    name = outcome.plan.planner if outcome.plan is not None else _PLAIN
     verdict = "chosen" if outcome.fits else "does not fit"
-    yield Candidate(name, outcome.device_bytes, outcome.host_bytes, outcome.step_s, verdict)
+    yield Candidate(outcome.way, outcome.device_bytes, outcome.host_bytes, outcome.step_s, verdict)
 
 
 def _lines(unmodified: ScheduledModule | None, result: ScheduledModule, memory: Timeline) -> Iterator[Line]:
@@ -102,6 +113,7 @@ def _decisions(outcome: Outcome, origins: Origins) -> Iterator[Decision]:
     planned, problem = outcome.planned, outcome.planned.base.timed_problem
     for loop, residuals in outcome.program.loops:
         yield from _residual_decisions(loop, residuals)
+    yield from split_decisions(outcome)
     if planned.plan is None:
         return
     runs = Counter(one.number for one in planned.schedule if one.kind is Kind.RUN)

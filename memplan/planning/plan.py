@@ -15,8 +15,9 @@ from memplan.io import write_atomic
 from memplan.planning.loop import Residuals
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import Action, Kind, Schedule
+from memplan.planning.slabs import Slabs
 
-FORMAT = 3
+FORMAT = 4
 
 NamedAction = tuple[Kind, str]
 """An action, and the name of its kernel or of its buffer."""
@@ -33,6 +34,7 @@ class Plan:
       device: name of the device that the module was compiled for.
       loops: residuals of the step's pairs of loops, in the order of `program.loops`; None leaves a pair as it is;
         empty: all are.
+      slabs: what of the step runs in loops over slabs, one after another.
       on_host: positions of inputs in host memory.
       handed_on: names of buffers that are made again beside what reads the same.
       room_nbytes: for temporaries; kernels that crowd it run in parts. None: all are whole.
@@ -46,6 +48,7 @@ class Plan:
     on_host: tuple[int, ...] = ()
     room_nbytes: int | None = None
     handed_on: tuple[str, ...] = ()
+    slabs: tuple[Slabs, ...] = ()
 
     def schedule(self, problem: Problem) -> Schedule:
         """The same actions by the numbers of a problem.
@@ -90,6 +93,7 @@ class Plan:
             "planner": self.planner,
             "device": self.device,
             "loops": [known and {"kept": known.kept, "moved": known.on_host} for known in self.loops],
+            "slabs": [_document(one) for one in self.slabs],
             "on_host": self.on_host,
             "room_nbytes": self.room_nbytes,
             "handed_on": self.handed_on,
@@ -113,7 +117,8 @@ class Plan:
             room_nbytes = document["room_nbytes"] and operator.index(document["room_nbytes"])
             fingerprint, planner, device = (str(document[name]) for name in ("fingerprint", "planner", "device"))
             handed_on = tuple(map(str, document["handed_on"]))
-            return cls(actions, fingerprint, planner, device, loops, on_host, room_nbytes, handed_on)
+            slabs = tuple(_slabs(one) for one in document["slabs"])
+            return cls(actions, fingerprint, planner, device, loops, on_host, room_nbytes, handed_on, slabs)
         except (ValueError, KeyError, TypeError, RecursionError) as error:  # ValueError: not JSON
             raise _damaged("this", error) from error
 
@@ -136,3 +141,15 @@ def _residuals(document: Any) -> Residuals | None:
     if document is None:
         return None
     return Residuals(*(tuple(map(operator.index, document[name])) for name in ("kept", "moved")))
+
+
+def _document(slabs: Slabs) -> dict[str, Any]:
+    sets = {name: sorted(getattr(slabs, name)) for name in ("ops", "stored", "on_host")}
+    return {"value": slabs.value, "dim": slabs.dim, "rows": slabs.rows, **sets}
+
+
+def _slabs(document: Any) -> Slabs:
+    value, dim, rows = (operator.index(document[name]) for name in ("value", "dim", "rows"))
+    return Slabs(
+        value, dim, rows, *(frozenset(map(operator.index, document[name])) for name in ("ops", "stored", "on_host"))
+    )

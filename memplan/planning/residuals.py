@@ -1,23 +1,18 @@
 """The residuals of a loop that cost least, for a price on every byte: a minimum cut.
 
-A choice of projects of which some bring others along (Picard, Management Science 22(11), 1976). A sweep over prices
-gives the choices worth a look.
+A sweep over prices gives the choices worth a look.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
-
 from memplan.hardware.device import Device
 from memplan.hardware.roofline import copy_seconds, has_triton
 from memplan.planning.graph import op_seconds
 from memplan.planning.loop import Loop, Residuals, recomputed_ops
+from memplan.planning.min_cut import chosen
 
-_ENDLESS = 1 << 30  # more ticks than all costs together
 _WRITTEN_AND_READ = 2.0  # times that a stack crosses device memory: once in each loop
 PRICES = tuple(10.0 ** (exponent / 4) for exponent in range(-56, -31))
 """Seconds per stacked byte, from hardly any to more than a step lasts."""
@@ -60,16 +55,7 @@ class _Cut:
     def stacked(self) -> Iterator[int]:
         """Values on the source's side that are not recomputed."""
         self._connect()
-        size = self.sink + 1
-        tick = (sum(seconds for *_, seconds in self.costs) or 1.0) / (_ENDLESS - 1)
-        ticks = [*(int(seconds / tick) for *_, seconds in self.costs), *(_ENDLESS for _ in self.bonds)]
-        starts, ends = zip(*((start, end) for start, end, *_ in (*self.costs, *self.bonds)), strict=True)
-        network = csr_matrix((np.array(ticks, dtype=np.int32), (starts, ends)), shape=(size, size))
-        rest = network - maximum_flow(network, self.source, self.sink).flow
-        rest.data = np.maximum(rest.data, 0)
-        rest.eliminate_zeros()
-        paid = np.zeros(size, dtype=bool)
-        paid[breadth_first_order(rest, self.source, return_predecessors=False)] = True
+        paid = chosen(self.sink + 1, self.source, self.sink, self.costs, self.bonds)
         for value in set(range(self.values)) - self.loop.given:
             if paid[value] and not paid[self.values + value]:
                 yield value

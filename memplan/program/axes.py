@@ -1,19 +1,22 @@
 """Which dimensions of an equation's operands and results are one: its axes, along which its work can be divided.
 
 Dimensions on the same axis are divided together, among devices or in time; an axis that only operands have is summed
-over (or reduced otherwise). A dimension on no axis cannot be divided. `axis_rules` says which there are.
+over (or reduced otherwise). A dimension on no axis cannot be divided. Along an axis, rows of a result may read other
+rows of an operand than their own: `Rows` says which. `axis_rules` says which axes there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from memplan.planning.rows import ALIGNED, Rows
 from memplan.program import compat
 
 Axis = int | None
-Reduction = Literal["sum", "max", "min"]
+Reduction = Literal["sum", "max", "min", "moments"]
+"""How parts are put together; of moments each part has more than its result (`moments.Moments`)."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +27,15 @@ class Axes:
       operands, results: for each, the axis of every dimension.
       reduced: axis -> how it disappears, for those that no result has.
       masked: positions of operands to which the sum over an axis is added: they count once, not in every part.
+      rows: (position of an operand, axis) -> the rows that a result's rows read, where they are not the same ones; of
+        a reduced axis, the rows that go with those of the last operand.
     """
 
     operands: tuple[tuple[Axis, ...], ...]
     results: tuple[tuple[Axis, ...], ...]
     reduced: Mapping[int, Reduction] = field(default_factory=dict)
     masked: tuple[int, ...] = ()
+    rows: Mapping[tuple[int, int], Rows] = field(default_factory=dict)
 
     def of_operand(self, position: int, dim: int) -> Axis:
         return self.operands[position][dim]
@@ -37,19 +43,42 @@ class Axes:
     def dim_of(self, side: Sequence[Axis], axis: int) -> int | None:
         return side.index(axis) if axis in side else None
 
+    def rows_of(self, position: int, axis: int) -> Rows:
+        """The rows of an operand on the axis that a result's rows read."""
+        return self.rows.get((position, axis), ALIGNED)
+
+    def counted(self, axis: int, eqn: compat.JaxprEqn) -> int:
+        """How many rows the axis has: of the result, or where it is reduced of the last operand on it."""
+        if axis in self.reduced:
+            sides = zip(reversed(self.operands), reversed(eqn.invars), strict=True)
+        else:
+            sides = zip(self.results, eqn.outvars, strict=True)
+        return next(shape_of(atom)[side.index(axis)] for side, atom in sides if axis in side)
+
+    def leave(self, position: int, axis: int, eqn: compat.JaxprEqn) -> bool:
+        """Rows of the result that exist read some of an operand that do not."""
+        given = shape_of(eqn.invars[position])[self.operands[position].index(axis)]
+        return self.rows_of(position, axis).leave(self.counted(axis, eqn), given)
+
     def divisible(self, axis: int, eqn: compat.JaxprEqn, parts: int) -> bool:
-        """Every dimension of the axis has a multiple of so many elements."""
+        """Every dimension of the axis has a multiple of so many elements, and parts read rows of their own alone."""
+        if self.reduced.get(axis) == "moments":  # more than their results is needed to put parts together
+            return False
         atoms = (*eqn.invars, *eqn.outvars)
         return all(
-            compat.aval_of(atom).shape[dim] % parts == 0
+            shape_of(atom)[dim] % parts == 0
             for atom, side in zip(atoms, (*self.operands, *self.results), strict=True)
             for dim, found in enumerate(side)
             if found == axis
-        )
+        ) and all(self._apart(position, axis, eqn, parts) for position, along in self.rows if along == axis)
+
+    def _apart(self, position: int, axis: int, eqn: compat.JaxprEqn, parts: int) -> bool:
+        given = shape_of(eqn.invars[position])[self.operands[position].index(axis)]
+        return self.rows_of(position, axis).apart(self.counted(axis, eqn), given, parts)
 
 
-def local_params(eqn: compat.JaxprEqn, axes: Axes, axis: int, parts: int) -> dict[str, Any]:
-    """The equation's parameters for one part, where the axis's dimensions are divided into so many."""
+def local_params(eqn: compat.JaxprEqn, axes: Axes, axis: int, resized: Callable[[int], int]) -> dict[str, Any]:
+    """The equation's parameters for one part, where the axis's dimensions have other sizes."""
     params = dict(eqn.params)
     known = _SIZES.get(eqn.primitive.name)
     if known is None:
@@ -61,7 +90,7 @@ def local_params(eqn: compat.JaxprEqn, axes: Axes, axis: int, parts: int) -> dic
         dim -= len(axes.operands[0])  # its shape is that of one key's draw
     if dim is None or dim < 0 or (eqn.primitive.name == "gather" and dim in _batched(eqn)):
         return params
-    sizes[dim] //= parts
+    sizes[dim] = resized(sizes[dim])
     return {**params, name: tuple(sizes)}
 
 

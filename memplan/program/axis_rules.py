@@ -1,15 +1,25 @@
 """The axes of every kind of primitive: a table of rules.
 
-A primitive without a rule has none: it is computed from whole operands. That is correct, and told.
+A primitive without a rule has none: it is computed from whole operands. That is correct, and told. Here are the rules
+of those that read the same rows of their operands as they make; `window_rules` are those of the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from memplan.program import compat
 from memplan.program.axes import Axes, Axis, Reduction, shape_of
+from memplan.program.window_rules import (
+    concatenate,
+    convolution,
+    pad,
+    reshape,
+    select_and_scatter,
+    slice_,
+    windowed,
+)
 
 Rule = Callable[[compat.JaxprEqn], Axes | None]
 
@@ -87,6 +97,20 @@ def _reduce(how: Reduction) -> Rule:
     return rule
 
 
+def _moments(eqn: compat.JaxprEqn) -> Axes:
+    """Reduced as a sum is, but parts are put together with their counts and means; the counts go along.
+
+    Where they do not, nobody could say which rows of a part count.
+    """
+    axes = eqn.params["axes"]
+    shape, counts = map(shape_of, eqn.invars)
+    kept = tuple(dim for dim in range(len(shape)) if dim not in axes)
+    counted = tuple(dim if counts[dim] == shape[dim] and dim in axes else None for dim in range(len(shape)))
+    operand = tuple(counted[dim] if dim in axes else dim for dim in range(len(shape)))
+    reduced: dict[int, Reduction] = {dim: "moments" for dim in counted if dim is not None}
+    return Axes((operand, counted), (kept,), reduced)
+
+
 _BITWISE = ("reduce_or", "reduce_and")  # of truth values they are a maximum and a minimum
 
 
@@ -117,37 +141,6 @@ def _squeeze(eqn: compat.JaxprEqn) -> Axes:
     return Axes((operand,), (tuple(dim for dim in operand if dim is not None),))
 
 
-def _reshape(eqn: compat.JaxprEqn) -> Axes | None:
-    """In every group of dimensions that become one another, the outermost can be divided: its blocks stay together."""
-    if eqn.params.get("dimensions") is not None:
-        return None
-    before, after = shape_of(eqn.invars[0]), tuple(eqn.params["new_sizes"])
-    operand: list[Axis] = [None] * len(before)
-    result: list[Axis] = [None] * len(after)
-    for number, (left, right) in enumerate(_groups(before, after)):
-        heads = next((d for d in left if before[d] > 1), None), next((d for d in right if after[d] > 1), None)
-        if heads[0] is not None and heads[1] is not None:
-            operand[heads[0]] = result[heads[1]] = number
-    return Axes((tuple(operand),), (tuple(result),))
-
-
-def _groups(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """Smallest runs of dimensions with the same number of elements, in order."""
-    i = j = 0
-    while i < len(before) and j < len(after):
-        left, right = [i], [j]
-        a, b = before[i], after[j]
-        i, j = i + 1, j + 1
-        while a != b:
-            if a < b and i < len(before):
-                a, left, i = a * before[i], [*left, i], i + 1
-            elif j < len(after):
-                b, right, j = b * after[j], [*right, j], j + 1
-            else:
-                return
-        yield left, right
-
-
 def _dot_general(eqn: compat.JaxprEqn) -> Axes:
     (contract_l, contract_r), (batch_l, batch_r) = eqn.params["dimension_numbers"]
     left, right = shape_of(eqn.invars[0]), shape_of(eqn.invars[1])
@@ -164,50 +157,6 @@ def _dot_general(eqn: compat.JaxprEqn) -> Axes:
     result = (*(names_l[d] for d in batch_l), *(names_l[d] for d in free_l), *(names_r[d] for d in free_r))
     operands = (tuple(names_l[d] for d in range(len(left))), tuple(names_r[d] for d in range(len(right))))
     return Axes(operands, (result,), {names_l[d]: "sum" for d in contract_l})
-
-
-_BATCH, _FEATURES_IN, _FEATURES_OUT = 0, 1, 2
-
-
-def _convolution(eqn: compat.JaxprEqn) -> Axes:
-    """Batch, input features (summed over) and output features; of a grouped one the groups stay together."""
-    numbers = eqn.params["dimension_numbers"]
-    ungrouped = eqn.params["feature_group_count"] == 1
-    one_batch = eqn.params["batch_group_count"] == 1
-    rank = len(numbers.lhs_spec)
-    sides: tuple[list[Axis], ...] = tuple([None] * rank for _ in range(3))
-    left, right, out = sides
-    if one_batch:
-        left[numbers.lhs_spec[0]] = out[numbers.out_spec[0]] = _BATCH
-    if ungrouped:
-        left[numbers.lhs_spec[1]] = right[numbers.rhs_spec[1]] = _FEATURES_IN
-    if ungrouped and one_batch:
-        right[numbers.rhs_spec[0]] = out[numbers.out_spec[1]] = _FEATURES_OUT
-    return Axes((tuple(left), tuple(right)), (tuple(out),), {_FEATURES_IN: "sum"} if ungrouped else {})
-
-
-def _windowed(eqn: compat.JaxprEqn) -> Axes:
-    """Dimensions over which the window does not reach."""
-    sizes = eqn.params["window_dimensions"]
-    strides = eqn.params.get("window_strides") or (1,) * len(sizes)
-    reached = [dim for dim, size in enumerate(sizes) if size != 1 or strides[dim] != 1]
-    reached += [dim for dim, pad in enumerate(eqn.params.get("padding") or ()) if any(pad)]
-    return _parallel(eqn, reached)
-
-
-def _pad(eqn: compat.JaxprEqn) -> Axes:
-    padded = [dim for dim, config in enumerate(eqn.params["padding_config"]) if any(config)]
-    return _parallel(eqn, padded)
-
-
-def _slice(eqn: compat.JaxprEqn) -> Axes:
-    strides = eqn.params["strides"] or (1,) * len(shape_of(eqn.invars[0]))
-    cut = [
-        dim
-        for dim, (whole, kept) in enumerate(zip(shape_of(eqn.invars[0]), shape_of(eqn.outvars[0]), strict=True))
-        if whole != kept or strides[dim] != 1
-    ]
-    return _parallel(eqn, cut)
 
 
 def _gather(eqn: compat.JaxprEqn) -> Axes:
@@ -309,15 +258,16 @@ RULES: dict[str, Rule] = {
     "reduce_min": _reduce("min"),
     "reduce_or": _reduce("max"),
     "reduce_and": _reduce("min"),
+    "squares_about_mean": _moments,
     "argmax": _arg_reduce,
     "argmin": _arg_reduce,
     "transpose": _transpose,
     "broadcast_in_dim": _broadcast_in_dim,
     "squeeze": _squeeze,
-    "reshape": _reshape,
+    "reshape": reshape,
     "dot_general": _dot_general,
-    "conv_general_dilated": _convolution,
-    "concatenate": _along("dimension"),
+    "conv_general_dilated": convolution,
+    "concatenate": concatenate,
     "split": _along("axis"),
     "cumsum": _along("axis"),
     "cumprod": _along("axis"),
@@ -330,16 +280,16 @@ RULES: dict[str, Rule] = {
     "stack": _stack,
     "unstack": _unstack,
     "tile": _tile,
-    "pad": _pad,
-    "slice": _slice,
+    "pad": pad,
+    "slice": slice_,
     "dynamic_slice": _same_size,
     "dynamic_update_slice": _same_size,
-    "reduce_window_max": _windowed,
-    "reduce_window_min": _windowed,
-    "reduce_window_sum": _windowed,
-    "reduce_window": _windowed,
-    "select_and_scatter_add": _windowed,
-    "select_and_gather_add": _windowed,
+    "reduce_window_max": windowed,
+    "reduce_window_min": windowed,
+    "reduce_window_sum": windowed,
+    "reduce_window": windowed,
+    "select_and_scatter_add": select_and_scatter,
+    "select_and_gather_add": windowed,
     "gather": _gather,
     "scatter": _scatter,
     "scatter-add": _scatter_add,

@@ -17,7 +17,7 @@ _VIEWS = {"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "iota", "bitc
           "rev", "copy", "random_wrap", "random_unwrap", "name", "empty", "create_token"}  # fmt: skip
 
 _REDUCTIONS = {"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor",
-               "reduce", "argmax", "argmin"}  # fmt: skip
+               "reduce", "argmax", "argmin", "squares_about_mean"}  # fmt: skip
 
 _ELEMENTWISE = {
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "clamp",
@@ -31,7 +31,8 @@ _ELEMENTWISE = {
 }  # fmt: skip
 
 _STEPS_PER_ELEMENT = {"threefry2x32": 100, "random_bits": 100, "erf": 20, "erf_inv": 20, "exp": 8, "log": 8, "tanh": 12,
-                      "logistic": 10, "sin": 12, "cos": 12, "pow": 16, "lgamma": 40, "digamma": 40}  # fmt: skip
+                      "logistic": 10, "sin": 12, "cos": 12, "pow": 16, "lgamma": 40, "digamma": 40,
+                      "squares_about_mean": 4}  # fmt: skip
 
 
 def fusion_of(eqn: compat.JaxprEqn) -> Fusion:

@@ -13,6 +13,7 @@ from jax.core import Tracer
 from memplan.errors import MemplanError, UnsupportedProgramError
 from memplan.hardware.topology import Topology
 from memplan.planning.loop import Loop, Residuals
+from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs
 from memplan.program import compat
 from memplan.program.flatten import flatten
 from memplan.program.interpret import interpret
@@ -77,7 +78,31 @@ class StateOnHost:
     outputs: frozenset[int]
 
 
-Transform = LoopResiduals | StateOnHost
+@dataclass(frozen=True)
+class InSlabs:
+    """A transform: equations in loops over slabs (`transforms.slabs`).
+
+    Attributes:
+      slabs: what runs in them.
+      graph: of the program before, as it was written anew for the axis.
+      begins: value of that graph at which the axis begins.
+      loops: that came of it, by that graph; the name stack of the n-th begins with `scope(n)`.
+      blocked: ops of that graph that read arrays of the axis, and cannot be split along it.
+    """
+
+    slabs: Slabs
+    graph: SlabGraph
+    begins: int
+    loops: tuple[SlabLoop, ...]
+    blocked: frozenset[int] = frozenset()
+
+    @staticmethod
+    def scope(number: int) -> str:
+        """Of a loop, counted from 1."""
+        return f"slabs_{number}"
+
+
+Transform = LoopResiduals | StateOnHost | InSlabs
 
 
 @dataclass(frozen=True)
@@ -146,6 +171,11 @@ class Program:
     def residuals(self) -> tuple[Residuals | None, ...]:
         """What the loops stack, as a plan says it."""
         return tuple(chosen for _, chosen in self.loops)
+
+    @property
+    def in_slabs(self) -> tuple[InSlabs, ...]:
+        """Its loops over slabs; empty where it has none."""
+        return tuple(one for one in self.transforms if isinstance(one, InSlabs))
 
     @property
     def on_host(self) -> frozenset[int]:

@@ -23,7 +23,7 @@ class Trial:
       size: along each axis.
       fits: a program for it is within both budgets.
       device_bytes, host_bytes: of that program, or of the one that needs least, by the compiler.
-      way: how that runs: `plain`, or the planner.
+      way: how that runs: `plain`, or the planner, and whether in slabs.
       floor_bytes: no plan of this size needs less; `operation`: which operation sets that.
       compilations: programs compiled for it.
     """

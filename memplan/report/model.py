@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 
 from memplan.io import write_atomic
 from memplan.report.result import Record, Versions
+from memplan.report.slabs import SlabLoop, Unsplit, loops_table, unsplit_table
 from memplan.report.timeline import Line, Timeline
 from memplan.report.views import page, perfetto, picture
 from memplan.report.views.table import Table, largest, shape, short_source
@@ -20,7 +21,7 @@ from memplan.units import format_bytes, format_flops, format_seconds
 
 _FALLBACK_ROWS = 200  # rows of long tables, where no script draws them
 
-Choice = Literal["keep", "offload", "recompute"]
+Choice = Literal["keep", "offload", "recompute", "split"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Decision:
       shape, dtype: of the array.
       nbytes: bytes on the device.
       source: `file:line` of the user's code that makes it, or ''.
-      decision: it stays on the device, moves to the host and back, or is computed again.
+      decision: it stays on the device, moves to the host and back, is computed again, or is made slab by slab.
       seconds: predicted time of its copies (both ways) or of its recomputation; 0 where it is kept.
     """
 
@@ -102,12 +103,12 @@ class Report(Record):
       recomputed_flops: floating-point operations done a second time in one step.
       baseline_step_s, predicted_step_s: predicted seconds of one step, unmodified and planned.
       floor_bytes: arguments, outputs and the working set of the largest kernel, below which no schedule goes
-        unless it cuts that kernel in parts.
+        unless it cuts that kernel in parts; of what was compiled, which may be in slabs.
       lower_bound_s: seconds that no plan within this budget can beat, whatever its order and whoever makes it; None
         where nothing was planned.
       gap_s: seconds by which the step takes longer than the bound.
       attempts: how often the step was compiled.
-      decisions: one row per kept, offloaded or recomputed value.
+      decisions: one row per kept, offloaded, recomputed or split value.
       live_at_peak: what the device holds at the compiled peak, largest first.
       candidates: every plan that was compiled.
       copy_s: predicted seconds of a step during which the busier direction of the host link is busy, by the compiled
@@ -121,6 +122,10 @@ class Report(Record):
         included.
       xla_limit_bytes: device bytes above which XLA:GPU rematerializes by itself where jax compiles a step; None on CPU.
       xla_rematerialized: instructions that it added to the plan.
+      slab_loops: what runs slab by slab; empty where nothing does.
+      unsplit: of the operations that these read from or write for, those that no slabs could be made of; the largest.
+      huge_arrays: arrays of the unmodified step that have 2^31 elements or more, which cuDNN takes none of; None where
+        that is not known, and on a CPU.
       versions: (name, version) of python, jax, jaxlib and whatever else changes the figures.
     """
 
@@ -160,19 +165,24 @@ class Report(Record):
     preparation_s: float | None = None
     xla_limit_bytes: int | None = None
     xla_rematerialized: int = 0
+    slab_loops: tuple[SlabLoop, ...] = ()
+    unsplit: tuple[Unsplit, ...] = ()
+    huge_arrays: int | None = None
 
     @property
     def title(self) -> str:
         return f"memplan: {self.device}"
 
     def tables(self, rows: int) -> tuple[Table, ...]:
-        """Summary, candidates, what stands at the peak, decisions; at most `rows` of each of the last two."""
-        parts = (_summary(self), _candidates(self), _live(self, rows), _decisions(self, rows))
+        """Summary, candidates, slabs, what stands at the peak, decisions; at most `rows` of what can be many."""
+        slabs = loops_table(self.slab_loops), unsplit_table(self.unsplit, rows)
+        parts = (_summary(self), _candidates(self), *slabs, _live(self, rows), _decisions(self, rows))
         return tuple(table for table in parts if table.rows)
 
     def to_html(self) -> str:
         """One self-contained page: memory over the step, decisions, tables. It loads nothing and holds `to_json()`."""
-        tables = _summary(self), _candidates(self)
+        slabs = loops_table(self.slab_loops), unsplit_table(self.unsplit, _FALLBACK_ROWS)
+        tables = _summary(self), _candidates(self), *slabs
         fallbacks = _live(self, _FALLBACK_ROWS), _decisions(self, _FALLBACK_ROWS)
         subtitle = ", ".join(f"{name} {version}" for name, version in self.versions)
         is_good = self.status == "fits"
@@ -218,15 +228,15 @@ def _summary(report: Report) -> Table:
     rows = (
         ("status", report.status),
         ("planned for", f"{report.device}{elsewhere}"),
-        ("planner", f"{report.planner}, compiled {times}"),
+        ("planner", f"{report.planner}{_slabs(report)}, compiled {times}"),
         ("device budget", format_bytes(report.budget_bytes)),
         (
             "device peak",
             f"{format_bytes(report.compiled_peak_bytes)} compiled, "
             f"{format_bytes(report.predicted_peak_bytes)} predicted, {observed}",
         ),
-        ("  unmodified step", format_bytes(report.baseline_peak_bytes)),
         ("  its largest kernel", format_bytes(report.floor_bytes)),
+        ("  unmodified step", f"{format_bytes(report.baseline_peak_bytes)}{_beyond_cudnn(report)}"),
         ("host peak", f"{format_bytes(report.host_peak_bytes)} of {format_bytes(report.host_budget_bytes)}"),
         ("offloaded in a step", format_bytes(report.offloaded_bytes)),
         ("recomputed in a step", format_flops(report.recomputed_flops)),
@@ -239,6 +249,18 @@ def _summary(report: Report) -> Table:
         ("versions", ", ".join(f"{name} {version}" for name, version in report.versions)),
     )
     return Table("memplan", ("", ""), rows)
+
+
+def _slabs(report: Report) -> str:
+    count = len(report.slab_loops)
+    return f", {count} loop{'s' * (count > 1)} over slabs" if count else ""
+
+
+def _beyond_cudnn(report: Report) -> str:
+    if not report.huge_arrays:
+        return ""
+    arrays = "1 array of it has" if report.huge_arrays == 1 else f"{report.huge_arrays} arrays of it have"
+    return f"; {arrays} 2^31 elements or more, which cuDNN does not take"
 
 
 def _copies(report: Report) -> str:

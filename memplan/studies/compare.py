@@ -58,5 +58,6 @@ def _memplan_row(baselines: Baselines, request: Request, notify: Notify) -> Row:
     found = pipeline.best(baselines.step, baselines.args, {}, baselines.options, request, notify)
     if not found.fits:
         return Row("memplan", None, None, None, False, f"the smallest that works: {found.device_bytes} bytes")
-    note = "the plain step fits" if found.plan is None else f"compilations: {found.compilations}"
+    in_slabs = ", in slabs" if found.program.in_slabs else ""
+    note = "the plain step fits" if found.plan is None else f"compilations: {found.compilations}{in_slabs}"
     return Row("memplan", found.device_bytes, found.host_bytes, found.step_s, True, note)

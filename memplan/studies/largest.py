@@ -97,7 +97,7 @@ class _Search:
                 fits=found.fits,
                 device_bytes=found.device_bytes,
                 host_bytes=found.host_bytes,
-                way=found.plan.planner if found.plan is not None else "plain",
+                way=found.way,
                 floor_bytes=floor,
                 operation=operation,
                 compilations=found.compilations,
@@ -138,7 +138,7 @@ def frontier(
     search = _Search(make, request, donate, notify)
     edges = list(search.edges(axes))
     if not edges:
-        raise infeasible(search.outcome(tuple(axis.low for axis in axes)))
+        raise infeasible(search.outcome(tuple(axis.low for axis in axes)), request.splits)
     return Frontier(
         axes=tuple(axis.name for axis in axes),
         largest=tuple(fits for fits, _ in edges),

@@ -19,7 +19,7 @@ _MADE = re.compile(r"\bstack_frame_id=(\d+)")
 _NAMED = re.compile(r'\bop_name="jit\([^/"]*/((?:[^"\\]|\\.)*)/')  # the step, what is between, the primitive
 _WRAPPED = re.compile(r"\b[\w.\-]+\(([^()]*)\)")
 _CALLED = re.compile(r"\b(?:jit|pjit|shard_map)\([^()]*\)")
-_NO_LAYER = re.compile(r"while|body|cond|closed_call|branch_\d+_fun|checkpoint|rematted_computation")
+_NO_LAYER = re.compile(r"while|body|cond|closed_call|branch_\d+_fun|checkpoint|rematted_computation|eval_jaxpr")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 _Frames = Mapping[int, tuple[tuple[str, str], int]]  # number -> (file, line), number of the frame around it

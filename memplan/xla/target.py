@@ -32,6 +32,10 @@ HIDES_LATENCY = {
     "xla_gpu_enable_latency_hiding_scheduler": True,  # XLA:GPU's own default from Hopper on
     "xla_gpu_experimental_parallel_async_compute_limit": 64,  # copies in flight; the link serves them one by one
 }
+STREAMS = {  # XLA counts what is in host memory among what the device has to hold, and so takes it for full
+    **HIDES_LATENCY,
+    "xla_gpu_memory_limit_slop_factor": 10_000,
+}
 KEEPS_COLLECTIVES = {  # as they were written, one beside the other's computation
     "xla_gpu_enable_latency_hiding_scheduler": True,
     "xla_gpu_all_reduce_combine_threshold_bytes": 0,

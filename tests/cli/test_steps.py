@@ -30,7 +30,9 @@ def test_inspect_passes_its_options_on(planner: Planner) -> None:
     options = {"budget": "1GiB", "host_budget": "2GiB", "device": "v100", "planner": "greedy", "verify": "numbers"}
     words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
     assert run("inspect", "workshop:make", *words).exit_code == 0
-    assert planner.asked == [{**options, "donate_argnums": (0,)}]
+    assert run("inspect", "workshop:make", "--no-split").exit_code == 0
+    whole, split = {"split": False, "donate_argnums": (0,)}, {"split": "auto", "donate_argnums": (0,)}
+    assert planner.asked == [{**options, **split}, {**dict.fromkeys(options), "verify": "compile", **whole}]
 
 
 def test_a_step_with_its_own_plan_keeps_its_options(planner: Planner, workshop: Path) -> None:
@@ -38,6 +40,7 @@ def test_a_step_with_its_own_plan_keeps_its_options(planner: Planner, workshop: 
     assert run("inspect", "ready:make").exit_code == 0
     assert planner.asked == [{"budget": 3}]
     assert "return the plain step" in message(run("inspect", "ready:make", "--budget", "1GiB"), 2)
+    assert "return the plain step" in message(run("inspect", "ready:make", "--no-split"), 2)
     assert "plain step" in message(run("compare", "ready:make"), 2)
 
 
@@ -72,9 +75,10 @@ def test_compare_prints_a_row_for_each_way(compared: list[dict[str, Any]]) -> No
     result = run("compare", "workshop:make(size=4)", "--budget", "1GiB", "--device", "v100")
     assert result.exit_code == 0
     assert "memplan" in result.stdout
-    assert compared == [
-        {"args": ({"w": 4}, 2), "budget": "1GiB", "host_budget": None, "device": "v100", "donate_argnums": (0,)}
-    ]
+    asked = {"budget": "1GiB", "host_budget": None, "device": "v100", "split": "auto", "donate_argnums": (0,)}
+    assert compared == [{"args": ({"w": 4}, 2), **asked}]
+    run("compare", "workshop:make", "--no-split")
+    assert compared[1]["split"] is False
 
 
 def test_compare_writes_json_and_pages(compared: list[dict[str, Any]], workshop: Path) -> None:
@@ -139,13 +143,14 @@ def sized(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def test_largest_varies_arguments_of_the_factory(sized: list[dict[str, Any]], workshop: Path) -> None:
-    words = ["--vary", "size=8:64:8", "--vary", "batch=1:4", "--budget", "1GiB", "--json", "l.json"]
+    words = ["--vary", "size=8:64:8", "--vary", "batch=1:4", "--budget", "1GiB", "--json", "l.json", "--no-split"]
     result = run("largest", "workshop:make(dtype='float32')", *words)
     assert result.exit_code == 0, result.output
     assert "2.00 GiB" in result.stdout and "in 5 programs" in result.stdout
     [asked] = sized
     assert asked["names"] == ("size", "batch") and asked["step"] == (8, 1) and asked["budget"] == "1GiB"
     assert asked["made"] == ({"w": 64, "batch": 4, "dtype": "float32"}, 2) and asked["donate_argnums"] == (0,)
+    assert asked["split"] is False
     assert Frontier.from_json((workshop / "l.json").read_text()).largest == ((8, 1),)
 
 

@@ -10,16 +10,28 @@ import jax.numpy as jnp
 
 from memplan.compilation.limits import Limits
 from memplan.compilation.outcome import Outcome
-from memplan.program.trace import Program, trace
+from memplan.planning.slabs import Slabs
+from memplan.program.trace import InSlabs, Program, trace
 from memplan.xla.target import Executable, Memory
 
 LIMITS = Limits(100, 50)
 PROGRAM = trace(lambda x: x + 1, (jax.ShapeDtypeStruct((4,), jnp.float32),), {}, {})
 
 
-def outcome(program: Program, nbytes: int, host_bytes: int = 0, predicted_to_fit: bool = True) -> Outcome:
+def in_slabs(on_host: bool = False) -> Program:
+    """The program, as if its op ran in slabs of two rows."""
+    slabs = Slabs(0, 0, 2, frozenset({0}), frozenset({1}), frozenset({1} if on_host else ()))
+    return PROGRAM.transform(InSlabs(slabs, cast(Any, None), 0, ()), None)
+
+
+def outcome(
+    program: Program, nbytes: int, host_bytes: int = 0, predicted_to_fit: bool = True, seconds: float = 1.0
+) -> Outcome:
+    """It takes so many seconds; the step as it is, one."""
     executable = Executable(None, Memory(nbytes, host_bytes, nbytes))
     plain = SimpleNamespace(device_bytes=500, resident_bytes=10)
-    planned = cast(Any, SimpleNamespace(fits=predicted_to_fit, plain=plain, plan=None))
+    replay = SimpleNamespace(step_s=seconds)
+    result = SimpleNamespace(replay=replay)
+    planned = cast(Any, SimpleNamespace(fits=predicted_to_fit, plain=plain, plan=None, result=result, bound_s=1.0))
     target = cast(Any, SimpleNamespace(device=SimpleNamespace(name="v100"), is_gpu=True))
     return Outcome(program, target, LIMITS, executable, planned, (), {}, None, 1)

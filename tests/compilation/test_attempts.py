@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
+
 from memplan.compilation.attempts import Attempts
 from memplan.compilation.limits import Reserve
 from memplan.compilation.outcome import Outcome
 from memplan.program.trace import LoopResiduals, Program, StateOnHost
-from tests.compilation.outcomes import PROGRAM, outcome
+from tests.compilation.outcomes import PROGRAM, in_slabs, outcome
 
 COPYING = PROGRAM.transform(StateOnHost(frozenset({0}), frozenset()), None)
 
@@ -32,12 +34,24 @@ class Fake:
         return outcome(program, taken) if isinstance(taken, int) else taken
 
 
-def attempt(compiler: Fake, program: Program = PROGRAM, others: tuple[Program, ...] = (), **options: Any) -> Outcome:
+def attempt(
+    compiler: Fake,
+    program: Program = PROGRAM,
+    others: tuple[Program, ...] = (),
+    slabs: tuple[Program, ...] = (),
+    expected_s: float = 1.0,
+    **options: Any,
+) -> Outcome:
     def stack_less(asked: Program, excess_bytes: int) -> Iterator[Program]:
         assert asked is program and excess_bytes > 0
         yield from others
 
-    found = Attempts(compiler, stack_less, lambda *_: None, **options).run(program)
+    def by_slabs(asked: Program, seconds: float) -> Iterator[Program]:
+        assert asked is program
+        if seconds >= expected_s:
+            yield from slabs
+
+    found = Attempts(compiler, stack_less, by_slabs, lambda *_: None, **options).run(program)
     assert len(compiler.asked) == len(compiler.takes), "stopped too early"
     return found
 
@@ -101,6 +115,51 @@ def test_where_nothing_fits_the_smallest_is_told() -> None:
     misses = [outcome(one, size, predicted_to_fit=False) for one, size in zip(programs, sizes, strict=True)]
     found = attempt(Fake(list(misses)), others=others)
     assert (found.device_bytes, found.compilations) == (110, 3) and found.program is others[0]
+
+
+def misses(*taken: tuple[Program, int]) -> list[int | Outcome]:
+    """Outcomes as they were predicted, all too large."""
+    return [outcome(program, nbytes, predicted_to_fit=False) for program, nbytes in taken]
+
+
+def test_slabs_come_after_loops_that_stack_less_and_only_until_one_fits() -> None:
+    fewer, slabs = PROGRAM.transform(LoopResiduals(()), None), tuple(in_slabs() for _ in range(3))
+    compiler = Fake([*misses((PROGRAM, 130), (fewer, 120), (slabs[0], 110)), 90])
+    found = attempt(compiler, others=(fewer,), slabs=slabs)
+    assert [id(program) for program, *_ in compiler.asked] == [id(one) for one in (PROGRAM, fewer, *slabs[:2])]
+    assert found.fits and found.program is slabs[1] and found.compilations == 4
+
+
+def test_a_program_in_slabs_has_one_schedule_and_is_corrected() -> None:
+    one = in_slabs(on_host=True)
+    compiler = Fake([*misses((PROGRAM, 130)), 107, 99])
+    assert attempt(compiler, slabs=(one,)).fits
+    assert [hides for _, hides, _ in compiler.asked[1:]] == [True, True]
+    assert compiler.asked[2][2] == Reserve(7)
+
+
+def test_a_few_programs_in_slabs_are_compiled_and_the_nearest_is_kept_in_mind() -> None:
+    slabs = tuple(in_slabs() for _ in range(5))
+    found = attempt(Fake(misses((PROGRAM, 130), (slabs[0], 150), (slabs[1], 140), (slabs[2], 160))), slabs=slabs)
+    assert found.program is PROGRAM and found.nearest_in_slabs is not None
+    assert found.nearest_in_slabs.device_bytes == 140 and found.nearest_in_slabs.in_slabs == slabs[1].in_slabs
+
+
+@pytest.mark.parametrize(("seconds", "chosen"), [(1.4, "slabs"), (1.6, "whole")])
+def test_a_slow_plan_is_compared_with_slabs(seconds: float, chosen: str) -> None:
+    one = in_slabs()
+    compiler = Fake([outcome(PROGRAM, 90, seconds=1.5), outcome(one, 95, seconds=seconds)])
+    found = attempt(compiler, slabs=(one, in_slabs()))
+    assert found.program is (one if chosen == "slabs" else PROGRAM) and found.fits and found.compilations == 2
+
+
+def test_a_plan_stays_where_it_is_fast_or_slabs_are_expected_to_be_slower() -> None:
+    assert attempt(Fake([outcome(PROGRAM, 90, seconds=1.25)]), slabs=(in_slabs(),)).program is PROGRAM
+    assert attempt(Fake([outcome(PROGRAM, 90, seconds=1.5)]), slabs=(in_slabs(),), expected_s=1.3).program is PROGRAM
+
+
+def test_a_plan_that_is_followed_is_tried_in_no_slabs() -> None:
+    assert not attempt(Fake([120]), slabs=(in_slabs(),), follows=True).fits
 
 
 def test_a_profile_is_a_compilation() -> None:

@@ -16,6 +16,12 @@ def test_both_memories_are_limited() -> None:
     assert not LIMITS.allow(101, 0) and not LIMITS.allow(0, 51)
 
 
+@given(nbytes, nbytes)
+def test_what_is_beyond_the_limits_is_what_does_not_fit(device: int, host: int) -> None:
+    assert LIMITS.excess(device, host) == max(device - 100, 0) + max(host - 50, 0)
+    assert LIMITS.allow(device, host) == (LIMITS.excess(device, host) == 0)
+
+
 @given(nbytes, nbytes, nbytes, nbytes)
 def test_a_reserve_grows_by_what_was_missed_and_by_no_more(device: int, host: int, took: int, took_host: int) -> None:
     limits = Limits(device, host)

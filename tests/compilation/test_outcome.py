@@ -11,7 +11,7 @@ from memplan.planning.plan import Plan
 from memplan.planning.schedule import Kind
 from memplan.program.trace import Program, StateOnHost
 from tests.compilation.modules import WITH_RECOMPUTE, scheduled
-from tests.compilation.outcomes import PROGRAM, outcome
+from tests.compilation.outcomes import PROGRAM, in_slabs, outcome
 
 ON_HOST = PROGRAM.transform(StateOnHost(frozenset({0}), frozenset()), None)
 
@@ -36,6 +36,16 @@ def test_the_better_one_keeps_the_step_as_it_came_and_counts_both() -> None:
     assert found.unmodified is unmodified and found.compilations == 5
 
 
+def test_of_two_that_fit_the_faster_one_may_take_more() -> None:
+    unmodified = cast(Any, object())
+    first = replace(outcome(PROGRAM, 90, seconds=3.0), unmodified=unmodified)
+    fast, slow = outcome(ON_HOST, 95, seconds=2.0), outcome(ON_HOST, 80, seconds=4.0)
+    found = first.faster(fast)
+    assert found.program is ON_HOST and found.unmodified is unmodified and found.compilations == 2
+    assert first.faster(slow).program is PROGRAM
+    assert first.faster(outcome(ON_HOST, 101, seconds=1.0)).program is PROGRAM
+
+
 def planned(program: Program, plan: Plan | None = None) -> Outcome:
     plain = scheduled()
     return replace(outcome(program, 90), planned=PlannedModule(plain, plain, plan))
@@ -58,3 +68,22 @@ def test_a_plan_says_what_the_program_has_on_the_host() -> None:
     made = Plan(tuple((Kind.RUN, name) for name in WITH_RECOMPUTE), "f00d", "kernels")
     assert planned(ON_HOST, made).plan == replace(made, on_host=(0,))
     assert planned(PROGRAM, made).plan == made
+
+
+def test_a_program_in_slabs_has_a_plan_that_says_which() -> None:
+    program = in_slabs()
+    found = planned(program)
+    assert found.plan is not None and found.plan.planner == found.way == "slabs"
+    assert found.plan.slabs == tuple(one.slabs for one in program.in_slabs)
+    made = Plan(tuple((Kind.RUN, name) for name in WITH_RECOMPUTE), "f00d", "kernels")
+    assert planned(program, made).way == "kernels, in slabs" and planned(PROGRAM, made).way == "kernels"
+    assert planned(PROGRAM).way == "plain"
+
+
+def test_of_what_was_tried_in_slabs_the_nearest_to_both_limits_is_told() -> None:
+    on_device, on_host = outcome(in_slabs(), 130, 0), outcome(in_slabs(), 90, 60)
+    plain = outcome(PROGRAM, 120)
+    assert plain.nearest_in_slabs is None
+    for found in (plain.better(on_device).better(on_host), plain.better(on_host).better(on_device)):
+        nearest = found.nearest_in_slabs
+        assert nearest is not None and (nearest.device_bytes, nearest.host_bytes) == (90, 60)

@@ -6,14 +6,19 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import memplan
 from memplan.compilation.callback import PlannedModule
 from memplan.compilation.outcome import Outcome
 from memplan.errors import InfeasibleBudgetError
 from memplan.outcome import infeasible as errors
 from memplan.outcome.infeasible import floor_of, infeasible
-from memplan.program.trace import StateOnHost
+from memplan.planning.graph import Graph, Op, Value
+from memplan.planning.slabs import SlabGraph, Slabs
+from memplan.program.trace import InSlabs, Program, StateOnHost
 from tests.compilation.modules import LEAST, scheduled
 from tests.compilation.outcomes import PROGRAM, outcome
 
@@ -53,6 +58,51 @@ def test_state_that_is_most_of_it_may_be_donated_or_go_to_the_host(monkeypatch: 
 def test_the_smallest_may_be_the_step_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "floor_of", lambda found: (60, "gemm.1"))
     assert infeasible(outcome(PROGRAM, 600)).smallest_bytes == 500
+
+
+def in_slabs(op: str = "", nbytes: int = 0) -> Program:
+    """The program as if it ran in slabs of two rows, beside an op of so many bytes that is not split."""
+    values = Value("x", nbytes, (64, 3)), Value("y", 0, (64, 3))
+    graph = SlabGraph(Graph(values, (Op(op, (0,), (1,), source="net.py:7"),)), frozenset(), {}, {}, {})
+    slabs = Slabs(0, 0, 2, frozenset(), frozenset(), frozenset())
+    return PROGRAM.transform(InSlabs(slabs, graph, 0, (), frozenset({0} if op else ())), None)
+
+
+def test_the_error_says_what_slabs_took_and_what_stood_in_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "floor_of", lambda found: (60, "gemm.1"))
+    plain = outcome(PROGRAM, 120)
+    said = " In slabs along dimension 0 of float32[64,3] it takes 130 B"
+    assert f"{said}. Try" in str(infeasible(plain.better(outcome(in_slabs(), 130))))
+    assert f"{said} and 9 B on the host. Try" in str(infeasible(plain.better(outcome(in_slabs(), 130, 9))))
+    assert f"{said}. Try" in str(
+        infeasible(plain.better(outcome(in_slabs("sort", 90), 130)))
+    )  # it fits beside 10 bytes
+    whole = plain.better(outcome(in_slabs("sort", 91), 130))
+    assert f"{said}; not in slabs is sort (net.py:7). Try" in str(infeasible(whole))
+    assert "slabs" not in str(infeasible(plain))
+
+
+def test_what_slabs_lack_on_the_host_is_advised(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = outcome(PROGRAM, 120).better(outcome(in_slabs(), 90, 70)).better(outcome(in_slabs(), 80, 75))
+    assert "a budget of" not in advice(found, monkeypatch)
+    assert "a host_budget of 70 bytes" in advice(found, monkeypatch)
+
+
+def test_slabs_are_advised_where_they_were_not_wanted_and_no_order_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "floor_of", lambda found: (101, "gemm.1"))
+    found = outcome(PROGRAM, 120)
+    assert 'split="auto"' in str(infeasible(found, splits=False)) and "split=" not in str(infeasible(found))
+    monkeypatch.setattr(errors, "floor_of", lambda found: (100, "gemm.1"))
+    assert "split=" not in str(infeasible(found, splits=False))
+
+
+@pytest.mark.gpu_aot
+def test_where_no_slabs_were_found_the_error_names_what_cannot_be_split() -> None:
+    def step(x: jax.Array) -> jax.Array:
+        return jnp.sort(jnp.tanh(x), axis=0)[::2].sum()
+
+    with pytest.raises(InfeasibleBudgetError, match=r"not in slabs is sort \(\S*test_infeasible.py:\d+\)"):
+        memplan.jit(step, budget=40_000, device="v100").plan(jax.ShapeDtypeStruct((10_000,), jnp.float32))
 
 
 def test_no_order_goes_below_the_floor() -> None:

@@ -17,13 +17,17 @@ from memplan.planning.loop import Residuals
 from memplan.planning.plan import FORMAT, Plan, name_actions
 from memplan.planning.problem import Buffer, Kernel, Problem, Role
 from memplan.planning.schedule import Action, Kind
+from memplan.planning.slabs import Slabs
 
 ACTIONS = st.tuples(st.sampled_from(list(Kind)), st.text())
 NUMBERS = st.lists(st.integers(0, 10**6), max_size=3).map(tuple)
 LOOPS = st.lists(st.none() | st.builds(Residuals, NUMBERS, NUMBERS), max_size=3).map(tuple)
 ROOMS = st.none() | st.integers(0, 1 << 40)
+NUMBER, SET = st.integers(0, 10**6), st.frozensets(st.integers(0, 10**6), max_size=3)
+SLABS = st.lists(st.builds(Slabs, NUMBER, NUMBER, NUMBER, SET, SET, SET), max_size=2).map(tuple)
+NAMES = st.lists(st.text(), max_size=2).map(tuple)
 PLANS = st.builds(
-    Plan, st.lists(ACTIONS, max_size=8).map(tuple), st.text(), st.text(), st.text(), LOOPS, NUMBERS, ROOMS
+    Plan, st.lists(ACTIONS, max_size=8).map(tuple), st.text(), st.text(), st.text(), LOOPS, NUMBERS, ROOMS, NAMES, SLABS
 )
 SMALL = Plan(((Kind.RUN, "fusion.3"), (Kind.OFFLOAD, "fusion.3{1}")), "f00d", "kernels", "v100")
 
@@ -80,6 +84,13 @@ def test_garbage_is_refused(tmp_path: Path, content: bytes) -> None:
         {"loops": [{"kept": [1]}]},
         {"on_host": ["1"]},
         {"on_host": None},
+        {"format": 3},
+        {"slabs": None},
+        {"slabs": [3]},
+        {"slabs": [{"value": 1, "dim": 0, "rows": 8, "ops": [2], "stored": []}]},
+        {"slabs": [{"value": 1, "dim": 0, "rows": 8, "ops": [2], "stored": [], "on_host": ["1"]}]},
+        {"slabs": [{"value": 1, "dim": 0, "rows": 1.5, "ops": [2], "stored": [], "on_host": []}]},
+        {"slabs": [{"value": 1, "dim": None, "rows": 8, "ops": [2], "stored": [], "on_host": []}]},
     ],
     ids=str,
 )

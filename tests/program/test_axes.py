@@ -49,11 +49,11 @@ def test_sizes_in_parameters_are_those_of_the_part(function: Callable[..., Any],
     assert axes is not None
     axis = axes.of_operand(0, 0)
     assert axis is not None
-    params = local_params(eqn, axes, axis, 4)
+    params = local_params(eqn, axes, axis, lambda size: size // 4)
     assert params == {**eqn.params, name: sizes}
 
 
 def test_other_parameters_stay() -> None:
     eqn = only(lambda x: jax.lax.reduce_sum(x, (0,)), X)
     axes = axes_of(eqn)
-    assert axes is not None and local_params(eqn, axes, 0, 4) == eqn.params
+    assert axes is not None and local_params(eqn, axes, 0, lambda size: size // 4) == eqn.params

@@ -73,30 +73,31 @@ STEPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }  # fmt: skip
 
 
-def divided(eqn: compat.JaxprEqn, axes: Axes, axis: int, operands: list[Any]) -> list[Any]:
+def divided(eqn: compat.JaxprEqn, axes: Axes, axis: int, operands: list[Any], parts: int = PARTS) -> list[Any]:
     """Results of an equation from its parts."""
-    params = local_params(eqn, axes, axis, PARTS)
-    parts = []
-    for part in range(PARTS):
-        given = [mine(x, side, axis, part) for x, side in zip(operands, axes.operands, strict=True)]
+    params = local_params(eqn, axes, axis, lambda size: size // parts)
+    made = []
+    for part in range(parts):
+        given = [mine(x, side, axis, part, parts) for x, side in zip(operands, axes.operands, strict=True)]
         if axis in axes.reduced and part:
             given = [np.zeros_like(x) if i in axes.masked else x for i, x in enumerate(given)]
-        parts.append(compat.bind(eqn.replace(params=params), given))
+        made.append(compat.bind(eqn.replace(params=params), given))
     together = []
     for number, side in enumerate(axes.results):
-        results = [part[number] for part in parts]
+        results = [one[number] for one in made]
         if axis in side:
             together.append(np.concatenate(results, side.index(axis)))
         elif axis in axes.reduced:
-            together.append({"sum": np.add, "max": np.maximum, "min": np.minimum}[axes.reduced[axis]](*results))
+            together.append({"sum": np.add, "max": np.maximum, "min": np.minimum}[axes.reduced[axis]].reduce(results))
         else:
-            np.testing.assert_array_equal(*results)
+            for other in results[1:]:
+                np.testing.assert_array_equal(results[0], other)
             together.append(results[0])
     return together
 
 
-def mine(x: Any, side: Any, axis: int, part: int) -> Any:
-    return np.split(np.asarray(x), PARTS, side.index(axis))[part] if axis in side else x
+def mine(x: Any, side: Any, axis: int, part: int, parts: int) -> Any:
+    return np.split(np.asarray(x), parts, side.index(axis))[part] if axis in side else x
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -11,10 +11,19 @@ from typing import Any
 import pytest
 
 from memplan.report.model import Candidate, Decision, LiveValue, Report
+from memplan.report.slabs import SlabArray, SlabLoop, Unsplit
 from tests.report.timelines import HOSTILE, lines_of, random_timeline
 
 MIB = 2**20
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+VOLUME = SlabArray("x", (512, 512), "float32", MIB, "device")
+STORED = SlabArray("conv:3", (512, 512, 32), "float32", 32 * MIB, "host")
+AXIS = "dimension 0 of float32[512,512,32]"
+LOOPS = (
+    SlabLoop(1, AXIS, 16, 32, 1, 2, (VOLUME,), (STORED,), 1, 1e-3, "/home/a/b/net.py:7"),
+    SlabLoop(2, AXIS, 16, 32, 4, 9, (VOLUME, STORED), (), 3, None, ""),
+)
 
 
 @pytest.fixture
@@ -53,6 +62,8 @@ def report() -> Report:
             Candidate("xla", None, None, None, "gave up"),
         ),
         versions=(("jax", "0.10.2"), ("python", "3.11.7")),
+        slab_loops=LOOPS,
+        unsplit=(Unsplit("sort", 3 * MIB, "/a/b/net.py:40"), Unsplit("<script>alert(1)</script>", 7, "")),
     )
 
 

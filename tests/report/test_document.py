@@ -17,7 +17,7 @@ def test_json_has_a_row_to_a_line(drawn_report: Report) -> None:
     for row in ("start_s", "place", "direction"):
         rows = [line for line in lines if f'"{row}":' in line and line.lstrip().startswith("{")]
         assert rows and all(json.loads(line.strip().removesuffix(",")) for line in rows)
-    assert len([line for line in lines if '"place":' in line]) == len(drawn_report.timeline.stays)
+    assert len([line for line in lines if '"first":' in line]) == len(drawn_report.timeline.stays)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,11 @@ from memplan.studies.compare import compare
 MIB = 2**20
 
 
-def found(nbytes: int, fits: bool = True, plan: Any = None) -> Any:
-    return SimpleNamespace(device_bytes=nbytes, host_bytes=5, step_s=0.5, fits=fits, plan=plan, compilations=3)
+def found(nbytes: int, fits: bool = True, plan: Any = None, in_slabs: tuple[Any, ...] = ()) -> Any:
+    program = SimpleNamespace(in_slabs=in_slabs)
+    return SimpleNamespace(
+        device_bytes=nbytes, host_bytes=5, step_s=0.5, fits=fits, plan=plan, compilations=3, program=program
+    )
 
 
 @pytest.fixture
@@ -81,6 +84,7 @@ def test_a_cpu_has_no_ways_of_xla() -> None:
     ("outcome", "row"),
     [
         (found(8 * MIB), Row("memplan", 8 * MIB, 5, 0.5, True, "the plain step fits")),
+        (found(8, plan="", in_slabs=(1,)), Row("memplan", 8, 5, 0.5, True, "compilations: 3, in slabs")),
         (found(99, fits=False), Row("memplan", None, None, None, False, "the smallest that works: 99 bytes")),
     ],
 )

@@ -12,11 +12,19 @@ import memplan
 from memplan import api
 from memplan.errors import InfeasibleBudgetError, SizeError
 from memplan.report.frontier import Frontier
+from tests import vocabulary
 from tests.dense import step
 
 WIDTH, MIB = 256, 2**20
 ROWS = range(256, 2305, 256)
 BUDGET = 8 * MIB
+LIMITS: dict[str, Any] = {
+    "budget": BUDGET,
+    "host_budget": 0,
+    "device": "v100",
+    "planner": "recompute",
+    "split": False,
+}
 
 
 def make(rows: int, layers: int = 4) -> tuple[Any, tuple[Any, ...]]:
@@ -26,15 +34,12 @@ def make(rows: int, layers: int = 4) -> tuple[Any, tuple[Any, ...]]:
 
 def fits(rows: int, layers: int = 4) -> bool:
     function, args = make(rows, layers)
-    planned = memplan.jit(function, device="v100", budget=BUDGET, host_budget=0, planner="recompute", donate_argnums=0)
+    planned = memplan.jit(function, **LIMITS, donate_argnums=0)
     try:
         planned.plan(*args)
     except InfeasibleBudgetError:
         return False
     return True
-
-
-LIMITS: dict[str, Any] = {"budget": BUDGET, "host_budget": 0, "device": "v100", "planner": "recompute"}
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +113,15 @@ def test_an_error_of_the_maker_names_the_size() -> None:
 def test_a_planned_step_is_refused() -> None:
     with pytest.raises(SizeError, match="plain one"):
         memplan.largest(lambda rows: (memplan.jit(step), make(rows)[1]), low=1, high=3)
+
+
+def test_slabs_count_unless_they_are_not_wanted() -> None:
+    tokens = {"low": vocabulary.TOKENS, "high": vocabulary.TOKENS, "budget": vocabulary.IN_SLABS}
+
+    def make(tokens: int) -> tuple[Any, tuple[Any, ...]]:
+        return vocabulary.step, vocabulary.shapes(tokens)
+
+    [trial] = api.frontier(make, **tokens).tried
+    assert trial.fits and trial.way == "slabs"
+    with pytest.raises(InfeasibleBudgetError):
+        memplan.largest(make, **tokens, split=False)

@@ -117,6 +117,7 @@ def _bytes(found: Outcome) -> dict[str, Any]:
         "planner": found.plan.planner if found.plan else "none",
         "again": runs - len(made.base.problem.kernels) if made.plan is not None else 0,
         "offloaded_bytes": int(made.result.replay.copied_out_nbytes),
+        "slab_loops": sum(len(one.loops) for one in found.program.in_slabs),
         "stacked_bytes": sum(stacked_nbytes(*known) for known in loops) if loops else None,
         "moved_bytes": sum(map(_moved_nbytes, loops)) if loops else None,
     }

@@ -149,7 +149,8 @@ class _Lowering:
                 return [self.iota(eqn, one)]
             case "random_bits" if not operands[0].shape:
                 return [self.random_bits(eqn, operands[0])]
-        params = local_params(eqn, one.axes, one.axis, self.collectives.devices)
+        devices = self.collectives.devices
+        params = local_params(eqn, one.axes, one.axis, lambda size: size // devices)
         results = compat.bind(eqn.replace(params=params), operands)
         how = one.axes.reduced.get(one.axis)
         if how in ("max", "min"):

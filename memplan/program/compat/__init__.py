@@ -47,11 +47,13 @@ from memplan.program.compat.jaxprs import (
     value_of,
     with_eqns,
 )
+from memplan.program.compat.primitives import new_primitive
 from memplan.program.compat.tracing import (
     BLOCKING_MODULES,
     checkpointed_gradients,
     donated_inputs,
     draws_by_itself,
+    empty_on_host,
     has_args_info,
     is_key,
     is_tracing,

@@ -14,6 +14,7 @@ from jax._src import api as _api
 from jax._src import array as _array
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src.lax import lax as _lax
 
 # Where jax waits for values to be ready; on a GPU it may spin there.
 BLOCKING_MODULES = (_array.__name__, _api.__name__)
@@ -123,3 +124,8 @@ def random_bits_between(key: Any, bit_width: int, shape: Sequence[int], part: An
     else:
         bits = (high ^ low).astype(jax.numpy.dtype(f"uint{bit_width}"))
     return bits.reshape(local)
+
+
+def empty_on_host(shape: Sequence[int], dtype: Any) -> Any:
+    """An array in host memory that nothing was written to."""
+    return jax.lax.broadcast(_lax.empty2(dtype, memory_space=jax.memory.Space.Host), shape)

@@ -1,4 +1,4 @@
-"""Program -> Program, each named and recorded: residuals of loops, state on the host.
+"""Program -> Program, each named and recorded: residuals of loops, slabs, state on the host.
 
-May import `program`, and from `planning` what chooses residuals.
+May import `program`, and from `planning` what chooses residuals and slabs.
 """

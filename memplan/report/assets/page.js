@@ -171,7 +171,8 @@ function drawDecisions(chart) {
     told.textContent = `${found.length} of ${rows.length}, ${bytes(found.reduce((sum, row) => sum + row.nbytes, 0))}`;
     table.fill(found);
   };
-  for (const decision of ["all", "keep", "offload", "recompute"]) {
+  const split = rows.some((row) => row.decision === "split") ? ["split"] : [];
+  for (const decision of ["all", "keep", "offload", "recompute", ...split]) {
     const count = decision === "all" ? rows.length : rows.filter((row) => row.decision === decision).length;
     const button = make("button", { type: "button", ariaPressed: String(decision === "all"), onclick: () => {
       chosen = decision;

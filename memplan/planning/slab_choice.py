@@ -1,0 +1,128 @@
+"""Which values loops over slabs write for later ones, and where: what takes the least time under both budgets.
+
+Round by round: what is written follows from minimum cuts (`slab_cut`), where it lies from the room beside the loops,
+and from the streams of every loop (`slab_price`) what a second of its kernels is worth in seconds of copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from memplan.planning.slab_cut import SlabCut
+from memplan.planning.slab_price import Price, Pricer, SlabLimits, lifetimes, read_whole, whole_nbytes
+from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, Walls
+
+_ROUNDS = 6
+_STEP = 0.5  # power of the ratio of two streams by which a weight follows it
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Choices for one axis, one set of ops and one number of rows (`bare`)."""
+
+    pricer: Pricer
+    bare: Slabs
+    limits: SlabLimits
+
+    def best(self, rounds: int = _ROUNDS) -> tuple[Slabs, Price]:
+        """The fastest that fits, or else what takes the least."""
+        return min(self._rounds(rounds), key=lambda one: self._order(one[1]))
+
+    def refined(self, slabs: Slabs) -> tuple[Slabs, Price]:
+        """The same with one value after another written or not written, until none of them makes it faster."""
+        best = slabs, self._price(slabs)
+        tried: Price | None = None
+        while tried != best[1]:
+            tried = best[1]
+            for value in self._worth_writing(best[0]):
+                other = self._placed(best[0].stored ^ {value})
+                price = self._price(other)
+                if self._order(price) < self._order(best[1]):
+                    best = other, price
+        return best
+
+    def _worth_writing(self, slabs: Slabs) -> list[int]:
+        """What is written, and what kernels make by slabs; the last first: earlier loops write for it."""
+        graph, along = self._graph.graph, self._graph.along
+        kernels = (op for op in self.bare.ops if graph.ops[op].fusion == "kernel" and not along[op].reduces)
+        made = {value for op in kernels for value in graph.ops[op].outputs}
+        return sorted((made | slabs.stored) - self._walls.forced, reverse=True)
+
+    def _price(self, slabs: Slabs) -> Price:
+        return self.pricer.price(slabs, self.limits, self._whole, self._read_whole, tuple(self._walls.arrange(slabs)))
+
+    @cached_property
+    def _whole(self) -> Mapping[int, int]:
+        return whole_nbytes(self._graph, self.bare)
+
+    @cached_property
+    def _read_whole(self) -> Mapping[int, int]:
+        return read_whole(self._graph, self.bare)
+
+    def _order(self, price: Price) -> tuple[int, float]:
+        return self.limits.excess(price), price.seconds
+
+    def may_fit(self) -> bool:
+        """The first choice fits."""
+        return self.limits.excess(self.best(rounds=1)[1]) == 0
+
+    def _rounds(self, rounds: int) -> Iterator[tuple[Slabs, Price]]:
+        weights: dict[int, float] = {}
+        shares: Mapping[int, int] = {}
+        on_device: Collection[int] = ()
+        for _ in range(rounds):
+            shares = SlabCut(
+                self.pricer, self.bare, self._walls.levels, self._walls.forced, weights, shares, on_device
+            ).run()
+            slabs = self._placed(frozenset(shares))
+            yield slabs, self._price(slabs)
+            on_device = slabs.stored - slabs.on_host
+            for loop in self._loops(slabs):
+                weights[loop.level] = weights.get(loop.level, 1.0) * self._growth(loop, slabs)
+
+    @cached_property
+    def _walls(self) -> Walls:
+        return Walls(self._graph, self.bare.ops)
+
+    @property
+    def _graph(self) -> SlabGraph:
+        return self.pricer.graph
+
+    def _loops(self, slabs: Slabs) -> list[SlabLoop]:
+        return [one for one in self._walls.arrange(slabs) if isinstance(one, SlabLoop)]
+
+    def _growth(self, loop: SlabLoop, slabs: Slabs) -> float:
+        """Of the weight of a loop's kernels: up where it waits for them, down where it waits for copies."""
+        streams = self.pricer.streams(loop, slabs)
+        copies = max(streams.read, streams.written)
+        if not copies or not streams.kernels:
+            return 1.0
+        return (streams.kernels / copies) ** _STEP
+
+    def _placed(self, stored: frozenset[int]) -> Slabs:
+        """With everything on the host but what fits on the device beside the loops, the most copied first.
+
+        What somebody reads whole has to be on the device for that, and stays there.
+        """
+        nbytes = self._graph.graph.nbytes
+        loops = self._loops(replace(self.bare, stored=stored))
+        lives = lifetimes(loops, self._read_whole)
+        slabs = replace(self.bare, stored=stored, on_host=frozenset(lives))
+        room = self.limits.device_bytes - self.limits.resident_bytes
+        free = [room - self._whole[loop.level] - self.pricer.trip_bytes(loop, slabs) for loop in loops]
+        on_host = set(lives)
+        by_worth = sorted(lives, key=lambda value: _worth(value, loops, lives[value]), reverse=True)
+        for value in sorted(by_worth, key=lambda value: value not in self._read_whole):
+            needs = {n: nbytes(value) * (1 + (value in loops[n].reads)) for n in range(*lives[value])}
+            if value in self._read_whole or all(free[loop] >= more for loop, more in needs.items()):
+                on_host.discard(value)
+                for loop, more in needs.items():
+                    free[loop] -= more
+        return replace(slabs, on_host=frozenset(on_host))
+
+
+def _worth(value: int, loops: Sequence[SlabLoop], life: tuple[int, int]) -> float:
+    """Times that it is copied, by the loops that it would be on the device for."""
+    return (1 + sum(value in loop.reads for loop in loops[slice(*life)])) / (life[1] - life[0])

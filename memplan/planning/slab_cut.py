@@ -1,0 +1,118 @@
+"""What every loop over slabs reads of what earlier loops make, and what it makes again: minimum cuts.
+
+Loop by loop, the last one first: by then it is known what later loops read, so also what a loop writes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from memplan.planning.min_cut import chosen
+from memplan.planning.slab_price import Pricer
+from memplan.planning.slabs import Slabs
+
+_FARTHEST = 4.0  # times what a value's copies take: nobody makes it again for more
+
+
+@dataclass
+class SlabCut:
+    """One choice of what all loops read.
+
+    Attributes:
+      levels: of the ops.
+      forced: values that are written, whatever is read.
+      weights: by level, what a second of kernels is worth in seconds of copies.
+      shares: value -> loops that share the costs of writing it, by an earlier choice.
+      on_device: values that would be written to the device: they cost no copies.
+      found: value -> how many loops read it.
+    """
+
+    pricer: Pricer
+    bare: Slabs
+    levels: Mapping[int, int]
+    forced: Collection[int]
+    weights: Mapping[int, float]
+    shares: Mapping[int, int]
+    on_device: Collection[int]
+    found: dict[int, int] = field(default_factory=dict)
+
+    def run(self) -> dict[int, int]:
+        """Value -> how many loops read it."""
+        by_level: dict[int, list[int]] = {}
+        for op in self.bare.ops:
+            by_level.setdefault(self.levels[op], []).append(op)
+        for level in sorted(by_level, reverse=True):
+            for value in self._cut(level, by_level[level]):
+                self.found[value] = self.found.get(value, 0) + 1
+        return self.found
+
+    def _cut(self, level: int, own: Collection[int]) -> Iterator[int]:
+        """Values of earlier levels that the loop of a level reads: what is written for others rather than anew."""
+        producer = self.pricer.graph.graph.producer
+        needed = self._needed(level, own)
+        ops = self._remakers(needed)
+        values = sorted({value for op in ops for value, _ in self._made(op)} | needed)
+        if not values:
+            return
+        node = {value: number for number, value in enumerate(values)}
+        again = {op: number for number, op in enumerate(sorted(ops), len(values))}
+        source, sink = len(node) + len(again), len(node) + len(again) + 1
+        weight = self.weights.get(level, 1.0)
+        costs = [(again[op], sink, weight * self.pricer.op_seconds[op]) for op in ops]
+        bonds = [(source, node[value]) for value in needed]
+        bonds += [(again[op], node[value]) for op in ops for value, _ in self._made(op)]
+        ends = {value: sink if self._is_written(value) else again.get(producer[value] or 0, sink) for value in values}
+        costs += [(node[value], end, self._read_seconds(value)) for value, end in ends.items()]
+        paid = chosen(sink + 1, source, sink, costs, bonds)
+        yield from (value for value, end in ends.items() if paid[node[value]] and not paid[end])
+
+    def _made(self, op: int) -> Iterator[tuple[int, int]]:
+        """What an op reads by slabs that other ops make by slabs, and those ops."""
+        for value, _ in self.pricer.graph.along[op].reads:
+            made = self.pricer.graph.maker(value, self.bare.ops)
+            if made is not None:
+                yield value, made
+
+    def _needed(self, level: int, own: Collection[int]) -> set[int]:
+        """Values of earlier levels that ops of a level read, which somebody wants what they make of it."""
+        graph, along = self.pricer.graph.graph, self.pricer.graph.along
+        waiting = [op for op in own if along[op].reduces or any(map(self._is_written, graph.ops[op].outputs))]
+        seen, needed = set(waiting), set[int]()
+        while waiting:
+            for value, made in self._made(waiting.pop()):
+                if self.levels[made] < level:
+                    needed.add(value)
+                elif made not in seen:
+                    seen.add(made)
+                    waiting.append(made)
+        return needed
+
+    def _is_written(self, value: int) -> bool:
+        return value in self.found or value in self.forced
+
+    def _remakers(self, needed: Collection[int]) -> set[int]:
+        """Ops that may make the values again: those that no more than a few copies' time lies between."""
+        producer, seconds = self.pricer.graph.graph.producer, self.pricer.op_seconds
+        farthest = _FARTHEST * max(map(self.pricer.copy_seconds, needed), default=0.0)
+        waiting = [(seconds[made], made) for value in needed if (made := producer[value]) is not None]
+        heapq.heapify(waiting)
+        found = set[int]()
+        while waiting:
+            so_far, op = heapq.heappop(waiting)
+            if op in found or so_far > farthest:
+                continue
+            found.add(op)
+            for _, made in self._made(op):
+                if made not in found:
+                    heapq.heappush(waiting, (so_far + seconds[made], made))
+        return found
+
+    def _read_seconds(self, value: int) -> float:
+        """Reading it, and a share of writing it."""
+        if value in self.on_device:
+            return 0.0
+        once = self.pricer.copy_seconds(value)
+        shared = max(self.shares.get(value, 1), self.found.get(value, 0) + 1)
+        return once if value in self.forced else once + once / shared

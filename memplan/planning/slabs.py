@@ -1,0 +1,274 @@
+"""A program in slabs: which of its ops run slab by slab in loops, and what the loops read, write and add up.
+
+A loop computes ops over slabs of one axis: trip `t` makes rows `t * rows` up to `rows` further of every array on it.
+What an op adds up along the axis is whole only after the loop: a wall, behind which another loop begins. So ops have
+levels, and there is one loop per level. A value of an earlier level is read from where that level's loop wrote it
+(`stored`), or made again.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+from memplan.planning.graph import Graph
+from memplan.planning.rows import Rows, Span
+
+
+@dataclass(frozen=True)
+class AlongOp:
+    """An op that may run in slabs.
+
+    Attributes:
+      reads: by value, the rows of it that go with the op's own: for each input that is read by slabs.
+      base: the value by whose rows the op counts: a result, or an input where the op adds up along the axis.
+      reduces: its results are sums (or extremes) over all slabs.
+    """
+
+    reads: tuple[tuple[int, Rows], ...]
+    base: int
+    reduces: bool
+
+
+@dataclass(frozen=True)
+class SlabGraph:
+    """A program with an axis through it.
+
+    Attributes:
+      graph: the program; values and ops by number.
+      outputs: values that the program returns.
+      scales: value on the axis -> its rows by rows of the array that the axis begins at.
+      sizes: value on the axis -> its rows.
+      along: op on the axis -> how.
+    """
+
+    graph: Graph
+    outputs: frozenset[int]
+    scales: Mapping[int, Fraction]
+    sizes: Mapping[int, int]
+    along: Mapping[int, AlongOp]
+
+    @cached_property
+    def readers(self) -> Mapping[int, tuple[int, ...]]:
+        found: dict[int, list[int]] = {}
+        for number, op in enumerate(self.graph.ops):
+            for value in dict.fromkeys(op.inputs):
+                found.setdefault(value, []).append(number)
+        return {value: tuple(numbers) for value, numbers in found.items()}
+
+    def maker(self, value: int, ops: Collection[int]) -> int | None:
+        """The op of these that makes a value by slabs; None where it is given, or made whole."""
+        made = self.graph.producer[value]
+        return made if made is not None and made in ops and not self.along[made].reduces else None
+
+    def reads_whole(self, op: int, value: int) -> bool:
+        """An op on the axis reads a value not by slabs (alone)."""
+        return self.graph.ops[op].inputs.count(value) > sum(one == value for one, _ in self.along[op].reads)
+
+
+@dataclass(frozen=True)
+class Slabs:
+    """What runs in slabs.
+
+    Attributes:
+      value, dim: where the axis begins: value id in the program as it came, dimension.
+      rows: rows of that value in a slab.
+      ops: that run in loops.
+      stored: values that the loop that makes them writes for later ones.
+      on_host: of what is written, what is in host memory.
+    """
+
+    value: int
+    dim: int
+    rows: int
+    ops: frozenset[int]
+    stored: frozenset[int]
+    on_host: frozenset[int]
+
+
+@dataclass(frozen=True)
+class SlabLoop:
+    """One loop over slabs.
+
+    Attributes:
+      level: how many walls lie before it.
+      ops: in order.
+      reads: values that it reads by slabs from whole arrays, or from what earlier loops wrote.
+      writes: values that it writes by slabs.
+      sums: ops whose results it adds up.
+      spans: the rows of each value on the axis that a trip has, counted from its own slab's first row.
+    """
+
+    level: int
+    ops: tuple[int, ...]
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    sums: tuple[int, ...]
+    spans: Mapping[int, Span]
+
+
+def slab_rows(graph: SlabGraph, slabs: Slabs, value: int) -> int:
+    """Rows of a value in a slab."""
+    scale = graph.scales[value]
+    rows, rest = divmod(slabs.rows * scale.numerator, scale.denominator)
+    assert not rest
+    return rows
+
+
+def trips_of(graph: SlabGraph, slabs: Slabs) -> int:
+    """So many slabs hold all rows of every array on the axis that the ops make or read."""
+    values = {value for op in slabs.ops for value in (graph.along[op].base, *(v for v, _ in graph.along[op].reads))}
+    return max(-(-graph.sizes[value] // slab_rows(graph, slabs, value)) for value in values)
+
+
+def least_rows(graph: SlabGraph, ops: Iterable[int]) -> int:
+    """The smallest number of rows of a slab at which every value of these ops has whole rows."""
+    least = 1
+    for op in ops:
+        for value in (graph.along[op].base, *(v for v, _ in graph.along[op].reads)):
+            scale = graph.scales[value]
+            while (least * scale).denominator != 1:
+                least *= (least * scale).denominator
+    return least
+
+
+class Walls:
+    """The levels of a program some of whose ops run in loops, whatever the loops write and read.
+
+    Keeps the loops that it made: most are the same when one value more or less is stored.
+    """
+
+    def __init__(self, graph: SlabGraph, ops: frozenset[int]):
+        self.graph, self.ops = graph, ops
+        self.levels: dict[int, int] = {}  # by op
+        for number, op in enumerate(graph.graph.ops):
+            self.levels[number] = max((self._behind(number, value) for value in op.inputs), default=0)
+        self._known: dict[tuple[int, int], list[_Known]] = {}
+
+    def _behind(self, number: int, value: int) -> int:
+        """The level at which an op can read a value."""
+        made = self.graph.graph.producer[value]
+        if made is None:
+            return 0
+        if made not in self.ops:
+            return self.levels[made]
+        return self.levels[made] + (not self._by_slabs(number, value))
+
+    def _by_slabs(self, number: int, value: int) -> bool:
+        """An op of a loop reads a value by slabs, that another makes by slabs, and not whole as well."""
+        return (
+            number in self.ops
+            and self.graph.maker(value, self.ops) is not None
+            and not self.graph.reads_whole(number, value)
+        )
+
+    @cached_property
+    def by_level(self) -> Sequence[tuple[Sequence[int], Sequence[int]]]:
+        """Ops outside of loops, and ops in them."""
+        found: list[tuple[list[int], list[int]]] = [([], []) for _ in range(max(self.levels.values(), default=0) + 1)]
+        for number, level in self.levels.items():
+            found[level][number in self.ops].append(number)
+        return found
+
+    @cached_property
+    def forced(self) -> frozenset[int]:
+        """Values made by slabs that somebody wants whole: they are written, whatever is stored."""
+        made = (number for number in self.ops if not self.graph.along[number].reduces)
+        return frozenset(
+            value
+            for number in made
+            for value in self.graph.graph.ops[number].outputs
+            if value in self.graph.outputs
+            or any(not self._by_slabs(reader, value) for reader in self.graph.readers.get(value, ()))
+        )
+
+    def arrange(self, slabs: Slabs) -> Iterator[int | SlabLoop]:
+        """The program in order: numbers of ops that run whole, and loops."""
+        written = self.forced | slabs.stored
+        for level, (outside, _) in enumerate(self.by_level):
+            yield from outside
+            loop = self._loop(level, slabs, written)
+            if loop is not None:
+                yield loop
+
+    def _loop(self, level: int, slabs: Slabs, written: frozenset[int]) -> SlabLoop | None:
+        known = self._known.setdefault((level, slabs.rows), [])
+        for one in known:
+            if one.written <= written and one.others.isdisjoint(written):
+                return one.loop
+        asked: dict[int, bool] = {}
+        loop = self._make(level, slabs, written, asked)
+        known.insert(0, _Known(_those(asked, True), _those(asked, False), loop))
+        del known[_KEPT:]
+        return loop
+
+    def _make(self, level: int, slabs: Slabs, written: frozenset[int], asked: dict[int, bool]) -> SlabLoop | None:
+        """The loop of a level, and of which values it mattered whether they are written."""
+
+        def is_written(value: int) -> bool:
+            return asked.setdefault(value, value in written)
+
+        graph, along = self.graph.graph, self.graph.along
+        sums = [number for number in self.by_level[level][1] if along[number].reduces]
+        made = (number for number in self.by_level[level][1] if not along[number].reduces)
+        writes = sorted(value for number in made for value in graph.ops[number].outputs if is_written(value))
+        if not sums and not writes:
+            return None
+        spans = {value: (0, slab_rows(self.graph, slabs, value)) for value in writes}
+        makers = (graph.producer[value] for value in writes)
+        waiting = [-number for number in {*sums, *(number for number in makers if number is not None)}]
+        heapq.heapify(waiting)
+        ops, reads = list[int](), set[int]()
+        while waiting:
+            number = -heapq.heappop(waiting)
+            if ops and ops[-1] == number:
+                continue
+            ops.append(number)
+            one = along[number]
+            span = (0, slab_rows(self.graph, slabs, one.base))
+            if not one.reduces:
+                span = _union(spans[value] for value in graph.ops[number].outputs if value in spans)
+                spans.update(dict.fromkeys(graph.ops[number].outputs, span))
+            for value, wants in one.reads:
+                rows = wants.of(*span)
+                spans[value] = _union((rows, spans.get(value, rows)))
+                source = self.graph.maker(value, self.ops)
+                if source is None or (self.levels[source] < level and is_written(value)):
+                    reads.add(value)
+                else:
+                    heapq.heappush(waiting, -source)
+        return SlabLoop(level, tuple(reversed(ops)), tuple(sorted(reads)), tuple(writes), tuple(sums), spans)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A loop, or that there is none, as long as some values are written and others are not."""
+
+    written: frozenset[int]
+    others: frozenset[int]
+    loop: SlabLoop | None
+
+
+_KEPT = 4  # loops by level: what is tried differs by one value from what was found, or is that again
+
+
+def _those(asked: Mapping[int, bool], answer: bool) -> frozenset[int]:
+    return frozenset(value for value, known in asked.items() if known is answer)
+
+
+def _union(spans: Iterable[Span]) -> Span:
+    lows, highs = zip(*spans, strict=True)
+    return min(lows), max(highs)
+
+
+def arrange(graph: SlabGraph, slabs: Slabs) -> tuple[int | SlabLoop, ...]:
+    """The program in order: numbers of ops that run whole, and loops."""
+    return tuple(Walls(graph, slabs.ops).arrange(slabs))
+
+
+def levels_of(graph: SlabGraph, slabs: Slabs) -> Mapping[int, int]:
+    """By op, how many walls lie before it."""
+    return Walls(graph, slabs.ops).levels

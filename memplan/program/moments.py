@@ -1,0 +1,85 @@
+"""Squares about a mean: a sum that knows its mean only when it is complete, and how its parts are put together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from memplan.program import compat
+
+
+class Moments(NamedTuple):
+    """Of the elements of an array that are summed over, in float32 or wider.
+
+    Attributes:
+      count: how many there are, the same for all means.
+      about, rest: their mean is the sum of both; the rest is what `about`, far from zero, is too coarse for.
+      squares: of their distances from their mean.
+    """
+
+    count: Any
+    about: Any
+    rest: Any
+    squares: Any
+
+    @classmethod
+    def none(cls, shape: Sequence[int], dtype: Any) -> Moments:
+        """Those of no elements."""
+        wide = _wide(dtype)
+        return cls(jnp.zeros((), wide), *(jnp.zeros(shape, wide) for _ in range(3)))
+
+    @classmethod
+    def of(cls, x: Any, counts: Any, axes: Sequence[int]) -> Moments:
+        """Those over some axes of the elements that count; see `squares_about_mean`."""
+        x, counts = x.astype(_wide(x.dtype)), counts.astype(_wide(x.dtype))
+        count = counts.sum() * float(math.prod(x.shape[dim] for dim in axes) // counts.size)
+        about = _rounded((x * counts).sum(tuple(axes)) / jnp.maximum(count, 1))
+        apart = x - jnp.expand_dims(about, tuple(axes))
+        rest = (apart * counts).sum(tuple(axes)) / jnp.maximum(count, 1)
+        return cls(count, about, rest, (jnp.square(apart) * counts).sum(tuple(axes)) - jnp.square(rest) * count)
+
+    def with_more(self, more: Moments) -> Moments:
+        """Those of all, as Chan, Golub and LeVeque add them ("Updating formulae", 1979): no large squares cancel.
+
+        Means are compared about the first that there was, so that they differ by what they differ by and no rounding.
+        """
+        count = self.count + more.count
+        about = jnp.where(self.count > 0, self.about, more.about)
+        apart, share = more.about - about + more.rest - self.rest, more.count / jnp.maximum(count, 1)
+        squares = self.squares + more.squares + jnp.square(apart) * (self.count * share)
+        return Moments(count, about, self.rest + apart * share, squares)
+
+
+def _rounded(mean: Any) -> Any:
+    """With one bit less than its type has: the same number wherever it is read.
+
+    Compiled, a mean that is divided where it is subtracted may not be rounded there; with a mean of 1e4 deviations
+    variances in slabs were wrong by 2e-4, those without by 1e-5.
+    """
+    bits = jnp.finfo(mean.dtype)
+    return lax.reduce_precision(mean, bits.nexp, bits.nmant - 1)
+
+
+def _wide(dtype: Any) -> Any:
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def _squares(x: Any, counts: Any, *, axes: Sequence[int]) -> Any:
+    return Moments.of(x, counts, axes).squares.astype(x.dtype)
+
+
+_primitive = compat.new_primitive("squares_about_mean", _squares)
+
+
+def squares_about_mean(x: Any, counts: Any, axes: Sequence[int]) -> Any:
+    """sum((x - mean(x))^2) over some axes, in the type of x and computed in float32 at least.
+
+    Args:
+      counts: 1 for what counts and 0 for what does not; as many dimensions as x, of its size or 1, and 1 where x is
+        not summed over.
+    """
+    return _primitive.bind(x, counts, axes=tuple(axes))

@@ -1,0 +1,190 @@
+"""One axis through a program: which dimension of which array is made of slabs, and by which equations.
+
+Begun at one dimension of one array it is followed to all that is computed with it, by the table of `axis_rules`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from memplan.planning.graph import Graph
+from memplan.planning.slabs import AlongOp, SlabGraph
+from memplan.program import compat
+from memplan.program.axes import Axes, shape_of
+from memplan.program.axis_rules import axes_of
+from memplan.program.extract import variables
+from memplan.program.row_ops import can_run_rows
+
+Scale = Fraction
+"""Rows of an array by rows of the array that the axis begins at."""
+
+
+@dataclass(frozen=True)
+class AlongAxis:
+    """An equation on the axis.
+
+    Attributes:
+      axes, axis: which of its axes it is.
+      sliced: positions of the operands that it reads by slabs; it reads the others whole.
+    """
+
+    axes: Axes
+    axis: int
+    sliced: tuple[int, ...]
+
+    @property
+    def reduces(self) -> bool:
+        return self.axis in self.axes.reduced
+
+    @property
+    def reads_all_by_slabs(self) -> bool:
+        """No operand on its axis lies otherwise on the program's: in `a + a.T` one does."""
+        return len(self.sliced) == sum(self.axis in side for side in self.axes.operands)
+
+
+@dataclass(frozen=True)
+class SlabAxis:
+    """An axis through a flat jaxpr.
+
+    Attributes:
+      dims: variable -> its dimension on the axis.
+      scales: variable -> its rows by those of the array that the axis begins at.
+      equations: number of an equation -> how it lies on the axis.
+      blocked: numbers of equations that read arrays of the axis and have no rule for it.
+    """
+
+    dims: Mapping[Any, int]
+    scales: Mapping[Any, Scale]
+    equations: Mapping[int, AlongAxis]
+    blocked: frozenset[int] = frozenset()
+
+
+def slab_axis(closed: compat.ClosedJaxpr, var: Any, dim: int) -> SlabAxis:
+    """The axis that begins at a dimension of a variable, followed along the largest arrays first."""
+    return _Follower(closed, var, dim).run()
+
+
+@dataclass
+class _Follower:
+    closed: compat.ClosedJaxpr
+    var: Any
+    dim: int
+    dims: dict[Any, int] = field(default_factory=dict)
+    scales: dict[Any, Scale] = field(default_factory=dict)
+    equations: dict[int, AlongAxis] = field(default_factory=dict)
+    blocked: set[int] = field(default_factory=set)
+    waiting: list[tuple[int, int, Any]] = field(default_factory=list)
+
+    def run(self) -> SlabAxis:
+        eqns = self.closed.jaxpr.eqns
+        self.of_var: dict[Any, list[int]] = {}
+        for number, eqn in enumerate(eqns):
+            for atom in filter(compat.is_var, (*eqn.invars, *eqn.outvars)):
+                numbers = self.of_var.setdefault(atom, [])
+                if not numbers or numbers[-1] != number:
+                    numbers.append(number)
+        self._add(self.var, self.dim, Fraction(1))
+        while self.waiting:
+            *_, var = heapq.heappop(self.waiting)
+            for number in self.of_var.get(var, ()):
+                if number not in self.equations:
+                    self._follow(number, eqns[number], var)
+        read = {number: self._read(eqns[number], along) for number, along in self.equations.items()}
+        by_slabs = {number: along for number, along in read.items() if along.reads_all_by_slabs}
+        return SlabAxis(self.dims, self.scales, by_slabs, frozenset(self.blocked | read.keys()) - by_slabs.keys())
+
+    def _add(self, var: Any, dim: int, scale: Scale) -> None:
+        self.dims[var], self.scales[var] = dim, scale
+        heapq.heappush(self.waiting, (-compat.nbytes_of(var.aval), len(self.dims), var))
+
+    def _follow(self, number: int, eqn: compat.JaxprEqn, var: Any) -> None:
+        axes = axes_of(eqn) if not eqn.effects and can_run_rows(eqn) else None
+        if axes is None:
+            self.blocked.add(number)
+            return
+        dim, scale = self.dims[var], self.scales[var]
+        for axis, base in _places(eqn, axes, var, dim, scale):
+            if self._agrees(eqn, axes, axis, base):
+                self.equations[number] = AlongAxis(axes, axis, ())
+                for atom, at, its in _members(eqn, axes, axis, base):
+                    if compat.is_var(atom) and atom not in self.dims:
+                        self._add(atom, at, its)
+                return
+        self.blocked.add(number)
+
+    def _agrees(self, eqn: compat.JaxprEqn, axes: Axes, axis: int, base: Scale) -> bool:
+        """All results, and where the axis is reduced the last operand, can be on the axis as it is there."""
+        return (
+            all(
+                compat.is_var(atom) and (atom not in self.dims or (self.dims[atom], self.scales[atom]) == (at, its))
+                for atom, at, its in _base(eqn, axes, axis, base)
+            )
+            and base > 0
+        )
+
+    def _read(self, eqn: compat.JaxprEqn, along: AlongAxis) -> AlongAxis:
+        axes, axis = along.axes, along.axis
+        base = next(self.scales[atom] for atom, _, _ in _base(eqn, axes, axis, Fraction(1)))
+        sliced = tuple(
+            position
+            for position, (atom, side) in enumerate(zip(eqn.invars, axes.operands, strict=True))
+            if axis in side
+            and compat.is_var(atom)
+            and self.dims.get(atom) == side.index(axis)
+            and self.scales[atom] == base * axes.rows_of(position, axis).scale
+        )
+        return AlongAxis(axes, axis, sliced)
+
+
+def _places(eqn: compat.JaxprEqn, axes: Axes, var: Any, dim: int, scale: Scale) -> Iterator[tuple[int, Scale]]:
+    """The axes of an equation that a variable's dimension is on, and the scale of the results there."""
+    for position, (atom, names) in enumerate(zip(eqn.invars, axes.operands, strict=True)):
+        axis = names[dim] if atom is var else None
+        if axis is not None and (along := axes.rows_of(position, axis).scale):
+            yield axis, scale / along
+    for atom, names in zip(eqn.outvars, axes.results, strict=True):
+        axis = names[dim] if atom is var else None
+        if axis is not None:
+            yield axis, scale
+
+
+def _base(eqn: compat.JaxprEqn, axes: Axes, axis: int, base: Scale) -> Iterable[tuple[Any, int, Scale]]:
+    """The arrays by whose rows an equation counts: its results, or the last operand where they have no such axis."""
+    if axis in axes.reduced:
+        position = max(n for n, side in enumerate(axes.operands) if axis in side)
+        return [(eqn.invars[position], axes.operands[position].index(axis), base)]
+    return [
+        (var, names.index(axis), base)
+        for var, names in zip(eqn.outvars, axes.results, strict=True)
+        if axis in names and not isinstance(var, compat.DropVar)
+    ]
+
+
+def _members(eqn: compat.JaxprEqn, axes: Axes, axis: int, base: Scale) -> Iterator[tuple[Any, int, Scale]]:
+    """All arrays on an axis of an equation, their dimension, and their scale."""
+    yield from _base(eqn, axes, axis, base)
+    for position, (atom, side) in enumerate(zip(eqn.invars, axes.operands, strict=True)):
+        if axis in side:
+            yield atom, side.index(axis), base * axes.rows_of(position, axis).scale
+
+
+def slab_graph(closed: compat.ClosedJaxpr, graph: Graph, axis: SlabAxis) -> SlabGraph:
+    """What a planner wants to know of an axis through a flat jaxpr; `graph` is that of `extract.body_graph`."""
+    known = {var: value for value, var in enumerate(variables(closed))}
+    along = {}
+    for number, one in axis.equations.items():
+        eqn = closed.jaxpr.eqns[number]
+        base, *_ = next(iter(_base(eqn, one.axes, one.axis, Fraction(1))))
+        reads = tuple((known[eqn.invars[position]], one.axes.rows_of(position, one.axis)) for position in one.sliced)
+        along[number] = AlongOp(reads, known[base], one.reduces)
+    return SlabGraph(
+        graph,
+        frozenset(known[atom] for atom in closed.jaxpr.outvars if compat.is_var(atom)),
+        {known[var]: scale for var, scale in axis.scales.items()},
+        {known[var]: shape_of(var)[dim] for var, dim in axis.dims.items()},
+        along,
+    )

@@ -1,0 +1,252 @@
+"""Sums along an axis as early as they can be known: fewer walls between loops over slabs.
+
+What a loop adds up is known only behind it. A norm as users write it sums twice in a row, forward for the variance,
+which wants the mean, and backward for the gradient through the mean, which wants that through the variance; each time
+everything large is read once more. But squares about a mean can be added up with the mean (`moments`), and a sum of
+terms that are multiplied by what is known late is what is known late times sums that are known early.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from memplan.program import compat
+from memplan.program.axes import shape_of
+from memplan.program.moments import squares_about_mean
+from memplan.program.slab_axis import SlabAxis
+from memplan.program.spread import Sum, centred, is_widening, spread_of, squared
+
+Written = Callable[[], Any]
+"""Writes the equations of a value, once; gives the variable."""
+
+_DEEPEST = 64  # equations looked through, one upon the other: four of a norm; Python goes a thousand calls deep
+
+
+def early_sums(closed: compat.ClosedJaxpr, axis: SlabAxis) -> compat.ClosedJaxpr:
+    """The flat jaxpr with its sums along the axis made behind as few walls as linearity and moments allow.
+
+    Results differ by rounding. Variables that are still there are the same ones, so that the axis can be begun again
+    where this one began.
+    """
+    writer = _Writer(closed, axis)
+    for number, eqn in enumerate(closed.jaxpr.eqns):
+        with compat.user_context(eqn):
+            writer.add(number, eqn)
+    return compat.dce(compat.with_eqns(closed, writer.eqns))
+
+
+@dataclass
+class _Levels:
+    """How many walls lie before values, if every equation on the axis runs in a loop.
+
+    Attributes:
+      by_slabs: of a variable, for an equation that reads it slab by slab.
+      whole: for any other.
+    """
+
+    axis: SlabAxis
+    by_slabs: dict[Any, int] = field(default_factory=dict)
+    whole: dict[Any, int] = field(default_factory=dict)
+
+    def add(self, number: int, eqn: compat.JaxprEqn) -> None:
+        along = self.axis.equations.get(number)
+        sliced = along.sliced if along else ()
+        reads = (
+            (self.by_slabs if position in sliced else self.whole).get(atom, 0)
+            for position, atom in enumerate(eqn.invars)
+            if compat.is_var(atom)
+        )
+        level = max(reads, default=0)
+        for var in eqn.outvars:
+            self.whole[var] = level + (along is not None)
+            self.by_slabs[var] = level + (along is not None and along.reduces)
+
+    def known(self, var: Any, level: int) -> None:
+        self.whole[var] = self.by_slabs[var] = level
+
+    def of_whole(self, atom: Any) -> int:
+        return self.whole.get(atom, 0) if compat.is_var(atom) else 0
+
+    def of_sum(self, var: Any) -> int:
+        """Of the sum along the axis of what is on it, or on none."""
+        return self.by_slabs.get(var, 0) + 1 if var in self.axis.dims else self.whole.get(var, 0)
+
+
+class _Writer:
+    """The equations of the new jaxpr."""
+
+    def __init__(self, closed: compat.ClosedJaxpr, axis: SlabAxis):
+        self.axis, self.levels = axis, _Levels(axis)
+        self.made: dict[Any, compat.JaxprEqn] = {}
+        self.eqns: list[compat.JaxprEqn] = []
+        self.totals: dict[tuple[Any, Sum, Any], Any] = {}
+
+    def add(self, number: int, eqn: compat.JaxprEqn) -> None:
+        self.levels.add(number, eqn)
+        earlier = self._earlier(number, eqn)
+        if earlier is None:
+            self._keep(eqn)
+        else:
+            level, write = earlier
+            self._replace(eqn.outvars[0], write)
+            self.levels.known(eqn.outvars[0], level)
+        self.made.update((var, eqn) for var in eqn.outvars)
+
+    def _keep(self, eqn: compat.JaxprEqn) -> None:
+        self.eqns.append(eqn)
+        if eqn.primitive.name == "reduce_sum":
+            total = Sum(shape_of(eqn.invars[0]), tuple(eqn.params["axes"]))
+            self.totals[eqn.invars[0], total, compat.aval_of(eqn.outvars[0]).dtype] = eqn.outvars[0]
+
+    def _earlier(self, number: int, eqn: compat.JaxprEqn) -> tuple[int, Written] | None:
+        """The least level at which a sum along the axis can be known, and how; None where that is no gain."""
+        along = self.axis.equations.get(number)
+        if eqn.primitive.name != "reduce_sum" or along is None or not along.reduces or along.sliced != (0,):
+            return None
+        if not jnp.issubdtype(compat.aval_of(eqn.invars[0]).dtype, jnp.floating):
+            return None
+        total, level = Sum(shape_of(eqn.invars[0]), tuple(eqn.params["axes"])), self.levels.whole[eqn.outvars[0]]
+        return self._as_moments(eqn, total, level) or self._as_terms(eqn, total, level)
+
+    def _as_moments(self, eqn: compat.JaxprEqn, total: Sum, level: int) -> tuple[int, Written] | None:
+        root = squared(eqn.invars[0], self.made)
+        x = None if root is None else centred(root, total, self.made)
+        if x is None or x not in self.axis.dims or self.levels.of_sum(x) >= level:
+            return None
+        dim = self.axis.dims[x]
+        counted = [total.shape[dim] if one == dim else 1 for one in range(len(total.shape))]
+
+        def squares(x: Any) -> Any:
+            return squares_about_mean(x, lax.full(counted, 1, x.dtype), total.axes)
+
+        return self.levels.of_sum(x), lambda: self.write(squares, x)
+
+    def _as_terms(self, eqn: compat.JaxprEqn, total: Sum, level: int) -> tuple[int, Written] | None:
+        (summed,), dtype = eqn.invars, compat.aval_of(eqn.outvars[0]).dtype
+        found = None
+        for earlier in range(level - 1, -1, -1):
+            terms = _Terms(self, total, self.axis.dims[summed], earlier, jnp.promote_types(dtype, jnp.float32))
+            write = terms.of(summed)
+            if write is None:
+                break
+            found = earlier, functools.partial(self._converted, write, dtype)
+        return found
+
+    def _converted(self, write: Written, dtype: Any) -> Any:
+        return self.write(lambda x: lax.convert_element_type(x, dtype), write())
+
+    def total(self, atom: Any, total: Sum, dtype: Any) -> Any:
+        """The sum of an array, added up in a type; written where it is not there yet."""
+        key = atom, total, dtype
+        if key not in self.totals:
+            self.totals[key] = self.write(lambda x: total.of(lax.convert_element_type(x, dtype)), atom)
+        return self.totals[key]
+
+    def write(self, function: Callable[..., Any], *atoms: Any) -> Any:
+        """Writes the equations of a function; gives the variable or literal of its result."""
+        fresh = functools.partial(function)  # jax knows what it traced before, with the variables that it had
+        part = jax.make_jaxpr(fresh)(*(compat.as_struct(atom.aval) for atom in atoms)).jaxpr
+        known = dict(zip(part.invars, atoms, strict=True))
+        self.eqns += (eqn.replace(invars=[_known(known, atom) for atom in eqn.invars]) for eqn in part.eqns)
+        return _known(known, part.outvars[0])
+
+    def _replace(self, var: Any, write: Written) -> None:
+        """What is written, as the variable that others read."""
+        first, made = len(self.eqns), write()
+        if not any(made is one for eqn in self.eqns[first:] for one in eqn.outvars):
+            made = self.write(jnp.copy, made)
+        known = {made: var}
+        self.totals = {key: _known(known, one) for key, one in self.totals.items()}
+        self.eqns[first:] = (
+            eqn.replace(
+                invars=[_known(known, atom) for atom in eqn.invars],
+                outvars=[known.get(one, one) for one in eqn.outvars],
+            )
+            for eqn in self.eqns[first:]
+        )
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """A sum along the axis from what is known at a level: each term, or what it is multiplied by, by itself.
+
+    Attributes:
+      dim: the axis.
+      dtype: in which all is added up.
+    """
+
+    writer: _Writer
+    total: Sum
+    dim: int
+    level: int
+    dtype: Any
+    found: dict[Any, Written | None] = field(default_factory=dict)
+
+    def of(self, atom: Any, depth: int = 0) -> Written | None:
+        """The sum of an array; None where it is not known at the level."""
+        if not compat.is_var(atom):
+            return self._of_one(atom)
+        if atom not in self.found:
+            self.found[atom] = self._of_one(atom) or self._of_known(atom) or self._of_terms(atom, depth + 1)
+        return self.found[atom]
+
+    def one(self, atom: Any) -> Written | None:
+        """What every element that is summed is, or is multiplied by."""
+        spread = spread_of(atom, self.total, self.writer.made)
+        if spread is None or self.writer.levels.of_whole(spread.source) > self.level:
+            return None
+
+        def thin(x: Any) -> Any:
+            return lax.convert_element_type(spread.thin(x, self.total), self.dtype)
+
+        return functools.cache(lambda: self.writer.write(thin, spread.source))
+
+    def _of_one(self, atom: Any) -> Written | None:
+        one = self.one(atom)
+        return None if one is None else self._written(lambda x: x * float(self.total.times(())), one)
+
+    def _of_known(self, var: Any) -> Written | None:
+        levels = self.writer.levels
+        on_axis = levels.axis.dims.get(var, self.dim) == self.dim
+        if not on_axis or levels.of_sum(var) > self.level or len(shape_of(var)) != len(self.total.shape):
+            return None
+        return lambda: self.writer.total(var, self.total, self.dtype)
+
+    def _of_terms(self, var: Any, depth: int) -> Written | None:
+        eqn = self.writer.made.get(var)
+        if eqn is None or depth > _DEEPEST or not jnp.issubdtype(compat.aval_of(var).dtype, jnp.floating):
+            return None
+        of, first, *rest = functools.partial(self.of, depth=depth), *eqn.invars
+        match eqn.primitive.name:
+            case "neg":
+                return self._written(lax.neg, of(first))
+            case "convert_element_type" if is_widening(eqn):
+                return of(first)
+            case "add" | "add_any":
+                return self._written(lax.add, of(first), of(rest[0]))
+            case "sub":
+                return self._written(lax.sub, of(first), of(rest[0]))
+            case "div":
+                return self._written(lax.div, of(first), self.one(rest[0]))
+            case "mul":
+                return self._written(lax.mul, of(first), self.one(rest[0])) or self._written(
+                    lax.mul, self.one(first), of(rest[0])
+                )
+        return None
+
+    def _written(self, function: Callable[..., Any], *operands: Written | None) -> Written | None:
+        given = [operand for operand in operands if operand is not None]
+        if len(given) < len(operands):
+            return None
+        return functools.cache(lambda: self.writer.write(function, *(operand() for operand in given)))
+
+
+def _known(known: Mapping[Any, Any], atom: Any) -> Any:
+    return known.get(atom, atom) if compat.is_var(atom) else atom

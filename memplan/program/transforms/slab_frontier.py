@@ -1,0 +1,179 @@
+"""Which slabs: of the axes through a step's largest arrays, and of the ops along them, what is worth compiling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from memplan.errors import UnsupportedProgramError
+from memplan.hardware.device import Device
+from memplan.planning.slab_choice import Choice
+from memplan.planning.slab_price import Price, Pricer, SlabLimits
+from memplan.planning.slabs import SlabGraph, Slabs, least_rows, slab_rows, trips_of
+from memplan.program import compat
+from memplan.program.axes import shape_of
+from memplan.program.extract import variables
+from memplan.program.trace import Program
+from memplan.program.transforms.slabs import Axis, axis_at, with_slabs
+
+_SHARES = (4, 8, 16, 32)  # of the room: ops whose arrays are larger than one of so many parts of it are split
+_REFINED = 3  # of the best, value by value: as many as are compiled
+_MOST_ELEMENTS = 1 << 31  # of an operand: beyond, cuDNN's 3D kernels break or ask for 27 to 110 GiB of workspace
+_MARGIN = 0.95  # of the room: what the estimate of a trip does not see (XLA's transposes, packing)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Slabs, and what they take by the estimate."""
+
+    axis: Axis
+    choice: Choice
+    slabs: Slabs
+    price: Price
+
+    def refined(self) -> Found:
+        slabs, price = self.choice.refined(self.slabs)
+        return replace(self, slabs=slabs, price=price)
+
+
+def slab_programs(
+    program: Program, device: Device, device_bytes: int, host_bytes: int, seconds: float
+) -> Iterator[Program]:
+    """The step in slabs that are expected to take no longer than so many seconds, the likeliest first.
+
+    Nothing of a step with effects, which stay in their order, or one that writes into its arguments.
+    """
+    try:
+        closed = program.jaxpr
+    except UnsupportedProgramError:
+        return
+    if closed.jaxpr.effects:
+        return
+    limits = SlabLimits(int(_MARGIN * device_bytes), host_bytes, _resident_bytes(program))
+    for found in frontier(closed, device, limits):
+        if found.price.seconds <= seconds:
+            yield with_slabs(program, found.slabs)
+
+
+def frontier(closed: compat.ClosedJaxpr, device: Device, limits: SlabLimits) -> list[Found]:
+    """Slabs of the first axis along which everything large can be split, the best first."""
+    known = variables(closed)
+    value = max(range(len(known)), key=lambda number: compat.nbytes_of(known[number].aval), default=0)
+    sizes = shape_of(known[value]) if known and compat.nbytes_of(known[value].aval) else ()
+    found: list[Found] = []
+    for dim, size in enumerate(sizes):
+        if size > 1:
+            found += _Search(axis_at(closed, value, dim), value, dim, size, device, limits).run()
+        if any(limits.excess(one.price) == 0 for one in found):
+            break
+    found.sort(key=lambda one: (limits.excess(one.price), one.price.seconds))
+    refined = [one.refined() for one in found[:_REFINED]]
+    return sorted(refined, key=lambda one: (limits.excess(one.price), one.price.seconds)) + found[_REFINED:]
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Along an axis that begins at a dimension, of so many rows, of a value."""
+
+    axis: Axis
+    value: int
+    dim: int
+    size: int
+    device: Device
+    limits: SlabLimits
+
+    def run(self) -> Iterator[Found]:
+        """For every set of large ops without which all others fit."""
+        graph, room = self.axis.graph, self.limits.device_bytes - self.limits.resident_bytes
+        sets = dict.fromkeys(large_ops(graph, room // share) for share in _SHARES)
+        for ops in sets:
+            if ops and _widest(graph, ops) <= room:
+                yield from self._by_rows(ops)
+
+    def _by_rows(self, ops: frozenset[int]) -> Iterator[Found]:
+        """In as few slabs as fit, and in twice as many: those leave room for more on the device."""
+        graph = self.axis.graph
+        least, pricer, fit = least_rows(graph, ops), Pricer(graph, self.device), 0
+        for rows in _halves(self.size, least):
+            bare = Slabs(self.value, self.dim, rows, ops, frozenset(), frozenset())
+            choice = Choice(pricer, bare, self.limits)
+            if trips_of(graph, bare) < 2 or _elements(graph, bare) >= _MOST_ELEMENTS:
+                continue
+            if not (choice.may_fit() or rows == least):
+                continue
+            slabs, price = choice.best()
+            yield Found(self.axis, choice, slabs, price)
+            fit += self.limits.excess(price) == 0
+            if fit == 2:
+                return
+
+
+def _elements(graph: SlabGraph, slabs: Slabs) -> int:
+    """Of a slab that a kernel reads or makes, at the most; the rows around it may be as many again."""
+    kernels = [number for number in slabs.ops if graph.graph.ops[number].fusion == "kernel"]
+    values = {value for n in kernels for value in (graph.along[n].base, *(read for read, _ in graph.along[n].reads))}
+    sizes = (math.prod(graph.graph.values[value].shape) // graph.sizes[value] for value in values)
+    return max(
+        (size * 2 * slab_rows(graph, slabs, value) for value, size in zip(values, sizes, strict=True)), default=0
+    )
+
+
+def _halves(size: int, least: int) -> Iterator[int]:
+    """A half of so many rows, a quarter, ..., in whole multiples of the least."""
+    parts = 2
+    while True:
+        rows = max(-(-size // parts) // least, 1) * least
+        yield rows
+        if rows == least:
+            return
+        parts *= 2
+
+
+def large_ops(graph: SlabGraph, nbytes: int) -> frozenset[int]:
+    """Ops on the axis that read or make by slabs an array of so many bytes, and light ones between two of those."""
+    size = graph.graph.nbytes
+    large = {
+        number
+        for number, one in graph.along.items()
+        if max(map(size, [*(value for value, _ in one.reads), *graph.graph.ops[number].outputs]), default=0) >= nbytes
+    }
+    return frozenset(large | _between(graph, large))
+
+
+def _between(graph: SlabGraph, large: set[int]) -> set[int]:
+    """Ops that are no kernels on paths from large ops to large ops: outside of the loops they would be walls."""
+    light = {number for number in graph.along if number not in large and graph.graph.ops[number].fusion != "kernel"}
+    producer, readers = graph.graph.producer, graph.readers
+    behind, before = set[int](), set[int]()
+    for number in sorted(light):
+        sources = {producer[value] for value in graph.graph.ops[number].inputs}
+        if sources & (large | behind):
+            behind.add(number)
+    for number in sorted(light, reverse=True):
+        takers = {taker for value in graph.graph.ops[number].outputs for taker in readers.get(value, ())}
+        if takers & (large | before):
+            before.add(number)
+    return behind & before
+
+
+def _widest(graph: SlabGraph, ops: frozenset[int]) -> int:
+    """Bytes that a kernel that is not split reads and writes, at the most."""
+    nbytes = graph.graph.nbytes
+    return max(
+        (
+            sum(map(nbytes, {*op.inputs, *op.outputs}))
+            for number, op in enumerate(graph.graph.ops)
+            if number not in ops and op.fusion == "kernel"
+        ),
+        default=0,
+    )
+
+
+def _resident_bytes(program: Program) -> int:
+    """Arguments, and outputs that are written over none of them."""
+    inputs, outputs = program.jaxpr.jaxpr.invars, program.jaxpr.jaxpr.outvars
+    given = sum(compat.nbytes_of(var.aval) for n, var in enumerate(inputs) if n not in program.on_host)
+    donated = sum(compat.nbytes_of(var.aval) for var, gives in zip(inputs, program.donated, strict=True) if gives)
+    made = sum(compat.nbytes_of(atom.aval) for atom in outputs)
+    return given + max(made - donated, 0)

@@ -1,0 +1,379 @@
+"""A program with some of its equations in loops over slabs, as a planner arranged them (`planning.slabs`).
+
+A loop is a `lax.scan`. What it reads by slabs it slices, with the rows around a slab that its equations need; what
+comes from host memory is fetched a trip before it is read. What it writes it stacks, slab upon slab; what is added up
+over the slabs it carries.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from memplan.errors import PlanMismatchError
+from memplan.planning.rows import Span
+from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, arrange, least_rows, trips_of
+from memplan.program import compat
+from memplan.program.axes import shape_of
+from memplan.program.extract import body_graph, variables
+from memplan.program.interpret import bindings
+from memplan.program.moments import Moments
+from memplan.program.row_ops import extreme, fill_of, needed, run_rows
+from memplan.program.slab_axis import SlabAxis, slab_axis, slab_graph
+from memplan.program.trace import InSlabs, Program
+from memplan.program.transforms.early_sums import early_sums
+from memplan.program.transforms.layerwise_scan import DEVICE, write
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis through a flat jaxpr, for whoever plans and for whoever writes.
+
+    Attributes:
+      closed: the jaxpr, written anew for the axis; numbers of values and ops are those in it.
+    """
+
+    closed: compat.ClosedJaxpr
+    along: SlabAxis
+    graph: SlabGraph
+
+
+def axis_at(closed: compat.ClosedJaxpr, value: int, dim: int) -> Axis:
+    """The axis that begins at a dimension of a value, with sums along it as early as they can be made."""
+    var = variables(closed)[value]
+    early = early_sums(closed, slab_axis(closed, var, dim))
+    return axis_through(early if var in variables(early) else closed, var, dim)
+
+
+def axis_through(closed: compat.ClosedJaxpr, var: Any, dim: int) -> Axis:
+    """The axis that begins at a dimension of a variable, through a jaxpr as it is."""
+    along = slab_axis(closed, var, dim)
+    return Axis(closed, along, slab_graph(closed, body_graph(closed), along))
+
+
+def with_slabs(program: Program, slabs: Slabs) -> Program:
+    """The program with its ops in loops as planned."""
+    axis = axis_at(program.jaxpr, slabs.value, slabs.dim)
+    loops = tuple(one for one in arrange(axis.graph, slabs) if isinstance(one, SlabLoop))
+    begins = variables(axis.closed).index(variables(program.jaxpr)[slabs.value])
+    record = InSlabs(slabs, axis.graph, begins, loops, axis.along.blocked)
+    return program.transform(record, in_slabs(axis, slabs))
+
+
+def follow_slabs(program: Program, slabs: Sequence[Slabs]) -> Program:
+    """The program with its ops in loops as a plan has them.
+
+    Raises:
+      PlanMismatchError: it has no such values or ops.
+    """
+    for one in slabs:
+        known = variables(program.jaxpr)
+        if not (0 <= one.value < len(known) and 0 <= one.dim < len(shape_of(known[one.value])) and one.rows > 0):
+            raise _mismatch()
+        graph = axis_at(program.jaxpr, one.value, one.dim).graph
+        values = frozenset(value for op in one.ops & graph.along.keys() for value in graph.graph.ops[op].outputs)
+        whole = one.ops and one.rows % least_rows(graph, one.ops & graph.along.keys()) == 0
+        if not (one.ops <= graph.along.keys() and one.stored <= values and one.on_host <= values and whole):
+            raise _mismatch()
+        program = with_slabs(program, one)
+    return program
+
+
+def _mismatch() -> PlanMismatchError:
+    return PlanMismatchError(
+        "the plan has loops over slabs that this step does not have: it was made for another function, other shapes, "
+        "or another jax version. Plan again."
+    )
+
+
+def in_slabs(axis: Axis, slabs: Slabs) -> compat.ClosedJaxpr:
+    """The flat jaxpr with its ops in loops as planned."""
+    avals = [compat.as_struct(var.aval) for var in axis.closed.jaxpr.invars]
+    return compat.dce(jax.make_jaxpr(functools.partial(_run, axis, slabs))(*avals))
+
+
+def _run(axis: Axis, slabs: Slabs, *operands: Any) -> list[Any]:
+    closed = axis.closed
+    known: dict[Any, Any] = bindings(closed, operands)
+    numbers = itertools.count(1)
+    for one in arrange(axis.graph, slabs):
+        if isinstance(one, SlabLoop):
+            with jax.named_scope(InSlabs.scope(next(numbers))):
+                _Loop(axis, slabs, one, known).run()
+            continue
+        eqn = closed.jaxpr.eqns[one]
+        with compat.user_context(eqn):
+            results = compat.bind(eqn, [_whole(compat.read(known, atom)) for atom in eqn.invars])
+        known.update(zip(eqn.outvars, results, strict=True))
+    return [_whole(compat.read(known, atom)) for atom in closed.jaxpr.outvars]
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """An array as a loop wrote it: slab upon slab.
+
+    Attributes:
+      slabs: trips first, then the dimensions of the array, of which `dim` has a slab's rows.
+      size: rows of the array.
+    """
+
+    slabs: Any
+    dim: int
+    size: int
+    on_host: bool
+
+    @functools.cached_property
+    def whole(self) -> Any:
+        """The array, on the device."""
+        slabs = jax.device_put(self.slabs, DEVICE) if self.on_host else self.slabs
+        shape = list(slabs.shape[1:])
+        shape[self.dim] *= slabs.shape[0]
+        return lax.slice_in_dim(jnp.moveaxis(slabs, 0, self.dim).reshape(shape), 0, self.size, axis=self.dim)
+
+    def rows(self, trip: Any, span: Span) -> Any:
+        """Rows of the array, counted from the first of a trip's slab; anything where it has none."""
+        rows, trips = self.slabs.shape[self.dim + 1], self.slabs.shape[0]
+        pieces = []
+        for slab in range(span[0] // rows, -(-span[1] // rows)):
+            low, high = max(span[0] - slab * rows, 0), min(span[1] - slab * rows, rows)
+            starts = [jnp.zeros((), jnp.int32)] * self.slabs.ndim
+            starts[0] = jnp.clip(trip + slab, 0, trips - 1)
+            starts[self.dim + 1] = jnp.full((), low, jnp.int32)
+            sizes = [1, *self.slabs.shape[1:]]
+            sizes[self.dim + 1] = high - low
+            piece = lax.dynamic_slice(self.slabs, starts, sizes)
+            piece = jax.device_put(piece, DEVICE) if self.on_host else piece
+            pieces.append(lax.squeeze(piece, (0,)))
+        return pieces[0] if len(pieces) == 1 else lax.concatenate(pieces, self.dim)
+
+
+@dataclass(frozen=True)
+class _Array:
+    """An array on the device that is read by slabs.
+
+    Attributes:
+      rows_per_slab: of so many slabs it consists.
+    """
+
+    array: Any
+    dim: int
+    rows_per_slab: int
+
+    def rows(self, trip: Any, span: Span) -> Any:
+        """Rows of the array, counted from the first of a trip's slab; anything where it has none.
+
+        Slab by slab, so that each piece is whole in the array or not in it at all.
+        """
+        rows, size = self.rows_per_slab, self.array.shape[self.dim]
+        pieces = []
+        for slab in range(span[0] // rows, -(-span[1] // rows)):
+            low, high = max(span[0], slab * rows), min(span[1], (slab + 1) * rows)
+            start = jnp.clip(trip * rows + low, 0, size - (high - low))
+            pieces.append(lax.dynamic_slice_in_dim(self.array, start, high - low, self.dim))
+        return pieces[0] if len(pieces) == 1 else lax.concatenate(pieces, self.dim)
+
+
+def _whole(value: Any) -> Any:
+    return value.whole if isinstance(value, _Stack) else value
+
+
+class _Loop:
+    """One loop, over what is known before it."""
+
+    def __init__(self, axis: Axis, slabs: Slabs, loop: SlabLoop, known: dict[Any, Any]):
+        self.axis, self.slabs, self.loop, self.known = axis, slabs, loop, known
+        self.closed, self.along = axis.closed, axis.along
+        self.vars = variables(self.closed)
+        self.trips = trips_of(axis.graph, slabs)
+        self.spans = {self.vars[value]: span for value, span in loop.spans.items()}
+        self.sources = {self.vars[value]: self._source(self.vars[value]) for value in loop.reads}
+        self.fetched = [
+            var for var, one in self.sources.items() if isinstance(one, _Stack) and one.on_host
+        ]  # fmt: skip
+        written = [(self.vars[value], value in slabs.on_host) for value in loop.writes]
+        self.to_host = [var for var, on_host in written if on_host]
+        self.stacked = [var for var, on_host in written if not on_host]
+        self.sums = [(number, var) for number in loop.sums for var in self.closed.jaxpr.eqns[number].outvars]
+        self.whole = {number: self._read_whole(number) for number in loop.ops}
+
+    def _read_whole(self, number: int) -> dict[int, Any]:
+        """By position, what an equation reads otherwise than by slabs; put together once, before the loop."""
+        sliced = self.along.equations[number].sliced
+        return {
+            position: _whole(compat.read(self.known, atom))
+            for position, atom in enumerate(self.closed.jaxpr.eqns[number].invars)
+            if position not in sliced
+        }
+
+    def slab_rows(self, var: Any) -> int:
+        rows = self.slabs.rows * self.along.scales[var]
+        return rows.numerator
+
+    def _source(self, var: Any) -> _Stack | _Array:
+        value, dim = self.known[var], self.along.dims[var]
+        if isinstance(value, _Stack):
+            return value
+        rows = self.slab_rows(var)
+        missing = self.trips * rows - value.shape[dim]
+        if missing > 0:
+            config = [(0, 0, 0)] * value.ndim
+            config[dim] = (0, missing, 0)
+            value = lax.pad(value, jnp.zeros((), value.dtype), config)
+        return _Array(value, dim, rows)
+
+    def run(self) -> None:
+        """What is written to the host is written a trip after it was made, beside what the trip computes."""
+        trips = jnp.arange(self.trips, dtype=jnp.int32)
+        following, before = jnp.minimum(trips + 1, self.trips - 1), jnp.maximum(trips - 1, 0)
+        sums = [_start(self._how(number), var.aval) for number, var in self.sums]
+        windows = [self.sources[var].rows(0, self.spans[var]) for var in self.fetched]
+        shapes = [self._slab_shape(var) for var in self.to_host]
+        stacks = [
+            compat.empty_on_host((self.trips, *shape), var.aval.dtype)
+            for var, shape in zip(self.to_host, shapes, strict=True)
+        ]
+        made = [jnp.zeros(shape, var.aval.dtype) for var, shape in zip(self.to_host, shapes, strict=True)]
+        begin = sums, windows, stacks, made
+        (sums, _, stacks, made), on_device = lax.scan(self._trip, begin, (trips, following, before))
+        for (number, var), total in zip(self.sums, sums, strict=True):
+            self.known[var] = self._finished(number, var, total)
+        for var, stack in zip(self.to_host, write(stacks, made, self.trips - 1), strict=True):
+            self.known[var] = self._stack(var, stack, on_host=True)
+        for var, stack in zip(self.stacked, on_device, strict=True):
+            self.known[var] = self._stack(var, stack, on_host=False)
+
+    def _slab_shape(self, var: Any) -> tuple[int, ...]:
+        shape = list(shape_of(var))
+        shape[self.along.dims[var]] = self.slab_rows(var)
+        return tuple(shape)
+
+    def _stack(self, var: Any, stack: Any, on_host: bool) -> _Stack:
+        dim = self.along.dims[var]
+        return _Stack(stack, dim, shape_of(var)[dim], on_host)
+
+    def _trip(self, carry: Any, trips: Any) -> Any:
+        (sums, windows, stacks, made), (trip, following, before) = carry, trips
+        stacks = write(stacks, made, before)
+        coming = [self._fetch(var, following) for var in self.fetched]
+        env: dict[Any, Any] = dict(zip(self.fetched, windows, strict=True))
+        for var, source in self.sources.items():
+            if var not in env:
+                env[var] = source.rows(trip, self.spans[var])
+        added: dict[Any, Any] = {}
+        for number in self.loop.ops:
+            eqn = self.closed.jaxpr.eqns[number]
+            with compat.user_context(eqn):
+                results = self._apply(number, eqn, trip, env)
+            (added if self.along.equations[number].reduces else env).update(zip(eqn.outvars, results, strict=True))
+        sums = [
+            _combined(self._how(number), total, added[var])
+            for (number, var), total in zip(self.sums, sums, strict=True)
+        ]
+        windows = [
+            self._moved_on(var, window, new) for var, window, new in zip(self.fetched, windows, coming, strict=True)
+        ]
+        made = [self._slab(var, env) for var in self.to_host]
+        return (sums, windows, stacks, made), [self._slab(var, env) for var in self.stacked]
+
+    def _fetch(self, var: Any, following: Any) -> Any:
+        """The last slab's worth of rows of the next trip's window."""
+        high = self.spans[var][1]
+        low = max(self.spans[var][0], high - self.slab_rows(var))
+        return self.sources[var].rows(following, (low, high))
+
+    def _moved_on(self, var: Any, window: Any, new: Any) -> Any:
+        dim = self.along.dims[var]
+        kept = window.shape[dim] - new.shape[dim]
+        if not kept:
+            return new
+        return lax.concatenate([lax.slice_in_dim(window, window.shape[dim] - kept, None, axis=dim), new], dim)
+
+    def _slab(self, var: Any, env: Mapping[Any, Any]) -> Any:
+        return self._cut(var, env[var], (0, self.slab_rows(var)))
+
+    def _cut(self, var: Any, window: Any, span: Span) -> Any:
+        first = self.spans[var][0]
+        if span == self.spans[var]:
+            return window
+        return lax.slice_in_dim(window, span[0] - first, span[1] - first, axis=self.along.dims[var])
+
+    def _apply(self, number: int, eqn: compat.JaxprEqn, trip: Any, env: Mapping[Any, Any]) -> Sequence[Any]:
+        one = self.along.equations[number]
+        span = self._span(number, eqn)
+        spans = needed(one.axes, one.axis, span)
+        spans = {position: spans[position] for position in one.sliced}
+        operands = [
+            self._cut(atom, env[atom], spans[position]) if position in spans else self.whole[number][position]
+            for position, atom in enumerate(eqn.invars)
+        ]
+        for position, rows in spans.items():
+            atom, fill = eqn.invars[position], fill_of(eqn, one.axes, one.axis, position, operands)
+            if fill is not None:
+                operands[position] = self._masked(atom, operands[position], rows, trip, fill)
+        if eqn.primitive.name == "iota":
+            return [self._counted(eqn, one.axis, span, trip)]
+        if one.reduces:
+            for position in one.axes.masked:
+                operands[position] = jnp.zeros_like(operands[position])
+        return run_rows(eqn, one.axes, one.axis, span, spans, operands)
+
+    def _span(self, number: int, eqn: compat.JaxprEqn) -> Span:
+        one = self.along.equations[number]
+        if one.reduces:
+            position = max(n for n, side in enumerate(one.axes.operands) if one.axis in side)
+            return 0, self.slab_rows(eqn.invars[position])
+        return next(self.spans[var] for var in eqn.outvars if var in self.spans)
+
+    def _masked(self, var: Any, window: Any, span: Span, trip: Any, fill: Any) -> Any:
+        """The window with rows that the array does not have filled."""
+        dim, rows = self.along.dims[var], self.slab_rows(var)
+        size = shape_of(var)[dim]
+        if span[0] >= 0 and (self.trips - 1) * rows + span[1] <= size:
+            return window
+        row = lax.broadcasted_iota(jnp.int32, window.shape, dim) + (trip * rows + span[0])
+        return jnp.where((row >= 0) & (row < size), window, jnp.asarray(fill, window.dtype))
+
+    def _counted(self, eqn: compat.JaxprEqn, dim: int, span: Span, trip: Any) -> Any:
+        shape = list(eqn.params["shape"])
+        shape[dim] = span[1] - span[0]
+        counted = lax.broadcasted_iota(eqn.params["dtype"], shape, eqn.params["dimension"])
+        if eqn.params["dimension"] != dim:
+            return counted
+        return counted + (trip * self.slab_rows(eqn.outvars[0]) + span[0]).astype(counted.dtype)
+
+    def _how(self, number: int) -> str:
+        one = self.along.equations[number]
+        return one.axes.reduced[one.axis]
+
+    def _finished(self, number: int, var: Any, total: Any) -> Any:
+        """A sum in its own type, with what it is added to."""
+        total = (total.squares if isinstance(total, Moments) else total).astype(var.aval.dtype)
+        eqn, one = self.closed.jaxpr.eqns[number], self.along.equations[number]
+        for position in one.axes.masked:
+            total = _whole(compat.read(self.known, eqn.invars[position])) + total
+        return total
+
+
+def _start(how: str, aval: Any) -> Any:
+    """What nothing was added to yet; halves are added up in float32."""
+    if how == "sum":
+        wide = jnp.promote_types(aval.dtype, jnp.float32) if jnp.issubdtype(aval.dtype, jnp.floating) else aval.dtype
+        return jnp.zeros(aval.shape, wide)
+    if how == "moments":
+        return Moments.none(aval.shape, aval.dtype)
+    return jnp.full(aval.shape, extreme(aval.dtype, "min" if how == "max" else "max"))
+
+
+def _combined(how: str, total: Any, more: Any) -> Any:
+    if how == "sum":
+        return total + more.astype(total.dtype)
+    if how == "moments":
+        return total.with_more(more)
+    return jnp.maximum(total, more) if how == "max" else jnp.minimum(total, more)

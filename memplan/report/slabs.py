@@ -1,0 +1,107 @@
+"""Loops over slabs as report rows: what each reads, makes and writes of arrays that are never whole on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from memplan.report.timeline import Place
+from memplan.report.views.table import Table, largest, short_source
+from memplan.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class SlabArray:
+    """An array that loops read or write slab by slab.
+
+    Attributes:
+      name: as in the graph.
+      shape, dtype, nbytes: of the whole array.
+      place: the memory that it is in.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class SlabLoop:
+    """A loop over slabs.
+
+    Attributes:
+      number: from 1, in the order of the step; what it computes is in a layer `slabs_1`.
+      axis: where the axis begins, for example `dimension 1 of float32[1,512,512,96]`.
+      trips: slabs.
+      rows: of that array in each.
+      halo: rows of an array that a trip reads before or behind its own slab, at the most.
+      ops: operations in it; those made again for it among them.
+      reads, writes: arrays that it reads from and writes to memory by slabs.
+      sums: operations whose results it adds up over the slabs.
+      seconds: predicted, of all trips; None where the compiled program does not tell.
+      source: `file:line` of its largest operation, or ''.
+    """
+
+    number: int
+    axis: str
+    trips: int
+    rows: int
+    halo: int
+    ops: int
+    reads: tuple[SlabArray, ...]
+    writes: tuple[SlabArray, ...]
+    sums: int
+    seconds: float | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unsplit:
+    """An operation that reads arrays of the axis, and that no slabs are made of: it stands whole between loops.
+
+    Attributes:
+      name: of the operation.
+      nbytes: of what it reads and makes.
+      source: `file:line`, or ''.
+    """
+
+    name: str
+    nbytes: int
+    source: str
+
+
+def loops_table(loops: Sequence[SlabLoop]) -> Table:
+    """One row for each; empty without."""
+    rows = tuple(
+        (
+            str(one.number),
+            f"{one.trips} of {one.rows}",
+            str(one.halo),
+            str(one.ops),
+            _arrays(one.reads),
+            _arrays(one.writes),
+            str(one.sums),
+            format_seconds(one.seconds),
+            short_source(one.source),
+        )
+        for one in loops
+    )
+    axes = "; ".join(dict.fromkeys(one.axis for one in loops))
+    columns = (">loop", ">slabs", ">halo", ">ops", "reads", "writes", ">sums", ">takes", "source")
+    return Table(f"Loops over slabs: {axes}", columns, rows)
+
+
+def unsplit_table(ops: Sequence[Unsplit], limit: int) -> Table:
+    """What was not split, the largest first."""
+    shown = sorted(ops, key=lambda one: -one.nbytes)[:limit]
+    rows = tuple((format_bytes(one.nbytes), one.name, short_source(one.source)) for one in shown)
+    return Table(largest("Not in slabs", len(rows), len(ops)), (">bytes", "operation", "source"), rows)
+
+
+def _arrays(arrays: Iterable[SlabArray]) -> str:
+    """`12.0 MiB` on the device, `12.0 MiB, 3.00 GiB host`; nothing is a dash."""
+    sums = {place: sum(one.nbytes for one in arrays if one.place == place) for place in ("device", "host")}
+    parts = [f"{format_bytes(nbytes)}{' host' * (place == 'host')}" for place, nbytes in sums.items() if nbytes]
+    return ", ".join(parts) or "-"

@@ -1,0 +1,173 @@
+"""What a report tells of loops over slabs, against what the step and the budget say that there must be."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import memplan
+from memplan import pipeline
+from memplan.api import Planned
+from memplan.hardware import catalog
+from memplan.hardware.roofline import copy_seconds
+from memplan.outcome.slabs import longest_axis, unsplit
+from memplan.planning.slabs import Slabs
+from memplan.program.extract import variables
+from memplan.program.trace import Program, trace
+from memplan.program.transforms.slabs import axis_at, with_slabs
+from memplan.report.model import Report
+from memplan.report.slabs import SlabArray
+from tests import vocabulary
+from tests.vocabulary import LOGITS_BYTES, TOKENS, WIDTH, WORDS
+
+SIDE, CHANNELS, MIB = 512, 16, 2**20
+ARRAY_BYTES = 4 * SIDE * SIDE * CHANNELS
+
+
+def images(kernels: Any, x: jax.Array) -> Any:
+    """One step through two convolutions with a norm between them: sums along the axis are walls between loops."""
+
+    def conv(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    def loss(kernels: Any) -> jax.Array:
+        y = conv(x, kernels[0])
+        y = jnp.tanh(y / jnp.sqrt((y * y).mean((1, 2), keepdims=True)))
+        return (conv(y, kernels[1]) ** 2).mean()
+
+    value, gradient = jax.value_and_grad(loss)(kernels)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, kernels, gradient), value
+
+
+def image_shapes() -> Any:
+    shapes = (3, 3, 1, CHANNELS), (3, 3, CHANNELS, 1), (1, SIDE, SIDE, 1)
+    first, second, x = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
+    return [first, second], x
+
+
+@pytest.fixture(scope="module")
+def tokens() -> Planned:
+    return memplan.jit(vocabulary.step, budget=vocabulary.IN_SLABS, donate_argnums=0).plan(*vocabulary.shapes())
+
+
+@pytest.fixture(scope="module")
+def planes() -> Planned:
+    return memplan.jit(images, device="v100", budget=8 * MIB, donate_argnums=0).plan(*image_shapes())
+
+
+def test_the_logits_never_exist(tokens: Planned) -> None:
+    report = tokens.report
+    assert (report.status, report.planner) == ("fits", "slabs")
+    assert report.compiled_peak_bytes is not None and report.compiled_peak_bytes <= vocabulary.IN_SLABS < LOGITS_BYTES
+    assert max(array.nbytes for one in report.slab_loops for array in one.writes) < LOGITS_BYTES / WORDS * 2
+    assert [(one.name, one.verdict) for one in report.candidates] == [
+        ("plain", "over the device budget"),
+        ("slabs", "chosen"),
+    ]
+
+
+def test_a_loop_over_tokens_is_told_row_by_row(tokens: Planned) -> None:
+    [loop] = tokens.report.slab_loops
+    assert (loop.number, loop.axis) == (1, f"dimension 0 of float32[{TOKENS},{WORDS}]")
+    assert loop.trips * loop.rows == TOKENS and loop.halo == 0
+    assert loop.sums == 2  # the gradients of both weights
+    assert loop.source.startswith("tests/vocabulary.py:") and loop.seconds is not None and loop.seconds > 0
+    read = {array.name: (array.shape, array.dtype, array.nbytes, array.place) for array in loop.reads}
+    assert read["x"] == ((TOKENS, WIDTH), "float32", 4 * TOKENS * WIDTH, "device")
+    assert {array.shape[0] for array in (*loop.reads, *loop.writes)} == {TOKENS}
+
+
+def test_what_is_written_by_slabs_is_a_decision(tokens: Planned) -> None:
+    [loop] = tokens.report.slab_loops
+    split = [one for one in tokens.report.decisions if one.decision == "split"]
+    assert [one.name for one in split] == [f"{array.name} in {loop.trips} slabs" for array in loop.writes]
+    assert [(one.shape, one.nbytes) for one in split] == [(array.shape, array.nbytes) for array in loop.writes]
+    assert {one.seconds for one in split} == {0.0}
+    assert all(one.source.startswith("tests/vocabulary.py:") for one in split)
+
+
+def check_written_and_read(report: Report) -> None:
+    assert Report.from_json(report.to_json()) == report
+    assert "Loops over slabs: dimension" in str(report) and "Loops over slabs: dimension" in report.to_html()
+    assert report.timeline is not None
+    drawn = {one.layer.partition("/")[0] for one in report.timeline.instants}
+    assert drawn >= {f"slabs_{loop.number}" for loop in report.slab_loops}
+
+
+def test_loops_are_in_every_view(tokens: Planned) -> None:
+    check_written_and_read(tokens.report)
+
+
+def test_a_step_that_stays_whole_has_no_rows() -> None:
+    report = memplan.jit(vocabulary.step).plan(*vocabulary.shapes()).report
+    assert report.status == "untouched" and report.slab_loops == report.unsplit == () and report.huge_arrays is None
+
+
+@pytest.mark.gpu_aot
+def test_loops_over_planes_have_a_halo_and_walls_between_them(planes: Planned) -> None:
+    report = planes.report
+    assert report.status == "fits" and len(report.slab_loops) > 1
+    assert [one.number for one in report.slab_loops] == list(range(1, len(report.slab_loops) + 1))
+    for one in report.slab_loops:
+        assert one.axis == f"dimension 1 of float32[1,{SIDE},{SIDE},{CHANNELS}]"
+        assert one.trips * one.rows == SIDE
+        assert 1 <= one.halo <= 4  # rows around a slab, of one 3x3 convolution up to two of them and their gradients
+    assert report.slab_loops[0].halo == 1 and report.slab_loops[0].sums == 1  # the norm behind the first convolution
+    seconds = [one.seconds or 0.0 for one in report.slab_loops]
+    assert min(seconds) > 0 and sum(seconds) <= (report.predicted_step_s or 0) * 1.001
+    assert report.recomputed_flops > 0  # the first convolution is made again behind the wall
+    assert report.huge_arrays == 0
+    check_written_and_read(report)
+
+
+@pytest.mark.gpu_aot
+def test_what_slabs_keep_on_the_host_is_in_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first convolution is written to the host, and read by both loops behind it."""
+    monkeypatch.setattr(pipeline, "slab_programs", lambda program, *_: [with_slabs(program, on_host(program))])
+    report = memplan.jit(images, device="v100", budget=16 * MIB, donate_argnums=0).plan(*image_shapes()).report
+    written = SlabArray("conv_general_dilated:0", (1, SIDE, SIDE, CHANNELS), "float32", ARRAY_BYTES, "host")
+    assert [one.writes for one in report.slab_loops] == [(written,), (), ()]
+    assert [written in one.reads for one in report.slab_loops] == [False, True, True]
+    assert report.host_peak_bytes == report.offloaded_bytes - report.slab_loops[0].rows * SIDE * CHANNELS * 4
+    assert report.host_peak_bytes == ARRAY_BYTES
+    [split] = (one for one in report.decisions if one.decision == "split")
+    assert split.name == f"conv_general_dilated:0 in {report.slab_loops[0].trips} slabs on the host"
+    assert split.seconds == pytest.approx(3 * copy_seconds(ARRAY_BYTES, catalog.named("v100")))
+    assert report.copy_s is not None and report.copy_s > 0
+    assert "16.0 MiB host" in str(report)
+
+
+def on_host(program: Program) -> Slabs:
+    """All that lies on the axis in eight slabs, the first convolution on the host."""
+    [value] = (n for n, var in enumerate(variables(program.jaxpr)) if var is program.jaxpr.jaxpr.eqns[0].outvars[0])
+    stored, along = frozenset({value}), axis_at(program.jaxpr, value, 1).graph.along
+    return Slabs(value, 1, SIDE // 8, frozenset(along), stored, stored)
+
+
+@pytest.mark.gpu_aot
+def test_arrays_that_cudnn_does_not_count_are_told() -> None:
+    x = jax.ShapeDtypeStruct((1, 2**15, 2**16, 1), jnp.float32)
+    report = memplan.jit(lambda x: (x * 2).sum(), device="h200").plan(x).report
+    assert report.huge_arrays == 1 and math.prod(x.shape) == 2**31
+    assert "1 array of it has 2^31 elements or more" in str(report)
+
+
+def test_what_cannot_be_split_is_named_with_its_line_once() -> None:
+    def step(x: jax.Array) -> jax.Array:
+        y = jnp.tanh(x) @ jnp.ones((8, 8))
+        return sum(jnp.sort(y + number, axis=0) for number in range(3))[::2].sum()  # type: ignore[index]
+
+    program = trace(step, (jax.ShapeDtypeStruct((64, 8), jnp.float32),), {}, {})
+    axis = longest_axis(program)
+    assert axis is not None and axis.slabs.ops == frozenset() and axis.slabs.dim == 0
+    [row] = unsplit([axis], 9)
+    assert (row.name, row.nbytes) == ("sort", 2 * 4 * 64 * 8) and "test_slabs.py:" in row.source
+
+
+def test_a_step_without_arrays_has_no_axis() -> None:
+    assert longest_axis(trace(lambda x: x + 1, (jax.ShapeDtypeStruct((), jnp.float32),), {}, {})) is None

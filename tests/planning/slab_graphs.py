@@ -1,0 +1,165 @@
+"""Programs with an axis, written down by name, and random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from hypothesis import strategies as st
+
+from memplan.planning.graph import Fusion, Graph, Op, Value
+from memplan.planning.rows import ALIGNED, Rows
+from memplan.planning.slabs import AlongOp, SlabGraph, SlabLoop, Slabs, arrange
+from tests.planning.unit import UNIT
+
+HALO, POOL, UPSAMPLE = Rows(1, 1, 1, 3), Rows(2, 1, 0, 2), Rows(1, 2, 1, 2)
+SOLVABLE = replace(UNIT, memory_bandwidth=1e12)
+"""Kernels take a second per FLOP, copies a second per byte, and nothing else anything."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """An op with one result, of its name.
+
+    Attributes:
+      reads: what it reads by slabs, and by which rows.
+      whole: what else it reads.
+      on_axis: it may run in slabs.
+    """
+
+    reads: Mapping[str, Rows]
+    whole: Sequence[str] = ()
+    rows: int = 8
+    scale: Fraction = Fraction(1)
+    nbytes: int = 8
+    seconds: float = 1.0
+    reduces: bool = False
+    on_axis: bool = True
+    fusion: Fusion = "kernel"
+
+
+@dataclass(frozen=True)
+class Written:
+    """A graph, and numbers by name."""
+
+    graph: SlabGraph
+    values: Mapping[str, int]
+    ops: Mapping[str, int]
+
+    def slabs(self, rows: int, ops: Sequence[str] | None = None, stored: Sequence[str] = ()) -> Slabs:
+        """In loops: ops by name, or all that may be; nothing on the host."""
+        chosen = self.graph.along if ops is None else map(self.ops.__getitem__, ops)
+        return Slabs(0, 0, rows, frozenset(chosen), frozenset(map(self.values.__getitem__, stored)), frozenset())
+
+    def on_host(self, slabs: Slabs, *names: str) -> Slabs:
+        return replace(slabs, on_host=frozenset(map(self.values.__getitem__, names)))
+
+    def named(self, numbers: Any) -> set[str]:
+        return {name for name, number in self.values.items() if number in numbers}
+
+    def arranged(self, slabs: Slabs) -> list[str | tuple[Any, ...]]:
+        """Ops by name; loops as (ops, reads, writes, sums, spans) by name."""
+        return [
+            self._loop(one) if isinstance(one, SlabLoop) else self._op(one) for one in arrange(self.graph, slabs)
+        ]  # fmt: skip
+
+    def _op(self, number: int) -> str:
+        return next(name for name, op in self.ops.items() if op == number)
+
+    def _loop(self, loop: SlabLoop) -> tuple[Any, ...]:
+        spans = {name: loop.spans[value] for name, value in self.values.items() if value in loop.spans}
+        ops, sums = [*map(self._op, loop.ops)], {*map(self._op, loop.sums)}
+        return ops, self.named(loop.reads), self.named(loop.writes), sums, spans
+
+
+def written(given: Mapping[str, int], ops: Mapping[str, Made], outputs: Sequence[str]) -> Written:
+    """A graph whose inputs, on the axis, have so many rows."""
+    values = {name: number for number, name in enumerate([*given, *ops])}
+    made = [
+        Op(name, tuple(values[one] for one in (*op.reads, *op.whole)), (values[name],), flops=op.seconds,
+           fusion=op.fusion)
+        for name, op in ops.items()
+    ]  # fmt: skip
+    graph = Graph(
+        (*(Value(name, 8) for name in given), *(Value(name, op.nbytes) for name, op in ops.items())), tuple(made)
+    )
+    on_axis = {name: op for name, op in ops.items() if op.on_axis and not op.reduces}
+    along = {
+        number: AlongOp(
+            tuple((values[one], rows) for one, rows in op.reads.items()),
+            values[[*op.reads][-1] if op.reduces else name],
+            op.reduces,
+        )
+        for number, (name, op) in enumerate(ops.items())
+        if op.on_axis
+    }
+    slab_graph = SlabGraph(
+        graph,
+        frozenset(values[name] for name in outputs),
+        {values[name]: Fraction(1) for name in given} | {values[name]: op.scale for name, op in on_axis.items()},
+        {values[name]: rows for name, rows in given.items()} | {values[name]: op.rows for name, op in on_axis.items()},
+        along,
+    )
+    return Written(slab_graph, values, {name: number for number, name in enumerate(ops)})
+
+
+def norm(nbytes: int = 8) -> Written:
+    """A convolution, its results less their sum, and the sum of that."""
+    return written(
+        {"x": 8},
+        {
+            "a": Made({"x": HALO}, nbytes=nbytes, seconds=40.0),
+            "mean": Made({"a": ALIGNED}, reduces=True, nbytes=1, fusion="reduction"),
+            "b": Made({"a": ALIGNED}, ["mean"], nbytes=nbytes, fusion="elementwise"),
+            "loss": Made({"b": ALIGNED}, reduces=True, nbytes=1, fusion="reduction"),
+        },
+        ["loss"],
+    )
+
+
+@st.composite
+def slab_graphs(draw: st.DrawFn, most: int = 9, halves: bool = True) -> Written:
+    """Ops of 12 rows, or of half as many: by slabs, whole, added up, and such as run outside of loops.
+
+    None takes as long as four copies of any value, so that all may be made again.
+    """
+    sides: dict[str, Fraction] = {"x": Fraction(1), "y": Fraction(1)}  # what may be read by slabs, and its scale
+    sums: list[str] = []
+    ops: dict[str, Made] = {}
+    for number in range(draw(st.integers(1, most))):
+        name, source = f"op{number}", draw(st.sampled_from([*sides]))
+        scale = sides[source]
+        whole = (
+            draw(st.lists(st.sampled_from([*sums, *(one for one in sides if one in ops)]), max_size=1)) if ops else []
+        )
+        costs = {"nbytes": draw(st.integers(16, 60)), "seconds": float(draw(st.integers(0, 7)))}
+        match draw(st.sampled_from(["aligned", "halo", "two", "scaled", "sum", "sum", "outside"])):
+            case "scaled" if halves:
+                rows, scale = (POOL, Fraction(1, 2)) if scale == 1 else (UPSAMPLE, Fraction(1))
+                ops[name] = Made({source: rows}, whole, **costs)
+            case "two":
+                other = draw(st.sampled_from([one for one, its in sides.items() if its == scale]))
+                ops[name] = Made({source: HALO, other: ALIGNED}, whole, **costs)
+            case "sum":
+                ops[name] = Made({source: ALIGNED}, whole, reduces=True, fusion="reduction", **costs)
+            case "outside":
+                ops[name] = Made({}, [source, *whole], on_axis=False, **costs)
+            case kind:
+                ops[name] = Made({source: HALO if kind == "halo" else ALIGNED}, whole, **costs)
+        if ops[name].reduces or not ops[name].on_axis:
+            sums.append(name)
+        else:
+            ops[name] = replace(ops[name], rows=int(12 * scale), scale=scale)
+            sides[name] = scale
+    outputs = draw(st.sets(st.sampled_from([*ops]), min_size=1))
+    return written({"x": 12, "y": 12}, ops, sorted(outputs | {name}))
+
+
+@st.composite
+def slabs_of(draw: st.DrawFn, one: Written) -> Slabs:
+    """Some ops, some values stored."""
+    names = [name for name, op in one.ops.items() if op in one.graph.along]
+    ops = [name for name in names if draw(st.integers(0, 5))]
+    return one.slabs(draw(st.sampled_from([2, 4, 6])), ops, [name for name in ops if draw(st.booleans())])

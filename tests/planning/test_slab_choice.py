@@ -1,0 +1,101 @@
+"""Choices of what is written: the best of those that were tried, refined to no worse, inside the limits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memplan.planning.slab_choice import Choice
+from memplan.planning.slab_price import Price, Pricer, SlabLimits, read_whole, whole_nbytes
+from memplan.planning.slabs import SlabLoop, Slabs, arrange
+from tests.planning.slab_graphs import SOLVABLE, Written, norm, slab_graphs
+
+ROOMY = SlabLimits(10**6, 10**6, 0)
+
+
+def choice(one: Written, limits: SlabLimits, rows: int = 2) -> Choice:
+    return Choice(Pricer(one.graph, SOLVABLE), one.slabs(rows), limits)
+
+
+def written_by(one: Written, slabs: Slabs) -> set[int]:
+    return {value for loop in arrange(one.graph, slabs) if isinstance(loop, SlabLoop) for value in loop.writes}
+
+
+@given(slab_graphs(), st.integers(50, 400), st.integers(0, 200))
+@settings(max_examples=25)
+def test_a_choice_is_what_it_says_and_refined_no_worse(one: Written, device: int, host: int) -> None:
+    if not one.graph.along:
+        return
+    limits = SlabLimits(device, host, 10)
+    found = choice(one, limits)
+    best = found.best()
+    refined = found.refined(best[0])
+    for slabs, price in (best, refined):
+        assert replace(slabs, stored=frozenset(), on_host=frozenset()) == one.slabs(2)
+        assert slabs.on_host <= written_by(one, slabs)
+        assert not slabs.on_host & read_whole(one.graph, slabs).keys()
+        assert price == price_of(one, slabs, limits)
+    assert order(limits, refined[1]) <= order(limits, best[1])
+    assert order(limits, best[1]) <= order(limits, found.best(rounds=1)[1])
+    assert found.may_fit() == (limits.excess(found.best(rounds=1)[1]) == 0)
+    assert found.refined(refined[0])[1] == refined[1]
+
+
+def price_of(one: Written, slabs: Slabs, limits: SlabLimits) -> Price:
+    return Pricer(one.graph, SOLVABLE).price(
+        slabs, limits, whole_nbytes(one.graph, slabs), read_whole(one.graph, slabs), arrange(one.graph, slabs)
+    )
+
+
+def order(limits: SlabLimits, price: Price) -> tuple[int, float]:
+    return limits.excess(price), price.seconds
+
+
+@given(slab_graphs(most=6))
+@settings(max_examples=40)
+def test_refined_no_value_written_or_not_makes_it_faster_by_itself(one: Written) -> None:
+    """With room for everything, so that all is on the device."""
+    if not one.graph.along:
+        return
+    slabs, price = choice(one, ROOMY).refined(choice(one, ROOMY).best()[0])
+    made = [v for op in one.graph.along for v in one.graph.graph.ops[op].outputs if not one.graph.along[op].reduces]
+    assert not slabs.on_host
+    for value in made:
+        other = replace(slabs, stored=slabs.stored ^ {value})
+        assert price_of(one, other, ROOMY).seconds >= price.seconds - 1e-9
+
+
+@pytest.mark.parametrize(
+    ("device", "stored", "on_host", "seconds"),
+    [
+        (104, {"a"}, set(), 42.0),  # 40 bytes; 40 of its second copy, laid out anew, or 64 of the first loop's trip
+        (103, {"a"}, {"a"}, 81.0),  # written beside its kernel, read beside nothing
+    ],
+)
+def test_refined_what_was_to_be_made_again_is_kept_where_there_is_room(
+    device: int, stored: set[str], on_host: set[str], seconds: float
+) -> None:
+    """Making `a` again takes 40 s, as long as one of its two copies to the host and back."""
+    one, limits = norm(nbytes=40), SlabLimits(device, 100, 0)
+    assert choice(one, limits).best()[0] == one.slabs(2)
+    slabs, price = choice(one, limits).refined(one.slabs(2))
+    assert (one.named(slabs.stored), one.named(slabs.on_host)) == (stored, on_host)
+    assert price.seconds == pytest.approx(seconds, abs=1e-3)
+
+
+def test_without_room_on_the_device_what_is_written_lies_on_the_host() -> None:
+    one = norm(nbytes=10)
+    slabs, price = choice(one, SlabLimits(41, 100, 0)).best()
+    assert one.named(slabs.stored) == one.named(slabs.on_host) == {"a"}
+    assert price.host_bytes == 10 and price.device_bytes <= 41
+    assert not choice(one, SlabLimits(42, 100, 0)).best()[0].on_host
+
+
+def test_what_takes_the_least_is_told_where_nothing_fits() -> None:
+    one, limits = norm(nbytes=40), SlabLimits(10, 0, 0)
+    assert not choice(one, limits).may_fit()
+    _, price = choice(one, limits).best()
+    assert limits.excess(price) > 0 and price.host_bytes == 0

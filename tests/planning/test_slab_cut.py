@@ -1,0 +1,102 @@
+"""What a loop reads of what an earlier one makes, against every choice there is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memplan.planning.rows import ALIGNED
+from memplan.planning.slab_cut import SlabCut
+from memplan.planning.slab_price import Pricer
+from memplan.planning.slabs import SlabLoop, Slabs, arrange, levels_of
+from tests.planning.slab_graphs import HALO, SOLVABLE, Made, Written, norm, written
+
+
+@st.composite
+def pairs_of_loops(draw: st.DrawFn) -> Written:
+    """Some ops by slabs; a sum of the last; ops that want it and read others; a sum of all of these.
+
+    None takes as long as a copy of any value.
+    """
+    ops: dict[str, Made] = {}
+    for number in range(draw(st.integers(1, 4))):
+        ops[f"early{number}"] = drawn(draw, ["x", *ops])
+    ops["sum"] = Made({[*ops][-1]: ALIGNED}, reduces=True, nbytes=1, fusion="reduction", seconds=0.0)
+    early = [name for name in ops if name != "sum"]
+    late = [f"late{number}" for number in range(draw(st.integers(1, 3)))]
+    ops |= {name: replace(drawn(draw, early), whole=["sum"]) for name in late}
+    ops["loss"] = Made(dict.fromkeys(late, ALIGNED), reduces=True, nbytes=1, fusion="reduction", seconds=0.0)
+    outputs = draw(st.sets(st.sampled_from(early), max_size=1))
+    return written({"x": 8}, ops, sorted({"loss", *outputs}))
+
+
+def drawn(draw: st.DrawFn, names: list[str]) -> Made:
+    reads = dict.fromkeys(draw(st.lists(st.sampled_from(names), min_size=1, max_size=2)), HALO)
+    return Made(reads, nbytes=draw(st.integers(20, 60)), seconds=float(draw(st.integers(0, 40))))
+
+
+def cut(one: Written, bare: Slabs, weight: float = 1.0, on_device: Collection[int] = ()) -> set[int]:
+    levels, forced = levels_of(one.graph, bare), forced_of(one, bare)
+    return set(SlabCut(Pricer(one.graph, SOLVABLE), bare, levels, forced, {1: weight}, {}, on_device).run())
+
+
+def forced_of(one: Written, bare: Slabs) -> set[int]:
+    loops = [loop for loop in arrange(one.graph, bare) if isinstance(loop, SlabLoop)]
+    return {value for loop in loops for value in loop.writes}
+
+
+def seconds(one: Written, bare: Slabs, stored: Collection[int], weight: float, on_device: Collection[int]) -> float:
+    """Of the second loop: what it makes again, what it reads, and writing that."""
+    (first, *_, second), pricer = (
+        arrange(one.graph, replace(bare, stored=frozenset(stored))),
+        Pricer(one.graph, SOLVABLE),
+    )
+    assert isinstance(first, SlabLoop) and isinstance(second, SlabLoop)
+    again = sum(pricer.op_seconds[op] for op in set(second.ops) if levels_of(one.graph, bare)[op] == 0)
+    read = [value for value in second.reads if one.graph.graph.producer[value] is not None and value not in on_device]
+    new = [value for value in read if value not in forced_of(one, bare)]
+    return weight * again + sum(map(pricer.copy_seconds, read)) + sum(map(pricer.copy_seconds, new))
+
+
+def subsets(values: Collection[int]) -> Iterator[frozenset[int]]:
+    return (frozenset(some) for size in range(len(values) + 1) for some in combinations(sorted(values), size))
+
+
+@given(pairs_of_loops(), st.sampled_from([0.5, 1.0, 2.0]), st.booleans())
+def test_no_other_values_read_take_less(one: Written, weight: float, free: bool) -> None:
+    bare = one.slabs(2)
+    early = {value for name, value in one.values.items() if name.startswith("early")}
+    on_device = {one.values["early0"]} if free else set()
+    found = cut(one, bare, weight, on_device)
+    best = min(seconds(one, bare, stored, weight, on_device) for stored in subsets(early))
+    assert found <= early
+    assert seconds(one, bare, found, weight, on_device) == pytest.approx(best)
+
+
+def test_a_value_that_is_dear_to_make_is_read_and_a_cheap_one_made_again() -> None:
+    dear, cheap = norm(nbytes=8), norm(nbytes=30)
+    assert dear.named(cut(dear, dear.slabs(2))) == {"a"}  # two copies of 8 s against 40 s
+    assert cheap.named(cut(cheap, cheap.slabs(2))) == set()
+    assert cheap.named(cut(cheap, cheap.slabs(2), weight=2.0)) == {"a"}
+    assert cheap.named(cut(cheap, cheap.slabs(2), on_device=[cheap.values["a"]])) == {"a"}
+
+
+def test_what_is_written_in_any_case_is_read_where_it_is_wanted() -> None:
+    """So loops are arranged. Making `cheap` again takes nothing, but would bring along reading all of `wanted`."""
+    one = written(
+        {"x": 8},
+        {
+            "wanted": Made({"x": ALIGNED}, nbytes=41, seconds=0.0),
+            "cheap": Made({"wanted": ALIGNED}, nbytes=20, seconds=0.0),
+            "sum": Made({"cheap": ALIGNED}, reduces=True, fusion="reduction"),
+            "late": Made({"cheap": ALIGNED}, ["sum"]),
+            "loss": Made({"late": ALIGNED}, reduces=True, fusion="reduction"),
+        },
+        ["loss", "wanted"],
+    )
+    assert one.named(cut(one, one.slabs(2))) == {"cheap"}

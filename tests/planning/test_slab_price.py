@@ -1,0 +1,98 @@
+"""Prices, added up by hand on a device where a byte or a FLOP takes a second."""
+
+from __future__ import annotations
+
+from memplan.planning.rows import ALIGNED
+from memplan.planning.slab_price import Price, Pricer, SlabLimits, Streams, lifetimes, read_whole, whole_nbytes
+from memplan.planning.slabs import SlabLoop, Slabs, arrange
+from tests.planning.slab_graphs import HALO, SOLVABLE, Made, Written, norm, written
+
+LIMITS = SlabLimits(100, 50, 7)
+LAUNCH = 1e-5
+
+
+def loops(one: Written, slabs: Slabs) -> list[SlabLoop]:
+    return [loop for loop in arrange(one.graph, slabs) if isinstance(loop, SlabLoop)]
+
+
+def price(one: Written, slabs: Slabs) -> Price:
+    return Pricer(one.graph, SOLVABLE).price(
+        slabs, LIMITS, whole_nbytes(one.graph, slabs), read_whole(one.graph, slabs), arrange(one.graph, slabs)
+    )
+
+
+def test_what_is_elementwise_takes_no_time_and_kernels_take_theirs() -> None:
+    assert Pricer(norm().graph, SOLVABLE).op_seconds == [40.0, 1.0, 0.0, 1.0]
+
+
+def test_streams_of_a_loop_go_on_beside_one_another() -> None:
+    assert Streams(3.0, 2.0, 5.0, 4).seconds(10) == 5.0 + 40 * LAUNCH
+    assert Streams(3.0, 7.0, 5.0, 0).seconds(10) == 7.0
+
+
+def test_a_norm_whose_input_is_written_to_the_host() -> None:
+    """40 bytes of 8 rows, of which a slab has 2: 10 bytes; the input has 8 bytes, of which a window of 4 rows has 4."""
+    one = norm(nbytes=40)
+    slabs = one.on_host(one.slabs(2, stored=["a"]), "a")
+    pricer, (first, second) = Pricer(one.graph, SOLVABLE), loops(one, slabs)
+    assert pricer.streams(first, slabs) == Streams(0.0, 40.0, 41.0, 3)
+    assert pricer.streams(second, slabs) == Streams(40.0, 0.0, 1.0, 2)
+    assert pricer.trip_bytes(first, slabs) == 8 + 2 * (4 + 10) + 2 * (4 + 10)  # the input anew; copies; the convolution
+    assert pricer.trip_bytes(second, slabs) == 2 * 10
+    assert lifetimes([first, second], {}) == {one.values["a"]: (0, 2)}
+    assert price(one, slabs) == Price(41.0 + 40.0 + 4 * (3 + 2) * LAUNCH, 7 + 64, 40)
+
+
+def test_the_same_on_the_device() -> None:
+    one = norm(nbytes=40)
+    slabs = one.slabs(2, stored=["a"])
+    assert price(one, slabs) == Price(41.0 + 1.0 + 4 * (3 + 2) * LAUNCH, 7 + 40 + 64, 0)  # behind: 40 + 20, and 40 anew
+    assert loops(one, slabs)[1].reads == (one.values["a"],)
+
+
+def test_rows_around_a_slab_are_made_twice() -> None:
+    """The first of two convolutions makes four rows in a trip, of which two are its slab."""
+    one = written({"x": 8}, {"a": Made({"x": HALO}), "b": Made({"a": HALO})}, ["b"])
+    (loop,) = loops(one, one.slabs(2))
+    assert Pricer(one.graph, SOLVABLE).streams(loop, one.slabs(2)).kernels == 2.0 + 1.0
+
+
+def test_beyond_the_limits() -> None:
+    assert LIMITS.excess(Price(1.0, 100, 50)) == 0
+    assert LIMITS.excess(Price(1.0, 103, 40)) == 3
+    assert LIMITS.excess(Price(1.0, 103, 54)) == 7
+
+
+def test_what_kernels_outside_of_loops_make_is_there_until_its_last_reader() -> None:
+    """`kept` lies beside the first two loops: `late`, which is made of it, is read behind them."""
+    one = written(
+        {"x": 8},
+        {
+            "kept": Made({}, ["x"], on_axis=False, nbytes=5),
+            "view": Made({}, ["kept"], on_axis=False, nbytes=50, fusion="elementwise"),
+            "sum": Made({"x": ALIGNED}, reduces=True, fusion="reduction"),
+            "twice": Made({}, ["sum", "view"], on_axis=False, nbytes=3),
+            "b": Made({"x": ALIGNED}, ["twice"]),
+            "again": Made({"b": ALIGNED}, reduces=True, fusion="reduction"),
+            "loss": Made({}, ["again", "view"], on_axis=False, nbytes=1),
+        },
+        ["loss"],
+    )
+    assert whole_nbytes(one.graph, one.slabs(2)) == {0: 5, 1: 5, 2: 0}
+
+
+def test_what_is_read_whole_lives_until_its_last_reader() -> None:
+    """`a` by `outside` behind the first loop, `b` by the third loop, `c` by the user."""
+    one = written(
+        {"x": 8},
+        {
+            "a": Made({"x": ALIGNED}),
+            "outside": Made({}, ["a"], on_axis=False),
+            "b": Made({"x": ALIGNED}, ["outside"]),
+            "c": Made({"x": ALIGNED}, ["b"]),
+        },
+        ["c"],
+    )
+    slabs, (a, b, c) = one.slabs(2), (one.values[name] for name in "abc")
+    assert read_whole(one.graph, slabs) == {a: 1, b: 2, c: 3}
+    assert lifetimes(loops(one, slabs), read_whole(one.graph, slabs)) == {a: (0, 1), b: (1, 2), c: (2, 3)}

@@ -1,0 +1,153 @@
+"""Programs in loops over slabs: levels, walls, what is made again, and rows; by hand, and whether they can run."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memplan.planning.rows import ALIGNED, Rows, Span
+from memplan.planning.slabs import SlabLoop, Slabs, arrange, least_rows, levels_of, slab_rows, trips_of
+from tests.planning.slab_graphs import HALO, POOL, UPSAMPLE, Made, Written, norm, slab_graphs, slabs_of, written
+
+HALF = Fraction(1, 2)
+
+
+def test_a_sum_is_a_wall_and_behind_it_everything_is_made_again() -> None:
+    assert norm().arranged(norm().slabs(2)) == [
+        (["a", "mean"], {"x"}, set(), {"mean"}, {"x": (-1, 3), "a": (0, 2)}),
+        (["a", "b", "loss"], {"x"}, set(), {"loss"}, {"x": (-1, 3), "a": (0, 2), "b": (0, 2)}),
+    ]
+    assert levels_of(norm().graph, norm().slabs(2)) == {0: 0, 1: 0, 2: 1, 3: 1}
+
+
+def test_what_is_stored_is_written_by_the_loop_that_makes_it_and_read_by_later_ones() -> None:
+    assert norm().arranged(norm().slabs(2, stored=["a"])) == [
+        (["a", "mean"], {"x"}, {"a"}, {"mean"}, {"x": (-1, 3), "a": (0, 2)}),
+        (["b", "loss"], {"a"}, set(), {"loss"}, {"a": (0, 2), "b": (0, 2)}),
+    ]
+
+
+def test_what_runs_whole_stands_between_loops_and_gets_whole_values() -> None:
+    assert norm().arranged(norm().slabs(2, ["a", "mean"])) == [
+        (["a", "mean"], {"x"}, {"a"}, {"mean"}, {"x": (-1, 3), "a": (0, 2)}),
+        "b",
+        "loss",
+    ]
+    assert norm().arranged(norm().slabs(2, ["b", "loss"])) == [
+        "a",
+        "mean",
+        (["b", "loss"], {"a"}, set(), {"loss"}, {"a": (0, 2), "b": (0, 2)}),
+    ]
+
+
+def test_halos_add_up_and_a_value_has_the_rows_of_all_its_readers() -> None:
+    one = written(
+        {"x": 8},
+        {"a": Made({"x": HALO}), "b": Made({"a": HALO}), "c": Made({"a": ALIGNED, "b": Rows(before=2)})},
+        ["c"],
+    )
+    spans = {"x": (-4, 5), "a": (-3, 4), "b": (-2, 2), "c": (0, 4)}
+    assert one.arranged(one.slabs(4)) == [(["a", "b", "c"], {"x"}, {"c"}, set(), spans)]
+
+
+def test_rows_behind_strides() -> None:
+    """Five of nine rows, and back."""
+    one = written(
+        {"x": 9},
+        {
+            "pooled": Made({"x": POOL}, rows=5, scale=HALF),
+            "a": Made({"pooled": HALO}, rows=5, scale=HALF),
+            "wide": Made({"a": UPSAMPLE}, rows=10),
+            "b": Made({"wide": HALO}, rows=10),
+        },
+        ["b"],
+    )
+    slabs = one.slabs(4)
+    spans = {"x": (-4, 8), "pooled": (-2, 4), "a": (-1, 3), "wide": (-1, 5), "b": (0, 4)}
+    assert one.arranged(slabs) == [(["pooled", "a", "wide", "b"], {"x"}, {"b"}, set(), spans)]
+    assert [slab_rows(one.graph, slabs, one.values[name]) for name in ("x", "pooled", "wide")] == [4, 2, 4]
+    assert least_rows(one.graph, slabs.ops) == 2 and least_rows(one.graph, [one.ops["b"]]) == 1
+    assert trips_of(one.graph, slabs) == 3 and trips_of(one.graph, one.slabs(10)) == 1
+    assert trips_of(one.graph, one.slabs(2, ["pooled", "a"])) == 5
+
+
+@pytest.mark.parametrize(
+    ("scales", "least"), [([HALF], 2), ([Fraction(1, 4), HALF], 4), ([HALF, Fraction(1, 3)], 6), ([Fraction(3, 2)], 2)]
+)
+def test_the_least_rows_are_whole_everywhere(scales: list[Fraction], least: int) -> None:
+    ops = {f"a{number}": Made({"x": ALIGNED}, scale=scale) for number, scale in enumerate(scales)}
+    one = written({"x": 12}, ops, [*ops])
+    assert least_rows(one.graph, one.slabs(1).ops) == least
+
+
+def test_who_reads_a_value_whole_stands_behind_a_wall_too() -> None:
+    one = written({"x": 8}, {"a": Made({"x": ALIGNED}), "b": Made({"a": ALIGNED}, ["a"])}, ["b"])
+    assert one.arranged(one.slabs(2)) == [
+        (["a"], {"x"}, {"a"}, set(), {"x": (0, 2), "a": (0, 2)}),
+        (["b"], {"a"}, {"b"}, set(), {"a": (0, 2), "b": (0, 2)}),
+    ]
+
+
+def test_a_sum_that_lies_on_the_axis_elsewhere_is_read_like_any_array() -> None:
+    one = norm()
+    total = one.values["mean"]
+    along = dict(one.graph.along)
+    along[one.ops["b"]] = type(along[0])(((total, ALIGNED),), one.values["b"], False)
+    graph = type(one.graph)(
+        one.graph.graph,
+        one.graph.outputs,
+        {**one.graph.scales, total: Fraction(1)},
+        {**one.graph.sizes, total: 8},
+        along,
+    )
+    one = Written(graph, one.values, one.ops)
+    first, second = one.arranged(one.slabs(2, ["a", "mean", "b", "loss"]))
+    assert first[:4] == (["a", "mean"], {"x"}, {"a"}, {"mean"})  # `b` reads all of `a`
+    assert second == (["b", "loss"], {"mean"}, set(), {"loss"}, {"mean": (0, 2), "b": (0, 2)})
+
+
+def test_what_nobody_wants_is_in_no_loop() -> None:
+    one = written({"x": 8}, {"a": Made({"x": ALIGNED}), "b": Made({"x": ALIGNED})}, ["b"])
+    assert [loop[0] for loop in one.arranged(one.slabs(2))] == [["b"]]
+
+
+@given(st.data())
+def test_every_arrangement_can_run(data: Any) -> None:
+    """What an op or a loop reads is there before, whole or by slabs; rows that an op reads are in the window."""
+    one = data.draw(slab_graphs())
+    slabs = data.draw(slabs_of(one))
+    graph, there = one.graph.graph, {one.values["x"], one.values["y"]}
+    for item in arrange(one.graph, slabs):
+        if isinstance(item, SlabLoop):
+            assert there.issuperset(item.reads) and (item.sums or item.writes)
+            check_loop(one, slabs, item, there)
+            there.update(item.writes, *(graph.ops[op].outputs for op in item.sums))
+        else:
+            assert item not in slabs.ops and there.issuperset(graph.ops[item].inputs)
+            there.update(graph.ops[item].outputs)
+    assert there >= one.graph.outputs
+
+
+def check_loop(one: Written, slabs: Slabs, loop: SlabLoop, there: set[int]) -> None:
+    graph, here = one.graph, set(loop.reads)
+    for number in loop.ops:
+        along, op = graph.along[number], graph.graph.ops[number]
+        by_slabs = [value for value, _ in along.reads]
+        assert number in slabs.ops and here.issuperset(by_slabs)
+        assert there.issuperset(value for value in op.inputs if value not in by_slabs)
+        span = loop.spans[along.base]
+        if along.reduces:
+            assert covers(span, (0, slab_rows(graph, slabs, along.base)))
+            span = 0, slab_rows(graph, slabs, along.base)
+        assert all(covers(loop.spans[value], rows.of(*span)) for value, rows in along.reads)
+        here.update(() if along.reduces else op.outputs)
+    assert here.issuperset(loop.writes)
+    assert all(covers(loop.spans[value], (0, slab_rows(graph, slabs, value))) for value in loop.writes)
+
+
+def covers(span: Span, wanted: Span) -> bool:
+    return span[0] <= wanted[0] and span[1] >= wanted[1]

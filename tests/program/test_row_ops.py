@@ -1,0 +1,278 @@
+"""Every equation on windows of its rows, also of rows that do not exist, against the equation on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+from memplan.planning.rows import Span
+from memplan.program import compat
+from memplan.program.axes import Axes
+from memplan.program.axis_rules import axes_of
+from memplan.program.flatten import flatten
+from memplan.program.interpret import interpret
+from memplan.program.row_ops import extreme, fill_of, needed, run_rows
+from tests.program.windows import SEEDS, Convolution, Windows, convolutions, floats, windows
+
+BEYOND = 3  # rows that a window may reach beyond an array
+COUNTED = ("iota", "random_bits")  # where a window begins says what is in it: whoever runs them knows
+few = settings(max_examples=3)  # each compiles tens of operations
+
+
+def window_of(array: Any, dim: int, span: Span) -> np.ndarray:
+    """Rows of an array; garbage where it has none."""
+    array = np.asarray(array)
+    rows = np.arange(*span)
+    taken = np.take(array, rows.clip(0, array.shape[dim] - 1), dim)
+    is_there = ((rows >= 0) & (rows < array.shape[dim])).reshape([-1 if d == dim else 1 for d in range(array.ndim)])
+    return np.where(is_there, taken, np.array(np.nan if array.dtype.kind == "f" else 113, array.dtype))
+
+
+def masked(window: np.ndarray, dim: int, span: Span, size: int, fill: Any) -> np.ndarray:
+    rows = np.arange(*span)
+    is_there = ((rows >= 0) & (rows < size)).reshape([-1 if d == dim else 1 for d in range(window.ndim)])
+    return np.where(is_there, window, np.asarray(fill, window.dtype))
+
+
+def on_rows(eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, operands: Sequence[Any]) -> list[Any]:
+    spans = needed(axes, axis, span)
+    own = list(operands)
+    for position, rows in spans.items():
+        assert rows[0] < rows[1]
+        own[position] = window_of(operands[position], axes.operands[position].index(axis), rows)
+    for position, rows in spans.items():
+        fill = fill_of(eqn, axes, axis, position, own)
+        if fill is not None:
+            dim = axes.operands[position].index(axis)
+            own[position] = masked(own[position], dim, rows, np.shape(operands[position])[dim], fill)
+    if axis in axes.reduced:
+        own = [np.zeros_like(one) if position in axes.masked else one for position, one in enumerate(own)]
+    return run_rows(eqn, axes, axis, span, spans, [jnp.asarray(one) for one in own])
+
+
+def check_windows(
+    eqn: compat.JaxprEqn, axes: Axes, axis: int, operands: Sequence[Any], whole: Sequence[Any], rng: Any
+) -> None:
+    count = axes.counted(axis, eqn)
+    low = int(rng.integers(-BEYOND, count + BEYOND))
+    high = int(rng.integers(low + 1, count + BEYOND + 2))
+    made = on_rows(eqn, axes, axis, (low, high), operands)
+    for one, wanted, side in zip(map(np.asarray, made), map(np.asarray, whole), axes.results, strict=True):
+        dim = side.index(axis)
+        assert one.shape == (*wanted.shape[:dim], high - low, *wanted.shape[dim + 1 :]), eqn
+        assert one.dtype == wanted.dtype
+        first, last = max(low, 0), max(min(high, count), 0)
+        if first < last:
+            found = np.take(one, np.arange(first - low, last - low), dim)
+            close(found, np.take(wanted, np.arange(first, last), dim), f"{eqn} rows {low} to {high}")
+
+
+def check_sum(
+    eqn: compat.JaxprEqn, axes: Axes, axis: int, operands: Sequence[Any], whole: Sequence[Any], rng: Any
+) -> None:
+    """Slab by slab, one more than has rows."""
+    count, how = axes.counted(axis, eqn), axes.reduced[axis]
+    rows = int(rng.integers(1, count + 2))
+    start = {"sum": 0, "max": extreme(whole[0].dtype, "min"), "min": extreme(whole[0].dtype, "max")}[how]
+    total = np.full(whole[0].shape, start, whole[0].dtype)
+    for low in range(0, count + rows, rows):
+        (more,) = on_rows(eqn, axes, axis, (low, low + rows), operands)
+        total = {"sum": np.add, "max": np.maximum, "min": np.minimum}[how](total, more)
+    for position in axes.masked:
+        total = total + operands[position]
+    close(total, whole[0], f"{eqn} in slabs of {rows}")
+
+
+def close(found: Any, wanted: Any, said: str) -> None:
+    if np.asarray(wanted).dtype.kind == "f":
+        np.testing.assert_allclose(found, np.asarray(wanted), rtol=3e-5, atol=3e-5, err_msg=said)
+    else:
+        np.testing.assert_array_equal(found, np.asarray(wanted), err_msg=said)
+
+
+def check(
+    function: Callable[..., Any], args: Sequence[Any], seed: int = 0, windows: int = 1, every: bool = False
+) -> set[str]:
+    """Windows along an axis of every equation of a function, or along every axis; the primitives that have one."""
+    rng, tried = np.random.default_rng(seed), set[str]()
+
+    def rule(eqn: compat.JaxprEqn, operands: list[Any]) -> list[Any]:
+        whole, axes = compat.bind(eqn, operands), axes_of(eqn)
+        if axes is None or eqn.primitive.name in COUNTED:
+            return whole
+        known = sorted({one for side in (*axes.operands, *axes.results) for one in side if one is not None})
+        for axis in known if every else rng.choice(known, min(len(known), 1), replace=False).tolist():
+            for _ in range(windows):
+                (check_sum if axis in axes.reduced else check_windows)(eqn, axes, axis, operands, whole, rng)
+            tried.add(eqn.primitive.name)
+        return whole
+
+    interpret(flatten(jax.make_jaxpr(function)(*args)), list(args), rule)
+    return tried
+
+
+@few
+@given(convolutions())
+def test_a_convolution(one: Convolution) -> None:
+    assert check(one.run, one.operands, one.seed) == {"conv_general_dilated"}
+
+
+@few
+@given(convolutions(negative=False))
+def test_the_gradients_of_a_convolution(one: Convolution) -> None:
+    def gradients(x: Any, w: Any) -> Any:
+        made, pull = jax.vjp(one.run, x, w)
+        return pull(made)
+
+    assert "conv_general_dilated" in check(gradients, one.operands, one.seed)
+
+
+@few
+@given(windows())
+def test_reductions_over_windows(one: Windows) -> None:
+    def reductions(x: Any) -> Any:
+        sums, greatest = one.reduce(x, 0.0, lax.add), one.reduce(x, -np.inf, lax.max)
+        counted = one.reduce((x * 10).astype(jnp.int32), np.int32(np.iinfo(np.int32).max), lax.min)
+        most, square = one.reduce((x, x * x), (-1.0, 0.5), lambda a, b: (lax.max(a[0], b[0]), a[1] + b[1] - 0.5))
+        return sums, greatest, counted, most, square
+
+    wanted = {"reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window"}
+    assert wanted < check(reductions, (one.array,), one.seed)
+
+
+@few
+@given(windows(negative=False, dilation=1, apart=1), st.sampled_from([lax.max, lax.min]))
+def test_the_derivatives_of_extremes_over_windows(one: Windows, how: Callable[..., Any]) -> None:
+    start = -np.inf if how is lax.max else np.inf
+
+    def derivatives(x: Any) -> Any:
+        made, forward = jax.linearize(lambda x: one.reduce(x, start, how), x)
+        return forward(x * x), jax.vjp(lambda x: one.reduce(x, start, how), x)[1](made)
+
+    assert {"select_and_gather_add", "select_and_scatter_add"} <= check(derivatives, (one.array,), one.seed)
+
+
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.int32, jnp.bfloat16])
+@pytest.mark.parametrize("select", [lax.ge_p, lax.le_p])
+def test_the_gradient_of_an_extreme_of_a_narrow_type(dtype: Any, select: Any) -> None:
+    """With the least and the greatest number of the type among those that are compared with the padding."""
+    x = jnp.asarray(np.array([[0, 3, 3, 1, 0, 2], [0, 0, 5, 5, 1, 0]]), dtype)
+    x = x.at[0, 0].set(extreme(x.dtype, "min")).at[1, 5].set(extreme(x.dtype, "max"))
+    source = jnp.arange(1, 5).reshape(1, 4).astype(dtype)
+
+    def gradient(source: Any, x: Any) -> Any:
+        params = {"window_dimensions": (2, 3), "window_strides": (2, 2), "padding": ((0, 0), (1, 2))}
+        return lax.select_and_scatter_add_p.bind(source, x, select_prim=select, **params)
+
+    assert check(gradient, (source, x), windows=3) == {"select_and_scatter_add"}
+
+
+@few
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(-2, 3), st.integers(-2, 3), st.integers(0, 2)), min_size=1,
+                max_size=3), SEEDS)  # fmt: skip
+def test_pad(config: list[tuple[int, int, int, int]], seed: int) -> None:
+    rows = [size for size, *_ in config]
+    config = [(low, max(high, -low - (size - 1) * (within + 1)), within) for size, low, high, within in config]
+    assert check(lambda x: lax.pad(x, 2.0, config), (floats(seed, *rows),), seed, windows=3) == {"pad"}
+
+
+@few
+@given(st.integers(0, 4), st.integers(1, 6), st.integers(1, 3), st.integers(0, 2), SEEDS)
+def test_slice(start: int, length: int, stride: int, rest: int, seed: int) -> None:
+    x = floats(seed, start + length + rest, 3)
+    assert check(lambda x: lax.slice(x, (start, 0), (start + length, 3), (stride, 1)), (x,), seed, 3) == {"slice"}
+
+
+@few
+@given(st.lists(st.integers(1, 4), min_size=2, max_size=4), SEEDS)
+def test_concatenate_along_the_axis(rows: list[int], seed: int) -> None:
+    operands = [floats(seed + number, size, 2) for number, size in enumerate(rows)]
+    assert check(lambda *x: lax.concatenate(x, 0), operands, seed, windows=3) == {"concatenate"}
+    assert check(lambda *x: lax.concatenate([one > 0 for one in x], 0), operands, seed) == {"gt", "concatenate"}
+
+
+def test_concatenated_zeros_keep_their_sign() -> None:
+    zeros = np.array([-0.0, 0.0], np.float32)
+    (eqn,) = jax.make_jaxpr(lambda a, b: lax.concatenate([a, b], 0))(zeros, zeros).jaxpr.eqns
+    axes = axes_of(eqn)
+    assert axes is not None
+    (made,) = on_rows(eqn, axes, 0, (0, 4), [zeros, zeros])
+    assert np.signbit(made).tolist() == [True, False, True, False]
+
+
+SHAPES = [
+    ((4, 6), (6, 4)), ((4, 6), (8, 3)), ((12,), (4, 3)), ((4, 3), (12,)), ((6, 2, 5), (4, 3, 5)), ((1, 6, 4), (3, 8)),
+          ((2, 4, 2, 3), (8, 6)), ((5, 2, 9), (5, 6, 3))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "after"), SHAPES)
+def test_reshape(before: tuple[int, ...], after: tuple[int, ...]) -> None:
+    assert check(lambda x: lax.reshape(x, after), (floats(0, *before),), windows=3, every=True) == {"reshape"}
+
+
+def test_nearest_upsampling_and_its_gradient() -> None:
+    def upsampled(x: Any) -> Any:
+        wide = jnp.broadcast_to(x[:, None, :, None], (x.shape[0], 2, x.shape[1], 3))
+        return (wide.reshape(2 * x.shape[0], 3 * x.shape[1]) ** 2).sum()
+
+    tried = check(jax.grad(upsampled), (floats(0, 4, 5),), every=True)
+    assert {"reshape", "broadcast_in_dim", "reduce_sum", "mul"} <= tried
+
+
+ALIGNED_STEPS: dict[str, Callable[..., Any]] = {
+    "elementwise": lambda x: jnp.where(x > 0, jnp.clip(x, -1.0, 1.0), jnp.tanh(x) * 2).astype(jnp.bfloat16),
+    "reductions": lambda x: (x.sum(0), x.max((0, 2)), x.min(1), (x > 0).any(0), (x > 0).all((1, 2)), x.argmax(1)),
+    "reductions of whole numbers": lambda x: ((x * 9).astype(jnp.int8).max(0), (x * 9).astype(jnp.int32).sum(1)),
+    "products": lambda x: (jnp.einsum("abc,abd->acd", x, x + 1), jnp.einsum("abc,dbc->da", x, x * 2)),
+    "scans along another axis": lambda x: (jnp.cumsum(x, 1), lax.cummax(x, 2), lax.cumlogsumexp(x, 1), jnp.sort(x, 1)),
+    "parts along another axis": lambda x: (jnp.split(x, 2, 1), lax.concatenate([x, x], 1), jnp.flip(x, 2)),
+    "views": lambda x: (x.transpose(2, 0, 1), x[None], lax.broadcast_in_dim(x, (2, *x.shape), (1, 2, 3)), x[:, :1]),
+    "dynamic slices": lambda x: (
+        lax.dynamic_update_slice(x, lax.dynamic_slice(x, (0, 1, 0), (x.shape[0], 2, x.shape[2])) + 1, (0, 2, 0))
+    ),
+    "indices": lambda x: (x[:, jnp.array([2, 0]), :], jnp.take_along_axis(x, x.argmax(1, keepdims=True), 1)),
+    "rows added by index": lambda x: (
+        jnp.ones((3, x.shape[1], x.shape[2])).at[(x[:, 0, 0] * 9).astype(jnp.int32) % 3].add(x)
+    ),
+    "a row by index": lambda x: jnp.ones((3, 2)).at[(x[..., 0] * 9).astype(jnp.int32) % 3].add(x[..., :2]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALIGNED_STEPS)
+def test_equations_that_read_the_rows_that_they_make(name: str) -> None:
+    assert check(ALIGNED_STEPS[name], (floats(0, 5, 4, 3),), every=True)
+
+
+def only(function: Callable[..., Any], *args: Any) -> tuple[compat.JaxprEqn, Axes]:
+    (eqn,) = jax.make_jaxpr(function)(*args).jaxpr.eqns
+    axes = axes_of(eqn)
+    assert axes is not None
+    return eqn, axes
+
+
+def test_only_what_reads_rows_that_do_not_exist_has_a_fill() -> None:
+    x, w = floats(0, 2, 8, 8, 4), floats(0, 3, 3, 4, 2)
+    numbers = ("NHWC", "HWIO", "NHWC")
+    eqn, axes = only(
+        lambda x, w: lax.conv_general_dilated(x, w, (1, 1), ((1, 1), (0, 0)), (1, 1), (1, 1), numbers), x, w
+    )
+    fills = {axis: fill_of(eqn, axes, axis, 0, (x, w)) for axis in axes.operands[0] if axis is not None}
+    batch, high, wide, features = axes.operands[0]
+    assert fills == {batch: None, high: 0, wide: None, features: 0}  # features are summed over
+    eqn, axes = only(lambda x: lax.pad(x, 3.0, ((0, 0, 2), (-1, 0, 0), (0, 2, 0), (0, 0, 0))), x)
+    assert [fill_of(eqn, axes, axis, 0, (x, 3.0)) for axis in range(4)] == [None, None, 3.0, None]
+
+
+def test_a_window_between_two_rows_is_given_the_next_one() -> None:
+    eqn, axes = only(lambda x: lax.pad(x, 0.0, ((0, 0, 4),)), floats(0, 3))
+    assert needed(axes, 0, (1, 3)) == {0: (1, 2)}
+    (made,) = run_rows(eqn, axes, 0, (1, 3), {0: (1, 2)}, [jnp.full(1, 7.0), jnp.zeros(())])
+    assert made.tolist() == [0.0, 0.0]

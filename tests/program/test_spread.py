@@ -1,0 +1,110 @@
+"""What is the same along dimensions that are summed over; what was centred, and what was not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from memplan.program import compat
+from memplan.program.flatten import flatten
+from memplan.program.interpret import interpret
+from memplan.program.spread import Sum, centred, spread_of, squared
+
+X = jnp.asarray(np.random.default_rng(0).normal(size=(2, 8, 4, 3)), jnp.float32)
+
+
+def last_of(function: Callable[..., Any], *args: Any) -> tuple[Any, dict[Any, compat.JaxprEqn], compat.ClosedJaxpr]:
+    closed = flatten(jax.make_jaxpr(function)(*args))
+    return closed.jaxpr.outvars[0], {var: eqn for eqn in closed.jaxpr.eqns for var in eqn.outvars}, closed
+
+
+@pytest.mark.parametrize("axes", [(1, 2), (0,), (0, 1, 2, 3), (1,)])
+@pytest.mark.parametrize("own", [(2, 8, 4, 3), (1, 8, 1, 3), (2, 1, 1, 1), (1, 1, 1, 1)])
+def test_a_sum_is_that_of_what_the_array_is_broadcast_to(axes: tuple[int, ...], own: tuple[int, ...]):
+    total, x = Sum(X.shape, axes), X[tuple(slice(size) for size in own)]
+    np.testing.assert_allclose(total.of(x), jnp.broadcast_to(x, X.shape).sum(axes), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("spread", "shape"),
+    [
+        (lambda a: jax.lax.broadcast_in_dim(a, X.shape, (0, 3)), (2, 3)),
+        (lambda a: jax.lax.broadcast_in_dim(a, X.shape, (0, 1, 3)), (2, 1, 3)),
+        (lambda a: jax.lax.broadcast_in_dim(a, X.shape, ()), ()),
+        (lambda a: -a, (2, 1, 1, 3)),
+        (lambda a: -a, ()),
+    ],
+)
+def test_the_thin_source_is_what_every_summed_element_is(spread: Callable[..., Any], shape: tuple[int, ...]):
+    given, total = jnp.arange(1.0, 1 + int(np.prod(shape))).reshape(shape), Sum(X.shape, (1, 2))
+    out, made, closed = last_of(spread, given)
+    found = spread_of(out, total, made)
+    assert found is not None
+    source = given if found.source is closed.jaxpr.invars[0] else interpret(closed, [given])[0]
+    whole = jnp.broadcast_to(interpret(closed, [given])[0], X.shape)
+    np.testing.assert_array_equal(found.thin(source, total), whole[:, 0, 0])
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 1, 3), (2, 1, 4, 1), X.shape])
+def test_what_differs_along_a_summed_dimension_is_spread_from_nothing(shape: tuple[int, ...]):
+    out, made, _ = last_of(lambda a: -a, jnp.ones(shape))
+    assert spread_of(out, Sum(X.shape, (1, 2)), made) is None
+
+
+def mean(x: jax.Array, axes: tuple[int, ...] = (1, 2)) -> jax.Array:
+    return x.mean(axes, keepdims=True)
+
+
+CENTRED = {
+    "jnp.mean": lambda x: x - mean(x),
+    "its negative": lambda x: mean(x) - x,
+    "a sum times one by the count": lambda x: x - (x.sum((1, 2)) * (1 / 32))[:, None, None],
+    "broadcast first": lambda x: x - jnp.broadcast_to(mean(x), x.shape),
+}
+NOT_CENTRED = {
+    "another array's mean": lambda x: x - mean(x * x),
+    "over other dimensions": lambda x: x - mean(x, (1,)),
+    "half of it": lambda x: x - mean(x) / 2,
+    "by one less": lambda x: x - x.sum((1, 2), keepdims=True) / 31,
+    "rounded to halves": lambda x: x - mean(x).astype(jnp.bfloat16).astype(jnp.float32),
+    "added": lambda x: x + mean(x),
+}
+
+
+@pytest.mark.parametrize("name", CENTRED)
+def test_what_was_centred_is_known(name: str):
+    out, made, closed = last_of(CENTRED[name], X)
+    assert centred(out, Sum(X.shape, (1, 2)), made) is closed.jaxpr.invars[0]
+
+
+@pytest.mark.parametrize("name", NOT_CENTRED)
+def test_what_was_not_is_not(name: str):
+    out, made, _ = last_of(NOT_CENTRED[name], X)
+    assert centred(out, Sum(X.shape, (1, 2)), made) is None
+
+
+def test_a_mean_whose_dimensions_were_exchanged_is_none():
+    square = jnp.ones((8, 3, 3))
+
+    def exchanged(x):
+        return x - x.mean(0).T[None]
+
+    out, made, _ = last_of(exchanged, square)
+    assert centred(out, Sum(square.shape, (0,)), made) is None
+
+
+@pytest.mark.parametrize("square", [jnp.square, lambda x: x * x, lambda x: jax.lax.integer_pow(x, 2)])
+def test_squares_are_known(square: Callable[..., Any]):
+    out, made, closed = last_of(square, X)
+    assert squared(out, made) is closed.jaxpr.invars[0]
+
+
+@pytest.mark.parametrize("other", [lambda x: x * 2, lambda x: jax.lax.integer_pow(x, 3), jnp.sin])
+def test_nothing_else_is_a_square(other: Callable[..., Any]):
+    out, made, _ = last_of(other, X)
+    assert squared(out, made) is None

@@ -1,0 +1,113 @@
+"""What the rules with rows call divisible among devices; that the rows are right is in test_row_ops.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+from memplan.program import compat
+from memplan.program.axis_rules import axes_of
+from memplan.program.flatten import flatten
+from memplan.program.interpret import interpret
+from tests.program.test_axis_rules import divided
+from tests.program.windows import SEEDS, Convolution, Windows, convolutions, floats, windows
+
+PARTS = st.sampled_from([2, 3])
+few = settings(max_examples=4)
+
+
+def check(function: Callable[..., Any], args: Sequence[Any], parts: int) -> int:
+    """Equations on parts, along all axes that are called divisible, are the equations on the whole; how many were."""
+    tried = 0
+
+    def rule(eqn: compat.JaxprEqn, operands: list[Any]) -> list[Any]:
+        nonlocal tried
+        whole, axes = compat.bind(eqn, operands), axes_of(eqn)
+        names = {one for side in (*axes.operands, *axes.results) for one in side if one is not None} if axes else ()
+        for axis in names:
+            if axes and axes.divisible(axis, eqn, parts):
+                for one, wanted in zip(divided(eqn, axes, axis, operands, parts), whole, strict=True):
+                    np.testing.assert_allclose(one, np.asarray(wanted), rtol=3e-5, atol=3e-5, err_msg=str(eqn))
+                tried += 1
+        return whole
+
+    interpret(flatten(jax.make_jaxpr(function)(*args)), list(args), rule)
+    return tried
+
+
+@few
+@given(convolutions(divisible=True, negative=False, most=6), PARTS)
+def test_parts_of_a_convolution_and_of_its_gradients(one: Convolution, parts: int) -> None:
+    def gradients(x: Any, w: Any) -> Any:
+        made, pull = jax.vjp(one.run, x, w)
+        return pull(made)
+
+    check(gradients, one.operands, parts)
+
+
+@few
+@given(windows(divisible=True, negative=False, dilation=1, apart=1), PARTS)
+def test_parts_of_windows_and_of_their_gradients(one: Windows, parts: int) -> None:
+    def derivatives(x: Any) -> Any:
+        made, forward = jax.linearize(lambda x: one.reduce(x, -np.inf, lax.max), x)
+        return forward(x), jax.vjp(lambda x: one.reduce(x, -np.inf, lax.max), x)[1](made), one.reduce(x, 0.0, lax.add)
+
+    check(derivatives, (one.array,), parts)
+
+
+@few
+@given(st.integers(1, 6), st.integers(-2, 2), st.integers(-1, 2), st.integers(0, 2), PARTS, SEEDS)
+def test_parts_of_what_is_padded_and_cut(size: int, low: int, high: int, within: int, parts: int, seed: int) -> None:
+    high = max(high, -low - (size - 1) * (within + 1))
+    check(lambda x: lax.pad(x, 2.0, [(low, high, within)]), (floats(seed, size),), parts)
+    check(lambda x: x[max(low, 0) :: within + 1], (floats(seed, 3 + size),), parts)
+
+
+def divisible(function: Callable[..., Any], *args: Any) -> list[bool]:
+    """Of the last equation, by dimension of its result: into two."""
+    *_, eqn = jax.make_jaxpr(function)(*args).jaxpr.eqns
+    axes = axes_of(eqn)
+    assert axes is not None
+    return [axis is not None and axes.divisible(axis, eqn, 2) for axis in axes.results[0]]
+
+
+X = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+IMAGE = jax.ShapeDtypeStruct((2, 8, 8, 4), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("function", "wanted"),
+    [
+        (lambda x: lax.pad(x, 0.0, ((1, 1, 0), (0, 0, 0))), [False, True]),
+        (lambda x: lax.pad(x, 0.0, ((0, 1, 1), (2, -2, 0))), [True, False]),
+        (lambda x: x[:4], [False, True]),
+        (lambda x: x[::2, 1::4], [True, True]),
+        (lambda x: lax.concatenate([x, x], 0), [False, True]),
+        (lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (2, 3), (2, 1), "SAME"), [True, False]),
+        (lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 2), (1, 1), "VALID"), [True, False]),
+        (lambda x: x.reshape(4, 16), [True, False]),
+        (lambda x: jnp.broadcast_to(x[:, None], (8, 2, 8)).reshape(16, 8), [True, True]),
+    ],
+)
+def test_dimensions_are_divisible_where_parts_read_rows_of_their_own(function: Callable[..., Any], wanted: Any) -> None:
+    assert divisible(function, X) == wanted
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "padding", "wanted"), [(3, 1, "SAME", False), (1, 1, "VALID", True), (2, 2, "VALID", True)]
+)
+def test_a_convolution_is_divisible_in_space_without_a_halo(size: int, stride: int, padding: str, wanted: bool) -> None:
+    filters = jax.ShapeDtypeStruct((size, size, 4, 6), jnp.float32)
+
+    def convolved(x: Any, w: Any) -> Any:
+        return lax.conv_general_dilated(x, w, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    assert divisible(convolved, IMAGE, filters) == [True, wanted, wanted, True]

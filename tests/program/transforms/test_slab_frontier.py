@@ -1,0 +1,121 @@
+"""Which slabs are worth compiling: what large ops are, and slabs of tiny steps under budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from memplan.hardware import catalog
+from memplan.planning.rows import ALIGNED
+from memplan.planning.slab_price import SlabLimits
+from memplan.planning.slabs import least_rows, trips_of
+from memplan.program.trace import Program, trace
+from memplan.program.transforms import slab_frontier
+from memplan.program.transforms.slab_frontier import Found, frontier, large_ops, slab_programs
+from tests.planning.slab_graphs import Made, Written, written
+
+DEVICE = catalog.named("v100")
+KIB = 1 << 10
+
+
+def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def traced(step: Callable[..., Any], *args: Any, **options: Any) -> Program:
+    return trace(step, args, {}, options)
+
+
+def token_loss(hidden: Any, table: Any) -> Any:
+    """Logits of 256 tokens by 512 words: 512 KiB."""
+    return -jax.nn.log_softmax(hidden @ table)[:, 0].mean()
+
+
+def tokens() -> Program:
+    return traced(jax.value_and_grad(token_loss, argnums=(0, 1)), array(256, 4), array(4, 512))
+
+
+def small_between_large() -> Written:
+    """Elementwise ops on few bytes between kernels on many, and behind them."""
+    light = {"nbytes": 2, "fusion": "elementwise"}
+    return written(
+        {"x": 8},
+        {
+            "first": Made({"x": ALIGNED}, nbytes=100),
+            "sum": Made({"first": ALIGNED}, nbytes=1, reduces=True, fusion="reduction"),
+            "light": Made({}, ["sum"], **light),
+            "lighter": Made({"light": ALIGNED}, **light),
+            "kernel": Made({"light": ALIGNED}, nbytes=2),
+            "second": Made({"lighter": ALIGNED, "first": ALIGNED}, nbytes=100),
+            "behind": Made({"light": ALIGNED}, **light),
+            "scaled": Made({"x": ALIGNED}, nbytes=60, scale=Fraction(1, 2), rows=4),
+        },
+        ["second", "behind", "kernel", "scaled"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "names"),
+    [
+        (101, set()),
+        (100, {"first", "sum", "light", "lighter", "second"}),
+        (60, {"first", "sum", "light", "lighter", "second", "scaled"}),
+        (1, {"first", "sum", "light", "lighter", "kernel", "second", "behind", "scaled"}),
+    ],
+)
+def test_large_ops_and_what_is_light_between_them(nbytes: int, names: set[str]) -> None:
+    one = small_between_large()
+    assert large_ops(one.graph, nbytes) == {one.ops[name] for name in names}
+
+
+def order(limits: SlabLimits, found: Found) -> tuple[int, float]:
+    return limits.excess(found.price), found.price.seconds
+
+
+def check(found: Sequence[Found], limits: SlabLimits) -> None:
+    """All can be written, in at least two trips; those that were refined come first, the best ahead."""
+    for one in found:
+        graph, ops = one.axis.graph, one.slabs.ops
+        assert ops and ops <= graph.along.keys() and one.slabs.rows % least_rows(graph, ops) == 0
+        assert trips_of(graph, one.slabs) >= 2
+    orders = [order(limits, one) for one in found]
+    assert orders[:3] == sorted(orders[:3]) and orders[3:] == sorted(orders[3:])
+
+
+def test_slabs_of_tokens_fit_where_their_logits_do_not() -> None:
+    limits = SlabLimits(200 * KIB, 0, 30 * KIB)
+    found = frontier(tokens().jaxpr, DEVICE, limits)
+    check(found, limits)
+    best = found[0]
+    assert limits.excess(best.price) == 0 and best.slabs.dim == 0 and best.slabs.rows < 256
+    assert not best.slabs.on_host
+
+
+def test_nothing_is_found_to_fit_below_what_is_resident() -> None:
+    limits = SlabLimits(20 * KIB, 0, 30 * KIB)
+    assert not frontier(tokens().jaxpr, DEVICE, limits)
+
+
+def test_programs_that_take_too_long_are_left_out() -> None:
+    some = [*slab_programs(tokens(), DEVICE, 300 * KIB, 0, 1.0)]
+    assert some and all(one.in_slabs for one in some)
+    assert not [*slab_programs(tokens(), DEVICE, 300 * KIB, 0, 1e-9)]
+
+
+def test_a_step_without_axes_has_no_slabs() -> None:
+    assert not frontier(traced(jnp.linalg.inv, array(64, 64)).jaxpr, DEVICE, SlabLimits(KIB, KIB, 0))
+
+
+@pytest.mark.parametrize(("donated", "resident"), [({}, 2 * 512), ({"donate_argnums": 0}, 512)])
+def test_what_is_donated_is_resident_once(monkeypatch: Any, donated: Any, resident: int) -> None:
+    """A state of 512 KiB that the step writes anew."""
+    asked: list[SlabLimits] = []
+    monkeypatch.setattr(slab_frontier, "frontier", lambda closed, device, limits: asked.append(limits) or [])
+    program = traced(jnp.sin, array(256, 512), **donated)
+    assert not [*slab_programs(program, DEVICE, 1000 * KIB, 7, 1.0)]
+    assert asked == [SlabLimits(950 * KIB, 7, resident * KIB)]

@@ -1,0 +1,101 @@
+"""Random windows over arrays, for convolutions and for reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from hypothesis import strategies as st
+from jax import lax
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def floats(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+class Dim(NamedTuple):
+    """One dimension of a window over an array of so many rows."""
+
+    rows: int
+    size: int
+    stride: int
+    padding: tuple[int, int]
+    dilation: int
+    apart: int
+
+
+@st.composite
+def dims(
+    draw: Any, *, negative: bool = True, dilation: int = 3, apart: int = 2, most: int = 7, divisible: bool = False
+) -> Dim:
+    """With at least one row made; `divisible`: at times as blocks that do not overlap."""
+    if divisible and draw(st.booleans()):
+        size = draw(st.integers(1, 2))
+        return Dim(size * draw(st.integers(1, 6)), size, size, (0, 0), 1, 1)
+    rows, size, stride = draw(st.integers(1, most)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    wide, between = draw(st.integers(1, dilation)), draw(st.integers(1, apart))
+    low, high = draw(st.integers(-2 if negative else 0, 3)), draw(st.integers(-2 if negative else 0, 3))
+    missing = (size - 1) * between + 1 - ((rows - 1) * wide + 1 + low + high)
+    return Dim(rows, size, stride, (low, high + max(missing, 0)), wide, between)
+
+
+class Convolution(NamedTuple):
+    space: list[Dim]
+    groups: int
+    layout: int
+    seed: int
+
+    def run(self, x: Any, w: Any) -> Any:
+        return lax.conv_general_dilated(
+            x,
+            w,
+            [dim.stride for dim in self.space],
+            [dim.padding for dim in self.space],
+            lhs_dilation=[dim.dilation for dim in self.space],
+            rhs_dilation=[dim.apart for dim in self.space],
+            dimension_numbers=self.numbers,
+            feature_group_count=self.groups,
+        )
+
+    @property
+    def numbers(self) -> tuple[str, str, str]:
+        space = "DHW"[-len(self.space) :]
+        return [(f"N{space}C", f"{space}IO", f"N{space}C"), (f"NC{space}", f"OI{space}", f"C{space}N")][self.layout]
+
+    @property
+    def operands(self) -> tuple[np.ndarray, np.ndarray]:
+        of = {"N": 2, "C": 4, "I": 4 // self.groups, "O": 2}
+        image = of | {name: dim.rows for name, dim in zip("DHW"[-len(self.space) :], self.space, strict=True)}
+        filters = of | {name: dim.size for name, dim in zip("DHW"[-len(self.space) :], self.space, strict=True)}
+        left, right, _ = self.numbers
+        return floats(self.seed, *(image[name] for name in left)), floats(self.seed + 1, *(filters[n] for n in right))
+
+
+def convolutions(**limits: Any) -> st.SearchStrategy[Convolution]:
+    spaces = st.lists(dims(**limits), min_size=1, max_size=3)
+    return st.builds(Convolution, spaces, st.sampled_from([1, 2]), st.sampled_from([0, 1]), SEEDS)
+
+
+class Windows(NamedTuple):
+    """Windows over an array of two dimensions."""
+
+    space: tuple[Dim, Dim]
+    seed: int
+
+    @property
+    def array(self) -> np.ndarray:
+        return floats(self.seed, *(dim.rows for dim in self.space))
+
+    def of(self, name: str) -> list[Any]:
+        return [getattr(dim, name) for dim in self.space]
+
+    def reduce(self, x: Any, start: Any, how: Callable[..., Any]) -> Any:
+        rest = self.of("size"), self.of("stride"), self.of("padding"), self.of("dilation"), self.of("apart")
+        return lax.reduce_window(x, start, how, *rest)
+
+
+def windows(**limits: Any) -> st.SearchStrategy[Windows]:
+    return st.builds(Windows, st.tuples(dims(**limits), dims(**limits)), SEEDS)

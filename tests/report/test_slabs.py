@@ -1,0 +1,73 @@
+"""Loops over slabs as tables: a row for each, what they read and write summed up by where it lies."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from memplan.report.model import Report
+from memplan.report.slabs import Unsplit, loops_table, unsplit_table
+from tests.report.conftest import AXIS, LOOPS, MIB, STORED, VOLUME
+
+
+def test_each_loop_has_a_row() -> None:
+    table = loops_table(LOOPS)
+    assert table.title == f"Loops over slabs: {AXIS}"
+    assert table.rows == (
+        ("1", "16 of 32", "1", "2", "1.0 MiB", "32.0 MiB host", "1", "1.00 ms", "../b/net.py:7"),
+        ("2", "16 of 32", "4", "9", "1.0 MiB, 32.0 MiB host", "-", "3", "not known", ""),
+    )
+    assert all(len(row) == len(table.columns) for row in table.rows)
+
+
+def test_several_axes_are_all_named_and_no_loops_are_no_table() -> None:
+    other = replace(LOOPS[0], axis="dimension 1 of float32[9,9]")
+    assert loops_table((*LOOPS, other)).title == f"Loops over slabs: {AXIS}; dimension 1 of float32[9,9]"
+    assert loops_table(()).rows == ()
+
+
+def test_what_is_not_split_is_shown_the_largest_first() -> None:
+    ops = tuple(Unsplit(f"op{number}", number * MIB, "") for number in range(5))
+    table = unsplit_table(ops, 2)
+    assert [row[1] for row in table.rows] == ["op4", "op3"]
+    assert table.title == "Not in slabs (the largest 2 of 5)"
+
+
+def test_the_report_shows_them_and_older_documents_load(report: Report) -> None:
+    assert "2 loops over slabs" in str(report) and AXIS in str(report) and "Not in slabs" in str(report)
+    assert AXIS in report.to_html() and "Not in slabs" in report.to_html()
+    document = json.loads(report.to_json())
+    for name in ("slab_loops", "unsplit", "huge_arrays"):
+        del document[name]
+    assert Report.from_json(json.dumps(document)) == replace(report, slab_loops=(), unsplit=(), huge_arrays=None)
+
+
+def test_a_loop_in_json_is_what_is_documented(report: Report) -> None:
+    [first, _] = json.loads(report.to_json())["slab_loops"]
+    arrays = [
+        {"name": one.name, "shape": list(one.shape), "dtype": "float32", "nbytes": one.nbytes, "place": one.place}
+        for one in (VOLUME, STORED)
+    ]
+    assert first == {
+        "number": 1,
+        "axis": AXIS,
+        "trips": 16,
+        "rows": 32,
+        "halo": 1,
+        "ops": 2,
+        "reads": arrays[:1],
+        "writes": arrays[1:],
+        "sums": 1,
+        "seconds": 1e-3,
+        "source": "/home/a/b/net.py:7",
+    }
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(None, ""), (0, ""), (1, "1 array of it has 2^31"), (4, "4 arrays of it have 2^31")]
+)
+def test_arrays_beyond_cudnn_are_told_beside_the_unmodified_step(report: Report, count: int | None, said: str) -> None:
+    text = " ".join(str(replace(report, huge_arrays=count)).split())
+    assert (f"5.74 GiB; {said}" in text) if said else "2^31" not in text
