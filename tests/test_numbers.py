@@ -133,7 +133,7 @@ def arguments() -> tuple[jax.Array, ...]:
 
 
 def keeps_every_bit(recipe: Recipe, share: float) -> None:
-    """The step runs whole inside the budget with its bits, or the error's own budget works; slabs add up in another order."""
+    """The step runs inside the budget with its bits, or the error's own budget works. Slabs add up in another order."""
     args = arguments()
     plain = memplan.jit(recipe.step).plan(*args)
     report = plain.report
