@@ -28,7 +28,7 @@ class Choice:
 
     def best(self, rounds: int = _ROUNDS) -> tuple[Slabs, Price]:
         """The fastest that fits, or else what takes the least."""
-        return min(self._rounds(rounds), key=lambda one: self._order(one[1]))
+        return min(self._rounds(rounds), key=lambda one: self.limits.order(one[1]))
 
     def refined(self, slabs: Slabs) -> tuple[Slabs, Price]:
         """The same with one value after another written or not written, until none of them makes it faster."""
@@ -39,7 +39,7 @@ class Choice:
             for value in self._worth_writing(best[0]):
                 other = self._placed(best[0].stored ^ {value})
                 price = self._price(other)
-                if self._order(price) < self._order(best[1]):
+                if self.limits.order(price) < self.limits.order(best[1]):
                     best = other, price
         return best
 
@@ -55,14 +55,11 @@ class Choice:
 
     @cached_property
     def _whole(self) -> Mapping[int, int]:
-        return whole_nbytes(self._graph, self.bare)
+        return whole_nbytes(self._walls)
 
     @cached_property
     def _read_whole(self) -> Mapping[int, int]:
-        return read_whole(self._graph, self.bare)
-
-    def _order(self, price: Price) -> tuple[int, float]:
-        return self.limits.excess(price), price.seconds
+        return read_whole(self._walls)
 
     def may_fit(self) -> bool:
         """The first choice fits."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from memplan.hardware.device import Device
 from memplan.hardware.roofline import copy_seconds
 from memplan.planning.graph import op_seconds
-from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, levels_of, slab_rows, trips_of
+from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, Walls, slab_rows, trips_of
 
 _LAUNCH_S = 1e-5  # of a kernel in a loop, and of the trip around it
 
@@ -41,6 +41,10 @@ class SlabLimits:
     def excess(self, price: Price) -> int:
         """Bytes beyond them."""
         return max(price.device_bytes - self.device_bytes, 0) + max(price.host_bytes - self.host_bytes, 0)
+
+    def order(self, price: Price) -> tuple[int, float]:
+        """What fits before what does not, then the fastest."""
+        return self.excess(price), price.seconds
 
 
 class Streams(NamedTuple):
@@ -138,25 +142,26 @@ class Pricer:
         return self.graph.graph.nbytes(value) * (high - low) // self.graph.sizes[value]
 
 
-def whole_nbytes(graph: SlabGraph, bare: Slabs) -> Mapping[int, int]:
+def whole_nbytes(walls: Walls) -> Mapping[int, int]:
     """By level, the bytes of what kernels outside of all loops have made and others there still read.
 
     What is elementwise counts as what it is made of.
     """
-    levels, ops, producer = levels_of(graph, bare), graph.graph.ops, graph.graph.producer
+    graph, levels = walls.graph.graph, walls.levels
+    ops, producer = graph.ops, graph.producer
     ends: dict[int, int] = {}  # by value, the last level at which a kernel or a loop reads it
     for number in reversed(range(len(ops))):
         op = ops[number]
-        passes_on = number not in bare.ops and not _is_kernel(op.fusion)
+        passes_on = number not in walls.ops and not _is_kernel(op.fusion)
         end = max((ends.get(value, 0) for value in op.outputs), default=0) if passes_on else levels[number]
         for value in op.inputs:
             ends[value] = max(ends.get(value, 0), end)
     found = dict.fromkeys(range(max(levels.values(), default=0) + 1), 0)
     for value, end in ends.items():
         made = producer[value]
-        if made is not None and made not in bare.ops and ops[made].fusion == "kernel":
+        if made is not None and made not in walls.ops and ops[made].fusion == "kernel":
             for level in range(levels[made], end):
-                found[level] += graph.graph.nbytes(value)
+                found[level] += graph.nbytes(value)
     return found
 
 
@@ -180,13 +185,13 @@ def lifetimes(loops: Sequence[SlabLoop], whole: Mapping[int, int]) -> Mapping[in
     return found
 
 
-def read_whole(graph: SlabGraph, bare: Slabs) -> Mapping[int, int]:
+def read_whole(walls: Walls) -> Mapping[int, int]:
     """What loops write and others read whole: value -> the last level at which they do."""
-    levels, found = levels_of(graph, bare), dict[int, int]()
-    for number in bare.ops:
+    graph, levels, found = walls.graph, walls.levels, dict[int, int]()
+    for number in walls.ops:
         for value in graph.graph.ops[number].outputs if not graph.along[number].reduces else ():
             readers = [one for one in graph.readers.get(value, ()) if levels[one] > levels[number]]
-            whole = [levels[one] for one in readers if one not in bare.ops or graph.reads_whole(one, value)]
+            whole = [levels[one] for one in readers if one not in walls.ops or graph.reads_whole(one, value)]
             if whole or value in graph.outputs:
                 found[value] = max(levels.values()) + 1 if value in graph.outputs else max(whole)
     return found

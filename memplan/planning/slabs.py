@@ -32,6 +32,11 @@ class AlongOp:
     base: int
     reduces: bool
 
+    @property
+    def values(self) -> tuple[int, ...]:
+        """All that it makes or reads by slabs."""
+        return self.base, *(value for value, _ in self.reads)
+
 
 @dataclass(frozen=True)
 class SlabGraph:
@@ -120,7 +125,7 @@ def slab_rows(graph: SlabGraph, slabs: Slabs, value: int) -> int:
 
 def trips_of(graph: SlabGraph, slabs: Slabs) -> int:
     """So many slabs hold all rows of every array on the axis that the ops make or read."""
-    values = {value for op in slabs.ops for value in (graph.along[op].base, *(v for v, _ in graph.along[op].reads))}
+    values = {value for op in slabs.ops for value in graph.along[op].values}
     return max(-(-graph.sizes[value] // slab_rows(graph, slabs, value)) for value in values)
 
 
@@ -128,7 +133,7 @@ def least_rows(graph: SlabGraph, ops: Iterable[int]) -> int:
     """The smallest number of rows of a slab at which every value of these ops has whole rows."""
     least = 1
     for op in ops:
-        for value in (graph.along[op].base, *(v for v, _ in graph.along[op].reads)):
+        for value in graph.along[op].values:
             scale = graph.scales[value]
             while (least * scale).denominator != 1:
                 least *= (least * scale).denominator
@@ -267,8 +272,3 @@ def _union(spans: Iterable[Span]) -> Span:
 def arrange(graph: SlabGraph, slabs: Slabs) -> tuple[int | SlabLoop, ...]:
     """The program in order: numbers of ops that run whole, and loops."""
     return tuple(Walls(graph, slabs.ops).arrange(slabs))
-
-
-def levels_of(graph: SlabGraph, slabs: Slabs) -> Mapping[int, int]:
-    """By op, how many walls lie before it."""
-    return Walls(graph, slabs.ops).levels

@@ -47,6 +47,10 @@ class Axes:
         """The rows of an operand on the axis that a result's rows read."""
         return self.rows.get((position, axis), ALIGNED)
 
+    def last_on(self, axis: int) -> int:
+        """The position of the last operand on the axis, by whose rows an equation counts that reduces it."""
+        return max(position for position, side in enumerate(self.operands) if axis in side)
+
     def counted(self, axis: int, eqn: compat.JaxprEqn) -> int:
         """How many rows the axis has: of the result, or where it is reduced of the last operand on it."""
         if axis in self.reduced:

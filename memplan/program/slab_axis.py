@@ -155,7 +155,7 @@ def _places(eqn: compat.JaxprEqn, axes: Axes, var: Any, dim: int, scale: Scale) 
 def _base(eqn: compat.JaxprEqn, axes: Axes, axis: int, base: Scale) -> Iterable[tuple[Any, int, Scale]]:
     """The arrays by whose rows an equation counts: its results, or the last operand where they have no such axis."""
     if axis in axes.reduced:
-        position = max(n for n, side in enumerate(axes.operands) if axis in side)
+        position = axes.last_on(axis)
         return [(eqn.invars[position], axes.operands[position].index(axis), base)]
     return [
         (var, names.index(axis), base)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from memplan.planning.slab_choice import Choice
 from memplan.planning.slab_price import Price, Pricer, SlabLimits, read_whole, whole_nbytes
-from memplan.planning.slabs import SlabLoop, Slabs, arrange
+from memplan.planning.slabs import SlabLoop, Slabs, Walls, arrange
 from tests.planning.slab_graphs import SOLVABLE, Written, norm, slab_graphs
 
 ROOMY = SlabLimits(10**6, 10**6, 0)
@@ -36,7 +36,7 @@ def test_a_choice_is_what_it_says_and_refined_no_worse(one: Written, device: int
     for slabs, price in (best, refined):
         assert replace(slabs, stored=frozenset(), on_host=frozenset()) == one.slabs(2)
         assert slabs.on_host <= written_by(one, slabs)
-        assert not slabs.on_host & read_whole(one.graph, slabs).keys()
+        assert not slabs.on_host & read_whole(Walls(one.graph, slabs.ops)).keys()
         assert price == price_of(one, slabs, limits)
     assert order(limits, refined[1]) <= order(limits, best[1])
     assert order(limits, best[1]) <= order(limits, found.best(rounds=1)[1])
@@ -46,7 +46,11 @@ def test_a_choice_is_what_it_says_and_refined_no_worse(one: Written, device: int
 
 def price_of(one: Written, slabs: Slabs, limits: SlabLimits) -> Price:
     return Pricer(one.graph, SOLVABLE).price(
-        slabs, limits, whole_nbytes(one.graph, slabs), read_whole(one.graph, slabs), arrange(one.graph, slabs)
+        slabs,
+        limits,
+        whole_nbytes(Walls(one.graph, slabs.ops)),
+        read_whole(Walls(one.graph, slabs.ops)),
+        arrange(one.graph, slabs),
     )
 
 

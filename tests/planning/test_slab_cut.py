@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from memplan.planning.rows import ALIGNED
 from memplan.planning.slab_cut import SlabCut
 from memplan.planning.slab_price import Pricer
-from memplan.planning.slabs import SlabLoop, Slabs, arrange, levels_of
+from memplan.planning.slabs import SlabLoop, Slabs, Walls, arrange
 from tests.planning.slab_graphs import HALO, SOLVABLE, Made, Written, norm, written
 
 
@@ -41,7 +41,7 @@ def drawn(draw: st.DrawFn, names: list[str]) -> Made:
 
 
 def cut(one: Written, bare: Slabs, weight: float = 1.0, on_device: Collection[int] = ()) -> set[int]:
-    levels, forced = levels_of(one.graph, bare), forced_of(one, bare)
+    levels, forced = Walls(one.graph, bare.ops).levels, forced_of(one, bare)
     return set(SlabCut(Pricer(one.graph, SOLVABLE), bare, levels, forced, {1: weight}, {}, on_device).run())
 
 
@@ -57,7 +57,7 @@ def seconds(one: Written, bare: Slabs, stored: Collection[int], weight: float, o
         Pricer(one.graph, SOLVABLE),
     )
     assert isinstance(first, SlabLoop) and isinstance(second, SlabLoop)
-    again = sum(pricer.op_seconds[op] for op in set(second.ops) if levels_of(one.graph, bare)[op] == 0)
+    again = sum(pricer.op_seconds[op] for op in set(second.ops) if Walls(one.graph, bare.ops).levels[op] == 0)
     read = [value for value in second.reads if one.graph.graph.producer[value] is not None and value not in on_device]
     new = [value for value in read if value not in forced_of(one, bare)]
     return weight * again + sum(map(pricer.copy_seconds, read)) + sum(map(pricer.copy_seconds, new))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memplan.planning.rows import ALIGNED
 from memplan.planning.slab_price import Price, Pricer, SlabLimits, Streams, lifetimes, read_whole, whole_nbytes
-from memplan.planning.slabs import SlabLoop, Slabs, arrange
+from memplan.planning.slabs import SlabLoop, Slabs, Walls, arrange
 from tests.planning.slab_graphs import HALO, SOLVABLE, Made, Written, norm, written
 
 LIMITS = SlabLimits(100, 50, 7)
@@ -17,7 +17,11 @@ def loops(one: Written, slabs: Slabs) -> list[SlabLoop]:
 
 def price(one: Written, slabs: Slabs) -> Price:
     return Pricer(one.graph, SOLVABLE).price(
-        slabs, LIMITS, whole_nbytes(one.graph, slabs), read_whole(one.graph, slabs), arrange(one.graph, slabs)
+        slabs,
+        LIMITS,
+        whole_nbytes(Walls(one.graph, slabs.ops)),
+        read_whole(Walls(one.graph, slabs.ops)),
+        arrange(one.graph, slabs),
     )
 
 
@@ -78,7 +82,7 @@ def test_what_kernels_outside_of_loops_make_is_there_until_its_last_reader() -> 
         },
         ["loss"],
     )
-    assert whole_nbytes(one.graph, one.slabs(2)) == {0: 5, 1: 5, 2: 0}
+    assert whole_nbytes(Walls(one.graph, one.slabs(2).ops)) == {0: 5, 1: 5, 2: 0}
 
 
 def test_what_is_read_whole_lives_until_its_last_reader() -> None:
@@ -94,5 +98,5 @@ def test_what_is_read_whole_lives_until_its_last_reader() -> None:
         ["c"],
     )
     slabs, (a, b, c) = one.slabs(2), (one.values[name] for name in "abc")
-    assert read_whole(one.graph, slabs) == {a: 1, b: 2, c: 3}
-    assert lifetimes(loops(one, slabs), read_whole(one.graph, slabs)) == {a: (0, 1), b: (1, 2), c: (2, 3)}
+    assert read_whole(Walls(one.graph, slabs.ops)) == {a: 1, b: 2, c: 3}
+    assert lifetimes(loops(one, slabs), read_whole(Walls(one.graph, slabs.ops))) == {a: (0, 1), b: (1, 2), c: (2, 3)}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memplan.planning.rows import ALIGNED, Rows, Span
-from memplan.planning.slabs import SlabLoop, Slabs, arrange, least_rows, levels_of, slab_rows, trips_of
+from memplan.planning.slabs import SlabLoop, Slabs, Walls, arrange, least_rows, slab_rows, trips_of
 from tests.planning.slab_graphs import HALO, POOL, UPSAMPLE, Made, Written, norm, slab_graphs, slabs_of, written
 
 HALF = Fraction(1, 2)
@@ -21,7 +21,7 @@ def test_a_sum_is_a_wall_and_behind_it_everything_is_made_again() -> None:
         (["a", "mean"], {"x"}, set(), {"mean"}, {"x": (-1, 3), "a": (0, 2)}),
         (["a", "b", "loss"], {"x"}, set(), {"loss"}, {"x": (-1, 3), "a": (0, 2), "b": (0, 2)}),
     ]
-    assert levels_of(norm().graph, norm().slabs(2)) == {0: 0, 1: 0, 2: 1, 3: 1}
+    assert Walls(norm().graph, norm().slabs(2).ops).levels == {0: 0, 1: 0, 2: 1, 3: 1}
 
 
 def test_what_is_stored_is_written_by_the_loop_that_makes_it_and_read_by_later_ones() -> None:

@@ -53,7 +53,7 @@ def slab_programs(
     limits = SlabLimits(int(_MARGIN * device_bytes), host_bytes, _resident_bytes(program))
     for found in frontier(closed, device, limits):
         if found.price.seconds <= seconds:
-            yield with_slabs(program, found.slabs)
+            yield with_slabs(program, found.slabs, found.axis)
 
 
 def frontier(closed: compat.ClosedJaxpr, device: Device, limits: SlabLimits) -> list[Found]:
@@ -67,9 +67,9 @@ def frontier(closed: compat.ClosedJaxpr, device: Device, limits: SlabLimits) -> 
             found += _Search(axis_at(closed, value, dim), value, dim, size, device, limits).run()
         if any(limits.excess(one.price) == 0 for one in found):
             break
-    found.sort(key=lambda one: (limits.excess(one.price), one.price.seconds))
+    found.sort(key=lambda one: limits.order(one.price))
     refined = [one.refined() for one in found[:_REFINED]]
-    return sorted(refined, key=lambda one: (limits.excess(one.price), one.price.seconds)) + found[_REFINED:]
+    return sorted(refined, key=lambda one: limits.order(one.price)) + found[_REFINED:]
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class _Search:
 def _elements(graph: SlabGraph, slabs: Slabs) -> int:
     """Of a slab that a kernel reads or makes, at the most; the rows around it may be as many again."""
     kernels = [number for number in slabs.ops if graph.graph.ops[number].fusion == "kernel"]
-    values = {value for n in kernels for value in (graph.along[n].base, *(read for read, _ in graph.along[n].reads))}
+    values = {value for number in kernels for value in graph.along[number].values}
     sizes = (math.prod(graph.graph.values[value].shape) // graph.sizes[value] for value in values)
     return max(
         (size * 2 * slab_rows(graph, slabs, value) for value, size in zip(values, sizes, strict=True)), default=0

@@ -58,9 +58,9 @@ def axis_through(closed: compat.ClosedJaxpr, var: Any, dim: int) -> Axis:
     return Axis(closed, along, slab_graph(closed, body_graph(closed), along))
 
 
-def with_slabs(program: Program, slabs: Slabs) -> Program:
-    """The program with its ops in loops as planned."""
-    axis = axis_at(program.jaxpr, slabs.value, slabs.dim)
+def with_slabs(program: Program, slabs: Slabs, axis: Axis | None = None) -> Program:
+    """The program with its ops in loops as planned, along their axis (`axis_at`), where it is known."""
+    axis = axis or axis_at(program.jaxpr, slabs.value, slabs.dim)
     loops = tuple(one for one in arrange(axis.graph, slabs) if isinstance(one, SlabLoop))
     begins = variables(axis.closed).index(variables(program.jaxpr)[slabs.value])
     record = InSlabs(slabs, axis.graph, begins, loops, axis.along.blocked)
@@ -77,12 +77,13 @@ def follow_slabs(program: Program, slabs: Sequence[Slabs]) -> Program:
         known = variables(program.jaxpr)
         if not (0 <= one.value < len(known) and 0 <= one.dim < len(shape_of(known[one.value])) and one.rows > 0):
             raise _mismatch()
-        graph = axis_at(program.jaxpr, one.value, one.dim).graph
+        axis = axis_at(program.jaxpr, one.value, one.dim)
+        graph = axis.graph
         values = frozenset(value for op in one.ops & graph.along.keys() for value in graph.graph.ops[op].outputs)
         whole = one.ops and one.rows % least_rows(graph, one.ops & graph.along.keys()) == 0
         if not (one.ops <= graph.along.keys() and one.stored <= values and one.on_host <= values and whole):
             raise _mismatch()
-        program = with_slabs(program, one)
+        program = with_slabs(program, one, axis)
     return program
 
 
@@ -194,9 +195,7 @@ class _Loop:
         self.trips = trips_of(axis.graph, slabs)
         self.spans = {self.vars[value]: span for value, span in loop.spans.items()}
         self.sources = {self.vars[value]: self._source(self.vars[value]) for value in loop.reads}
-        self.fetched = [
-            var for var, one in self.sources.items() if isinstance(one, _Stack) and one.on_host
-        ]  # fmt: skip
+        self.fetched = [var for var, one in self.sources.items() if isinstance(one, _Stack) and one.on_host]
         written = [(self.vars[value], value in slabs.on_host) for value in loop.writes]
         self.to_host = [var for var, on_host in written if on_host]
         self.stacked = [var for var, on_host in written if not on_host]
@@ -327,8 +326,7 @@ class _Loop:
     def _span(self, number: int, eqn: compat.JaxprEqn) -> Span:
         one = self.along.equations[number]
         if one.reduces:
-            position = max(n for n, side in enumerate(one.axes.operands) if one.axis in side)
-            return 0, self.slab_rows(eqn.invars[position])
+            return 0, self.slab_rows(eqn.invars[one.axes.last_on(one.axis)])
         return next(self.spans[var] for var in eqn.outvars if var in self.spans)
 
     def _masked(self, var: Any, window: Any, span: Span, trip: Any, fill: Any) -> Any:
