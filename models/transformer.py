@@ -27,7 +27,7 @@ class DecoderConfig:
 
     `context` is the largest number of tokens per sequence; `tied` reuses the token embedding as output projection;
     `scan` runs the layers as one `lax.scan` over stacked parameters instead of unrolling them (see `stack_layers`);
-    `checkpoint` then puts each under a policy of `jax.checkpoint` (`CHECKPOINTS`).
+    `checkpoint` puts each under a policy of `jax.checkpoint` (`CHECKPOINTS`).
     `dtype` is that of activations; parameters, layer statistics, softmax and logits are float32.
     """
 
@@ -45,10 +45,8 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         if self.width % self.heads:
             raise ValueError(f"Width {self.width} cannot be split among {self.heads} heads; choose a divisor of it.")
-        if self.checkpoint and (not self.scan or self.checkpoint not in CHECKPOINTS):
-            raise ValueError(
-                f"`checkpoint` needs `scan` and is one of {', '.join(CHECKPOINTS)}; not {self.checkpoint!r}."
-            )
+        if self.checkpoint and self.checkpoint not in CHECKPOINTS:
+            raise ValueError(f"`checkpoint` is one of {', '.join(CHECKPOINTS)}; not {self.checkpoint!r}.")
 
 
 class Attention(nn.Module):
@@ -112,13 +110,13 @@ class Decoder(nn.Module):
         return logits.astype(_wide(config.dtype))
 
     def _layers(self, x: jax.Array) -> jax.Array:
-        if not self.config.scan:
-            for index in range(self.config.layers):
-                x = Layer(self.config, name=f"layer_{index}")(x)
-            return x
         layer = Layer
         if self.config.checkpoint:
-            layer = nn.remat(Layer, prevent_cse=False, policy=CHECKPOINTS[self.config.checkpoint])
+            layer = nn.remat(Layer, prevent_cse=not self.config.scan, policy=CHECKPOINTS[self.config.checkpoint])
+        if not self.config.scan:
+            for index in range(self.config.layers):
+                x = layer(self.config, name=f"layer_{index}")(x)
+            return x
         repeat = nn.scan(
             lambda layer, carry, _: (layer(carry), None),
             variable_axes={"params": 0},

@@ -27,6 +27,7 @@ class Made:
       reads: what it reads by slabs, and by which rows.
       whole: what else it reads.
       on_axis: it may run in slabs.
+      shape: by default that of nothing else with as many bytes.
     """
 
     reads: Mapping[str, Rows]
@@ -38,6 +39,11 @@ class Made:
     reduces: bool = False
     on_axis: bool = True
     fusion: Fusion = "kernel"
+    shape: tuple[int, ...] | None = None
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        return (self.nbytes,) if self.shape is None else self.shape
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,8 @@ def written(given: Mapping[str, int], ops: Mapping[str, Made], outputs: Sequence
         for name, op in ops.items()
     ]  # fmt: skip
     graph = Graph(
-        (*(Value(name, 8) for name in given), *(Value(name, op.nbytes) for name, op in ops.items())), tuple(made)
+        (*(Value(name, 8, (8,)) for name in given), *(Value(name, op.nbytes, op.dims) for name, op in ops.items())),
+        tuple(made),
     )
     on_axis = {name: op for name, op in ops.items() if op.on_axis and not op.reduces}
     along = {

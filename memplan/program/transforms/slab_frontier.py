@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from memplan.program.trace import Program
 from memplan.program.transforms.slabs import Axis, axis_at, with_slabs
 
 _SHARES = (4, 8, 16, 32)  # of the room: ops whose arrays are larger than one of so many parts of it are split
+_BEGINNINGS = 3  # shapes of the largest arrays, at whose dimensions axes begin
 _REFINED = 3  # of the best, value by value: as many as are compiled
 _MOST_ELEMENTS = 1 << 31  # of an operand: beyond, cuDNN's 3D kernels break or ask for 27 to 110 GiB of workspace
 _MARGIN = 0.95  # of the room: what the estimate of a trip does not see (XLA's transposes, packing)
@@ -58,13 +60,9 @@ def slab_programs(
 
 def frontier(closed: compat.ClosedJaxpr, device: Device, limits: SlabLimits) -> list[Found]:
     """Slabs of the first axis along which everything large can be split, the best first."""
-    known = variables(closed)
-    value = max(range(len(known)), key=lambda number: compat.nbytes_of(known[number].aval), default=0)
-    sizes = shape_of(known[value]) if known and compat.nbytes_of(known[value].aval) else ()
     found: list[Found] = []
-    for dim, size in enumerate(sizes):
-        if size > 1:
-            found += _Search(axis_at(closed, value, dim), value, dim, size, device, limits).run()
+    for begun in _axes(closed):
+        found += _Search(begun, device, limits).run()
         if any(limits.excess(one.price) == 0 for one in found):
             break
     found.sort(key=lambda one: limits.order(one.price))
@@ -73,19 +71,48 @@ def frontier(closed: compat.ClosedJaxpr, device: Device, limits: SlabLimits) -> 
 
 
 @dataclass(frozen=True)
-class _Search:
-    """Along an axis that begins at a dimension, of so many rows, of a value."""
+class _Begun:
+    """An axis that begins at a dimension, of so many rows, of a value."""
 
     axis: Axis
     value: int
     dim: int
     size: int
+
+    @property
+    def split_nbytes(self) -> int:
+        """Bytes of all that its ops make by slabs."""
+        graph = self.axis.graph
+        return sum(graph.graph.nbytes(value) for value in graph.sizes if graph.maker(value, graph.along) is not None)
+
+
+def _axes(closed: compat.ClosedJaxpr) -> list[_Begun]:
+    """The different axes through the largest arrays that a step makes; the one that splits most bytes first."""
+    known = variables(closed)
+    by_size = sorted(range(len(known)), key=lambda number: compat.nbytes_of(known[number].aval), reverse=True)
+    given, found = set(closed.jaxpr.invars), list[_Begun]()
+    largest = dict[tuple[int, ...], int]()
+    for value in by_size:
+        if known[value] not in given:
+            largest.setdefault(shape_of(known[value]), value)
+    for shape, value in itertools.islice(largest.items(), _BEGINNINGS):
+        for dim, size in enumerate(shape):
+            if size > 1 and not any(one.axis.along.dims.get(known[value]) == dim for one in found):
+                found.append(_Begun(axis_at(closed, value, dim), value, dim, size))
+    return sorted(found, key=lambda one: one.split_nbytes, reverse=True)
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Along an axis."""
+
+    begun: _Begun
     device: Device
     limits: SlabLimits
 
     def run(self) -> Iterator[Found]:
         """For every set of large ops without which all others fit."""
-        graph, room = self.axis.graph, self.limits.device_bytes - self.limits.resident_bytes
+        graph, room = self.begun.axis.graph, self.limits.device_bytes - self.limits.resident_bytes
         sets = dict.fromkeys(large_ops(graph, room // share) for share in _SHARES)
         for ops in sets:
             if ops and _widest(graph, ops) <= room:
@@ -93,17 +120,17 @@ class _Search:
 
     def _by_rows(self, ops: frozenset[int]) -> Iterator[Found]:
         """In as few slabs as fit, and in twice as many: those leave room for more on the device."""
-        graph = self.axis.graph
+        begun, graph = self.begun, self.begun.axis.graph
         least, pricer, fit = least_rows(graph, ops), Pricer(graph, self.device), 0
-        for rows in _halves(self.size, least):
-            bare = Slabs(self.value, self.dim, rows, ops, frozenset(), frozenset())
+        for rows in _halves(begun.size, least):
+            bare = Slabs(begun.value, begun.dim, rows, ops, frozenset(), frozenset())
             choice = Choice(pricer, bare, self.limits)
             if trips_of(graph, bare) < 2 or _elements(graph, bare) >= _MOST_ELEMENTS:
                 continue
             if not (choice.may_fit() or rows == least):
                 continue
             slabs, price = choice.best()
-            yield Found(self.axis, choice, slabs, price)
+            yield Found(begun.axis, choice, slabs, price)
             fit += self.limits.excess(price) == 0
             if fit == 2:
                 return
@@ -131,12 +158,18 @@ def _halves(size: int, least: int) -> Iterator[int]:
 
 
 def large_ops(graph: SlabGraph, nbytes: int) -> frozenset[int]:
-    """Ops on the axis that read or make by slabs an array of so many bytes, and light ones between two of those."""
-    size = graph.graph.nbytes
+    """Ops on the axis that read or make by slabs an array of so many bytes, and light ones between two of those.
+
+    An array counts as the widest of its shape: who reads it in half precision goes with who reads it in full.
+    """
+    widest: dict[tuple[int, ...], int] = {}
+    for value in graph.graph.values:
+        widest[value.shape] = max(widest.get(value.shape, 0), value.nbytes)
+    size = [widest[value.shape] for value in graph.graph.values]
     large = {
         number
         for number, one in graph.along.items()
-        if max(map(size, [*(value for value, _ in one.reads), *graph.graph.ops[number].outputs]), default=0) >= nbytes
+        if any(size[value] >= nbytes for value in (*(read for read, _ in one.reads), *graph.graph.ops[number].outputs))
     }
     return frozenset(large | _between(graph, large))
 

@@ -16,7 +16,7 @@ from memplan.xla.rewrites.mergeable import Mergeable, mergeable
 from memplan.xla.rewrites.rounding import keeps_bits, narrowest_bits, prevents_vectorization
 
 MOST_ARRAYS = 96  # operands and results of a fusion (`MaxOperandsAndOutputsPerFusion`)
-MOST_SUMS = 8  # reductions of a fusion: a tile of 4 KiB each, of the 48 KiB of shared memory that every GPU has
+SHARED_NBYTES = 48 << 10  # of a block, that every GPU has: XLA refuses none, and then its assembler refuses the kernel
 
 Touched = tuple[frozenset[tuple[int, int]], frozenset[tuple[int, int]]]
 
@@ -126,11 +126,11 @@ class FusionGroups:
         """Do they go through the same elements, does none wait for another's sums, and does every bit stay?"""
         both = [*ones, *others]
         sums = [one for fusion in both for one in fusion.sums]
-        if len({fusion.space for fusion in both}) > 1 or len(set(sums)) > 1 or len(sums) > MOST_SUMS:
+        if len({fusion.space for fusion in both}) > 1 or len(set(sums)) > 1:
             return False
         if sum(fusion.arrays for fusion in both) > MOST_ARRAYS or self._nbytes(both) > self._most_nbytes:
             return False
-        if (sums and not self._sums_in_order(both)) or self._overwritten(ones, others):
+        if (sums and not (self._sums_in_order(both) and self._tiles_fit(both))) or self._overwritten(ones, others):
             return False
         made = {name: (fusion.fused, leaf) for fusion in both for leaf, name in enumerate(fusion.makes)}
         given = {buffer_of(self._body, operand) for fusion in both for operand in fusion.op.operands}
@@ -155,6 +155,13 @@ class FusionGroups:
         """Do sums add up in the order in which they do by themselves?"""
         one_by_one = any(prevents_vectorization(fusion.fused) for fusion in group)
         return len(set(map(self._narrowest_bits, group))) == 1 and not one_by_one
+
+    def _tiles_fit(self, group: Sequence[Mergeable]) -> bool:
+        """Does every sum's tile have room in a block: 32 x 32 vectors, of two elements or four, and a column more?"""
+        vector = 2 if min(self._narrowest_bits(fusion)[0] for fusion in group) >= 32 else 4
+        made = (fusion.fused.behind_bitcasts(result) for fusion in group for result in fusion.fused.results)
+        nbytes = sum(array.bits // 8 for op in made if op.opcode == "reduce" for array in op.result)
+        return 32 * (32 * vector + 1) * nbytes <= SHARED_NBYTES
 
     def _nbytes(self, group: Sequence[Mergeable]) -> int:
         """What is there while they run as one."""

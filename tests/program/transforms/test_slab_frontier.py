@@ -14,6 +14,7 @@ from memplan.hardware import catalog
 from memplan.planning.rows import ALIGNED
 from memplan.planning.slab_price import SlabLimits
 from memplan.planning.slabs import least_rows, trips_of
+from memplan.program.extract import variables
 from memplan.program.trace import Program, trace
 from memplan.program.transforms import slab_frontier
 from memplan.program.transforms.slab_frontier import Found, frontier, large_ops, slab_programs
@@ -73,6 +74,20 @@ def test_large_ops_and_what_is_light_between_them(nbytes: int, names: set[str]) 
     assert large_ops(one.graph, nbytes) == {one.ops[name] for name in names}
 
 
+def test_arrays_of_one_shape_are_as_large_as_the_widest_of_them() -> None:
+    """A product in half precision goes with the loss that reads it in full."""
+    one = written(
+        {"x": 8},
+        {
+            "logits": Made({"x": ALIGNED}, nbytes=50, shape=(100,)),
+            "wide": Made({"logits": ALIGNED}, nbytes=100, shape=(100,), fusion="elementwise"),
+            "other": Made({"x": ALIGNED}, nbytes=50),
+        },
+        ["wide", "other"],
+    )
+    assert large_ops(one.graph, 60) == {one.ops["logits"], one.ops["wide"]}
+
+
 def order(limits: SlabLimits, found: Found) -> tuple[int, float]:
     return limits.excess(found.price), found.price.seconds
 
@@ -94,6 +109,23 @@ def test_slabs_of_tokens_fit_where_their_logits_do_not() -> None:
     best = found[0]
     assert limits.excess(best.price) == 0 and best.slabs.dim == 0 and best.slabs.rows < 256
     assert not best.slabs.on_host
+
+
+def test_the_axis_that_splits_most_comes_first() -> None:
+    """Heads split the scores, tokens the logits as well."""
+
+    def loss(hidden: Any, key: Any, table: Any) -> Any:
+        weights = jax.nn.softmax(jnp.einsum("qhd,khd->hqk", hidden, key))
+        return token_loss(jnp.einsum("hqk,khd->qhd", weights, key).reshape(256, 16), table)
+
+    program = traced(loss, array(256, 4, 4), array(256, 4, 4), array(16, 512))
+    limits = SlabLimits(1000 * KIB, 0, 100 * KIB)
+    found = frontier(program.jaxpr, DEVICE, limits)
+    check(found, limits)
+    best = found[0]
+    assert limits.excess(best.price) == 0
+    shape = variables(program.jaxpr)[best.slabs.value].aval.shape
+    assert (shape, best.slabs.dim) == ((4, 256, 256), 1)
 
 
 def test_nothing_is_found_to_fit_below_what_is_resident() -> None:

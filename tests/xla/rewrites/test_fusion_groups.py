@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from memplan.xla.module import read_module
@@ -94,3 +96,19 @@ def test_a_kernel_does_not_overwrite_what_others_of_its_threads_read() -> None:
     late = BENT.replace("%x, %y", "%x, %y, %v") + SUMS + returned("first", "second", "bent")
     found = made(f"{text}  %v = {SUM} parameter(3)\n{MASKED}{late}".replace("1024,512", "512,512"))
     assert found is None or not {"bent", "sums"}.isdisjoint(found.entry.ops)
+
+
+@pytest.mark.parametrize(("dtype", "sums"), [("f32", [4, 2]), ("f16", [2, 2, 2])])
+def test_the_tiles_of_all_sums_have_room_in_a_block(dtype: str, sums: list[int]) -> None:
+    """Of half precision four elements are read at once, of floats two: 16.5 KB a sum, or 8.3."""
+    given = ARRAY.replace("f32", dtype)
+    text = changed(FUSED, (f"%z = {ARRAY} parameter(1)", f"%h = {given} parameter(1)\n  %z = {ARRAY} convert(%h)"))
+    text += changed(ENTRY, (f"%z = {ARRAY}", f"%z = {given}"))
+    text = text.replace("z: f32", f"z: {dtype}")
+    for number, read in enumerate("xyx"):
+        one = SUMS.replace("%masked", f"%{read}").replace("%first", f"%v{number}.1").replace("%second", f"%v{number}.2")
+        text += re.sub(r"%sums\b(?!\.)", f"%sums{number}", one)
+    text += returned(*(f"v{number}.{which}" for number in range(3) for which in (1, 2)))
+    module = made(text) or read_module(text)
+    found = [len(op.result) for op in module.entry.ops.values() if op.opcode == "fusion"]
+    assert sorted(found, reverse=True) == sums
