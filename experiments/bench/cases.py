@@ -34,6 +34,7 @@ from models.train import (
     decoder_step,
     deeplab_step,
     googlenet_step,
+    nnunet3d_step,
     resnet_step,
     unet2d_step,
     unet3d_step,
@@ -158,7 +159,13 @@ SIZE = by_name(
     )
 )
 
-_LONG = decoder(8, 4096, layers=12, width=1024, vocab=131072, context=4096, dtype=BF16)
+
+def _long(batch: int, tokens: int, layers: int = 12, **config: Any) -> Callable[[], Any]:
+    return decoder(
+        batch, tokens, **({"layers": layers, "width": 1024, "vocab": 131072, "context": tokens, "dtype": BF16} | config)
+    )
+
+
 SLABS = by_name(
     Case(f"{name}-{device}-{budget}", make, device, budget, "256GiB", facts={"samples": samples, "of": unit})
     for name, make, device, budget, samples, unit in (
@@ -169,9 +176,16 @@ SLABS = by_name(
         ("unet3d_768", unet3d(768), "a100", "75GiB", 768**3 / 1e6, "Mvoxel"),
         ("unet3d_768_bf16", unet3d(768, dtype=BF16), "a100", "75GiB", 768**3 / 1e6, "Mvoxel"),
         ("unet2d_8192", partial(unet2d_step, 8192), "v100", "11GiB", 8192**2 / 1e6, "Mpixel"),
+        ("nnunet3d_512x512x192", partial(nnunet3d_step, (512, 512, 192), 1), "v100", "15GiB", 512 * 512 * 192 / 1e6, "Mvoxel"),
         ("resnet50_b1920", resnet(1920), "v100", "15GiB", 1920, "images"),
-        ("decoder_12_128k", _LONG, "a100", "40GiB", 8 * 4096, "tokens"),
-        ("decoder_12_128k", _LONG, "a100", "20GiB", 8 * 4096, "tokens"),
+        ("resnet50_b160", resnet(160), "v100", "15GiB", 160, "images"),
+        ("decoder_12_128k", _long(8, 4096), "a100", "40GiB", 8 * 4096, "tokens"),
+        ("decoder_12_128k", _long(8, 4096), "a100", "20GiB", 8 * 4096, "tokens"),
+        ("decoder_4_128k", _long(8, 4096, layers=4), "a100", "12GiB", 8 * 4096, "tokens"),
+        ("decoder_12_32768", _long(1, 32768), "a100", "20GiB", 32768, "tokens"),
+        ("decoder_12_34816_remat", _long(1, 34816, checkpoint="nothing"), "a100", "75GiB", 34816, "tokens"),
+        ("decoder_12_139264", _long(1, 139264), "a100", "75GiB", 139264, "tokens"),
+        ("decoder_2_mlp65536", _long(32, 1024, layers=2, heads=8, mlp_ratio=64, vocab=4096), "a100", "9GiB", 32 * 1024, "tokens"),
     )
 )  # fmt: skip
 

@@ -121,7 +121,8 @@ def slabs(rows: Rows) -> str:
             Column("case", "case"), mib("unmodified MiB", "unmodified_bytes"),
             Column("chosen", lambda row: row["planner"] if _fits(row) else _status(row)),
             Column("loops", "slab_loops"), mib("device MiB", "compiled_bytes"), mib("host MiB", "host_bytes"),
-            ms("step ms", "step_s", "{:.0f}"), Column("a second", rate), Column("ready s", "ready_s", "{:.0f}"),
+            ms("step ms", "step_s", "{:.0f}"), ms("unmodified ms", "plain_step_s", "{:.0f}"), Column("a second", rate),
+            Column("ready s", "ready_s", "{:.0f}"),
         ),
         rows,
     )  # fmt: skip
