@@ -13,6 +13,7 @@ from typing import Any
 from experiments.bench.public.checkouts import checkouts_folder
 from experiments.bench.public.steps import STEPS
 from experiments.bench.random_steps import drawn_step
+from experiments.bench.slab_steps import FACES, parcellation
 from experiments.bench.steps import (
     BF16,
     DECODER_8,
@@ -174,6 +175,12 @@ SLABS = by_name(
         ("decoder_12_128k", _LONG, "a100", "20GiB", 8 * 4096, "tokens"),
     )
 )  # fmt: skip
+
+RESIDENT = by_name(
+    Case(f"volume_{size}-{budget or 'plain'}", partial(parcellation, size), budget=budget, minutes=30)
+    for size, budget in ((64, None), (64, 28), (208, "8GiB"))
+)
+SLAB_NUMBERS = by_name(Case(name, face.make, minutes=15, facts={"face": face}) for name, face in FACES.items())
 
 _GOOGLENET = partial(googlenet_step, image=1120, batch=5)
 LINKS = by_name([

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,7 +15,8 @@ from memplan.program import compat
 from memplan.program.interpret import interpret
 from memplan.program.transforms.channels_last import channels_last
 
-FORMS = (
+Numbers = tuple[str, str, str]
+FORMS: tuple[Numbers, ...] = (
     ("NCDHW", "OIDHW", "NCDHW"),
     ("NDHWC", "DHWIO", "NDHWC"),
     ("CDHWN", "IDHWO", "DHWNC"),
@@ -24,7 +24,7 @@ FORMS = (
 )
 
 
-def looped(numbers: Sequence[str], groups: int) -> tuple[compat.ClosedJaxpr, list[Any]]:
+def looped(numbers: Numbers, groups: int) -> tuple[compat.ClosedJaxpr, list[Any]]:
     """A convolution of three batches in a scan, with its gradients, sides all different."""
     random = np.random.default_rng(0)
     sizes = {"N": 2, "C": 4, "D": 5, "H": 6, "W": 7}, {"O": 6, "I": 4 // groups, "D": 3, "H": 2, "W": 1}
@@ -33,7 +33,7 @@ def looped(numbers: Sequence[str], groups: int) -> tuple[compat.ClosedJaxpr, lis
 
     def convolved(x: Any, kernel: Any) -> Any:
         return lax.conv_general_dilated(
-            x, kernel, (1, 2, 1), "SAME", dimension_numbers=tuple(numbers), feature_group_count=groups
+            x, kernel, (1, 2, 1), "SAME", dimension_numbers=numbers, feature_group_count=groups
         )
 
     def step(total: Any, x: Any) -> Any:
@@ -46,7 +46,7 @@ def looped(numbers: Sequence[str], groups: int) -> tuple[compat.ClosedJaxpr, lis
 
 @pytest.mark.parametrize("numbers", FORMS)
 @pytest.mark.parametrize("groups", [1, 2])
-def test_numbers_stay(numbers: Sequence[str], groups: int) -> None:
+def test_numbers_stay(numbers: Numbers, groups: int) -> None:
     closed, args = looped(numbers, groups)
     for one, expected in zip(interpret(channels_last(closed), args), interpret(closed, args), strict=True):
         np.testing.assert_allclose(one, expected, rtol=1e-4, atol=1e-4)
@@ -58,6 +58,7 @@ def test_no_convolution_in_a_loop_is_left_to_be_made_element_by_element() -> Non
 
     def wrapped(closed: compat.ClosedJaxpr) -> list[str]:
         text = jax.jit(compat.jaxpr_as_fun(closed)).lower(*args).compile().as_text()
+        assert text is not None
         return re.findall(r"convolution\S* = .* fusion\(", text)
 
     assert wrapped(closed) and not wrapped(channels_last(closed))
