@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from typing import Any
 
 from experiments.bench.public.checkouts import checkouts_folder
 from experiments.bench.public.steps import STEPS
 from experiments.bench.random_steps import drawn_step
+from experiments.bench.slab_steps import FACES, parcellation
 from experiments.bench.steps import (
     BF16,
     DECODER_8,
@@ -161,11 +163,12 @@ SIZE = by_name(
 
 
 def _long(batch: int, tokens: int, layers: int = 12, **config: Any) -> Callable[[], Any]:
-    return decoder(
-        batch, tokens, **({"layers": layers, "width": 1024, "vocab": 131072, "context": tokens, "dtype": BF16} | config)
-    )
+    config |= {"layers": layers, "width": 1024, "vocab": 131072, "context": tokens, "dtype": BF16}
+    return decoder(batch, tokens, **config)
 
 
+_CT = 512, 512, 192  # a volume of computed tomography
+_WIDE_MLP = decoder(32, 1024, layers=2, width=1024, heads=8, mlp_ratio=64, vocab=4096, dtype=BF16)
 SLABS = by_name(
     Case(f"{name}-{device}-{budget}", make, device, budget, "256GiB", facts={"samples": samples, "of": unit})
     for name, make, device, budget, samples, unit in (
@@ -176,7 +179,7 @@ SLABS = by_name(
         ("unet3d_768", unet3d(768), "a100", "75GiB", 768**3 / 1e6, "Mvoxel"),
         ("unet3d_768_bf16", unet3d(768, dtype=BF16), "a100", "75GiB", 768**3 / 1e6, "Mvoxel"),
         ("unet2d_8192", partial(unet2d_step, 8192), "v100", "11GiB", 8192**2 / 1e6, "Mpixel"),
-        ("nnunet3d_512x512x192", partial(nnunet3d_step, (512, 512, 192), 1), "v100", "15GiB", 512 * 512 * 192 / 1e6, "Mvoxel"),
+        ("nnunet3d_512x512x192", partial(nnunet3d_step, _CT, 1), "v100", "15GiB", prod(_CT) / 1e6, "Mvoxel"),
         ("resnet50_b1920", resnet(1920), "v100", "15GiB", 1920, "images"),
         ("resnet50_b160", resnet(160), "v100", "15GiB", 160, "images"),
         ("decoder_12_128k", _long(8, 4096), "a100", "40GiB", 8 * 4096, "tokens"),
@@ -185,9 +188,15 @@ SLABS = by_name(
         ("decoder_12_32768", _long(1, 32768), "a100", "20GiB", 32768, "tokens"),
         ("decoder_12_34816_remat", _long(1, 34816, checkpoint="nothing"), "a100", "75GiB", 34816, "tokens"),
         ("decoder_12_139264", _long(1, 139264), "a100", "75GiB", 139264, "tokens"),
-        ("decoder_2_mlp65536", _long(32, 1024, layers=2, heads=8, mlp_ratio=64, vocab=4096), "a100", "9GiB", 32 * 1024, "tokens"),
+        ("decoder_2_mlp65536", _WIDE_MLP, "a100", "9GiB", 32 * 1024, "tokens"),
     )
 )  # fmt: skip
+
+RESIDENT = by_name(
+    Case(f"volume_{size}-{budget or 'plain'}", partial(parcellation, size), budget=budget, minutes=30)
+    for size, budget in ((64, None), (64, 28), (208, "8GiB"))
+)
+SLAB_NUMBERS = by_name(Case(name, face.make, minutes=15, facts={"face": face}) for name, face in FACES.items())
 
 _GOOGLENET = partial(googlenet_step, image=1120, batch=5)
 LINKS = by_name([

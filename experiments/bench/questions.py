@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from experiments.bench import cases, views
+from experiments.bench import cases, slab_views, views
 from experiments.bench.cases import Case, Cases
-from experiments.bench.measures import bits, curve, growth, overhead, planned, scaled, timed
+from experiments.bench.measures import bits, curve, growth, overhead, planned, resident, scaled, slab_numbers, timed
 from experiments.bench.public.checkouts import checkouts_folder
 from experiments.bench.results import SOURCES, Found, Result, Row, known
 
@@ -96,7 +96,9 @@ QUESTIONS = {
         Question("public_bits", cases.PUBLIC_BITS, bits.measure, views.same_bits, _PUBLIC, checkouts_folder),
         Question("rivals", cases.RIVALS, curve.measure, views.rivals),
         Question("size", cases.SIZE, planned.measure, views.size),
-        Question("slabs", cases.SLABS, planned.measure, views.slabs),
+        Question("slabs", cases.SLABS, planned.measure, slab_views.slabs),
+        Question("resident", cases.RESIDENT, resident.measure, slab_views.resident),
+        Question("slab_numbers", cases.SLAB_NUMBERS, slab_numbers.measure, slab_views.numbers),
         Question("large_images", cases.LARGE_IMAGES, growth.largest_of_a_way, views.large_images),
         Question("speed", cases.SPEED, planned.beside_checkpoint, views.speed),
         Question("largest", cases.LARGEST, growth.against_every_size, views.largest),

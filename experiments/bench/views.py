@@ -31,7 +31,7 @@ def _more(over: str, under: str) -> Callable[[Row], float | None]:
     return more
 
 
-def _fits(row: Row) -> bool:
+def fits(row: Row) -> bool:
     return row["status"] in ("fits", "untouched")
 
 
@@ -45,17 +45,17 @@ def missed(row: Row) -> float | None:
 
 def slower(row: Row) -> float | None:
     """Share of a plain step's time that the plan adds."""
-    return _more("step_s", "plain_step_s")(row) if _fits(row) else None
+    return _more("step_s", "plain_step_s")(row) if fits(row) else None
 
 
-def _status(row: Row) -> str:
+def status(row: Row) -> str:
     return row["status"] if row["status"] != "does not fit" else f"does not fit: floor {row['floor_bytes'] / MIB:.0f}"
 
 
 cost = _ratio("ready_s", "plain_compile_s")
 cpu_cost = _ratio("ready_cpu_s", "plain_compile_cpu_s")
 _BUDGETS = (
-    Column("case", "case"), mib("plain", "plain_bytes"), mib("budget", "budget_bytes"), Column("status", _status),
+    Column("case", "case"), mib("plain", "plain_bytes"), mib("budget", "budget_bytes"), Column("status", status),
     mib("predicted", "predicted_bytes"), mib("compiled", "compiled_bytes"), mib("host", "host_bytes"),
     ms("plain ms", "plain_step_s"), ms("ms", "step_s"), Column("over plain", slower, "{:+.1%}"),
     Column("compilations", "compilations"), seconds("planning s", "planning_s"), seconds("ready s", "ready_s"),
@@ -75,11 +75,11 @@ def public(rows: Rows) -> str:
 
 def summary(rows: Sequence[Row]) -> list[str]:
     """Is the prediction true, what does a plan cost the step, and what does making it cost: one line each."""
-    planned, fitting = [row for row in rows if row["status"] != "untouched"], list(filter(_fits, rows))
-    first = sum(_fits(row) and row["compilations"] == 1 for row in planned)
+    planned, fitting = [row for row in rows if row["status"] != "untouched"], list(filter(fits, rows))
+    first = sum(fits(row) and row["compilations"] == 1 for row in planned)
     off = _spread((None if missed(row) is None else abs(missed(row) or 0.0) for row in planned), "{:.2%}")
     over = _spread((slower(row) for row in fitting if row["budget"] == 50), "{:.1%}")
-    left = ", ".join(row["case"] for row in rows if not _fits(row))
+    left = ", ".join(row["case"] for row in rows if not fits(row))
     return [
         f"fits: {len(fitting)} of {len(rows)}" + (f" ({left})" if left else ""),
         f"truth: the prediction is off by {off}; right at the first compilation: {first} of {len(planned)}",
@@ -104,25 +104,9 @@ def size(rows: Rows) -> str:
     return table(
         (
             Column("batch", "batch"), Column("budget", "budget"), mib("unmodified MiB", "unmodified_bytes"),
-            Column("chosen", lambda row: row["planner"] if _fits(row) else _status(row)),
+            Column("chosen", lambda row: row["planner"] if fits(row) else status(row)),
             mib("device MiB", "compiled_bytes"), mib("host MiB", "host_bytes"), ms("step ms", "step_s"),
             Column("images/s", _ratio("batch", "step_s"), "{:.0f}"),
-        ),
-        rows,
-    )  # fmt: skip
-
-
-def slabs(rows: Rows) -> str:
-    def rate(row: Row) -> str:
-        return f"{row['samples'] / row['step_s']:.4g} {row['of']}" if _fits(row) else ""
-
-    return table(
-        (
-            Column("case", "case"), mib("unmodified MiB", "unmodified_bytes"),
-            Column("chosen", lambda row: row["planner"] if _fits(row) else _status(row)),
-            Column("loops", "slab_loops"), mib("device MiB", "compiled_bytes"), mib("host MiB", "host_bytes"),
-            ms("step ms", "step_s", "{:.0f}"), ms("unmodified ms", "plain_step_s", "{:.0f}"), Column("a second", rate),
-            Column("ready s", "ready_s", "{:.0f}"),
         ),
         rows,
     )  # fmt: skip
@@ -357,7 +341,7 @@ def speed(rows: Rows) -> str:
             Column("memplan", mpixels("step_s", "compiled_bytes"), "{:.1f}"),
             mib("its device MiB", "compiled_bytes"), mib("its host MiB", "host_bytes"),
         ),
-        filter(_fits, rows),
+        filter(fits, rows),
     )  # fmt: skip
 
 

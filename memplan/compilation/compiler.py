@@ -14,7 +14,9 @@ from memplan.compilation.outcome import Outcome
 from memplan.compilation.plans import Agree
 from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner
+from memplan.program import compat
 from memplan.program.trace import Program, as_step, dynamic_leaves, flat_function, flat_options
+from memplan.program.transforms.channels_last import channels_last
 from memplan.verify.numbers import check_types
 from memplan.xla.hook import Rewrite
 from memplan.xla.replay import Replay, replay
@@ -99,10 +101,10 @@ class Compiler:
     def _compile(self, program: Program, rewrite: Rewrite, profile: Profile | None, hides_latency: bool) -> Executable:
         mesh = self.target.mesh_for(program.spmd)
         as_it_is = program.rewritten is None and mesh is None
-        step = program.step if as_it_is else as_step(program, program.jaxpr, mesh)
+        step = program.step if as_it_is else as_step(program, self._jaxpr(program), mesh)
         args, kwargs, options = self.args, self.kwargs, program.options
         if program.traced.lowers_by_leaves:
-            step = flat_function(program, program.traced.jaxpr if as_it_is else program.jaxpr, mesh)
+            step = flat_function(program, program.traced.jaxpr if as_it_is else self._jaxpr(program), mesh)
             args, kwargs, options = dynamic_leaves(program, args, kwargs), {}, flat_options(program)
         return self.target.compile(
             step,
@@ -115,6 +117,11 @@ class Compiler:
             profile=profile,
             rewrite=rewrite,
         )
+
+    def _jaxpr(self, program: Program) -> compat.ClosedJaxpr:
+        """Of a transformed program; for a CPU its loops over slabs have convolutions that a library computes."""
+        in_loops = bool(program.in_slabs) and not self.target.is_gpu
+        return channels_last(program.jaxpr) if in_loops else program.jaxpr
 
     def _scheduling(self, program: Program, hides_latency: bool) -> Mapping[str, Any] | None:
         if program.in_slabs:

@@ -6,7 +6,8 @@ and from the streams of every loop (`slab_price`) what a second of its kernels i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,6 +16,7 @@ from memplan.planning.slab_price import Price, Pricer, SlabLimits, lifetimes, re
 from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, Walls
 
 _ROUNDS = 6
+_WORTHS = (0.3, 0.1, 0.03, 0.01, 0.0)  # of a second of kernels in seconds of copies, where memory is what lacks
 _STEP = 0.5  # power of the ratio of two streams by which a weight follows it
 
 
@@ -28,7 +30,14 @@ class Choice:
 
     def best(self, rounds: int = _ROUNDS) -> tuple[Slabs, Price]:
         """The fastest that fits, or else what takes the least."""
-        return min(self._rounds(rounds), key=lambda one: self.limits.order(one[1]))
+        found = self._best(self._rounds(rounds))
+        return found if self._fits(found) else self._best([found, *self._made_again()])
+
+    def _best(self, found: Iterable[tuple[Slabs, Price]]) -> tuple[Slabs, Price]:
+        return min(found, key=lambda one: self.limits.order(one[1]))
+
+    def _fits(self, found: tuple[Slabs, Price]) -> bool:
+        return self.limits.excess(found[1]) == 0
 
     def refined(self, slabs: Slabs) -> tuple[Slabs, Price]:
         """The same with one value after another written or not written, until none of them makes it faster."""
@@ -63,7 +72,18 @@ class Choice:
 
     def may_fit(self) -> bool:
         """The first choice fits."""
-        return self.limits.excess(self.best(rounds=1)[1]) == 0
+        return self._fits(self.best(rounds=1))
+
+    def _made_again(self) -> Iterator[tuple[Slabs, Price]]:
+        """With less and less written, however long it takes to make it again, until that fits."""
+        for worth in _WORTHS:
+            weights = dict.fromkeys(self._walls.levels.values(), worth)
+            cut = SlabCut(self.pricer, self.bare, self._walls.levels, self._walls.forced, weights, {}, (), math.inf)
+            slabs = self._placed(frozenset(cut.run()))
+            found = slabs, self._price(slabs)
+            yield found
+            if self._fits(found):
+                return
 
     def _rounds(self, rounds: int) -> Iterator[tuple[Slabs, Price]]:
         weights: dict[int, float] = {}

@@ -13,8 +13,6 @@ from memplan.planning.min_cut import chosen
 from memplan.planning.slab_price import Pricer
 from memplan.planning.slabs import Slabs
 
-_FARTHEST = 4.0  # times what a value's copies take: nobody makes it again for more
-
 
 @dataclass
 class SlabCut:
@@ -26,6 +24,7 @@ class SlabCut:
       weights: by level, what a second of kernels is worth in seconds of copies.
       shares: value -> loops that share the costs of writing it, by an earlier choice.
       on_device: values that would be written to the device: they cost no copies.
+      farthest: times what a value's copies take: nobody makes it again for more.
       found: value -> how many loops read it.
     """
 
@@ -36,6 +35,7 @@ class SlabCut:
     weights: Mapping[int, float]
     shares: Mapping[int, int]
     on_device: Collection[int]
+    farthest: float = 4.0
     found: dict[int, int] = field(default_factory=dict)
 
     def run(self) -> dict[int, int]:
@@ -95,7 +95,7 @@ class SlabCut:
     def _remakers(self, needed: Collection[int]) -> set[int]:
         """Ops that may make the values again: those that no more than a few copies' time lies between."""
         producer, seconds = self.pricer.graph.graph.producer, self.pricer.op_seconds
-        farthest = _FARTHEST * max(map(self.pricer.copy_seconds, needed), default=0.0)
+        farthest = self.farthest * max(map(self.pricer.copy_seconds, needed), default=0.0)
         waiting = [(seconds[made], made) for value in needed if (made := producer[value]) is not None]
         heapq.heapify(waiting)
         found = set[int]()

@@ -112,12 +112,12 @@ def written(given: Mapping[str, int], ops: Mapping[str, Made], outputs: Sequence
     return Written(slab_graph, values, {name: number for number, name in enumerate(ops)})
 
 
-def norm(nbytes: int = 8) -> Written:
+def norm(nbytes: int = 8, seconds: float = 40.0) -> Written:
     """A convolution, its results less their sum, and the sum of that."""
     return written(
         {"x": 8},
         {
-            "a": Made({"x": HALO}, nbytes=nbytes, seconds=40.0),
+            "a": Made({"x": HALO}, nbytes=nbytes, seconds=seconds),
             "mean": Made({"a": ALIGNED}, reduces=True, nbytes=1, fusion="reduction"),
             "b": Made({"a": ALIGNED}, ["mean"], nbytes=nbytes, fusion="elementwise"),
             "loss": Made({"b": ALIGNED}, reduces=True, nbytes=1, fusion="reduction"),

@@ -24,6 +24,7 @@ from experiments.applications.segmentation.losses import hard_dice
 from models.train import Batch, Step, TrainState, unet3d_step
 from models.unet3d import UNet3D, UNet3DConfig
 
+UNLIMITED = 2**62  # bytes: a step stays as it is
 TRAINING, HELD_OUT = 0, 1  # seeds of phantoms
 FOREGROUND = 1 / 3
 """Share of the patches that are centred on a lesion's voxel, as in nnU-Net."""
@@ -36,6 +37,7 @@ class Settings:
     Attributes:
       heads, held_out: phantoms to train on and to score.
       rate: peak learning rate of Adam; it rises over a tenth of the steps and falls to zero by half a cosine.
+      outputs: classes that the network tells apart; phantoms have the first `len(context.LABELS)`.
     """
 
     size: int = 16
@@ -46,10 +48,11 @@ class Settings:
     heads: int = 64
     held_out: int = 16
     rate: float = 1e-2
+    outputs: int = len(LABELS)
 
     @property
     def model(self) -> UNet3DConfig:
-        return UNet3DConfig(self.levels, self.filters, classes=len(LABELS), in_channels=1)
+        return UNet3DConfig(self.levels, self.filters, classes=self.outputs, in_channels=1)
 
     @property
     def patches_a_volume(self) -> int:
@@ -58,10 +61,11 @@ class Settings:
 
 @dataclass(frozen=True)
 class Way:
-    """What one step sees: so many cubes of `side` voxels."""
+    """What one step sees: so many cubes of `side` voxels; and the bytes that it is planned for, None as it is."""
 
     side: int
     batch: int
+    budget: int | None = None
 
 
 def ways(settings: Settings) -> dict[str, Way]:
@@ -105,7 +109,7 @@ def random_patch(volume: Volume, side: int, random: np.random.Generator) -> Volu
 
 def train(settings: Settings, way: Way, seed: int) -> tuple[TrainState, float, float]:
     """The state after all steps, the mean loss of the last tenth of them, and seconds without compilation."""
-    initial, run = _compiled(settings, way)
+    initial, run, _ = _compiled(settings, way)
     state, start, losses = initial(jax.random.key(seed)), time.perf_counter(), []
     for batch in _batches(settings, way, seed):
         state, metrics = run(state, batch)
@@ -114,9 +118,14 @@ def train(settings: Settings, way: Way, seed: int) -> tuple[TrainState, float, f
     return state, float(last.mean()), time.perf_counter() - start
 
 
+def compiled_bytes(settings: Settings, way: Way) -> int:
+    """What a step takes, by the compiler."""
+    return _compiled(settings, way)[2]
+
+
 @cache
-def _compiled(settings: Settings, way: Way) -> tuple[Callable[[jax.Array], TrainState], Step]:
-    """The first state from a key, and the step; compiled once for all seeds."""
+def _compiled(settings: Settings, way: Way) -> tuple[Callable[[jax.Array], TrainState], Step, int]:
+    """The first state from a key, the step and its bytes; compiled once for all seeds."""
     rate = optax.warmup_cosine_decay_schedule(0.0, settings.rate, settings.steps // 10, settings.steps)
     optimizer = optax.adam(rate)
     step, (state, batch) = unet3d_step(way.side, way.batch, settings.model, optimizer)
@@ -126,7 +135,9 @@ def _compiled(settings: Settings, way: Way) -> tuple[Callable[[jax.Array], Train
         params = UNet3D(settings.model).init(key, image)["params"]
         return TrainState(jnp.zeros((), jnp.int32), params, {}, optimizer.init(params))
 
-    return jax.jit(initial), jax.jit(step, donate_argnums=0).lower(state, batch).compile()
+    planned = memplan.jit(step, budget=way.budget or UNLIMITED, donate_argnums=0).plan(state, batch)
+    assert planned.report.compiled_peak_bytes is not None
+    return jax.jit(initial), planned.compile(), planned.report.compiled_peak_bytes
 
 
 def _batches(settings: Settings, way: Way, seed: int) -> Iterator[Batch]:

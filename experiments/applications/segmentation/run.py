@@ -24,7 +24,17 @@ import numpy as np
 import memplan
 from experiments.applications.segmentation.context import LABELS
 from experiments.applications.segmentation.inference import Windows, places
-from experiments.applications.segmentation.patches import Scores, Settings, Way, forward, inferences, score, train, ways
+from experiments.applications.segmentation.patches import (
+    Scores,
+    Settings,
+    Way,
+    compiled_bytes,
+    forward,
+    inferences,
+    score,
+    train,
+    ways,
+)
 from experiments.readme import grid, measure_and_tell
 from memplan import io
 from models.unet3d import UNet3D, UNet3DConfig
@@ -34,6 +44,7 @@ RESULTS, README = HERE / "results", HERE / "README.md"
 SEEDS = (0, 1, 2)
 DEVICE = "v100"
 SIDE, PATCH = 240, 128
+OUTPUTS = 64  # classes of a network for the whole brain
 MIB = 2**20
 
 
@@ -55,6 +66,20 @@ class Trained:
     loss: float
     train_s: float
     scores: dict[str, Scores]
+
+
+@dataclass(frozen=True)
+class Budgeted:
+    """One training within a budget, or without one (None); bytes by the compiler, the score by `how` it predicts."""
+
+    way: str
+    how: str
+    seed: int
+    budget_bytes: int | None
+    compiled_bytes: int
+    loss: float
+    train_s: float
+    scores: Scores
 
 
 @dataclass(frozen=True)
@@ -81,6 +106,18 @@ def trained(settings: Settings, name: str, way: Way, seed: int) -> Trained:
     return Trained(name, seed, settings.steps, voxels, loss, train_s, scores)
 
 
+def budgeted(way: str, how: str, seed: int) -> Budgeted:
+    """The budget is a quarter of what a whole volume takes as it is."""
+    settings = Settings(outputs=OUTPUTS)
+    whole_bytes = compiled_bytes(settings, Way(settings.size, 1))
+    side = settings.patch if way == "a patch" else settings.size
+    budget = None if way == "a whole volume" else whole_bytes // 4
+    one = Way(side, 1, budget)
+    state, loss, train_s = train(settings, one, seed)
+    found = score(settings, inferences(settings, state.params)[how])
+    return Budgeted(way, how, seed, budget, compiled_bytes(settings, one), loss, train_s, found)
+
+
 def inference(side: int, batch: int) -> Inference:
     config = UNet3DConfig()
     image = jax.ShapeDtypeStruct((batch, side, side, side, config.in_channels), np.float32)
@@ -96,6 +133,15 @@ TRAININGS: dict[str, Callable[[], Trained]] = {
     for name, way in ways(Settings()).items()
     for seed in SEEDS
 }
+BUDGETED: dict[str, Callable[[], Budgeted]] = {
+    f"{name}-{seed}": partial(budgeted, way, how, seed)
+    for seed in SEEDS
+    for name, way, how in (
+        ("outputs-whole", "a whole volume", "whole"),
+        ("outputs-slabs", "a whole volume, in slabs", "whole"),
+        ("outputs-patch", "a patch", "windows"),
+    )
+}
 INFERENCES: dict[str, Callable[[], Inference]] = {
     f"inference-{side}-b{batch}": partial(inference, side, batch) for side, batch in ((SIDE, 1), (PATCH, 1), (PATCH, 4))
 }
@@ -103,7 +149,7 @@ INFERENCES: dict[str, Callable[[], Inference]] = {
 
 def measure(name: str) -> str:
     """The case's result as JSON, with what it was measured on."""
-    row = {**TRAININGS, **INFERENCES}[name]()
+    row = {**TRAININGS, **BUDGETED, **INFERENCES}[name]()
     versions = dict(io.versions("jax", "flax", "optax", "numpy"))
     hardware = f"{platform.machine()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"
     return json.dumps({"hardware": hardware, "versions": versions, **asdict(row)}, indent=1)
@@ -113,6 +159,12 @@ def known_trainings() -> Iterator[Trained]:
     for found in _known(TRAININGS):
         scores = {how: Scores(tuple(one["dice"]), one["lesion_dice"]) for how, one in found.pop("scores").items()}
         yield Trained(**found, scores=scores)
+
+
+def known_budgeted() -> Iterator[Budgeted]:
+    for found in _known(BUDGETED):
+        scores = found.pop("scores")
+        yield Budgeted(**found, scores=Scores(tuple(scores["dice"]), scores["lesion_dice"]))
 
 
 def known_inferences() -> Iterator[Inference]:
@@ -127,7 +179,9 @@ def _known(names: Sequence[str] | dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def tables() -> str:
-    return "\n".join((by_way(list(known_trainings())), by_inference(list(known_inferences()))))
+    return "\n".join(
+        (by_way(list(known_trainings())), by_budget(list(known_budgeted())), by_inference(list(known_inferences())))
+    )
 
 
 def by_way(rows: Sequence[Trained]) -> str:
@@ -142,6 +196,23 @@ def by_way(rows: Sequence[Trained]) -> str:
             dice = [_spread([one.dice[label] for one in scores]) for label in range(1, len(LABELS))]
             lesion = _spread([one.lesion_dice for one in scores])
             lines.append((way, of_way[0].steps, f"{seen:.1f}", how, lesion, *dice, f"{seconds:.0f}"))
+    return grid(head, lines) + "\n"
+
+
+def by_budget(rows: Sequence[Budgeted]) -> str:
+    """As `by_way`, with the bytes of a step."""
+    head = ("a step sees", "predicted", "budget MiB", "step MiB", "last loss", "lesion", *LABELS[1:], "training s")
+    lines = []
+    for way in dict.fromkeys(row.way for row in rows):
+        of_way = [row for row in rows if row.way == way]
+        first, loss = of_way[0], statistics.mean(row.loss for row in of_way)
+        lesion = _spread([row.scores.lesion_dice for row in of_way])
+        dice = [_spread([row.scores.dice[label] for row in of_way]) for label in range(1, len(LABELS))]
+        budget = "" if first.budget_bytes is None else f"{first.budget_bytes / MIB:.1f}"
+        seconds = f"{statistics.mean(row.train_s for row in of_way):.0f}"
+        lines.append(
+            (way, first.how, budget, f"{first.compiled_bytes / MIB:.1f}", f"{loss:.4f}", lesion, *dice, seconds)
+        )
     return grid(head, lines) + "\n"
 
 
@@ -162,7 +233,7 @@ def _spread(shares: Sequence[float]) -> str:
 
 
 def main() -> None:
-    measure_and_tell(__doc__, [*TRAININGS, *INFERENCES], measure, README, tables, keep=True)
+    measure_and_tell(__doc__, [*TRAININGS, *BUDGETED, *INFERENCES], measure, README, tables, keep=True)
 
 
 if __name__ == "__main__":

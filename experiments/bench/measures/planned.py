@@ -60,7 +60,7 @@ def measure(case: Case) -> Found:
     plain_bytes = plain.memory.device_bytes
     del plain  # executables are large
     jax.clear_caches()
-    request = Request(_limit(case, plain_bytes), case.host_budget, case.device, host_state=case.host_state)
+    request = Request(limit_of(case, plain_bytes), case.host_budget, case.device, host_state=case.host_state)
     clock = Clock()
     found = pipeline.best(step, args, {}, options, request)
     costs = _costs(plain_spent, clock.spent)
@@ -83,7 +83,7 @@ def beside_checkpoint(case: Case) -> Found:
     return replace(found, rows=[{**found.rows[0], **more}])
 
 
-def _limit(case: Case, plain_bytes: int) -> int:
+def limit_of(case: Case, plain_bytes: int) -> int:
     if case.budget is None:
         return UNLIMITED
     return plain_bytes * case.budget // 100 if isinstance(case.budget, int) else parse_bytes(case.budget, 0)

@@ -1,0 +1,56 @@
+"""What a process takes that trains: its resident set and the seconds of its steps, on the machine that is here.
+
+The step runs as it is, or planned within the case's budget. The resident set is the highest of the process, by the
+kernel: the interpreter, compilations and the data are in it.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import memplan
+from experiments.bench.cases import Case
+from experiments.bench.measures.bits import device_bytes
+from experiments.bench.measures.planned import limit_of
+from experiments.bench.results import Found
+
+STEPS = 3
+
+
+def measure(case: Case) -> Found:
+    """Three steps, of which the first argument is the state."""
+    step, args, donated = case.built()
+    clock = time.perf_counter()
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), args)
+    plain = jax.jit(step, donate_argnums=donated).lower(*shapes).compile()
+    row: dict[str, Any] = {"plain_bytes": device_bytes(plain), "machine_bytes": _kernel_says("meminfo", "MemTotal")}
+    run = plain
+    if case.budget is not None:
+        del plain
+        row["budget_bytes"] = limit_of(case, row["plain_bytes"])
+        planned = memplan.jit(step, budget=row["budget_bytes"], donate_argnums=donated).plan(*shapes)
+        run, report = planned.compile(), planned.report
+        row |= {"compiled_bytes": report.compiled_peak_bytes, "slab_loops": len(report.slab_loops)}
+    row["ready_s"] = time.perf_counter() - clock
+    return Found([{**row, **_trained(run, *args), "peak_rss": _kernel_says("self/status", "VmHWM")}])
+
+
+def _trained(run: Any, state: Any, batch: Any) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {"losses": [], "seconds": [], "cpu_seconds": []}
+    for _ in range(STEPS):
+        clock, cpu = time.perf_counter(), time.process_time()
+        state, metrics = run(state, batch)
+        found["losses"].append(float(metrics["loss"]))
+        found["seconds"].append(time.perf_counter() - clock)
+        found["cpu_seconds"].append(time.process_time() - cpu)
+    return found
+
+
+def _kernel_says(file: str, name: str) -> int:
+    """Bytes under a name in a file of /proc."""
+    lines = (Path("/proc") / file).read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))

@@ -1,0 +1,120 @@
+"""Training steps in slabs, with arrays for the CPU: one that memory does not hold, and one for each use of slabs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from models.steps import Batch, Built, TrainState, make_step
+from models.train import decoder_step, resnet_step, unet2d_step, unet3d_step
+from models.unet3d import UNet3DConfig
+
+
+def parcellation(size: int, classes: int = 96) -> Built:
+    """A volume of `size`^3 voxels into many small regions, as brains are: logits outweigh all else by far.
+
+    3D U-Net, 2 levels, 8 filters; the state and the volume are arrays, made without running the step.
+    """
+    config = UNet3DConfig(levels=2, filters=8, in_channels=1, classes=classes)
+    step, _ = unet3d_step(size, config=config)
+    _, (state, _) = unet3d_step(8, config=config, concrete=True)
+    return step, (state, regions(size, classes))
+
+
+def regions(size: int, classes: int, seed: int = 0) -> Batch:
+    """Convex regions around random points in a ball, each with an intensity of its own; class 0 is outside."""
+    random = np.random.default_rng(seed)
+    points = random.uniform(0, size, (classes - 1, 3)).astype(np.float32)
+    intensities = np.append(0, random.normal(size=classes - 1)).astype(np.float32)
+    rows, columns = np.mgrid[:size, :size].astype(np.float32)
+    in_plane = (rows[..., None] - points[:, 1]) ** 2 + (columns[..., None] - points[:, 2]) ** 2
+    label = np.empty((size, size, size), np.int32)
+    for plane in range(size):
+        middle = (size - 1) / 2
+        inside = (plane - middle) ** 2 + (rows - middle) ** 2 + (columns - middle) ** 2 <= (0.45 * size) ** 2
+        label[plane] = np.where(inside, 1 + np.argmin(in_plane + (plane - points[:, 0]) ** 2, -1), 0)
+    image = intensities[label] + 0.2 * random.standard_normal(label.shape, np.float32)
+    return {"image": jnp.asarray(image[None, ..., None]), "label": jnp.asarray(label[None])}
+
+
+@dataclass(frozen=True)
+class Face:
+    """A small step, and where an axis begins.
+
+    Attributes:
+      axis: in words.
+      shape: of the first array that has the axis; `dim`: which of its dimensions that is.
+      rows: of that array in a slab.
+    """
+
+    make: Callable[[], Built]
+    axis: str
+    shape: tuple[int, ...]
+    dim: int
+    rows: int
+
+
+def wide_mlp(tokens: int = 96, width: int = 16, wide: int = 256) -> Built:
+    """Two residual layers, each `wide` inside."""
+
+    def model(params: Any, x: jax.Array) -> jax.Array:
+        for into, out in params:
+            x = x + jax.nn.gelu(x @ into) @ out
+        return x
+
+    return _regression(model, tokens, width, [[(width, wide), (wide, width)]] * 2)
+
+
+def attention(tokens: int = 96, width: int = 16) -> Built:
+    """Two residual layers of unfused attention of one head."""
+
+    def model(params: Any, x: jax.Array) -> jax.Array:
+        for query, key, value in params:
+            scores = (x @ query) @ (x @ key).T / width**0.5
+            x = x + jax.nn.softmax(scores) @ (x @ value)
+        return x
+
+    return _regression(model, tokens, width, [[(width, width)] * 3] * 2)
+
+
+def _regression(
+    model: Callable[[Any, jax.Array], jax.Array], tokens: int, width: int, shapes: list[list[tuple[int, int]]]
+) -> Built:
+    """Mean squared error on random tokens; SGD with momentum."""
+    random, optimizer = np.random.default_rng(0), optax.sgd(1e-2, momentum=0.9)
+
+    def normals(rows: int, columns: int) -> jax.Array:
+        return jnp.asarray(random.normal(size=(rows, columns)), jnp.float32)
+
+    def loss(params: Any, batch_stats: Any, batch: Batch) -> tuple[jax.Array, Any]:
+        return jnp.square(model(params, batch["x"]) - batch["y"]).mean(), batch_stats
+
+    params = [[normals(*shape) * (2 / shape[0]) ** 0.5 for shape in layer] for layer in shapes]
+    state = TrainState(jnp.zeros((), jnp.int32), params, {}, optimizer.init(params))
+    return make_step(loss, optimizer), (state, {"x": normals(tokens, width), "y": normals(tokens, width)})
+
+
+_DECODER: Mapping[str, Any] = {"layers": 2, "width": 32, "heads": 4, "vocab": 512, "context": 64}
+FACES: Mapping[str, Face] = {
+    "unet3d": Face(
+        partial(unet3d_step, 24, levels=2, filters=4, concrete=True), "depth of a volume", (1, 24, 24, 24, 4), 1, 8
+    ),
+    "unet2d": Face(
+        partial(unet2d_step, 64, 2, levels=3, filters=8, concrete=True), "height of an image", (2, 64, 64, 8), 1, 16
+    ),
+    "resnet": Face(
+        partial(resnet_step, 32, 16, depth=14, filters=8, classes=10, concrete=True), "batch", (16, 32, 32, 3), 0, 4
+    ),
+    "decoder": Face(
+        partial(decoder_step, batch=2, tokens=64, **_DECODER, concrete=True), "tokens of text", (2, 64, 512), 1, 16
+    ),
+    "wide_mlp": Face(wide_mlp, "tokens of a wide MLP", (96, 256), 0, 24),
+    "attention": Face(attention, "query rows", (96, 96), 0, 24),
+}

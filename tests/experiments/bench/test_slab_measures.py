@@ -1,0 +1,65 @@
+"""Measures of slabs, on the CPU: what a process takes that trains, and what becomes of numbers in ten steps."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from experiments.bench import cases, slab_views
+from experiments.bench.cases import Case
+from experiments.bench.measures import resident, slab_numbers
+from experiments.bench.questions import QUESTIONS
+from experiments.bench.runner import apart
+from experiments.bench.slab_steps import FACES, Face, attention, parcellation, regions
+from experiments.bench.views import Rows
+
+
+def test_regions_are_whole_numbers_below_the_classes_with_an_intensity_each() -> None:
+    found = regions(12, 5)
+    image, label = np.asarray(found["image"])[0, ..., 0], np.asarray(found["label"])[0]
+    assert set(np.unique(label)) == set(range(5)) and label[0, 0, 0] == 0
+    means = [image[label == one].mean() for one in range(5)]
+    assert all(np.abs(image[label == one] - means[one]).std() < 0.3 for one in range(5))
+
+
+def test_a_process_that_trains_has_a_resident_set_and_losses_that_fall() -> None:
+    [row] = resident.measure(Case("small", partial(parcellation, 16, 8), budget=70)).rows
+    assert row["losses"] == sorted(row["losses"], reverse=True) and len(row["seconds"]) == resident.STEPS
+    assert row["compiled_bytes"] <= row["budget_bytes"] < row["plain_bytes"] < row["peak_rss"] < row["machine_bytes"]
+    assert "volume" in slab_views.resident([{**row, "case": "volume"}])
+
+
+@pytest.mark.slow
+def test_a_volume_in_slabs_trains_as_it_does_whole_in_less_memory() -> None:
+    plain, slabs = (
+        apart(QUESTIONS["resident"], cases.RESIDENT[name]).rows[0] for name in ("volume_64-plain", "volume_64-28")
+    )
+    assert slabs["slab_loops"] > 0
+    np.testing.assert_allclose(slabs["losses"], plain["losses"], rtol=1e-5)
+    assert slabs["peak_rss"] + plain["plain_bytes"] // 2 < plain["peak_rss"]
+
+
+def test_numbers_of_ten_steps_in_slabs_are_those_of_a_recompilation() -> None:
+    face = Face(partial(attention, 8, 4), "query rows", (8, 8), 0, 4)
+    rows: Rows = list(slab_numbers.measure(Case("attention", face.make, facts={"face": face})).rows)
+    assert [row["written"] for row in rows] == ["what kernels make", "sums alone"]
+    assert all(row["loops"] > 1 and row["worst_array"] <= 1 for row in rows)
+    assert all(0 < row["pieces_loss"] < 1e-5 and row["loss"] < 1e-5 for row in rows)
+    assert "query rows" in slab_views.numbers([{**row, "case": "attention", "face": face} for row in rows])
+
+
+def test_an_array_that_is_off_is_told() -> None:
+    """One of three, by a hundred times what the others differ by."""
+    expected = [[np.ones(4, np.float32), np.ones(9, np.float32), np.float32(2)]] * 2
+    near = [[leaf * np.float32(1 + 1e-6) for leaf in leaves] for leaves in expected]
+    wrong = [[leaves[0], leaves[1] * np.float32(1 + 1e-4), leaves[2]] for leaves in expected]
+    assert slab_numbers.worst_array(expected, [near], near, (0, 1)) < 1
+    assert slab_numbers.worst_array(expected, [near], wrong, (0, 1)) > 10
+    found = slab_numbers.difference(expected, wrong, (0, 1))
+    assert found["loss"] == 0 and found["parameters"] == pytest.approx(1e-4 * (9 / 13) ** 0.5, rel=0.01)
+
+
+def test_every_face_has_a_case() -> None:
+    assert list(cases.SLAB_NUMBERS) == list(FACES)
