@@ -1,0 +1,229 @@
+"""Products with constant matrices that are banded, written as such: a resized image has rows to follow.
+
+jax resizes by products with matrices, or by picking rows, and computes the weights and the numbers of the rows in the
+step. They depend on nothing, so they can be known before: where every row is made of few, near its own, the equation
+becomes `banded`. So do the equations of its gradient: products with the matrix from its other side, and rows added by
+number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from memplan.program import compat
+from memplan.program.axes import shape_of
+from memplan.program.bands import Band, banded
+from memplan.program.interpret import interpret_eqns
+
+_LARGEST = 2**28  # elements of a matrix that is computed to look at it: 1 GiB of float32, for two seconds
+
+
+def with_bands(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
+    """The flat jaxpr with `banded` in place of products with banded constants, and of rows picked or added by those.
+
+    Results differ by rounding. Variables that are still there are the same ones.
+    """
+    writer = _Writer()
+    for eqn in closed.jaxpr.eqns:
+        with compat.user_context(eqn):
+            writer.add(eqn)
+    return compat.dce(compat.with_eqns(closed, writer.eqns, writer.constants)) if writer.changed else closed
+
+
+@dataclass(frozen=True)
+class _Resized:
+    """An equation that makes rows of an array out of those of another.
+
+    Attributes:
+      band: by which.
+      source: position of the operand, along whose dimension `dim` it does.
+      to: the dimension of the result.
+      more: position of an operand to which the result is added.
+    """
+
+    band: Band
+    source: int
+    dim: int
+    to: int
+    more: int | None = None
+
+
+@dataclass
+class _Writer:
+    """The equations of the new jaxpr.
+
+    Attributes:
+      made: by variable that depends on nothing, its equation.
+      constants: new ones, with their values.
+    """
+
+    made: dict[Any, compat.JaxprEqn] = field(default_factory=dict)
+    eqns: list[compat.JaxprEqn] = field(default_factory=list)
+    constants: dict[Any, np.ndarray] = field(default_factory=dict)
+    changed: bool = False
+
+    def add(self, eqn: compat.JaxprEqn) -> None:
+        if not eqn.effects and all(not compat.is_var(atom) or atom in self.made for atom in eqn.invars):
+            self.made.update((var, eqn) for var in eqn.outvars)
+        rule = _RULES.get(eqn.primitive.name)
+        resized = rule(eqn, self.made) if rule else None
+        if resized is None:
+            self.eqns.append(eqn)
+        else:
+            self._write(eqn, resized)
+
+    def _write(self, eqn: compat.JaxprEqn, resized: _Resized) -> None:
+        band, out = resized.band, compat.aval_of(eqn.outvars[0])
+
+        def function(x: Any, weights: Any, *more: Any) -> Any:
+            made = banded(x, weights, resized.dim, band.rows, band.weights.shape[0], out.dtype)
+            order = [dim for dim in range(made.ndim) if dim != resized.dim]
+            order.insert(resized.to, resized.dim)
+            made = made if order == sorted(order) else lax.transpose(made, order)
+            return lax.add(*more, made) if more else made
+
+        atoms = [eqn.invars[position] for position in (resized.source, resized.more) if position is not None]
+        x, *more = (compat.as_struct(compat.aval_of(atom)) for atom in atoms)
+        weights = None if band.takes else jax.ShapeDtypeStruct(band.weights.shape, band.weights.dtype)
+        part = jax.make_jaxpr(function)(x, weights, *more).jaxpr
+        given = list(part.invars)
+        if weights is not None:
+            self.constants[given.pop(1)] = band.weights
+        known = {**dict(zip(given, atoms, strict=True)), part.outvars[0]: eqn.outvars[0]}
+        self.eqns += (
+            one.replace(
+                invars=[_known(known, atom) for atom in one.invars], outvars=[_known(known, var) for var in one.outvars]
+            )
+            for one in part.eqns
+        )
+        self.changed = True
+
+
+def _known(known: Mapping[Any, Any], atom: Any) -> Any:
+    return known.get(atom, atom) if compat.is_var(atom) else atom
+
+
+_Made = Mapping[Any, compat.JaxprEqn]
+
+
+def _product(eqn: compat.JaxprEqn, made: _Made) -> _Resized | None:
+    """With a constant matrix, of which one dimension is summed over."""
+    contracted, batch = eqn.params["dimension_numbers"]
+    constant = [compat.is_var(atom) and atom in made for atom in eqn.invars]
+    if sum(constant) != 1 or batch[0] or len(contracted[0]) != 1:
+        return None
+    at = constant.index(True)
+    matrix, x = eqn.invars[at], 1 - at
+    if len(shape_of(matrix)) != 2 or not all(map(_is_real, (*eqn.invars, *eqn.outvars))):
+        return None
+    band = _band(matrix, made, 1 - contracted[at][0])
+    to = 0 if at == 0 else len(shape_of(eqn.outvars[0])) - 1
+    return None if band is None else _Resized(band, x, contracted[x][0], to)
+
+
+def _picked(eqn: compat.JaxprEqn, made: _Made) -> _Resized | None:
+    """Rows by constant numbers, one for each row of the result."""
+    numbers, (x, indices) = eqn.params["dimension_numbers"], map(shape_of, eqn.invars)
+    window = [dim for dim in range(len(x)) if dim not in numbers.collapsed_slice_dims]
+    sizes = [1 if dim in numbers.collapsed_slice_dims else size for dim, size in enumerate(x)]
+    one_by_one = len(indices) == 2 and numbers.start_index_map == numbers.collapsed_slice_dims and len(window) + 1 == len(x)
+    if not one_by_one or numbers.operand_batching_dims or list(eqn.params["slice_sizes"]) != sizes:
+        return None
+    (dim,), rows = numbers.collapsed_slice_dims, _numbers(eqn.invars[1], made)
+    if rows is None or not ((rows >= 0) & (rows < x[dim])).all():
+        return None
+    band = Band.of((len(rows), x[dim]), np.arange(len(rows)), rows, np.ones(len(rows), np.float32))
+    to = next(one for one in range(len(x)) if one not in numbers.offset_dims)
+    return None if band is None or not band.takes else _Resized(band, 0, dim, to)
+
+
+def _added(eqn: compat.JaxprEqn, made: _Made) -> _Resized | None:
+    """Rows that are added to others by constant numbers."""
+    numbers, (x, indices, updates) = eqn.params["dimension_numbers"], map(shape_of, eqn.invars)
+    inserted = numbers.inserted_window_dims
+    one_by_one = len(indices) == 2 and len(inserted) == 1 and numbers.scatter_dims_to_operand_dims == inserted
+    if not one_by_one or numbers.operand_batching_dims or not _is_real(eqn.outvars[0]):
+        return None
+    (to,) = inserted
+    dim = next(one for one in range(len(updates)) if one not in numbers.update_window_dims)
+    if [*updates[:dim], *updates[dim + 1 :]] != [*x[:to], *x[to + 1 :]]:
+        return None
+    rows = _numbers(eqn.invars[1], made)
+    if rows is None or not ((rows >= 0) & (rows < x[to])).all():
+        return None
+    values = np.ones(len(rows), np.float32)
+    band = Band.of((x[to], len(rows)), rows, np.arange(len(rows)), values)
+    return None if band is None else _Resized(band, 2, dim, to, more=0)
+
+
+_RULES: dict[str, Callable[[compat.JaxprEqn, _Made], _Resized | None]] = {
+    "dot_general": _product,
+    "gather": _picked,
+    "scatter-add": _added,
+}
+
+
+def _is_real(atom: Any) -> bool:
+    return jnp.issubdtype(compat.aval_of(atom).dtype, jnp.floating)
+
+
+def _band(matrix: Any, made: _Made, dim: int) -> Band | None:
+    """That of a constant matrix, whose dimension `dim` the result has."""
+    return _band_of(_Constant.of(matrix, made), dim) if math.prod(shape_of(matrix)) <= _LARGEST else None
+
+
+def _numbers(indices: Any, made: _Made) -> np.ndarray | None:
+    """The constant numbers (n, 1) of rows."""
+    if not compat.is_var(indices) or indices not in made or shape_of(indices)[1:] != (1,):
+        return None
+    return _Constant.of(indices, made).value()[:, 0].astype(np.int64)
+
+
+@dataclass(frozen=True)
+class _Constant:
+    """What depends on nothing: constants that are computed alike are one.
+
+    Attributes:
+      text: how it is computed.
+    """
+
+    text: str
+    closed: compat.ClosedJaxpr = field(compare=False)
+
+    @classmethod
+    def of(cls, var: Any, made: _Made) -> _Constant:
+        eqns, wanted = list[compat.JaxprEqn](), {var}
+        for one, eqn in reversed(made.items()):
+            if one in wanted and (not eqns or eqns[-1] is not eqn):
+                eqns.append(eqn)
+                wanted.update(filter(compat.is_var, eqn.invars))
+        closed = jax.make_jaxpr(lambda: interpret_eqns(eqns[::-1], {}, [var]))()
+        return cls(str(closed), closed)
+
+    def value(self) -> np.ndarray:
+        with jax.ensure_compile_time_eval(), _on_cpu():
+            return np.asarray(jax.jit(compat.jaxpr_as_fun(self.closed))()[0])
+
+
+def _on_cpu() -> contextlib.AbstractContextManager[Any]:
+    """Where jax has one: a matrix may be larger than what a device has left."""
+    try:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:
+        return contextlib.nullcontext()
+
+
+@functools.lru_cache(maxsize=64)
+def _band_of(constant: _Constant, dim: int) -> Band | None:
+    matrix = np.moveaxis(constant.value(), dim, 0)
+    return Band.of_matrix(matrix)
