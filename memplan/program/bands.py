@@ -14,7 +14,7 @@ from jax import lax
 from memplan.planning.rows import Rows, Span
 from memplan.program import compat
 
-_MOST = 64  # rows that one reads: each is another term to add up
+MOST_TAPS = 64  # rows that one reads: each is another term to add up
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,11 @@ class Band:
         stride, dilation = shape[1] // common, shape[0] // common
         apart = made * stride - given * dilation
         rows = Rows(stride, dilation, int(apart.max()), int(apart.max() - apart.min()) + 1)
-        if not taps_of(rows) <= min(_MOST, shape[1] - 1):
+        if not taps_of(rows) <= min(MOST_TAPS, shape[1] - 1):
             return None
         weights = np.zeros((shape[0], taps_of(rows)), values.dtype)
         weights[made, given - first_of(rows, made)] = values
         return cls(rows, weights)
-
-    @classmethod
-    def of_matrix(cls, matrix: np.ndarray) -> Band | None:
-        """That of a matrix (made, given); None where it is none."""
-        if np.count_nonzero(matrix) > _MOST * len(matrix):
-            return None
-        places = np.nonzero(matrix)
-        return cls.of(matrix.shape, *places, matrix[places])
 
     @property
     def takes(self) -> bool:

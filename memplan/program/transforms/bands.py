@@ -22,7 +22,7 @@ from jax import lax
 
 from memplan.program import compat
 from memplan.program.axes import shape_of
-from memplan.program.bands import Band, banded
+from memplan.program.bands import MOST_TAPS, Band, banded
 from memplan.program.interpret import interpret_eqns
 
 _LARGEST = 2**28  # elements of a matrix that is computed to look at it: 1 GiB of float32, for two seconds
@@ -179,7 +179,12 @@ def _is_real(atom: Any) -> bool:
 
 def _band(matrix: Any, made: _Made, dim: int) -> Band | None:
     """That of a constant matrix, whose dimension `dim` the result has."""
-    return _band_of(_Constant.of(matrix, made), dim) if math.prod(shape_of(matrix)) <= _LARGEST else None
+    shape = shape_of(matrix)
+    elements = _elements(_Constant.of(matrix, made)) if math.prod(shape) <= _LARGEST else None
+    if elements is None:
+        return None
+    *places, values = elements
+    return Band.of((shape[dim], shape[1 - dim]), places[dim], places[1 - dim], values)
 
 
 def _numbers(indices: Any, made: _Made) -> np.ndarray | None:
@@ -211,8 +216,9 @@ class _Constant:
         return cls(str(closed), closed)
 
     def value(self) -> np.ndarray:
-        with jax.ensure_compile_time_eval(), _on_cpu():
-            return np.asarray(jax.jit(compat.jaxpr_as_fun(self.closed))()[0])
+        """Compiled and run, also where another program is being traced."""
+        with _on_cpu():
+            return np.asarray(jax.jit(compat.jaxpr_as_fun(self.closed)).lower().compile()()[0])
 
 
 def _on_cpu() -> contextlib.AbstractContextManager[Any]:
@@ -224,6 +230,10 @@ def _on_cpu() -> contextlib.AbstractContextManager[Any]:
 
 
 @functools.lru_cache(maxsize=64)
-def _band_of(constant: _Constant, dim: int) -> Band | None:
-    matrix = np.moveaxis(constant.value(), dim, 0)
-    return Band.of_matrix(matrix)
+def _elements(constant: _Constant) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Rows, columns and values of what of a matrix is not zero; None where that is more than a band has."""
+    matrix = constant.value()
+    if np.count_nonzero(matrix) > MOST_TAPS * max(matrix.shape):
+        return None
+    rows, columns = np.nonzero(matrix)
+    return rows, columns, matrix[rows, columns]

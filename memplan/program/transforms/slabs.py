@@ -50,7 +50,7 @@ def axis_at(closed: compat.ClosedJaxpr, value: int, dim: int) -> Axis:
     """The axis that begins at a dimension of a value, with its bands, and sums along it as early as they can be made."""
     var, banded = variables(closed)[value], with_bands(closed)
     early = early_sums(banded, slab_axis(banded, var, dim))
-    return axis_through(early if var in variables(early) else closed, var, dim)
+    return axis_through(next(one for one in (early, banded, closed) if var in variables(one)), var, dim)
 
 
 def axis_through(closed: compat.ClosedJaxpr, var: Any, dim: int) -> Axis:
