@@ -26,6 +26,7 @@ from memplan.program.bands import MOST_TAPS, Band, banded
 from memplan.program.interpret import interpret_eqns
 
 _LARGEST = 2**28  # elements of a matrix that is computed to look at it: 1 GiB of float32, for two seconds
+_MOST_NUMBERS = 2**20  # of rows
 
 
 def with_bands(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
@@ -73,7 +74,9 @@ class _Writer:
     changed: bool = False
 
     def add(self, eqn: compat.JaxprEqn) -> None:
-        if not eqn.effects and all(not compat.is_var(atom) or atom in self.made for atom in eqn.invars):
+        if not eqn.effects and all(
+            atom in self.made if compat.is_var(atom) else not shape_of(atom) for atom in eqn.invars
+        ):
             self.made.update((var, eqn) for var in eqn.outvars)
         rule = _RULES.get(eqn.primitive.name)
         resized = rule(eqn, self.made) if rule else None
@@ -134,13 +137,13 @@ def _product(eqn: compat.JaxprEqn, made: _Made) -> _Resized | None:
 def _picked(eqn: compat.JaxprEqn, made: _Made) -> _Resized | None:
     """Rows by constant numbers, one for each row of the result."""
     numbers, (x, indices) = eqn.params["dimension_numbers"], map(shape_of, eqn.invars)
-    window = [dim for dim in range(len(x)) if dim not in numbers.collapsed_slice_dims]
-    sizes = [1 if dim in numbers.collapsed_slice_dims else size for dim, size in enumerate(x)]
-    one_by_one = len(indices) == 2 and numbers.start_index_map == numbers.collapsed_slice_dims and len(window) + 1 == len(x)
+    gone = numbers.collapsed_slice_dims
+    sizes = [1 if dim in gone else size for dim, size in enumerate(x)]
+    one_by_one = len(indices) == 2 and len(gone) == 1 and numbers.start_index_map == gone
     if not one_by_one or numbers.operand_batching_dims or list(eqn.params["slice_sizes"]) != sizes:
         return None
-    (dim,), rows = numbers.collapsed_slice_dims, _numbers(eqn.invars[1], made)
-    if rows is None or not ((rows >= 0) & (rows < x[dim])).all():
+    (dim,), rows = gone, _numbers(eqn.invars[1], made, x[gone[0]])
+    if rows is None:
         return None
     band = Band.of((len(rows), x[dim]), np.arange(len(rows)), rows, np.ones(len(rows), np.float32))
     to = next(one for one in range(len(x)) if one not in numbers.offset_dims)
@@ -158,11 +161,10 @@ def _added(eqn: compat.JaxprEqn, made: _Made) -> _Resized | None:
     dim = next(one for one in range(len(updates)) if one not in numbers.update_window_dims)
     if [*updates[:dim], *updates[dim + 1 :]] != [*x[:to], *x[to + 1 :]]:
         return None
-    rows = _numbers(eqn.invars[1], made)
-    if rows is None or not ((rows >= 0) & (rows < x[to])).all():
+    rows = _numbers(eqn.invars[1], made, x[to])
+    if rows is None:
         return None
-    values = np.ones(len(rows), np.float32)
-    band = Band.of((x[to], len(rows)), rows, np.arange(len(rows)), values)
+    band = Band.of((x[to], len(rows)), rows, np.arange(len(rows)), np.ones(len(rows), np.float32))
     return None if band is None else _Resized(band, 2, dim, to, more=0)
 
 
@@ -187,11 +189,13 @@ def _band(matrix: Any, made: _Made, dim: int) -> Band | None:
     return Band.of((shape[dim], shape[1 - dim]), places[dim], places[1 - dim], values)
 
 
-def _numbers(indices: Any, made: _Made) -> np.ndarray | None:
-    """The constant numbers (n, 1) of rows."""
-    if not compat.is_var(indices) or indices not in made or shape_of(indices)[1:] != (1,):
+def _numbers(indices: Any, made: _Made, size: int) -> np.ndarray | None:
+    """The constant numbers (n, 1) of rows of an array that has so many; None where it has not all of them."""
+    shape = shape_of(indices)
+    if not compat.is_var(indices) or indices not in made or shape[1:] != (1,) or shape[0] > _MOST_NUMBERS:
         return None
-    return _Constant.of(indices, made).value()[:, 0].astype(np.int64)
+    numbers = _values(_Constant.of(indices, made))[:, 0].astype(np.int64)
+    return numbers if ((numbers >= 0) & (numbers < size)).all() else None
 
 
 @dataclass(frozen=True)
@@ -208,17 +212,21 @@ class _Constant:
     @classmethod
     def of(cls, var: Any, made: _Made) -> _Constant:
         eqns, wanted = list[compat.JaxprEqn](), {var}
-        for one, eqn in reversed(made.items()):
+        for one, eqn in reversed([*made.items()]):
             if one in wanted and (not eqns or eqns[-1] is not eqn):
                 eqns.append(eqn)
                 wanted.update(filter(compat.is_var, eqn.invars))
         closed = jax.make_jaxpr(lambda: interpret_eqns(eqns[::-1], {}, [var]))()
         return cls(str(closed), closed)
 
-    def value(self) -> np.ndarray:
-        """Compiled and run, also where another program is being traced."""
-        with _on_cpu():
-            return np.asarray(jax.jit(compat.jaxpr_as_fun(self.closed)).lower().compile()()[0])
+
+def _computed(constant: _Constant) -> np.ndarray:
+    """Compiled and run, also where another program is being traced."""
+    with _on_cpu():
+        return np.asarray(jax.jit(compat.jaxpr_as_fun(constant.closed)).lower().compile()()[0])
+
+
+_values = functools.lru_cache(maxsize=64)(_computed)
 
 
 def _on_cpu() -> contextlib.AbstractContextManager[Any]:
@@ -232,7 +240,7 @@ def _on_cpu() -> contextlib.AbstractContextManager[Any]:
 @functools.lru_cache(maxsize=64)
 def _elements(constant: _Constant) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Rows, columns and values of what of a matrix is not zero; None where that is more than a band has."""
-    matrix = constant.value()
+    matrix = _computed(constant)
     if np.count_nonzero(matrix) > MOST_TAPS * max(matrix.shape):
         return None
     rows, columns = np.nonzero(matrix)

@@ -47,7 +47,7 @@ class Axis:
 
 
 def axis_at(closed: compat.ClosedJaxpr, value: int, dim: int) -> Axis:
-    """The axis that begins at a dimension of a value, with its bands, and sums along it as early as they can be made."""
+    """The axis that begins at a dimension of a value, through bands, with sums as early as they can be made."""
     var, banded = variables(closed)[value], with_bands(closed)
     early = early_sums(banded, slab_axis(banded, var, dim))
     return axis_through(next(one for one in (early, banded, closed) if var in variables(one)), var, dim)

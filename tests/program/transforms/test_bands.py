@@ -89,7 +89,7 @@ LEFT: dict[str, Callable[..., Any]] = {
     "parts of rows": lambda x: jax.lax.gather(
         x, jnp.arange(8)[:, None], jax.lax.GatherDimensionNumbers((1,), (0,), (0,)), (1, 2)
     ),
-    "matrices by batch": lambda x: jnp.einsum("bij,bj->bi", jnp.broadcast_to(jnp.eye(8), (8, 8, 8)), jnp.tile(x, (1, 2))),
+    "matrices by batch": lambda x: jnp.einsum("bij,bjc->bic", jnp.broadcast_to(jnp.eye(4), (8, 4, 4)), x[..., None]),
 }  # fmt: skip
 
 
