@@ -160,8 +160,8 @@ SIZE = by_name(
 
 _LONG = decoder(8, 4096, layers=12, width=1024, vocab=131072, context=4096, dtype=BF16)
 SLABS = by_name(
-    Case(f"{name}-{device}-{budget}", make, device, budget, "256GiB", minutes=30, facts={"samples": samples, "of": unit})
-    for name, make, device, budget, samples, unit in (
+    Case(f"{name}-{device}-{budget}", make, device, budget, "256GiB", minutes=30, facts={"samples": n, "of": unit})
+    for name, make, device, budget, n, unit in (
         ("unet3d_240", unet3d(240), "v100", "15GiB", 240**3 / 1e6, "Mvoxel"),
         ("unet3d_304", unet3d(304), "v100", "15GiB", 304**3 / 1e6, "Mvoxel"),
         ("unet3d_512", unet3d(512), "v100", "15GiB", 512**3 / 1e6, "Mvoxel"),
@@ -169,8 +169,7 @@ SLABS = by_name(
         ("unet3d_768", unet3d(768), "a100", "75GiB", 768**3 / 1e6, "Mvoxel"),
         ("unet3d_768_bf16", unet3d(768, dtype=BF16), "a100", "75GiB", 768**3 / 1e6, "Mvoxel"),
         ("unet2d_8192", partial(unet2d_step, 8192), "v100", "11GiB", 8192**2 / 1e6, "Mpixel"),
-        ("deeplab50_16384", partial(deeplab_step, 16384, batch=1, depth=50), "v100", "11GiB", 16384**2 / 1e6, "Mpixel"),
-        ("deeplab101_16384", partial(deeplab_step, 16384, batch=1), "v100", "11GiB", 16384**2 / 1e6, "Mpixel"),
+        ("deeplab_16384", partial(deeplab_step, 16384, batch=1), "v100", "11GiB", 16384**2 / 1e6, "Mpixel"),
         ("resnet50_b1920", resnet(1920), "v100", "15GiB", 1920, "images"),
         ("decoder_12_128k", _LONG, "a100", "40GiB", 8 * 4096, "tokens"),
         ("decoder_12_128k", _LONG, "a100", "20GiB", 8 * 4096, "tokens"),

@@ -93,7 +93,7 @@ class _Writer:
             order = [dim for dim in range(made.ndim) if dim != resized.dim]
             order.insert(resized.to, resized.dim)
             made = made if order == sorted(order) else lax.transpose(made, order)
-            return lax.add(*more, made) if more else made
+            return lax.add(more[0], made) if more else made
 
         atoms = [eqn.invars[position] for position in (resized.source, resized.more) if position is not None]
         x, *more = (compat.as_struct(compat.aval_of(atom)) for atom in atoms)
