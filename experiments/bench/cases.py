@@ -170,8 +170,8 @@ def _long(batch: int, tokens: int, layers: int = 12, **config: Any) -> Callable[
 _CT = 512, 512, 192  # a volume of computed tomography
 _WIDE_MLP = decoder(32, 1024, layers=2, width=1024, heads=8, mlp_ratio=64, vocab=4096, dtype=BF16)
 SLABS = by_name(
-    Case(f"{name}-{device}-{budget}", make, device, budget, "256GiB", facts={"samples": samples, "of": unit})
-    for name, make, device, budget, samples, unit in (
+    Case(f"{name}-{device}-{budget}", make, device, budget, "256GiB", minutes=30, facts={"samples": n, "of": unit})
+    for name, make, device, budget, n, unit in (
         ("unet3d_240", unet3d(240), "v100", "15GiB", 240**3 / 1e6, "Mvoxel"),
         ("unet3d_304", unet3d(304), "v100", "15GiB", 304**3 / 1e6, "Mvoxel"),
         ("unet3d_512", unet3d(512), "v100", "15GiB", 512**3 / 1e6, "Mvoxel"),
@@ -180,6 +180,7 @@ SLABS = by_name(
         ("unet3d_768_bf16", unet3d(768, dtype=BF16), "a100", "75GiB", 768**3 / 1e6, "Mvoxel"),
         ("unet2d_8192", partial(unet2d_step, 8192), "v100", "11GiB", 8192**2 / 1e6, "Mpixel"),
         ("nnunet3d_512x512x192", partial(nnunet3d_step, _CT, 1), "v100", "15GiB", prod(_CT) / 1e6, "Mvoxel"),
+        ("deeplab_16384", partial(deeplab_step, 16384, batch=1), "v100", "11GiB", 16384**2 / 1e6, "Mpixel"),
         ("resnet50_b1920", resnet(1920), "v100", "15GiB", 1920, "images"),
         ("resnet50_b160", resnet(160), "v100", "15GiB", 160, "images"),
         ("decoder_12_128k", _long(8, 4096), "a100", "40GiB", 8 * 4096, "tokens"),

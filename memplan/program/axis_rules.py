@@ -12,6 +12,7 @@ from typing import Any
 from memplan.program import compat
 from memplan.program.axes import Axes, Axis, Reduction, shape_of
 from memplan.program.window_rules import (
+    banded,
     concatenate,
     convolution,
     pad,
@@ -266,6 +267,7 @@ RULES: dict[str, Rule] = {
     "squeeze": _squeeze,
     "reshape": reshape,
     "dot_general": _dot_general,
+    "banded": banded,
     "conv_general_dilated": convolution,
     "concatenate": concatenate,
     "split": _along("axis"),

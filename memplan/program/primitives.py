@@ -133,7 +133,13 @@ def _window_flops(eqn: compat.JaxprEqn) -> float:
     return float(math.prod(window)) * _largest(eqn.outvars)
 
 
+def _band_flops(eqn: compat.JaxprEqn) -> float:
+    taps = compat.aval_of(eqn.invars[1]).shape[1] if len(eqn.invars) > 1 else 0
+    return 2.0 * taps * _size(eqn.outvars[0].aval)
+
+
 _FLOPS: dict[str, Callable[[compat.JaxprEqn], float]] = {
+    "banded": _band_flops,
     "dot_general": _dot_flops,
     "conv_general_dilated": _conv_flops,
     "scan": _scan_flops,

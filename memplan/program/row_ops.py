@@ -19,6 +19,7 @@ from jax import lax
 from memplan.planning.rows import Rows, Span
 from memplan.program import compat
 from memplan.program.axes import Axes, local_params, shape_of
+from memplan.program.bands import band_rows
 from memplan.program.moments import Moments
 
 
@@ -169,6 +170,15 @@ def _reshape(
     return [lax.reshape(cut, (*outer, span[1] - span[0], *inner))]
 
 
+def _banded(
+    eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, spans: Mapping[int, Span], operands: list[Any]
+) -> list[Any]:
+    if axis != eqn.params["dim"]:
+        return compat.bind(eqn, operands)
+    x, weights = (*operands, None)[:2]
+    return [band_rows(x, weights, span, spans[0], **eqn.params)]
+
+
 def _moments(
     eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, spans: Mapping[int, Span], operands: list[Any]
 ) -> list[Any]:
@@ -186,6 +196,7 @@ _RULES: dict[str, Callable[..., list[Any]]] = {
     "reduce_window": _windowed,
     "select_and_gather_add": _windowed,
     "select_and_scatter_add": _selected,
+    "banded": _banded,
     "squares_about_mean": _moments,
     "pad": _pad,
     "slice": _slice,

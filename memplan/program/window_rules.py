@@ -6,6 +6,7 @@ A rule says so with `Rows`, by operand and axis; `row_ops` computes these primit
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from math import gcd
 from typing import NamedTuple
@@ -109,6 +110,14 @@ def slice_(eqn: compat.JaxprEqn) -> Axes:
     starts = eqn.params["start_indices"]
     strides = eqn.params["strides"] or (1,) * len(starts)
     return _with_rows(eqn, [Rows(stride, 1, -start, 1) for start, stride in zip(starts, strides, strict=True)])
+
+
+def banded(eqn: compat.JaxprEqn) -> Axes:
+    """Every dimension; along its own rows read the rows of their band, and the weights go with them."""
+    dim = eqn.params["dim"]
+    found = _sides(eqn, {(0, dim): eqn.params["rows"]})
+    weights = [(dim, None) for _ in eqn.invars[1:]]
+    return replace(found, operands=(found.operands[0], *weights))
 
 
 def concatenate(eqn: compat.JaxprEqn) -> Axes:

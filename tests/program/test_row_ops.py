@@ -17,6 +17,7 @@ from memplan.planning.rows import Span
 from memplan.program import compat
 from memplan.program.axes import Axes
 from memplan.program.axis_rules import axes_of
+from memplan.program.bands import Band, banded
 from memplan.program.flatten import flatten
 from memplan.program.interpret import interpret
 from memplan.program.row_ops import extreme, fill_of, needed, run_rows
@@ -206,6 +207,23 @@ def test_concatenated_zeros_keep_their_sign() -> None:
     assert axes is not None
     (made,) = on_rows(eqn, axes, 0, (0, 4), [zeros, zeros])
     assert np.signbit(made).tolist() == [True, False, True, False]
+
+
+@few
+@given(st.integers(2, 9), st.integers(2, 9), st.integers(-2, 2), st.integers(1, 3), SEEDS)
+def test_products_with_banded_matrices(made: int, given: int, apart: int, width: int, seed: int) -> None:
+    x, matrix = floats(seed, 2, given, 3), floats(seed + 1, made, given)
+    distance = np.arange(made)[:, None] * given // made - np.arange(given) + apart
+    matrix[(distance < 0) | (distance >= width)] = 0
+    band = Band.of((made, given), *np.nonzero(matrix), matrix[np.nonzero(matrix)])
+    if band is not None:
+        operands = x, band.weights
+
+        def product(x: Any, weights: Any) -> Any:
+            return banded(x, weights, 1, band.rows, made, jnp.float32)
+
+        np.testing.assert_allclose(product(*operands), np.einsum("mg,agb->amb", matrix, x), atol=1e-5)
+        assert check(product, operands, seed, windows=3, every=True) == {"banded"}
 
 
 SHAPES = [

@@ -15,6 +15,7 @@ from memplan.planning.slabs import AlongOp
 from memplan.program.extract import body_graph
 from memplan.program.flatten import flatten
 from memplan.program.slab_axis import slab_axis, slab_graph
+from memplan.program.transforms.bands import with_bands
 
 X = jax.ShapeDtypeStruct((8, 8), jnp.float32)
 
@@ -42,6 +43,15 @@ def followed(function: Callable[..., Any], *args: Any, dim: int = 0) -> tuple[An
     closed = flatten(jax.make_jaxpr(function)(*args))
     axis = slab_axis(closed, closed.jaxpr.invars[0], dim)
     return closed, axis, [closed.jaxpr.eqns[number].primitive.name for number in sorted(axis.equations)]
+
+
+def test_a_resized_image_is_on_the_axis_with_the_weights_of_its_rows() -> None:
+    closed = with_bands(flatten(jax.make_jaxpr(lambda x: jax.image.resize(x, (24, 8), "linear").T)(X)))
+    axis = slab_axis(closed, closed.jaxpr.invars[0], 0)
+    (weights,) = closed.jaxpr.constvars
+    (wide,) = closed.jaxpr.outvars
+    assert (axis.dims[wide], axis.scales[wide]) == (1, 3) and not axis.blocked
+    assert (axis.dims[weights], axis.scales[weights]) == (0, 3)
 
 
 def test_rows_by_rows_of_where_the_axis_begins() -> None:

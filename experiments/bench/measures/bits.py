@@ -84,7 +84,7 @@ class Training:
         return True
 
     def _planned(self, budget: int, verify: str = "compile") -> Planned:
-        step = memplan.jit(self.step, budget=budget, donate_argnums=self.donated, verify=verify)
+        step = memplan.jit(self.step, budget=budget, donate_argnums=self.donated, verify=verify, split=False)
         return step.plan(*self.args)
 
     def run(self, step: Callable[..., Any]) -> list[dict[str, bytes]]:

@@ -270,6 +270,9 @@ def dce(closed: ClosedJaxpr) -> ClosedJaxpr:
     return jex.Jaxpr(jaxpr, closed.consts)
 
 
-def with_eqns(closed: ClosedJaxpr, eqns: Sequence[JaxprEqn]) -> ClosedJaxpr:
-    """The same with its equations in another order."""
-    return jex.Jaxpr(closed.jaxpr.replace(eqns=list(eqns)), closed.consts)
+def with_eqns(closed: ClosedJaxpr, eqns: Sequence[JaxprEqn], constants: Mapping[Var, Any] | None = None) -> ClosedJaxpr:
+    """The same with other equations, and with further constants that they read."""
+    jaxpr, more = closed.jaxpr, constants or {}
+    return jex.Jaxpr(
+        jaxpr.replace(eqns=list(eqns), constvars=[*jaxpr.constvars, *more]), [*closed.consts, *more.values()]
+    )

@@ -28,6 +28,7 @@ from memplan.program.moments import Moments
 from memplan.program.row_ops import extreme, fill_of, needed, run_rows
 from memplan.program.slab_axis import SlabAxis, slab_axis, slab_graph
 from memplan.program.trace import InSlabs, Program
+from memplan.program.transforms.bands import with_bands
 from memplan.program.transforms.early_sums import early_sums
 from memplan.program.transforms.layerwise_scan import DEVICE, write
 
@@ -46,10 +47,10 @@ class Axis:
 
 
 def axis_at(closed: compat.ClosedJaxpr, value: int, dim: int) -> Axis:
-    """The axis that begins at a dimension of a value, with sums along it as early as they can be made."""
-    var = variables(closed)[value]
-    early = early_sums(closed, slab_axis(closed, var, dim))
-    return axis_through(early if var in variables(early) else closed, var, dim)
+    """The axis that begins at a dimension of a value, through bands, with sums as early as they can be made."""
+    var, banded = variables(closed)[value], with_bands(closed)
+    early = early_sums(banded, slab_axis(banded, var, dim))
+    return axis_through(next(one for one in (early, banded, closed) if var in variables(one)), var, dim)
 
 
 def axis_through(closed: compat.ClosedJaxpr, var: Any, dim: int) -> Axis:

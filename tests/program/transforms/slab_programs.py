@@ -191,6 +191,19 @@ def _upsample(step: Step, layer: Layer, x: Any, kept: Any, weight: Weight) -> An
     return wide.reshape(batch, *(2 * one for one in space), features)
 
 
+def _resize(step: Step, layer: Layer, x: Any, kept: Any, weight: Weight) -> Any:
+    """By any factor, in all of space; of whole numbers twice as many rows, which are whole numbers of quarters."""
+    if math.prod(_space(x)) > 200:
+        return x
+    sizes = [layer.size * size // layer.stride + layer.dilation - 1 for size in _space(x)]
+    method = "nearest" if layer.valid else ("linear", "cubic")[layer.groups - 1]
+    if step.exact and not layer.valid and jnp.issubdtype(x.dtype, jnp.floating):
+        sizes, method = [2 * x.shape[1], *_space(x)[1:]], "linear"
+        return _cut_off(step, 4 * jax.image.resize(x, (x.shape[0], *sizes, x.shape[-1]), method))
+    method = "nearest" if step.exact else method
+    return jax.image.resize(x, (x.shape[0], *(max(size, 1) for size in sizes), x.shape[-1]), method)
+
+
 def _alike(x: Any, other: Any) -> tuple[Any, Any]:
     """The rows in space that both have, from the last ones of the first."""
     least = [min(pair) for pair in zip(_space(x), _space(other), strict=True)]
@@ -217,6 +230,7 @@ _KINDS: dict[str, Callable[..., Any]] = {
     "max pool": _max_pool,
     "average pool": _average_pool,
     "upsample": _upsample,
+    "resize": _resize,
     "skip": _skip,
     "residual": _residual,
 }

@@ -188,6 +188,24 @@ def test_attention_of_tokens_to_one_another() -> None:
     assert_close(closed, axis, slabs, args)
 
 
+@pytest.mark.parametrize("method", ["linear", "nearest", "cubic"])
+def test_logits_that_are_resized_to_the_image_never_exist(method: str) -> None:
+    """In one loop, forward and backward: three times as many rows as features have, and their neighbours'."""
+
+    def loss(w: Any, x: Any, labels: Any) -> Any:
+        logits = jax.image.resize(x @ w, (1, 24, 12, 5), method)
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], -1).mean()
+
+    args = normals(3, 5), normals(1, 8, 6, 3, seed=1), jnp.arange(288).reshape(1, 24, 12) % 5
+    closed, axis, slabs = everything(jax.value_and_grad(loss, argnums=(0, 1)), args, (1, 24, 12), 1, 6)
+    names = [op.name for op in axis.graph.graph.ops]
+    (loop,) = loops_of(axis, slabs)
+    assert never_whole(axis, slabs, (1, 24, 12, 5)) and not axis.along.blocked
+    assert names.count("banded") == 4
+    assert len(loop.sums) == 2  # the loss, the gradient of the weights
+    assert_close(closed, axis, slabs, args)
+
+
 @pytest.mark.parametrize("rows", [1, 2, 5])
 def test_the_statistics_of_a_batch_norm_are_those_of_the_whole_batch(rows: int) -> None:
     def loss(x: Any, w: Any) -> Any:

@@ -1,0 +1,273 @@
+"""Products with constant matrices that are banded, written as such: a resized image has rows to follow.
+
+jax resizes by products with matrices, or by picking rows, and computes the weights and the numbers of the rows in the
+step. They depend on no argument, so they can be known before: where every row is made of few, near its own, the
+equation becomes `banded`. So do the equations of its gradient: products with the matrix from its other side, and rows
+added by number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from memplan.program import compat
+from memplan.program.axes import shape_of
+from memplan.program.bands import MOST_TAPS, Band, banded
+from memplan.program.interpret import interpret_eqns
+
+_LARGEST = 2**28  # elements of a matrix that is computed to look at it: 1 GiB of float32, in five seconds
+_MOST_NUMBERS = 2**20  # of rows
+
+
+def with_bands(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
+    """The flat jaxpr with `banded` in place of products with banded constants, and of rows picked or added by those.
+
+    Results differ by rounding. Variables that are still there are the same ones.
+    """
+    given = {var: value for var, value in compat.consts_of(closed) if not compat.is_key(value)}
+    writer = _Writer(_Constants(given))
+    for eqn in closed.jaxpr.eqns:
+        with compat.user_context(eqn):
+            writer.add(eqn)
+    return compat.dce(compat.with_eqns(closed, writer.eqns, writer.weights)) if writer.changed else closed
+
+
+@dataclass(frozen=True)
+class _Resized:
+    """An equation that makes rows of an array out of those of another.
+
+    Attributes:
+      band: by which.
+      source: position of the operand, along whose dimension `dim` it does.
+      to: the dimension of the result.
+      more: position of an operand to which the result is added.
+    """
+
+    band: Band
+    source: int
+    dim: int
+    to: int
+    more: int | None = None
+
+
+@dataclass
+class _Writer:
+    """The equations of the new jaxpr.
+
+    Attributes:
+      constants: of the old one.
+      weights: constants of the new one, with their values.
+    """
+
+    constants: _Constants
+    eqns: list[compat.JaxprEqn] = field(default_factory=list)
+    weights: dict[Any, np.ndarray] = field(default_factory=dict)
+    changed: bool = False
+
+    def add(self, eqn: compat.JaxprEqn) -> None:
+        self.constants.add(eqn)
+        rule = _RULES.get(eqn.primitive.name)
+        resized = rule(eqn, self.constants) if rule else None
+        if resized is None:
+            self.eqns.append(eqn)
+        else:
+            self._write(eqn, resized)
+
+    def _write(self, eqn: compat.JaxprEqn, resized: _Resized) -> None:
+        band, out = resized.band, compat.aval_of(eqn.outvars[0])
+
+        def function(x: Any, weights: Any, *more: Any) -> Any:
+            made = banded(x, weights, resized.dim, band.rows, band.weights.shape[0], out.dtype)
+            order = [dim for dim in range(made.ndim) if dim != resized.dim]
+            order.insert(resized.to, resized.dim)
+            made = made if order == sorted(order) else lax.transpose(made, order)
+            return lax.add(more[0], made) if more else made
+
+        atoms = [eqn.invars[position] for position in (resized.source, resized.more) if position is not None]
+        x, *more = (compat.as_struct(compat.aval_of(atom)) for atom in atoms)
+        weights = None if band.takes else jax.ShapeDtypeStruct(band.weights.shape, band.weights.dtype)
+        part = jax.make_jaxpr(function)(x, weights, *more).jaxpr
+        given = list(part.invars)
+        if weights is not None:
+            self.weights[given.pop(1)] = band.weights
+        known = {**dict(zip(given, atoms, strict=True)), part.outvars[0]: eqn.outvars[0]}
+        self.eqns += (
+            one.replace(
+                invars=[_known(known, atom) for atom in one.invars], outvars=[_known(known, var) for var in one.outvars]
+            )
+            for one in part.eqns
+        )
+        self.changed = True
+
+
+def _known(known: Mapping[Any, Any], atom: Any) -> Any:
+    return known.get(atom, atom) if compat.is_var(atom) else atom
+
+
+@dataclass(frozen=True)
+class _Constant:
+    """What depends on no argument: constants that are computed alike are one.
+
+    Attributes:
+      text: how it is computed, and from what.
+    """
+
+    text: str
+    closed: compat.ClosedJaxpr = field(compare=False)
+    values: tuple[Any, ...] = field(compare=False)
+
+
+@dataclass(frozen=True)
+class _Constants:
+    """Variables that depend on no argument.
+
+    Attributes:
+      values: those that come with the jaxpr.
+      made: the others, with their equations.
+    """
+
+    values: Mapping[Any, Any]
+    made: dict[Any, compat.JaxprEqn] = field(default_factory=dict)
+
+    def __contains__(self, atom: Any) -> bool:
+        return compat.is_var(atom) and (atom in self.made or atom in self.values)
+
+    def add(self, eqn: compat.JaxprEqn) -> None:
+        if not eqn.effects and all(atom in self or _is_scalar_literal(atom) for atom in eqn.invars):
+            self.made.update((var, eqn) for var in eqn.outvars)
+
+    def find(self, var: Any) -> _Constant:
+        eqns, wanted = list[compat.JaxprEqn](), {var}
+        for one, eqn in reversed([*self.made.items()]):
+            if one in wanted and (not eqns or eqns[-1] is not eqn):
+                eqns.append(eqn)
+                wanted.update(filter(compat.is_var, eqn.invars))
+        known = {one: value for one, value in self.values.items() if one in wanted}
+        closed = jax.make_jaxpr(
+            lambda values: interpret_eqns(eqns[::-1], dict(zip(known, values, strict=True)), [var])
+        )(list(known.values()))
+        digests = [hashlib.sha256(np.asarray(value).tobytes()).hexdigest() for value in known.values()]
+        return _Constant(f"{closed} {digests}", closed, tuple(known.values()))
+
+
+def _is_scalar_literal(atom: Any) -> bool:
+    """An array would not be in the text of its equation."""
+    return not compat.is_var(atom) and not shape_of(atom)
+
+
+def _product(eqn: compat.JaxprEqn, constants: _Constants) -> _Resized | None:
+    """With a constant matrix, of which one dimension is summed over."""
+    contracted, batch = eqn.params["dimension_numbers"]
+    constant = [atom in constants for atom in eqn.invars]
+    if sum(constant) != 1 or batch[0] or len(contracted[0]) != 1:
+        return None
+    at = constant.index(True)
+    matrix, x = eqn.invars[at], 1 - at
+    if len(shape_of(matrix)) != 2 or not all(map(_is_real, (*eqn.invars, *eqn.outvars))):
+        return None
+    band = _band(matrix, constants, 1 - contracted[at][0])
+    to = 0 if at == 0 else len(shape_of(eqn.outvars[0])) - 1
+    return None if band is None else _Resized(band, x, contracted[x][0], to)
+
+
+def _picked(eqn: compat.JaxprEqn, constants: _Constants) -> _Resized | None:
+    """Rows by constant numbers, one for each row of the result."""
+    numbers, (x, indices) = eqn.params["dimension_numbers"], map(shape_of, eqn.invars)
+    gone = numbers.collapsed_slice_dims
+    sizes = [1 if dim in gone else size for dim, size in enumerate(x)]
+    one_by_one = len(indices) == 2 and len(gone) == 1 and numbers.start_index_map == gone
+    if not one_by_one or numbers.operand_batching_dims or list(eqn.params["slice_sizes"]) != sizes:
+        return None
+    (dim,), rows = gone, _numbers(eqn.invars[1], constants, x[gone[0]])
+    if rows is None:
+        return None
+    band = Band.of((len(rows), x[dim]), np.arange(len(rows)), rows, np.ones(len(rows), np.float32))
+    to = next(one for one in range(len(x)) if one not in numbers.offset_dims)
+    return None if band is None or not band.takes else _Resized(band, 0, dim, to)
+
+
+def _added(eqn: compat.JaxprEqn, constants: _Constants) -> _Resized | None:
+    """Rows that are added to others by constant numbers."""
+    numbers, (x, indices, updates) = eqn.params["dimension_numbers"], map(shape_of, eqn.invars)
+    inserted = numbers.inserted_window_dims
+    one_by_one = len(indices) == 2 and len(inserted) == 1 and numbers.scatter_dims_to_operand_dims == inserted
+    if not one_by_one or numbers.operand_batching_dims or not _is_real(eqn.outvars[0]):
+        return None
+    (to,) = inserted
+    dim = next(one for one in range(len(updates)) if one not in numbers.update_window_dims)
+    if [*updates[:dim], *updates[dim + 1 :]] != [*x[:to], *x[to + 1 :]]:
+        return None
+    rows = _numbers(eqn.invars[1], constants, x[to])
+    if rows is None:
+        return None
+    band = Band.of((x[to], len(rows)), rows, np.arange(len(rows)), np.ones(len(rows), np.float32))
+    return None if band is None else _Resized(band, 2, dim, to, more=0)
+
+
+_RULES: dict[str, Callable[[compat.JaxprEqn, _Constants], _Resized | None]] = {
+    "dot_general": _product,
+    "gather": _picked,
+    "scatter-add": _added,
+}
+
+
+def _is_real(atom: Any) -> bool:
+    return jnp.issubdtype(compat.aval_of(atom).dtype, jnp.floating)
+
+
+def _band(matrix: Any, constants: _Constants, dim: int) -> Band | None:
+    """That of a constant matrix, whose dimension `dim` the result has."""
+    shape = shape_of(matrix)
+    elements = _elements(constants.find(matrix)) if math.prod(shape) <= _LARGEST else None
+    if elements is None:
+        return None
+    *places, values = elements
+    return Band.of((shape[dim], shape[1 - dim]), places[dim], places[1 - dim], values)
+
+
+def _numbers(indices: Any, constants: _Constants, size: int) -> np.ndarray | None:
+    """The constant numbers (n, 1) of rows of an array that has so many; None where it has not all of them."""
+    shape = shape_of(indices)
+    if indices not in constants or shape[1:] != (1,) or shape[0] > _MOST_NUMBERS:
+        return None
+    numbers = _values(constants.find(indices))[:, 0].astype(np.int64)
+    return numbers if ((numbers >= 0) & (numbers < size)).all() else None
+
+
+def _computed(constant: _Constant) -> np.ndarray:
+    """Compiled and run, also where another program is being traced."""
+    values = [np.asarray(value) for value in constant.values]
+    with _on_cpu():
+        return np.asarray(jax.jit(compat.jaxpr_as_fun(constant.closed)).lower(*values).compile()(*values)[0])
+
+
+_values = functools.lru_cache(maxsize=64)(_computed)
+
+
+def _on_cpu() -> contextlib.AbstractContextManager[Any]:
+    """Where jax has one: a matrix may be larger than what a device has left."""
+    try:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:
+        return contextlib.nullcontext()
+
+
+@functools.lru_cache(maxsize=64)
+def _elements(constant: _Constant) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Rows, columns and values of what of a matrix is not zero; None where that is more than a band has."""
+    matrix = _computed(constant)
+    if np.count_nonzero(matrix) > MOST_TAPS * max(matrix.shape):
+        return None
+    rows, columns = np.nonzero(matrix)
+    return rows, columns, matrix[rows, columns]
