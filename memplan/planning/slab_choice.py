@@ -6,12 +6,12 @@ and from the streams of every loop (`slab_price`) what a second of its kernels i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from memplan.planning.slab_cut import SlabCut
-from memplan.planning.slab_price import Price, Pricer, SlabLimits, lifetimes, read_whole, whole_nbytes
+from memplan.planning.slab_price import Outside, Price, Pricer, SlabLimits, lifetimes, outside, read_whole
 from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, Walls
 
 _ROUNDS = 6
@@ -31,17 +31,46 @@ class Choice:
         return min(self._rounds(rounds), key=lambda one: self.limits.order(one[1]))
 
     def refined(self, slabs: Slabs) -> tuple[Slabs, Price]:
-        """The same with one value after another written or not written, until none of them makes it faster."""
+        """What one change after another finds from there, or from the first choice, which writes the most."""
+        first, _ = next(self._rounds(1))
+        found = [self._descended(one) for one in dict.fromkeys((slabs, first))]
+        return min(found, key=lambda one: self.limits.order(one[1]))
+
+    def _descended(self, slabs: Slabs) -> tuple[Slabs, Price]:
+        """The same with one value after another elsewhere or not written, until none of them makes it faster."""
         best = slabs, self._price(slabs)
         tried: Price | None = None
         while tried != best[1]:
             tried = best[1]
             for value in self._worth_writing(best[0]):
-                other = self._placed(best[0].stored ^ {value})
-                price = self._price(other)
-                if self.limits.order(price) < self.limits.order(best[1]):
-                    best = other, price
+                best = self._better(best, self._otherwise(best[0], value))
+            best = self._better(best, self._reading_otherwise(best[0]))
         return best
+
+    def _better(self, best: tuple[Slabs, Price], others: Iterable[Slabs]) -> tuple[Slabs, Price]:
+        return min([best, *((one, self._price(one)) for one in others)], key=lambda one: self.limits.order(one[1]))
+
+    def _otherwise(self, slabs: Slabs, value: int) -> Iterator[Slabs]:
+        """With a value written or not, and everything where it fits best.
+
+        Then with it alone changed: not written; on the host, or on the device for the first that read it.
+        """
+        yield self._placed(slabs, slabs.stored ^ {value})
+        again = frozenset(one for one in slabs.again if one[0] != value)
+        away = replace(slabs, stored=slabs.stored - {value}, on_host=slabs.on_host - {value}, again=again)
+        yield away
+        there = replace(away, stored=away.stored | {value})
+        yield replace(there, on_host=there.on_host | {value})
+        yield there
+        levels = [loop.level for loop in self._loops(there) if value in loop.reads]
+        for first in range(1, len(levels)):
+            yield replace(there, again=again | {(value, level) for level in levels[first:]})
+
+    def _reading_otherwise(self, slabs: Slabs) -> Iterator[Slabs]:
+        """With one loop that makes again what it reads, or reads what it makes again."""
+        written = slabs.stored | self._walls.forced
+        pairs = {(value, loop.level) for loop in self._loops(slabs) for value in loop.reads if value in written}
+        yield from (replace(slabs, again=slabs.again ^ {one}) for one in sorted(pairs | slabs.again))
 
     def _worth_writing(self, slabs: Slabs) -> list[int]:
         """What is written, and what kernels make by slabs; the last first: earlier loops write for it."""
@@ -54,8 +83,8 @@ class Choice:
         return self.pricer.price(slabs, self.limits, self._whole, self._read_whole, tuple(self._walls.arrange(slabs)))
 
     @cached_property
-    def _whole(self) -> Mapping[int, int]:
-        return whole_nbytes(self._walls)
+    def _whole(self) -> Outside:
+        return outside(self._walls)
 
     @cached_property
     def _read_whole(self) -> Mapping[int, int]:
@@ -73,7 +102,7 @@ class Choice:
             shares = SlabCut(
                 self.pricer, self.bare, self._walls.levels, self._walls.forced, weights, shares, on_device
             ).run()
-            slabs = self._placed(frozenset(shares))
+            slabs = self._placed(self.bare, frozenset(shares))
             yield slabs, self._price(slabs)
             on_device = slabs.stored - slabs.on_host
             for loop in self._loops(slabs):
@@ -98,21 +127,25 @@ class Choice:
             return 1.0
         return (streams.kernels / copies) ** _STEP
 
-    def _placed(self, stored: frozenset[int]) -> Slabs:
+    def _placed(self, slabs: Slabs, stored: frozenset[int]) -> Slabs:
         """With everything on the host but what fits on the device beside the loops, the most copied first.
 
         What somebody reads whole has to be on the device for that, and stays there.
         """
         nbytes = self._graph.graph.nbytes
-        loops = self._loops(replace(self.bare, stored=stored))
+        loops = self._loops(replace(slabs, stored=stored))
         lives = lifetimes(loops, self._read_whole)
-        slabs = replace(self.bare, stored=stored, on_host=frozenset(lives))
+        slabs = replace(slabs, stored=stored, on_host=frozenset(lives))
         room = self.limits.device_bytes - self.limits.resident_bytes
-        free = [room - self._whole[loop.level] - self.pricer.trip_bytes(loop, slabs) for loop in loops]
+        beside = zip(loops, self._whole.beside(loops), strict=True)
+        free = [room - more - self.pricer.trip_bytes(loop, slabs) for loop, more in beside]
+        for value, life in self.pricer.anew(loops).items():
+            for loop in range(*life):
+                free[loop] -= nbytes(value)
         on_host = set(lives)
         by_worth = sorted(lives, key=lambda value: _worth(value, loops, lives[value]), reverse=True)
         for value in sorted(by_worth, key=lambda value: value not in self._read_whole):
-            needs = {n: nbytes(value) * (1 + (value in loops[n].reads)) for n in range(*lives[value])}
+            needs = {n: nbytes(value) for n in range(*lives[value])}
             if value in self._read_whole or all(free[loop] >= more for loop, more in needs.items()):
                 on_host.discard(value)
                 for loop, more in needs.items():

@@ -18,7 +18,8 @@ from memplan.program.trace import Program
 from memplan.program.transforms.slabs import Axis, axis_at, with_slabs
 
 _SHARES = (4, 8, 16, 32)  # of the room: ops whose arrays are larger than one of so many parts of it are split
-_REFINED = 3  # of the best, value by value: as many as are compiled
+_FITTING = 3  # numbers of rows, of those that fit
+_REFINED = 4  # of the best, value by value
 _MOST_ELEMENTS = 1 << 31  # of an operand: beyond, cuDNN's 3D kernels break or ask for 27 to 110 GiB of workspace
 _MARGIN = 0.95  # of the room: what the estimate of a trip does not see (XLA's transposes, packing)
 
@@ -92,7 +93,7 @@ class _Search:
                 yield from self._by_rows(ops)
 
     def _by_rows(self, ops: frozenset[int]) -> Iterator[Found]:
-        """In as few slabs as fit, and in twice as many: those leave room for more on the device."""
+        """In as few slabs as fit, and in twice and four times as many: those leave room for more on the device."""
         graph = self.axis.graph
         least, pricer, fit = least_rows(graph, ops), Pricer(graph, self.device), 0
         for rows in _halves(self.size, least):
@@ -105,7 +106,7 @@ class _Search:
             slabs, price = choice.best()
             yield Found(self.axis, choice, slabs, price)
             fit += self.limits.excess(price) == 0
-            if fit == 2:
+            if fit == _FITTING:
                 return
 
 
