@@ -175,6 +175,11 @@ SLABS = by_name(
     )
 )  # fmt: skip
 
+SLAB_TIME = by_name([
+    Case("unet3d_144", UNET3D_144, "v100", facts={"dim": 1, "counts": (2, 8)}),
+    Case("unet3d_192", unet3d(192), "v100", facts={"dim": 1, "counts": (2, 8)}),
+])  # fmt: skip
+
 _GOOGLENET = partial(googlenet_step, image=1120, batch=5)
 LINKS = by_name([
     Case("none", _GOOGLENET, "v100", "2GiB", "0"),

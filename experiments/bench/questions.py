@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from experiments.bench import cases, views
 from experiments.bench.cases import Case, Cases
-from experiments.bench.measures import bits, curve, growth, overhead, planned, scaled, timed
+from experiments.bench.measures import bits, curve, growth, overhead, planned, scaled, split, timed
 from experiments.bench.public.checkouts import checkouts_folder
 from experiments.bench.results import SOURCES, Found, Result, Row, known
 
@@ -97,6 +97,7 @@ QUESTIONS = {
         Question("rivals", cases.RIVALS, curve.measure, views.rivals),
         Question("size", cases.SIZE, planned.measure, views.size),
         Question("slabs", cases.SLABS, planned.measure, views.slabs),
+        Question("slab_time", cases.SLAB_TIME, split.measure, views.slab_time),
         Question("large_images", cases.LARGE_IMAGES, growth.largest_of_a_way, views.large_images),
         Question("speed", cases.SPEED, planned.beside_checkpoint, views.speed),
         Question("largest", cases.LARGEST, growth.against_every_size, views.largest),

@@ -127,6 +127,17 @@ def slabs(rows: Rows) -> str:
     )  # fmt: skip
 
 
+def slab_time(rows: Rows) -> str:
+    return table(
+        (
+            Column("case", "case"), Column("slabs", lambda row: row["slabs"] if row["slabs"] > 1 else "none"),
+            Column("rows", "rows"), Column("operations in them", "ops"), mib("device MiB", "compiled_bytes"),
+            ms("step ms", "step_s"), Column("over plain", _more("step_s", "plain_step_s"), "{:+.1%}"),
+        ),
+        rows,
+    )  # fmt: skip
+
+
 def links(rows: Rows) -> str:
     def bandwidth(row: Row) -> float | None:
         return named(row["device"]).link.bandwidth if "@" in row["device"] else None
