@@ -12,7 +12,6 @@ from memplan.hardware.roofline import copy_seconds
 from memplan.planning.graph import op_seconds
 from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, Walls, slab_rows, trips_of
 
-_TINY = 1 << 10  # bytes: what is made of no more than that is made again where it is read
 _LAUNCH_S = 1e-5  # of a kernel in a loop, and of the trip around it
 
 
@@ -218,7 +217,7 @@ class Outside:
 def outside(walls: Walls) -> Outside:
     """What kernels make, and what kernels and loops read; what else is elementwise counts as what it is made of."""
     graph, levels = walls.graph.graph, walls.levels
-    ops, producer = graph.ops, graph.producer
+    ops = graph.ops
     ends: dict[int, int] = {}  # by value
     stored = set[int]()
     for number in reversed(range(len(ops))):
@@ -246,7 +245,7 @@ def _lying(walls: Walls, read: Collection[int]) -> Iterator[tuple[int, int]]:
     for number, op in enumerate(graph.ops):
         if number in walls.ops:
             continue
-        if not _is_kernel(op.fusion) and all(value in constant or graph.nbytes(value) <= _TINY for value in op.inputs):
+        if not _is_kernel(op.fusion) and constant.issuperset(op.inputs):
             constant.update(op.outputs)
             continue
         yield from ((value, number) for value in op.outputs if op.fusion == "kernel" or value in read)

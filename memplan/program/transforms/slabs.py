@@ -81,7 +81,8 @@ def follow_slabs(program: Program, slabs: Sequence[Slabs]) -> Program:
         graph = axis.graph
         values = frozenset(value for op in one.ops & graph.along.keys() for value in graph.graph.ops[op].outputs)
         whole = one.ops and one.rows % least_rows(graph, one.ops & graph.along.keys()) == 0
-        if not (one.ops <= graph.along.keys() and one.stored <= values and one.on_host <= values and whole):
+        written = one.stored | one.on_host | {value for value, _ in one.again}
+        if not (one.ops <= graph.along.keys() and written <= values and whole):
             raise _mismatch()
         program = with_slabs(program, one, axis)
     return program
