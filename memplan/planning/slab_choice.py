@@ -15,6 +15,8 @@ from memplan.planning.slab_price import Outside, Price, Pricer, SlabLimits, life
 from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, Walls
 
 _ROUNDS = 6
+_PAIRS = 1200  # that are tried, at the most
+_LARGE = 8  # of the largest value: what is larger than one of so many parts of it is changed together with others
 _STEP = 0.5  # power of the ratio of two streams by which a weight follows it
 
 
@@ -35,6 +37,32 @@ class Choice:
         first, _ = next(self._rounds(1))
         found = [self._descended(one) for one in dict.fromkeys((slabs, first))]
         return min(found, key=lambda one: self.limits.order(one[1]))
+
+    def paired(self, slabs: Slabs) -> tuple[Slabs, Price]:
+        """The same with two large values changed at once, and what one change after another finds from there.
+
+        One makes room, or leaves a loop waiting for its copies, for which the other makes up.
+        """
+        best, tried = (slabs, self._price(slabs)), 0
+        pairs = self._pairs(slabs)
+        while tried < _PAIRS and (other := next(pairs, None)) is not None:
+            tried += 1
+            price = self._price(other)
+            if self.limits.order(price) < self.limits.order(best[1]):
+                best = self._descended(other)
+                pairs = self._pairs(best[0])
+        return best
+
+    def _pairs(self, slabs: Slabs) -> Iterator[Slabs]:
+        """Something large that is written otherwise, and anything large otherwise."""
+        values, nbytes = self._worth_writing(slabs), self._graph.graph.nbytes
+        large = max(map(nbytes, values), default=0) // _LARGE
+        values = [value for value in values if nbytes(value) > large]
+        for first in (value for value in values if value in slabs.stored):
+            for changed in self._otherwise(slabs, first):
+                for second in values:
+                    if second != first:
+                        yield from self._otherwise(changed, second)
 
     def _descended(self, slabs: Slabs) -> tuple[Slabs, Price]:
         """The same with one value after another elsewhere or not written, until none of them makes it faster."""
