@@ -150,6 +150,6 @@ def _document(slabs: Slabs) -> dict[str, Any]:
 
 def _slabs(document: Any) -> Slabs:
     value, dim, rows = (operator.index(document[name]) for name in ("value", "dim", "rows"))
-    sets = (frozenset(map(operator.index, document[name])) for name in ("ops", "stored", "on_host"))
+    ops, stored, on_host = (frozenset(map(operator.index, document[name])) for name in ("ops", "stored", "on_host"))
     again = frozenset((operator.index(value), operator.index(level)) for value, level in document["again"])
-    return Slabs(value, dim, rows, *sets, again)
+    return Slabs(value, dim, rows, ops, stored, on_host, again)

@@ -204,7 +204,8 @@ class _Loop:
         self.trips = trips_of(axis.graph, slabs)
         self.spans = {self.vars[value]: span for value, span in loop.spans.items()}
         self.sources = {self.vars[value]: self._source(self.vars[value]) for value in loop.reads}
-        self.fetched = [var for var, one in self.sources.items() if isinstance(one, _Stack) and one.on_host]
+        stacks = ((var, one) for var, one in self.sources.items() if isinstance(one, _Stack))
+        self.fetched = {var: one for var, one in stacks if one.on_host}
         written = [(self.vars[value], value in slabs.on_host) for value in loop.writes]
         self.to_host = [var for var, on_host in written if on_host]
         self.stacked = [var for var, on_host in written if not on_host]
@@ -289,21 +290,21 @@ class _Loop:
         made = [self._slab(var, env) for var in self.to_host]
         return (sums, fetched, stacks, made), [self._slab(var, env) for var in self.stacked]
 
-    def _fetch(self, var: Any, trip: Any) -> list[Any]:
-        """The last slab's worth of rows of a trip's window."""
-        return self.sources[var].pieces(trip, (self._new(var), self.spans[var][1]))
-
-    def _first(self, var: Any) -> list[Any]:
-        """Rows of the first window that are not fetched so."""
-        span = self.spans[var][0], self._new(var)
-        return [self.sources[var].rows(0, span)] if span[0] < span[1] else []
-
     def _new(self, var: Any) -> int:
         """The first row of a trip's window that the trip before it does not have."""
         return max(self.spans[var][0], self.spans[var][1] - self.slab_rows(var))
 
+    def _fetch(self, var: Any, trip: Any) -> list[Any]:
+        """What a trip's window does not have of the window before."""
+        return self.fetched[var].pieces(trip, (self._new(var), self.spans[var][1]))
+
+    def _first(self, var: Any) -> list[Any]:
+        """What the first window has besides."""
+        span = self.spans[var][0], self._new(var)
+        return [self.fetched[var].rows(0, span)] if span[0] < span[1] else []
+
     def _kept(self, var: Any, window: Any) -> list[Any]:
-        """Rows of a window that the next trip's begins with."""
+        """What the next trip's window has of this one."""
         low, high = self.spans[var]
         kept = self._new(var) - low
         return [self._cut(var, window, (high - kept, high))] if kept else []
