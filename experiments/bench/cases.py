@@ -198,6 +198,10 @@ RESIDENT = by_name(
     for size, budget in ((64, None), (64, 28), (208, "8GiB"))
 )
 SLAB_NUMBERS = by_name(Case(name, face.make, minutes=15, facts={"face": face}) for name, face in FACES.items())
+SLAB_TIME = by_name([
+    Case("unet3d_144", UNET3D_144, "v100", facts={"dim": 1, "counts": (2, 8)}),
+    Case("unet3d_192", unet3d(192), "v100", facts={"dim": 1, "counts": (2, 8)}),
+])  # fmt: skip
 
 _GOOGLENET = partial(googlenet_step, image=1120, batch=5)
 LINKS = by_name([

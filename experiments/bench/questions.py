@@ -7,7 +7,18 @@ from dataclasses import dataclass
 
 from experiments.bench import cases, slab_views, views
 from experiments.bench.cases import Case, Cases
-from experiments.bench.measures import bits, curve, growth, overhead, planned, resident, scaled, slab_numbers, timed
+from experiments.bench.measures import (
+    bits,
+    curve,
+    growth,
+    overhead,
+    planned,
+    resident,
+    scaled,
+    slab_numbers,
+    split,
+    timed,
+)
 from experiments.bench.public.checkouts import checkouts_folder
 from experiments.bench.results import SOURCES, Found, Result, Row, known
 
@@ -99,6 +110,7 @@ QUESTIONS = {
         Question("slabs", cases.SLABS, planned.measure, slab_views.slabs),
         Question("resident", cases.RESIDENT, resident.measure, slab_views.resident),
         Question("slab_numbers", cases.SLAB_NUMBERS, slab_numbers.measure, slab_views.numbers),
+        Question("slab_time", cases.SLAB_TIME, split.measure, slab_views.slab_time),
         Question("large_images", cases.LARGE_IMAGES, growth.largest_of_a_way, views.large_images),
         Question("speed", cases.SPEED, planned.beside_checkpoint, views.speed),
         Question("largest", cases.LARGEST, growth.against_every_size, views.largest),

@@ -6,7 +6,7 @@ from statistics import mean
 
 from experiments.bench.results import Row
 from experiments.bench.tables import Column, mib, ms, table
-from experiments.bench.views import fits, status
+from experiments.bench.views import fits, more, status
 
 Rows = list[Row]
 
@@ -22,6 +22,17 @@ def slabs(rows: Rows) -> str:
             Column("loops", "slab_loops"), mib("device MiB", "compiled_bytes"), mib("host MiB", "host_bytes"),
             ms("step ms", "step_s", "{:.0f}"), ms("unmodified ms", "plain_step_s", "{:.0f}"), Column("a second", rate),
             Column("ready s", "ready_s", "{:.0f}"),
+        ),
+        rows,
+    )  # fmt: skip
+
+
+def slab_time(rows: Rows) -> str:
+    return table(
+        (
+            Column("case", "case"), Column("slabs", lambda row: row["slabs"] if row["slabs"] > 1 else "none"),
+            Column("rows", "rows"), Column("operations in them", "ops"), mib("device MiB", "compiled_bytes"),
+            ms("step ms", "step_s"), Column("over plain", more("step_s", "plain_step_s"), "{:+.1%}"),
         ),
         rows,
     )  # fmt: skip

@@ -23,7 +23,7 @@ def _ratio(over: str, under: str) -> Callable[[Row], float | None]:
     return lambda row: row[over] / row[under] if row.get(over) is not None and row.get(under) else None
 
 
-def _more(over: str, under: str) -> Callable[[Row], float | None]:
+def more(over: str, under: str) -> Callable[[Row], float | None]:
     def more(row: Row) -> float | None:
         found = _ratio(over, under)(row)
         return None if found is None else found - 1
@@ -40,12 +40,12 @@ def fits(row: Row) -> bool:
 
 def missed(row: Row) -> float | None:
     """What the prediction is off by, as a share of the compiler's bytes; None where nothing was planned."""
-    return None if row["status"] == "untouched" else _more("predicted_bytes", "compiled_bytes")(row)
+    return None if row["status"] == "untouched" else more("predicted_bytes", "compiled_bytes")(row)
 
 
 def slower(row: Row) -> float | None:
     """Share of a plain step's time that the plan adds."""
-    return _more("step_s", "plain_step_s")(row) if fits(row) else None
+    return more("step_s", "plain_step_s")(row) if fits(row) else None
 
 
 def status(row: Row) -> str:
@@ -122,7 +122,7 @@ def links(rows: Rows) -> str:
             Column("kernels again", "again"), mib("to the host MiB", "offloaded_bytes"),
             ms("copies ms", "copy_s", "{:.0f}"),
             Column("under computation", _ratio("hidden_copy_s", "copy_s"), "{:.0%}"),
-            ms("step ms", "step_s"), Column("over plain", _more("step_s", "plain_step_s"), "{:+.1%}"),
+            ms("step ms", "step_s"), Column("over plain", more("step_s", "plain_step_s"), "{:+.1%}"),
         ),
         rows,
     )  # fmt: skip
@@ -146,7 +146,7 @@ def state(rows: Rows) -> str:
 
 
 def loops(rows: Rows) -> str:
-    off = _more("compiled_bytes", "predicted_bytes")
+    off = more("compiled_bytes", "predicted_bytes")
     against = (
         Column("device, type", "of"), Column("share of plain", "share", "{:.0%}"), ms("plain ms", "plain_s"),
         ms("memplan ms", "step_s"), mib("MiB", "compiled_bytes"), Column("best policy that fits", "policy"),
@@ -228,7 +228,7 @@ def drawn(rows: Rows) -> str:
 
 _RIVALS = (
     Column("step", "case"), Column("share", "share", "{:.0%}"), ms("plain ms", "plain_s"),
-    Column("memplan ms", lambda row: _told(row["own_s"])), Column("over plain", _more("own_s", "plain_s"), "{:+.1%}"),
+    Column("memplan ms", lambda row: _told(row["own_s"])), Column("over plain", more("own_s", "plain_s"), "{:+.1%}"),
     Column("XLA ms", lambda row: _told(row["xla_s"])),
     Column("best policy that fits, ms", lambda row: _told(row["policy_s"]) + row["policy"]),
     ms("bound ms", "bound_s"),

@@ -19,7 +19,8 @@ from memplan.planning.registry import Planner
 from memplan.planning.schedule import Schedule
 from memplan.verify.same_module import judge
 from memplan.xla.module import read_module
-from memplan.xla.write import write
+from memplan.xla.rewrites.early_copies import copy_early
+from memplan.xla.write import as_it_stands, write
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Callback:
       limits: of the whole step; `reserve` is left free of them.
       planner: makes the plan; `follow`: one to carry out instead.
       agree: brings all processes of the step to one plan.
+      streams: the module's own loops copy, and do so beside all of a trip.
     """
 
     device: Device
@@ -77,6 +79,7 @@ class Callback:
     planner: Planner
     follow: Plan | None
     agree: Agree
+    streams: bool = False
     _planned: PlannedModule | None = field(default=None, init=False)
 
     @property
@@ -86,11 +89,14 @@ class Callback:
 
     def __call__(self, text: str) -> str | None:
         with _without_collecting():
-            plain = ScheduledModule(read_module(text), self.device, self.topology)
+            module = read_module(text)
+            if self.streams:
+                module = copy_early(module)
+            plain = ScheduledModule(module, self.device, self.topology)
             budget = self.limits.device_bytes - self.reserve.device_bytes
             if self.follow is None and plain.device_bytes <= budget:
                 self._planned = PlannedModule(plain, plain, predicted_bytes=plain.device_bytes)
-                return None
+                return as_it_stands(module) if self.streams else None
             return self._rewrite(plain, budget)
 
     def _rewrite(self, plain: ScheduledModule, budget: int) -> str:

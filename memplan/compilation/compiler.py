@@ -67,7 +67,14 @@ class Compiler:
         if program.rewritten is not None:
             check_types(program.per_device, program.rewritten)
         callback = Callback(
-            self.target.device, self.limits, reserve, program.topology, self.planner, self.follow, self.agree
+            self.target.device,
+            self.limits,
+            reserve,
+            program.topology,
+            self.planner,
+            self.follow,
+            self.agree,
+            streams=bool(program.in_slabs) and self.target.is_gpu,
         )
         executable = self._compile(program, callback, profile, hides_latency)
         return Outcome(

@@ -145,11 +145,11 @@ def _residuals(document: Any) -> Residuals | None:
 
 def _document(slabs: Slabs) -> dict[str, Any]:
     sets = {name: sorted(getattr(slabs, name)) for name in ("ops", "stored", "on_host")}
-    return {"value": slabs.value, "dim": slabs.dim, "rows": slabs.rows, **sets}
+    return {"value": slabs.value, "dim": slabs.dim, "rows": slabs.rows, **sets, "again": sorted(slabs.again)}
 
 
 def _slabs(document: Any) -> Slabs:
     value, dim, rows = (operator.index(document[name]) for name in ("value", "dim", "rows"))
-    return Slabs(
-        value, dim, rows, *(frozenset(map(operator.index, document[name])) for name in ("ops", "stored", "on_host"))
-    )
+    ops, stored, on_host = (frozenset(map(operator.index, document[name])) for name in ("ops", "stored", "on_host"))
+    again = frozenset((operator.index(value), operator.index(level)) for value, level in document["again"])
+    return Slabs(value, dim, rows, ops, stored, on_host, again)

@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from memplan.planning.slab_cut import SlabCut
-from memplan.planning.slab_price import Price, Pricer, SlabLimits, lifetimes, read_whole, whole_nbytes
+from memplan.planning.slab_price import Outside, Price, Pricer, SlabLimits, lifetimes, outside, read_whole
 from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, Walls
 
 _ROUNDS = 6
 _WORTHS = (0.3, 0.1, 0.03, 0.01, 0.0)  # of a second of kernels in seconds of copies, where memory is what lacks
+_PAIRS = 1200  # that are tried, at the most
+_LARGE = 8  # of the largest value: what is larger than one of so many parts of it is changed together with others
 _STEP = 0.5  # power of the ratio of two streams by which a weight follows it
 
 
@@ -28,10 +30,10 @@ class Choice:
     bare: Slabs
     limits: SlabLimits
 
-    def best(self, rounds: int = _ROUNDS) -> tuple[Slabs, Price]:
+    def best(self) -> tuple[Slabs, Price]:
         """The fastest that fits, or else what takes the least."""
-        found = self._best(self._rounds(rounds))
-        return found if self._fits(found) else self._best([found, *self._made_again()])
+        first = next(rounds := self._rounds())
+        return self._best([first, *(rounds if self._fits(first) else self._made_again())])
 
     def _best(self, found: Iterable[tuple[Slabs, Price]]) -> tuple[Slabs, Price]:
         return min(found, key=lambda one: self.limits.order(one[1]))
@@ -40,17 +42,71 @@ class Choice:
         return self.limits.excess(found[1]) == 0
 
     def refined(self, slabs: Slabs) -> tuple[Slabs, Price]:
-        """The same with one value after another written or not written, until none of them makes it faster."""
+        """What one change after another finds from there, or from the first choice, which writes the most."""
+        first, _ = next(self._rounds())
+        return self._best(self._descended(one) for one in dict.fromkeys((slabs, first)))
+
+    def paired(self, slabs: Slabs) -> tuple[Slabs, Price]:
+        """The same with two large values changed at once, and what one change after another finds from there.
+
+        One makes room, or leaves a loop waiting for its copies, for which the other makes up.
+        """
+        best, tried = (slabs, self._price(slabs)), 0
+        pairs = self._pairs(slabs)
+        while tried < _PAIRS and (other := next(pairs, None)) is not None:
+            tried += 1
+            price = self._price(other)
+            if self.limits.order(price) < self.limits.order(best[1]):
+                best = self._descended(other)
+                pairs = self._pairs(best[0])
+        return best
+
+    def _pairs(self, slabs: Slabs) -> Iterator[Slabs]:
+        """Something large that is written otherwise, and anything large otherwise."""
+        values, nbytes = self._worth_writing(slabs), self._graph.graph.nbytes
+        large = max(map(nbytes, values), default=0) // _LARGE
+        values = [value for value in values if nbytes(value) > large]
+        for first in (value for value in values if value in slabs.stored):
+            for changed in self._otherwise(slabs, first):
+                for second in values:
+                    if second != first:
+                        yield from self._otherwise(changed, second)
+
+    def _descended(self, slabs: Slabs) -> tuple[Slabs, Price]:
+        """The same with one value after another elsewhere or not written, until none of them makes it faster."""
         best = slabs, self._price(slabs)
         tried: Price | None = None
         while tried != best[1]:
             tried = best[1]
             for value in self._worth_writing(best[0]):
-                other = self._placed(best[0].stored ^ {value})
-                price = self._price(other)
-                if self.limits.order(price) < self.limits.order(best[1]):
-                    best = other, price
+                best = self._better(best, self._otherwise(best[0], value))
+            best = self._better(best, self._reading_otherwise(best[0]))
         return best
+
+    def _better(self, best: tuple[Slabs, Price], others: Iterable[Slabs]) -> tuple[Slabs, Price]:
+        return self._best([best, *((one, self._price(one)) for one in others)])
+
+    def _otherwise(self, slabs: Slabs, value: int) -> Iterator[Slabs]:
+        """With a value written or not, and everything where it fits best.
+
+        Then with it alone changed: not written; on the host, or on the device for the first that read it.
+        """
+        yield self._placed(slabs, slabs.stored ^ {value})
+        again = frozenset(one for one in slabs.again if one[0] != value)
+        away = replace(slabs, stored=slabs.stored - {value}, on_host=slabs.on_host - {value}, again=again)
+        yield away
+        there = replace(away, stored=away.stored | {value})
+        yield replace(there, on_host=there.on_host | {value})
+        yield there
+        levels = [loop.level for loop in self._loops(there) if value in loop.reads]
+        for first in range(1, len(levels)):
+            yield replace(there, again=again | {(value, level) for level in levels[first:]})
+
+    def _reading_otherwise(self, slabs: Slabs) -> Iterator[Slabs]:
+        """With one loop that makes again what it reads, or reads what it makes again."""
+        written = slabs.stored | self._walls.forced
+        pairs = {(value, loop.level) for loop in self._loops(slabs) for value in loop.reads if value in written}
+        yield from (replace(slabs, again=slabs.again ^ {one}) for one in sorted(pairs | slabs.again))
 
     def _worth_writing(self, slabs: Slabs) -> list[int]:
         """What is written, and what kernels make by slabs; the last first: earlier loops write for it."""
@@ -63,37 +119,33 @@ class Choice:
         return self.pricer.price(slabs, self.limits, self._whole, self._read_whole, tuple(self._walls.arrange(slabs)))
 
     @cached_property
-    def _whole(self) -> Mapping[int, int]:
-        return whole_nbytes(self._walls)
+    def _whole(self) -> Outside:
+        return outside(self._walls)
 
     @cached_property
     def _read_whole(self) -> Mapping[int, int]:
         return read_whole(self._walls)
-
-    def may_fit(self) -> bool:
-        """The first choice fits."""
-        return self._fits(self.best(rounds=1))
 
     def _made_again(self) -> Iterator[tuple[Slabs, Price]]:
         """With less and less written, however long it takes to make it again, until that fits."""
         for worth in _WORTHS:
             weights = dict.fromkeys(self._walls.levels.values(), worth)
             cut = SlabCut(self.pricer, self.bare, self._walls.levels, self._walls.forced, weights, {}, (), math.inf)
-            slabs = self._placed(frozenset(cut.run()))
+            slabs = self._placed(self.bare, frozenset(cut.run()))
             found = slabs, self._price(slabs)
             yield found
             if self._fits(found):
                 return
 
-    def _rounds(self, rounds: int) -> Iterator[tuple[Slabs, Price]]:
+    def _rounds(self) -> Iterator[tuple[Slabs, Price]]:
         weights: dict[int, float] = {}
         shares: Mapping[int, int] = {}
         on_device: Collection[int] = ()
-        for _ in range(rounds):
+        for _ in range(_ROUNDS):
             shares = SlabCut(
                 self.pricer, self.bare, self._walls.levels, self._walls.forced, weights, shares, on_device
             ).run()
-            slabs = self._placed(frozenset(shares))
+            slabs = self._placed(self.bare, frozenset(shares))
             yield slabs, self._price(slabs)
             on_device = slabs.stored - slabs.on_host
             for loop in self._loops(slabs):
@@ -118,21 +170,25 @@ class Choice:
             return 1.0
         return (streams.kernels / copies) ** _STEP
 
-    def _placed(self, stored: frozenset[int]) -> Slabs:
+    def _placed(self, slabs: Slabs, stored: frozenset[int]) -> Slabs:
         """With everything on the host but what fits on the device beside the loops, the most copied first.
 
         What somebody reads whole has to be on the device for that, and stays there.
         """
         nbytes = self._graph.graph.nbytes
-        loops = self._loops(replace(self.bare, stored=stored))
+        loops = self._loops(replace(slabs, stored=stored))
         lives = lifetimes(loops, self._read_whole)
-        slabs = replace(self.bare, stored=stored, on_host=frozenset(lives))
+        slabs = replace(slabs, stored=stored, on_host=frozenset(lives))
         room = self.limits.device_bytes - self.limits.resident_bytes
-        free = [room - self._whole[loop.level] - self.pricer.trip_bytes(loop, slabs) for loop in loops]
+        beside = zip(loops, self._whole.beside(loops), strict=True)
+        free = [room - more - self.pricer.trip_bytes(loop, slabs) for loop, more in beside]
+        for value, life in self.pricer.anew(loops).items():
+            for loop in range(*life):
+                free[loop] -= nbytes(value)
         on_host = set(lives)
         by_worth = sorted(lives, key=lambda value: _worth(value, loops, lives[value]), reverse=True)
         for value in sorted(by_worth, key=lambda value: value not in self._read_whole):
-            needs = {n: nbytes(value) * (1 + (value in loops[n].reads)) for n in range(*lives[value])}
+            needs = {n: nbytes(value) for n in range(*lives[value])}
             if value in self._read_whole or all(free[loop] >= more for loop, more in needs.items()):
                 on_host.discard(value)
                 for loop, more in needs.items():

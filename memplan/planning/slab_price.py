@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -56,8 +56,17 @@ class Streams(NamedTuple):
     launches: int
 
     def seconds(self, trips: int) -> float:
-        """Copies each way and kernels go on beside one another."""
-        return max(self.read, self.written, self.kernels) + trips * self.launches * _LAUNCH_S
+        """Copies each way and kernels go on beside one another, but for the first slab and the last."""
+        beside = max(self.read, self.written, self.kernels)
+        return beside + (self.read + self.written) / trips + trips * self.launches * _LAUNCH_S
+
+
+class _Work(NamedTuple):
+    """Of a loop, wherever what it reads and writes lies: seconds of its kernels; launches and bytes of a trip."""
+
+    kernels: float
+    launches: int
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -69,9 +78,10 @@ class Pricer:
 
     @cached_property
     def op_seconds(self) -> Sequence[float]:
-        """By op. Elementwise ones take nothing: they are fused into their readers."""
+        """By op. Elementwise ones are fused into their readers, and take nothing unless those are kernels."""
         graph = self.graph.graph
-        return [op_seconds(graph, op, self.device) if _is_kernel(op.fusion) else 0.0 for op in graph.ops]
+        lies = [_is_kernel(op.fusion) or not self._operands.isdisjoint(op.outputs) for op in graph.ops]
+        return [op_seconds(graph, op, self.device) if one else 0.0 for op, one in zip(graph.ops, lies, strict=True)]
 
     def copy_seconds(self, value: int) -> float:
         """Of a whole value, one way."""
@@ -81,25 +91,31 @@ class Pricer:
         self,
         slabs: Slabs,
         limits: SlabLimits,
-        whole: Mapping[int, int],
+        whole: Outside,
         read_whole: Mapping[int, int],
         arranged: Sequence[int | SlabLoop],
     ) -> Price:
         """What it takes.
 
         Args:
-          whole: what is there besides, by level (`whole_nbytes`).
+          whole: what is there besides (`outside`).
           read_whole: what is read whole.
           arranged: the program in order.
         """
         loops = [one for one in arranged if isinstance(one, SlabLoop)]
         host = [0] * len(loops)
-        device = [limits.resident_bytes + self.trip_bytes(loop, slabs) + whole[loop.level] for loop in loops]
+        device = [
+            limits.resident_bytes + self.trip_bytes(loop, slabs) + more
+            for loop, more in zip(loops, whole.beside(loops), strict=True)
+        ]
+        for value, (first, last) in self.anew(loops).items():
+            for loop in range(first, last):
+                device[loop] += self.graph.graph.nbytes(value)
         for value, (first, last) in lifetimes(loops, read_whole).items():
             there = host if value in slabs.on_host else device
             for loop in range(first, last):
                 there[loop] += self.graph.graph.nbytes(value)
-        trips = trips_of(self.graph, slabs)
+        trips = self._trips(slabs)
         seconds = sum(self.op_seconds[one] for one in arranged if not isinstance(one, SlabLoop))
         seconds += sum(self.streams(loop, slabs).seconds(trips) for loop in loops)
         return Price(seconds, max(device, default=0), max(host, default=0))
@@ -107,8 +123,35 @@ class Pricer:
     def streams(self, loop: SlabLoop, slabs: Slabs) -> Streams:
         read = sum(self.copy_seconds(value) for value in loop.reads if value in slabs.on_host)
         written = sum(self.copy_seconds(value) for value in loop.writes if value in slabs.on_host)
-        kernels = sum(self.op_seconds[number] * self._rim(number, loop, slabs) for number in loop.ops)
-        return Streams(read, written, kernels, 1 + sum(self.op_seconds[number] > 0 for number in loop.ops))
+        work = self._work(loop, slabs)
+        return Streams(read, written, work.kernels, work.launches)
+
+    def trip_bytes(self, loop: SlabLoop, slabs: Slabs) -> int:
+        """Of one trip: windows and slabs that are copied twice over, and the op that has most at once."""
+        return self._work(loop, slabs).nbytes
+
+    def _trips(self, slabs: Slabs) -> int:
+        key = slabs.rows, slabs.ops
+        if key not in self._known_trips:
+            self._known_trips[key] = trips_of(self.graph, slabs)
+        return self._known_trips[key]
+
+    def _work(self, loop: SlabLoop, slabs: Slabs) -> _Work:
+        if loop not in self._known_work:
+            seconds = [self.op_seconds[number] for number in loop.ops]
+            kernels = sum(one * self._rim(number, loop, slabs) for number, one in zip(loop.ops, seconds, strict=True))
+            copied = 2 * sum(self._window(value, loop) for value in (*loop.reads, *loop.writes))
+            most = max((self._touched(number, loop) for number in loop.ops), default=0)
+            self._known_work[loop] = _Work(kernels, 1 + sum(one > 0 for one in seconds), copied + most)
+        return self._known_work[loop]
+
+    @cached_property
+    def _known_work(self) -> dict[SlabLoop, _Work]:
+        return {}
+
+    @cached_property
+    def _known_trips(self) -> dict[tuple[int, frozenset[int]], int]:
+        return {}
 
     def _rim(self, number: int, loop: SlabLoop, slabs: Slabs) -> float:
         """The rows that an op makes in a trip, by those of a slab."""
@@ -118,15 +161,19 @@ class Pricer:
         low, high = loop.spans[one.base]
         return (high - low) / slab_rows(self.graph, slabs, one.base)
 
-    def trip_bytes(self, loop: SlabLoop, slabs: Slabs) -> int:
-        """Of one trip: windows and slabs that are copied twice over, and the op that has most at once.
+    def anew(self, loops: Sequence[SlabLoop]) -> Mapping[int, tuple[int, int]]:
+        """Arguments that kernels read by slabs: XLA lays them out as those want it once, whole and before the first."""
+        graph, found = self.graph.graph, dict[int, tuple[int, int]]()
+        for number, loop in enumerate(loops):
+            for value in loop.reads:
+                if graph.producer[value] is None and value in self._operands:
+                    found[value] = found.get(value, (number, 0))[0], number + 1
+        return found
 
-        XLA lays an array on the device that kernels read by slabs out anew as they want it, whole and before the loop.
-        """
-        graph = self.graph.graph
-        anew = sum(graph.nbytes(value) for value in loop.reads if value not in slabs.on_host)
-        copied = 2 * sum(self._window(value, loop) for value in (*loop.reads, *loop.writes))
-        return anew + copied + max((self._touched(number, loop) for number in loop.ops), default=0)
+    @cached_property
+    def _operands(self) -> frozenset[int]:
+        """What kernels read: it lies in memory, whatever makes it."""
+        return frozenset(value for op in self.graph.graph.ops if op.fusion == "kernel" for value in op.inputs)
 
     def _touched(self, number: int, loop: SlabLoop) -> int:
         """Rows that a kernel reads and makes, twice over: as they are, and as it wants them laid out."""
@@ -142,27 +189,66 @@ class Pricer:
         return self.graph.graph.nbytes(value) * (high - low) // self.graph.sizes[value]
 
 
-def whole_nbytes(walls: Walls) -> Mapping[int, int]:
-    """By level, the bytes of what kernels outside of all loops have made and others there still read.
+@dataclass(frozen=True)
+class Outside:
+    """What is made outside of all loops and lies in memory.
 
-    What is elementwise counts as what it is made of.
+    Attributes:
+      nbytes: value -> its bytes.
+      spans: value -> the first level whose loop it is there for, and the one behind the last that those need it for who
+        read it at home.
+      by_level: bytes by level.
     """
+
+    nbytes: Mapping[int, int]
+    spans: Mapping[int, tuple[int, int]]
+    by_level: Sequence[int]
+
+    def beside(self, loops: Sequence[SlabLoop]) -> list[int]:
+        """Bytes beside each loop: some that make again what read it at home read it later."""
+        found = [self.by_level[loop.level] for loop in loops]
+        for value, last in {value: loop.level for loop in loops for value in loop.reads if value in self.spans}.items():
+            for number, loop in enumerate(loops):
+                if self.spans[value][1] <= loop.level <= last:
+                    found[number] += self.nbytes[value]
+        return found
+
+
+def outside(walls: Walls) -> Outside:
+    """What kernels make, and what kernels and loops read; what else is elementwise counts as what it is made of."""
     graph, levels = walls.graph.graph, walls.levels
-    ops, producer = graph.ops, graph.producer
-    ends: dict[int, int] = {}  # by value, the last level at which a kernel or a loop reads it
+    ops = graph.ops
+    ends: dict[int, int] = {}  # by value
+    stored = set[int]()
     for number in reversed(range(len(ops))):
         op = ops[number]
-        passes_on = number not in walls.ops and not _is_kernel(op.fusion)
-        end = max((ends.get(value, 0) for value in op.outputs), default=0) if passes_on else levels[number]
+        melts = number not in walls.ops and not _is_kernel(op.fusion) and stored.isdisjoint(op.outputs)
+        end = levels[number] + (number in walls.ops)
+        if melts:
+            end = max((ends.get(value, 0) for value in op.outputs), default=0)
         for value in op.inputs:
             ends[value] = max(ends.get(value, 0), end)
-    found = dict.fromkeys(range(max(levels.values(), default=0) + 1), 0)
-    for value, end in ends.items():
-        made = producer[value]
-        if made is not None and made not in walls.ops and ops[made].fusion == "kernel":
-            for level in range(levels[made], end):
-                found[level] += graph.nbytes(value)
-    return found
+            if number in walls.ops or op.fusion == "kernel":
+                stored.add(value)
+    found = {value: (levels[one], ends[value]) for value, one in _lying(walls, stored) if value in ends}
+    nbytes = {value: graph.nbytes(value) for value in found}
+    by_level = [0] * (max(levels.values(), default=0) + 1)
+    for value, span in found.items():
+        for level in range(*span):
+            by_level[level] += nbytes[value]
+    return Outside(nbytes, found, by_level)
+
+
+def _lying(walls: Walls, read: Collection[int]) -> Iterator[tuple[int, int]]:
+    """What ops outside of the loops make, and those ops: what kernels make, or what is read and no mere constant."""
+    graph, constant = walls.graph.graph, set[int]()
+    for number, op in enumerate(graph.ops):
+        if number in walls.ops:
+            continue
+        if not _is_kernel(op.fusion) and constant.issuperset(op.inputs):
+            constant.update(op.outputs)
+            continue
+        yield from ((value, number) for value in op.outputs if op.fusion == "kernel" or value in read)
 
 
 def _is_kernel(fusion: str) -> bool:

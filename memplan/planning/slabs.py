@@ -84,6 +84,7 @@ class Slabs:
       ops: that run in loops.
       stored: values that the loop that makes them writes for later ones.
       on_host: of what is written, what is in host memory.
+      again: a value that is written, and the level of a loop that makes it again all the same.
     """
 
     value: int
@@ -92,11 +93,12 @@ class Slabs:
     ops: frozenset[int]
     stored: frozenset[int]
     on_host: frozenset[int]
+    again: frozenset[tuple[int, int]] = frozenset()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SlabLoop:
-    """One loop over slabs.
+    """One loop over slabs; the same one only where it is the same object.
 
     Attributes:
       level: how many walls lie before it.
@@ -192,10 +194,12 @@ class Walls:
 
     def arrange(self, slabs: Slabs) -> Iterator[int | SlabLoop]:
         """The program in order: numbers of ops that run whole, and loops."""
-        written = self.forced | slabs.stored
+        written, again = self.forced | slabs.stored, dict[int, set[int]]()
+        for value, level in slabs.again:
+            again.setdefault(level, set()).add(value)
         for level, (outside, _) in enumerate(self.by_level):
             yield from outside
-            loop = self._loop(level, slabs, written)
+            loop = self._loop(level, slabs, written - again[level] if level in again else written)
             if loop is not None:
                 yield loop
 
@@ -257,7 +261,7 @@ class _Known:
     loop: SlabLoop | None
 
 
-_KEPT = 4  # loops by level: what is tried differs by one value from what was found, or is that again
+_KEPT = 16  # loops by level: what is tried differs by one value from what was found, or is that again
 
 
 def _those(asked: Mapping[int, bool], answer: bool) -> frozenset[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from memplan.planning.problem import Problem
@@ -58,6 +58,15 @@ def write(module: Module, problem: Problem, schedule: Schedule) -> str:
     return _ModuleWriter(module, problem).text(schedule)
 
 
+def as_it_stands(module: Module) -> str:
+    """Text of a module that XLA reads back."""
+    return _joined(module.head, module.texts.values())
+
+
+def _joined(head: str, texts: Iterable[str]) -> str:
+    return _FRAME.sub("", "\n\n".join([_TABLES.sub("", head), *texts])) + "\n"
+
+
 class _ModuleWriter:
     """The module: its computations, and names for new ones."""
 
@@ -77,8 +86,7 @@ class _ModuleWriter:
                 body = _BodyWriter(self, self.module[name])
                 text = body.text(planned[name])
                 texts += [*body.clones, text]
-        head = _TABLES.sub("", self.module.head)
-        return _FRAME.sub("", "\n\n".join([head, *texts])) + "\n"
+        return _joined(self.module.head, texts)
 
     def _steps_by_body(self, schedule: Schedule) -> Mapping[str, list[_Step]]:
         """What each computation does."""

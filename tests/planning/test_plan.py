@@ -24,7 +24,8 @@ NUMBERS = st.lists(st.integers(0, 10**6), max_size=3).map(tuple)
 LOOPS = st.lists(st.none() | st.builds(Residuals, NUMBERS, NUMBERS), max_size=3).map(tuple)
 ROOMS = st.none() | st.integers(0, 1 << 40)
 NUMBER, SET = st.integers(0, 10**6), st.frozensets(st.integers(0, 10**6), max_size=3)
-SLABS = st.lists(st.builds(Slabs, NUMBER, NUMBER, NUMBER, SET, SET, SET), max_size=2).map(tuple)
+PAIRS = st.frozensets(st.tuples(NUMBER, NUMBER), max_size=4)
+SLABS = st.lists(st.builds(Slabs, NUMBER, NUMBER, NUMBER, SET, SET, SET, PAIRS), max_size=2).map(tuple)
 NAMES = st.lists(st.text(), max_size=2).map(tuple)
 PLANS = st.builds(
     Plan, st.lists(ACTIONS, max_size=8).map(tuple), st.text(), st.text(), st.text(), LOOPS, NUMBERS, ROOMS, NAMES, SLABS

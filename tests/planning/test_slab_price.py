@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memplan.planning.rows import ALIGNED
-from memplan.planning.slab_price import Price, Pricer, SlabLimits, Streams, lifetimes, read_whole, whole_nbytes
+from memplan.planning.slab_price import Price, Pricer, SlabLimits, Streams, lifetimes, outside, read_whole
 from memplan.planning.slabs import SlabLoop, Slabs, Walls, arrange
 from tests.planning.slab_graphs import HALO, SOLVABLE, Made, Written, norm, written
 
@@ -19,7 +19,7 @@ def price(one: Written, slabs: Slabs) -> Price:
     return Pricer(one.graph, SOLVABLE).price(
         slabs,
         LIMITS,
-        whole_nbytes(Walls(one.graph, slabs.ops)),
+        outside(Walls(one.graph, slabs.ops)),
         read_whole(Walls(one.graph, slabs.ops)),
         arrange(one.graph, slabs),
     )
@@ -29,9 +29,9 @@ def test_what_is_elementwise_takes_no_time_and_kernels_take_theirs() -> None:
     assert Pricer(norm().graph, SOLVABLE).op_seconds == [40.0, 1.0, 0.0, 1.0]
 
 
-def test_streams_of_a_loop_go_on_beside_one_another() -> None:
-    assert Streams(3.0, 2.0, 5.0, 4).seconds(10) == 5.0 + 40 * LAUNCH
-    assert Streams(3.0, 7.0, 5.0, 0).seconds(10) == 7.0
+def test_streams_of_a_loop_go_on_beside_one_another_but_for_the_first_slab_and_the_last() -> None:
+    assert Streams(3.0, 2.0, 5.0, 4).seconds(10) == 5.0 + 0.5 + 40 * LAUNCH
+    assert Streams(3.0, 7.0, 5.0, 0).seconds(10) == 7.0 + 1.0
 
 
 def test_a_norm_whose_input_is_written_to_the_host() -> None:
@@ -41,16 +41,17 @@ def test_a_norm_whose_input_is_written_to_the_host() -> None:
     pricer, (first, second) = Pricer(one.graph, SOLVABLE), loops(one, slabs)
     assert pricer.streams(first, slabs) == Streams(0.0, 40.0, 41.0, 3)
     assert pricer.streams(second, slabs) == Streams(40.0, 0.0, 1.0, 2)
-    assert pricer.trip_bytes(first, slabs) == 8 + 2 * (4 + 10) + 2 * (4 + 10)  # the input anew; copies; the convolution
+    assert pricer.trip_bytes(first, slabs) == 2 * (4 + 10) + 2 * (4 + 10)  # copies; the convolution
+    assert pricer.anew([first, second]) == {one.values["x"]: (0, 1)}
     assert pricer.trip_bytes(second, slabs) == 2 * 10
     assert lifetimes([first, second], {}) == {one.values["a"]: (0, 2)}
-    assert price(one, slabs) == Price(41.0 + 40.0 + 4 * (3 + 2) * LAUNCH, 7 + 64, 40)
+    assert price(one, slabs) == Price(41.0 + 40.0 + 2 * 40 / 4 + 4 * (3 + 2) * LAUNCH, 7 + 64, 40)
 
 
 def test_the_same_on_the_device() -> None:
     one = norm(nbytes=40)
     slabs = one.slabs(2, stored=["a"])
-    assert price(one, slabs) == Price(41.0 + 1.0 + 4 * (3 + 2) * LAUNCH, 7 + 40 + 64, 0)  # behind: 40 + 20, and 40 anew
+    assert price(one, slabs) == Price(41.0 + 1.0 + 4 * (3 + 2) * LAUNCH, 7 + 40 + 64, 0)  # behind: 40 + 20
     assert loops(one, slabs)[1].reads == (one.values["a"],)
 
 
@@ -67,22 +68,26 @@ def test_beyond_the_limits() -> None:
     assert LIMITS.excess(Price(1.0, 103, 54)) == 7
 
 
-def test_what_kernels_outside_of_loops_make_is_there_until_its_last_reader() -> None:
-    """`kept` lies beside the first two loops: `late`, which is made of it, is read behind them."""
+def test_what_is_made_outside_of_loops_is_there_until_its_last_reader() -> None:
+    """`view` lies beside the first two loops, since kernels read it; `kept`, which it is made of, beside none.
+
+    `twice` is read by the second loop. `zeros` are made where they are read.
+    """
     one = written(
         {"x": 8},
         {
             "kept": Made({}, ["x"], on_axis=False, nbytes=5),
             "view": Made({}, ["kept"], on_axis=False, nbytes=50, fusion="elementwise"),
             "sum": Made({"x": ALIGNED}, reduces=True, fusion="reduction"),
-            "twice": Made({}, ["sum", "view"], on_axis=False, nbytes=3),
+            "zeros": Made({}, on_axis=False, nbytes=90, fusion="elementwise"),
+            "twice": Made({}, ["sum", "view", "zeros"], on_axis=False, nbytes=3),
             "b": Made({"x": ALIGNED}, ["twice"]),
             "again": Made({"b": ALIGNED}, reduces=True, fusion="reduction"),
             "loss": Made({}, ["again", "view"], on_axis=False, nbytes=1),
         },
         ["loss"],
     )
-    assert whole_nbytes(Walls(one.graph, one.slabs(2).ops)) == {0: 5, 1: 5, 2: 0}
+    assert outside(Walls(one.graph, one.slabs(2).ops)).by_level == [50, 53, 0]
 
 
 def test_what_is_read_whole_lives_until_its_last_reader() -> None:

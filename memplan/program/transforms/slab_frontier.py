@@ -20,7 +20,9 @@ from memplan.program.transforms.slabs import Axis, axis_at, with_slabs
 
 _SHARES = (4, 8, 16, 32)  # of the room: ops whose arrays are larger than one of so many parts of it are split
 _BEGINNINGS = 3  # shapes of the largest arrays, at whose dimensions axes begin
-_REFINED = 3  # of the best, value by value: as many as are compiled
+_FITTING = 4  # numbers of rows, of those that fit
+_REFINED = 4  # of the best, value by value
+_PAIRED = 2  # of the best of these, two values at once
 _MOST_ELEMENTS = 1 << 31  # of an operand: beyond, cuDNN's 3D kernels break or ask for 27 to 110 GiB of workspace
 _MARGIN = 0.95  # of the room: what the estimate of a trip does not see (XLA's transposes, packing)
 
@@ -36,6 +38,10 @@ class Found:
 
     def refined(self) -> Found:
         slabs, price = self.choice.refined(self.slabs)
+        return replace(self, slabs=slabs, price=price)
+
+    def paired(self) -> Found:
+        slabs, price = self.choice.paired(self.slabs)
         return replace(self, slabs=slabs, price=price)
 
 
@@ -66,8 +72,9 @@ def frontier(closed: compat.ClosedJaxpr, device: Device, limits: SlabLimits) -> 
         if any(limits.excess(one.price) == 0 for one in found):
             break
     found.sort(key=lambda one: limits.order(one.price))
-    refined = [one.refined() for one in found[:_REFINED]]
-    return sorted(refined, key=lambda one: limits.order(one.price)) + found[_REFINED:]
+    refined = sorted((one.refined() for one in found[:_REFINED]), key=lambda one: limits.order(one.price))
+    paired = [one.paired() for one in refined[:_PAIRED]]
+    return sorted(paired + refined[_PAIRED:], key=lambda one: limits.order(one.price)) + found[_REFINED:]
 
 
 @dataclass(frozen=True)
@@ -119,20 +126,20 @@ class _Search:
                 yield from self._by_rows(ops)
 
     def _by_rows(self, ops: frozenset[int]) -> Iterator[Found]:
-        """In as few slabs as fit, and in twice as many: those leave room for more on the device."""
+        """In as few slabs as fit, and in more: those leave room for more on the device."""
         begun, graph = self.begun, self.begun.axis.graph
         least, pricer, fit = least_rows(graph, ops), Pricer(graph, self.device), 0
-        for rows in _halves(begun.size, least):
+        for rows in _fewer(begun.size, least):
             bare = Slabs(begun.value, begun.dim, rows, ops, frozenset(), frozenset())
             choice = Choice(pricer, bare, self.limits)
             if trips_of(graph, bare) < 2 or _elements(graph, bare) >= _MOST_ELEMENTS:
                 continue
-            if not (choice.may_fit() or rows == least):
-                continue
             slabs, price = choice.best()
-            yield Found(begun.axis, choice, slabs, price)
-            fit += self.limits.excess(price) == 0
-            if fit == 2:
+            fits = self.limits.excess(price) == 0
+            if fits or rows == least:
+                yield Found(begun.axis, choice, slabs, price)
+            fit += fits
+            if fit == _FITTING:
                 return
 
 
@@ -146,15 +153,14 @@ def _elements(graph: SlabGraph, slabs: Slabs) -> int:
     )
 
 
-def _halves(size: int, least: int) -> Iterator[int]:
-    """A half of so many rows, a quarter, ..., in whole multiples of the least."""
-    parts = 2
-    while True:
-        rows = max(-(-size // parts) // least, 1) * least
-        yield rows
-        if rows == least:
-            return
-        parts *= 2
+def _fewer(size: int, least: int) -> Iterator[int]:
+    """A half of so many rows, a third, a quarter, a sixth, ..., in whole multiples of the least."""
+    for power in itertools.count(1):
+        for parts in (2**power, 3 * 2 ** (power - 1)):
+            rows = max(-(-size // parts) // least, 1) * least
+            yield rows
+            if rows == least:
+                return
 
 
 def large_ops(graph: SlabGraph, nbytes: int) -> frozenset[int]:

@@ -82,7 +82,8 @@ def follow_slabs(program: Program, slabs: Sequence[Slabs]) -> Program:
         graph = axis.graph
         values = frozenset(value for op in one.ops & graph.along.keys() for value in graph.graph.ops[op].outputs)
         whole = one.ops and one.rows % least_rows(graph, one.ops & graph.along.keys()) == 0
-        if not (one.ops <= graph.along.keys() and one.stored <= values and one.on_host <= values and whole):
+        written = one.stored | one.on_host | {value for value, _ in one.again}
+        if not (one.ops <= graph.along.keys() and written <= values and whole):
             raise _mismatch()
         program = with_slabs(program, one, axis)
     return program
@@ -141,6 +142,10 @@ class _Stack:
 
     def rows(self, trip: Any, span: Span) -> Any:
         """Rows of the array, counted from the first of a trip's slab; anything where it has none."""
+        return _joined(self.pieces(trip, span), self.dim)
+
+    def pieces(self, trip: Any, span: Span) -> list[Any]:
+        """The same, as they lie in the slabs."""
         rows, trips = self.slabs.shape[self.dim + 1], self.slabs.shape[0]
         pieces = []
         for slab in range(span[0] // rows, -(-span[1] // rows)):
@@ -153,7 +158,7 @@ class _Stack:
             piece = lax.dynamic_slice(self.slabs, starts, sizes)
             piece = jax.device_put(piece, DEVICE) if self.on_host else piece
             pieces.append(lax.squeeze(piece, (0,)))
-        return pieces[0] if len(pieces) == 1 else lax.concatenate(pieces, self.dim)
+        return pieces
 
 
 @dataclass(frozen=True)
@@ -179,7 +184,11 @@ class _Array:
             low, high = max(span[0], slab * rows), min(span[1], (slab + 1) * rows)
             start = jnp.clip(trip * rows + low, 0, size - (high - low))
             pieces.append(lax.dynamic_slice_in_dim(self.array, start, high - low, self.dim))
-        return pieces[0] if len(pieces) == 1 else lax.concatenate(pieces, self.dim)
+        return _joined(pieces, self.dim)
+
+
+def _joined(pieces: Sequence[Any], dim: int) -> Any:
+    return pieces[0] if len(pieces) == 1 else lax.concatenate(pieces, dim)
 
 
 def _whole(value: Any) -> Any:
@@ -196,7 +205,8 @@ class _Loop:
         self.trips = trips_of(axis.graph, slabs)
         self.spans = {self.vars[value]: span for value, span in loop.spans.items()}
         self.sources = {self.vars[value]: self._source(self.vars[value]) for value in loop.reads}
-        self.fetched = [var for var, one in self.sources.items() if isinstance(one, _Stack) and one.on_host]
+        stacks = ((var, one) for var, one in self.sources.items() if isinstance(one, _Stack))
+        self.fetched = {var: one for var, one in stacks if one.on_host}
         written = [(self.vars[value], value in slabs.on_host) for value in loop.writes]
         self.to_host = [var for var, on_host in written if on_host]
         self.stacked = [var for var, on_host in written if not on_host]
@@ -233,7 +243,7 @@ class _Loop:
         trips = jnp.arange(self.trips, dtype=jnp.int32)
         following, before = jnp.minimum(trips + 1, self.trips - 1), jnp.maximum(trips - 1, 0)
         sums = [_start(self._how(number), var.aval) for number, var in self.sums]
-        windows = [self.sources[var].rows(0, self.spans[var]) for var in self.fetched]
+        windows = [[*self._first(var), *self._fetch(var, 0)] for var in self.fetched]
         shapes = [self._slab_shape(var) for var in self.to_host]
         stacks = [
             compat.empty_on_host((self.trips, *shape), var.aval.dtype)
@@ -259,10 +269,11 @@ class _Loop:
         return _Stack(stack, dim, shape_of(var)[dim], on_host)
 
     def _trip(self, carry: Any, trips: Any) -> Any:
-        (sums, windows, stacks, made), (trip, following, before) = carry, trips
+        (sums, fetched, stacks, made), (trip, following, before) = carry, trips
         stacks = write(stacks, made, before)
-        coming = [self._fetch(var, following) for var in self.fetched]
+        windows = [_joined(pieces, self.along.dims[var]) for var, pieces in zip(self.fetched, fetched, strict=True)]
         env: dict[Any, Any] = dict(zip(self.fetched, windows, strict=True))
+        following, _ = lax.optimization_barrier((following, windows))  # what is fetched takes the place of the pieces
         for var, source in self.sources.items():
             if var not in env:
                 env[var] = source.rows(trip, self.spans[var])
@@ -276,24 +287,28 @@ class _Loop:
             _combined(self._how(number), total, added[var])
             for (number, var), total in zip(self.sums, sums, strict=True)
         ]
-        windows = [
-            self._moved_on(var, window, new) for var, window, new in zip(self.fetched, windows, coming, strict=True)
-        ]
+        fetched = [[*self._kept(var, env[var]), *self._fetch(var, following)] for var in self.fetched]
         made = [self._slab(var, env) for var in self.to_host]
-        return (sums, windows, stacks, made), [self._slab(var, env) for var in self.stacked]
+        return (sums, fetched, stacks, made), [self._slab(var, env) for var in self.stacked]
 
-    def _fetch(self, var: Any, following: Any) -> Any:
-        """The last slab's worth of rows of the next trip's window."""
-        high = self.spans[var][1]
-        low = max(self.spans[var][0], high - self.slab_rows(var))
-        return self.sources[var].rows(following, (low, high))
+    def _new(self, var: Any) -> int:
+        """The first row of a trip's window that the trip before it does not have."""
+        return max(self.spans[var][0], self.spans[var][1] - self.slab_rows(var))
 
-    def _moved_on(self, var: Any, window: Any, new: Any) -> Any:
-        dim = self.along.dims[var]
-        kept = window.shape[dim] - new.shape[dim]
-        if not kept:
-            return new
-        return lax.concatenate([lax.slice_in_dim(window, window.shape[dim] - kept, None, axis=dim), new], dim)
+    def _fetch(self, var: Any, trip: Any) -> list[Any]:
+        """What a trip's window does not have of the window before."""
+        return self.fetched[var].pieces(trip, (self._new(var), self.spans[var][1]))
+
+    def _first(self, var: Any) -> list[Any]:
+        """What the first window has besides."""
+        span = self.spans[var][0], self._new(var)
+        return [self.fetched[var].rows(0, span)] if span[0] < span[1] else []
+
+    def _kept(self, var: Any, window: Any) -> list[Any]:
+        """What the next trip's window has of this one."""
+        low, high = self.spans[var]
+        kept = self._new(var) - low
+        return [self._cut(var, window, (high - kept, high))] if kept else []
 
     def _slab(self, var: Any, env: Mapping[Any, Any]) -> Any:
         return self._cut(var, env[var], (0, self.slab_rows(var)))

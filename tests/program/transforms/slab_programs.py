@@ -334,8 +334,13 @@ class Cut(NamedTuple):
     def _stored(self, axis: Axis, bare: Slabs) -> Slabs:
         made = [value for op in sorted(bare.ops) for value in axis.graph.graph.ops[op].outputs]
         if self.stored is not None:
-            half = np.random.default_rng(self.stored).integers(0, 2, len(made))
-            return replace(bare, stored=frozenset(value for value, take in zip(made, half, strict=True) if take))
+            draw = np.random.default_rng(self.stored)
+            half = draw.integers(0, 2, len(made))
+            slabs = replace(bare, stored=frozenset(value for value, take in zip(made, half, strict=True) if take))
+            read = [
+                (value, loop.level) for loop in loops_of(axis, slabs) for value in loop.reads if value in slabs.stored
+            ]
+            return replace(slabs, again=frozenset(one for one in read if draw.integers(0, 3) == 0))
         limits = SlabLimits(1 << 40, 1 << 40, 0)
         slabs, _ = Choice(Pricer(axis.graph, _DEVICE), bare, limits).best()
         return replace(slabs, on_host=frozenset())

@@ -1,0 +1,69 @@
+"""A scheduled module -> one whose loops copy beside all of a trip: begun as soon, awaited as late as can be.
+
+XLA's scheduler guesses what kernels take, and begins a copy from host memory as late as it may by that guess. Where a
+trip has one long convolution it begins behind that, and the loop waits for it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+
+from memplan.xla.module import Computation, Instruction, Module
+from memplan.xla.shapes import Array
+
+_AFTER = re.compile(r"control-predecessors=\{([^}]*)\}")
+_NAME = re.compile(r"%([\w.\-]+)")
+
+
+def copy_early(module: Module) -> Module:
+    """The module with the copies between host and device in the loops of its entry moved so, and nothing else."""
+    bodies = {name for op in module.entry.ops.values() if op.opcode == "while" for name in op.called}
+    moved = {name: module[name].text_with(op.line for op in _ordered(module[name])) for name in bodies}
+    return module.with_texts({**module.texts, **moved})
+
+
+def _ordered(body: Computation) -> Iterator[Instruction]:
+    """What begins a copy as soon as it may, what waits for one when nothing else is left, the others as they were."""
+    ops = list(body.ops.values())
+    begins = {op.name for op in ops if op.opcode.endswith("-start") and _touches_host(op)}
+    early = _with_sources(body, begins)
+    ranks = [0 if op.name in early else 1 + (op.opcode.endswith("-done") and op.operands[0] in begins) for op in ops]
+    place = {op.name: number for number, op in enumerate(ops)}
+    missing, waiting = list[int](), defaultdict[int, list[int]](list)
+    for number, op in enumerate(ops):
+        before = {place[name] for name in (*op.operands, *_after(op))}
+        missing.append(len(before))
+        for one in before:
+            waiting[one].append(number)
+    ready = [(ranks[number], number) for number, count in enumerate(missing) if not count]
+    heapq.heapify(ready)
+    while ready:
+        _, number = heapq.heappop(ready)
+        yield ops[number]
+        for one in waiting[number]:
+            missing[one] -= 1
+            if not missing[one]:
+                heapq.heappush(ready, (ranks[one], one))
+
+
+def _with_sources(body: Computation, names: Collection[str]) -> set[str]:
+    """They, and all that they are made of."""
+    found, waiting = set[str](), list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += body.ops[name].operands
+    return found
+
+
+def _after(op: Instruction) -> list[str]:
+    found = _AFTER.search(op.attributes)
+    return _NAME.findall(found[1]) if found else []
+
+
+def _touches_host(op: Instruction) -> bool:
+    return any(isinstance(one, Array) and one.on_host for one in op.result)

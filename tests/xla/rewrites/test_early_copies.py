@@ -1,0 +1,59 @@
+"""Loops that copy beside all of a trip: the same instructions, each behind what it reads and waits for."""
+
+from __future__ import annotations
+
+from memplan.xla.module import read_module
+from memplan.xla.rewrites.early_copies import copy_early
+
+FETCH = "((f32[8,4]{1,0:S(5)}, s32[]), f32[1,4]{1,0}, u32[])"
+TEXT = f"""HloModule jit_step, is_scheduled=true, entry_computation_layout={{()->f32[1,4]{{1,0}}}}
+
+%sliced (p0: f32[8,4], p1: s32[]) -> f32[1,4] {{
+  %p0 = f32[8,4]{{1,0:S(5)}} parameter(0)
+  %p1 = s32[] parameter(1)
+  ROOT %slice = f32[1,4]{{1,0}} dynamic-slice(%p0, %p1, %p1), dynamic_slice_sizes={{1,4}}
+}}
+
+%body (carry: (s32[], f32[1,4], f32[8,4])) -> (s32[], f32[1,4], f32[8,4]) {{
+  %carry = (s32[], f32[1,4]{{1,0}}, f32[8,4]{{1,0:S(5)}}) parameter(0)
+  %window = f32[1,4]{{1,0}} get-tuple-element(%carry), index=1
+  %first = f32[1,4]{{1,0}} negate(%window)
+  %second = f32[1,4]{{1,0}} negate(%first)
+  %trip = s32[] get-tuple-element(%carry), index=0
+  %stack = f32[8,4]{{1,0:S(5)}} get-tuple-element(%carry), index=2
+  %fetch-start = {FETCH} fusion-start(%stack, %trip), kind=kLoop, calls=%sliced, control-predecessors={{%first}}
+  %fetch-done = f32[1,4]{{1,0}} fusion-done(%fetch-start)
+  %third = f32[1,4]{{1,0}} negate(%second)
+  %next = f32[1,4]{{1,0}} add(%fetch-done, %third)
+  ROOT %result = (s32[], f32[1,4]{{1,0}}, f32[8,4]{{1,0:S(5)}}) tuple(%trip, %next, %stack)
+}}
+
+%condition (carry.1: (s32[], f32[1,4], f32[8,4])) -> pred[] {{
+  %carry.1 = (s32[], f32[1,4]{{1,0}}, f32[8,4]{{1,0:S(5)}}) parameter(0)
+  ROOT %more = pred[] constant(false)
+}}
+
+ENTRY %main () -> f32[1,4] {{
+  %begin = (s32[], f32[1,4]{{1,0}}, f32[8,4]{{1,0:S(5)}}) constant((0, {{{{0,0,0,0}}}}, {{...}}))
+  %loop = (s32[], f32[1,4]{{1,0}}, f32[8,4]{{1,0:S(5)}}) while(%begin), condition=%condition, body=%body
+  ROOT %out = f32[1,4]{{1,0}} get-tuple-element(%loop), index=1
+}}
+"""
+LATE = ["carry", "window", "first", "second", "trip", "stack", "fetch-start", "fetch-done", "third", "next", "result"]
+EARLY = ["carry", "trip", "stack", "window", "first", "fetch-start", "second", "third", "fetch-done", "next", "result"]
+
+
+def test_a_copy_begins_when_it_may_and_is_awaited_when_it_has_to_be() -> None:
+    module = read_module(TEXT)
+    assert list(module["body"].ops) == LATE
+    moved = copy_early(module)
+    assert list(moved["body"].ops) == EARLY
+    assert moved["body"].ops == module["body"].ops
+    assert {name: text for name, text in moved.texts.items() if name != "body"} == {
+        name: text for name, text in module.texts.items() if name != "body"
+    }
+
+
+def test_copies_on_the_device_stay_where_they_are() -> None:
+    module = read_module(TEXT.replace(":S(5)", ""))
+    assert copy_early(module).texts == module.texts
