@@ -89,9 +89,10 @@ class Callback:
 
     def __call__(self, text: str) -> str | None:
         with _without_collecting():
-            module = read_module(text)
+            module = scheduled = read_module(text)
             if self.streams:
-                module = copy_early(module)
+                module = copy_early(scheduled)
+                judge(scheduled, module)
             plain = ScheduledModule(module, self.device, self.topology)
             budget = self.limits.device_bytes - self.reserve.device_bytes
             if self.follow is None and plain.device_bytes <= budget:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import heapq
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array
 
 _AFTER = re.compile(r"control-predecessors=\{([^}]*)\}")
+_NAMING = frozenset({"bitcast", "get-tuple-element", "opt-barrier", "tuple"})
 _NAME = re.compile(r"%([\w.\-]+)")
 
 
@@ -33,8 +34,9 @@ def _ordered(body: Computation) -> Iterator[Instruction]:
     ranks = [0 if op.name in early else 1 + (op.opcode.endswith("-done") and op.operands[0] in begins) for op in ops]
     place = {op.name: number for number, op in enumerate(ops)}
     missing, waiting = list[int](), defaultdict[int, list[int]](list)
+    readers = _readers_before_writers(body, place)
     for number, op in enumerate(ops):
-        before = {place[name] for name in (*op.operands, *_after(op))}
+        before = {place[name] for name in (*op.operands, *_after(op), *readers[op.name])}
         missing.append(len(before))
         for one in before:
             waiting[one].append(number)
@@ -47,6 +49,39 @@ def _ordered(body: Computation) -> Iterator[Instruction]:
             missing[one] -= 1
             if not missing[one]:
                 heapq.heappush(ready, (ranks[one], one))
+
+
+def _readers_before_writers(body: Computation, place: Mapping[str, int]) -> Mapping[str, Collection[str]]:
+    """By what makes an element of the next carry, who reads the element of this one before: it is written over."""
+    found = defaultdict[str, list[str]](list)
+    elements = [op for op in body.ops.values() if op.opcode == "get-tuple-element" and _is_carry(body, op)]
+    for element in elements:
+        writers = _begun_by(body, body.root.operands[element.index])
+        for reader in _readers(body, element.name):
+            for writer in writers:
+                if place[reader] < place[writer]:
+                    found[writer].append(reader)
+    return found
+
+
+def _is_carry(body: Computation, element: Instruction) -> bool:
+    return body.root.opcode == "tuple" and body.ops[element.operands[0]].opcode == "parameter"
+
+
+def _begun_by(body: Computation, name: str) -> list[str]:
+    """What makes a value, looked through names of it; of a copy what begins it, too."""
+    op = body.ops[name]
+    while op.opcode in _NAMING and op.operands:
+        op = body.ops[op.operands[0]]
+    return [op.name, *(op.operands if op.opcode.endswith("-done") else ())]
+
+
+def _readers(body: Computation, name: str) -> Iterator[str]:
+    """Who reads a value, by whichever name."""
+    for user, _ in body.uses[name]:
+        if user.opcode in _NAMING and not user.root:
+            yield from _readers(body, user.name)
+        yield user.name
 
 
 def _with_sources(body: Computation, names: Collection[str]) -> set[str]:

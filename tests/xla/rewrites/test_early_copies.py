@@ -57,3 +57,14 @@ def test_a_copy_begins_when_it_may_and_is_awaited_when_it_has_to_be() -> None:
 def test_copies_on_the_device_stay_where_they_are() -> None:
     module = read_module(TEXT.replace(":S(5)", ""))
     assert copy_early(module).texts == module.texts
+
+
+def test_what_the_next_trip_gets_is_not_written_over_what_is_still_read() -> None:
+    """The fetched row itself is carried: it takes the place of the window, which `first` reads last."""
+    module = read_module(
+        TEXT.replace(", control-predecessors={%first}", "").replace(
+            "(%trip, %next, %stack)", "(%trip, %fetch-done, %stack)"
+        )
+    )
+    order = list(copy_early(module)["body"].ops)
+    assert order.index("first") < order.index("fetch-start") < order.index("second")
