@@ -199,8 +199,9 @@ RESIDENT = by_name(
 )
 SLAB_NUMBERS = by_name(Case(name, face.make, minutes=15, facts={"face": face}) for name, face in FACES.items())
 SLAB_TIME = by_name([
-    Case("unet3d_144", UNET3D_144, "v100", facts={"dim": 1, "counts": (2, 8)}),
-    Case("unet3d_192", unet3d(192), "v100", facts={"dim": 1, "counts": (2, 8)}),
+    Case("unet3d_144", UNET3D_144, "v100", facts={"dim": 1, "part": 32, "counts": (2, 8)}),
+    Case("unet3d_192", unet3d(192), "v100", facts={"dim": 1, "part": 32, "counts": (2, 8)}),
+    Case("decoder_4_128k", _long(8, 4096, layers=4), "a100", facts={"dim": 0, "part": 1, "counts": (2, 8)}),
 ])  # fmt: skip
 
 _GOOGLENET = partial(googlenet_step, image=1120, batch=5)

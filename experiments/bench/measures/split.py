@@ -24,7 +24,6 @@ from memplan.program.trace import Program, trace
 from memplan.program.transforms.slab_frontier import large_ops
 from memplan.program.transforms.slabs import Axis, axis_at, with_slabs
 
-_PART = 32  # of the largest array: what touches one that is larger than one of so many parts of it is split
 _AMPLE = SlabLimits(UNLIMITED, 0, 0)  # everything that loops write stays on the device
 
 
@@ -39,19 +38,22 @@ def measure(case: Case) -> Found:
     plain = compiler.compile(program)
     rows = [{"slabs": 1, **_figures(plain, plain)}]
     for count in case.facts["counts"]:
-        axis, slabs = in_slabs(program, target.device, case.facts["dim"], count)
+        axis, slabs = in_slabs(program, target.device, case.facts["dim"], case.facts["part"], count)
         found = compiler.compile(with_slabs(program, slabs, axis))
         split = {"slabs": trips_of(axis.graph, slabs), "rows": slabs.rows, "ops": len(slabs.ops)}
         rows.append({**split, **_figures(found, plain)})
     return Found(rows)
 
 
-def in_slabs(program: Program, device: Device, dim: int, count: int) -> tuple[Axis, Slabs]:
-    """So many slabs, or a few more where arrays have to be halved, along a dimension of the largest array."""
+def in_slabs(program: Program, device: Device, dim: int, part: int, count: int) -> tuple[Axis, Slabs]:
+    """So many slabs, or a few more where arrays have to be halved, along a dimension of the largest array.
+
+    What touches an array as large as one of so many parts of that runs in them.
+    """
     known = variables(program.jaxpr)
     value = max(range(len(known)), key=lambda number: compat.nbytes_of(known[number].aval))
     axis = axis_at(program.jaxpr, value, dim)
-    ops = large_ops(axis.graph, compat.nbytes_of(known[value].aval) // _PART)
+    ops = large_ops(axis.graph, compat.nbytes_of(known[value].aval) // part)
     least = least_rows(axis.graph, ops)
     rows = max(shape_of(known[value])[dim] // (count * least), 1) * least
     choice = Choice(Pricer(axis.graph, device), Slabs(value, dim, rows, ops, frozenset(), frozenset()), _AMPLE)

@@ -74,7 +74,8 @@ def frontier(closed: compat.ClosedJaxpr, device: Device, limits: SlabLimits) -> 
     found.sort(key=lambda one: limits.order(one.price))
     refined = sorted((one.refined() for one in found[:_REFINED]), key=lambda one: limits.order(one.price))
     paired = [one.paired() for one in refined[:_PAIRED]]
-    return sorted(paired + refined[_PAIRED:], key=lambda one: limits.order(one.price)) + found[_REFINED:]
+    best = sorted(paired + refined[_PAIRED:], key=lambda one: limits.order(one.price))
+    return [*{one.slabs: one for one in best}.values(), *found[_REFINED:]]
 
 
 @dataclass(frozen=True)
