@@ -26,11 +26,13 @@ class AlongOp:
       reads: by value, the rows of it that go with the op's own: for each input that is read by slabs.
       base: the value by whose rows the op counts: a result, or an input where the op adds up along the axis.
       reduces: its results are sums (or extremes) over all slabs.
+      carries: a row of its results is made with the row before it, that of the trip before where the trip has none.
     """
 
     reads: tuple[tuple[int, Rows], ...]
     base: int
     reduces: bool
+    carries: bool = False
 
     @property
     def values(self) -> tuple[int, ...]:
@@ -237,9 +239,10 @@ class Walls:
                 continue
             ops.append(number)
             one = along[number]
-            span = (0, slab_rows(self.graph, slabs, one.base))
+            span = own = (0, slab_rows(self.graph, slabs, one.base))
             if not one.reduces:
-                span = _union(spans[value] for value in graph.ops[number].outputs if value in spans)
+                wanted = [spans[value] for value in graph.ops[number].outputs if value in spans]
+                span = _union([*wanted, own] if one.carries else wanted)
                 spans.update(dict.fromkeys(graph.ops[number].outputs, span))
             for value, wants in one.reads:
                 rows = wants.of(*span)

@@ -29,6 +29,7 @@ class Axes:
       masked: positions of operands to which the sum over an axis is added: they count once, not in every part.
       rows: (position of an operand, axis) -> the rows that a result's rows read, where they are not the same ones; of
         a reduced axis, the rows that go with those of the last operand.
+      carried: axes along which a row of the result is one of an operand and the row of the result before it.
     """
 
     operands: tuple[tuple[Axis, ...], ...]
@@ -36,6 +37,7 @@ class Axes:
     reduced: Mapping[int, Reduction] = field(default_factory=dict)
     masked: tuple[int, ...] = ()
     rows: Mapping[tuple[int, int], Rows] = field(default_factory=dict)
+    carried: tuple[int, ...] = ()
 
     def of_operand(self, position: int, dim: int) -> Axis:
         return self.operands[position][dim]
@@ -66,7 +68,7 @@ class Axes:
 
     def divisible(self, axis: int, eqn: compat.JaxprEqn, parts: int) -> bool:
         """Every dimension of the axis has a multiple of so many elements, and parts read rows of their own alone."""
-        if self.reduced.get(axis) == "moments":  # more than their results is needed to put parts together
+        if axis in self.carried or self.reduced.get(axis) == "moments":  # parts want more of others than their results
             return False
         atoms = (*eqn.invars, *eqn.outvars)
         return all(

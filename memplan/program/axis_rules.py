@@ -7,7 +7,10 @@ of those that read the same rows of their operands as they make; `window_rules` 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from memplan.program import compat
 from memplan.program.axes import Axes, Axis, Reduction, shape_of
@@ -54,6 +57,14 @@ def _along(name: str) -> Rule:
         return _parallel(eqn, [axis % rank] if rank else [])
 
     return rule
+
+
+def _cumulative(eqn: compat.JaxprEqn) -> Axes:
+    """Along its own dimension row after row, from the first one on; complex numbers have no least one to begin with."""
+    axis = eqn.params["axis"]
+    if eqn.params["reverse"] or np.issubdtype(compat.aval_of(eqn.invars[0]).dtype, np.complexfloating):
+        return _parallel(eqn, [axis])
+    return replace(_parallel(eqn), carried=(axis,))
 
 
 def _top_k(eqn: compat.JaxprEqn) -> Axes:
@@ -271,11 +282,11 @@ RULES: dict[str, Rule] = {
     "conv_general_dilated": convolution,
     "concatenate": concatenate,
     "split": _along("axis"),
-    "cumsum": _along("axis"),
-    "cumprod": _along("axis"),
-    "cummax": _along("axis"),
-    "cummin": _along("axis"),
-    "cumlogsumexp": _along("axis"),
+    "cumsum": _cumulative,
+    "cumprod": _cumulative,
+    "cummax": _cumulative,
+    "cummin": _cumulative,
+    "cumlogsumexp": _cumulative,
     "sort": _along("dimension"),
     "rev": lambda eqn: _parallel(eqn, eqn.params["dimensions"]),
     "top_k": _top_k,

@@ -60,7 +60,7 @@ def fill_of(eqn: compat.JaxprEqn, axes: Axes, axis: int, position: int, operands
     Whatever stands in those rows, NaN too, would come into all of a sum, and at the rim into rows with a padding.
     """
     how = axes.reduced.get(axis)
-    if how is None and not axes.leave(position, axis, eqn):
+    if how is None and axis not in axes.carried and not axes.leave(position, axis, eqn):
         return None
     dtype = operands[position].dtype
     match eqn.primitive.name:
@@ -68,10 +68,12 @@ def fill_of(eqn: compat.JaxprEqn, axes: Axes, axis: int, position: int, operands
             return operands[1]
         case "reduce_window":
             return operands[len(eqn.outvars) + position]
-        case "reduce_window_max":
+        case "reduce_window_max" | "cummax" | "cumlogsumexp":
             return extreme(dtype, "min")
-        case "reduce_window_min":
+        case "reduce_window_min" | "cummin":
             return extreme(dtype, "max")
+        case "cumprod":
+            return 1
         case "select_and_gather_add" | "select_and_scatter_add" if position == 1:
             return extreme(dtype, "min" if eqn.params["select_prim"].name == "ge" else "max")
         case "concatenate":

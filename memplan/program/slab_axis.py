@@ -41,6 +41,10 @@ class AlongAxis:
         return self.axis in self.axes.reduced
 
     @property
+    def carries(self) -> bool:
+        return self.axis in self.axes.carried
+
+    @property
     def reads_all_by_slabs(self) -> bool:
         """No operand on its axis lies otherwise on the program's: in `a + a.T` one does."""
         return len(self.sliced) == sum(self.axis in side for side in self.axes.operands)
@@ -180,7 +184,7 @@ def slab_graph(closed: compat.ClosedJaxpr, graph: Graph, axis: SlabAxis) -> Slab
         eqn = closed.jaxpr.eqns[number]
         base, *_ = next(iter(_base(eqn, one.axes, one.axis, Fraction(1))))
         reads = tuple((known[eqn.invars[position]], one.axes.rows_of(position, one.axis)) for position in one.sliced)
-        along[number] = AlongOp(reads, known[base], one.reduces)
+        along[number] = AlongOp(reads, known[base], one.reduces, one.carries)
     return SlabGraph(
         graph,
         frozenset(known[atom] for atom in closed.jaxpr.outvars if compat.is_var(atom)),

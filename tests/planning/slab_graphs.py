@@ -37,6 +37,7 @@ class Made:
     nbytes: int = 8
     seconds: float = 1.0
     reduces: bool = False
+    carries: bool = False
     on_axis: bool = True
     fusion: Fusion = "kernel"
     shape: tuple[int, ...] | None = None
@@ -98,6 +99,7 @@ def written(given: Mapping[str, int], ops: Mapping[str, Made], outputs: Sequence
             tuple((values[one], rows) for one, rows in op.reads.items()),
             values[[*op.reads][-1] if op.reduces else name],
             op.reduces,
+            op.carries,
         )
         for number, (name, op) in enumerate(ops.items())
         if op.on_axis

@@ -54,6 +54,23 @@ def test_halos_add_up_and_a_value_has_the_rows_of_all_its_readers() -> None:
     assert one.arranged(one.slabs(4)) == [(["a", "b", "c"], {"x"}, {"c"}, set(), spans)]
 
 
+def test_what_carries_makes_the_rows_of_its_slab_whatever_is_read_of_them() -> None:
+    """And of the rows around it those that are read, as anything does."""
+    shifted, wide = Rows(before=-3), Rows(before=2, reach=5)
+    one = written(
+        {"x": 8},
+        {
+            "a": Made({"x": ALIGNED}, carries=True),
+            "b": Made({"a": shifted}, rows=5),
+            "c": Made({"x": HALO}, carries=True),
+            "d": Made({"c": wide}),
+        },
+        ["b", "d"],
+    )
+    spans = {"x": (-3, 7), "a": (0, 7), "b": (0, 4), "c": (-2, 6), "d": (0, 4)}
+    assert one.arranged(one.slabs(4)) == [(["a", "b", "c", "d"], {"x"}, {"b", "d"}, set(), spans)]
+
+
 def test_rows_behind_strides() -> None:
     """Five of nine rows, and back."""
     one = written(

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from memplan.program import compat
 from memplan.program.axes import Axes, local_params
@@ -126,6 +127,16 @@ def test_an_inner_dimension_that_is_merged_with_an_outer_one_is_not_divided() ->
     axes = axes_of(eqn)
     assert axes is not None
     assert axes.operands == ((0, None),) and axes.results == ((0,),)
+
+
+@pytest.mark.parametrize("scan", [lax.cumsum, lax.cumprod, lax.cummax, lax.cummin, lax.cumlogsumexp])
+def test_what_is_cumulative_is_carried_forward_and_divided_along_other_dimensions_alone(scan: Any) -> None:
+    """Complex numbers, of which none is the least, and what is cumulative from the last row on are not carried."""
+    x = jnp.ones((4, 6))
+    eqns = jax.make_jaxpr(lambda x: (scan(x, 1), scan(x, 1, True), scan(lax.complex(x, x), 1)))(x).jaxpr.eqns
+    forward, *others = (axes_of(eqn) for eqn in eqns if eqn.primitive.name != "complex")
+    assert forward == Axes(((0, 1),), ((0, 1),), carried=(1,)) and others == [Axes(((0, None),), ((0, None),))] * 2
+    assert forward and forward.divisible(0, eqns[0], 2) and not forward.divisible(1, eqns[0], 2)
 
 
 def test_what_has_no_rule_has_no_axes() -> None:

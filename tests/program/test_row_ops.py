@@ -18,6 +18,7 @@ from memplan.program import compat
 from memplan.program.axes import Axes
 from memplan.program.axis_rules import axes_of
 from memplan.program.bands import Band, banded
+from memplan.program.carries import row_before, run_cumulative
 from memplan.program.flatten import flatten
 from memplan.program.interpret import interpret
 from memplan.program.row_ops import extreme, fill_of, needed, run_rows
@@ -44,8 +45,15 @@ def masked(window: np.ndarray, dim: int, span: Span, size: int, fill: Any) -> np
 
 
 def on_rows(eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, operands: Sequence[Any]) -> list[Any]:
-    spans = needed(axes, axis, span)
-    own = list(operands)
+    own = windows_of(eqn, axes, axis, span, operands)
+    if axis in axes.reduced:
+        own = [np.zeros_like(one) if position in axes.masked else one for position, one in enumerate(own)]
+    return run_rows(eqn, axes, axis, span, needed(axes, axis, span), [jnp.asarray(one) for one in own])
+
+
+def windows_of(eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, operands: Sequence[Any]) -> list[Any]:
+    """What rows of the results read of the operands, filled where those have none."""
+    spans, own = needed(axes, axis, span), list(operands)
     for position, rows in spans.items():
         assert rows[0] < rows[1]
         own[position] = window_of(operands[position], axes.operands[position].index(axis), rows)
@@ -54,9 +62,7 @@ def on_rows(eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, operands: S
         if fill is not None:
             dim = axes.operands[position].index(axis)
             own[position] = masked(own[position], dim, rows, np.shape(operands[position])[dim], fill)
-    if axis in axes.reduced:
-        own = [np.zeros_like(one) if position in axes.masked else one for position, one in enumerate(own)]
-    return run_rows(eqn, axes, axis, span, spans, [jnp.asarray(one) for one in own])
+    return own
 
 
 def check_windows(
@@ -65,7 +71,12 @@ def check_windows(
     count = axes.counted(axis, eqn)
     low = int(rng.integers(-BEYOND, count + BEYOND))
     high = int(rng.integers(low + 1, count + BEYOND + 2))
-    made = on_rows(eqn, axes, axis, (low, high), operands)
+    compare(eqn, axes, axis, (low, high), on_rows(eqn, axes, axis, (low, high), operands), whole)
+
+
+def compare(eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, made: Sequence[Any], whole: Sequence[Any]) -> None:
+    """Those of the rows made that exist."""
+    (low, high), count = span, axes.counted(axis, eqn)
     for one, wanted, side in zip(map(np.asarray, made), map(np.asarray, whole), axes.results, strict=True):
         dim = side.index(axis)
         assert one.shape == (*wanted.shape[:dim], high - low, *wanted.shape[dim + 1 :]), eqn
@@ -92,6 +103,20 @@ def check_sum(
     close(total, whole[0], f"{eqn} in slabs of {rows}")
 
 
+def check_carried(
+    eqn: compat.JaxprEqn, axes: Axes, axis: int, operands: Sequence[Any], whole: Sequence[Any], rng: Any
+) -> None:
+    """Slab by slab with rows around it, one more than has rows."""
+    count = axes.counted(axis, eqn)
+    rows, before, behind = (int(rng.integers(*most)) for most in ((1, count + 2), (0, BEYOND), (0, BEYOND)))
+    carry = row_before(eqn, axes, axis)
+    for first in range(0, count + rows, rows):
+        span = first - before, first + rows + behind
+        (window,) = windows_of(eqn, axes, axis, span, operands)
+        made, carry = run_cumulative(eqn, jnp.asarray(window), carry, rows)
+        compare(eqn, axes, axis, span, [made], whole)
+
+
 def close(found: Any, wanted: Any, said: str) -> None:
     if np.asarray(wanted).dtype.kind == "f":
         np.testing.assert_allclose(found, np.asarray(wanted), rtol=3e-5, atol=3e-5, err_msg=said)
@@ -112,7 +137,8 @@ def check(
         known = sorted({one for side in (*axes.operands, *axes.results) for one in side if one is not None})
         for axis in known if every else rng.choice(known, min(len(known), 1), replace=False).tolist():
             for _ in range(windows):
-                (check_sum if axis in axes.reduced else check_windows)(eqn, axes, axis, operands, whole, rng)
+                how = check_sum if axis in axes.reduced else check_carried if axis in axes.carried else check_windows
+                how(eqn, axes, axis, operands, whole, rng)
             tried.add(eqn.primitive.name)
         return whole
 
@@ -251,6 +277,10 @@ ALIGNED_STEPS: dict[str, Callable[..., Any]] = {
     "reductions of whole numbers": lambda x: ((x * 9).astype(jnp.int8).max(0), (x * 9).astype(jnp.int32).sum(1)),
     "products": lambda x: (jnp.einsum("abc,abd->acd", x, x + 1), jnp.einsum("abc,dbc->da", x, x * 2)),
     "scans along another axis": lambda x: (jnp.cumsum(x, 1), lax.cummax(x, 2), lax.cumlogsumexp(x, 1), jnp.sort(x, 1)),
+    "scans along the axis": lambda x: (
+        [scan(x, 0) for scan in (lax.cumsum, lax.cumprod, lax.cummax, lax.cummin, lax.cumlogsumexp)],
+        [scan((x * 9).astype(jnp.int8), 0) for scan in (lax.cumsum, lax.cumprod, lax.cummax, lax.cummin)],
+    ),
     "parts along another axis": lambda x: (jnp.split(x, 2, 1), lax.concatenate([x, x], 1), jnp.flip(x, 2)),
     "views": lambda x: (x.transpose(2, 0, 1), x[None], lax.broadcast_in_dim(x, (2, *x.shape), (1, 2, 3)), x[:, :1]),
     "dynamic slices": lambda x: (

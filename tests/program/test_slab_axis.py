@@ -76,7 +76,8 @@ CONFLICTS: dict[str, tuple[Callable[..., Any], set[str]]] = {
     "a product of rows with rows": (lambda x: x @ x.T, set()),  # the second operand is read whole
     "rows in a row": (lambda x: x.reshape(64) * 2, set()),
     "no rule": (lambda x: jax.lax.linalg.cholesky(x, symmetrize_input=False), {"cholesky"}),
-    "along the dimension": (lambda x: jnp.cumsum(x, 0), {"cumsum"}),
+    "from the last row on": (lambda x: jax.lax.cumsum(jnp.cumsum(x, 0), reverse=True), {"cumsum"}),
+    "along the dimension": (lambda x: jnp.sort(x, 0), {"sort"}),
     "backwards": (lambda x: x[::-1], {"rev"}),
 }
 

@@ -2,7 +2,7 @@
 
 A loop is a `lax.scan`. What it reads by slabs it slices, with the rows around a slab that its equations need; what
 comes from host memory is fetched a trip before it is read. What it writes it stacks, slab upon slab; what is added up
-over the slabs it carries.
+over the slabs it carries, and of what is cumulative the row before a window (`carries`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from memplan.planning.rows import Span
 from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, arrange, least_rows, trips_of
 from memplan.program import compat
 from memplan.program.axes import shape_of
+from memplan.program.carries import nothing, row_before, run_cumulative, with_more
 from memplan.program.extract import body_graph, variables
 from memplan.program.interpret import bindings
 from memplan.program.moments import Moments
-from memplan.program.row_ops import extreme, fill_of, needed, run_rows
+from memplan.program.row_ops import fill_of, needed, run_rows
 from memplan.program.slab_axis import SlabAxis, slab_axis, slab_graph
 from memplan.program.trace import InSlabs, Program
 from memplan.program.transforms.bands import with_bands
@@ -241,8 +242,9 @@ class _Loop:
     def run(self) -> None:
         """What is written to the host is written a trip after it was made, beside what the trip computes."""
         trips = jnp.arange(self.trips, dtype=jnp.int32)
-        following, before = jnp.minimum(trips + 1, self.trips - 1), jnp.maximum(trips - 1, 0)
-        sums = [_start(self._how(number), var.aval) for number, var in self.sums]
+        following, last = jnp.minimum(trips + 1, self.trips - 1), jnp.maximum(trips - 1, 0)
+        sums = [nothing(self._how(number), var.aval) for number, var in self.sums]
+        before = {number: self._row_before(number) for number in self.loop.ops if self.along.equations[number].carries}
         windows = [[*self._first(var), *self._fetch(var, 0)] for var in self.fetched]
         shapes = [self._slab_shape(var) for var in self.to_host]
         stacks = [
@@ -250,8 +252,8 @@ class _Loop:
             for var, shape in zip(self.to_host, shapes, strict=True)
         ]
         made = [jnp.zeros(shape, var.aval.dtype) for var, shape in zip(self.to_host, shapes, strict=True)]
-        begin = sums, windows, stacks, made
-        (sums, _, stacks, made), on_device = lax.scan(self._trip, begin, (trips, following, before))
+        begin = sums, before, windows, stacks, made
+        (sums, _, _, stacks, made), on_device = lax.scan(self._trip, begin, (trips, following, last))
         for (number, var), total in zip(self.sums, sums, strict=True):
             self.known[var] = self._finished(number, var, total)
         for var, stack in zip(self.to_host, write(stacks, made, self.trips - 1), strict=True):
@@ -269,8 +271,8 @@ class _Loop:
         return _Stack(stack, dim, shape_of(var)[dim], on_host)
 
     def _trip(self, carry: Any, trips: Any) -> Any:
-        (sums, fetched, stacks, made), (trip, following, before) = carry, trips
-        stacks = write(stacks, made, before)
+        (sums, before, fetched, stacks, made), (trip, following, last) = carry, trips
+        stacks = write(stacks, made, last)
         windows = [_joined(pieces, self.along.dims[var]) for var, pieces in zip(self.fetched, fetched, strict=True)]
         env: dict[Any, Any] = dict(zip(self.fetched, windows, strict=True))
         following, _ = lax.optimization_barrier((following, windows))  # what is fetched takes the place of the pieces
@@ -281,15 +283,15 @@ class _Loop:
         for number in self.loop.ops:
             eqn = self.closed.jaxpr.eqns[number]
             with compat.user_context(eqn):
-                results = self._apply(number, eqn, trip, env)
+                results = self._apply(number, eqn, trip, env, before)
             (added if self.along.equations[number].reduces else env).update(zip(eqn.outvars, results, strict=True))
         sums = [
-            _combined(self._how(number), total, added[var])
+            with_more(self._how(number), total, added[var])
             for (number, var), total in zip(self.sums, sums, strict=True)
         ]
         fetched = [[*self._kept(var, env[var]), *self._fetch(var, following)] for var in self.fetched]
         made = [self._slab(var, env) for var in self.to_host]
-        return (sums, fetched, stacks, made), [self._slab(var, env) for var in self.stacked]
+        return (sums, before, fetched, stacks, made), [self._slab(var, env) for var in self.stacked]
 
     def _new(self, var: Any) -> int:
         """The first row of a trip's window that the trip before it does not have."""
@@ -319,7 +321,14 @@ class _Loop:
             return window
         return lax.slice_in_dim(window, span[0] - first, span[1] - first, axis=self.along.dims[var])
 
-    def _apply(self, number: int, eqn: compat.JaxprEqn, trip: Any, env: Mapping[Any, Any]) -> Sequence[Any]:
+    def _row_before(self, number: int) -> Any:
+        one = self.along.equations[number]
+        return row_before(self.closed.jaxpr.eqns[number], one.axes, one.axis)
+
+    def _apply(
+        self, number: int, eqn: compat.JaxprEqn, trip: Any, env: Mapping[Any, Any], before: dict[int, Any]
+    ) -> Sequence[Any]:
+        """The rows of an equation's results, or what they add; rows that are carried become those of the next trip."""
         one = self.along.equations[number]
         span = self._span(number, eqn)
         spans = needed(one.axes, one.axis, span)
@@ -334,6 +343,9 @@ class _Loop:
                 operands[position] = self._masked(atom, operands[position], rows, trip, fill)
         if eqn.primitive.name == "iota":
             return [self._counted(eqn, one.axis, span, trip)]
+        if one.carries:
+            made, before[number] = run_cumulative(eqn, operands[0], before[number], self.slab_rows(eqn.outvars[0]))
+            return [made]
         if one.reduces:
             for position in one.axes.masked:
                 operands[position] = jnp.zeros_like(operands[position])
@@ -373,21 +385,3 @@ class _Loop:
         for position in one.axes.masked:
             total = _whole(compat.read(self.known, eqn.invars[position])) + total
         return total
-
-
-def _start(how: str, aval: Any) -> Any:
-    """What nothing was added to yet; halves are added up in float32."""
-    if how == "sum":
-        wide = jnp.promote_types(aval.dtype, jnp.float32) if jnp.issubdtype(aval.dtype, jnp.floating) else aval.dtype
-        return jnp.zeros(aval.shape, wide)
-    if how == "moments":
-        return Moments.none(aval.shape, aval.dtype)
-    return jnp.full(aval.shape, extreme(aval.dtype, "min" if how == "max" else "max"))
-
-
-def _combined(how: str, total: Any, more: Any) -> Any:
-    if how == "sum":
-        return total + more.astype(total.dtype)
-    if how == "moments":
-        return total.with_more(more)
-    return jnp.maximum(total, more) if how == "max" else jnp.minimum(total, more)

@@ -221,6 +221,14 @@ def _residual(step: Step, layer: Layer, x: Any, kept: Any, weight: Weight) -> An
     return mine + other if mine.shape == other.shape else mine + other.sum(-1, keepdims=True)
 
 
+def _cumulative(step: Step, layer: Layer, x: Any, kept: Any, weight: Weight) -> Any:
+    """Along a dimension of space or the batch; gradients go through sums, which are cumulative the other way there."""
+    scan = (lax.cummin, lax.cummax, lax.cumsum)[layer.size - 1]
+    given = x if scan is lax.cumsum else lax.stop_gradient(x)
+    made = scan(given, layer.back % (x.ndim - 1), layer.dilation == 2)
+    return _cut_off(step, x + made) if step.exact else x + made / 4
+
+
 _KINDS: dict[str, Callable[..., Any]] = {
     "convolution": _convolution,
     "transposed": _transposed,
@@ -233,6 +241,7 @@ _KINDS: dict[str, Callable[..., Any]] = {
     "resize": _resize,
     "skip": _skip,
     "residual": _residual,
+    "cumulative": _cumulative,
 }
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from jax import lax
 
 from memplan.errors import PlanMismatchError
 from memplan.planning.slabs import SlabLoop, Slabs, arrange, least_rows
@@ -238,9 +239,10 @@ def test_rows_of_a_table_by_index_and_their_gradients_added_up() -> None:
 def test_sums_of_halves_are_carried_in_float32(dtype: Any) -> None:
     """Added to 2048 in either type, a one is lost."""
     args = (jnp.ones(2500, dtype),)
-    _, axis, slabs = everything(lambda x: jax.lax.reduce_sum(x * 2, [0]), args, (2500,), 0, 1)
-    ((total,),) = results([in_slabs(axis, slabs)], args)
-    assert total.dtype == dtype and total == np.asarray(5000, dtype)
+    _, axis, slabs = everything(lambda x: (lax.reduce_sum(x * 2, [0]), lax.cumsum(x * 2)), args, (2500,), 0, 1)
+    ((total, on_the_way),) = results([in_slabs(axis, slabs)], args)
+    assert total.dtype == on_the_way.dtype == dtype and total == np.asarray(5000, dtype)
+    np.testing.assert_array_equal(on_the_way, np.arange(2, 5001, 2).astype(dtype))
 
 
 def test_what_is_read_whole_is_put_together_before_the_loop() -> None:
@@ -256,6 +258,76 @@ def test_what_is_read_whole_is_put_together_before_the_loop() -> None:
     new = in_slabs(axis, slabs)
     assert all(not isinstance(value, jax.core.Tracer) for _, value in compat.consts_of(new))
     assert_close(closed, axis, slabs, args)
+
+
+SCANS = {
+    "sums": (lax.cumsum, -2, 3),
+    "products": (lax.cumprod, -1, 2),  # ones and zeros
+    "greatest": (lax.cummax, -9, 10),
+    "least": (lax.cummin, -9, 10),
+}
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.int32, jnp.int8, jnp.bfloat16])
+@pytest.mark.parametrize("name", SCANS)
+def test_what_is_cumulative_goes_on_from_slab_to_slab(name: str, dtype: Any) -> None:
+    """Read by a convolution with rows beside the slab, more of them than a slab of one row has."""
+    scan, least, most = SCANS[name]
+    args = [jnp.asarray(np.random.default_rng(0).integers(least, most, (1, 11, 2)), dtype), jnp.ones((5, 2, 1), dtype)]
+
+    def function(x: Any, w: Any) -> Any:
+        made = scan(x * 1, 1)
+        wide = lax.conv_general_dilated(made, w, (1,), "SAME", dimension_numbers=("NHC", "HIO", "NHC"))
+        return made, jnp.square(wide.astype(jnp.float32)), scan(wide, 1, reverse=True), made.astype(jnp.float32).sum()
+
+    cuts = [everything(function, args, (1, 11, 2), 1, rows) for rows in (1, 2, 3, 4, 6, 11)]
+    plain, *others = results([cuts[0][0], *(in_slabs(axis, slabs) for _, axis, slabs in cuts)], args)
+    for _, axis, slabs in cuts:
+        (loop,) = loops_of(axis, slabs)
+        names = [axis.graph.graph.ops[op].name for op in loop.ops]
+        assert [one for one in names if one.startswith("cum")] == [scan.__name__]
+        assert [axis.closed.jaxpr.eqns[one].params["reverse"] for one in axis.along.blocked] == [True]
+    for made in others:
+        for one, expected in zip(made, plain, strict=True):
+            np.testing.assert_array_equal(one, expected)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 5])
+@pytest.mark.parametrize("read", [slice(3, None), slice(None, -3), slice(1, None, 2)], ids=str)
+def test_rows_that_nobody_reads_are_made_for_those_behind_them(read: slice, rows: int) -> None:
+    """Of the slab's first ones, which a shift leaves out."""
+    args = (jnp.arange(33).reshape(11, 3) % 7,)
+    closed, axis, slabs = everything(lambda x: jnp.cumsum(x, 0)[read] * 2, args, (11, 3), 0, 2 * rows)
+    for made, expected in zip(*results([in_slabs(axis, slabs), closed], args), strict=True):
+        np.testing.assert_array_equal(made, expected)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 9])
+def test_cumulative_logarithms_of_sums_are_the_same_but_for_rounding(rows: int) -> None:
+    """One of them of rows that are -inf at first, and one of every other row of another."""
+
+    def function(x: Any) -> Any:
+        first = lax.cumlogsumexp(jnp.where(jnp.arange(9)[:, None] < 4, -jnp.inf, x))
+        return jnp.exp(first), lax.cumlogsumexp(jnp.cumsum(x, 0) - 1)
+
+    args = (normals(9, 3),)
+    closed, axis, slabs = everything(function, args, (9, 3), 0, rows)
+    assert len(loops_of(axis, slabs)) == 1 and not axis.along.blocked
+    assert_close(closed, axis, slabs, args, 1e-6)
+
+
+def test_what_is_cumulative_and_behind_a_wall_begins_anew_where_it_is_made_again() -> None:
+    """Its rows less their mean: made again from the first row on by the loop that knows the mean."""
+
+    def function(x: Any) -> Any:
+        made = jnp.cumsum(x, 0)
+        return jnp.cumsum(made - made.mean(0), 0) ** 2
+
+    args = (normals(11, 3),)
+    closed, axis, slabs = everything(function, args, (11, 3), 0, 4)
+    names = [[axis.graph.graph.ops[op].name for op in loop.ops].count("cumsum") for loop in loops_of(axis, slabs)]
+    assert names == [1, 2]
+    assert_close(closed, axis, slabs, args, 1e-5)
 
 
 def step(x: Any, w: Any) -> Any:
