@@ -31,7 +31,8 @@ from memplan.program.slab_axis import SlabAxis, slab_axis, slab_graph
 from memplan.program.trace import InSlabs, Program
 from memplan.program.transforms.bands import with_bands
 from memplan.program.transforms.early_sums import early_sums
-from memplan.program.transforms.layerwise_scan import DEVICE, write
+from memplan.program.transforms.layerwise_scan import write
+from memplan.program.transforms.slab_arrays import Array, Stack, joined, whole
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,9 @@ def follow_slabs(program: Program, slabs: Sequence[Slabs]) -> Program:
         axis = axis_at(program.jaxpr, one.value, one.dim)
         graph = axis.graph
         values = frozenset(value for op in one.ops & graph.along.keys() for value in graph.graph.ops[op].outputs)
-        whole = one.ops and one.rows % least_rows(graph, one.ops & graph.along.keys()) == 0
+        all_whole = one.ops and one.rows % least_rows(graph, one.ops & graph.along.keys()) == 0
         written = one.stored | one.on_host | {value for value, _ in one.again}
-        if not (one.ops <= graph.along.keys() and written <= values and whole):
+        if not (one.ops <= graph.along.keys() and written <= values and all_whole):
             raise _mismatch()
         program = with_slabs(program, one, axis)
     return program
@@ -114,86 +115,9 @@ def _run(axis: Axis, slabs: Slabs, *operands: Any) -> list[Any]:
             continue
         eqn = closed.jaxpr.eqns[one]
         with compat.user_context(eqn):
-            results = compat.bind(eqn, [_whole(compat.read(known, atom)) for atom in eqn.invars])
+            results = compat.bind(eqn, [whole(compat.read(known, atom)) for atom in eqn.invars])
         known.update(zip(eqn.outvars, results, strict=True))
-    return [_whole(compat.read(known, atom)) for atom in closed.jaxpr.outvars]
-
-
-@dataclass(frozen=True)
-class _Stack:
-    """An array as a loop wrote it: slab upon slab.
-
-    Attributes:
-      slabs: trips first, then the dimensions of the array, of which `dim` has a slab's rows.
-      size: rows of the array.
-    """
-
-    slabs: Any
-    dim: int
-    size: int
-    on_host: bool
-
-    @functools.cached_property
-    def whole(self) -> Any:
-        """The array, on the device."""
-        slabs = jax.device_put(self.slabs, DEVICE) if self.on_host else self.slabs
-        shape = list(slabs.shape[1:])
-        shape[self.dim] *= slabs.shape[0]
-        return lax.slice_in_dim(jnp.moveaxis(slabs, 0, self.dim).reshape(shape), 0, self.size, axis=self.dim)
-
-    def rows(self, trip: Any, span: Span) -> Any:
-        """Rows of the array, counted from the first of a trip's slab; anything where it has none."""
-        return _joined(self.pieces(trip, span), self.dim)
-
-    def pieces(self, trip: Any, span: Span) -> list[Any]:
-        """The same, as they lie in the slabs."""
-        rows, trips = self.slabs.shape[self.dim + 1], self.slabs.shape[0]
-        pieces = []
-        for slab in range(span[0] // rows, -(-span[1] // rows)):
-            low, high = max(span[0] - slab * rows, 0), min(span[1] - slab * rows, rows)
-            starts = [jnp.zeros((), jnp.int32)] * self.slabs.ndim
-            starts[0] = jnp.clip(trip + slab, 0, trips - 1)
-            starts[self.dim + 1] = jnp.full((), low, jnp.int32)
-            sizes = [1, *self.slabs.shape[1:]]
-            sizes[self.dim + 1] = high - low
-            piece = lax.dynamic_slice(self.slabs, starts, sizes)
-            piece = jax.device_put(piece, DEVICE) if self.on_host else piece
-            pieces.append(lax.squeeze(piece, (0,)))
-        return pieces
-
-
-@dataclass(frozen=True)
-class _Array:
-    """An array on the device that is read by slabs.
-
-    Attributes:
-      rows_per_slab: of so many slabs it consists.
-    """
-
-    array: Any
-    dim: int
-    rows_per_slab: int
-
-    def rows(self, trip: Any, span: Span) -> Any:
-        """Rows of the array, counted from the first of a trip's slab; anything where it has none.
-
-        Slab by slab, so that each piece is whole in the array or not in it at all.
-        """
-        rows, size = self.rows_per_slab, self.array.shape[self.dim]
-        pieces = []
-        for slab in range(span[0] // rows, -(-span[1] // rows)):
-            low, high = max(span[0], slab * rows), min(span[1], (slab + 1) * rows)
-            start = jnp.clip(trip * rows + low, 0, size - (high - low))
-            pieces.append(lax.dynamic_slice_in_dim(self.array, start, high - low, self.dim))
-        return _joined(pieces, self.dim)
-
-
-def _joined(pieces: Sequence[Any], dim: int) -> Any:
-    return pieces[0] if len(pieces) == 1 else lax.concatenate(pieces, dim)
-
-
-def _whole(value: Any) -> Any:
-    return value.whole if isinstance(value, _Stack) else value
+    return [whole(compat.read(known, atom)) for atom in closed.jaxpr.outvars]
 
 
 class _Loop:
@@ -206,7 +130,7 @@ class _Loop:
         self.trips = trips_of(axis.graph, slabs)
         self.spans = {self.vars[value]: span for value, span in loop.spans.items()}
         self.sources = {self.vars[value]: self._source(self.vars[value]) for value in loop.reads}
-        stacks = ((var, one) for var, one in self.sources.items() if isinstance(one, _Stack))
+        stacks = ((var, one) for var, one in self.sources.items() if isinstance(one, Stack))
         self.fetched = {var: one for var, one in stacks if one.on_host}
         written = [(self.vars[value], value in slabs.on_host) for value in loop.writes]
         self.to_host = [var for var, on_host in written if on_host]
@@ -218,7 +142,7 @@ class _Loop:
         """By position, what an equation reads otherwise than by slabs; put together once, before the loop."""
         sliced = self.along.equations[number].sliced
         return {
-            position: _whole(compat.read(self.known, atom))
+            position: whole(compat.read(self.known, atom))
             for position, atom in enumerate(self.closed.jaxpr.eqns[number].invars)
             if position not in sliced
         }
@@ -227,9 +151,9 @@ class _Loop:
         rows = self.slabs.rows * self.along.scales[var]
         return rows.numerator
 
-    def _source(self, var: Any) -> _Stack | _Array:
+    def _source(self, var: Any) -> Stack | Array:
         value, dim = self.known[var], self.along.dims[var]
-        if isinstance(value, _Stack):
+        if isinstance(value, Stack):
             return value
         rows = self.slab_rows(var)
         missing = self.trips * rows - value.shape[dim]
@@ -237,7 +161,7 @@ class _Loop:
             config = [(0, 0, 0)] * value.ndim
             config[dim] = (0, missing, 0)
             value = lax.pad(value, jnp.zeros((), value.dtype), config)
-        return _Array(value, dim, rows)
+        return Array(value, dim, rows)
 
     def run(self) -> None:
         """What is written to the host is written a trip after it was made, beside what the trip computes."""
@@ -266,14 +190,14 @@ class _Loop:
         shape[self.along.dims[var]] = self.slab_rows(var)
         return tuple(shape)
 
-    def _stack(self, var: Any, stack: Any, on_host: bool) -> _Stack:
+    def _stack(self, var: Any, stack: Any, on_host: bool) -> Stack:
         dim = self.along.dims[var]
-        return _Stack(stack, dim, shape_of(var)[dim], on_host)
+        return Stack(stack, dim, shape_of(var)[dim], on_host)
 
     def _trip(self, carry: Any, trips: Any) -> Any:
         (sums, before, fetched, stacks, made), (trip, following, last) = carry, trips
         stacks = write(stacks, made, last)
-        windows = [_joined(pieces, self.along.dims[var]) for var, pieces in zip(self.fetched, fetched, strict=True)]
+        windows = [joined(pieces, self.along.dims[var]) for var, pieces in zip(self.fetched, fetched, strict=True)]
         env: dict[Any, Any] = dict(zip(self.fetched, windows, strict=True))
         following, _ = lax.optimization_barrier((following, windows))  # what is fetched takes the place of the pieces
         for var, source in self.sources.items():
@@ -383,5 +307,5 @@ class _Loop:
         total = (total.squares if isinstance(total, Moments) else total).astype(var.aval.dtype)
         eqn, one = self.closed.jaxpr.eqns[number], self.along.equations[number]
         for position in one.axes.masked:
-            total = _whole(compat.read(self.known, eqn.invars[position])) + total
+            total = whole(compat.read(self.known, eqn.invars[position])) + total
         return total

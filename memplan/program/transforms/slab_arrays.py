@@ -1,0 +1,92 @@
+"""Arrays that loops over slabs read by rows: as somebody gave them, or as an earlier loop wrote them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from memplan.planning.rows import Span
+from memplan.program.transforms.layerwise_scan import DEVICE
+
+
+@dataclass(frozen=True)
+class Stack:
+    """An array as a loop wrote it: slab upon slab.
+
+    Attributes:
+      slabs: trips first, then the dimensions of the array, of which `dim` has a slab's rows.
+      size: rows of the array.
+    """
+
+    slabs: Any
+    dim: int
+    size: int
+    on_host: bool
+
+    @functools.cached_property
+    def whole(self) -> Any:
+        """The array, on the device."""
+        slabs = jax.device_put(self.slabs, DEVICE) if self.on_host else self.slabs
+        shape = list(slabs.shape[1:])
+        shape[self.dim] *= slabs.shape[0]
+        return lax.slice_in_dim(jnp.moveaxis(slabs, 0, self.dim).reshape(shape), 0, self.size, axis=self.dim)
+
+    def rows(self, trip: Any, span: Span) -> Any:
+        """Rows of the array, counted from the first of a trip's slab; anything where it has none."""
+        return joined(self.pieces(trip, span), self.dim)
+
+    def pieces(self, trip: Any, span: Span) -> list[Any]:
+        """The same, as they lie in the slabs."""
+        rows, trips = self.slabs.shape[self.dim + 1], self.slabs.shape[0]
+        pieces = []
+        for slab in range(span[0] // rows, -(-span[1] // rows)):
+            low, high = max(span[0] - slab * rows, 0), min(span[1] - slab * rows, rows)
+            starts = [jnp.zeros((), jnp.int32)] * self.slabs.ndim
+            starts[0] = jnp.clip(trip + slab, 0, trips - 1)
+            starts[self.dim + 1] = jnp.full((), low, jnp.int32)
+            sizes = [1, *self.slabs.shape[1:]]
+            sizes[self.dim + 1] = high - low
+            piece = lax.dynamic_slice(self.slabs, starts, sizes)
+            piece = jax.device_put(piece, DEVICE) if self.on_host else piece
+            pieces.append(lax.squeeze(piece, (0,)))
+        return pieces
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array on the device that is read by slabs.
+
+    Attributes:
+      rows_per_slab: of so many slabs it consists.
+    """
+
+    array: Any
+    dim: int
+    rows_per_slab: int
+
+    def rows(self, trip: Any, span: Span) -> Any:
+        """Rows of the array, counted from the first of a trip's slab; anything where it has none.
+
+        Slab by slab, so that each piece is whole in the array or not in it at all.
+        """
+        rows, size = self.rows_per_slab, self.array.shape[self.dim]
+        pieces = []
+        for slab in range(span[0] // rows, -(-span[1] // rows)):
+            low, high = max(span[0], slab * rows), min(span[1], (slab + 1) * rows)
+            start = jnp.clip(trip * rows + low, 0, size - (high - low))
+            pieces.append(lax.dynamic_slice_in_dim(self.array, start, high - low, self.dim))
+        return joined(pieces, self.dim)
+
+
+def joined(pieces: Sequence[Any], dim: int) -> Any:
+    return pieces[0] if len(pieces) == 1 else lax.concatenate(pieces, dim)
+
+
+def whole(value: Any) -> Any:
+    return value.whole if isinstance(value, Stack) else value
