@@ -139,7 +139,7 @@ class Pricer:
     def _work(self, loop: SlabLoop, slabs: Slabs) -> _Work:
         if loop not in self._known_work:
             seconds = [self.op_seconds[number] for number in loop.ops]
-            kernels = sum(one * self._rim(number, loop, slabs) for number, one in zip(loop.ops, seconds, strict=True))
+            kernels = sum(one * self._made(number, loop, slabs) for number, one in zip(loop.ops, seconds, strict=True))
             copied = 2 * sum(self._window(value, loop) for value in (*loop.reads, *loop.writes))
             most = max((self._touched(number, loop) for number in loop.ops), default=0)
             self._known_work[loop] = _Work(kernels, 1 + sum(one > 0 for one in seconds), copied + most)
@@ -153,13 +153,11 @@ class Pricer:
     def _known_trips(self) -> dict[tuple[int, frozenset[int]], int]:
         return {}
 
-    def _rim(self, number: int, loop: SlabLoop, slabs: Slabs) -> float:
-        """The rows that an op makes in a trip, by those of a slab."""
+    def _made(self, number: int, loop: SlabLoop, slabs: Slabs) -> float:
+        """The rows that an op makes in all trips, by those that there are: some twice, or behind the last."""
         one = self.graph.along[number]
-        if one.reduces:
-            return 1.0
-        low, high = loop.spans[one.base]
-        return (high - low) / slab_rows(self.graph, slabs, one.base)
+        low, high = (0, slab_rows(self.graph, slabs, one.base)) if one.reduces else loop.spans[one.base]
+        return (high - low) * self._trips(slabs) / self.graph.sizes[one.base]
 
     def anew(self, loops: Sequence[SlabLoop]) -> Mapping[int, tuple[int, int]]:
         """Arguments that kernels read by slabs: XLA lays them out as those want it once, whole and before the first."""
