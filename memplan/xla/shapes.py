@@ -46,6 +46,12 @@ class Array:
         return -(-self.size * self.bits // 8)
 
     @property
+    def minor(self) -> int:
+        """The dimension whose elements lie side by side; -1 of a scalar."""
+        first = re.match(r"\{(\d+)", self.layout)
+        return int(first[1]) if first else len(self.dims) - 1
+
+    @property
     def numpy_name(self) -> str:
         prefix = re.match(r"[a-z]+", self.dtype)
         return _NUMPY.get(prefix[0], prefix[0]) + self.dtype[prefix.end() :] if prefix else self.dtype

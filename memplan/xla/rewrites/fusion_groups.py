@@ -157,9 +157,12 @@ class FusionGroups:
         return len(set(map(self._narrowest_bits, group))) == 1 and not one_by_one
 
     def _tiles_fit(self, group: Sequence[Mergeable]) -> bool:
-        """Does every sum's tile have room in a block: 32 x 32 vectors, of two elements or four, and a column more?"""
+        """Does every sum's tile have room in a block? Sums along rows have none.
+
+        A tile is 32 x 32 vectors, of two elements or four, and a column more.
+        """
         vector = 2 if min(self._narrowest_bits(fusion)[0] for fusion in group) >= 32 else 4
-        made = (fusion.fused.behind_bitcasts(result) for fusion in group for result in fusion.fused.results)
+        made = (fusion.fused.behind_bitcasts(one) for fusion in group if fusion.columns for one in fusion.fused.results)
         nbytes = sum(array.bits // 8 for op in made if op.opcode == "reduce" for array in op.result)
         return 32 * (32 * vector + 1) * nbytes <= SHARED_NBYTES
 

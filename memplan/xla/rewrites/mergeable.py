@@ -20,6 +20,7 @@ class Mergeable:
     Attributes:
       space: of the array whose elements it goes through.
       sums: of its reductions, what they are over, along what, and what they make.
+      columns: they sum up columns: neighbours in memory stay apart.
       reads: large buffers that it reads, and their bytes.
       makes: its results as buffers.
     """
@@ -28,6 +29,7 @@ class Mergeable:
     fused: Computation
     space: Space
     sums: tuple[tuple[str, str, str], ...]
+    columns: bool
     reads: Mapping[str, int]
     makes: tuple[str, ...]
 
@@ -43,13 +45,14 @@ def mergeable(module: Module, body: Computation, op: Instruction) -> Mergeable |
     fused = module[op.called[0]]
     if len(fused.results) != len(op.result) or any(one.opcode not in _INSIDE for one in fused.ops.values()):
         return None
-    spaces, sums = set[Space](), list[tuple[str, str, str]]()
+    spaces, sums, columns = set[Space](), list[tuple[str, str, str]](), False
     for result in fused.results:
         maker = fused.behind_bitcasts(result)
         if maker.opcode == "reduce":
             operand = fused.ops[maker.operands[0]]
             along = maker.attributes.partition("dimensions={")[2].partition("}")[0]
             sums.append((str(operand.shape), along, shape_text(maker.shape)))
+            columns |= operand.result[0].minor not in map(int, along.split(","))
             maker = fused.behind_bitcasts(operand)
         elif maker.opcode == "parameter":
             return None
@@ -61,4 +64,4 @@ def mergeable(module: Module, body: Computation, op: Instruction) -> Mergeable |
         return None
     reads = {buffer_of(body, name): body.behind_bitcasts(body.ops[name]).nbytes for name in op.operands}
     large = {name: nbytes for name, nbytes in reads.items() if nbytes >= LEAST_BYTES}
-    return Mergeable(op, fused, spaces.pop(), tuple(sums), large, result_buffers(op))
+    return Mergeable(op, fused, spaces.pop(), tuple(sums), columns, large, result_buffers(op))

@@ -98,8 +98,10 @@ def test_a_kernel_does_not_overwrite_what_others_of_its_threads_read() -> None:
     assert found is None or not {"bent", "sums"}.isdisjoint(found.entry.ops)
 
 
-@pytest.mark.parametrize(("dtype", "sums"), [("f32", [4, 2]), ("f16", [2, 2, 2])])
-def test_the_tiles_of_all_sums_have_room_in_a_block(dtype: str, sums: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "along", "sums"), [("f32", 0, [4, 2]), ("f16", 0, [2, 2, 2]), ("f32", 1, [6]), ("f16", 1, [6])]
+)
+def test_the_tiles_of_all_sums_of_columns_have_room_in_a_block(dtype: str, along: int, sums: list[int]) -> None:
     """Of half precision four elements are read at once, of floats two: 16.5 KB a sum, or 8.3."""
     given = ARRAY.replace("f32", dtype)
     text = changed(FUSED, (f"%z = {ARRAY} parameter(1)", f"%h = {given} parameter(1)\n  %z = {ARRAY} convert(%h)"))
@@ -109,6 +111,8 @@ def test_the_tiles_of_all_sums_have_room_in_a_block(dtype: str, sums: list[int])
         one = SUMS.replace("%masked", f"%{read}").replace("%first", f"%v{number}.1").replace("%second", f"%v{number}.2")
         text += re.sub(r"%sums\b(?!\.)", f"%sums{number}", one)
     text += returned(*(f"v{number}.{which}" for number in range(3) for which in (1, 2)))
+    if along == 1:
+        text = text.replace("dimensions={0}", "dimensions={1}").replace("f32[512]", "f32[1024]")
     module = made(text) or read_module(text)
     found = [len(op.result) for op in module.entry.ops.values() if op.opcode == "fusion"]
     assert sorted(found, reverse=True) == sums
