@@ -16,7 +16,7 @@ from memplan.planning.slab_price import Outside, Price, Pricer, SlabLimits, life
 from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, Walls
 
 _ROUNDS = 6
-_WORTHS = (0.3, 0.1, 0.03, 0.01, 0.0)  # of a second of kernels in seconds of copies, where memory is what lacks
+_WORTHS = (0.3, 0.1, 0.03, 0.01)  # of a second of kernels in seconds of copies, where memory is what lacks
 _PAIRS = 1200  # that are tried, at the most: 304^3 is chosen in 4 s so, in 8 with 2000, and is no faster
 _LARGE = 8  # of the largest value: what is larger than one of so many parts of it is changed together with others
 _STEP = 0.5  # power of the ratio of two streams by which a weight follows it
@@ -127,15 +127,20 @@ class Choice:
         return read_whole(self._walls)
 
     def _made_again(self) -> Iterator[tuple[Slabs, Price]]:
-        """With less and less written, however long it takes to make it again, until that fits."""
-        for worth in _WORTHS:
-            weights = dict.fromkeys(self._walls.levels.values(), worth)
-            cut = SlabCut(self.pricer, self.bare, self._walls.levels, self._walls.forced, weights, {}, (), math.inf)
-            slabs = self._placed(self.bare, frozenset(cut.run()))
-            found = slabs, self._price(slabs)
+        """With nothing written that can be made again, however long that takes; if that fits, with less and less."""
+        least = self._at_worth(0.0)
+        yield least
+        for worth in _WORTHS if self._fits(least) else ():
+            found = self._at_worth(worth)
             yield found
             if self._fits(found):
                 return
+
+    def _at_worth(self, worth: float) -> tuple[Slabs, Price]:
+        weights = dict.fromkeys(self._walls.levels.values(), worth)
+        cut = SlabCut(self.pricer, self.bare, self._walls.levels, self._walls.forced, weights, {}, (), math.inf)
+        slabs = self._placed(self.bare, frozenset(cut.run()))
+        return slabs, self._price(slabs)
 
     def _rounds(self) -> Iterator[tuple[Slabs, Price]]:
         weights: dict[int, float] = {}

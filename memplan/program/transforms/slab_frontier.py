@@ -19,6 +19,7 @@ from memplan.program.trace import Program
 from memplan.program.transforms.slabs import Axis, axis_at, with_slabs
 
 _SHARES = (4, 8, 16, 32)  # of the room: ops whose arrays are larger than one of so many parts of it are split
+_SMALL_SHARES = (64, 128)  # where those leave too much whole: ResNet-50 with 1,920 images
 _BEGINNINGS = 3  # shapes of the largest arrays, at whose dimensions axes begin: a decoder's logits, scores, wide layers
 _FITTING = 4  # numbers of rows, of those that fit: at 304^3 the fourth is the fastest
 _REFINED = 4  # of the best, value by value: the second choice at 512^3 takes 27.1 s so, 29.6 with 2
@@ -119,29 +120,48 @@ class _Search:
     limits: SlabLimits
 
     def run(self) -> Iterator[Found]:
-        """For every set of large ops without which all others fit."""
-        graph, room = self.begun.axis.graph, self.limits.device_bytes - self.limits.resident_bytes
-        sets = dict.fromkeys(large_ops(graph, room // share) for share in _SHARES)
-        for ops in sets:
-            if ops and _widest(graph, ops) <= room:
-                yield from self._by_rows(ops)
+        """For every set of large ops without which all others fit; of the smaller ones only until some fit."""
+        graph, fit = self.begun.axis.graph, False
+        for shares in (_SHARES, _SMALL_SHARES):
+            for ops in dict.fromkeys(large_ops(graph, self._room // share) for share in shares):
+                if ops and _widest(graph, ops) <= self._room:
+                    for found in self._by_rows(ops):
+                        fit |= self._fits(found)
+                        yield found
+            if fit:
+                return
+
+    @property
+    def _room(self) -> int:
+        return self.limits.device_bytes - self.limits.resident_bytes
+
+    def _fits(self, found: Found) -> bool:
+        return self.limits.excess(found.price) == 0
 
     def _by_rows(self, ops: frozenset[int]) -> Iterator[Found]:
         """In as few slabs as fit, and in more: those leave room for more on the device."""
-        begun, graph = self.begun, self.begun.axis.graph
+        graph = self.begun.axis.graph
         least, pricer, fit = least_rows(graph, ops), Pricer(graph, self.device), 0
-        for rows in _fewer(begun.size, least):
-            bare = Slabs(begun.value, begun.dim, rows, ops, frozenset(), frozenset())
-            choice = Choice(pricer, bare, self.limits)
-            if trips_of(graph, bare) < 2 or _elements(graph, bare) >= _MOST_ELEMENTS:
-                continue
-            slabs, price = choice.best()
-            fits = self.limits.excess(price) == 0
-            if fits or rows == least:
-                yield Found(begun.axis, choice, slabs, price)
-            fit += fits
+        smallest = self._found(pricer, ops, least)
+        if smallest is None or not self._fits(smallest):
+            yield from () if smallest is None else (smallest,)
+            return
+        for rows in _fewer(self.begun.size, least):
+            found = smallest if rows == least else self._found(pricer, ops, rows)
+            if found is not None and self._fits(found):
+                yield found
+                fit += 1
             if fit == _FITTING:
                 return
+
+    def _found(self, pricer: Pricer, ops: frozenset[int], rows: int) -> Found | None:
+        """In slabs of so many rows; None where that is one slab, or where a slab has too many elements."""
+        begun = self.begun
+        bare = Slabs(begun.value, begun.dim, rows, ops, frozenset(), frozenset())
+        if trips_of(begun.axis.graph, bare) < 2 or _elements(begun.axis.graph, bare) >= _MOST_ELEMENTS:
+            return None
+        choice = Choice(pricer, bare, self.limits)
+        return Found(begun.axis, choice, *choice.best())
 
 
 def _elements(graph: SlabGraph, slabs: Slabs) -> int:
