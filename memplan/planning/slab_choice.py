@@ -17,6 +17,9 @@ from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, Walls
 
 _ROUNDS = 6
 _WORTHS = (0.3, 0.1, 0.03, 0.01)  # of a second of kernels in seconds of copies, where memory is what lacks
+_CHANGES = (
+    2500  # that are tried from one choice, at the most: U-Nets are done after 1,600; where there are 200 loops, minutes
+)
 _PAIRS = 1200  # that are tried, at the most: 304^3 is chosen in 4 s so, in 8 with 2000, and is no faster
 _LARGE = 8  # of the largest value: what is larger than one of so many parts of it is changed together with others
 _STEP = 0.5  # power of the ratio of two streams by which a weight follows it
@@ -74,12 +77,14 @@ class Choice:
 
     def _descended(self, slabs: Slabs) -> tuple[Slabs, Price]:
         """The same with one value after another elsewhere or not written, until none of them makes it faster."""
-        best = slabs, self._price(slabs)
+        best, left = (slabs, self._price(slabs)), _CHANGES
         tried: Price | None = None
-        while tried != best[1]:
+        while tried != best[1] and left > 0:
             tried = best[1]
             for value in self._worth_writing(best[0]):
-                best = self._better(best, self._otherwise(best[0], value))
+                others = [*self._otherwise(best[0], value)] if left > 0 else []
+                left -= len(others)
+                best = self._better(best, others)
             best = self._better(best, self._reading_otherwise(best[0]))
         return best
 
