@@ -108,10 +108,11 @@ class Compiler:
     def _compile(self, program: Program, rewrite: Rewrite, profile: Profile | None, hides_latency: bool) -> Executable:
         mesh = self.target.mesh_for(program.spmd)
         as_it_is = program.rewritten is None and mesh is None
-        step = program.step if as_it_is else as_step(program, self._jaxpr(program), mesh)
+        jaxpr = None if as_it_is else self._jaxpr(program)
+        step = program.step if jaxpr is None else as_step(program, jaxpr, mesh)
         args, kwargs, options = self.args, self.kwargs, program.options
         if program.traced.lowers_by_leaves:
-            step = flat_function(program, program.traced.jaxpr if as_it_is else self._jaxpr(program), mesh)
+            step = flat_function(program, program.traced.jaxpr if jaxpr is None else jaxpr, mesh)
             args, kwargs, options = dynamic_leaves(program, args, kwargs), {}, flat_options(program)
         return self.target.compile(
             step,

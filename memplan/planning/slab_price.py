@@ -42,6 +42,9 @@ class SlabLimits:
         """Bytes beyond them."""
         return max(price.device_bytes - self.device_bytes, 0) + max(price.host_bytes - self.host_bytes, 0)
 
+    def fits(self, price: Price) -> bool:
+        return self.excess(price) == 0
+
     def order(self, price: Price) -> tuple[int, float]:
         """What fits before what does not, then the fastest."""
         return self.excess(price), price.seconds

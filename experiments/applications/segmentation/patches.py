@@ -24,7 +24,6 @@ from experiments.applications.segmentation.losses import hard_dice
 from models.train import Batch, Step, TrainState, unet3d_step
 from models.unet3d import UNet3D, UNet3DConfig
 
-UNLIMITED = 2**62  # bytes: a step stays as it is
 TRAINING, HELD_OUT = 0, 1  # seeds of phantoms
 FOREGROUND = 1 / 3
 """Share of the patches that are centred on a lesion's voxel, as in nnU-Net."""
@@ -61,7 +60,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Way:
-    """What one step sees: so many cubes of `side` voxels; and the bytes that it is planned for, None as it is."""
+    """What one step sees: so many cubes of `side` voxels; and the bytes that it is planned for, None for all."""
 
     side: int
     batch: int
@@ -135,7 +134,7 @@ def _compiled(settings: Settings, way: Way) -> tuple[Callable[[jax.Array], Train
         params = UNet3D(settings.model).init(key, image)["params"]
         return TrainState(jnp.zeros((), jnp.int32), params, {}, optimizer.init(params))
 
-    planned = memplan.jit(step, budget=way.budget or UNLIMITED, donate_argnums=0).plan(state, batch)
+    planned = memplan.jit(step, budget=way.budget, donate_argnums=0).plan(state, batch)
     assert planned.report.compiled_peak_bytes is not None
     return jax.jit(initial), planned.compile(), planned.report.compiled_peak_bytes
 

@@ -16,6 +16,7 @@ from memplan.program import compat
 from memplan.program.axes import shape_of
 from memplan.program.extract import variables
 from memplan.program.trace import Program
+from memplan.program.transforms.bands import with_bands
 from memplan.program.transforms.slabs import Axis, axis_at, with_slabs
 
 _SHARES = (4, 8, 16, 32)  # of the room: ops whose arrays are larger than one of so many parts of it are split
@@ -70,7 +71,7 @@ def frontier(closed: compat.ClosedJaxpr, device: Device, limits: SlabLimits) -> 
     found: list[Found] = []
     for begun in _axes(closed):
         found += _Search(begun, device, limits).run()
-        if any(limits.excess(one.price) == 0 for one in found):
+        if any(limits.fits(one.price) for one in found):
             break
     found.sort(key=lambda one: limits.order(one.price))
     refined = sorted((one.refined() for one in found[:_REFINED]), key=lambda one: limits.order(one.price))
@@ -97,7 +98,7 @@ class _Begun:
 
 def _axes(closed: compat.ClosedJaxpr) -> list[_Begun]:
     """The different axes through the largest arrays that a step makes; the one that splits most bytes first."""
-    known = variables(closed)
+    known, banded = variables(closed), with_bands(closed)
     by_size = sorted(range(len(known)), key=lambda number: compat.nbytes_of(known[number].aval), reverse=True)
     given, found = set(closed.jaxpr.invars), list[_Begun]()
     largest = dict[tuple[int, ...], int]()
@@ -107,7 +108,7 @@ def _axes(closed: compat.ClosedJaxpr) -> list[_Begun]:
     for shape, value in itertools.islice(largest.items(), _BEGINNINGS):
         for dim, size in enumerate(shape):
             if size > 1 and not any(one.axis.along.dims.get(known[value]) == dim for one in found):
-                found.append(_Begun(axis_at(closed, value, dim), value, dim, size))
+                found.append(_Begun(axis_at(closed, value, dim, banded), value, dim, size))
     return sorted(found, key=lambda one: one.split_nbytes, reverse=True)
 
 
@@ -126,7 +127,7 @@ class _Search:
             for ops in dict.fromkeys(large_ops(graph, self._room // share) for share in shares):
                 if ops and _widest(graph, ops) <= self._room:
                     for found in self._by_rows(ops):
-                        fit |= self._fits(found)
+                        fit |= self.limits.fits(found.price)
                         yield found
             if fit:
                 return
@@ -135,20 +136,17 @@ class _Search:
     def _room(self) -> int:
         return self.limits.device_bytes - self.limits.resident_bytes
 
-    def _fits(self, found: Found) -> bool:
-        return self.limits.excess(found.price) == 0
-
     def _by_rows(self, ops: frozenset[int]) -> Iterator[Found]:
         """In as few slabs as fit, and in more: those leave room for more on the device."""
         graph = self.begun.axis.graph
         least, pricer, fit = least_rows(graph, ops), Pricer(graph, self.device), 0
         smallest = self._found(pricer, ops, least)
-        if smallest is None or not self._fits(smallest):
+        if smallest is None or not self.limits.fits(smallest.price):
             yield from () if smallest is None else (smallest,)
             return
         for rows in _fewer(self.begun.size, least):
             found = smallest if rows == least else self._found(pricer, ops, rows)
-            if found is not None and self._fits(found):
+            if found is not None and self.limits.fits(found.price):
                 yield found
                 fit += 1
             if fit == _FITTING:

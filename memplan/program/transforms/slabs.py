@@ -48,9 +48,13 @@ class Axis:
     graph: SlabGraph
 
 
-def axis_at(closed: compat.ClosedJaxpr, value: int, dim: int) -> Axis:
-    """The axis that begins at a dimension of a value, through bands, with sums as early as they can be made."""
-    var, banded = variables(closed)[value], with_bands(closed)
+def axis_at(closed: compat.ClosedJaxpr, value: int, dim: int, banded: compat.ClosedJaxpr | None = None) -> Axis:
+    """The axis that begins at a dimension of a value, through bands, with sums as early as they can be made.
+
+    Args:
+      banded: the jaxpr `with_bands`, where it is known.
+    """
+    var, banded = variables(closed)[value], banded or with_bands(closed)
     early = early_sums(banded, slab_axis(banded, var, dim))
     return axis_through(next(one for one in (early, banded, closed) if var in variables(one)), var, dim)
 
@@ -83,9 +87,9 @@ def follow_slabs(program: Program, slabs: Sequence[Slabs]) -> Program:
         axis = axis_at(program.jaxpr, one.value, one.dim)
         graph = axis.graph
         values = frozenset(value for op in one.ops & graph.along.keys() for value in graph.graph.ops[op].outputs)
-        all_whole = one.ops and one.rows % least_rows(graph, one.ops & graph.along.keys()) == 0
+        whole_rows = one.ops and one.rows % least_rows(graph, one.ops & graph.along.keys()) == 0
         written = one.stored | one.on_host | {value for value, _ in one.again}
-        if not (one.ops <= graph.along.keys() and written <= values and all_whole):
+        if not (one.ops <= graph.along.keys() and written <= values and whole_rows):
             raise _mismatch()
         program = with_slabs(program, one, axis)
     return program

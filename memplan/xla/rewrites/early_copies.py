@@ -12,10 +12,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 
 from memplan.xla.module import Computation, Instruction, Module
-from memplan.xla.shapes import Array
+from memplan.xla.rewrites.fusion import NAMING
 
 _AFTER = re.compile(r"control-predecessors=\{([^}]*)\}")
-_NAMING = frozenset({"bitcast", "get-tuple-element", "opt-barrier", "tuple"})
+_NAMING = NAMING | {"opt-barrier", "tuple"}
 _NAME = re.compile(r"%([\w.\-]+)")
 
 
@@ -101,4 +101,4 @@ def _after(op: Instruction) -> list[str]:
 
 
 def _touches_host(op: Instruction) -> bool:
-    return any(isinstance(one, Array) and one.on_host for one in op.result)
+    return any(array.on_host for array in op.result)
