@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from jax import lax
 
 from memplan.errors import PlanMismatchError
@@ -21,7 +21,7 @@ from memplan.program.flatten import flatten
 from memplan.program.interpret import interpret
 from memplan.program.trace import Program, trace
 from memplan.program.transforms.slabs import Axis, axis_at, follow_slabs, in_slabs, with_slabs
-from tests.program.transforms.slab_programs import CUTS, Cut, Step, slab_programs
+from tests.program.transforms.slab_programs import CUTS, Cut, Layer, Step, slab_programs
 
 _QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # compiled once, run once
 
@@ -48,17 +48,53 @@ def check_exact(step: Step, cut: Cut) -> None:
         np.testing.assert_array_equal(expected, one)
 
 
-def worst(step: Step, cut: Cut) -> float:
+def distance(arrays: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
     """The greatest difference, by the greatest number of its array or a hundredth of that of all arrays."""
-    plain, made = ([one.astype(np.float64) for one in each] for each in both(step, cut) or ([], []))
-    top = max((np.abs(one).max() for one in plain), default=0.0) / 100 + 1e-9
-    return max((np.abs(a - b).max() / max(np.abs(a).max(), top) for a, b in zip(plain, made, strict=True)), default=0.0)
+    pairs = [(a.astype(np.float64), b.astype(np.float64)) for a, b in zip(arrays, others, strict=True)]
+    top = max((np.abs(a).max() for a, _ in pairs), default=0.0) / 100 + 1e-9
+    return max((np.abs(a - b).max() / max(np.abs(a).max(), top) for a, b in pairs), default=0.0)
 
 
 def check_close(step: Step, cut: Cut, within: float) -> None:
-    """With other numbers where it differs: at a tie of a ReLU or a maximum rounding decides, and that is rare."""
-    seeds = (step.seed + more for more in (0, 1000, 2000))
-    assert any(worst(step._replace(seed=seed), cut) <= within for seed in seeds)
+    assert any(distance(*(both(one, cut) or ([], []))) <= within for one in with_other_numbers(step))
+
+
+def with_other_numbers(step: Step) -> Iterator[Step]:
+    """At a tie of a ReLU or a maximum rounding decides, and that is rare."""
+    yield from (step._replace(seed=step.seed + more) for more in (0, 1000, 2000))
+
+
+def in_float32(step: Step) -> list[np.ndarray]:
+    """What the step without slabs computes in float32, from the same operands."""
+    closed, _ = step._replace(dtype="float32").made()
+    return results([closed], [one.astype(np.float32) for one in step.made()[1]])[0]
+
+
+def off_by(step: Step, cut: Cut) -> tuple[float, float]:
+    """The distance from what float32 computes, without slabs and with them."""
+    found = both(step, cut)
+    if found is None:
+        return 0.0, 0.0
+    wide = in_float32(step)
+    return distance(wide, found[0]), distance(wide, found[1])
+
+
+def check_halves(step: Step, cut: Cut, within: float) -> None:
+    """Not that much farther from what float32 computes: where sums of halves are far from it, those of slabs are not.
+
+    They are carried in float32. Of 480 halves, those of an upsampled image's gradient, XLA's own lose a tenth.
+    """
+    assert any(made <= plain + within for plain, made in (off_by(one, cut) for one in with_other_numbers(step)))
+
+
+_UPSAMPLED = Step(
+    batch=1, space=(3, 5, 4), features=2,
+    layers=tuple(
+        Layer(kind, size=3, stride=1, dilation=1, groups=1, features=2, valid=False, back=0)
+        for kind in ("convolution", "upsample", "norm")
+    ),
+    loss="squares", exact=False, dtype="bfloat16", gradient="weights", seed=0,
+)  # fmt: skip
 
 
 @given(slab_programs(exact=True, dtypes=("float32", "float32", "int32")), CUTS)
@@ -74,9 +110,10 @@ def test_any_numbers_are_the_same_but_for_rounding(step: Step, cut: Cut) -> None
 
 
 @given(slab_programs(layers=3, dtypes=("bfloat16", "float16")), CUTS)
+@example(_UPSAMPLED, Cut(value=0, dim=0, slabs=3, theta=1, stored=None))
 @settings(max_examples=4)
 def test_halves_are_the_same_but_for_their_rounding(step: Step, cut: Cut) -> None:
-    check_close(step, cut, 0.06)
+    check_halves(step, cut, 0.06)
 
 
 @pytest.mark.slow
