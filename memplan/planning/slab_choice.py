@@ -33,8 +33,13 @@ class Choice:
 
     def best(self) -> tuple[Slabs, Price]:
         """The fastest that fits, or else what takes the least."""
+        return self._best(self._tried)
+
+    @cached_property
+    def _tried(self) -> Sequence[tuple[Slabs, Price]]:
+        """The first choice, and others that follow from it."""
         first = next(rounds := self._rounds())
-        return self._best([first, *(rounds if self._fits(first) else self._made_again())])
+        return [first, *(rounds if self._fits(first) else self._made_again())]
 
     def _best(self, found: Iterable[tuple[Slabs, Price]]) -> tuple[Slabs, Price]:
         return min(found, key=lambda one: self.limits.order(one[1]))
@@ -44,8 +49,7 @@ class Choice:
 
     def refined(self, slabs: Slabs) -> tuple[Slabs, Price]:
         """What one change after another finds from there, or from the first choice, which writes the most."""
-        first, _ = next(self._rounds())
-        return self._best(self._descended(one) for one in dict.fromkeys((slabs, first)))
+        return self._best(self._descended(one) for one in dict.fromkeys((slabs, self._tried[0][0])))
 
     def paired(self, slabs: Slabs) -> tuple[Slabs, Price]:
         """The same with two large values changed at once, and what one change after another finds from there.
@@ -101,14 +105,14 @@ class Choice:
         there = replace(away, stored=away.stored | {value})
         yield replace(there, on_host=there.on_host | {value})
         yield there
-        levels = [loop.level for loop in self._loops(there) if value in loop.reads]
+        levels = [loop.level for loop in self._walls.loops(there) if value in loop.reads]
         for first in range(1, len(levels)):
             yield replace(there, again=again | {(value, level) for level in levels[first:]})
 
     def _reading_otherwise(self, slabs: Slabs) -> Iterator[Slabs]:
         """With one loop that makes again what it reads, or reads what it makes again."""
         written = slabs.stored | self._walls.forced
-        pairs = {(value, loop.level) for loop in self._loops(slabs) for value in loop.reads if value in written}
+        pairs = {(value, loop.level) for loop in self._walls.loops(slabs) for value in loop.reads if value in written}
         yield from (replace(slabs, again=slabs.again ^ {one}) for one in sorted(pairs | slabs.again))
 
     def _worth_writing(self, slabs: Slabs) -> list[int]:
@@ -119,11 +123,11 @@ class Choice:
         return sorted((made | slabs.stored) - self._walls.forced, reverse=True)
 
     def _price(self, slabs: Slabs) -> Price:
-        return self.pricer.price(slabs, self.limits, self._whole, self._read_whole, tuple(self._walls.arrange(slabs)))
+        return self.pricer.price(slabs, self.limits, self._whole, self._read_whole, self._walls.loops(slabs))
 
     @cached_property
     def _whole(self) -> Outside:
-        return outside(self._walls)
+        return outside(self._walls, self.pricer.op_seconds)
 
     @cached_property
     def _read_whole(self) -> Mapping[int, int]:
@@ -156,7 +160,7 @@ class Choice:
             slabs = self._placed(self.bare, frozenset(shares))
             yield slabs, self._price(slabs)
             on_device = slabs.stored - slabs.on_host
-            for loop in self._loops(slabs):
+            for loop in self._walls.loops(slabs):
                 weights[loop.level] = weights.get(loop.level, 1.0) * self._growth(loop, slabs)
 
     @cached_property
@@ -166,9 +170,6 @@ class Choice:
     @property
     def _graph(self) -> SlabGraph:
         return self.pricer.graph
-
-    def _loops(self, slabs: Slabs) -> list[SlabLoop]:
-        return [one for one in self._walls.arrange(slabs) if isinstance(one, SlabLoop)]
 
     def _growth(self, loop: SlabLoop, slabs: Slabs) -> float:
         """Of the weight of a loop's kernels: up where it waits for them, down where it waits for copies."""
@@ -184,7 +185,7 @@ class Choice:
         What somebody reads whole has to be on the device for that, and stays there.
         """
         nbytes = self._graph.graph.nbytes
-        loops = self._loops(replace(slabs, stored=stored))
+        loops = self._walls.loops(replace(slabs, stored=stored))
         lives = lifetimes(loops, self._read_whole)
         slabs = replace(slabs, stored=stored, on_host=frozenset(lives))
         room = self.limits.device_bytes - self.limits.resident_bytes

@@ -95,7 +95,7 @@ class SlabCut:
     def _remakers(self, needed: Collection[int]) -> set[int]:
         """Ops that may make the values again: those that no more than a few copies' time lies between."""
         producer, seconds = self.pricer.graph.graph.producer, self.pricer.op_seconds
-        farthest = self.farthest * max(map(self.pricer.copy_seconds, needed), default=0.0)
+        farthest = self.farthest * max((self.pricer.copy_seconds[value] for value in needed), default=0.0)
         waiting = [(seconds[made], made) for value in needed if (made := producer[value]) is not None]
         heapq.heapify(waiting)
         found = set[int]()
@@ -113,6 +113,6 @@ class SlabCut:
         """Reading it, and a share of writing it."""
         if value in self.on_device:
             return 0.0
-        once = self.pricer.copy_seconds(value)
+        once = self.pricer.copy_seconds[value]
         shared = max(self.shares.get(value, 1), self.found.get(value, 0) + 1)
         return once if value in self.forced else once + once / shared

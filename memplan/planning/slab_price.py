@@ -86,9 +86,10 @@ class Pricer:
         lies = [_is_kernel(op.fusion) or not self._operands.isdisjoint(op.outputs) for op in graph.ops]
         return [op_seconds(graph, op, self.device) if one else 0.0 for op, one in zip(graph.ops, lies, strict=True)]
 
-    def copy_seconds(self, value: int) -> float:
-        """Of a whole value, one way."""
-        return copy_seconds(self.graph.graph.nbytes(value), self.device)
+    @cached_property
+    def copy_seconds(self) -> Sequence[float]:
+        """By value: of a whole one, one way."""
+        return [copy_seconds(value.nbytes, self.device) for value in self.graph.graph.values]
 
     def price(
         self,
@@ -96,16 +97,15 @@ class Pricer:
         limits: SlabLimits,
         whole: Outside,
         read_whole: Mapping[int, int],
-        arranged: Sequence[int | SlabLoop],
+        loops: Sequence[SlabLoop],
     ) -> Price:
         """What it takes.
 
         Args:
           whole: what is there besides (`outside`).
           read_whole: what is read whole.
-          arranged: the program in order.
+          loops: in order.
         """
-        loops = [one for one in arranged if isinstance(one, SlabLoop)]
         host = [0] * len(loops)
         device = [
             limits.resident_bytes + self.trip_bytes(loop, slabs) + more
@@ -119,13 +119,12 @@ class Pricer:
             for loop in range(first, last):
                 there[loop] += self.graph.graph.nbytes(value)
         trips = self._trips(slabs)
-        seconds = sum(self.op_seconds[one] for one in arranged if not isinstance(one, SlabLoop))
-        seconds += sum(self.streams(loop, slabs).seconds(trips) for loop in loops)
+        seconds = whole.seconds + sum(self.streams(loop, slabs).seconds(trips) for loop in loops)
         return Price(seconds, max(device, default=0), max(host, default=0))
 
     def streams(self, loop: SlabLoop, slabs: Slabs) -> Streams:
-        read = sum(self.copy_seconds(value) for value in loop.reads if value in slabs.on_host)
-        written = sum(self.copy_seconds(value) for value in loop.writes if value in slabs.on_host)
+        read = sum([self.copy_seconds[value] for value in loop.reads if value in slabs.on_host])
+        written = sum([self.copy_seconds[value] for value in loop.writes if value in slabs.on_host])
         work = self._work(loop, slabs)
         return Streams(read, written, work.kernels, work.launches)
 
@@ -192,15 +191,17 @@ class Pricer:
 
 @dataclass(frozen=True)
 class Outside:
-    """What is made outside of all loops and lies in memory.
+    """What is made outside of all loops, and of it what lies in memory.
 
     Attributes:
+      seconds: that its ops take.
       nbytes: value -> its bytes.
       spans: value -> the first level whose loop it is there for, and the one behind the last that those need it for who
         read it at home.
       by_level: bytes by level.
     """
 
+    seconds: float
     nbytes: Mapping[int, int]
     spans: Mapping[int, tuple[int, int]]
     by_level: Sequence[int]
@@ -215,7 +216,7 @@ class Outside:
         return found
 
 
-def outside(walls: Walls) -> Outside:
+def outside(walls: Walls, op_seconds: Sequence[float]) -> Outside:
     """What kernels make, and what kernels and loops read; what else is elementwise counts as what it is made of."""
     graph, levels = walls.graph.graph, walls.levels
     ops = graph.ops
@@ -237,7 +238,8 @@ def outside(walls: Walls) -> Outside:
     for value, span in found.items():
         for level in range(*span):
             by_level[level] += nbytes[value]
-    return Outside(nbytes, found, by_level)
+    seconds = sum(op_seconds[number] for whole, _ in walls.by_level for number in whole)
+    return Outside(seconds, nbytes, found, by_level)
 
 
 def _lying(walls: Walls, read: Collection[int]) -> Iterator[tuple[int, int]]:
@@ -264,8 +266,11 @@ def lifetimes(loops: Sequence[SlabLoop], whole: Mapping[int, int]) -> Mapping[in
     """
     found: dict[int, tuple[int, int]] = {}
     for number, loop in enumerate(loops):
-        found.update((value, (number, number + 1)) for value in loop.writes)
-        found.update((value, (found[value][0], number + 1)) for value in loop.reads if value in found)
+        for value in loop.writes:
+            found[value] = number, number + 1
+        for value in loop.reads:
+            if value in found:
+                found[value] = found[value][0], number + 1
     for value in found.keys() & whole.keys():
         first, last = found[value]
         found[value] = first, max(last, sum(loop.level < whole[value] for loop in loops))

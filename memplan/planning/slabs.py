@@ -9,7 +9,7 @@ levels, and there is one loop per level. A value of an earlier level is read fro
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -194,16 +194,16 @@ class Walls:
             or any(not self._by_slabs(reader, value) for reader in self.graph.readers.get(value, ()))
         )
 
-    def arrange(self, slabs: Slabs) -> Iterator[int | SlabLoop]:
-        """The program in order: numbers of ops that run whole, and loops."""
+    def loops(self, slabs: Slabs) -> list[SlabLoop]:
+        """In order."""
         written, again = self.forced | slabs.stored, dict[int, set[int]]()
         for value, level in slabs.again:
             again.setdefault(level, set()).add(value)
-        for level, (outside, _) in enumerate(self.by_level):
-            yield from outside
-            loop = self._loop(level, slabs, written - again[level] if level in again else written)
-            if loop is not None:
-                yield loop
+        made = (
+            self._loop(level, slabs, written - again[level] if level in again else written)
+            for level in range(len(self.by_level))
+        )
+        return [loop for loop in made if loop is not None]
 
     def _loop(self, level: int, slabs: Slabs, written: frozenset[int]) -> SlabLoop | None:
         known = self._known.setdefault((level, slabs.rows), [])
@@ -278,4 +278,7 @@ def _union(spans: Iterable[Span]) -> Span:
 
 def arrange(graph: SlabGraph, slabs: Slabs) -> tuple[int | SlabLoop, ...]:
     """The program in order: numbers of ops that run whole, and loops."""
-    return tuple(Walls(graph, slabs.ops).arrange(slabs))
+    walls = Walls(graph, slabs.ops)
+    loops = {loop.level: loop for loop in walls.loops(slabs)}
+    levels = enumerate(walls.by_level)
+    return tuple(one for level, (outside, _) in levels for one in (*outside, loops.get(level)) if one is not None)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from memplan.planning.rows import ALIGNED
 from memplan.planning.slab_choice import Choice
 from memplan.planning.slab_price import Price, Pricer, SlabLimits, outside, read_whole
-from memplan.planning.slabs import SlabLoop, Slabs, Walls, arrange
+from memplan.planning.slabs import Slabs, Walls
 from tests.planning.slab_graphs import SOLVABLE, Made, Written, norm, slab_graphs, written
 
 ROOMY = SlabLimits(10**6, 10**6, 0)
@@ -22,7 +22,7 @@ def choice(one: Written, limits: SlabLimits, rows: int = 2) -> Choice:
 
 
 def written_by(one: Written, slabs: Slabs) -> set[int]:
-    return {value for loop in arrange(one.graph, slabs) if isinstance(loop, SlabLoop) for value in loop.writes}
+    return {value for loop in Walls(one.graph, slabs.ops).loops(slabs) for value in loop.writes}
 
 
 @given(slab_graphs(), st.integers(50, 400), st.integers(0, 200))
@@ -44,13 +44,8 @@ def test_a_choice_is_what_it_says_and_refined_no_worse(one: Written, device: int
 
 
 def price_of(one: Written, slabs: Slabs, limits: SlabLimits) -> Price:
-    return Pricer(one.graph, SOLVABLE).price(
-        slabs,
-        limits,
-        outside(Walls(one.graph, slabs.ops)),
-        read_whole(Walls(one.graph, slabs.ops)),
-        arrange(one.graph, slabs),
-    )
+    pricer, walls = Pricer(one.graph, SOLVABLE), Walls(one.graph, slabs.ops)
+    return pricer.price(slabs, limits, outside(walls, pricer.op_seconds), read_whole(walls), walls.loops(slabs))
 
 
 def order(limits: SlabLimits, price: Price) -> tuple[int, float]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from memplan.planning.rows import ALIGNED
 from memplan.planning.slab_cut import SlabCut
 from memplan.planning.slab_price import Pricer
-from memplan.planning.slabs import SlabLoop, Slabs, Walls, arrange
+from memplan.planning.slabs import Slabs, Walls
 from tests.planning.slab_graphs import HALO, SOLVABLE, Made, Written, norm, written
 
 
@@ -46,21 +46,17 @@ def cut(one: Written, bare: Slabs, weight: float = 1.0, on_device: Collection[in
 
 
 def forced_of(one: Written, bare: Slabs) -> set[int]:
-    loops = [loop for loop in arrange(one.graph, bare) if isinstance(loop, SlabLoop)]
-    return {value for loop in loops for value in loop.writes}
+    return {value for loop in Walls(one.graph, bare.ops).loops(bare) for value in loop.writes}
 
 
 def seconds(one: Written, bare: Slabs, stored: Collection[int], weight: float, on_device: Collection[int]) -> float:
     """Of the second loop: what it makes again, what it reads, and writing that."""
-    (first, *_, second), pricer = (
-        arrange(one.graph, replace(bare, stored=frozenset(stored))),
-        Pricer(one.graph, SOLVABLE),
-    )
-    assert isinstance(first, SlabLoop) and isinstance(second, SlabLoop)
-    again = sum(pricer.op_seconds[op] for op in set(second.ops) if Walls(one.graph, bare.ops).levels[op] == 0)
+    pricer, walls = Pricer(one.graph, SOLVABLE), Walls(one.graph, bare.ops)
+    second = walls.loops(replace(bare, stored=frozenset(stored)))[-1]
+    again = sum(pricer.op_seconds[op] for op in set(second.ops) if walls.levels[op] == 0)
     read = [value for value in second.reads if one.graph.graph.producer[value] is not None and value not in on_device]
     new = [value for value in read if value not in forced_of(one, bare)]
-    return weight * again + sum(map(pricer.copy_seconds, read)) + sum(map(pricer.copy_seconds, new))
+    return weight * again + sum(pricer.copy_seconds[value] for value in (*read, *new))
 
 
 def subsets(values: Collection[int]) -> Iterator[frozenset[int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memplan.planning.rows import ALIGNED
 from memplan.planning.slab_price import Price, Pricer, SlabLimits, Streams, lifetimes, outside, read_whole
-from memplan.planning.slabs import SlabLoop, Slabs, Walls, arrange
+from memplan.planning.slabs import SlabLoop, Slabs, Walls
 from tests.planning.slab_graphs import HALO, SOLVABLE, Made, Written, norm, written
 
 LIMITS = SlabLimits(100, 50, 7)
@@ -12,17 +12,12 @@ LAUNCH = 1e-5
 
 
 def loops(one: Written, slabs: Slabs) -> list[SlabLoop]:
-    return [loop for loop in arrange(one.graph, slabs) if isinstance(loop, SlabLoop)]
+    return Walls(one.graph, slabs.ops).loops(slabs)
 
 
 def price(one: Written, slabs: Slabs) -> Price:
-    return Pricer(one.graph, SOLVABLE).price(
-        slabs,
-        LIMITS,
-        outside(Walls(one.graph, slabs.ops)),
-        read_whole(Walls(one.graph, slabs.ops)),
-        arrange(one.graph, slabs),
-    )
+    pricer, walls = Pricer(one.graph, SOLVABLE), Walls(one.graph, slabs.ops)
+    return pricer.price(slabs, LIMITS, outside(walls, pricer.op_seconds), read_whole(walls), walls.loops(slabs))
 
 
 def test_what_is_elementwise_takes_no_time_and_kernels_take_theirs() -> None:
@@ -87,7 +82,7 @@ def test_what_is_made_outside_of_loops_is_there_until_its_last_reader() -> None:
         },
         ["loss"],
     )
-    assert outside(Walls(one.graph, one.slabs(2).ops)).by_level == [50, 53, 0]
+    assert outside(Walls(one.graph, one.slabs(2).ops), Pricer(one.graph, SOLVABLE).op_seconds).by_level == [50, 53, 0]
 
 
 def test_what_is_read_whole_lives_until_its_last_reader() -> None:

@@ -19,7 +19,7 @@ from jax import lax
 
 from memplan.errors import PlanMismatchError
 from memplan.planning.rows import Span
-from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, arrange, least_rows, trips_of
+from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, Walls, arrange, least_rows, trips_of
 from memplan.program import compat
 from memplan.program.axes import shape_of
 from memplan.program.carries import nothing, row_before, run_cumulative, with_more
@@ -68,7 +68,7 @@ def axis_through(closed: compat.ClosedJaxpr, var: Any, dim: int) -> Axis:
 def with_slabs(program: Program, slabs: Slabs, axis: Axis | None = None) -> Program:
     """The program with its ops in loops as planned, along their axis (`axis_at`), where it is known."""
     axis = axis or axis_at(program.jaxpr, slabs.value, slabs.dim)
-    loops = tuple(one for one in arrange(axis.graph, slabs) if isinstance(one, SlabLoop))
+    loops = tuple(Walls(axis.graph, slabs.ops).loops(slabs))
     begins = variables(axis.closed).index(variables(program.jaxpr)[slabs.value])
     record = InSlabs(slabs, axis.graph, begins, loops, axis.along.blocked)
     return program.transform(record, in_slabs(axis, slabs))

@@ -16,7 +16,7 @@ from jax import lax
 from memplan.hardware import catalog
 from memplan.planning.slab_choice import Choice
 from memplan.planning.slab_price import Pricer, SlabLimits
-from memplan.planning.slabs import SlabLoop, Slabs, arrange, least_rows, trips_of
+from memplan.planning.slabs import SlabLoop, Slabs, Walls, least_rows, trips_of
 from memplan.program import compat
 from memplan.program.axes import shape_of
 from memplan.program.extract import variables
@@ -366,7 +366,7 @@ CUTS = st.builds(
 
 
 def loops_of(axis: Axis, slabs: Slabs) -> list[SlabLoop]:
-    return [one for one in arrange(axis.graph, slabs) if isinstance(one, SlabLoop)]
+    return Walls(axis.graph, slabs.ops).loops(slabs)
 
 
 def trips(axis: Axis, slabs: Slabs) -> int:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memplan.planning.slabs import SlabLoop, Slabs, arrange
+from memplan.planning.slabs import Slabs, Walls
 from memplan.program import compat
 from memplan.program.extract import variables
 from memplan.program.flatten import flatten
@@ -49,7 +49,7 @@ def everything(closed: compat.ClosedJaxpr) -> tuple[Any, Slabs]:
 
 def loops(closed: compat.ClosedJaxpr) -> int:
     axis, slabs = everything(closed)
-    return sum(isinstance(one, SlabLoop) for one in arrange(axis.graph, slabs))
+    return len(Walls(axis.graph, slabs.ops).loops(slabs))
 
 
 def primitives_of(closed: compat.ClosedJaxpr) -> list[str]:
@@ -134,7 +134,7 @@ def test_a_step_of_a_unet_goes_through_its_volumes_half_as_often() -> None:
     def loops_of(closed: compat.ClosedJaxpr) -> int:
         axis = axis_through(closed, largest, DIM)
         slabs = Slabs(variables(closed).index(largest), DIM, 8, frozenset(axis.graph.along), frozenset(), frozenset())
-        return sum(isinstance(one, SlabLoop) for one in arrange(axis.graph, slabs))
+        return len(Walls(axis.graph, slabs.ops).loops(slabs))
 
     assert primitives_of(new).count("squares_about_mean") == 14
     assert loops_of(closed) - loops_of(new) == 28

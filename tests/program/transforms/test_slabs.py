@@ -14,14 +14,14 @@ from hypothesis import example, given, settings
 from jax import lax
 
 from memplan.errors import PlanMismatchError
-from memplan.planning.slabs import SlabLoop, Slabs, arrange, least_rows
+from memplan.planning.slabs import Slabs, least_rows
 from memplan.program import compat
 from memplan.program.extract import variables
 from memplan.program.flatten import flatten
 from memplan.program.interpret import interpret
 from memplan.program.trace import Program, trace
 from memplan.program.transforms.slabs import Axis, axis_at, follow_slabs, in_slabs, with_slabs
-from tests.program.transforms.slab_programs import CUTS, Cut, Layer, Step, slab_programs
+from tests.program.transforms.slab_programs import CUTS, Cut, Layer, Step, loops_of, slab_programs
 
 _QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # compiled once, run once
 
@@ -144,10 +144,6 @@ def everything(
     ops = frozenset(axis.graph.along)
     assert rows % least_rows(axis.graph, ops) == 0
     return closed, axis, Slabs(value, dim, rows, ops, frozenset(), frozenset())
-
-
-def loops_of(axis: Axis, slabs: Slabs) -> list[SlabLoop]:
-    return [one for one in arrange(axis.graph, slabs) if isinstance(one, SlabLoop)]
 
 
 def never_whole(axis: Axis, slabs: Slabs, shape: tuple[int, ...]) -> bool:
