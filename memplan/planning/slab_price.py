@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -44,6 +44,10 @@ class SlabLimits:
 
     def fits(self, price: Price) -> bool:
         return self.excess(price) == 0
+
+    def less(self, part: float) -> SlabLimits:
+        """With a part of the bytes of the device."""
+        return replace(self, device_bytes=int(part * self.device_bytes))
 
     def order(self, price: Price) -> tuple[int, float]:
         """What fits before what does not, then the fastest."""

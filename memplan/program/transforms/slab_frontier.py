@@ -19,12 +19,13 @@ from memplan.program.trace import Program
 from memplan.program.transforms.bands import with_bands
 from memplan.program.transforms.slabs import Axis, axis_at, with_slabs
 
-_SHARES = (4, 8, 16, 32)  # of the room: ops whose arrays are larger than one of so many parts of it are split
-_SMALL_SHARES = (64, 128)  # where those leave too much whole: ResNet-50 with 1,920 images
+_SHARES = (4, 8, 16, 32, 64)  # of the room: ops whose arrays are larger than one of so many parts of it are split
+_SMALL_SHARES = (128,)  # where those leave too much whole
 _BEGINNINGS = 3  # shapes of the largest arrays, at whose dimensions axes begin: a decoder's logits, scores, wide layers
 _FITTING = 4  # numbers of rows, of those that fit: at 304^3 the fourth is the fastest
-_REFINED = 4  # of the best, value by value: the second choice at 512^3 takes 27.1 s so, 29.6 with 2
-_PAIRED = 2  # of the best of these, two values at once: 304^3 takes 4.03 s so, 4.27 without
+_LESS = 0.6  # of the room: slabs for less, refined within all of it; 304^3 takes 3.88 s so, 4.03 without
+_REFINED = 2  # of the best for each, value by value: with 4 none of the U-Nets of `bench slabs` is faster
+_PAIRED = 2  # of the best of these, two values at once: 304^3 takes 3.88 s so, 4.08 without
 _MOST_ELEMENTS = 1 << 31  # of an operand: beyond, cuDNN's 3D kernels break or ask for 27 to 110 GiB of workspace
 _MARGIN = 0.95  # of the room: what the estimate of a trip does not see (XLA's transposes, packing)
 
@@ -41,6 +42,14 @@ class Found:
     def refined(self) -> Found:
         slabs, price = self.choice.refined(self.slabs)
         return replace(self, slabs=slabs, price=price)
+
+    def within(self, limits: SlabLimits) -> Found:
+        """Refined for other limits."""
+        if limits == self.choice.limits:
+            return self
+        choice = replace(self.choice, limits=limits)
+        slabs, price = choice.descended(self.slabs)
+        return replace(self, choice=choice, slabs=slabs, price=price)
 
     def paired(self) -> Found:
         slabs, price = self.choice.paired(self.slabs)
@@ -68,16 +77,26 @@ def slab_programs(
 
 def frontier(closed: compat.ClosedJaxpr, device: Device, limits: SlabLimits) -> list[Found]:
     """Slabs of the first axis along which everything large can be split, the best first."""
+    rooms = _rooms(closed, device, limits)
+    refined = sorted((one.refined().within(limits) for room in rooms for one in room[:_REFINED]), key=_order)
+    others = [*refined[_PAIRED:], *(one for room in rooms for one in room[_REFINED:])]
+    best = sorted([*(one.paired() for one in refined[:_PAIRED]), *others], key=_order)
+    return [*{one.slabs: one for one in best}.values()]
+
+
+def _rooms(closed: compat.ClosedJaxpr, device: Device, limits: SlabLimits) -> list[list[Found]]:
+    """Slabs for all of the room, and where some fit for less of it, the best first."""
     found: list[Found] = []
     for begun in _axes(closed):
         found += _Search(begun, device, limits).run()
         if any(limits.fits(one.price) for one in found):
-            break
-    found.sort(key=lambda one: limits.order(one.price))
-    refined = sorted((one.refined() for one in found[:_REFINED]), key=lambda one: limits.order(one.price))
-    paired = [one.paired() for one in refined[:_PAIRED]]
-    best = sorted(paired + refined[_PAIRED:], key=lambda one: limits.order(one.price))
-    return [*{one.slabs: one for one in best}.values(), *found[_REFINED:]]
+            less = _Search(begun, device, limits.less(_LESS)).run()
+            return [sorted(found, key=_order), sorted(less, key=_order)]
+    return [sorted(found, key=_order)]
+
+
+def _order(found: Found) -> tuple[int, float]:
+    return found.choice.limits.order(found.price)
 
 
 @dataclass(frozen=True)
