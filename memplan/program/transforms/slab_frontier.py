@@ -19,12 +19,11 @@ from memplan.program.trace import Program
 from memplan.program.transforms.bands import with_bands
 from memplan.program.transforms.slabs import Axis, axis_at, with_slabs
 
-_SHARES = (4, 8, 16, 32, 64)  # of the room: ops whose arrays are larger than one of so many parts of it are split
-_SMALL_SHARES = (128,)  # where those leave too much whole
+_SHARES = (4, 8, 16, 32, 64)  # of the room: ops on arrays above such a part are split; 304^3: 4.03 s without the last
 _BEGINNINGS = 3  # shapes of the largest arrays, at whose dimensions axes begin: a decoder's logits, scores, wide layers
 _FITTING = 4  # numbers of rows, of those that fit: at 304^3 the fourth is the fastest
 _LESS = 0.6  # of the room: slabs for less, refined within all of it; 304^3 takes 3.88 s so, 4.03 without
-_REFINED = 2  # of the best for each, value by value: with 4 none of the U-Nets of `bench slabs` is faster
+_REFINED = 2  # of the best for each, value by value: with 4 no U-Net of `bench slabs` gains a thousandth
 _PAIRED = 2  # of the best of these, two values at once: 304^3 takes 3.88 s so, 4.08 without
 _MOST_ELEMENTS = 1 << 31  # of an operand: beyond, cuDNN's 3D kernels break or ask for 27 to 110 GiB of workspace
 _MARGIN = 0.95  # of the room: what the estimate of a trip does not see (XLA's transposes, packing)
@@ -140,16 +139,11 @@ class _Search:
     limits: SlabLimits
 
     def run(self) -> Iterator[Found]:
-        """For every set of large ops without which all others fit; of the smaller ones only until some fit."""
-        graph, fit = self.begun.axis.graph, False
-        for shares in (_SHARES, _SMALL_SHARES):
-            for ops in dict.fromkeys(large_ops(graph, self._room // share) for share in shares):
-                if ops and _widest(graph, ops) <= self._room:
-                    for found in self._by_rows(ops):
-                        fit |= self.limits.fits(found.price)
-                        yield found
-            if fit:
-                return
+        """For every set of large ops without which all others fit."""
+        graph = self.begun.axis.graph
+        for ops in dict.fromkeys(large_ops(graph, self._room // share) for share in _SHARES):
+            if ops and _widest(graph, ops) <= self._room:
+                yield from self._by_rows(ops)
 
     @property
     def _room(self) -> int:
