@@ -25,6 +25,7 @@ _FITTING = 4  # numbers of rows, of those that fit: at 304^3 the fourth is the f
 _LESS = 0.6  # of the room: slabs for less, refined within all of it; 304^3 takes 3.88 s so, 4.03 without
 _REFINED = 2  # of the best for each, value by value: with 4 no U-Net of `bench slabs` gains a thousandth
 _PAIRED = 2  # of the best of these, two values at once: 304^3 takes 3.88 s so, 4.08 without
+_AHEAD = 2  # of the first axis, before another is tried: three programs are compiled
 _MOST_ELEMENTS = 1 << 31  # of an operand: beyond, cuDNN's 3D kernels break or ask for 27 to 110 GiB of workspace
 _MARGIN = 0.95  # of the room: what the estimate of a trip does not see (XLA's transposes, packing)
 
@@ -74,24 +75,34 @@ def slab_programs(
             yield with_slabs(program, found.slabs, found.axis)
 
 
-def frontier(closed: compat.ClosedJaxpr, device: Device, limits: SlabLimits) -> list[Found]:
-    """Slabs of the first axis along which everything large can be split, the best first."""
-    rooms = _rooms(closed, device, limits)
+def frontier(closed: compat.ClosedJaxpr, device: Device, limits: SlabLimits) -> Iterator[Found]:
+    """Slabs, the likeliest first: of the first axis along which all that is large can be split, then of another.
+
+    What is expected to fit may not, and the other way round, as the bytes of what is not split are guessed: where
+    nothing is expected to fit, the best of every axis comes first.
+    """
+    ahead, rest, others = _AHEAD, dict[Price, Found](), list[Found]()
+    for begun in _axes(closed):
+        best = _best(begun, device, limits)
+        fit = [one for one in best[:ahead] if limits.fits(one.price)]
+        yield from fit
+        ahead = 1 if fit else ahead
+        if best and not fit:
+            rest.setdefault(best[0].price, best[0])
+        others += best[max(len(fit), 1) :]
+    yield from rest.values()
+    yield from sorted(others, key=_order)
+
+
+def _best(begun: _Begun, device: Device, limits: SlabLimits) -> list[Found]:
+    """Slabs of an axis for all of the room, and where some fit for less of it: the best of each refined; in order."""
+    rooms = [sorted(_Search(begun, device, limits).run(), key=_order)]
+    if any(limits.fits(one.price) for one in rooms[0]):
+        rooms.append(sorted(_Search(begun, device, limits.less(_LESS)).run(), key=_order))
     refined = sorted((one.refined().within(limits) for room in rooms for one in room[:_REFINED]), key=_order)
     others = [*refined[_PAIRED:], *(one for room in rooms for one in room[_REFINED:])]
     best = sorted([*(one.paired() for one in refined[:_PAIRED]), *others], key=_order)
     return [*{one.slabs: one for one in best}.values()]
-
-
-def _rooms(closed: compat.ClosedJaxpr, device: Device, limits: SlabLimits) -> list[list[Found]]:
-    """Slabs for all of the room, and where some fit for less of it, the best first."""
-    found: list[Found] = []
-    for begun in _axes(closed):
-        found += _Search(begun, device, limits).run()
-        if any(limits.fits(one.price) for one in found):
-            less = _Search(begun, device, limits.less(_LESS)).run()
-            return [sorted(found, key=_order), sorted(less, key=_order)]
-    return [sorted(found, key=_order)]
 
 
 def _order(found: Found) -> tuple[int, float]:
