@@ -25,7 +25,6 @@ _FITTING = 4  # numbers of rows, of those that fit: at 304^3 the fourth is the f
 _LESS = 0.6  # of the room: slabs for less, refined within all of it; 304^3 takes 3.88 s so, 4.03 without
 _REFINED = 2  # of the best for each, value by value: with 4 no U-Net of `bench slabs` gains a thousandth
 _PAIRED = 2  # of the best of these, two values at once: 304^3 takes 3.88 s so, 4.08 without
-_AHEAD = 2  # of the first axis, before another is tried: three programs are compiled
 _MOST_ELEMENTS = 1 << 31  # of an operand: beyond, cuDNN's 3D kernels break or ask for 27 to 110 GiB of workspace
 _MARGIN = 0.95  # of the room: what the estimate of a trip does not see (XLA's transposes, packing)
 
@@ -76,21 +75,20 @@ def slab_programs(
 
 
 def frontier(closed: compat.ClosedJaxpr, device: Device, limits: SlabLimits) -> Iterator[Found]:
-    """Slabs, the likeliest first: of the first axis along which all that is large can be split, then of another.
+    """Slabs of the first axis along which everything large can be split, the best first.
 
-    What is expected to fit may not, and the other way round, as the bytes of what is not split are guessed: where
-    nothing is expected to fit, the best of every axis comes first.
+    Where nothing is expected to fit, the best of every axis comes first: how many bytes a plan of kernels makes of what
+    is not split is a guess.
     """
-    ahead, rest, others = _AHEAD, dict[Price, Found](), list[Found]()
+    first, others = dict[Price, Found](), list[Found]()
     for begun in _axes(closed):
         best = _best(begun, device, limits)
-        fit = [one for one in best[:ahead] if limits.fits(one.price)]
-        yield from fit
-        ahead = 1 if fit else ahead
-        if best and not fit:
-            rest.setdefault(best[0].price, best[0])
-        others += best[max(len(fit), 1) :]
-    yield from rest.values()
+        if any(limits.fits(one.price) for one in best):
+            yield from best
+            return
+        first |= {one.price: one for one in best[:1] if one.price not in first}
+        others += best[1:]
+    yield from first.values()
     yield from sorted(others, key=_order)
 
 
