@@ -87,11 +87,12 @@ def dumped_thunks(folder: Path, module: str = "", after_passes: bool = False) ->
     """Thunks of the last program compiled into a folder whose name has `module` in it.
 
     Args:
-      after_passes: with CUDA graphs (`kCommandBuffer`), as they run; else as they were emitted.
+      after_passes: with CUDA graphs (`kCommandBuffer`), as they run; else as they were emitted. XLA dumps the first
+        only where they differ.
     """
-    end = "thunk_sequence_after_thunk_passes.txt" if after_passes else "thunk_sequence.txt"
-    files = sorted(one for one in folder.glob(f"*.{end}") if module in one.name)
-    return read_thunks(files[-1].read_text())
+    ends = ["thunk_sequence_after_thunk_passes.txt"] * after_passes + ["thunk_sequence.txt"]
+    files = [one for end in ends for one in sorted(folder.glob(f"*.{end}"), reverse=True) if module in one.name]
+    return read_thunks(files[0].read_text())
 
 
 def loops(thunks: list[Thunk]) -> list[Thunk]:
