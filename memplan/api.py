@@ -23,7 +23,7 @@ from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner, planner_named
 from memplan.program import compat
 from memplan.program.jit_arguments import NnxWrites, dynamic_arguments, explain, static_arguments
-from memplan.program.transforms.host_state import place_argument, to_device
+from memplan.program.transforms.host_state import as_traced, place_argument
 from memplan.report.comparison import Comparison
 from memplan.report.curve import Curve
 from memplan.report.frontier import Frontier
@@ -297,7 +297,7 @@ class PlannedJit:
 
     def _made(self, args: Any, kwargs: Any) -> Planned:
         run = pipeline.best if self._request.verify is None else pipeline.run
-        shapes = jax.tree.map(to_device, (args, kwargs)) if self._request.host_state else (args, kwargs)
+        shapes = jax.tree.map(as_traced, (args, kwargs)) if self._request.holds_state else (args, kwargs)
         try:
             found = run(self._step, shapes[0], shapes[1], self._options, self._request, _notify.get())
         except TypeError as error:
@@ -325,7 +325,8 @@ class PlannedJit:
 
     def _key(self, dynamic: Any, args: Any, kwargs: Any) -> Any:
         leaves, tree = jax.tree_util.tree_flatten(dynamic)
-        return tree, tuple(map(_type_of, leaves)), static_arguments(self._step, args, kwargs, self._options)
+        types_of = tuple(_type_of(leaf, self._request.holds_state) for leaf in leaves)
+        return tree, types_of, static_arguments(self._step, args, kwargs, self._options)
 
     @functools.cached_property
     def _here(self) -> PlannedJit:
@@ -407,14 +408,15 @@ class Compiled:
         return self._run(*args, **kwargs)
 
 
-def _type_of(leaf: Any) -> Any:
+def _type_of(leaf: Any, any_memory: bool) -> Any:
     """Of an array by the quickest way: 200 of them take 0.1 ms of every call."""
     aval = getattr(leaf, "aval", None)
     if aval is not None:
-        return aval.shape, aval.dtype, aval.weak_type, compat.placement_of(leaf) if leaf.committed else None
+        place = compat.placement_of(leaf, any_memory) if leaf.committed else None
+        return aval.shape, aval.dtype, aval.weak_type, place
     if isinstance(leaf, (bool, int, float, complex)):
         aval = jax.typeof(leaf)  # to jax.jit it is an array of weak type
         return aval.shape, aval.dtype, aval.weak_type, None
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False), compat.placement_of(leaf)
+        return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False), compat.placement_of(leaf, any_memory)
     return leaf

@@ -48,6 +48,11 @@ class Request:
         """What does not fit may be run in slabs."""
         return self.split is not False
 
+    @property
+    def holds_state(self) -> bool:
+        """Arguments may be in host memory."""
+        return bool(self.host_state or (self.plan and self.plan.on_host))
+
     def local(self, device_bytes: int) -> Request:
         """The same of the local backend, within so many bytes; a plan belongs to the device that it was made for."""
         return replace(self, device=None, budget=device_bytes, plan=None)

@@ -32,10 +32,13 @@ class Runner:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.ran = True
+        return self._with_state(args, kwargs) if self._moves else self._run(args, kwargs)
+
+    def _run(self, args: Any, kwargs: Any) -> Any:
         if self._program.traced.lowers_by_leaves:
             results = self._call(*jax.tree_util.tree_leaves((args, kwargs)))
             return jax.tree_util.tree_unflatten(self._program.traced.out_tree, results)
-        return self._with_state(args, kwargs) if self._moves else self._call(*args, **kwargs)
+        return self._call(*args, **kwargs)
 
     def _with_state(self, args: Any, kwargs: Any) -> Any:
         """On a CPU, where both memories are one, a step has its state where all else is."""
@@ -43,7 +46,7 @@ class Runner:
         for position in self._program.on_host:
             leaves[position] = self._on_device(leaves[position], position)
         args, kwargs = jax.tree_util.tree_unflatten(tree, leaves)
-        results, tree = jax.tree_util.tree_flatten(self._call(*args, **kwargs))
+        results, tree = jax.tree_util.tree_flatten(self._run(args, kwargs))
         for position in self._program.returned_to_host:
             results[position] = place_leaf(results[position], on_host=True)
         return jax.tree_util.tree_unflatten(tree, results)
@@ -68,6 +71,8 @@ def numbers_gate(found: Outcome, args: Sequence[Any], kwargs: Mapping[str, Any])
     """
     program = found.program
     dynamic = dynamic_arguments(program.step, args, kwargs, program.options)
+    if program.on_host:
+        dynamic = jax.tree.map(to_device, dynamic)  # as the unmodified step has them
     leaves = jax.tree_util.tree_leaves(dynamic)
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
         raise MemplanError('verify="numbers" runs the step: pass arrays to plan(), not jax.ShapeDtypeStructs.')

@@ -44,6 +44,11 @@ class Traced:
         """Structure of the outputs."""
         return self.stage.out_tree
 
+    @property
+    def arguments(self) -> Sequence[Any]:
+        """Structures of the positional arguments, without the static ones."""
+        return compat.argument_structures(self.stage)
+
     @functools.cached_property
     def donated(self) -> tuple[bool, ...]:
         """One flag per input."""

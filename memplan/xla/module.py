@@ -24,6 +24,9 @@ _CALLED = re.compile(
 _ALIAS = re.compile(r"\{(?P<output>[\d, ]*)\}: \((?P<argument>\d+), \{(?P<index>[\d, ]*)\}, (?:may|must)-alias\)")
 _OF_THE_NAME = re.compile(r'fingerprint_before_lhs="[^"]*"')
 _METADATA = re.compile(r',? ?(?:metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}|stack_frame_id=\d+)')
+_WHOLE = re.compile(  # what arguments that were put on the one device have, and others have not
+    r",? ?sharding=\{(?:mesh\[\], )?(?:replicated|\[(?:\{\}(?:, )?)*\])\}"
+)
 
 
 class UnreadableModuleError(MemplanError, ValueError):
@@ -205,7 +208,7 @@ class Module(Mapping[str, Computation]):
     def fingerprint(self) -> str:
         """Of what it computes and how, in what order; not of its name, nor of the source that it comes from."""
         options = _OF_THE_NAME.sub("", self.head.partition("\n")[0].partition(",")[2])
-        plain = (_METADATA.sub("", text) for text in self.texts.values())
+        plain = (_WHOLE.sub("", _METADATA.sub("", text)) for text in self.texts.values())
         return hashlib.sha256("\n".join([options, *plain]).encode()).hexdigest()
 
     @cached_property

@@ -140,8 +140,7 @@ class Target:
             kernels = {"xla_gpu_kernel_cache_file": str(kernel_cache_file(self.device.target))}
             flags = {**_DESCRIBED_OPTIONS, **kernels, **flags}
             args, kwargs = self._placeholders(step, args, kwargs, options, spmd)
-        lowered = jax.jit(step, **options).lower(*args, **kwargs)
-        compat.mark_on_host(lowered, on_host)
+        lowered = compat.mark_on_host(jax.jit(step, **options).lower(*args, **kwargs), on_host)
         with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
             if profile:
                 flags |= {"xla_gpu_pgle_profile_file_or_directory_path": _write_profile(profile, Path(folder))}

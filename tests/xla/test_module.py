@@ -61,3 +61,14 @@ def test_a_part_of_a_tuple_cannot_be_donated() -> None:
     text = "HloModule m, is_scheduled=true, input_output_alias={ {0}: (0, {1}, may-alias) }\n\nENTRY %e () -> () {\n}"
     with pytest.raises(UnreadableModuleError, match="donates a part of a tuple"):
         _ = read_module(text).aliases
+
+
+def test_arrays_that_were_put_on_the_device_make_no_other_module() -> None:
+    device = jax.devices()[0]
+
+    def fingerprint(*arrays: jax.Array) -> str:
+        return read_module(str(jax.jit(lambda x, y: x @ y).lower(*arrays).compile().as_text())).fingerprint
+
+    x = jnp.ones((8, 8))
+    assert fingerprint(x, x) == fingerprint(jax.device_put(x, device), x)
+    assert fingerprint(x, x) != fingerprint(x, jnp.ones((8, 9)))

@@ -4,6 +4,7 @@ May import nothing of memplan.
 """
 
 from memplan.program.compat.compiler import (
+    PINNED,
     coordination_client,
     is_coordination_client,
     mark_on_host,
@@ -50,6 +51,7 @@ from memplan.program.compat.jaxprs import (
 from memplan.program.compat.primitives import new_primitive
 from memplan.program.compat.tracing import (
     BLOCKING_MODULES,
+    argument_structures,
     checkpointed_gradients,
     donated_inputs,
     draws_by_itself,

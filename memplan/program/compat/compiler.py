@@ -7,32 +7,48 @@ import copy
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+import jax
 from jax._src import compilation_cache as _compilation_cache
 from jax._src import distributed as _distributed
 from jax._src.lib import _jax as _jax_lib  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.lib import _xla as _xla_lib  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.lib import hlo as _hlo  # pyright: ignore[reportAttributeAccessIssue]
 from jax._src.lib.mlir import ir as _ir  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.named_sharding import UnspecifiedValue as _UnspecifiedValue
 from jax.extend import xla as _xla_hooks
 
+PINNED = "pinned_host"
+"""The kind of memory, as jax calls it, that is the host's and that a GPU reads and writes."""
 
-def mark_on_host(lowered: Any, inputs: Collection[int]) -> None:
-    """Say in a lowered module that these inputs are in host memory.
 
-    What jax writes for arguments with a memory kind; the devices of a described GPU know no kinds.
+def mark_on_host(lowered: Any, inputs: Collection[int]) -> Any:
+    """The same with these inputs (positions among all) in host memory, for XLA and for who calls what comes of it.
+
+    It is what jax writes for arguments with a memory kind; the devices of a described GPU know no kinds.
     """
     if not inputs:
-        return
-    module = lowered._lowering._hlo
-    (main,) = (one for one in module.body.operations if str(one.name).strip('"') == "main")
-    with module.context:
-        attributes = []
-        for position, known in enumerate(main.attributes["arg_attrs"]):
-            found = {one.name: one.attr for one in known}
-            if position in inputs:
-                found["mhlo.memory_kind"] = _ir.StringAttr.get("pinned_host")
-            attributes.append(_ir.DictAttr.get(found))
+        return lowered
+    outer, clone = _clone(lowered)
+    constants, kept = len(clone.const_args), sorted(clone.compile_args["kept_var_idx"])
+    marked = [number for number, position in enumerate(kept) if position - constants in inputs]
+    (main,) = (one for one in clone._hlo.body.operations if str(one.name).strip('"') == "main")
+    shardings = list(clone.compile_args["in_shardings"])
+    with clone._hlo.context:
+        attributes = list(main.attributes["arg_attrs"])
+        tokens = len(attributes) - len(shardings)  # of ordered effects; they come first
+        for number in marked:
+            found = {one.name: one.attr for one in attributes[tokens + number]}
+            found["mhlo.memory_kind"] = _ir.StringAttr.get(PINNED)
+            attributes[tokens + number] = _ir.DictAttr.get(found)
         main.attributes["arg_attrs"] = _ir.ArrayAttr.get(attributes)
+    for number in marked:
+        known = shardings[number]
+        if isinstance(known, _UnspecifiedValue):  # jax would ask XLA, and then for device memory
+            known = jax.sharding.SingleDeviceSharding(clone._device_list[0])
+        if PINNED in {kind.kind for kind in next(iter(known.device_set)).addressable_memories()}:
+            shardings[number] = known.with_memory_kind(PINNED)
+    clone.compile_args = {**clone.compile_args, "in_shardings": tuple(shardings)}
+    return outer
 
 
 def module_name_of(lowered: Any) -> str:
@@ -41,7 +57,16 @@ def module_name_of(lowered: Any) -> str:
 
 
 def rename_module(lowered: Any, name: str) -> Any:
-    """The same under another name; jax, which keeps what it lowered, does not see it."""
+    """The same under another name."""
+    outer, clone = _clone(lowered)
+    with clone._hlo.context:
+        clone._hlo.operation.attributes["sym_name"] = _ir.StringAttr.get(name)
+    clone._name = name
+    return outer
+
+
+def _clone(lowered: Any) -> tuple[Any, Any]:
+    """A copy of what was lowered, and what is in it; jax, which keeps what it lowered, sees nothing of changes."""
     known = lowered._lowering
     with known._hlo.context, _ir.Location.unknown():
         module = _ir.Module.create()
@@ -50,14 +75,12 @@ def rename_module(lowered: Any, name: str) -> Any:
         attributes = known._hlo.operation.attributes
         for key in attributes:
             module.operation.attributes[key] = attributes[key]
-        module.operation.attributes["sym_name"] = _ir.StringAttr.get(name)
     clone = copy.copy(known)
     clone._hlo = module
-    clone._name = name
     clone._executable = None  # jax compiled the same for somebody else
     outer = copy.copy(lowered)
     outer._lowering = clone
-    return outer
+    return outer, clone
 
 
 def module_text(proto: bytes) -> str:

@@ -37,23 +37,35 @@ def transform_of(values: Sequence[Any]) -> str | None:
     return None
 
 
-def placement_of(array: Any) -> Any:
-    """The sharding that an array or a shape is committed to; None where it is free, or where jax puts it anyway."""
+def placement_of(array: Any, any_memory: bool = False) -> Any:
+    """The sharding that an array or a shape is committed to; None where it is free, or where jax puts it anyway.
+
+    Args:
+      any_memory: host memory is as good as the device's.
+    """
     sharding = getattr(array, "sharding", None)
-    if sharding is None or (isinstance(array, jax.Array) and not array.committed) or _is_usual(sharding):
+    if sharding is None or (isinstance(array, jax.Array) and not array.committed):
         return None
-    return sharding
+    return _unless_usual(sharding, any_memory)
 
 
 @functools.lru_cache(maxsize=1024)
-def _is_usual(sharding: Any) -> bool:
+def _unless_usual(sharding: Any, any_memory: bool) -> Any:
     usual = jax.local_devices()[0]
-    return sharding.device_set == {usual} and sharding.memory_kind in (None, usual.default_memory().kind)
+    kind = usual.default_memory().kind
+    found = sharding.with_memory_kind(kind) if any_memory else sharding
+    return None if found.device_set == {usual} and found.memory_kind in (None, kind) else found
 
 
 def donated_inputs(traced: Any) -> tuple[bool, ...]:
     """One flag per leaf of the dynamic arguments of what `jax.jit(...).trace(...)` returned."""
     return tuple(traced._params["donated_invars"])
+
+
+def argument_structures(traced: Any) -> tuple[Any, ...]:
+    """Of the positional, dynamic arguments; `Traced.in_tree` makes descriptions of them first (`has_args_info`)."""
+    by_position, _ = traced._in_tree.children()
+    return tuple(by_position.children())
 
 
 def has_args_info(traced: Any) -> bool:

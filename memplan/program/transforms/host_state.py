@@ -19,6 +19,7 @@ from memplan.errors import MemplanError, PlanMismatchError
 from memplan.program import compat
 from memplan.program.flatten import flatten
 from memplan.program.interpret import bindings, interpret_eqns
+from memplan.program.jit_arguments import infer_static
 from memplan.program.trace import Program, StateOnHost
 from memplan.program.transforms.layerwise_scan import DEVICE, HOST, StreamedScan, Update, UpdatingScan
 from memplan.program.transforms.layerwise_state import LayerwiseState, layerwise_state
@@ -53,19 +54,21 @@ def large_leaves(program: Program, argnums: Collection[int]) -> frozenset[int]:
 
 
 def positions_of(program: Program, argnum: int) -> range:
-    """Positions of the inputs that an argument consists of.
+    """Positions of the inputs that an argument consists of; `argnum` counts the static ones, as in `jax.jit`.
 
     Raises:
       MemplanError: there is no such argument.
     """
-    if program.traced.lowers_by_leaves:
-        raise MemplanError("state in host memory needs arguments in containers that take anything for their leaves.")
-    arguments, _ = program.traced.stage.args_info
-    if not 0 <= argnum < len(arguments):
-        raise MemplanError(f"there is no argument {argnum} among {len(arguments)} that could be held in host memory.")
-    counts = [len(jax.tree_util.tree_leaves(argument)) for argument in arguments]
-    first = sum(counts[:argnum])
-    return range(first, first + counts[argnum])
+    counts = [argument.num_leaves for argument in program.traced.arguments]
+    static, _ = infer_static(program.step, len(counts), program.options)
+    static, _ = infer_static(program.step, len(counts) + len(static), program.options)  # negative ones, from the end
+    dynamic = argnum - sum(position < argnum for position in static)
+    if argnum in static or not 0 <= dynamic < len(counts):
+        raise MemplanError(
+            f"there is no argument {argnum} that could be held in host memory: the step has {len(counts)} of arrays."
+        )
+    first = sum(counts[:dynamic])
+    return range(first, first + counts[dynamic])
 
 
 def place_argument(program: Program, argument: Any, argnum: int) -> Any:
@@ -74,21 +77,43 @@ def place_argument(program: Program, argument: Any, argnum: int) -> Any:
     positions = positions_of(program, argnum)
     if len(leaves) != len(positions):
         raise MemplanError(f"the step was planned for an argument of {len(positions)} leaves, not {len(leaves)}.")
-    placed = [place_leaf(leaf, position in program.on_host) for leaf, position in zip(leaves, positions, strict=True)]
+    spmd = program.spmd
+    placed = [
+        place_leaf(leaf, position in program.on_host, spmd and spmd.sharding(spmd.inputs[position]))
+        for leaf, position in zip(leaves, positions, strict=True)
+    ]
     return jax.tree_util.tree_unflatten(tree, placed)
 
 
 def to_device(leaf: Any) -> Any:
-    """A leaf as the step is traced with it: on the device, where its state is when the step reads it."""
-    kind = getattr(getattr(leaf, "sharding", None), "memory_kind", None)
-    return place_leaf(leaf, on_host=False) if isinstance(leaf, jax.Array) and kind == "pinned_host" else leaf
+    """A leaf on the device, where its state is when the step reads it."""
+    return place_leaf(leaf, on_host=False) if isinstance(leaf, jax.Array) and _is_pinned(leaf) else leaf
 
 
-def place_leaf(leaf: Any, on_host: bool) -> jax.Array:
-    """An array in the local device's own memory, or in host memory that it can read."""
-    device = jax.local_devices()[0]
-    kind = "pinned_host" if on_host else device.default_memory().kind
-    return jax.device_put(leaf, jax.sharding.SingleDeviceSharding(device, memory_kind=kind))
+def as_traced(leaf: Any) -> Any:
+    """A leaf as the step is traced with it: what is in host memory is described on the device, and not copied."""
+    if not _is_pinned(leaf):
+        return leaf
+    sharding, weak_type = compat.placement_of(leaf, any_memory=True), getattr(leaf, "weak_type", False)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak_type)
+
+
+def place_leaf(leaf: Any, on_host: bool, sharding: Any = None) -> jax.Array:
+    """An array in device memory, or in host memory that its device can read.
+
+    Args:
+      sharding: over which devices; None is where a committed array is, or the first local device.
+    """
+    first = jax.local_devices()[0]
+    if sharding is None:
+        is_committed = isinstance(leaf, jax.Array) and leaf.committed
+        sharding = leaf.sharding if is_committed else jax.sharding.SingleDeviceSharding(first)
+    kind = compat.PINNED if on_host else first.default_memory().kind
+    return jax.device_put(leaf, sharding.with_memory_kind(kind))
+
+
+def _is_pinned(leaf: Any) -> bool:
+    return getattr(getattr(leaf, "sharding", None), "memory_kind", None) == compat.PINNED
 
 
 class _Stream:
@@ -102,8 +127,16 @@ class _Stream:
         self.closed = program.jaxpr
         jaxpr = self.closed.jaxpr
         self.on_host = frozenset(jaxpr.invars[position] for position in on_host)
-        donated = [position for position in on_host if program.donated[position]]
-        self.returned = dict(donation_pairs(jaxpr.invars, jaxpr.outvars, donated))
+        read = {atom for eqn in jaxpr.eqns for atom in eqn.invars if compat.is_var(atom)}.union(
+            filter(compat.is_var, jaxpr.outvars)
+        )
+        donated = [
+            position
+            for position, var in enumerate(jaxpr.invars)
+            if program.donated[position] and (var in read or program.options.get("keep_unused"))
+        ]
+        pairs = donation_pairs(jaxpr.invars, jaxpr.outvars, donated)
+        self.returned = {number: position for number, position in pairs if position in on_host}
 
     def rewritten(self) -> compat.ClosedJaxpr:
         invars, outvars = self.closed.jaxpr.invars, self.closed.jaxpr.outvars

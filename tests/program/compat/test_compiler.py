@@ -28,14 +28,27 @@ def test_a_renamed_module_is_another_one() -> None:
 
 
 def test_inputs_are_marked_as_on_the_host() -> None:
-    module = compat.rename_module(lowered(), "mine")
-    compat.mark_on_host(module, ())
-    assert "pinned_host" not in module.as_text()
-    compat.mark_on_host(module, {1})
+    before = lowered()
+    assert compat.mark_on_host(before, ()) is before
+    module = compat.mark_on_host(before, {1})
     (main,) = (line for line in module.as_text().splitlines() if "@main" in line)
     first, second = main.split("%arg1")
     assert "pinned_host" not in first and 'mhlo.memory_kind = "pinned_host"' in second
-    assert "pinned_host" not in lowered().as_text()
+    assert "pinned_host" not in before.as_text()
+    (_, held), _ = module.compile().input_shardings
+    assert held.memory_kind == "pinned_host"
+
+
+def test_inputs_that_jax_drops_are_counted() -> None:
+    def step(tokens: Any, unread: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda: None, ordered=True)
+        return x + y + tokens
+
+    module = compat.mark_on_host(jax.jit(step).lower(*[jnp.ones(3)] * 4), {1, 2})
+    (main,) = (line for line in module.as_text().splitlines() if "@main" in line)
+    assert [number for number, one in enumerate(main.split("%arg")[1:]) if "pinned_host" in one] == [2]  # of token, 3
+    kinds = [getattr(one, "memory_kind", None) for one in module._lowering.compile_args["in_shardings"]]
+    assert kinds == [None, "pinned_host", None]
 
 
 def test_large_constants_are_printed_whole() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import memplan
 from experiments.distributed.checkpoint.run import WIDTH, start, train_step
@@ -43,6 +47,95 @@ def test_large_leaves_of_an_argument_are_held_and_their_updates_return_to_the_ho
     assert len(moved.returned_to_host) == 3 * 4
     assert sum(eqn.primitive.name == "device_put" for eqn in moved.jaxpr.jaxpr.eqns) == 2 * 3 * 4
     assert not large_leaves(program(), (1,))
+
+
+LARGE = jax.ShapeDtypeStruct((512, 512), jnp.float32)  # 1 MiB
+
+
+@given(
+    donated=st.sets(st.integers(0, 3)),
+    held=st.sets(st.integers(0, 3), min_size=1),
+    order=st.permutations(range(4)),
+    unread=st.sets(st.integers(0, 3), max_size=2),
+    keep_unused=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_what_jax_aliases_is_in_one_memory(
+    donated: set[int], held: set[int], order: list[int], unread: set[int], keep_unused: bool
+) -> None:
+    """jax pairs arguments and outputs by their types, whatever memory they are in; XLA dies of a pair in two."""
+
+    def step(*arrays: Any) -> Any:
+        return [arrays[number] + 1 for number in order if number not in unread]
+
+    options = {"donate_argnums": tuple(donated), "keep_unused": keep_unused}
+    found = trace(step, [LARGE] * 4, {}, options)
+    moved = offload_state(found, large_leaves(found, held))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # some donated buffers are not usable
+        lowered = jax.jit(as_step(moved, moved.jaxpr), **options).lower(*[LARGE] * 4)
+    marked = compat.mark_on_host(lowered, moved.on_host).as_text()
+    (main,) = (line.partition("->")[0] for line in marked.splitlines() if "@main" in line)
+    for argument in main.split("%arg")[1:]:
+        alias = re.search(r"tf.aliasing_output = (\d+)", argument)
+        if alias:
+            assert ("pinned_host" in argument) == (int(alias[1]) in moved.returned_to_host)
+
+
+def test_arguments_are_counted_as_jit_counts_them() -> None:
+    def step(rate: float, state: Any, x: jax.Array) -> Any:
+        return state - rate * x
+
+    for options in ({"static_argnums": 0}, {"static_argnames": "rate"}, {"static_argnums": -3}):
+        found = trace(step, (0.5, LARGE, LARGE), {}, options)
+        assert large_leaves(found, (1,)) == {0} and large_leaves(found, (2,)) == {1}
+        with pytest.raises(MemplanError, match="no argument 0"):
+            large_leaves(found, (0,))
+
+
+@jax.tree_util.register_pytree_node_class
+class Picky:
+    """A container that does not take what jax describes arrays by."""
+
+    def __init__(self, array: Any):
+        if type(array).__name__ == "ArgInfo":
+            raise TypeError("no array")
+        self.array = array
+
+    def tree_flatten(self) -> Any:
+        return (self.array,), None
+
+    @classmethod
+    def tree_unflatten(cls, _: Any, leaves: Any) -> Picky:
+        return cls(*leaves)
+
+
+def test_state_in_containers_that_jax_cannot_lower() -> None:
+    def step(state: Picky, x: jax.Array) -> Any:
+        return Picky(state.array * 2 + x), x.sum()
+
+    state, x = Picky(jnp.ones((512, 512))), jnp.ones((512, 512))
+    jitted = memplan.jit(step, host_state=0, donate_argnums=0)
+    planned = jitted.plan(state, x)
+    assert planned._found.program.traced.lowers_by_leaves and planned._found.program.on_host == {0}
+    state = planned.place(state)
+    for expected in (3, 7):
+        state, total = planned.compile()(state, x)
+        assert state.array.sharding.memory_kind == "pinned_host" and total == 512 * 512
+        np.testing.assert_array_equal(state.array, np.full((512, 512), expected))
+
+
+def test_state_on_the_host_is_planned_for_without_being_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, x = arguments()
+    jitted = memplan.jit(train_step, host_state=0, donate_argnums=0)
+    planned = jitted.plan(state, x)
+    state = planned.place(state)
+    assert jitted.plan(state, x) is planned
+    monkeypatch.setattr(jax, "device_put", None)
+    again = memplan.jit(train_step, donate_argnums=0, plan=planned.plan).plan(state, x)
+    assert again._found.program.on_host == planned._found.program.on_host
+    for leaf in jax.tree.leaves((again._found.args, again._found.kwargs)):
+        assert getattr(leaf.sharding, "memory_kind", None) != "pinned_host"
 
 
 def test_nothing_held_changes_nothing() -> None:
