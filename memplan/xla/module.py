@@ -22,7 +22,9 @@ _CALLED = re.compile(
     r"(\{[^}]*\}|%[\w.\-]+)"
 )
 _ALIAS = re.compile(r"\{(?P<output>[\d, ]*)\}: \((?P<argument>\d+), \{(?P<index>[\d, ]*)\}, (?:may|must)-alias\)")
-_OF_THE_NAME = re.compile(r'fingerprint_before_lhs="[^"]*"')
+_OF_THE_CALL = re.compile(  # the module's name, and where jax left arguments and results to XLA's partitioner
+    r'fingerprint_before_lhs="[^"]*"|, allow_spmd_sharding_propagation_to_\w+=\{[a-z,]*\}'
+)
 _METADATA = re.compile(r',? ?(?:metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}|stack_frame_id=\d+)')
 _WHOLE = re.compile(  # what arguments that were put on the one device have, and others have not
     r",? ?sharding=\{(?:mesh\[\], )?(?:replicated|\[(?:\{\}(?:, )?)*\])\}"
@@ -207,7 +209,7 @@ class Module(Mapping[str, Computation]):
     @cached_property
     def fingerprint(self) -> str:
         """Of what it computes and how, in what order; not of its name, nor of the source that it comes from."""
-        options = _OF_THE_NAME.sub("", self.head.partition("\n")[0].partition(",")[2])
+        options = _OF_THE_CALL.sub("", self.head.partition("\n")[0].partition(",")[2])
         plain = (_WHOLE.sub("", _METADATA.sub("", text)) for text in self.texts.values())
         return hashlib.sha256("\n".join([options, *plain]).encode()).hexdigest()
 
