@@ -20,6 +20,7 @@ from memplan.planning.schedule import Schedule
 from memplan.verify.same_module import judge
 from memplan.xla.module import read_module
 from memplan.xla.rewrites.early_copies import copy_early
+from memplan.xla.rewrites.host_copies import copy_slices
 from memplan.xla.write import as_it_stands, write
 
 
@@ -93,11 +94,12 @@ class Callback:
             if self.streams:
                 module = copy_early(scheduled)
                 judge(scheduled, module)
+            module = copy_slices(module, self.device)
             plain = ScheduledModule(module, self.device, self.topology)
             budget = self.limits.device_bytes - self.reserve.device_bytes
             if self.follow is None and plain.device_bytes <= budget:
                 self._planned = PlannedModule(plain, plain, predicted_bytes=plain.device_bytes)
-                return as_it_stands(module) if self.streams else None
+                return as_it_stands(module) if module is not scheduled else None
             return self._rewrite(plain, budget)
 
     def _rewrite(self, plain: ScheduledModule, budget: int) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -10,7 +11,8 @@ from typing import NamedTuple
 from memplan.hardware.device import Device
 from memplan.hardware.roofline import copy_seconds
 from memplan.planning.graph import op_seconds
-from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, Walls, slab_rows, trips_of
+from memplan.planning.rows import Span
+from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, Walls, slab_rows, spare_rows, trips_of
 
 _LAUNCH_S = 1e-5  # of a kernel in a loop, and of the trip around it
 
@@ -118,13 +120,26 @@ class Pricer:
         for value, (first, last) in self.anew(loops).items():
             for loop in range(first, last):
                 device[loop] += self.graph.graph.nbytes(value)
+        spans = defaultdict[int, list[Span]](list)  # of what is on the host, as loops read it
+        for loop in loops:
+            for value in loop.reads:
+                if value in slabs.on_host:
+                    spans[value].append(loop.spans[value])
         for value, (first, last) in lifetimes(loops, read_whole).items():
-            there = host if value in slabs.on_host else device
+            on_host, nbytes = value in slabs.on_host, self.graph.graph.nbytes(value)
+            there = host if on_host else device
+            more = self._spare(value, slabs, spans.get(value, ())) if on_host else 0
             for loop in range(first, last):
-                there[loop] += self.graph.graph.nbytes(value)
+                there[loop] += nbytes + more
         trips = self._trips(slabs)
         seconds = whole.seconds + sum(self.streams(loop, slabs).seconds(trips) for loop in loops)
         return Price(seconds, max(device, default=0), max(host, default=0))
+
+    def _spare(self, value: int, slabs: Slabs, spans: Iterable[Span]) -> int:
+        """Bytes on the host besides the rows that the value has."""
+        rows, size = slab_rows(self.graph, slabs, value), self.graph.sizes[value]
+        spare = sum(spare_rows(rows, spans)) + self._trips(slabs) * rows - size
+        return self.graph.graph.nbytes(value) * spare // size
 
     def streams(self, loop: SlabLoop, slabs: Slabs) -> Streams:
         read = sum([self.copy_seconds[value] for value in loop.reads if value in slabs.on_host])

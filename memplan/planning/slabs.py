@@ -127,6 +127,21 @@ def slab_rows(graph: SlabGraph, slabs: Slabs, value: int) -> int:
     return rows
 
 
+def spare_rows(rows: int, spans: Iterable[Span]) -> tuple[int, int]:
+    """Rows of a value on the host before its first one, and behind those of the last slab, with anything in them.
+
+    The first trip of a loop writes what no trip before it made, and the last fetches for one that does not follow.
+
+    Args:
+      rows: of the value, in a slab.
+      spans: that loops read.
+    """
+    before, behind = rows, 0
+    for low, high in spans:
+        before, behind = max(before, -low), max(behind, high)
+    return before, behind
+
+
 def trips_of(graph: SlabGraph, slabs: Slabs) -> int:
     """So many slabs hold all rows of every array on the axis that the ops make or read."""
     values = {value for op in slabs.ops for value in graph.along[op].values}

@@ -54,7 +54,7 @@ def _computation(op: Instruction) -> str:
 
 
 def _is_of_pair(attribute: str) -> bool:
-    return attribute.startswith(_PAIR_ATTRIBUTES)
+    return attribute.startswith(_PAIR_ATTRIBUTES) and '"fusion_backend_config"' not in attribute
 
 
 def _split(attributes: str) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -12,12 +12,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from memplan.planning.rows import Span
-from memplan.program.transforms.layerwise_scan import DEVICE
+from memplan.program import compat
+from memplan.program.transforms.layerwise_scan import DEVICE, HOST
 
 
 @dataclass(frozen=True)
 class Stack:
-    """An array as a loop wrote it: slab upon slab.
+    """An array on the device as a loop wrote it: slab upon slab.
 
     Attributes:
       slabs: trips first, then the dimensions of the array, of which `dim` has a slab's rows.
@@ -27,22 +28,15 @@ class Stack:
     slabs: Any
     dim: int
     size: int
-    on_host: bool
 
     @functools.cached_property
     def whole(self) -> Any:
-        """The array, on the device."""
-        slabs = jax.device_put(self.slabs, DEVICE) if self.on_host else self.slabs
-        shape = list(slabs.shape[1:])
-        shape[self.dim] *= slabs.shape[0]
-        return lax.slice_in_dim(jnp.moveaxis(slabs, 0, self.dim).reshape(shape), 0, self.size, axis=self.dim)
+        shape = list(self.slabs.shape[1:])
+        shape[self.dim] *= self.slabs.shape[0]
+        return lax.slice_in_dim(jnp.moveaxis(self.slabs, 0, self.dim).reshape(shape), 0, self.size, axis=self.dim)
 
     def rows(self, trip: Any, span: Span) -> Any:
         """Rows of the array, counted from the first of a trip's slab; anything where it has none."""
-        return joined(self.pieces(trip, span), self.dim)
-
-    def pieces(self, trip: Any, span: Span) -> list[Any]:
-        """The same, as they lie in the slabs."""
         rows, trips = self.slabs.shape[self.dim + 1], self.slabs.shape[0]
         pieces = []
         for slab in range(span[0] // rows, -(-span[1] // rows)):
@@ -52,10 +46,67 @@ class Stack:
             starts[self.dim + 1] = jnp.full((), low, jnp.int32)
             sizes = [1, *self.slabs.shape[1:]]
             sizes[self.dim + 1] = high - low
-            piece = lax.dynamic_slice(self.slabs, starts, sizes)
-            piece = jax.device_put(piece, DEVICE) if self.on_host else piece
-            pieces.append(lax.squeeze(piece, (0,)))
-        return pieces
+            pieces.append(lax.squeeze(lax.dynamic_slice(self.slabs, starts, sizes), (0,)))
+        return joined(pieces, self.dim)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["dim", "rows_per_slab", "spare", "size"]
+)
+@dataclass(frozen=True)
+class HostArray:
+    """An array in host memory that loops write and read by rows.
+
+    XLA copies rows where it sees that they lie together, at an offset that is linear in the loop's counter; else a
+    kernel reads or writes them (DynamicSliceAnnotator of XLA:GPU). So rows come first, and no index is clamped: there
+    are spare rows before the first and behind the last, of anything.
+
+    Attributes:
+      array: its rows first, then the other dimensions of the array, of which `dim` is missing.
+      rows_per_slab: of so many rows a trip writes.
+      spare: rows before the first.
+      size: rows of the array.
+    """
+
+    array: Any
+    dim: int
+    rows_per_slab: int
+    spare: int
+    size: int
+
+    @classmethod
+    def empty(
+        cls, shape: Sequence[int], dtype: Any, dim: int, rows: int, trips: int, spare: tuple[int, int]
+    ) -> HostArray:
+        """Nothing was written to it yet.
+
+        Args:
+          shape: of the array.
+          spare: rows before the first, and behind those of the last slab.
+        """
+        others = [size for number, size in enumerate(shape) if number != dim]
+        array = compat.empty_on_host((sum(spare) + trips * rows, *others), dtype)
+        return cls(array, dim, rows, spare[0], shape[dim])
+
+    @functools.cached_property
+    def whole(self) -> Any:
+        """The array, on the device."""
+        return self._read(self.spare, self.size)
+
+    def rows(self, trip: Any, span: Span) -> Any:
+        """Rows of the array on the device, counted from the first of a trip's slab; anything where it has none."""
+        return self._read(trip * self.rows_per_slab + (self.spare + span[0]), span[1] - span[0])
+
+    def written(self, trip: Any, slab: Any) -> HostArray:
+        """With the rows of a trip."""
+        slab = jax.device_put(jnp.moveaxis(slab, self.dim, 0), HOST)
+        first = trip * self.rows_per_slab + self.spare
+        array = lax.dynamic_update_slice_in_dim(self.array, slab, first, 0, allow_negative_indices=False)
+        return replace(self, array=array)
+
+    def _read(self, first: Any, rows: int) -> Any:
+        found = lax.dynamic_slice_in_dim(self.array, first, rows, 0, allow_negative_indices=False)
+        return jnp.moveaxis(jax.device_put(found, DEVICE), 0, self.dim)
 
 
 @dataclass(frozen=True)
@@ -89,4 +140,4 @@ def joined(pieces: Sequence[Any], dim: int) -> Any:
 
 
 def whole(value: Any) -> Any:
-    return value.whole if isinstance(value, Stack) else value
+    return value.whole if isinstance(value, Stack | HostArray) else value

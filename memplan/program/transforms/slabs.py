@@ -19,7 +19,7 @@ from jax import lax
 
 from memplan.errors import PlanMismatchError
 from memplan.planning.rows import Span
-from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, Walls, arrange, least_rows, trips_of
+from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, Walls, arrange, least_rows, spare_rows, trips_of
 from memplan.program import compat
 from memplan.program.axes import shape_of
 from memplan.program.carries import nothing, row_before, run_cumulative, with_more
@@ -31,8 +31,7 @@ from memplan.program.slab_axis import SlabAxis, slab_axis, slab_graph
 from memplan.program.trace import InSlabs, Program
 from memplan.program.transforms.bands import with_bands
 from memplan.program.transforms.early_sums import early_sums
-from memplan.program.transforms.layerwise_scan import write
-from memplan.program.transforms.slab_arrays import Array, Stack, joined, whole
+from memplan.program.transforms.slab_arrays import Array, HostArray, Stack, joined, whole
 
 
 @dataclass(frozen=True)
@@ -111,11 +110,12 @@ def in_slabs(axis: Axis, slabs: Slabs) -> compat.ClosedJaxpr:
 def _run(axis: Axis, slabs: Slabs, *operands: Any) -> list[Any]:
     closed = axis.closed
     known: dict[Any, Any] = bindings(closed, operands)
-    numbers = itertools.count(1)
-    for one in arrange(axis.graph, slabs):
+    numbers, order = itertools.count(1), arrange(axis.graph, slabs)
+    loops = [one for one in order if isinstance(one, SlabLoop)]
+    for one in order:
         if isinstance(one, SlabLoop):
             with jax.named_scope(InSlabs.scope(next(numbers))):
-                _Loop(axis, slabs, one, known).run()
+                _Loop(axis, slabs, one, loops, known).run()
             continue
         eqn = closed.jaxpr.eqns[one]
         with compat.user_context(eqn):
@@ -127,18 +127,20 @@ def _run(axis: Axis, slabs: Slabs, *operands: Any) -> list[Any]:
 class _Loop:
     """One loop, over what is known before it."""
 
-    def __init__(self, axis: Axis, slabs: Slabs, loop: SlabLoop, known: dict[Any, Any]):
+    def __init__(self, axis: Axis, slabs: Slabs, loop: SlabLoop, loops: Sequence[SlabLoop], known: dict[Any, Any]):
         self.axis, self.slabs, self.loop, self.known = axis, slabs, loop, known
         self.closed, self.along = axis.closed, axis.along
         self.vars = variables(self.closed)
         self.trips = trips_of(axis.graph, slabs)
         self.spans = {self.vars[value]: span for value, span in loop.spans.items()}
         self.sources = {self.vars[value]: self._source(self.vars[value]) for value in loop.reads}
-        stacks = ((var, one) for var, one in self.sources.items() if isinstance(one, Stack))
-        self.fetched = {var: one for var, one in stacks if one.on_host}
-        written = [(self.vars[value], value in slabs.on_host) for value in loop.writes]
-        self.to_host = [var for var, on_host in written if on_host]
-        self.stacked = [var for var, on_host in written if not on_host]
+        self.fetched = {var: one for var, one in self.sources.items() if isinstance(one, HostArray)}
+        self.to_host = {
+            self.vars[value]: [one.spans[value] for one in loops if value in one.reads]
+            for value in loop.writes
+            if value in slabs.on_host
+        }
+        self.stacked = [self.vars[value] for value in loop.writes if value not in slabs.on_host]
         self.sums = [(number, var) for number in loop.sums for var in self.closed.jaxpr.eqns[number].outvars]
         self.whole = {number: self._read_whole(number) for number in loop.ops}
 
@@ -155,9 +157,9 @@ class _Loop:
         rows = self.slabs.rows * self.along.scales[var]
         return rows.numerator
 
-    def _source(self, var: Any) -> Stack | Array:
+    def _source(self, var: Any) -> Stack | HostArray | Array:
         value, dim = self.known[var], self.along.dims[var]
-        if isinstance(value, Stack):
+        if isinstance(value, Stack | HostArray):
             return value
         rows = self.slab_rows(var)
         missing = self.trips * rows - value.shape[dim]
@@ -169,41 +171,37 @@ class _Loop:
 
     def run(self) -> None:
         """What is written to the host is written a trip after it was made, beside what the trip computes."""
-        trips = jnp.arange(self.trips, dtype=jnp.int32)
-        following, last = jnp.minimum(trips + 1, self.trips - 1), jnp.maximum(trips - 1, 0)
         sums = [nothing(self._how(number), var.aval) for number, var in self.sums]
         before = {number: self._row_before(number) for number in self.loop.ops if self.along.equations[number].carries}
-        windows = [[*self._first(var), *self._fetch(var, 0)] for var in self.fetched]
-        shapes = [self._slab_shape(var) for var in self.to_host]
-        stacks = [
-            compat.empty_on_host((self.trips, *shape), var.aval.dtype)
-            for var, shape in zip(self.to_host, shapes, strict=True)
-        ]
-        made = [jnp.zeros(shape, var.aval.dtype) for var, shape in zip(self.to_host, shapes, strict=True)]
-        begin = sums, before, windows, stacks, made
-        (sums, _, _, stacks, made), on_device = lax.scan(self._trip, begin, (trips, following, last))
+        windows = [[*self._first(var), self._fetch(var, 0, one)] for var, one in self.fetched.items()]
+        hosts = [self._empty(var, spans) for var, spans in self.to_host.items()]
+        made = [jnp.zeros(self._slab_shape(var), var.aval.dtype) for var in self.to_host]
+        begin = jnp.int32(0), sums, before, windows, hosts, made
+        (_, sums, _, _, hosts, made), stacks = lax.scan(self._trip, begin, length=self.trips)
         for (number, var), total in zip(self.sums, sums, strict=True):
             self.known[var] = self._finished(number, var, total)
-        for var, stack in zip(self.to_host, write(stacks, made, self.trips - 1), strict=True):
-            self.known[var] = self._stack(var, stack, on_host=True)
-        for var, stack in zip(self.stacked, on_device, strict=True):
-            self.known[var] = self._stack(var, stack, on_host=False)
+        for var, host, slab in zip(self.to_host, hosts, made, strict=True):
+            self.known[var] = host.written(self.trips - 1, slab)
+        for var, stack in zip(self.stacked, stacks, strict=True):
+            self.known[var] = Stack(stack, self.along.dims[var], shape_of(var)[self.along.dims[var]])
 
     def _slab_shape(self, var: Any) -> tuple[int, ...]:
         shape = list(shape_of(var))
         shape[self.along.dims[var]] = self.slab_rows(var)
         return tuple(shape)
 
-    def _stack(self, var: Any, stack: Any, on_host: bool) -> Stack:
-        dim = self.along.dims[var]
-        return Stack(stack, dim, shape_of(var)[dim], on_host)
+    def _empty(self, var: Any, spans: Sequence[Span]) -> HostArray:
+        """Nothing is written to it yet; loops will read these spans."""
+        dim, rows = self.along.dims[var], self.slab_rows(var)
+        return HostArray.empty(shape_of(var), var.aval.dtype, dim, rows, self.trips, spare_rows(rows, spans))
 
-    def _trip(self, carry: Any, trips: Any) -> Any:
-        (sums, before, fetched, stacks, made), (trip, following, last) = carry, trips
-        stacks = write(stacks, made, last)
+    def _trip(self, carry: Any, _: None) -> Any:
+        trip, sums, before, fetched, hosts, made = carry
+        hosts = [host.written(trip - 1, slab) for host, slab in zip(hosts, made, strict=True)]
         windows = [joined(pieces, self.along.dims[var]) for var, pieces in zip(self.fetched, fetched, strict=True)]
         env: dict[Any, Any] = dict(zip(self.fetched, windows, strict=True))
-        following, _ = lax.optimization_barrier((following, windows))  # what is fetched takes the place of the pieces
+        # What is fetched takes the place of the pieces, so it comes behind them. XLA must see its index, so arrays wait.
+        sources, _ = lax.optimization_barrier((list(self.fetched.values()), windows))
         for var, source in self.sources.items():
             if var not in env:
                 env[var] = source.rows(trip, self.spans[var])
@@ -217,17 +215,20 @@ class _Loop:
             with_more(self._how(number), total, added[var])
             for (number, var), total in zip(self.sums, sums, strict=True)
         ]
-        fetched = [[*self._kept(var, env[var]), *self._fetch(var, following)] for var in self.fetched]
+        fetched = [
+            [*self._kept(var, env[var]), self._fetch(var, trip + 1, one)]
+            for var, one in zip(self.fetched, sources, strict=True)
+        ]
         made = [self._slab(var, env) for var in self.to_host]
-        return (sums, before, fetched, stacks, made), [self._slab(var, env) for var in self.stacked]
+        return (trip + 1, sums, before, fetched, hosts, made), [self._slab(var, env) for var in self.stacked]
 
     def _new(self, var: Any) -> int:
         """The first row of a trip's window that the trip before it does not have."""
         return max(self.spans[var][0], self.spans[var][1] - self.slab_rows(var))
 
-    def _fetch(self, var: Any, trip: Any) -> list[Any]:
+    def _fetch(self, var: Any, trip: Any, source: HostArray) -> Any:
         """What a trip's window does not have of the window before."""
-        return self.fetched[var].pieces(trip, (self._new(var), self.spans[var][1]))
+        return source.rows(trip, (self._new(var), self.spans[var][1]))
 
     def _first(self, var: Any) -> list[Any]:
         """What the first window has besides."""

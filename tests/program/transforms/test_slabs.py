@@ -116,6 +116,38 @@ def test_halves_are_the_same_but_for_their_rounding(step: Step, cut: Cut) -> Non
     check_halves(step, cut, 0.06)
 
 
+def check_on_host(step: Step, cut: Cut) -> None:
+    """All that is written lies on the host, between spare rows of anything."""
+    closed, args = step.made()
+    found = cut.of(closed)
+    if found is not None:
+        axis, slabs = found
+        written = frozenset(value for loop in loops_of(axis, slabs) for value in loop.writes)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(compat, "empty_on_host", anything_on_host)
+            made = in_slabs(axis, replace(slabs, on_host=written))
+        for one, expected in zip(*results([made, closed], args), strict=True):
+            np.testing.assert_array_equal(one, expected)
+
+
+def anything_on_host(shape: tuple[int, ...], dtype: Any) -> Any:
+    anything = jnp.nan if jnp.issubdtype(dtype, jnp.floating) else -77
+    return jax.device_put(jnp.full(shape, anything, dtype), jax.memory.Space.Host)
+
+
+@given(slab_programs(exact=True, dtypes=("float32", "float32", "int32")), CUTS)
+@settings(max_examples=8)
+def test_spare_rows_on_the_host_are_in_no_result(step: Step, cut: Cut) -> None:
+    check_on_host(step, cut)
+
+
+@pytest.mark.slow
+@given(slab_programs(exact=True, dtypes=("float32", "float32", "int32")), CUTS)
+@settings(max_examples=100)
+def test_spare_rows_on_the_host_are_in_no_result_of_many(step: Step, cut: Cut) -> None:
+    check_on_host(step, cut)
+
+
 @pytest.mark.slow
 @given(slab_programs(exact=True, dtypes=("float32", "float32", "int32")), CUTS)
 @settings(max_examples=100)

@@ -1,0 +1,83 @@
+"""Loops over slabs copy what they read and write on the host, as XLA's thunks say; no kernel does it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import memplan
+from memplan import pipeline
+from memplan.hardware import catalog
+from memplan.program.transforms.slabs import with_slabs
+from memplan.xla.module import read_module
+from memplan.xla.rewrites.host_copies import copy_slices, is_slice
+from tests.outcome.test_slabs import MIB, image_shapes, images, on_host
+from tests.xla.thunks import Thunk, dump_options, dumped_thunks, loops
+
+_HOST, _SLAB = "f32[8,4]{1,0:S(5)}", "f32[1,4]{1,0}"
+_CONFIG = 'backend_config={"dynamic_slice_config":{"byte_offset":"16","byte_stride":"16","loop_index":"0"}}'
+TEXT = f"""\
+HloModule step, is_scheduled=true
+
+%read (p0: f32[8,4], p1: s32[]) -> f32[1,4] {{
+  %p0 = {_HOST} parameter(0)
+  %p1 = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  ROOT %slice = f32[1,4]{{1,0}} dynamic-slice(%p0, %p1, %zero), dynamic_slice_sizes={{1,4}}, {_CONFIG}
+}}
+
+%written (q0: f32[8,4], q1: f32[1,4], q2: s32[]) -> f32[8,4] {{
+  %q0 = {_HOST} parameter(0)
+  %q1 = f32[1,4]{{1,0}} parameter(1)
+  %q2 = s32[] parameter(2)
+  %none = s32[] constant(0)
+  ROOT %update = {_HOST} dynamic-update-slice(%q0, %q1, %q2, %none), {_CONFIG}
+}}
+
+ENTRY %main (stack: f32[8,4], trip: s32[]) -> f32[8,4] {{
+  %stack = {_HOST} parameter(0)
+  %trip = s32[] parameter(1)
+  %in = (({_HOST}, s32[]), {_SLAB}, u32[]) fusion-start(%stack, %trip), kind=kLoop, calls=%read
+  %slab = f32[1,4]{{1,0}} fusion-done(%in)
+  %out = (({_HOST}, {_SLAB}, s32[]), {_HOST}, u32[]) fusion-start(%stack, %slab, %trip), kind=kLoop, calls=%written
+  ROOT %done = {_HOST} fusion-done(%out)
+}}
+"""
+
+
+def test_a_slice_is_written_as_xla_writes_one_that_it_copies() -> None:
+    module = copy_slices(read_module(TEXT), catalog.named("v100"))
+    made = read_module("\n\n".join([module.head, *module.texts.values()]))
+    assert [op.opcode for op in made["read"].ops.values()] == ["parameter"] * 2 + ["constant", "dynamic-slice", "copy"]
+    assert made["read"].root.operands == ("slice",)
+    assert made["written"].root.operands == ("q0", "q1.copied", "q2", "none")
+    for name in ("in", "out"):
+        op = made.entry.ops[name]
+        assert "kind=kCustom" in op.attributes and '"name":"dynamic_slice_fusion"' in op.attributes
+        assert is_slice(made, op)
+
+
+def test_newer_gpus_and_other_fusions_are_left_alone() -> None:
+    module = read_module(TEXT)
+    assert copy_slices(module, catalog.named("a100")) is module
+    for text in (TEXT.replace(_CONFIG, "metadata={}"), TEXT.replace(":S(5)", "")):
+        plain = read_module(text)
+        assert copy_slices(plain, catalog.named("v100")) is plain
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.parametrize("device", ["v100", "a100", "h100"])
+def test_slabs_are_copied(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first convolution is written to the host by one loop, and read by two."""
+    monkeypatch.setattr(pipeline, "slab_programs", lambda program, *_: [with_slabs(program, on_host(program))])
+    options = dump_options(tmp_path)
+    memplan.jit(images, device=device, budget=16 * MIB, compiler_options=options).plan(*image_shapes())
+    moved = [one for loop in loops(dumped_thunks(tmp_path, "memplan")) for one in transfers(loop)]
+    assert len(moved) == 3
+    for one in moved:
+        assert one.stream and one.has("kCopy") and not one.has("kCustomKernel")
+
+
+def transfers(loop: Thunk) -> list[Thunk]:
+    return [one for one in loop.inside if one.kind == "kAsyncStart"]
