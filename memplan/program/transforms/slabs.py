@@ -200,7 +200,8 @@ class _Loop:
         hosts = [host.written(trip - 1, slab) for host, slab in zip(hosts, made, strict=True)]
         windows = [joined(pieces, self.along.dims[var]) for var, pieces in zip(self.fetched, fetched, strict=True)]
         env: dict[Any, Any] = dict(zip(self.fetched, windows, strict=True))
-        # What is fetched takes the place of the pieces, so it comes behind them. XLA must see its index, so arrays wait.
+        # What is fetched takes the place of the pieces, so it comes behind them. The barrier holds the arrays, not the
+        # index, which XLA must see.
         sources, _ = lax.optimization_barrier((list(self.fetched.values()), windows))
         for var, source in self.sources.items():
             if var not in env:
