@@ -16,6 +16,7 @@ _EFFECT = re.compile(r"\b(?:custom_call_)?has_side_effect=true")
 _ONCE = re.compile(
     r"^(?:infeed|outfeed|send|recv|rng.*|(?:all|reduce|collective)-.*|while|conditional|call|after-all|add-dependency)$"
 )
+_PURE_START = re.compile(r"^(?:fusion|slice|dynamic-slice|dynamic-update-slice)-start$")
 _UNDER_WAY: Meaning = (-1, 0)  # nothing yet
 
 
@@ -143,10 +144,11 @@ class Dataflow:
         self.computed.update(made)
         self._means.update(zip(places_in(tree), made, strict=True))
         updates = self._overwrite(op, operands, position)
-        acts = bool(_EFFECT.search(op.attributes)) or bool(_ONCE.match(op.opcode)) or op.opcode.endswith("-start")
+        begins = op.opcode.endswith("-start")
+        acts = bool(_EFFECT.search(op.attributes)) or bool(_ONCE.match(op.opcode)) or (begins and not _is_pure(op))
         if acts:
             self.effects.append(expression)
-        if acts or updates:
+        if acts or begins or updates:
             self.single.append(expression)
 
     def _fusion(self, op: Instruction, operands: Sequence[Tree]) -> list[Meaning]:
@@ -176,9 +178,14 @@ class Dataflow:
         if op.opcode.endswith("-start"):
             self._pairs[op.name] = places
         elif op.opcode.endswith("-done"):
-            self._versions.made[op.name] = self._versions.made[op.operands[0]]
-            for place in self._pairs.get(op.operands[0], ()):
+            start = op.operands[0]
+            self._versions.made[op.name] = self._versions.made[start]
+            read = self._pairs.get(start, [])
+            for place in read:
                 self._versions.read(place, position, op.name)
+            if op.opcode == "fusion-done":  # its results are those of the start, which stand behind what that reads
+                for leaf in range(len(op.result)):
+                    self._versions.name(Place(op.name, leaf), Place(start, len(read) + leaf))
 
     def _called(self, op: Instruction) -> tuple[int, ...]:
         if op.opcode != "while":
@@ -223,6 +230,14 @@ class Dataflow:
     def _readers_after(self, loss: Loss) -> dict[int, str]:
         late = (reader for position, reader in loss.reads if position > loss.since)
         return {self.expressions.get(reader, -3): reader for reader in late}
+
+
+def _is_pure(start: Instruction) -> bool:
+    """Begins to compute a result and does nothing else: what it reads and overwrites says when it may run.
+
+    A custom fusion may hold a collective.
+    """
+    return bool(_PURE_START.match(start.opcode)) and start.attribute("kind") != "kCustom"
 
 
 def _one(tree: Tree, op: Instruction) -> Place:

@@ -113,9 +113,11 @@ class Updates:
 
     def of(self, op: Instruction, operands: Sequence[Tree]) -> Iterator[tuple[int | None, Place]]:
         """(leaf, buffer): what it overwrites, and the leaf of its result that lies there then, where that is known."""
-        if op.opcode == "fusion":
+        if op.opcode in ("fusion", "fusion-start"):
+            # the start of an asynchronous fusion lists what it reads, then its results
+            first = sum(len(list(places_in(tree))) for tree in operands) if op.opcode == "fusion-start" else 0
             for leaf, number in self._of_fused(op.called[0]):
-                yield from ((leaf, place) for place in places_in(operands[number]))
+                yield from ((first + leaf, place) for place in places_in(operands[number]))
         elif op.opcode == "while":
             unchanged = self.unchanged(op)
             state = enumerate(places_in(operands[0]))

@@ -98,6 +98,37 @@ def test_a_reader_behind_an_update_is_late() -> None:
     assert late(dataflow(*UPDATES, PUT, reader, *ends)) == {"r"}
 
 
+def begun(name: str, result: str, kind: str = "kLoop") -> tuple[str, str]:
+    """An asynchronous update of %a."""
+    given = f"({ARRAY}, f32[1]{{0}}, s32[])"
+    return (
+        f"%{name} = ({given}, {ARRAY}, u32[]) fusion-start(%a, %one, %zero), kind={kind}, calls=%put.0",
+        f"%{result} = {ARRAY} fusion-done(%{name})",
+    )
+
+
+def test_a_reader_behind_the_start_of_an_update_is_late() -> None:
+    reader, (start, done) = f"%r = {ARRAY} fusion(%a, %x), kind=kLoop, calls=%sub.0", begun("go", "p")
+    ends = (SINE, LAST.replace("%a", "%p"))
+    assert late(dataflow(*UPDATES, reader, start, done, *ends)) == {"p"}, "what updates it reads it until it is done"
+    assert late(dataflow(*UPDATES, start, reader, done, *ends)) == {"p", "r"}
+    assert late(dataflow(*UPDATES, start, done, reader, *ends)) == {"p", "r"}
+
+
+def test_what_only_computes_may_begin_in_another_order_but_once() -> None:
+    """A custom fusion may hold a collective."""
+    for kind in ("kLoop", "kCustom"):
+        (first, then), (other, last) = begun("go", "p", kind), begun("gone", "q", kind)
+        other = other.replace("%a", "%x")
+        ends = (then, last, SINE, LAST.replace("%a", "%p").replace("%b", "%q"))
+        known = Expressions()
+        one, two = (
+            dataflow(*UPDATES, *starts, *ends, expressions=known) for starts in ((first, other), (other, first))
+        )
+        assert len(one.single) == 2 and one.single == two.single[::-1]
+        assert (one.meaning == two.meaning) is (kind == "kLoop")
+
+
 def test_a_reader_of_a_donated_argument_behind_the_output_is_late() -> None:
     last = LAST.replace("ROOT ", "")
     ends = f"ROOT %d = {ARRAY} bitcast(%c)"

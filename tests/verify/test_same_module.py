@@ -328,6 +328,94 @@ def test_loops_whose_bodies_have_clones_copies_and_another_order_are_the_plain_m
     judge(read_module(PLAIN_LOOP), read_module(PLANNED_LOOP))
 
 
+STREAM = "(s32[], f32[1]{0}, f32[8]{0:S(5)}, f32[8]{0:S(5)})"
+
+
+def fetch(number: int, place: str) -> str:
+    given = f"(({SPACE}, s32[]), f32[1]{{0}}, u32[])"
+    return f"  %go.{number} = {given} fusion-start(%r, %{place}), kind=kLoop, calls=%take.0\n"
+
+
+STORE = f"""\
+  %put = (({SPACE}, f32[1]{{0}}, s32[]), {SPACE}, u32[]) fusion-start(%s, %v, %i), kind=kLoop, calls=%put.0
+  %t = {SPACE} fusion-done(%put)
+"""
+READ_STACK = f"  %old = (({SPACE}, s32[]), f32[1]{{0}}, u32[]) fusion-start(%s, %j), kind=kLoop, calls=%take.0\n"
+OLD = "  %was = f32[1]{0} fusion-done(%old)\n"
+STREAM_BEGINS = f"""HloModule jit_stream, is_scheduled=true
+{BODIES}
+%take.0 (p: f32[8], i: s32[]) -> f32[1] {{
+  %p = {SPACE} parameter(0)
+  %i = s32[] parameter(1)
+  ROOT %q = f32[1]{{0}} dynamic-slice(%p, %i), dynamic_slice_sizes={{1}}
+}}
+
+%body.0 (p: (s32[], f32[1], f32[8], f32[8])) -> (s32[], f32[1], f32[8], f32[8]) {{
+  %p = {STREAM} parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %v = f32[1]{{0}} get-tuple-element(%p), index=1
+  %r = {SPACE} get-tuple-element(%p), index=2
+  %s = {SPACE} get-tuple-element(%p), index=3
+  %one = s32[] constant(1)
+  %j = s32[] add(%i, %one)
+"""
+STREAM_ENDS = f"""\
+  %come.1 = f32[1]{{0}} fusion-done(%go.1)
+  %come.2 = f32[1]{{0}} fusion-done(%go.2)
+  %a = f32[1]{{0}} add(%come.1, %come.2)
+  %z = f32[1]{{0}} add(%a, %was)
+  ROOT %q = {STREAM} tuple(%j, %z, %r, %t)
+}}
+
+%while.0 (p: (s32[], f32[1], f32[8], f32[8])) -> pred[] {{
+  %p = {STREAM} parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %n = s32[] constant(3)
+  ROOT %q = pred[] compare(%i, %n), direction=LT
+}}
+
+ENTRY %main (v: f32[1], r: f32[8], s: f32[8]) -> f32[1] {{
+  %v = f32[1]{{0}} parameter(0)
+  %r = {SPACE} parameter(1)
+  %s = {SPACE} parameter(2)
+  %i = s32[] constant(0)
+  %state = {STREAM} tuple(%i, %v, %r, %s)
+  %loop = {STREAM} while(%state), condition=%while.0, body=%body.0
+  ROOT %out = f32[1]{{0}} get-tuple-element(%loop), index=1
+}}
+"""
+PLAIN_STREAM = STREAM_BEGINS + READ_STACK + OLD + fetch(1, "i") + STORE + fetch(2, "j") + STREAM_ENDS
+EARLY_STREAM = STREAM_BEGINS + fetch(2, "j") + fetch(1, "i") + READ_STACK + OLD + STORE + STREAM_ENDS
+
+
+def test_copies_of_a_loop_may_begin_in_another_order() -> None:
+    judge(read_module(PLAIN_STREAM), read_module(EARLY_STREAM))
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        ((READ_STACK + OLD, ""), (STORE, STORE + READ_STACK + OLD)),
+        ((OLD, ""), (STORE, STORE + OLD)),
+        ((fetch(1, "i"), fetch(1, "i") + fetch(1, "i").replace("%go.1 =", "%go.3 =")),),
+        ((fetch(1, "i"), fetch(1, "j")),),
+        ((STORE, STORE + STORE.replace("%put =", "%put.2 =").replace("%t =", "%t.2 =")),),
+        (("fusion-done(%put)", "fusion-done(%go.1)"),),
+    ],
+    ids=[
+        "reads what is being overwritten",
+        "ends behind an overwrite",
+        "fetches twice",
+        "fetches another one",
+        "stores twice",
+        "takes a fetch for a store",
+    ],
+)
+def test_mutants_of_copies_in_loops_are_killed(edits: tuple[Edit, ...]) -> None:
+    with pytest.raises(NotThePlainModuleError):
+        judge(read_module(PLAIN_STREAM), read_module(edited(EARLY_STREAM, edits)))
+
+
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_killed(name: str) -> None:
     with pytest.raises(NotThePlainModuleError):
