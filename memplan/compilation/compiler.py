@@ -20,7 +20,7 @@ from memplan.program.transforms.channels_last import channels_last
 from memplan.verify.numbers import check_types
 from memplan.xla.hook import Rewrite
 from memplan.xla.replay import Replay, replay
-from memplan.xla.target import HIDES_LATENCY, STREAMS, Executable, Target
+from memplan.xla.target import HIDES_LATENCY, Executable, Target
 
 Notify = Callable[[str, float | None], None]
 Profile = Mapping[str, float]
@@ -119,7 +119,7 @@ class Compiler:
             args,
             kwargs,
             options,
-            self._scheduling(program, hides_latency) if self.target.is_gpu else None,
+            HIDES_LATENCY if self.target.is_gpu and (hides_latency or program.in_slabs) else None,
             on_host=program.on_host if self.target.is_gpu else (),
             spmd=program.spmd,
             profile=profile,
@@ -130,11 +130,6 @@ class Compiler:
         """Of a transformed program; for a CPU its loops over slabs have convolutions that a library computes."""
         in_loops = bool(program.in_slabs) and not self.target.is_gpu
         return channels_last(program.jaxpr) if in_loops else program.jaxpr
-
-    def _scheduling(self, program: Program, hides_latency: bool) -> Mapping[str, Any] | None:
-        if program.in_slabs:
-            return STREAMS
-        return HIDES_LATENCY if hides_latency else None
 
 
 def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -121,7 +121,7 @@ class Report(Record):
       planning_s: seconds that planning took; preparation_s: those of everything before the step could run, compiling
         included.
       xla_limit_bytes: device bytes above which XLA:GPU rematerializes by itself where jax compiles a step; None on CPU.
-      xla_rematerialized: instructions that it added to the plan.
+      xla_rematerialized: instructions that it added to the plan, where it is disabled: none.
       slab_loops: what runs slab by slab; empty where nothing does.
       unsplit: of the operations that these read from or write for, those that no slabs could be made of; the largest.
       huge_arrays: arrays of the unmodified step that have 2^31 elements or more, which cuDNN takes none of; None where

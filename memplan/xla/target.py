@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import os
 import re
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -31,9 +32,7 @@ from memplan.xla.module import UnreadableModuleError
 HIDES_LATENCY = {
     "xla_gpu_enable_latency_hiding_scheduler": True,  # XLA:GPU's own default from Hopper on
     "xla_gpu_experimental_parallel_async_compute_limit": 64,  # copies in flight; the link serves them one by one
-}
-STREAMS = {  # XLA counts what is in host memory among what the device has to hold, and so takes it for full
-    **HIDES_LATENCY,
+    # XLA counts host memory among what the device holds: near its limit it no longer begins copies early
     "xla_gpu_memory_limit_slop_factor": 10_000,
 }
 KEEPS_COLLECTIVES = {  # as they were written, one beside the other's computation
@@ -44,7 +43,10 @@ KEEPS_COLLECTIVES = {  # as they were written, one beside the other's computatio
     "xla_gpu_experimental_parallel_collective_overlap_limit": 8,  # under way at once; by default one
 }
 XLA_LIMIT = 0.8  # of a GPU's memory: what takes more, XLA rematerializes by itself, as far as it can
-UNLIMITED = {"xla_gpu_memory_limit_slop_factor": 130}  # percent of that: XLA leaves alone whatever fits the device
+# XLA's own pass comes behind the hook, and counts what is on the host among what the device holds: a plan of 8 GiB on
+# a V100 and 8 on the host got clones, and a warning on stderr.
+_REMATERIALIZATION = "rematerialization"
+_DISABLED = "xla_disable_hlo_passes"
 _DESCRIBED_OPTIONS = {"xla_gpu_autotune_level": 0}  # there is nothing to time on
 _WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
 _BAD_TILES = (  # of a product, as jaxlib 0.10 and 0.11 say it; where XLA times kernels, it passes such tiles over
@@ -152,7 +154,7 @@ class Target:
             return self._compile_lowered(lowered, flags)
         name = f"memplan_{next(_numbers)}_{re.sub(r'[^a-zA-Z0-9_]', '_', compat.module_name_of(lowered))}"
         with intercept(name, rewrite, self.platform) as interception, compat.without_compilation_cache():
-            found = self._compile_lowered(compat.rename_module(lowered, name), {**self._limits(), **flags})
+            found = self._compile_lowered(compat.rename_module(lowered, name), {**flags, **self._as_planned(flags)})
         version = io.version_of("jaxlib")
         try:
             interception.check()
@@ -168,8 +170,16 @@ class Target:
             )
         return found
 
-    def _limits(self) -> Mapping[str, Any]:
-        return UNLIMITED if self.is_gpu else {}
+    def _as_planned(self, flags: Mapping[str, Any]) -> Mapping[str, Any]:
+        """XLA:GPU's rematerialization disabled, beside the passes that the user disables.
+
+        An option of one compilation replaces what XLA_FLAGS says.
+        """
+        if not self.is_gpu:
+            return {}
+        given = re.findall(rf"--{_DISABLED}=(\S+)", os.environ.get("XLA_FLAGS", ""))
+        users = [flags[_DISABLED]] if _DISABLED in flags else given
+        return {_DISABLED: ",".join([*users, _REMATERIALIZATION])}
 
     def _compile_lowered(self, lowered: Any, flags: Mapping[str, Any]) -> Any:
         """For a GPU that is not here by cuBLAS, where the tile that XLA takes untimed does not suit its own Triton."""

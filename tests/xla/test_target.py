@@ -15,6 +15,7 @@ import memplan
 from memplan.errors import UnknownDeviceError
 from memplan.hardware import catalog
 from memplan.xla.local import local_device
+from memplan.xla.module import read_module
 from memplan.xla.target import Target, described_mesh, xla_rematerialization
 from tests.dense import step as train
 
@@ -58,6 +59,48 @@ class TestDescribedGpu:
         target = Target(catalog.named("v100"), described=True)
         memory = target.compile(lambda x: x + 1, (shape,), {}, {"donate_argnums": 0}).memory
         assert memory.device_bytes == memory.temp_bytes + 4096
+
+    @pytest.mark.parametrize(
+        ("device", "batch"),
+        [
+            ("v100", 2**18),
+            pytest.param("a100", 5 * 2**18, marks=pytest.mark.slow),
+            pytest.param("h100", 5 * 2**18, marks=pytest.mark.slow),
+        ],
+    )
+    def test_xla_compiles_a_plan_as_it_was_handed(
+        self, device: str, batch: int, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """Its own rematerialization would clone, as it counts what is on the host among what the device holds."""
+        weights = [jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * 20
+        batches = jax.ShapeDtypeStruct((batch, 1024), jnp.float32)
+        planned = memplan.jit(train, device=device, donate_argnums=0).plan(weights, batches)
+        report, outcome = planned.report, planned._found
+        assert report.xla_limit_bytes is not None
+        assert report.compiled_peak_bytes + report.host_peak_bytes > report.xla_limit_bytes
+        compiled = read_module(outcome.executable.text)
+        assert list(compiled.instructions) == list(outcome.planned.result.module.instructions)
+        assert report.xla_rematerialized == 0
+        assert "remat" not in capfd.readouterr().err
+
+
+class TestDisabledPasses:
+    """A user's own stay disabled: XLA takes an option of one compilation in place of what XLA_FLAGS says."""
+
+    gpu = Target(catalog.named("v100"), described=True)
+
+    def test_of_the_compilation(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XLA_FLAGS", "--xla_disable_hlo_passes=unused")
+        found = self.gpu._as_planned({"xla_disable_hlo_passes": "dot-merger,copy-fusion"})
+        assert found == {"xla_disable_hlo_passes": "dot-merger,copy-fusion,rematerialization"}
+
+    def test_of_the_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        flags = "--xla_gpu_autotune_level=0 --xla_disable_hlo_passes=dot-merger --xla_disable_hlo_passes=a,b"
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        assert self.gpu._as_planned({}) == {"xla_disable_hlo_passes": "dot-merger,a,b,rematerialization"}
+
+    def test_of_a_cpu_none(self) -> None:
+        assert Target(local_device(), described=False)._as_planned({}) == {}
 
 
 def test_the_local_backend_accounts_for_what_it_allocates() -> None:
