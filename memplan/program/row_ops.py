@@ -101,10 +101,32 @@ def _convolution(
 ) -> list[Any]:
     space = eqn.params["dimension_numbers"].lhs_spec[2:]
     dim = axes.dim_of(axes.operands[0], axis)
-    if dim not in space:
-        return compat.bind(eqn, operands)
-    padding = _padding(axes.rows_of(0, axis), span, spans[0])
-    return compat.bind(_with_padding(eqn, space.index(dim), padding), operands)
+    if dim in space:
+        eqn = _with_padding(eqn, space.index(dim), _padding(axes.rows_of(0, axis), span, spans[0]))
+    return [_convolved(eqn, *operands)]
+
+
+def _convolved(eqn: compat.JaxprEqn, image: Any, kernel: Any) -> Any:
+    """The convolution, with one row more that is cut off along dimensions of a form on which XLA ends the process.
+
+    XLA's swap of operands takes a dimension without padding, with `lhs_dilation == size == stride + 1`, for one of
+    groups, and does not look whether the image has `size` rows as well, as groups have (`is_group_dim` in
+    algebraic_simplifier.cc of jaxlib 0.11 and 0.12, conv_operand_swapper.cc behind it). It swaps where the kernel has
+    more rows than the image along the other dimensions: so do slabs of few rows, and gradients of kernels.
+    """
+    params, numbers = eqn.params, eqn.params["dimension_numbers"]
+    more = list[int]()
+    for number, stride in enumerate(params["window_strides"]):
+        rows, size = image.shape[numbers.lhs_spec[2 + number]], kernel.shape[numbers.rhs_spec[2 + number]]
+        free = tuple(params["padding"][number]) == (0, 0) and params["rhs_dilation"][number] == 1
+        if free and params["lhs_dilation"][number] == size == stride + 1 != rows:
+            more.append(number)
+            eqn = _with_padding(eqn, number, (0, stride))
+    (made,) = compat.bind(eqn, [image, kernel])
+    limits = list(made.shape)
+    for number in more:
+        limits[numbers.out_spec[2 + number]] -= 1
+    return lax.slice(made, [0] * made.ndim, limits) if more else made
 
 
 def _windowed(
@@ -137,7 +159,9 @@ def _pad(
     dim = axes.operands[0].index(axis)
     config = list(eqn.params["padding_config"])
     config[dim] = (*_padding(axes.rows_of(0, axis), span, spans[0]), config[dim][2])
-    return [lax.pad(operands[0], operands[1], config)]
+    made = lax.pad(operands[0], operands[1], config)
+    # XLA folds it into a convolution that reads it, which may have the form of `_convolved` then
+    return [lax.optimization_barrier(made) if any(one[:2] == (0, 0) and one[2] for one in config) else made]
 
 
 def _slice(

@@ -22,7 +22,7 @@ from memplan.program.carries import row_before, run_cumulative
 from memplan.program.flatten import flatten
 from memplan.program.interpret import interpret
 from memplan.program.row_ops import extreme, fill_of, needed, run_rows
-from tests.program.windows import SEEDS, Convolution, Windows, convolutions, floats, windows
+from tests.program.windows import SEEDS, Convolution, Dim, Windows, convolutions, floats, windows
 
 BEYOND = 3  # rows that a window may reach beyond an array
 COUNTED = ("iota", "random_bits")  # where a window begins says what is in it: whoever runs them knows
@@ -160,6 +160,47 @@ def test_the_gradients_of_a_convolution(one: Convolution) -> None:
         return pull(made)
 
     assert "conv_general_dilated" in check(gradients, one.operands, one.seed)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_no_window_has_the_form_on_which_xla_ends_the_process(size: int) -> None:
+    """Of a whole with as many rows as the kernel has, for which the form means what XLA takes it for."""
+    deadly = Dim(size, size, size - 1, (0, 0), size, 1), Dim(2, 5, 1, (4, 4), 2, 1)
+    one = Convolution(list(deadly), 1, 0, size)
+    [eqn] = flatten(jax.make_jaxpr(one.run)(*one.operands)).jaxpr.eqns
+    axes, whole, kept = axes_of(eqn), compat.bind(eqn, one.operands), 0
+    assert axes is not None
+    axis = axes.operands[0][1]
+    assert axis is not None
+    for span in ((low, high) for low in range(size) for high in range(low + 1, size + 3)):
+
+        def made(*operands: Any, span: Span = span) -> list[Any]:
+            return run_rows(eqn, axes, axis, span, needed(axes, axis, span), operands)
+
+        windows = windows_of(eqn, axes, axis, span, one.operands)
+        found = [one for one in jax.make_jaxpr(made)(*windows).jaxpr.eqns if one.primitive == eqn.primitive]
+        rows, padding = windows[0].shape[1], found[0].params["padding"][0]
+        assert padding != (0, 0) or rows == size
+        kept += padding == (0, size - 1)
+        compare(eqn, axes, axis, span, made(*windows), whole)
+    assert kept
+
+
+def test_what_is_padded_between_rows_is_not_folded_into_that_form() -> None:
+    def step(x: Any, w: Any) -> Any:
+        wide = lax.pad(x, np.float32(0), [(0, 0, 0), (0, 0, 1), (0, 0, 0), (0, 0, 0)])
+        return lax.conv_general_dilated(wide, w, (1, 1), [(0, 0), (2, 2)], dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    def of_rows(x: Any, w: Any) -> Any:
+        pad, convolution = flatten(jax.make_jaxpr(step)(x, w)).jaxpr.eqns
+        axes = axes_of(pad)
+        assert axes is not None
+        rows = 0, 2 * x.shape[1] - 1
+        [wide] = run_rows(pad, axes, 1, rows, needed(axes, 1, rows), [x, np.float32(0)])
+        return compat.bind(convolution, [wide, w])
+
+    x, w = floats(0, 2, 3, 2, 3), floats(1, 2, 5, 3, 2)
+    jax.jit(of_rows).lower(x, w).compile()  # without a barrier the process ends here
 
 
 @few
