@@ -26,6 +26,12 @@ _NAMING = frozenset({"bitcast", "get-tuple-element", "tuple", "opt-barrier", "ad
 _FRAME = re.compile(r" ?stack_frame_id=\d+")
 _TABLES = re.compile(r"\n+(?:FileNames|FunctionNames|FileLocations|StackFrames)\n.*", re.DOTALL)
 _SPACE = re.compile(r"S\(\d+\)")
+# XLA of jax 0.11 deals copies to its four streams in turn, so that a prefetch may wait behind an offload: here each
+# direction has a stream of its own. XLA of jax 0.12 does so by itself.
+_STREAM = {
+    Kind.OFFLOAD: 'frontend_attributes={_xla_stream_annotation="0"}',
+    Kind.PREFETCH: 'frontend_attributes={_xla_stream_annotation="1"}',
+}
 _WRITTEN = re.compile(r"\.(?:run|offload|offloaded|prefetch|prefetched)\d+$")
 
 
@@ -155,7 +161,7 @@ class _BodyWriter:
         else:
             source, away, here = self._on_host[op.name, step.index], here, away
         name = self._fresh(op.name, step.kind.value)
-        self._lines[name] = f"  %{name} = ({away}, {here}, u32[]) copy-start(%{source})"
+        self._lines[name] = f"  %{name} = ({away}, {here}, u32[]) copy-start(%{source}), {_STREAM[step.kind]}"
         self._under_way[step.kind, op.name, step.index].append(name)
 
     def _end(self, step: _Step, op: Instruction) -> None:

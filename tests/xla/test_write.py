@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
+import memplan
 from memplan.planning.problem import Role
 from memplan.planning.schedule import Action, Kind, runs
 from memplan.verify.same_module import judge
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import Module, read_module
 from memplan.xla.write import write
+from tests.dense import step as train
 from tests.xla.schedules import compile_step, random_copies, random_recompute
-from tests.xla.steps import STEPS
+from tests.xla.steps import STEPS, array
+from tests.xla.thunks import dump_options, dumped_thunks
 
 NAMES = ("bitcast", "get-tuple-element", "tuple", "parameter", "constant", "opt-barrier")
+OUT, IN = (f'frontend_attributes={{_xla_stream_annotation="{number}"}}' for number in (0, 1))
 SMALL = """HloModule jit_small, is_scheduled=true
 
 %tanh.0 (p: f32[8]) -> f32[8] {
@@ -79,12 +84,12 @@ def test_an_element_goes_to_the_host_and_comes_back_twice() -> None:
         '  %a = f32[8]{0} fusion(%x), kind=kLoop, calls=%tanh.0, metadata={op_name="a"}',
         "  %b = (f32[8]{0}, f32[4]{0}) fusion(%a), kind=kLoop, calls=%both.0",
         "  %b.0.1 = f32[8]{0} get-tuple-element(%b), index=0",
-        "  %b.offload1 = (f32[8]{0:S(5)}, f32[8]{0}, u32[]) copy-start(%b.0.1)",
+        "  %b.offload1 = (f32[8]{0:S(5)}, f32[8]{0}, u32[]) copy-start(%b.0.1), " + OUT,
         "  %b.offloaded1 = f32[8]{0:S(5)} copy-done(%b.offload1)",
-        "  %b.prefetch1 = (f32[8]{0}, f32[8]{0:S(5)}, u32[]) copy-start(%b.offloaded1)",
+        "  %b.prefetch1 = (f32[8]{0}, f32[8]{0:S(5)}, u32[]) copy-start(%b.offloaded1), " + IN,
         "  %b.prefetched1 = f32[8]{0} copy-done(%b.prefetch1)",
         "  %c = f32[8]{0} fusion(%a, %b.prefetched1), kind=kLoop, calls=%sub.0",
-        "  %b.prefetch2 = (f32[8]{0}, f32[8]{0:S(5)}, u32[]) copy-start(%b.offloaded1)",
+        "  %b.prefetch2 = (f32[8]{0}, f32[8]{0:S(5)}, u32[]) copy-start(%b.offloaded1), " + IN,
         "  %b.prefetched2 = f32[8]{0} copy-done(%b.prefetch2)",
         "  %d = f32[8]{0} fusion(%c, %b.prefetched2), kind=kLoop, calls=%sub.0",
         "  %b.1 = f32[4]{0} get-tuple-element(%b), index=1",
@@ -167,6 +172,18 @@ def test_the_compiler_changes_nothing_afterwards(name: str) -> None:
         found = compile_step(step, args, name, plan, "v100")
         assert kept(read_module(found.compiled.as_text())) == kept(read_module(found.text))
         assert bool(found.copies) != bool(found.recomputed)
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.parametrize("device", ["v100", *(pytest.param(name, marks=pytest.mark.slow) for name in ("a100", "h100"))])
+def test_each_direction_copies_on_a_stream_of_its_own(device: str, tmp_path: Path) -> None:
+    shapes = [array(4096, 4096)] * 8, array(8192, 4096)
+    options = {"donate_argnums": 0, "compiler_options": dump_options(tmp_path)}
+    found = memplan.jit(train, device=device, budget="1700MiB", **options).plan(*shapes)._found
+    starts = [op for op in read_module(found.executable.text).instructions.values() if op.opcode == "copy-start"]
+    thunks = [one for one in dumped_thunks(tmp_path) if one.kind == "kAsyncStart"]
+    directions = [(op.result[0].on_host, thunk.stream) for op, thunk in zip(starts, thunks, strict=True)]
+    assert len(set(directions)) == len({stream for _, stream in directions}) == 2
 
 
 def test_offloaded_values_of_a_user_are_on_the_host_already() -> None:
