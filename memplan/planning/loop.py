@@ -21,7 +21,6 @@ class Loop:
       runs: how often the step runs the loops, where they are inside another.
       given: values of the body that the backward body has in any case: constants, slices of what comes from outside.
       needed: values of the body that the backward body reads.
-      offloadable: its stacks may be on the host.
     """
 
     body: Graph
@@ -29,7 +28,6 @@ class Loop:
     runs: int
     given: frozenset[int]
     needed: frozenset[int]
-    offloadable: bool = True
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def cheapest(loop: Loop, price: float, device: Device, offload: bool = False) ->
       price: seconds that a byte on the device counts.
       offload: stacks may be on the host; their copies count in full.
     """
-    cut = _Cut(loop, price, device, offload and loop.offloadable)
+    cut = _Cut(loop, price, device, offload)
     stacked = sorted(cut.stacked())
     on_host = tuple(value for value in stacked if cut.is_on_host(value))
     return Residuals(tuple(value for value in stacked if value not in on_host), on_host)

@@ -77,12 +77,12 @@ def test_a_higher_price_never_stacks_more(loop: Loop, moves: bool) -> None:
     assert nbytes == sorted(nbytes, reverse=True)
 
 
-def chain(offloadable: bool = True) -> Loop:
+def chain() -> Loop:
     """carry -> product -> product; the backward body reads both products."""
     values = (Value("carry", MIB), Value("first", 64 * MIB), Value("second", 64 * MIB))
     product = {"flops": 1e12, "flops_dtype": "float32"}
     ops = (Op("dot_general", (0,), (1,), **product), Op("dot_general", (1,), (2,), **product))
-    return Loop(Graph(values, ops), 10, 1, frozenset(), frozenset({1, 2}), offloadable)
+    return Loop(Graph(values, ops), 10, 1, frozenset(), frozenset({1, 2}))
 
 
 def test_prices_decide_between_stacks_and_repetition() -> None:
@@ -97,10 +97,6 @@ def test_prices_decide_between_stacks_and_repetition() -> None:
 def test_the_host_takes_what_is_dear_to_repeat() -> None:
     moved = cheapest(chain(), PRICES[-1], DEVICE, offload=True)
     assert moved == Residuals((), (1, 2))
-
-
-def test_what_cannot_be_moved_stays() -> None:
-    assert cheapest(chain(offloadable=False), PRICES[-1], DEVICE, offload=True).on_host == ()
 
 
 @pytest.mark.parametrize("price", PRICES[::6])

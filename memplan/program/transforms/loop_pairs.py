@@ -64,7 +64,4 @@ def loop_of(pair: LoopPair, forward: compat.Scan, runs: int) -> Loop:
     results = [flat.jaxpr.outvars[forward.carries + made] for made in pair.stacks]
     needed = {number[atom] for atom in results if compat.is_var(atom)}
     given = frozenset(set(range(len(graph.values))).difference(carried, *(op.outputs for op in graph.ops)))
-    # A jaxlib before August 2026 can take a slice at an index like `n - 1 - i` from the wrong end of a stack on the
-    # host (openxla/xla#46231). The backward loop here looks its indices up in an array; a reversed forward loop writes
-    # at such an index.
-    return Loop(graph, forward.trips, runs, given, frozenset(needed - given), offloadable=not forward.reverse)
+    return Loop(graph, forward.trips, runs, given, frozenset(needed - given))

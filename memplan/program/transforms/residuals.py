@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from memplan.errors import PlanMismatchError
 from memplan.planning.loop import Loop, Residuals, recomputed_ops
@@ -19,8 +20,8 @@ from memplan.program.extract import variables
 from memplan.program.flatten import flatten
 from memplan.program.interpret import bindings, interpret, interpret_eqns
 from memplan.program.trace import LoopResiduals, Program
-from memplan.program.transforms.layerwise_scan import fetch
 from memplan.program.transforms.loop_pairs import LoopPair, loop_of, loop_pairs
+from memplan.program.transforms.slab_arrays import HostArray
 
 Decide = Callable[[Loop], Residuals | None]  # None leaves the loops as they are
 
@@ -164,7 +165,8 @@ class _RewrittenPair:
     forward_body: compat.ClosedJaxpr = field(init=False)
     backward_body: compat.ClosedJaxpr = field(init=False)
     given: list[Any] = field(default_factory=list)  # constants and stacks of the forward loop
-    stacked: list[Any] = field(default_factory=list)
+    on_host: list[HostArray] = field(default_factory=list)  # residuals that the forward loop stacked
+    on_device: list[Any] = field(default_factory=list)
 
     def write(self, within: Callable[[compat.ClosedJaxpr], compat.ClosedJaxpr]) -> None:
         """Trace the new bodies; `within` rewrites the loops inside them."""
@@ -207,49 +209,62 @@ class _RewrittenPair:
 
     def run_forward(self, operands: Sequence[Any]) -> list[Any]:
         """In place of the forward equation; the stacks that are gone are None."""
-        consts, _, stacks = self.forward.split(operands)
+        scan, carries = self.forward, self.forward.carries
+        consts, begin, stacks = scan.split(operands)
         self.given = [*consts, *stacks]
-        results = self.forward.run(self._forward_trip, operands)
-        own = len(results) - len(self.residuals.stacked)
-        carries, rest, self.stacked = (
-            results[: self.forward.carries],
-            results[self.forward.carries : own],
-            results[own:],
+
+        def body(carry: Any, slices: Any) -> Any:
+            trip, carried, hosts = carry
+            results = list(compat.jaxpr_as_fun(self.forward_body)(*consts, *carried, *slices))
+            own = len(results) - len(self.residuals.stacked)
+            far, near = self._apart(results[own:])
+            layer = scan.trips - 1 - trip if scan.reverse else trip
+            hosts = [host.written(layer, value[None]) for host, value in zip(hosts, far, strict=True)]
+            return (trip + 1, results[:carries], hosts), (results[carries:own], near)
+
+        hosts, _ = self._apart([self._empty(value) for value in self.residuals.stacked])
+        (_, carried, self.on_host), (rest, self.on_device) = jax.lax.scan(
+            body, (jnp.int32(0), begin, hosts), stacks, length=scan.trips, reverse=scan.reverse, unroll=scan.unroll
         )
         left = iter(rest)
         count = len(rest) + len(self.pair.stacks)
-        return [*carries, *(None if number in self.pair.stacks else next(left) for number in range(count))]
+        return [*carried, *(None if number in self.pair.stacks else next(left) for number in range(count))]
+
+    def _empty(self, value: int) -> HostArray:
+        """A stack in host memory. The backward loop's last trip fetches a layer beyond those that there are."""
+        aval, trips = self.known[value].aval, self.forward.trips
+        spare = (1, 0) if self.backward.reverse else (0, 1)
+        return HostArray.empty((trips, *aval.shape), aval.dtype, dim=0, rows=1, trips=trips, spare=spare)
+
+    def _apart(self, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """What is on the host, and the others."""
+        moved = list(zip(values, self.residuals.stacked_on_host, strict=True))
+        return [value for value, moves in moved if moves], [value for value, moves in moved if not moves]
 
     def run_backward(self, operands: Sequence[Any]) -> list[Any]:
         """In place of the backward equation. What comes from the host arrives a trip before it is read."""
-        taken = set(self.pair.stacks.values())
-        own_consts, carries, own = self.backward.split(operands)
+        scan, taken = self.backward, set(self.pair.stacks.values())
+        own_consts, carries, own = scan.split(operands)
         kept = [stack for number, stack in enumerate(own) if number not in taken]
         consts, stacks = self.given[: self.forward.consts], self.given[self.forward.consts :]
-        moves = self.residuals.stacked_on_host
-        on_host = [stack for stack, moved in zip(self.stacked, moves, strict=True) if moved]
-        on_device = [stack for stack, moved in zip(self.stacked, moves, strict=True) if not moved]
-        begin = self.backward.trips - 1 if self.backward.reverse else 0
+
+        def fetch(trip: Any) -> list[Any]:
+            layer = scan.trips - 1 - trip if scan.reverse else trip
+            return [host.rows(layer, (0, 1))[0] for host in self.on_host]
 
         def body(carry: Any, slices: Any) -> Any:
-            carried, arrived = carry
-            following, own, theirs, there = slices
-            coming = [fetch(stack, following) for stack in on_host]
+            trip, carried, arrived = carry
+            own, theirs, there = slices
+            coming = fetch(trip + 1)
             near, far = iter(there), iter(arrived)
-            residuals = [next(far) if moved else next(near) for moved in moves]
+            residuals = [next(far) if moved else next(near) for moved in self.residuals.stacked_on_host]
             backward = compat.jaxpr_as_fun(self.backward_body)
             results = backward(*consts, *own_consts, *carried, *own, *theirs, *residuals)
-            return (results[: len(carries)], coming), results[len(carries) :]
+            return (trip + 1, results[: len(carries)], coming), results[len(carries) :]
 
-        first = [fetch(stack, begin) for stack in on_host] if self.backward.trips else []
-        (carried, _), made = jax.lax.scan(
-            body, (carries, first), (self.backward.following, kept, stacks, on_device), length=self.backward.trips,
-            reverse=self.backward.reverse, unroll=self.backward.unroll,
+        first = fetch(0) if scan.trips else []
+        (_, carried, _), made = jax.lax.scan(
+            body, (jnp.int32(0), carries, first), (kept, stacks, self.on_device), length=scan.trips,
+            reverse=scan.reverse, unroll=scan.unroll,
         )  # fmt: skip
         return [*carried, *made]
-
-    def _forward_trip(self, *inputs: Any) -> list[Any]:
-        results = list(compat.jaxpr_as_fun(self.forward_body)(*inputs))
-        own = len(results) - len(self.residuals.stacked)
-        rest = zip(results[own:], self.residuals.stacked_on_host, strict=True)
-        return [*results[:own], *(jax.device_put(v, jax.memory.Space.Host) if moves else v for v, moves in rest)]

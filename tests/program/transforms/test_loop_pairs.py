@@ -78,7 +78,7 @@ def test_a_loop_of_layers_needs_what_its_backward_loop_reads() -> None:
     forward = compat.scan_of(closed.jaxpr.eqns[pair.forward])
     assert forward is not None
     loop = loop_of(pair, forward, runs=3)
-    assert (loop.trips, loop.runs, loop.offloadable) == (5, 3, True)
+    assert (loop.trips, loop.runs) == (5, 3)
     assert not loop.needed & loop.given
     assert {loop.body.values[value].shape for value in loop.given} == {(4, 4)}  # the weights of a layer
     assert all(np.prod(loop.body.values[value].shape) for value in loop.needed)
@@ -88,8 +88,3 @@ def test_loops_inside_a_loop_count_its_trips() -> None:
     step, args = STEPS["accumulated"]()
     (loop,) = outer_loops(trace(step, args, {}, {}))
     assert (loop.trips, loop.runs) == (5, 4)
-
-
-def test_only_a_loop_that_runs_forward_may_move_its_stacks() -> None:
-    assert outer_loops(trace(*STEPS["layers"](), {}, {}))[0].offloadable
-    assert not outer_loops(trace(*STEPS["backwards"](), {}, {}))[0].offloadable

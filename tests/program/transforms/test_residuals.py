@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
+from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,9 +17,12 @@ from memplan.errors import PlanMismatchError
 from memplan.hardware import catalog
 from memplan.planning.loop import Loop, Residuals
 from memplan.planning.residuals import PRICES, cheapest
+from memplan.program import compat
 from memplan.program.trace import trace
 from memplan.program.transforms.residuals import follow_residuals, outer_loops, with_residuals
+from memplan.xla.target import Target
 from tests.program.scans import STEPS, layers, outputs, plain, random_step, traced
+from tests.xla.thunks import dump_options, dumped_thunks, loops
 
 DEVICE = catalog.named("v100")
 
@@ -72,6 +78,27 @@ def test_a_loop_of_layers_keeps_nothing_but_what_it_carries() -> None:
     assert all(loop.body.producer[value] is None for value in residuals.kept)
     stacks = [var.aval.shape for eqn in with_residuals(program, least).jaxpr.jaxpr.eqns for var in eqn.outvars]
     assert stacks.count((5, 3, 4)) == 1
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.parametrize("reverse", [False, True])
+def test_stacks_on_the_host_are_copied_at_the_right_places(reverse: bool, tmp_path: Path) -> None:
+    """Some jaxlibs took what is at `n - 1 - i` from the other end (openxla/xla#46231)."""
+
+    def loss(ws: Any, x: Any) -> Any:
+        return (jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), None), x, ws, reverse=reverse)[0] ** 2).sum()
+
+    trips, args = 8, (jax.ShapeDtypeStruct((8, 512, 512), np.float32), jax.ShapeDtypeStruct((4096, 512), np.float32))
+    program = with_residuals(trace(jax.grad(loss), args, {}, {}), moved)
+    target = Target(catalog.named("a100"), described=True)
+    made = target.compile(compat.jaxpr_as_fun(program.jaxpr), args, {}, {}, dump_options(tmp_path))
+    moved_by = [one for loop in loops(dumped_thunks(tmp_path)) for one in loop.inside if one.kind == "kAsyncStart"]
+    assert len(moved_by) >= 2 and all(one.has("kCopy") and not one.has("kCustomKernel") for one in moved_by)
+    layer = 4 * 4096 * 512
+    found = re.findall(r'"byte_offset":"(\d+)","byte_stride":"(-?\d+)"', made.text)
+    places = [(int(offset), int(stride)) for offset, stride in found if abs(int(stride)) == layer]
+    up, down = (layer, layer), ((trips - 1) * layer, -layer)  # beside a spare layer, or one ahead
+    assert places == ([down, up] if reverse else [up, down])
 
 
 def test_a_step_without_pairs_is_left_alone() -> None:
