@@ -9,6 +9,13 @@ typedef struct {
 } Handle;
 enum { NOT_SUPPORTED = 15 };
 
+static const char* status_text(int status) {
+  const char* refused = last_refusal();
+  return !status ? "CUBLAS_STATUS_SUCCESS" : refused ? refused : "not supported by the stand-in";
+}
+EXPORT const char* cublasGetStatusString(int status) { return status_text(status); }
+EXPORT const char* cublasLtGetStatusString(int status) { return status_text(status); }
+
 EXPORT int cublasCreate_v2(Handle** out) {
   CALLED;
   *out = calloc(1, sizeof **out);

@@ -7,10 +7,10 @@ typedef struct {
 enum { INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
 
 // Attributes of a product and of a matrix's layout.
-enum { COMPUTE = 0, SCALE_TYPE = 1, POINTER_MODE = 2, TRANSPOSE_A = 3, TRANSPOSE_B = 4, EPILOGUE = 7, BIAS = 8, BIAS_TYPE = 26 };
+enum { COMPUTE = 0, SCALE_TYPE = 1, POINTER_MODE = 2, TRANSPOSE_A = 3, TRANSPOSE_B = 4, EPILOGUE = 7, BIAS = 8, AUX = 11, AUX_LEADING = 12, AUX_STRIDE = 13, BIAS_TYPE = 26 };
 enum { TYPE = 0, ORDER = 1, ROWS = 2, COLUMNS = 3, LEADING = 4, COUNT = 5, STRIDE = 6 };
 enum { ORDER_ROW = 1 };
-enum { EPILOGUE_DEFAULT = 1, EPILOGUE_RELU = 2, EPILOGUE_BIAS = 4 };
+enum { EPILOGUE_DEFAULT = 1, EPILOGUE_RELU = 2, EPILOGUE_BIAS = 4, EPILOGUE_GELU = 32, EPILOGUE_AUX = 128 };
 
 static int get(const Descriptor* d, int which, void* out, size_t bytes, size_t* written) {
   if (which < 0 || which >= 64 || bytes > 8) return INVALID_VALUE;
@@ -109,7 +109,9 @@ EXPORT int cublasLtMatmul(UNUSED void* handle, const Descriptor* product, const 
     if (!is_known_type((int)all[i]->value[TYPE]) || all[i]->value[ORDER] > ORDER_ROW)
       return refuse(NOT_SUPPORTED, "cublasLtMatmul of type %d, order %d", (int)all[i]->value[TYPE], (int)all[i]->value[ORDER]);
   uint32_t epilogue = (uint32_t)product->value[EPILOGUE];
-  if (epilogue & ~7u) return refuse(NOT_SUPPORTED, "cublasLtMatmul with epilogue %u", epilogue);
+  uint32_t known = EPILOGUE_DEFAULT | EPILOGUE_RELU | EPILOGUE_BIAS | EPILOGUE_GELU | EPILOGUE_AUX;
+  bool relu_mask = epilogue & EPILOGUE_AUX && !(epilogue & EPILOGUE_GELU);  // a bit per element, for relu
+  if (epilogue & ~known || relu_mask) return refuse(NOT_SUPPORTED, "cublasLtMatmul with epilogue %u", epilogue);
   if (product->value[POINTER_MODE]) return refuse(NOT_SUPPORTED, "cublasLtMatmul with pointer mode %d", (int)product->value[POINTER_MODE]);
   bool doubles = (int)product->value[SCALE_TYPE] == CUDA_R_64F;
   if (!doubles && (int)product->value[SCALE_TYPE] != CUDA_R_32F)
@@ -127,12 +129,15 @@ EXPORT int cublasLtMatmul(UNUSED void* handle, const Descriptor* product, const 
   p->alpha = doubles ? *(const double*)alpha : (double)*(const float*)alpha;
   p->beta = doubles ? *(const double*)beta : (double)*(const float*)beta;
   p->relu = epilogue & EPILOGUE_RELU;
+  p->gelu = epilogue & EPILOGUE_GELU;
+  if (epilogue & EPILOGUE_AUX)
+    p->before = (Matrix){(const char*)product->value[AUX], p->d.type, 1, (int64_t)product->value[AUX_LEADING], (int64_t)product->value[AUX_STRIDE]};
   p->bias = epilogue & EPILOGUE_BIAS ? (const char*)product->value[BIAS] : NULL;
   p->bias_type = (int32_t)product->value[BIAS_TYPE] < 0 ? p->d.type : (int)product->value[BIAS_TYPE];
 
-  const void* pointers[6];
-  int64_t bytes[6];
-  char access[7] = {0};
+  const void* pointers[7];
+  int64_t bytes[7];
+  char access[8] = {0};
   int count = 0;
 #define RANGE(how, at, size) (pointers[count] = (at), bytes[count] = (size), access[count++] = (how))
   RANGE('r', a, extent_bytes(ad));
@@ -140,6 +145,10 @@ EXPORT int cublasLtMatmul(UNUSED void* handle, const Descriptor* product, const 
   if (p->beta != 0) RANGE('r', c, extent_bytes(cd));
   if (p->bias) RANGE('r', p->bias, p->rows * type_bytes(p->bias_type));
   RANGE('w', out, extent_bytes(dd));
+  if (p->before.at) {
+    int64_t last = (p->batches - 1) * p->before.batch + (p->columns - 1) * p->before.column + p->rows;
+    RANGE('w', p->before.at, last * type_bytes(p->before.type));
+  }
   if (workspace_bytes) RANGE('w', workspace, (int64_t)workspace_bytes);
   return library_call(stream, &p->work, "cublasLtMatmul", count, pointers, bytes, access);
 }

@@ -32,11 +32,16 @@ static float* dense(const Matrix* m, int64_t n, int64_t rows, int64_t columns) {
   return out;
 }
 
+// cuBLASLt's is the approximation by a hyperbolic tangent.
+static double gelu(double v) { return 0.5 * v * (1 + tanh(0.7978845608028654 * (v + 0.044715 * v * v * v))); }
+
 static void finish(const Product* p, int64_t n, int64_t i, int64_t j, double sum) {
   double v = p->alpha * sum;
   if (p->beta != 0) v += p->beta * element(p->c.at, p->c.type, n * p->c.batch + i * p->c.row + j * p->c.column);
   if (p->bias) v += element(p->bias, p->bias_type, i);
+  if (p->before.at) set_element((char*)p->before.at, p->before.type, n * p->before.batch + i * p->before.row + j * p->before.column, v);
   if (p->relu && v < 0) v = 0;
+  if (p->gelu) v = gelu(v);
   set_element((char*)p->d.at, p->d.type, n * p->d.batch + i * p->d.row + j * p->d.column, v);
 }
 

@@ -9,12 +9,13 @@ typedef struct {
 } Matrix;
 typedef struct {
   Work work;
-  Matrix a, b, c, d;               // d = relu(alpha a b + beta c + bias)
+  Matrix a, b, c, d;               // d = activation(alpha a b + beta c + bias)
+  Matrix before;                   // takes what the activation is applied to; at NULL: nothing does
   int64_t rows, columns, depth, batches;
   double alpha, beta;
   const char* bias;                // one per row of d; NULL: none
   int bias_type;
-  bool relu;
+  bool relu, gelu;
 } Product;
 
 bool is_known_type(int type);

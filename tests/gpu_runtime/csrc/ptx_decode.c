@@ -408,6 +408,14 @@ static void decode_compare(Decoder* d, Instruction* x, Mnemonic* m, char** part,
   if (!x->run) fail(d, "comparison is not known");
 }
 
+// From a register into one that may be wider or narrower.
+static void copy_integer(Decoder* d, Instruction* x, bool is_signed) {
+  static const char* const names[][2] = {[2] = {"u16", "s16"}, [4] = {"u32", "s32"}, [8] = {"u64", "s64"}};
+  int to = x->d_bytes[0], from = x->s_bytes[0];
+  if (to != from && (to < 2 || from < 2)) fail(d, "a predicate as a number");
+  x->run = to == from ? move_handler(1, 1, to) : conversion(names[to][is_signed], names[from][is_signed], "", x);
+}
+
 // A place in the parameters of the entry, or of a function that is called or calls: then a register.
 static void decode_parameter(Decoder* d, Instruction* x, bool load, char* address, char* value, int bytes, bool is_signed) {
   char *open = strchr(address, '['), *close = strchr(address, ']'), *part[4];
@@ -430,14 +438,9 @@ static void decode_parameter(Decoder* d, Instruction* x, bool load, char* addres
   const int64_t* found = find_register(d, name);
   if (!found || offset || count > 1) fail(d, "parameter %s is not known", name);
   int has = (int)(*found & 15);
-  if (load) {
-    add_result(d, x, part[0], has);
-    add_source(d, x, name, has);
-  } else {
-    add_result(d, x, name, has);
-    add_source(d, x, part[0], has);
-  }
-  x->run = move_handler(1, 1, has);
+  add_result(d, x, load ? part[0] : name, 0);
+  add_source(d, x, load ? name : part[0], !load && !find_register(d, part[0]) ? has : 0);
+  copy_integer(d, x, is_signed);
 }
 
 static void decode_memory(Decoder* d, Instruction* x, Mnemonic* m, char** part) {
@@ -696,13 +699,15 @@ static void name_parameters(Decoder* d, const char* t, const char* end, char** g
     t = strstr(t, ".param");
     if (!t || t > end) fail(d, "a call with other parameters than the function's");
     const char* stop = t + strcspn(t, ",)");
-    const char* name = stop;
-    while (!isspace((unsigned char)name[-1])) name--;
+    while (isspace((unsigned char)stop[-1])) stop--;
+    const char* start = stop;
+    while (!isspace((unsigned char)start[-1])) start--;
+    const char* name = strndupa(start, (size_t)(stop - start));
     const int64_t* found = NULL;
     given[i][strcspn(given[i], " \t\n)")] = 0;
     for (const Scope* s = caller; s && !found; s = s->outer) found = look_up(&s->registers, given[i]);
-    if (!found || strchr(strndupa(name, (size_t)(stop - name)), '[')) fail(d, "parameter %s of a call", given[i]);
-    keep(&d->scope->registers, strndupa(name, (size_t)(stop - name)), *found);
+    if (!found || strchr(name, '[')) fail(d, "parameter %s of a call", given[i]);
+    keep(&d->scope->registers, name, *found);
     t = stop;
   }
 }

@@ -580,12 +580,12 @@ static void addresses(const Warp* w, const Instruction* x, uint64_t* out) {
 LOADS(uint16_t, 2)
 LOADS(uint32_t, 4)
 LOADS(uint64_t, 8)
-STORE(store_8_2, uint8_t, uint16_t)
-STORE(store_8_4, uint8_t, uint32_t)
-STORE(store_16_2, uint16_t, uint16_t)
-STORE(store_16_4, uint16_t, uint32_t)
-STORE(store_32_4, uint32_t, uint32_t)
-STORE(store_64_8, uint64_t, uint64_t)
+#define STORES(Register, bytes)                                                           \
+  STORE(store_8_##bytes, uint8_t, Register) STORE(store_16_##bytes, uint16_t, Register)   \
+      STORE(store_32_##bytes, uint32_t, Register) STORE(store_64_##bytes, uint64_t, Register)
+STORES(uint16_t, 2)
+STORES(uint32_t, 4)
+STORES(uint64_t, 8)
 
 Handler load_handler(int bytes, bool is_signed, int register_bytes) {
 #define OF(b) {{load_u8_##b, load_s8_##b}, {load_u16_##b, load_s16_##b}, {load_u32_##b, load_s32_##b}, {load_u64_##b, load_u64_##b}}
@@ -593,11 +593,12 @@ Handler load_handler(int bytes, bool is_signed, int register_bytes) {
   if (register_bytes < 2 || register_bytes < bytes) return NULL;
   return all[__builtin_ctz((unsigned)register_bytes) - 1][__builtin_ctz((unsigned)bytes)][is_signed];
 }
+// A register may be wider than what is stored: its low bytes go.
 Handler store_handler(int bytes, int register_bytes) {
-  if (bytes == 1) return register_bytes == 2 ? store_8_2 : register_bytes == 4 ? store_8_4 : NULL;
-  if (bytes == 2) return register_bytes == 2 ? store_16_2 : register_bytes == 4 ? store_16_4 : NULL;
-  if (bytes == 4) return register_bytes == 4 ? store_32_4 : NULL;
-  return register_bytes == 8 ? store_64_8 : NULL;
+#define TO(b) {store_8_##b, store_16_##b, store_32_##b, store_64_##b}
+  static const Handler all[3][4] = {TO(2), TO(4), TO(8)};
+  if (register_bytes < 2 || register_bytes < bytes) return NULL;
+  return all[__builtin_ctz((unsigned)register_bytes) - 1][__builtin_ctz((unsigned)bytes)];
 }
 void load_parameter(Warp* w, const Instruction* x, uint32_t mask) {
   int bytes = x->mode;  // of one element
