@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from memplan import parallel
     from memplan.api import jit, largest
-    from memplan.errors import InfeasibleBudgetError, MemplanError, PlanMismatchError, UnsupportedProgramError
+    from memplan.errors import (
+        InfeasibleBudgetError,
+        MemplanError,
+        OutOfMemoryError,
+        PlanMismatchError,
+        UnsupportedProgramError,
+    )
     from memplan.hardware import catalog as devices
     from memplan.planning.plan import Plan
     from memplan.report.model import Report
@@ -17,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "InfeasibleBudgetError",
     "MemplanError",
+    "OutOfMemoryError",
     "Plan",
     "PlanMismatchError",
     "Report",
@@ -30,6 +37,7 @@ __all__ = [
 _HOMES = {
     "InfeasibleBudgetError": "memplan.errors",
     "MemplanError": "memplan.errors",
+    "OutOfMemoryError": "memplan.errors",
     "Plan": "memplan.planning.plan",
     "PlanMismatchError": "memplan.errors",
     "Report": "memplan.report.model",

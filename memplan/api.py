@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +34,6 @@ from memplan.studies.curve import curve as curve_of
 from memplan.studies.largest import Make, axes_of
 from memplan.studies.largest import frontier as frontier_of
 from memplan.units import Size, parse_bytes
-from memplan.xla.local import observed_peak_bytes
 
 __all__ = [
     "Compiled", "Planned", "PlannedJit", "compare", "curve", "frontier", "jit", "largest", "parse_bytes", "progress",
@@ -283,6 +283,7 @@ class PlannedJit:
         self._options = options
         self._planned: dict[Any, Planned] = {}
         self._compiled: dict[Any, Compiled] = {}
+        self._planning = threading.RLock()  # threads that call at once plan once
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """A decorated method takes its instance as the first argument, as with `jax.jit`."""
@@ -291,9 +292,10 @@ class PlannedJit:
     def plan(self, *args: Any, **kwargs: Any) -> Planned:
         """Plan for these arguments (arrays or `jax.ShapeDtypeStruct`s); runs nothing."""
         key = self._key(self._dynamic(args, kwargs), args, kwargs)
-        if key not in self._planned:
-            self._planned[key] = self._made(args, kwargs)
-        return self._planned[key]
+        with self._planning:
+            if key not in self._planned:
+                self._planned[key] = self._made(args, kwargs)
+            return self._planned[key]
 
     def _made(self, args: Any, kwargs: Any) -> Planned:
         run = pipeline.best if self._request.verify is None else pipeline.run
@@ -317,7 +319,8 @@ class PlannedJit:
         dynamic = self._dynamic(args, kwargs)
         key = self._key(dynamic, args, kwargs)
         if key not in self._compiled:
-            self._compiled[key] = self._here.plan(*args, **kwargs).compile()
+            with self._planning:
+                self._compiled[key] = self._here.plan(*args, **kwargs).compile()
         return self._compiled[key](*dynamic[0], **dynamic[1])
 
     def _dynamic(self, args: Any, kwargs: Any) -> Any:
@@ -359,6 +362,7 @@ class Planned:
     def __init__(self, found: Outcome, request: Request):
         self._found, self._request = found, request
         self._runner: Runner | None = None
+        self._compiling = threading.Lock()
 
     @functools.cached_property
     def _report(self) -> Report:
@@ -367,8 +371,8 @@ class Planned:
     @property
     def report(self) -> Report:
         """What was planned, predicted and compiled; after a run also what was observed."""
-        peak = observed_peak_bytes() if self._runner is not None and self._runner.ran else None
-        return replace(self._report, observed_peak_bytes=peak)
+        observed = self._runner.observed_bytes if self._runner is not None else None
+        return replace(self._report, observed_peak_bytes=observed)
 
     @property
     def plan(self) -> Plan | None:
@@ -377,8 +381,9 @@ class Planned:
 
     def compile(self) -> Compiled:
         """Make it run on the local backend: what was planned for another device is planned again for this one."""
-        if self._runner is None:
-            self._runner = Runner(pipeline.local(self._found, self._request))
+        with self._compiling:
+            if self._runner is None:
+                self._runner = Runner(pipeline.local(self._found, self._request))
         return Compiled(self, self._runner)
 
     def place(self, argument: Any, position: int = 0) -> Any:

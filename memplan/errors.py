@@ -23,6 +23,20 @@ class InfeasibleBudgetError(MemplanError):
         self.operation = operation
 
 
+class OutOfMemoryError(MemplanError, MemoryError):
+    """A planned step did not get the memory that it needs, on the device or of pinned host memory.
+
+    Attributes:
+      needed_bytes: in one block; None where XLA does not say.
+      free_bytes: the largest block that there was; None where it is not known.
+    """
+
+    def __init__(self, message: str, *, needed_bytes: int | None = None, free_bytes: int | None = None):
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+
+
 class PlanMismatchError(MemplanError):
     """A saved plan does not belong to this program, or its file is damaged."""
 

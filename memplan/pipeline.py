@@ -13,7 +13,7 @@ from memplan.compilation.compiler import Compiler, Notify
 from memplan.compilation.limits import Limits
 from memplan.compilation.outcome import Outcome
 from memplan.compilation.plans import Agree
-from memplan.errors import MemplanError
+from memplan.errors import BudgetError, MemplanError
 from memplan.hardware import catalog, measured
 from memplan.outcome.infeasible import infeasible
 from memplan.parallel.agreement import one_plan, processes_of
@@ -25,8 +25,8 @@ from memplan.program.transforms.residual_frontier import fewer_residuals
 from memplan.program.transforms.residuals import follow_residuals
 from memplan.program.transforms.slab_frontier import slab_programs
 from memplan.program.transforms.slabs import follow_slabs
-from memplan.units import Size, parse_bytes
-from memplan.xla.local import host_memory_bytes, is_here, local_device
+from memplan.units import Size, parse_bytes, show_bytes
+from memplan.xla.local import HOST_LIMIT, export, host_memory_bytes, is_here, local_device, pools
 from memplan.xla.target import Target
 
 
@@ -140,15 +140,27 @@ def target_of(device: str | None) -> Target:
 
 
 def limits_of(request: Request, target: Target) -> Limits:
-    """What is asked for, in bytes; of the host by default what this machine has, or twice a described GPU's own memory.
+    """What is asked for, in bytes; of the host by default what this machine has and XLA's pinned pool gives, or twice a
+    described GPU's own memory.
 
-    Raises BudgetError where it makes no sense.
+    Raises BudgetError where it makes no sense, or where the pinned pool of a GPU that is here ends below it.
     """
     device_bytes = parse_bytes(request.budget, target.device.memory_bytes)
     if not target.is_gpu:
         return Limits(device_bytes, 0)  # host memory and device memory are the same
-    whole = 2 * target.device.memory_bytes if target.described else host_memory_bytes() * 8 // 10
-    return Limits(device_bytes, parse_bytes(request.host_budget, whole, "host budget"))
+    if target.described:
+        return Limits(device_bytes, parse_bytes(request.host_budget, 2 * target.device.memory_bytes, "host budget"))
+    whole, pinned = host_memory_bytes() * 8 // 10, pools().host_limit_bytes
+    host_bytes = (
+        min(whole, pinned) if request.host_budget is None else parse_bytes(request.host_budget, whole, "host budget")
+    )
+    if host_bytes > pinned:
+        raise BudgetError(
+            f"the host budget of {show_bytes(host_bytes)} is more than XLA's pinned pool gives: it ends at "
+            f"{show_bytes(pinned)} per GPU. Lower it, or before Python starts: "
+            f"{export(HOST_LIMIT, str(-(-host_bytes >> 30)))}"
+        )
+    return Limits(device_bytes, host_bytes)
 
 
 def _transform(program: Program, request: Request, target: Target) -> Program:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +281,20 @@ class TestPlanningOnce:
         for rate in (0.1, 0.2, 0.3):
             step(*arguments(), rate)
         assert len(runs) == 1
+
+    def test_threads_that_call_at_once_plan_once(self, tight: int, runs: list[Any]) -> None:
+        step = memplan.jit(train, budget=tight)
+        together = threading.Barrier(4)
+
+        def call() -> Any:
+            together.wait(10)
+            return step(*arguments())
+
+        with ThreadPoolExecutor(4) as threads:
+            results = [one.result() for one in [threads.submit(call) for _ in range(4)]]
+        assert len(runs) == 1
+        for one in results:
+            close(jax.jit(train)(*arguments()), one)
 
     def test_other_shapes_and_dtypes_plan_anew(self, runs: list[Any]) -> None:
         step = memplan.jit(lambda x: x + 1)

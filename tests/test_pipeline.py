@@ -18,11 +18,15 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 import memplan
 from memplan import MemplanError, parallel, pipeline
 from memplan.compilation import callback
+from memplan.errors import BudgetError
+from memplan.hardware import catalog
 from memplan.pipeline import Outcome, Request
 from memplan.planning.search import planner
 from memplan.program.trace import Program
 from memplan.xla import target
+from memplan.xla.local import Pools
 from memplan.xla.module import UnreadableModuleError
+from memplan.xla.target import Target
 from tests.xla.steps import dense, scanned
 from tests.xla.test_target import needs_compiler
 
@@ -283,6 +287,32 @@ class Picky:
 
 
 jax.tree_util.register_pytree_node(Picky, lambda one: ((one.value,), None), lambda _, leaves: Picky(*leaves))
+
+
+class TestPinnedPool:
+    """On a GPU that is here the host budget is of pinned memory, and its pool ends somewhere."""
+
+    HERE = Target(catalog.named("v100"), described=False)
+
+    @pytest.fixture(autouse=True)
+    def pool(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(pipeline, "host_memory_bytes", lambda: 1000 << 30)
+        monkeypatch.setattr(pipeline, "pools", Pools)
+
+    def test_by_default_it_is_what_the_pool_gives(self) -> None:
+        assert pipeline.limits_of(Request(), self.HERE).host_bytes == 64 << 30
+
+    @pytest.mark.parametrize(("budget", "line"), [("70GiB", 70), ("100%", 800), ((64 << 30) + 1, 65)])
+    def test_more_is_refused_with_the_line_that_raises_it(self, budget: Any, line: int) -> None:
+        with pytest.raises(BudgetError, match=f"export XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB={line}$"):
+            pipeline.limits_of(Request(host_budget=budget), self.HERE)
+
+    def test_as_much_is_not(self) -> None:
+        assert pipeline.limits_of(Request(host_budget="64GiB"), self.HERE).host_bytes == 64 << 30
+
+    def test_a_gpu_that_is_absent_has_its_pool_elsewhere(self) -> None:
+        there = replace(self.HERE, described=True)
+        assert pipeline.limits_of(Request(host_budget="192GiB"), there).host_bytes == 192 << 30
 
 
 class TestErrors:

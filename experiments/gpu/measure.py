@@ -17,7 +17,7 @@ import numpy as np
 import memplan
 from memplan.program import compat
 from memplan.verify.numbers import relative_error
-from memplan.xla.local import observed_peak_bytes
+from memplan.xla.local import room
 from models.resnet import ResNetConfig
 from models.train import decoder_step, resnet_step, unet3d_step
 from models.transformer import DecoderConfig
@@ -55,7 +55,7 @@ def main(case: str, way: str, share: str, plain_bytes: str) -> None:
         state, metrics = jax.block_until_ready(run(state, batch))
         seconds.append(time.perf_counter() - start)
     facts["step_s"] = sorted(seconds)
-    facts["peak_bytes_in_use"] = observed_peak_bytes()
+    facts["peak_bytes_in_use"] = now.peak_bytes if (now := room()) else None
     facts["copies"] = copies_under_computation(run, state, batch)
     print(json.dumps(facts))
 

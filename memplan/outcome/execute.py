@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,30 +11,106 @@ import jax
 
 from memplan.compilation.outcome import Outcome
 from memplan.errors import MemplanError
+from memplan.outcome.out_of_memory import no_block, out_of_memory
 from memplan.program.jit_arguments import dynamic_arguments
 from memplan.program.trace import Program, flat_function
 from memplan.program.transforms.host_state import place_leaf, to_device
 from memplan.verify.numbers import Gate, compare, roundings
 from memplan.verify.pieces import run_in_pieces
+from memplan.xla import local
 
 _LENGTHS = (5, 12)  # equations that are compiled together, for the gate
+
+_PATIENCE_S = 10.0  # for memory that is given back meanwhile; kMaxMillisToWait of XLA's bfc_allocator.cc
 
 # XLA may keep more bits than a type has inside a kernel; which values then lose them depends on where kernels end. For
 # the gate of a program that was rewritten every value is rounded to its type.
 AS_TYPED = {"xla_allow_excess_precision": False}
 
 
+class _Calls:
+    """Of all planned steps on GPUs, by all threads: what two take at once cannot be told apart."""
+
+    lock = threading.Lock()
+    begun = running = 0
+
+
 class Runner:
-    """Calls the step with its dynamic arguments."""
+    """Calls the step with its dynamic arguments; any number of threads may.
+
+    Attributes:
+      observed_bytes: the most that a call took on the device, by the allocator; None where that is not known.
+    """
 
     def __init__(self, found: Outcome):
-        self._program, self._call = found.program, found.executable.compiled
-        self._moves = bool(found.program.on_host) and not found.target.is_gpu
-        self.ran = False
+        self._program, self._call, self._memory = found.program, found.executable.compiled, found.executable.memory
+        self._is_gpu = found.target.is_gpu
+        self._moves = bool(found.program.on_host) and not self._is_gpu
+        self.observed_bytes: int | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.ran = True
-        return self._with_state(args, kwargs) if self._moves else self._run(args, kwargs)
+        if not self._is_gpu:
+            return self._with_state(args, kwargs) if self._moves else self._run(args, kwargs)
+        with _Calls.lock:
+            _Calls.begun += 1
+            _Calls.running += 1
+            number, is_alone = _Calls.begun, _Calls.running == 1
+        try:
+            before = local.room()
+            results = self._on_gpu(args, kwargs)
+            after = local.room()
+        finally:
+            with _Calls.lock:
+                _Calls.running -= 1
+        if before and after and is_alone and number == _Calls.begun:
+            self._observe(before, after)
+        return results
+
+    def _observe(self, before: local.Room, after: local.Room) -> None:
+        """What a call took.
+
+        XLA's allocator knows the most that was ever in use. Where a call raised that, it took what was added to what
+        was in use before, and its arguments, which were. Where it did not, something else took more before, such as
+        the timing of kernels while the step was compiled, and nothing can be said.
+        """
+        if after.peak_bytes > before.peak_bytes:
+            taken = after.peak_bytes - before.in_use_bytes + self._memory.argument_bytes
+            self.observed_bytes = max(taken, self.observed_bytes or 0)
+
+    def _on_gpu(self, args: Any, kwargs: Any) -> Any:
+        """A call that fails in memplan's words, and where it can before the step takes its donated arguments."""
+        self._await_block()
+        try:
+            results = self._run(args, kwargs)
+            for leaf in jax.tree_util.tree_leaves(results)[:1]:
+                if leaf.is_ready():  # at once: so is what failed, of which jax says nothing until it is read
+                    leaf.block_until_ready()
+        except jax.errors.JaxRuntimeError as error:
+            leaves = jax.tree_util.tree_leaves((args, kwargs))
+            donated = [leaf for leaf, given in zip(leaves, self._program.donated, strict=True) if given]
+            found = out_of_memory(error, [leaf for leaf in donated if isinstance(leaf, jax.Array)])
+            if found is None:
+                raise
+            raise found from None
+        except ValueError as error:
+            if not self._program.on_host or "input shardings" not in str(error):
+                raise
+            raise MemplanError(
+                f"arguments are not in the memory that the step was planned for; pass what place() of the plan returns "
+                f"(host_state). {error}"
+            ) from None
+        return results
+
+    def _await_block(self) -> None:
+        """Wait until the device's pool has room for the temporaries, as long as XLA would.
+
+        Raises OutOfMemoryError where it has not.
+        """
+        needed, until = self._memory.temp_bytes, time.monotonic() + _PATIENCE_S
+        while (room := local.room()) is not None and room.block_bytes < needed:
+            if time.monotonic() > until:
+                raise no_block(needed, room)
+            time.sleep(0.01)
 
     def _run(self, args: Any, kwargs: Any) -> Any:
         if self._program.traced.lowers_by_leaves:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 
@@ -13,6 +14,7 @@ from memplan.compilation.scheduled import ScheduledModule
 from memplan.hardware.roofline import copy_seconds
 from memplan.outcome import timeline
 from memplan.outcome.infeasible import floor_of
+from memplan.outcome.pooled import pooled
 from memplan.outcome.slabs import loop_rows, split_decisions, unsplit
 from memplan.outcome.timeline import Origins
 from memplan.planning.loop import Loop, Residuals
@@ -21,6 +23,7 @@ from memplan.planning.schedule import Kind
 from memplan.report.model import Candidate, Choice, Decision, LiveValue, Report
 from memplan.report.timeline import Line, Timeline
 from memplan.xla.buffers import instruction_of
+from memplan.xla.local import pools
 from memplan.xla.module import read_module
 from memplan.xla.sources import layer_of
 from memplan.xla.target import XLA_LIMIT
@@ -76,6 +79,7 @@ def report_of(outcome: Outcome) -> Report:
         unsplit=unsplit(outcome.program.in_slabs, _MOST_ROWS),
         huge_arrays=_huge_arrays(unmodified) if unmodified and outcome.target.is_gpu else None,
         **_counts(outcome),
+        **_pooled(outcome),
     )
 
 
@@ -169,6 +173,19 @@ def _counts(outcome: Outcome) -> dict[str, int]:
     handed = outcome.planned.result.module.instructions
     remat = {"xla_rematerialized": sum(".remat" in name for name in names if name not in handed) if is_gpu else 0}
     return {**remat, **_plan_counts(names)} if is_planned else remat
+
+
+def _pooled(outcome: Outcome) -> dict[str, Any]:
+    """What XLA's pools make of it."""
+    if not outcome.target.is_gpu:
+        return {}
+    found = pooled(outcome, pools())
+    device, host = found.device, found.host
+    return {
+        "pool_peak_bytes": device.in_use_bytes if device and device.refused_nbytes is None else None,
+        "pinned_bytes": host.pool_bytes if host.refused_nbytes is None else None,
+        "exports": found.exports,
+    }
 
 
 def _plan_counts(names: Sequence[str]) -> dict[str, int]:

@@ -126,6 +126,10 @@ class Report(Record):
       unsplit: of the operations that these read from or write for, those that no slabs could be made of; the largest.
       huge_arrays: arrays of the unmodified step that have 2^31 elements or more, which cuDNN takes none of; None where
         that is not known, and on a CPU.
+      pool_peak_bytes: device bytes that XLA's pool counts for the step alone (`peak_bytes_in_use`): a part that is less
+        than what was asked for and than 128 MiB stays with it; None where there is no such pool, or it has not as much.
+      pinned_bytes: host bytes that XLA's pinned pool takes, in regions of which each is twice the last; None likewise.
+      exports: lines of a shell without which XLA's pools do not give the step its memory.
       versions: (name, version) of python, jax, jaxlib and whatever else changes the figures.
     """
 
@@ -168,6 +172,9 @@ class Report(Record):
     slab_loops: tuple[SlabLoop, ...] = ()
     unsplit: tuple[Unsplit, ...] = ()
     huge_arrays: int | None = None
+    pool_peak_bytes: int | None = None
+    pinned_bytes: int | None = None
+    exports: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -235,9 +242,12 @@ def _summary(report: Report) -> Table:
             f"{format_bytes(report.compiled_peak_bytes)} compiled, "
             f"{format_bytes(report.predicted_peak_bytes)} predicted, {observed}",
         ),
+        *([("  in XLA's pool", format_bytes(report.pool_peak_bytes))] if report.pool_peak_bytes is not None else []),
         ("  its largest kernel", format_bytes(report.floor_bytes)),
         ("  unmodified step", f"{format_bytes(report.baseline_peak_bytes)}{_beyond_cudnn(report)}"),
         ("host peak", f"{format_bytes(report.host_peak_bytes)} of {format_bytes(report.host_budget_bytes)}"),
+        *([("  in XLA's pinned pool", format_bytes(report.pinned_bytes))] if report.pinned_bytes else []),
+        *[("runs only after", line) for line in report.exports],
         ("offloaded in a step", format_bytes(report.offloaded_bytes)),
         ("recomputed in a step", format_flops(report.recomputed_flops)),
         ("found compiled", _compiled_counts(report)),

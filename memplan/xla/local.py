@@ -1,14 +1,74 @@
-"""The device that jax runs on here, as a specification."""
+"""The device that jax runs on here, as a specification; and what this process's environment gives of its memory."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import jax
 
 from memplan.hardware import catalog
 from memplan.hardware.device import Device
+from memplan.xla.pools import Pool
+
+HOST_LIMIT = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
+FRACTION = "XLA_CLIENT_MEM_FRACTION"
+PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
+_ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
+_OLD_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # read where the other is not set
+_HOST_PREALLOCATE = "XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE"
+_NO = ("false", "False", "0")  # jaxlib/xla_client.py
+_LIMIT_GRANULARITY = 2 << 20  # RoundUpGpuMemoryLimit of gpu_helpers.cc
+
+
+@dataclass(frozen=True)
+class Pools:
+    """What XLA's GPU client takes for its pools. It reads the environment when it starts, with jax's first array.
+
+    Defaults and their rules: jaxlib/xla_client.py, xla/pjrt/gpu/gpu_helpers.cc.
+
+    Attributes:
+      fraction: of a device's memory, for its pool.
+      preallocates: all of that at the first request.
+      host_limit_bytes: of pinned memory, for each local device.
+      host_preallocates: all of that at the first request.
+      of_bfc: a device's memory is in a pool of XLA's own; not in CUDA's, nor in none.
+    """
+
+    fraction: float = 0.75
+    preallocates: bool = True
+    host_limit_bytes: int = 64 << 30
+    host_preallocates: bool = False
+    of_bfc: bool = True
+
+    @property
+    def host(self) -> Pool:
+        """The pinned pool of one device."""
+        return Pool(self.host_limit_bytes, grows=not self.host_preallocates)
+
+    def of_device(self, memory_bytes: int, fraction: float) -> Pool:
+        """The pool of a device, of a fraction of its memory."""
+        limit = int(memory_bytes * fraction)
+        return Pool(-(-limit // _LIMIT_GRANULARITY) * _LIMIT_GRANULARITY, grows=not self.preallocates)
+
+
+def pools(environ: Mapping[str, str] = os.environ) -> Pools:
+    """The pools of a client that starts in this environment."""
+    host_preallocates = environ.get(_HOST_PREALLOCATE, "").lower() in ("true", "1")
+    default = 16 if host_preallocates else 64
+    return Pools(
+        fraction=float(environ.get(FRACTION) or environ.get(_OLD_FRACTION) or Pools.fraction),
+        preallocates=environ.get(PREALLOCATE, "") not in _NO,
+        host_limit_bytes=int(environ.get(HOST_LIMIT) or default) << 30,
+        host_preallocates=host_preallocates,
+        of_bfc=environ.get(_ALLOCATOR, "default").lower() in ("default", "bfc"),
+    )
+
+
+def export(name: str, value: str) -> str:
+    """A line of a shell that sets a variable."""
+    return f"export {name}={value}"
 
 
 def local_device() -> Device:
@@ -61,7 +121,26 @@ def host_memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def observed_peak_bytes() -> int | None:
-    """What the backend says its device memory peaked at; None where it does not tell."""
-    stats = jax.local_devices()[0].memory_stats()
-    return int(stats["peak_bytes_in_use"]) if stats and "peak_bytes_in_use" in stats else None
+@dataclass(frozen=True)
+class Room:
+    """The pool of the first local device at one moment, in bytes.
+
+    Attributes:
+      peak_bytes: the most that was in use since the process began; it cannot be reset.
+      block_bytes: the largest block that it can give: free in it, or from the driver if that has it.
+    """
+
+    in_use_bytes: int
+    peak_bytes: int
+    limit_bytes: int
+    block_bytes: int
+
+
+def room() -> Room | None:
+    """What the device's pool has now; None where it does not tell, as on a CPU. It takes some 3 us."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if not {"pool_bytes", "largest_free_block_bytes", "peak_bytes_in_use"}.issubset(stats):
+        return None
+    limit = stats["bytes_limit"]
+    block = max(stats["largest_free_block_bytes"], limit - stats["pool_bytes"])
+    return Room(stats["bytes_in_use"], stats["peak_bytes_in_use"], limit, block)

@@ -67,6 +67,7 @@ class Memory:
     device_bytes: int
     host_bytes: int
     temp_bytes: int
+    argument_bytes: int = 0
 
     @property
     def resident_bytes(self) -> int:
@@ -261,6 +262,7 @@ def _account(compiled: Any) -> Executable:
         + stats.host_output_size_in_bytes
         - stats.host_alias_size_in_bytes,
         temp_bytes=stats.temp_size_in_bytes,
+        argument_bytes=stats.argument_size_in_bytes,
     )
     return Executable(compiled, memory)
 

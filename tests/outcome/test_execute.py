@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +14,14 @@ import numpy as np
 import pytest
 
 from memplan.compilation.outcome import Outcome
-from memplan.errors import MemplanError
+from memplan.errors import MemplanError, OutOfMemoryError
+from memplan.outcome import execute
 from memplan.outcome.execute import Runner, numbers_gate
 from memplan.program.trace import StateOnHost, trace
 from memplan.program.transforms.host_state import place_leaf
-from memplan.xla.target import Executable, Target
-from tests.compilation.modules import CPU
+from memplan.xla import local
+from memplan.xla.target import Executable, Memory, Target
+from tests.compilation.modules import CPU, V100
 from tests.compilation.outcomes import outcome
 
 
@@ -40,11 +45,10 @@ def compiled_as(call: Any, on_host: bool = False) -> Outcome:
     return replace(found, executable=executable, target=Target(CPU, described=False), args=ARGS)
 
 
-def test_a_runner_says_that_it_ran() -> None:
+def test_a_runner_runs() -> None:
     run = Runner(compiled_as(step))
-    assert not run.ran
     new, total = run(*ARGS)
-    assert run.ran and total == 4
+    assert run.observed_bytes is None and total == 4  # a CPU tells nothing
     np.testing.assert_array_equal(new["w"], np.arange(4.0) + 1)
 
 
@@ -60,6 +64,106 @@ def test_state_on_the_host_is_fetched_given_up_and_returned_there() -> None:
     assert kinds == [jax.devices()[0].default_memory().kind] and kinds != ["pinned_host"]
     assert new["w"].sharding.memory_kind == "pinned_host" and total.sharding.memory_kind == kinds[0]
     assert state.is_deleted()
+
+
+class Gpu:
+    """A GPU's allocator as a runner sees it: what is in use, the peak so far, the largest block."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, in_use: int = 20, peak: int = 50, blocks: Sequence[int] = (100,)
+    ):
+        self.in_use, self.peak, self.blocks, self.asked = in_use, peak, list(blocks), 0
+        monkeypatch.setattr(local, "room", self.room)
+        monkeypatch.setattr(execute, "_PATIENCE_S", 0.05)
+
+    def room(self) -> local.Room:
+        self.asked += 1
+        block = self.blocks.pop(0) if len(self.blocks) > 1 else self.blocks[0]
+        return local.Room(self.in_use, self.peak, 200, block)
+
+    def runner(self, call: Any, temp_bytes: int = 60, argument_bytes: int = 10) -> Runner:
+        found = outcome(PROGRAM, 100)
+        memory = Memory(temp_bytes + argument_bytes, 0, temp_bytes, argument_bytes)
+        return Runner(
+            replace(found, executable=Executable(call, memory), target=Target(V100, described=False), args=ARGS)
+        )
+
+
+def test_the_observed_peak_is_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(monkeypatch)
+
+    def taking(nbytes: int) -> Any:
+        def call(*args: Any) -> Any:
+            gpu.peak = max(gpu.peak, gpu.in_use + nbytes)
+            return step(*args)
+
+        return call
+
+    run = gpu.runner(taking(29))  # beneath what the process took before, for something else
+    run(*ARGS)
+    assert run.observed_bytes is None
+    run = gpu.runner(taking(65))
+    run(*ARGS)
+    assert run.observed_bytes == 75  # with its arguments, which were in use; not with the other 10 bytes
+    gpu.in_use = 10
+    run(*ARGS)
+    assert run.observed_bytes == 75
+
+
+def test_memory_that_is_given_back_meanwhile_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(monkeypatch, blocks=[59, 59, 59, 60])
+    assert gpu.runner(step)(*ARGS)[1] == 4
+
+
+def test_a_step_that_gets_no_block_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Gpu(monkeypatch, blocks=[59]).runner(lambda *_: pytest.fail("started"))
+    with pytest.raises(OutOfMemoryError, match="not started"):
+        run(*ARGS)
+
+
+def test_a_call_after_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[Exception] = [
+        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 16B with allocator a."),
+        jax.errors.JaxRuntimeError("INTERNAL: no"),
+        KeyboardInterrupt(),  # type: ignore[list-item]
+    ]
+
+    def call(*args: Any) -> Any:
+        if errors:
+            raise errors.pop(0)
+        return step(*args)
+
+    run = Gpu(monkeypatch).runner(call)
+    with pytest.raises(OutOfMemoryError, match="a block of 16 B") as caught:
+        run(*ARGS)
+    assert caught.value.__suppress_context__ and caught.value.needed_bytes == 16
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+        run(*ARGS)
+    with pytest.raises(KeyboardInterrupt):
+        run(*ARGS)
+    assert run(*ARGS)[1] == 4 and not execute._Calls.running
+
+
+def test_two_calls_at_once_are_not_observed(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(monkeypatch)
+    first_is_in, second_is_done = threading.Event(), threading.Event()
+
+    def call(*args: Any) -> Any:
+        if not first_is_in.is_set():
+            first_is_in.set()
+            assert second_is_done.wait(10)
+        else:
+            gpu.peak += 1000
+        return step(*args)
+
+    run = gpu.runner(call)
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(run, *ARGS)
+        assert first_is_in.wait(10)
+        assert run(*ARGS)[1] == 4
+        second_is_done.set()
+        assert first.result()[1] == 4
+    assert run.observed_bytes is None
 
 
 def test_the_gate_passes_the_same_and_stops_other_numbers() -> None:

@@ -118,6 +118,14 @@ def test_text_tells_the_figures_and_the_largest_rows(report: Report) -> None:
     assert re.search(r"lower bound +150 ms, 25\.0% below the plan", bounded)
 
 
+def test_text_tells_what_the_pools_take_and_lack(report: Report) -> None:
+    assert "pool" not in str(report) and "runs only after" not in str(report)
+    lines = ("export XLA_CLIENT_MEM_FRACTION=0.90", "export XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=70")
+    text = str(replace(report, pool_peak_bytes=7 << 30, pinned_bytes=70 << 30, exports=lines))
+    assert re.search(r"in XLA's pool +7\.00 GiB", text) and re.search(r"in XLA's pinned pool +70\.00 GiB", text)
+    assert all(re.search(f"runs only after +{line}", text) for line in lines)
+
+
 def test_empty_parts_are_left_out(report: Report) -> None:
     text = str(dataclasses.replace(report, decisions=(), live_at_peak=(), candidates=()))
     assert "Decisions" not in text

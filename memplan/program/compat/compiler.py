@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import threading
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -107,16 +108,30 @@ def register_after_scheduling(callback: Callable[[bytes], bytes | None], platfor
         _xla_lib.register_xla_transform_c_api(_jax_lib.get_pjrt_plugin(platform), "memplan", stage.value, callback)
 
 
+class _Uncached:
+    """How many threads compile without jax's cache on disk, and how it was before the first of them."""
+
+    lock = threading.Lock()
+    threads = 0
+    before: tuple[bool, bool]
+
+
 @contextlib.contextmanager
 def without_compilation_cache() -> Iterator[None]:
     """What is compiled here is not looked up in jax's cache on disk, nor kept there: it knows nothing of the hook."""
     cache = _compilation_cache
-    known = cache._cache_checked, cache._cache_used
-    cache._cache_checked, cache._cache_used = True, False
+    with _Uncached.lock:
+        if not _Uncached.threads:
+            _Uncached.before = cache._cache_checked, cache._cache_used
+        _Uncached.threads += 1
+        cache._cache_checked, cache._cache_used = True, False
     try:
         yield
     finally:
-        cache._cache_checked, cache._cache_used = known
+        with _Uncached.lock:
+            _Uncached.threads -= 1
+            if not _Uncached.threads:
+                cache._cache_checked, cache._cache_used = _Uncached.before
 
 
 def coordination_client() -> Any:

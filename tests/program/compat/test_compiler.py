@@ -62,3 +62,15 @@ def test_the_cache_on_disk_is_left_as_it_was() -> None:
     with compat.without_compilation_cache():
         assert (compilation_cache._cache_checked, compilation_cache._cache_used) == (True, False)
     assert (compilation_cache._cache_checked, compilation_cache._cache_used) == before
+
+
+def test_the_cache_on_disk_is_left_as_it_was_by_threads() -> None:
+    """One begins before and ends before the other does."""
+    before = compilation_cache._cache_checked, compilation_cache._cache_used
+    first, second = compat.without_compilation_cache(), compat.without_compilation_cache()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert (compilation_cache._cache_checked, compilation_cache._cache_used) == (True, False)
+    second.__exit__(None, None, None)
+    assert (compilation_cache._cache_checked, compilation_cache._cache_used) == before

@@ -1,0 +1,64 @@
+"""What a step takes of XLA's pools, and the lines that they lack."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+
+from memplan.compilation.outcome import Outcome
+from memplan.outcome.pooled import pooled
+from memplan.program.trace import StateOnHost, trace
+from memplan.xla.local import Pools
+from memplan.xla.pools import Taken
+from memplan.xla.target import Executable, Memory, Target
+from tests.compilation.modules import V100
+from tests.compilation.outcomes import outcome
+
+MIB, GIB = 1 << 20, 1 << 30
+X = jax.ShapeDtypeStruct((256, MIB), jnp.float32)  # 1 GiB
+DEVICE = replace(V100, memory_bytes=16 * GIB)
+
+
+def compiled(temp_bytes: int, host_bytes: int = 0, held: int = 0, described: bool = True) -> Outcome:
+    """A step of eight arguments of 1 GiB, some of them on the host."""
+    program = trace(lambda *arrays: arrays, [X] * 8, {}, {"donate_argnums": tuple(range(8))})
+    on_host = frozenset(range(held))
+    program = program.transform(StateOnHost(on_host, on_host), None)
+    resident = (8 - held) * GIB
+    memory = Memory(resident + temp_bytes, host_bytes, temp_bytes, resident)
+    found = outcome(program, 0)
+    return replace(found, executable=Executable(None, memory), target=Target(DEVICE, described))
+
+
+def test_what_the_defaults_give() -> None:
+    found = pooled(compiled(2 * GIB, host_bytes=5 * GIB, held=4), Pools())
+    assert found.device == Taken(6 * GIB, 12 * GIB)
+    assert found.host == Taken(5 * GIB, 8 * GIB)  # regions of 1, 1, 2 and 4 GiB
+    assert not found.exports
+
+
+def test_a_larger_share_of_the_device() -> None:
+    assert pooled(compiled(5 * GIB), Pools()).exports == ("export XLA_CLIENT_MEM_FRACTION=0.82",)
+    assert not pooled(compiled(5 * GIB), Pools(fraction=0.9)).exports
+    assert not pooled(compiled(5 * GIB, described=False), Pools()).exports  # its memory is what jax may use of it
+
+
+def test_one_region_instead_of_several() -> None:
+    growing = Pools(preallocates=False)
+    found = pooled(compiled(int(3.9 * GIB)), growing)  # regions of 1, 1, 2 and 4 GiB, then the 4 that are left
+    assert found.device == Taken(12 * GIB, 12 * GIB) and not found.exports
+    found = pooled(compiled(int(6.5 * GIB), held=3), growing)  # 8 GiB are in regions, and 4 are left
+    assert found.exports == ("export XLA_PYTHON_CLIENT_PREALLOCATE=true",)
+    assert not pooled(compiled(int(6.5 * GIB), held=3), Pools()).exports
+    assert pooled(compiled(GIB), Pools(of_bfc=False)).device is None
+
+
+def test_a_larger_pinned_pool() -> None:
+    assert pooled(compiled(0, host_bytes=70 * GIB), Pools()).exports == ("export XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=70",)
+    # 8 GiB in regions of 1, 1, 2 and 4; a block of 57 GiB does not lie in the 56 that are left
+    found = pooled(compiled(0, host_bytes=65 * GIB, held=8), Pools(host_limit_bytes=64 * GIB))
+    assert found.host.refused_nbytes == 57 * GIB
+    assert found.exports == ("export XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=65",)
+    assert not pooled(compiled(0, host_bytes=65 * GIB), Pools(host_limit_bytes=65 * GIB)).exports
