@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "memplan").rglob("*.py")) + sorted((ROOT / "models").rglob("*.py"))
 DOOR = "memplan/program/compat/"  # to what jax keeps to itself
 INTERNALS = ("jax._src", "jax.extend")
-EXTRAS = ("matplotlib", "orbax", "perfetto")  # imported where they are used
+EXTRAS = ("matplotlib", "perfetto")  # imported where they are used
 BY_NAME = ("memplan/__init__.py", "memplan/cli/factory.py")  # public names when asked for; the user's MODULE:FACTORY
 
 

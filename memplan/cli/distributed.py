@@ -13,9 +13,9 @@ from memplan.cli.output import check_writable, exit_on_error, print_result, prog
 from memplan.cli.steps import plain_step
 from memplan.hardware.overheads import Overheads
 from memplan.hardware.topology import TOPOLOGIES
+from memplan.parallel.launch import Launch
+from memplan.parallel.launch import launch as launch_processes
 from memplan.parallel.measure import measure_topology
-from memplan.parallel.runtime.launch import Launch
-from memplan.parallel.runtime.launch import launch as launch_processes
 from memplan.report.hardware import Topologies
 from memplan.studies import scaling
 
@@ -27,17 +27,14 @@ def launch(
     processes: Annotated[int, typer.Option("-n", "--processes", min=1, help="How many to start on this machine.")],
     devices: Annotated[int | None, typer.Option(min=1, help="CPU devices of each process.")] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Of rank 0. Default: a free one.")] = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds that processes wait for one another.")] = 60.0,
+    timeout: Annotated[int, typer.Option(min=1, help="Seconds that processes wait for one another.")] = 60,
     restarts: Annotated[int, typer.Option(min=0, help="How often to start again after a failure.")] = 0,
-    min_processes: Annotated[
-        int | None, typer.Option(min=1, help="Start again without those that failed, down to this many.")
-    ] = None,
     grace: Annotated[float, typer.Option(min=0, help="Seconds for the others to end, half after SIGTERM.")] = 5.0,
     debug: Debug = False,
 ) -> None:
     """Start the processes of a data-parallel run here. Exit code: of the first that failed, 128 + its signal."""
     with exit_on_error(debug):
-        run = Launch(tuple(command), processes, devices, port, timeout, restarts, min_processes, grace)
+        run = Launch(tuple(command), processes, devices, port, timeout, restarts, grace)
         raise typer.Exit(launch_processes(run))
 
 

@@ -1,6 +1,6 @@
-"""All processes of a mesh must give the same: what each gives is described, and compared by the monitor of rank 0.
+"""The processes of a mesh must run the same: what differs is refused before the first step, and one plan serves all.
 
-Nothing is done, and nothing paid, where a mesh has the devices of one process.
+Nothing is done where a mesh has the devices of one process. Processes are compared where a mesh has devices of all.
 """
 
 from __future__ import annotations
@@ -11,85 +11,78 @@ import hashlib
 import inspect
 import json
 import re
-import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, Mesh
 
+from memplan import io
 from memplan.errors import MemplanError
-from memplan.parallel.runtime import cluster
-from memplan.parallel.runtime.comparison import APART, PROGRAM, ROWS, VALUES, Submission, submission
 from memplan.planning.plan import Plan
 from memplan.program import compat
 
-COMPARED = 4  # of the same kind of values, the first few: training begins with them, and hashing takes a second per GB
-PRIVATE = re.compile(r"0x[0-9a-f]+|id=\d+|/[^\s:]+(?=:\d+)")  # of one process: addresses, paths
-PLAN_S = 900.0  # the first process plans while the others wait
-UNORDERED = re.compile(r"\{('[^{}]*')\}")  # sets of names come in another order in each process
+_PRIVATE = re.compile(r"0x[0-9a-f]+|id=\d+|/[^\s:]+(?=:\d+)")  # addresses and paths differ from process to process
+_UNORDERED = re.compile(r"\{('[^{}]*')\}")  # and so does the order of names in a set
+_PLAN_S = 900.0  # the first process plans while the others wait
 
 Step = Callable[..., Any]
-_compared: dict[tuple[str, ...], int] = {}
 
 
-def same_rows(mesh: Mesh, step: Step, position: int, batch: Any) -> None:
-    """Called with each process's own rows, before anything is made of them."""
-    if among := _among(mesh):
-        apart = APART if threading.current_thread() is not threading.main_thread() else ""
-        lines = tuple(f"{_type(leaf)} in {_argument(step, position)}{path}" for path, leaf in _leaves(batch))
-        cluster.submissions.submit_rows(_rows(f"{_name(step)}/{position}{apart}", repr(_name(step)), lines, among))
+def same_state(mesh: Mesh | AbstractMesh, step: Step, args: tuple[Any, ...]) -> None:
+    """Refuse processes whose arguments differ, where every process has the whole of them.
 
-
-@functools.lru_cache(maxsize=64)  # every step brings the same
-def _rows(key: str, name: str, lines: tuple[str, ...], among: tuple[int, ...]) -> Submission:
-    return submission(ROWS, key, name, lines, among)
-
-
-def same_values(mesh: Mesh | AbstractMesh, step: Step, values: tuple[Any, ...]) -> None:
-    """Called with arguments of the step that every process has whole."""
-    if not (among := _among(mesh)):
+    Raises:
+      MemplanError: with the ranks, the argument and its leaf.
+    """
+    if not _shared_by_all(mesh):
         return
-    leaves = [
-        (f"{_argument(step, position)}{path}", leaf)
-        for position, value in enumerate(values)
-        for path, leaf in _leaves(value)
-    ]
-    kind = (_name(step), *(f"{path} {_type(leaf)}" for path, leaf in leaves))
-    _compared[kind] = _compared.get(kind, 0) + 1
-    if _compared[kind] <= COMPARED:
-        lines = [f"{path} {_type(leaf)} of digest {_digest(leaf)}" for path, leaf in leaves]
-        cluster.submissions.submit_values(submission(VALUES, _name(step), repr(_name(step)), lines, among))
+    leaves = {
+        f"{_argument(step, position)}{jax.tree_util.keystr(path)}": leaf
+        for position, value in enumerate(args)
+        for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]
+    }
+    types = "\n".join(f"{name} {_type(leaf)}" for name, leaf in leaves.items())
+    _refuse_differences(step, {**_versions(), "the types of its arguments": types})
+    _refuse_differences(step, {name: _digest(leaf) for name, leaf in leaves.items()})
 
 
 def same_step(mesh: Mesh | AbstractMesh, step: Step, program: compat.ClosedJaxpr, options: Any) -> None:
-    """Called with a step's program for some shapes, and with all that decides how it is divided."""
-    if not (among := _among(mesh)):
+    """Refuse processes that trace another program, or divide it otherwise.
+
+    Raises:
+      MemplanError: with the ranks, and whether versions, shapes, mesh, equations or constants differ.
+    """
+    if not _shared_by_all(mesh):
         return
-    shapes = ", ".join(aval.str_short() for aval in program.in_avals)
-    key = hashlib.blake2b(shapes.encode(), digest_size=8).hexdigest()
-    lines = [f"shapes {shapes}", *_options(mesh, options), *_plain(str(program)).split("\n"), *_constants(program)]
-    cluster.submissions.submit_program(submission(PROGRAM, f"{_name(step)}/{key}", repr(_name(step)), lines, among))
+    devices = [f"{one.process_index}:{one.id}" for one in mesh.devices.flat] if isinstance(mesh, Mesh) else []
+    parts = {
+        **_versions(),
+        "the shapes of its arguments": ", ".join(aval.str_short() for aval in program.in_avals),
+        "the mesh": f"{dict(mesh.shape)} {' '.join(devices)}",
+        "the options": _comparable(str(options)),
+        "its equations": _comparable(str(program)),
+        "the constants that it captures": "\n".join(_constants(program)),
+    }
+    _refuse_differences(step, parts)
 
 
 def one_plan(processes: tuple[int, ...], step: Step, fingerprint: str, key: str, make: Callable[[], Plan]) -> Plan:
-    """The plan of the first of these processes: the others wait for it, and follow it.
+    """The plan of the first of these processes; the others wait for it.
 
     Args:
-      fingerprint: of this process's module; who has another is named.
+      fingerprint: of this process's module.
       key: of all that the plan depends on.
-      make: makes it.
 
     Raises:
-      MemplanError: the first process could not make one, or did not within `PLAN_S`.
+      MemplanError: the first process could not make one, or did not within `_PLAN_S`.
     """
     if len(processes) < 2 or jax.process_index() not in processes:
         return make()
-    if among := _comparable(processes):
-        module = f"module {fingerprint}"
-        one = submission(PROGRAM, f"{_name(step)}/module", repr(_name(step)), [module], among)
-        cluster.submissions.submit_program(one)
     client, place = compat.coordination_client(), f"memplan/plan/{key}/{fingerprint}"
     if jax.process_index() == processes[0]:
         try:
@@ -100,10 +93,10 @@ def one_plan(processes: tuple[int, ...], step: Step, fingerprint: str, key: str,
         client.key_value_set(place, plan.to_json(), allow_overwrite=True)
         return plan
     try:
-        text = client.blocking_key_value_get(place, int(1000 * PLAN_S))
+        text = client.blocking_key_value_get(place, int(1000 * _PLAN_S))
     except jax.errors.JaxRuntimeError as error:
         raise MemplanError(
-            f"process {processes[0]} told no plan for {_name(step)!r} within {PLAN_S:.0f} s: it stopped, or compiles "
+            f"process {processes[0]} told no plan for {_name(step)!r} within {_PLAN_S:.0f} s: it stopped, or compiles "
             "another step. All processes must run the same script, versions and options."
         ) from error
     if "error" in (found := json.loads(text)):
@@ -112,36 +105,10 @@ def one_plan(processes: tuple[int, ...], step: Step, fingerprint: str, key: str,
 
 
 def processes_of(tree: Any) -> tuple[int, ...]:
-    """Of the devices over which arrays, shapes and shardings in this tree lie."""
+    """The processes over whose devices the arrays, shapes and shardings of a tree lie."""
     shardings = (getattr(leaf, "sharding", leaf) for leaf in jax.tree.leaves(tree))
     meshes = (one.mesh for one in shardings if isinstance(one, jax.sharding.NamedSharding))
     return tuple(sorted({process for mesh in set(meshes) for process in _processes(mesh)}))
-
-
-def _name(step: Step) -> str:
-    return getattr(step, "__name__", type(step).__name__)
-
-
-@functools.lru_cache(maxsize=64)
-def _argument(step: Step, position: int) -> str:
-    with contextlib.suppress(TypeError, ValueError, IndexError):  # a built-in function, or *args
-        return list(inspect.signature(step).parameters)[position]
-    return f"argument {position}"
-
-
-def _among(mesh: Mesh | AbstractMesh) -> tuple[int, ...]:
-    """The processes of a mesh; none where there is nobody to compare with."""
-    return _comparable(_processes(mesh) if jax.process_count() > 1 else ())  # one process may describe devices of many
-
-
-def _comparable(found: tuple[int, ...]) -> tuple[int, ...]:
-    """These processes, if they can be compared."""
-    if len(found) < 2 or jax.process_index() not in found:
-        return ()
-    if not cluster.is_joined() and len(found) < jax.process_count():
-        return ()  # the others may never use memplan, and could not be met
-    cluster.join_in_background()
-    return found
 
 
 @functools.lru_cache(maxsize=64)
@@ -150,44 +117,73 @@ def _processes(mesh: Mesh | AbstractMesh) -> tuple[int, ...]:
     return tuple(sorted({one.process_index for one in mesh.devices.flat})) if isinstance(mesh, Mesh) else ()
 
 
-def _options(mesh: Mesh | AbstractMesh, options: Any) -> Iterator[str]:
-    devices = [f"{one.process_index}:{one.id}" for one in mesh.devices.flat] if isinstance(mesh, Mesh) else []
-    yield f"mesh {dict(mesh.shape)} of the devices {' '.join(devices)}"
-    yield from (_plain(f"option {one}") for one in options)
+def _shared_by_all(mesh: Mesh | AbstractMesh) -> bool:
+    """Whether the processes can be compared: jax gathers from all of them, not from some."""
+    return 1 < len(_processes(mesh)) == jax.process_count()
 
 
-def _plain(text: str) -> str:
+def _refuse_differences(step: Step, parts: Mapping[str, str]) -> None:
+    """Gather a digest of every part from all processes; as many parts in each."""
+    own = np.array([list(hashlib.blake2b(text.encode(), digest_size=16).digest()) for text in parts.values()], np.uint8)
+    if not len(own):
+        return
+    with ThreadPoolExecutor(1) as apart:  # jax gathers nothing in a thread that traces a step
+        everyone = np.asarray(apart.submit(multihost_utils.process_allgather, own).result()).reshape(-1, *own.shape)
+    differing: dict[str, list[int]] = {}
+    for number, name in enumerate(parts):
+        digests = [rows[number].tobytes() for rows in everyone]
+        usual = Counter(digests).most_common(1)[0][0]
+        if odd := [rank for rank, digest in enumerate(digests) if digest != usual]:
+            differing[name] = odd
+    if differing:
+        listed = "; ".join(f"{name} on rank {', '.join(map(str, odd))}" for name, odd in list(differing.items())[:5])
+        first = next(iter(differing))
+        short = len(parts[first]) < 200
+        here = f" Here, on rank {jax.process_index()}, {first} is: {parts[first]}." if short else ""
+        raise MemplanError(
+            f"The processes differ in what they give {_name(step)!r}: {listed}.{here} All must run the same script, "
+            "versions and options, and begin with the same state."
+        )
+
+
+def _versions() -> dict[str, str]:
+    found = dict(io.versions("jax", "jaxlib", "memplan"))
+    return {"the versions of packages": ", ".join(f"{name} {version}" for name, version in found.items())}
+
+
+def _name(step: Step) -> str:
+    return getattr(step, "__name__", type(step).__name__)
+
+
+def _argument(step: Step, position: int) -> str:
+    with contextlib.suppress(TypeError, ValueError, IndexError):  # a built-in function, or *args
+        return list(inspect.signature(step).parameters)[position]
+    return f"argument {position}"
+
+
+def _comparable(text: str) -> str:
     """Without what differs between processes that run the same."""
-    ordered = UNORDERED.sub(lambda found: "{" + ", ".join(sorted(found[1].split(", "))) + "}", text)
-    return PRIVATE.sub("_", ordered)
+    ordered = _UNORDERED.sub(lambda found: "{" + ", ".join(sorted(found[1].split(", "))) + "}", text)
+    return _PRIVATE.sub("_", ordered)
 
 
-def _constants(step: compat.ClosedJaxpr) -> Iterator[str]:
-    for number, (_, value) in enumerate(compat.consts_of(step)):
-        yield f"captured constant {number}: {_type(value)} of digest {_digest(value)}"
-    for eqn in step.jaxpr.eqns:
+def _constants(program: compat.ClosedJaxpr) -> Iterator[str]:
+    yield from (f"{_type(value)} {_digest(value)}" for _, value in compat.consts_of(program))
+    for eqn in program.jaxpr.eqns:
         for inner in compat.sub_jaxprs(eqn):
             yield from _constants(inner) if hasattr(inner, "consts") else ()
-        yield from (f"literal of digest {_digest(compat.value_of(atom))}" for atom in eqn.invars if _is_long(atom))
-
-
-def _is_long(atom: Any) -> bool:
-    return not compat.is_var(atom) and np.ndim(atom.val) > 0  # a number stands in the text
-
-
-def _leaves(tree: Any) -> list[tuple[str, Any]]:
-    return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
+        literals = (compat.value_of(atom) for atom in eqn.invars if not compat.is_var(atom))
+        yield from (f"literal {_digest(one)}" for one in literals if np.ndim(one) > 0)  # numbers stand in the text
 
 
 def _type(leaf: Any) -> str:
-    shape = ",".join(map(str, np.shape(leaf)))
-    return f"{getattr(leaf, 'dtype', type(leaf).__name__)}[{shape}]"
+    return f"{getattr(leaf, 'dtype', type(leaf).__name__)}[{','.join(map(str, np.shape(leaf)))}]"
 
 
 def _digest(leaf: Any) -> str:
-    """Of the bytes of its values; '-' where this process does not have them all."""
+    """Of an array's bytes; '-' where this process does not have them all."""
     if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
         return "-"
     plain = jax.random.key_data(leaf) if compat.is_key(leaf) else leaf
     found = np.ascontiguousarray(np.asarray(plain)).reshape(-1).view(np.uint8)
-    return hashlib.blake2b(found.data, digest_size=8).hexdigest()
+    return hashlib.blake2b(found.data, digest_size=16).hexdigest()

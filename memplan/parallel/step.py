@@ -155,11 +155,11 @@ class DataParallel:
         return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(args), found)
 
     def place(self, *args: Any) -> Any:
-        """The arguments on the mesh, from values that every process has whole; a run whose processes differ ends.
+        """The arguments on the mesh, from values that every process has whole.
 
         With compressed messages the first comes back as `Remembered`, nothing left out yet.
         """
-        agreement.same_values(self.mesh, self.step, args)
+        agreement.same_state(self.mesh, self.step, args)
         placed = jax.tree.map(_placed, args, self.shardings(*args))
         if self.options.compress is not None:
             placed = (Remembered(placed[0], self._no_errors(args)), *placed[1:])
@@ -176,7 +176,7 @@ class DataParallel:
     def assemble(self, batch: Any, position: int | None = None) -> Any:
         """The global batch from each process's own rows: equally many, in the order of the processes.
 
-        All processes call it, once for each step. Where one brings another number of rows, the run ends and names it.
+        All processes call it, once for each step.
 
         Args:
           position: of the argument; by default the first that is divided.
@@ -186,7 +186,6 @@ class DataParallel:
             raise MeshError(
                 "an AbstractMesh has no devices to put a batch on. Make the step with memplan.parallel.mesh()."
             )
-        agreement.same_rows(self.mesh, self.step, position, batch)
         processes = len({device.process_index for device in self.mesh.devices.flat})
 
         def whole(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -12,7 +12,7 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "docs" / "examples").glob("*.py")
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == 8
+    assert len(EXAMPLES) == 9
 
 
 @pytest.mark.slow

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import memplan
+from memplan.parallel.cluster import initialize
 from memplan.parallel.meshes import mesh
-from memplan.parallel.runtime.cluster import initialize
 from memplan.parallel.step import data_parallel
 
 WIDTH, LAYERS, ROWS = 64, 8, 256

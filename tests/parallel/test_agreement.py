@@ -1,10 +1,10 @@
-"""What is told of a step, its values and its rows: all of what counts, and nothing of one process alone."""
+"""What processes compare: all that must be the same, and nothing that belongs to one process alone."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +13,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from memplan.errors import MemplanError
 from memplan.parallel import agreement, meshes
-from memplan.parallel.runtime import cluster
-from memplan.parallel.runtime.comparison import PROGRAM, ROWS, VALUES, Submission
 from memplan.parallel.step import data_parallel
 
-
-class Told:
-    """In the place of what would be told to rank 0 and waited for."""
-
-    def __init__(self) -> None:
-        self.said: list[Submission] = []
-        self.submit_values = self.submit_program = self.submit_rows = self.said.append
-
-    def digests(self, kind: str) -> list[str]:
-        return [one.digest for one in self.said if one.kind == kind]
+Parts = dict[str, str]
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Told:
-    """As if the mesh were of two processes."""
-    monkeypatch.setattr(cluster, "submissions", here := Told())
-    monkeypatch.setattr(agreement, "_among", lambda mesh: (0, 1))
-    monkeypatch.setattr(agreement, "_compared", {})
-    return here
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[Parts]:
+    """What would be compared, as if the mesh were of all of several processes."""
+    found: list[Parts] = []
+    monkeypatch.setattr(agreement, "_shared_by_all", lambda mesh: True)
+    monkeypatch.setattr(agreement, "_refuse_differences", lambda step, parts: found.append(dict(parts)))
+    return found
 
 
 def regression(rate: float = 0.1, act: Callable[[Any], Any] = jnp.tanh, offset: Any = 0.0) -> Any:
@@ -50,77 +40,84 @@ STATE = {"w": jnp.ones(3), "key": jax.random.key(0)}
 X = np.ones((4, 3), np.float32)
 
 
-def programs(told: Told, *steps: Any) -> list[str]:
+def programs(compared: list[Parts], *steps: Any) -> list[Parts]:
     for step in steps:
         data_parallel(step, meshes.mesh({"batch": 1})).divided((STATE, X))
-    return told.digests(PROGRAM)
+    return compared
 
 
-def test_alone_nothing_is_told_or_paid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "submissions", told := Told())
+def differing(one: Mapping[str, str], other: Mapping[str, str]) -> set[str]:
+    return {name for name in one if one[name] != other[name]}
+
+
+def test_nothing_is_compared_or_paid_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "_refuse_differences", lambda step, parts: pytest.fail("compared"))
     step = data_parallel(regression(), meshes.mesh({"batch": 1}))
     step.divided((step.place(STATE), step.assemble(X)))
-    assert not told.said
 
 
-def test_the_same_step_made_again_is_the_same(told: Told) -> None:
-    one, other = programs(told, regression(), regression())
+def test_the_same_step_made_again_is_the_same(compared: list[Parts]) -> None:
+    one, other = programs(compared, regression(), regression())
     assert one == other
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("other", "part"),
     [
-        regression(rate=0.2),
-        regression(act=jax.nn.relu),
-        regression(offset=jnp.arange(4.0)),
-        regression(offset=np.float32(1.0)),
+        (regression(rate=0.2), "its equations"),
+        (regression(act=jax.nn.relu), "its equations"),
+        (regression(offset=np.float32(1.0)), "its equations"),
+        (regression(offset=jnp.arange(4.0)), "the constants that it captures"),
     ],
-    ids=["rate", "activation", "captured array", "captured number"],
+    ids=["rate", "activation", "captured number", "captured array"],
 )
-def test_another_step_is_another(told: Told, other: Any) -> None:
-    one, another = programs(told, regression(), other)
-    assert one != another
+def test_another_step_is_another(compared: list[Parts], other: Any, part: str) -> None:
+    one, another = programs(compared, regression(), other)
+    assert part in differing(one, another)
 
 
-def test_captured_values_count(told: Told) -> None:
+def test_captured_values_count(compared: list[Parts]) -> None:
     arrays = [jnp.array([1.0, 2.0, 3.0, value]) for value in (4.0, 4.0, 5.0)]
-    one, same, other = programs(told, *(regression(offset=array) for array in arrays))
-    assert one == same != other
+    one, same, other = programs(compared, *(regression(offset=array) for array in arrays))
+    assert one == same and differing(one, other) == {"the constants that it captures"}
 
 
-def test_values_are_told_by_leaf_and_only_the_first_few_times(told: Told) -> None:
+def test_state_is_compared_by_leaf(compared: list[Parts]) -> None:
     step = data_parallel(regression(), meshes.mesh({"batch": 1}))
-    for seed in range(7):
+    for seed in (0, 0, 1):
         step.place({"w": jnp.full(3, 1.0, jnp.bfloat16), "key": jax.random.key(seed)})
-    assert len(set(told.digests(VALUES))) == len(told.digests(VALUES)) == agreement.COMPARED
+    types, values = compared[::2], compared[1::2]
+    assert types[0] == types[1] == types[2]
+    assert values[0] == values[1] and differing(values[0], values[2]) == {"state['key']"}
 
 
-def test_rows_are_told_by_shape_and_type(told: Told) -> None:
-    step = data_parallel(regression(), meshes.mesh({"batch": 1}))
-    for batch in (X, 2 * X, X[:3], X.astype(np.float16)):
-        step.assemble(batch)
-    one, same, fewer, other = told.digests(ROWS)
-    assert one == same and len({one, fewer, other}) == 3
+@pytest.mark.parametrize(("texts", "odd"), [(["a", "a", "b"], "2"), (["b", "a", "a"], "0"), (["a", "b", "b"], "0")])
+def test_the_ranks_that_differ_from_most_are_named(monkeypatch: pytest.MonkeyPatch, texts: list[str], odd: str) -> None:
+    def gathered(own: np.ndarray) -> np.ndarray:
+        digest = agreement.hashlib.blake2b
+        return np.array([[list(digest(text.encode(), digest_size=16).digest())] for text in texts], np.uint8)
+
+    monkeypatch.setattr(agreement.multihost_utils, "process_allgather", gathered)
+    with pytest.raises(MemplanError, match=f"'step': its rate on rank {odd}. Here, on rank 0, its rate is: {texts[0]}"):
+        agreement._refuse_differences(regression(), {"its rate": texts[0]})
 
 
-def test_what_differs_between_like_processes_is_left_out() -> None:
+def test_what_belongs_to_one_process_is_left_out() -> None:
     texts = [
         f"callback=<function f at {address}> axes=frozenset({{{names}}}) at {path}:12"
         for address, names, path in (("0x7f1", "'a', 'b'", "/home/one/t.py"), ("0x9e2", "'b', 'a'", "/srv/t.py"))
     ]
-    assert agreement._plain(texts[0]) == agreement._plain(texts[1])
-    assert agreement._plain("mul 0.1") != agreement._plain("mul 0.2")
+    assert agreement._comparable(texts[0]) == agreement._comparable(texts[1])
+    assert agreement._comparable("mul 0.1") != agreement._comparable("mul 0.2")
 
 
 FINGERPRINT = """
 import jax, jax.numpy as jnp, numpy as np
 jax.config.update("jax_num_cpu_devices", 4)
 from memplan.parallel import agreement, meshes
-from memplan.parallel.runtime import cluster
 from memplan.parallel.step import data_parallel
-agreement._among = lambda mesh: (0, 1)
-cluster.submissions.submit_program = lambda one: print(one.digest)
+agreement._shared_by_all = lambda mesh: True
+agreement._refuse_differences = lambda step, parts: print(parts)
 def step(state, x):
     def body(w, row):
         jax.debug.callback(print, w)
@@ -144,4 +141,4 @@ def test_every_process_finds_the_same() -> None:
         ).stdout
         for seed in ("1", "2", "3")
     }
-    assert len(found) == 1 and len(found.pop()) > 30
+    assert len(found) == 1 and "callback" in found.pop()

@@ -1,4 +1,4 @@
-"""Real processes with gloo between them: one plans, the others follow; one that compiles another step is named."""
+"""Real processes with gloo between them: one plans, the others follow; one that traces another step is refused."""
 
 from __future__ import annotations
 
@@ -7,20 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from experiments.distributed.failures.run import Run
+from tests.parallel.processes import launched
 
 SCRIPT = Path(__file__).parent / "planned.py"
 
 
-def launched(tmp_path: Path, processes: int, *options: str) -> Run:
-    return Run(tmp_path, options, launcher=("--devices", "1"), processes=processes, script=SCRIPT)
-
-
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_all_processes_follow_one_plan(tmp_path: Path, processes: int) -> None:
-    run = launched(tmp_path, processes, "--share", "0.75")
-    run.wait(180)
-    output = run.told + "".join(run.output)
+def test_all_processes_follow_one_plan(processes: int) -> None:
+    code, output = launched(SCRIPT, processes, "--share", "0.75")
+    assert code == 0, output
     told = [json.loads(line[line.index("{") :]) for line in output.splitlines() if '"fingerprint"' in line]
     assert {one["rank"] for one in told} == set(range(processes))
     assert len({one["fingerprint"] for one in told}) == len({one["plan"] for one in told}) == 1
@@ -30,8 +25,6 @@ def test_all_processes_follow_one_plan(tmp_path: Path, processes: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_with_another_step_is_named(tmp_path: Path) -> None:
-    run = launched(tmp_path, 2, "--odd", "1")
-    run.wait(120)
-    output = run.told + "".join(run.output)
-    assert "rank 1" in output and "has another program" in output
+def test_a_rank_with_another_step_is_refused() -> None:
+    code, output = launched(SCRIPT, 2, "--odd", "1")
+    assert code == 1 and "its equations on rank 1" in output

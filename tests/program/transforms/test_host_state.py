@@ -10,13 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import orbax.checkpoint as ocp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memplan
-from experiments.distributed.checkpoint.run import WIDTH, start, train_step
 from memplan.errors import MemplanError, PlanMismatchError
 from memplan.pipeline import target_of
 from memplan.planning.plan import Plan
@@ -25,6 +25,29 @@ from memplan.program.trace import Program, as_step, trace
 from memplan.program.transforms.host_state import large_leaves, offload_state, place_argument
 from memplan.xla.replay import replay
 from tests.xla.test_target import needs_compiler
+
+WIDTH, OPTIMIZER = 512, optax.adamw(1e-3)
+
+
+def start(layers: int = 4) -> Any:
+    """Weights and moments; every weight is 1 MiB."""
+    keys = jax.random.split(jax.random.key(0), layers)
+    weights = [jax.random.normal(key, (WIDTH, WIDTH)) / WIDTH**0.5 for key in keys]
+    return weights, OPTIMIZER.init(weights)
+
+
+def train_step(state: Any, x: jax.Array) -> tuple[Any, jax.Array]:
+    weights, moments = state
+
+    def loss(weights: Any) -> jax.Array:
+        y = x
+        for weight in weights:
+            y = jnp.tanh(y @ weight)
+        return jnp.square(y - x).mean()
+
+    value, gradients = jax.value_and_grad(loss)(weights)
+    updates, moments = OPTIMIZER.update(gradients, moments, weights)
+    return (optax.apply_updates(weights, updates), moments), value
 
 
 def arguments(layers: int = 4) -> tuple[Any, jax.Array]:

@@ -1,0 +1,71 @@
+"""Processes of a run, started by hand (nobody ends the others when one fails) or by `memplan launch`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LAUNCH = (sys.executable, "-c", "from memplan.cli import main; main()", "launch")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one process ended: exit code, standard output and error together, seconds since the epoch."""
+
+    code: int
+    output: str
+    at_s: float
+
+
+def by_hand(script: Path, processes: int, words: Sequence[str], stopped: int | None = None) -> list[Ended]:
+    """Start one process for each rank; those that still run after two minutes are killed, and so is a stopped one."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "JAX_PLATFORMS": "cpu",
+        "MEMPLAN_COORDINATOR": f"127.0.0.1:{port}",
+        "MEMPLAN_PROCESSES": str(processes),
+        "MEMPLAN_DEVICES": "1",
+    }
+    begun, files = time.time(), [tempfile.TemporaryFile("w+") for _ in range(processes)]  # noqa: SIM115
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-u", str(script), *words],
+            env={**environment, "MEMPLAN_PROCESS": str(rank)},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+        for rank, file in enumerate(files)
+    ]
+    ended_s = {}
+    while time.time() < begun + 120 and len(ended_s.keys() - {stopped}) < processes - (stopped is not None):
+        for rank, process in enumerate(started):
+            if rank not in ended_s and process.poll() is not None:
+                ended_s[rank] = time.time()
+        time.sleep(0.02)
+    found = []
+    for rank, (process, file) in enumerate(zip(started, files, strict=True)):
+        process.kill()
+        process.wait()
+        file.seek(0)
+        found.append(Ended(process.returncode, file.read(), ended_s.get(rank, float("inf"))))
+        file.close()
+    return found
+
+
+def launched(script: Path, processes: int, *words: str, options: Sequence[str] = ()) -> tuple[int, str]:
+    """Exit code and output of `memplan launch`."""
+    command = [*LAUNCH, "-n", str(processes), "--devices", "1", *options, "--", sys.executable, str(script), *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    return done.returncode, done.stdout + done.stderr

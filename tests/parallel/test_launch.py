@@ -1,0 +1,166 @@
+"""The launcher with small programs that leave jax alone: what it passes on, names, restarts and leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from memplan.cli import app as cli
+from memplan.errors import MemplanError
+from memplan.parallel.launch import Launch, launch
+
+ROOT = Path(__file__).parents[2]
+RANK = "import os, sys, time; rank = int(os.environ['MEMPLAN_PROCESS']); attempt = int(os.environ['MEMPLAN_ATTEMPT'])\n"
+LAUNCHER = """
+import sys
+from memplan.parallel.launch import Launch, launch
+launch(Launch((sys.executable, "-c", {program!r}), 2, devices=1))
+"""
+
+Result = tuple[int, list[str], str]
+
+
+@pytest.fixture
+def run(capfdbinary: pytest.CaptureFixture[bytes]) -> Callable[..., Result]:
+    """Exit code, sorted lines of standard output, standard error."""
+
+    def launched(program: str, processes: int = 3, **options: Any) -> Result:
+        command = (sys.executable, "-c", RANK + program)
+        code = launch(Launch(command, processes, **{"devices": 1, **options}))
+        out, err = capfdbinary.readouterr()
+        return code, sorted(out.decode().splitlines()), err.decode()
+
+    return launched
+
+
+def alive(pid: int) -> bool:
+    """A zombie, whom nobody has asked yet, is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_what_a_process_is_told(run: Callable[..., Result]) -> None:
+    names = ["MEMPLAN_PROCESSES", "MEMPLAN_DEVICES", "MEMPLAN_TIMEOUT", "JAX_PLATFORMS"]
+    code, out, _ = run(f"print(*(os.environ[name] for name in {names}))", 2, devices=5, timeout_s=7)
+    assert code == 0 and out == ["[0] 2 5 7 cpu", "[1] 2 5 7 cpu"]
+
+
+def test_every_line_has_its_rank(run: Callable[..., Result]) -> None:
+    code, out, err = run("print('hello'); print('two', file=sys.stderr); sys.stdout.write('no end')")
+    assert code == 0
+    assert out == [f"[{rank}] {line}" for rank in range(3) for line in ("hello", "no end")]
+    assert sorted(err.splitlines()) == ["[0] two", "[1] two", "[2] two"]
+
+
+def test_it_starts_again(run: Callable[..., Result]) -> None:
+    code, out, err = run("print(attempt)\nif attempt == 0 and rank == 1: sys.exit(9)", 2, restarts=1)
+    assert code == 0 and "starting again, restart 1 of 1" in err and "[0] 1" in out
+
+
+def test_it_gives_up_after_its_restarts(run: Callable[..., Result]) -> None:
+    code, _, err = run("sys.exit(6)", 1, restarts=2)
+    assert code == 6 and err.count("ended with exit code 6") == 3
+
+
+def test_a_killed_rank_is_named_and_gives_the_exit_code(run: Callable[..., Result]) -> None:
+    begun = time.monotonic()
+    code, _, err = run("os.kill(os.getpid(), 9) if rank == 2 else time.sleep(60)", 3, grace_s=0.5)
+    assert code == 137
+    assert "memplan launch: rank 2 (pid " in err and "was killed by SIGKILL" in err
+    assert "rank 0 (pid " in err and "still runs: SIGTERM" in err
+    assert time.monotonic() - begun < 20
+
+
+def test_a_rank_that_ignores_sigterm_is_killed(run: Callable[..., Result]) -> None:
+    program = "import signal; signal.signal(15, signal.SIG_IGN)\nif rank: time.sleep(0.5), sys.exit(4)\ntime.sleep(60)"
+    code, _, err = run(program, 2, grace_s=0.3)
+    assert code == 4 and "rank 0" in err and "still runs: SIGKILL" in err
+
+
+def test_the_others_may_end_by_themselves(run: Callable[..., Result]) -> None:
+    code, out, err = run("sys.exit(2) if rank == 0 else (time.sleep(1), print('rank 0 is gone'), sys.exit(1))", 2)
+    assert code == 2 and out == ["[1] rank 0 is gone"] and "SIGTERM" not in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_behind(number: signal.Signals, tmp_path: Path) -> None:
+    program = f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').write(str(os.getpid())); time.sleep(60)"
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER.format(program=RANK + program)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        stderr=subprocess.DEVNULL,
+    )
+    while not all((tmp_path / str(rank)).exists() and (tmp_path / str(rank)).read_text() for rank in range(2)):
+        time.sleep(0.02)
+    launcher.send_signal(number)
+    assert launcher.wait(20) == (-9 if number == signal.SIGKILL else 128 + number)
+    pids = [int((tmp_path / str(rank)).read_text()) for rank in range(2)]
+    end = time.monotonic() + 3
+    while any(alive(pid) for pid in pids) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not [pid for pid in pids if alive(pid)]
+
+
+def test_children_of_a_rank_go_with_it(run: Callable[..., Result]) -> None:
+    code, out, _ = run("import subprocess; print(subprocess.Popen(['sleep', '60']).pid)", 1)
+    time.sleep(0.1)
+    assert code == 0 and not alive(int(out[0].removeprefix("[0] ")))
+
+
+def test_a_port_in_use_is_told_before_anything_starts() -> None:
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(MemplanError, match=f"Port {port} cannot be used: Address already in use"):
+            launch(Launch(("python", "x"), 2, devices=1, port=port))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        (Launch((), 2, devices=1), "nothing to start"),
+        (Launch(("no-such-program-anywhere",), 2, devices=1), "no program 'no-such-program-anywhere'"),
+    ],
+)
+def test_what_cannot_be_started_is_told(wanted: Launch, told: str) -> None:
+    with pytest.raises(MemplanError, match=told):
+        launch(wanted)
+
+
+def test_gpus_are_divided(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    with pytest.raises(MemplanError, match="4 GPUs cannot be divided among 3 processes"):
+        launch(Launch(("python",), 3))
+    code, out, _ = run("print(os.environ['MEMPLAN_LOCAL_DEVICE_IDS'])", 2, devices=None)
+    assert code == 0 and out == ["[0] 0,1", "[1] 2,3"]
+
+
+def test_the_command_passes_on_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Launch] = []
+    monkeypatch.setattr(cli.distributed, "launch_processes", lambda wanted: asked.append(wanted) or 7)
+    words = "launch -n 4 --devices 2 --port 1234 --timeout 5 --restarts 3 --grace 1 -- python t.py -n 9"
+    assert CliRunner().invoke(cli.app, words.split()).exit_code == 7
+    assert CliRunner().invoke(cli.app, ["launch", "-n", "2", "python", "t.py", "--port", "1"]).exit_code == 7
+    assert asked == [
+        Launch(("python", "t.py", "-n", "9"), 4, 2, 1234, 5, 3, 1.0),
+        Launch(("python", "t.py", "--port", "1"), 2),
+    ]
+
+
+def test_the_command_tells_of_a_port_in_use_with_exit_code_2() -> None:
+    with socket.create_server(("", 0)) as other:
+        words = ["launch", "-n", "2", "--devices", "1", "--port", str(other.getsockname()[1]), "--", sys.executable]
+        done = CliRunner().invoke(cli.app, words)
+    assert done.exit_code == 2 and "Address already in use" in done.stderr
