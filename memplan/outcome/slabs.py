@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from memplan.compilation.outcome import Outcome
 from memplan.compilation.scheduled import ScheduledModule
@@ -20,15 +21,20 @@ from memplan.report.model import Decision
 from memplan.report.slabs import SlabArray, Unsplit
 from memplan.report.slabs import SlabLoop as LoopRow
 from memplan.report.views.table import shape
+from memplan.xla.host_copies import transfers
+from memplan.xla.module import Instruction
 
 
 def loop_rows(outcome: Outcome, origins: Origins) -> Iterator[LoopRow]:
     """One for each loop over slabs."""
-    records = outcome.program.in_slabs
-    seconds = _seconds(outcome.planned.result, origins) if len(records) == 1 else {}
+    records, result = outcome.program.in_slabs, outcome.planned.result
+    compiled = {origins.scope(loop.name): loop for loop in loops_of(result)} if len(records) == 1 else {}
     numbered = [(one, loop, number) for one in records for number, loop in enumerate(one.loops, 1)]
     for position, (one, loop, number) in enumerate(numbered, 1):
-        yield _loop_row(one, loop, position, seconds.get(one.scope(number)), outcome.program)
+        made = compiled.get(one.scope(number))
+        copies, kernels = transfers(result.module, made, result.device) if made else (0, 0)
+        seconds = result.replay.blocks.get(made.name) if made else None
+        yield replace(_loop_row(one, loop, position, outcome.program), seconds=seconds, copies=copies, kernels=kernels)
 
 
 def split_decisions(outcome: Outcome) -> Iterator[Decision]:
@@ -74,7 +80,12 @@ def axis_of(one: InSlabs) -> str:
     return f"dimension {one.slabs.dim} of {shape(array.shape, array.dtype)}"
 
 
-def _loop_row(one: InSlabs, loop: SlabLoop, number: int, seconds: float | None, program: Program) -> LoopRow:
+def loops_of(result: ScheduledModule) -> list[Instruction]:
+    """The loops in a module's entry."""
+    return [op for op in result.module.entry.ops.values() if op.opcode == "while"]
+
+
+def _loop_row(one: InSlabs, loop: SlabLoop, number: int, program: Program) -> LoopRow:
     graph = one.graph.graph
     largest = max((graph.ops[op] for op in loop.ops), key=lambda op: _touched(graph, op))
     return LoopRow(
@@ -87,7 +98,7 @@ def _loop_row(one: InSlabs, loop: SlabLoop, number: int, seconds: float | None, 
         reads=tuple(_array(one, value, program) for value in loop.reads),
         writes=tuple(_array(one, value, program) for value in loop.writes),
         sums=len(loop.sums),
-        seconds=seconds,
+        seconds=None,
         source=largest.source,
     )
 
@@ -117,9 +128,3 @@ def _source_of(graph: Graph, value: int) -> str:
 
 def _touched(graph: Graph, op: Op) -> int:
     return sum(map(graph.nbytes, {*op.inputs, *op.outputs}))
-
-
-def _seconds(result: ScheduledModule, origins: Origins) -> Mapping[str, float]:
-    """Of the loops in a module's entry, by their name stacks."""
-    loops = [op.name for op in result.module.entry.ops.values() if op.opcode == "while"]
-    return {origins.scope(name): result.replay.blocks[name] for name in loops if name in result.replay.blocks}

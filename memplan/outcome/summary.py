@@ -15,7 +15,7 @@ from memplan.hardware.roofline import copy_seconds
 from memplan.outcome import timeline
 from memplan.outcome.infeasible import floor_of
 from memplan.outcome.pooled import pooled
-from memplan.outcome.slabs import loop_rows, split_decisions, unsplit
+from memplan.outcome.slabs import loop_rows, loops_of, split_decisions, unsplit
 from memplan.outcome.timeline import Origins
 from memplan.planning.loop import Loop, Residuals
 from memplan.planning.problem import Role
@@ -23,6 +23,7 @@ from memplan.planning.schedule import Kind
 from memplan.report.model import Candidate, Choice, Decision, LiveValue, Report
 from memplan.report.timeline import Line, Timeline
 from memplan.xla.buffers import instruction_of
+from memplan.xla.host_copies import transfers
 from memplan.xla.local import pools
 from memplan.xla.module import read_module
 from memplan.xla.sources import layer_of
@@ -43,6 +44,7 @@ def report_of(outcome: Outcome) -> Report:
     memory = timeline.timeline(result, origins, by_buffer)
     floor_bytes, _ = floor_of(outcome)
     step, unmodified = result.replay, outcome.unmodified
+    moved = [transfers(result.module, loop, result.device) for loop in loops_of(result)]
     return Report(
         device=outcome.target.device.name,
         runs_on=jax.devices()[0].device_kind,
@@ -76,6 +78,8 @@ def report_of(outcome: Outcome) -> Report:
         preparation_s=outcome.seconds,
         xla_limit_bytes=int(XLA_LIMIT * outcome.target.device.memory_bytes) if outcome.target.is_gpu else None,
         slab_loops=tuple(loop_rows(outcome, origins)),
+        loop_copies=sum(copies for copies, _ in moved),
+        loop_kernels=sum(kernels for _, kernels in moved),
         unsplit=unsplit(outcome.program.in_slabs, _MOST_ROWS),
         huge_arrays=_huge_arrays(unmodified) if unmodified and outcome.target.is_gpu else None,
         **_counts(outcome),

@@ -123,6 +123,8 @@ class Report(Record):
       xla_limit_bytes: device bytes above which XLA:GPU rematerializes by itself where jax compiles a step; None on CPU.
       xla_rematerialized: instructions that it added to the plan, where it is disabled: none.
       slab_loops: what runs slab by slab; empty where nothing does.
+      loop_copies, loop_kernels: transfers between device and host in a trip of the step's loops, by memcpy and by
+        kernels of XLA; these take the place of computation.
       unsplit: of the operations that these read from or write for, those that no slabs could be made of; the largest.
       huge_arrays: arrays of the unmodified step that have 2^31 elements or more, which cuDNN takes none of; None where
         that is not known, and on a CPU.
@@ -170,6 +172,8 @@ class Report(Record):
     xla_limit_bytes: int | None = None
     xla_rematerialized: int = 0
     slab_loops: tuple[SlabLoop, ...] = ()
+    loop_copies: int = 0
+    loop_kernels: int = 0
     unsplit: tuple[Unsplit, ...] = ()
     huge_arrays: int | None = None
     pool_peak_bytes: int | None = None
@@ -277,7 +281,10 @@ def _copies(report: Report) -> str:
     if not report.copy_s:
         return "none" if report.copy_s is not None else "not known"
     hidden = (report.hidden_copy_s or 0.0) / report.copy_s
-    return f"{format_seconds(report.copy_s)}, {hidden:.0%} under computation; {format_seconds(report.stall_s)} stalled"
+    transfers = report.loop_copies + report.loop_kernels
+    kernels = f"; {report.loop_kernels} of {transfers} transfers in loops are kernels, not memcpy"
+    stalled = f"{format_seconds(report.stall_s)} stalled{kernels if report.loop_kernels else ''}"
+    return f"{format_seconds(report.copy_s)}, {hidden:.0%} under computation; {stalled}"
 
 
 def _compiled_counts(report: Report) -> str:

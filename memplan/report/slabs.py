@@ -42,6 +42,8 @@ class SlabLoop:
       sums: operations whose results it adds up over the slabs.
       seconds: predicted, of all trips; None where the compiled program does not tell.
       source: `file:line` of its largest operation, or ''.
+      copies, kernels: transfers between device and host in a trip of the compiled program, by memcpy and by kernels of
+        XLA; these take the place of computation.
     """
 
     number: int
@@ -55,6 +57,8 @@ class SlabLoop:
     sums: int
     seconds: float | None
     source: str
+    copies: int = 0
+    kernels: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +87,14 @@ def loops_table(loops: Sequence[SlabLoop]) -> Table:
             _arrays(one.reads),
             _arrays(one.writes),
             str(one.sums),
+            f"{one.copies} of {one.copies + one.kernels}" if one.copies or one.kernels else "-",
             format_seconds(one.seconds),
             short_source(one.source),
         )
         for one in loops
     )
     axes = "; ".join(dict.fromkeys(one.axis for one in loops))
-    columns = (">loop", ">slabs", ">halo", ">ops", "reads", "writes", ">sums", ">takes", "source")
+    columns = (">loop", ">slabs", ">halo", ">ops", "reads", "writes", ">sums", ">by memcpy", ">takes", "source")
     return Table(f"Loops over slabs: {axes}", columns, rows)
 
 

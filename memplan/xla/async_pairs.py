@@ -13,7 +13,13 @@ from memplan.xla.module import Instruction, read_instruction
 from memplan.xla.rewrites.fusion import fused_text
 from memplan.xla.shapes import Array, shape_text
 
-_PAIR_ATTRIBUTES = ("output_to_operand_aliasing", "metadata", "backend_config", "control-predecessors")
+# XLA of jax 0.11 deals copies to its four streams in turn, so that a prefetch may wait behind an offload: with these
+# attributes each direction has a stream of its own. XLA of jax 0.12 does so by itself, but for `host_copies`.
+OUT_STREAM = 'frontend_attributes={_xla_stream_annotation="0"}'
+IN_STREAM = 'frontend_attributes={_xla_stream_annotation="1"}'
+_PAIR_ATTRIBUTES = (
+    "output_to_operand_aliasing", "metadata", "backend_config", "control-predecessors", "frontend_attributes"
+)  # fmt: skip
 
 
 def expand_async_pairs(text: str) -> str:

@@ -2,6 +2,9 @@
 
 The same account for every executable, whoever decided what it recomputes and offloads.
 
+A memcpy goes on beside computation. A kernel of XLA that reads or writes host memory takes its place: XLA launches a
+block of 128 threads for 512 elements, which for a slab of some MiB are more blocks than the SMs hold.
+
 Left out: caches, elementwise arithmetic, the conditions of loops; and unless `Overheads` are given, launches, slow
 devices and what messages take of device memory's bandwidth. A loop is one block: its body is replayed with idle streams
 and taken times its trip count.
@@ -19,6 +22,7 @@ from memplan.hardware.overheads import NONE, Overheads
 from memplan.hardware.roofline import copy_seconds, kernel_seconds
 from memplan.hardware.topology import Topology
 from memplan.xla.collective_cost import COLLECTIVES, Collective, Interconnect
+from memplan.xla.host_copies import is_copy
 from memplan.xla.kernel_cost import KernelCost, kernel_cost
 from memplan.xla.module import BLOCKS, Computation, Instruction, Module, read_module
 
@@ -233,7 +237,9 @@ class _Streams:
             return
         cost = self._costs.of(body, wrapped) if wrapped.opcode != "call" else None
         if cost and cost.is_host_copy:
-            self._ready[op.name] = self._copy(op, cost)
+            self._ready[op.name] = end = self._copy(op, cost)
+            if not is_copy(self._module, op, self._device):
+                self._wait(end)
         else:
             self._step(body, wrapped)
 

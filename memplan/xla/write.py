@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import Action, Kind, Schedule
+from memplan.xla.async_pairs import IN_STREAM, OUT_STREAM
 from memplan.xla.buffers import instruction_of, leaf_of
 from memplan.xla.module import Computation, Instruction, Module, Names, with_loops
 from memplan.xla.rewrites.fusion import AFTER, tuple_element
@@ -26,12 +27,7 @@ _NAMING = frozenset({"bitcast", "get-tuple-element", "tuple", "opt-barrier", "ad
 _FRAME = re.compile(r" ?stack_frame_id=\d+")
 _TABLES = re.compile(r"\n+(?:FileNames|FunctionNames|FileLocations|StackFrames)\n.*", re.DOTALL)
 _SPACE = re.compile(r"S\(\d+\)")
-# XLA of jax 0.11 deals copies to its four streams in turn, so that a prefetch may wait behind an offload: here each
-# direction has a stream of its own. XLA of jax 0.12 does so by itself.
-_STREAM = {
-    Kind.OFFLOAD: 'frontend_attributes={_xla_stream_annotation="0"}',
-    Kind.PREFETCH: 'frontend_attributes={_xla_stream_annotation="1"}',
-}
+_STREAM = {Kind.OFFLOAD: OUT_STREAM, Kind.PREFETCH: IN_STREAM}
 _WRITTEN = re.compile(r"\.(?:run|offload|offloaded|prefetch|prefetched)\d+$")
 
 

@@ -21,7 +21,7 @@ VOLUME = SlabArray("x", (512, 512), "float32", MIB, "device")
 STORED = SlabArray("conv:3", (512, 512, 32), "float32", 32 * MIB, "host")
 AXIS = "dimension 0 of float32[512,512,32]"
 LOOPS = (
-    SlabLoop(1, AXIS, 16, 32, 1, 2, (VOLUME,), (STORED,), 1, 1e-3, "/home/a/b/net.py:7"),
+    SlabLoop(1, AXIS, 16, 32, 1, 2, (VOLUME,), (STORED,), 1, 1e-3, "/home/a/b/net.py:7", copies=2, kernels=1),
     SlabLoop(2, AXIS, 16, 32, 4, 9, (VOLUME, STORED), (), 3, None, ""),
 )
 

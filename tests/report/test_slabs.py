@@ -16,8 +16,8 @@ def test_each_loop_has_a_row() -> None:
     table = loops_table(LOOPS)
     assert table.title == f"Loops over slabs: {AXIS}"
     assert table.rows == (
-        ("1", "16 of 32", "1", "2", "1.0 MiB", "32.0 MiB host", "1", "1.00 ms", "../b/net.py:7"),
-        ("2", "16 of 32", "4", "9", "1.0 MiB, 32.0 MiB host", "-", "3", "not known", ""),
+        ("1", "16 of 32", "1", "2", "1.0 MiB", "32.0 MiB host", "1", "2 of 3", "1.00 ms", "../b/net.py:7"),
+        ("2", "16 of 32", "4", "9", "1.0 MiB, 32.0 MiB host", "-", "3", "-", "not known", ""),
     )
     assert all(len(row) == len(table.columns) for row in table.rows)
 
@@ -62,7 +62,15 @@ def test_a_loop_in_json_is_what_is_documented(report: Report) -> None:
         "sums": 1,
         "seconds": 1e-3,
         "source": "/home/a/b/net.py:7",
+        "copies": 2,
+        "kernels": 1,
     }
+
+
+def test_transfers_by_kernels_are_told_beside_the_copies(report: Report) -> None:
+    assert "not memcpy" not in str(replace(report, copy_s=1e-3, loop_copies=3))
+    told = " ".join(str(replace(report, copy_s=1e-3, loop_copies=3, loop_kernels=1)).split())
+    assert "; 1 of 4 transfers in loops are kernels, not memcpy" in told
 
 
 @pytest.mark.parametrize(

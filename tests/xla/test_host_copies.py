@@ -10,8 +10,9 @@ import memplan
 from memplan import pipeline
 from memplan.hardware import catalog
 from memplan.program.transforms.slabs import with_slabs
+from memplan.xla.host_copies import copy_slices, is_copy
 from memplan.xla.module import read_module
-from memplan.xla.rewrites.host_copies import copy_slices, is_slice
+from memplan.xla.replay import replay
 from tests.outcome.test_slabs import MIB, image_shapes, images, on_host
 from tests.xla.thunks import Thunk, dump_options, dumped_thunks, loops
 
@@ -55,15 +56,44 @@ def test_a_slice_is_written_as_xla_writes_one_that_it_copies() -> None:
     for name in ("in", "out"):
         op = made.entry.ops[name]
         assert "kind=kCustom" in op.attributes and '"name":"dynamic_slice_fusion"' in op.attributes
-        assert is_slice(made, op)
+        assert is_copy(made, op, catalog.named("v100"))
 
 
-def test_newer_gpus_and_other_fusions_are_left_alone() -> None:
+def test_newer_gpus_get_streams_alone_and_other_fusions_nothing() -> None:
     module = read_module(TEXT)
-    assert copy_slices(module, catalog.named("a100")) is module
+    made = copy_slices(module, catalog.named("a100"))
+    for name, number in (("in", 1), ("out", 0)):
+        stream = f', frontend_attributes={{_xla_stream_annotation="{number}"}}'
+        assert made.entry.ops[name].line == module.entry.ops[name].line + stream
+    assert all(made.texts[name] == module.texts[name] for name in ("read", "written"))
     for text in (TEXT.replace(_CONFIG, "metadata={}"), TEXT.replace(":S(5)", "")):
         plain = read_module(text)
         assert copy_slices(plain, catalog.named("v100")) is plain
+
+
+def test_what_is_annotated_is_a_copy_where_xla_makes_it_one() -> None:
+    module, plain = read_module(TEXT), read_module(TEXT.replace(_CONFIG, "metadata={}"))
+    for name in ("in", "out"):
+        assert is_copy(module, module.entry.ops[name], catalog.named("h100"))
+        assert not is_copy(module, module.entry.ops[name], catalog.named("v100"))
+        assert not is_copy(plain, plain.entry.ops[name], catalog.named("h100"))
+
+
+@pytest.mark.parametrize(("config", "device"), [(_CONFIG, "a100"), ("metadata={}", "a100"), (_CONFIG, "v100")])
+def test_a_kernel_that_moves_a_slice_takes_the_place_of_computation(config: str, device: str) -> None:
+    product = (
+        "  %a = f32[4096,4096]{1,0} constant({...})\n"
+        "  %dot = f32[4096,4096]{1,0} dot(%a, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}\n"
+    )
+    text = TEXT.replace(_CONFIG, config).replace("  %slab = ", product + "  %slab = ")
+    text = (
+        text.replace("f32[8,4]", "f32[1024,65536]").replace("f32[1,4]", "f32[16,65536]").replace("{1,4}", "{16,65536}")
+    )
+    found = replay(text, catalog.named(device))
+    inward, outward = sorted(found.transfers, key=lambda one: one.stream)
+    copied = config == _CONFIG and device == "a100"
+    read_s = max(inward.end_s, found.compute_s) if copied else inward.end_s + found.compute_s
+    assert found.step_s == pytest.approx(read_s + outward.end_s - outward.start_s)
 
 
 @pytest.mark.gpu_aot
@@ -72,12 +102,16 @@ def test_slabs_are_copied(device: str, tmp_path: Path, monkeypatch: pytest.Monke
     """The first convolution is written to the host by one loop, and read by two."""
     monkeypatch.setattr(pipeline, "slab_programs", lambda program, *_: [with_slabs(program, on_host(program))])
     options = dump_options(tmp_path)
-    memplan.jit(images, device=device, budget=16 * MIB, compiler_options=options).plan(*image_shapes())
-    moved = [one for loop in loops(dumped_thunks(tmp_path, "memplan")) for one in transfers(loop)]
+    planned = memplan.jit(images, device=device, budget=16 * MIB, compiler_options=options).plan(*image_shapes())
+    assert [(one.copies, one.kernels) for one in planned.report.slab_loops] == [(1, 0)] * 3
+    assert (planned.report.loop_copies, planned.report.loop_kernels) == (3, 0)
+    moved = [one for loop in loops(dumped_thunks(tmp_path, "memplan")) for one in begun(loop)]
     assert len(moved) == 3
     for one in moved:
-        assert one.stream and one.has("kCopy") and not one.has("kCustomKernel")
+        assert one.has("kCopy") and not one.has("kCustomKernel")
+    out, first, second = (one.stream for one in moved)
+    assert out and first == second != out
 
 
-def transfers(loop: Thunk) -> list[Thunk]:
+def begun(loop: Thunk) -> list[Thunk]:
     return [one for one in loop.inside if one.kind == "kAsyncStart"]
