@@ -409,6 +409,10 @@ class Compiled:
     def report(self) -> Report:
         return self._planned.report
 
+    def as_text(self) -> str:
+        """Scheduled HLO, as the compiler prints it."""
+        return self._run.text
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._run(*args, **kwargs)
 

@@ -195,6 +195,7 @@ class TestStages:
         close(jax.jit(train)(*arguments()), compiled(*arguments()))
         assert compiled.report.compiled_peak_bytes == planned.report.compiled_peak_bytes
         assert "fits" in repr(planned)
+        assert "is_scheduled=true" in planned.compile().as_text()
 
     def test_the_report(self, baseline: int, tight: int) -> None:
         report = memplan.jit(train, budget=tight).plan(*SHAPES).report

@@ -1,96 +1,142 @@
-"""Plain JAX, `jax.checkpoint` and memplan on the card that is here, one process each; writes one JSON file.
+"""Measures on the card that is here, each row in a process of its own, and writes a page of findings.
 
-python -m experiments.gpu --out experiments/gpu/results/NAME.json
+python -m experiments.gpu [--out FOLDER] [--minutes 9]      # again with the same FOLDER: goes on where it ended
+python -m experiments.gpu --report [--out FOLDER]           # only the page
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from experiments.gpu.measure import CASES, TOYS, checksum_error
-from memplan import io
+from experiments.gpu.findings import page
+from experiments.gpu.rows import ROWS, TOY_ROWS, Row
 from memplan.io import write_atomic
 
-SHARES = (0.6, 0.4)
-HELD = "-scan"  # the end of the names of cases that also run with their state on the host
+_ROOT = Path(__file__).parents[2]
+_RESULTS = Path(__file__).parent / "results"
+_LEAST_S = 30  # in less no row ends
+_START = Row("card", "card", limit_s=120)
+
+Record = dict[str, Any]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=440, help="start nothing new after this long")
-    parser.add_argument("--allow-cpu", action="store_true", help="toy sizes, to try the script")
-    options = parser.parse_args()
-    device = jax.devices()[0]
-    if device.platform != "gpu" and not options.allow_cpu:
-        print(
-            "error: jax sees no GPU here. Install the extra cuda12 or cuda13 on a machine that has one.",
-            file=sys.stderr,
-        )
-        return 2
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    deadline = time.monotonic() + options.seconds
-    rows: list[dict[str, Any]] = []
-    for case in CASES if device.platform == "gpu" else TOYS:
-        rows.extend(measured(case, deadline))
-        write_atomic(options.out, json.dumps(document(rows, device), indent=1) + "\n")
-    return 0 if all("error" not in row for row in rows) else 1
-
-
-def measured(case: str, deadline: float) -> list[dict[str, Any]]:
-    """All ways of one case; memplan's compared with the plain step's numbers."""
-    plain = one(case, "plain", 1.0, 0, deadline)
-    rows = [plain]
-    if "error" in plain:
-        return rows
-    rows.append(one(case, "checkpoint", 1.0, 0, deadline))
-    for share in SHARES:
-        rows.append(one(case, "memplan", share, plain["compiled_bytes"], deadline))
-    if case.endswith(HELD):
-        rows.append(one(case, "held", max(SHARES), plain["compiled_bytes"], deadline))
-    for row in rows[1:]:
-        if "error" not in row:
-            row["state_error"] = checksum_error(plain["checksum"], row["checksum"])
-            row["loss_error"] = abs(row["first_loss"] - plain["first_loss"]) / abs(plain["first_loss"])
-            row["step_ratio"] = row["step_s"][0] / plain["step_s"][0]
-    for row in rows:
-        row.pop("checksum", None)
-    return rows
-
-
-def one(case: str, way: str, share: float, plain_bytes: int, deadline: float) -> dict[str, Any]:
-    known = {"case": case, "way": way, "share": share}
-    left = deadline - time.monotonic()
-    if left < 20:
-        return {**known, "error": "no time left"}
-    command = [sys.executable, "-m", "experiments.gpu.measure", case, way, str(share), str(plain_bytes)]
+    options = _options()
+    if not options.report:
+        card = _in_a_process(_START, _RESULTS, _START.limit_s)
+        if reason := card.get("error") or _why_not(card := card["card"], options):
+            return _refuse(reason)
+        _measure(card, options)
+    paths = sorted(set(options.out.glob("*.json")) - {options.out / "rates.json"})
+    rows = [row for path in paths for row in json.loads(path.read_text())]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=left, check=False)
-    except subprocess.TimeoutExpired:
-        return {**known, "error": "ran out of time"}
-    if done.returncode:
-        return {**known, "error": done.stderr[-2000:]}
-    row = {**known, **json.loads(done.stdout.splitlines()[-1])}
-    print(json.dumps({name: value for name, value in row.items() if name != "checksum"}), flush=True)
-    return row
+        write_atomic(options.out / "FINDINGS.md", page(rows, options.toy))
+    except ValueError as error:
+        return _refuse(str(error))
+    return int(any("error" in row for row in rows))
 
 
-def document(rows: list[dict[str, Any]], device: Any) -> dict[str, Any]:
-    return {
-        "hardware": device.device_kind,
-        "memory_fraction": os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION"),
-        "versions": dict(io.versions("jax")),
-        "rows": rows,
-    }
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=_RESULTS, help="folder of the rows and the page")
+    parser.add_argument("--minutes", type=float, default=25, help="end after this long")
+    parser.add_argument("--rows", nargs="*", default=[""], metavar="NAME", help="only those whose names begin so")
+    parser.add_argument("--again", action="store_true", help="measure those once more that failed")
+    parser.add_argument("--report", action="store_true", help="measure nothing, write the page")
+    parser.add_argument("--toy", action="store_true", help="toy sizes, to try the script on what is no real card")
+    parser.add_argument("--allow-cpu", action="store_true", help="with --toy, without a GPU")
+    return parser.parse_args()
+
+
+def _why_not(card: Record, options: argparse.Namespace) -> str:
+    """Why nothing is measured here; "" where all is well."""
+    if card["platform"] != "gpu" and not (options.allow_cpu and options.toy):
+        return "jax sees no GPU here. Install the extra cuda12 or cuda13 on a machine that has one."
+    if not card["real"] and not options.toy:
+        return f"this is {card['how']}, not a real card. --toy tries the script on it."
+    if not card["real"] and options.out.resolve() == _RESULTS:
+        return f"{_RESULTS} is for real cards. Name another folder with --out."
+    return ""
+
+
+def _refuse(reason: str) -> int:
+    print(f"error: {reason}", file=sys.stderr)
+    return 2
+
+
+def _measure(card: Record, options: argparse.Namespace) -> None:
+    """What is missing in the card's file, which is written whole after every row."""
+    deadline = time.monotonic() + 60 * options.minutes
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / f"{re.sub(r'[^a-z0-9]+', '-', card['name'].lower())}.json"
+    rows: list[Record] = json.loads(path.read_text()) if path.exists() else []
+    for row in _missing(rows, options):
+        began = time.monotonic()
+        left_s = deadline - began
+        found = _in_a_process(row, options.out, min(row.limit_s, left_s)) if left_s > _LEAST_S else {}
+        if not found or (found.get("late") and left_s < row.limit_s):
+            print(f"the time was over before {row.name!r} was measured; call again to go on", flush=True)
+            return
+        record = {"card": card, **asdict(row), "seconds": time.monotonic() - began, **found}
+        rows = [*(one for one in rows if one["name"] != row.name), record]
+        write_atomic(path, json.dumps(rows, indent=1) + "\n")
+        print(f"{row.name}: {found.get('error', 'measured')[-300:]} ({record['seconds']:.0f} s)", flush=True)
+
+
+def _missing(rows: Sequence[Record], options: argparse.Namespace) -> Iterator[Row]:
+    known = {row["name"] for row in rows if not (options.again and "error" in row)}
+    for row in TOY_ROWS if options.toy else ROWS:
+        if row.name not in known and row.name.startswith(tuple(options.rows)):
+            yield row
+
+
+def _in_a_process(row: Row, folder: Path, limit_s: float) -> Record:
+    """What it printed, or how it ended; `late` where it was killed, with all that it started."""
+    command = [sys.executable, "-m", "experiments.gpu.measure", json.dumps(asdict(row)), str(folder.resolve())]
+    with tempfile.TemporaryDirectory() as place:
+        out, err = Path(place, "out"), Path(place, "err")
+        with out.open("w") as output, err.open("w") as errors:
+            process = subprocess.Popen(
+                command, stdout=output, stderr=errors, cwd=_ROOT, env=_environment(row), start_new_session=True
+            )
+            late = False
+            try:
+                process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                late = True
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        if late or process.returncode:
+            how = f"ran longer than {limit_s:.0f} s" if late else f"ended with code {process.returncode}"
+            return {"error": f"{how}: {err.read_text(errors='replace')[-2000:]}", "late": late}
+        return json.loads(out.read_text().splitlines()[-1])
+
+
+def _environment(row: Row) -> dict[str, str]:
+    """Memory is taken as it is needed; kernels that XLA has timed are chosen in all rows alike."""
+    flags = [os.environ.get("XLA_FLAGS", ""), row.environment.get("XLA_FLAGS", "")]
+    if not row.fresh_kernels:
+        cache = Path(tempfile.gettempdir(), f"experiments-gpu-kernels-{os.getuid()}")
+        cache.mkdir(exist_ok=True)
+        flags.append(f"--xla_gpu_per_fusion_autotune_cache_dir={cache}")
+    known = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "MEMPLAN_CACHE": "off", **os.environ, **row.environment}
+    path = os.pathsep.join(filter(None, (known.get("PYTHONPATH"), str(_ROOT))))
+    return {**known, "XLA_FLAGS": " ".join(filter(None, flags)), "PYTHONPATH": path}
 
 
 if __name__ == "__main__":

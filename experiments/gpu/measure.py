@@ -1,13 +1,22 @@
-"""One measurement in one process: `python -m experiments.gpu.measure CASE WAY SHARE` prints a JSON object."""
+"""One row in this process: `python -m experiments.gpu.measure ROW FOLDER`, the row as JSON; prints what it found.
+
+What is found are `pairs`, each a figure as measured and as predicted, and `facts`, for which there is no prediction.
+"""
 
 from __future__ import annotations
 
-import gzip
+import functools
+import itertools
 import json
+import os
+import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,110 +24,305 @@ import jax
 import numpy as np
 
 import memplan
+from experiments.gpu.card import this_card
+from experiments.gpu.rows import MODELS, Row
+from experiments.gpu.trace import Event, copies, kernels, length, overlap, traced
+from memplan import pipeline
+from memplan.api import Planned
+from memplan.hardware import measured
+from memplan.outcome.execute import numbers_gate
+from memplan.outcome.summary import report_of
+from memplan.pipeline import Request
 from memplan.program import compat
+from memplan.report.model import Report
+from memplan.studies.baselines import policies
+from memplan.studies.calibrate import calibrate, calibration
 from memplan.verify.numbers import relative_error
-from memplan.xla.local import room
-from models.resnet import ResNetConfig
-from models.train import decoder_step, resnet_step, unet3d_step
-from models.transformer import DecoderConfig
-from models.unet3d import UNet3DConfig
+from memplan.xla.local import local_device, room
+from memplan.xla.microbench import Patience
+from memplan.xla.module import Module, read_module
+from memplan.xla.replay import Replay, replay
 
-CASES: dict[str, Callable[[], Any]] = {
-    "resnet50-b64": lambda: resnet_step(concrete=True),
-    "unet3d-96": lambda: unet3d_step(96, concrete=True),
-    "decoder-8": lambda: decoder_step(config=DecoderConfig(layers=8, dtype=jax.numpy.bfloat16), concrete=True),
-    "decoder-8-scan": lambda: decoder_step(config=DecoderConfig(layers=8, scan=True), concrete=True),
-}
-TOYS: dict[str, Callable[[], Any]] = {
-    "resnet-toy": lambda: resnet_step(64, 4, config=ResNetConfig(depth=14, filters=8, classes=8), concrete=True),
-    "unet3d-toy": lambda: unet3d_step(32, config=UNet3DConfig(levels=3, filters=8), concrete=True),
-    "decoder-toy-scan": lambda: decoder_step(
-        batch=2, tokens=32, config=DecoderConfig(vocab=512, layers=4, width=256, heads=4, scan=True), concrete=True
-    ),
-}
-STEPS = 10
+Run = Callable[..., Any]
+
+RATES = "rates.json"  # the card as it was measured, in the folder of the rows
+_OPTIONS: Mapping[str, Any] = {"donate_argnums": 0}
+_STEPS = 2  # after which numbers are compared: the second reads what the first wrote
+_AUTOTUNED = "EXPERIMENTS_GPU_AUTOTUNED_BYTES"  # set in a process that has begun once more
+_PLAN = "EXPERIMENTS_GPU_PLAN"  # file of a plan to follow
 
 
-def main(case: str, way: str, share: str, plain_bytes: str) -> None:
-    step, (state, batch) = {**CASES, **TOYS}[case]()
-    start = time.perf_counter()
-    run, facts, place = build(way, step, (state, batch), int(float(share) * int(plain_bytes)))
-    facts["compile_s"] = time.perf_counter() - start
-    state = place(state)
-    batch = jax.device_put(batch)
-    state, metrics = jax.block_until_ready(run(state, batch))
-    facts["first_loss"] = float(metrics["loss"])
-    facts["checksum"] = [float(np.abs(np.asarray(leaf, np.float64)).sum()) for leaf in jax.tree.leaves(state)]
-    seconds = []
-    for _ in range(STEPS):
-        start = time.perf_counter()
-        state, metrics = jax.block_until_ready(run(state, batch))
-        seconds.append(time.perf_counter() - start)
-    facts["step_s"] = sorted(seconds)
-    facts["peak_bytes_in_use"] = now.peak_bytes if (now := room()) else None
-    facts["copies"] = copies_under_computation(run, state, batch)
-    print(json.dumps(facts))
+@dataclass
+class Found:
+    """Figures by name, which ends in the unit: `_s`, `bytes`, `bytes/s`, `FLOP/s`; others are ratios and counts."""
+
+    pairs: dict[str, tuple[float, float | None]] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
-def build(way: str, step: Any, args: Any, budget: int) -> tuple[Callable[..., Any], dict[str, Any], Callable[..., Any]]:
-    """The step as jax runs it, under `jax.checkpoint`, planned, or with its state `held`; and what places the state."""
-    if way in ("memplan", "held"):
-        planned = memplan.jit(step, budget=budget, donate_argnums=0, host_state=0 if way == "held" else ()).plan(*args)
-        report = planned.report
-        facts = {
-            "budget_bytes": budget, "planner": report.planner, "compiled_bytes": report.compiled_peak_bytes,
-            "predicted_bytes": report.predicted_peak_bytes, "host_bytes": report.host_peak_bytes,
-            "predicted_step_s": report.predicted_step_s, "copies_found": report.copies_found,
-            "recomputations_found": report.recomputations_found,
-        }  # fmt: skip
-        return planned.compile(), facts, planned.place
-    if way == "checkpoint":
-        with compat.checkpointed_gradients(jax.checkpoint_policies.dots_saveable):
-            compiled = jax.jit(lambda state, batch: step(state, batch), donate_argnums=0).lower(*args).compile()
+@dataclass(frozen=True)
+class Start:
+    """A step and what it begins with: host arrays, so that making them takes no memory of the card."""
+
+    step: Run
+    state: Any
+    batch: Any
+
+    @staticmethod
+    def of(model: str, seed: int = 0) -> Start:
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            step, (state, batch) = MODELS[model](concrete=True, seed=seed)
+            return Start(step, *jax.device_get((state, batch)))
+
+    @property
+    def shapes(self) -> Any:
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (self.state, self.batch))
+
+    def placed(self, plan: Planned | None = None) -> tuple[Any, Any]:
+        state = plan.place(self.state) if plan else jax.device_put(self.state)
+        return jax.block_until_ready((state, jax.device_put(self.batch)))
+
+    @functools.cached_property
+    def plain(self) -> Any:
+        return jax.jit(self.step, **_OPTIONS).lower(*self.shapes).compile()
+
+    def checkpointed(self, policy: Any) -> Any:
+        with compat.checkpointed_gradients(policy):  # a function of its own: jax remembers traces by function
+            return jax.jit(lambda *args: self.step(*args), **_OPTIONS).lower(*self.shapes).compile()
+
+    def planned(self, row: Row, budget: Any = None, **options: Any) -> Planned:
+        budget = budget or (int(row.share * _device_bytes(self.plain)) if row.share else row.budget)
+        on_host = 0 if row.host_state else ()
+        return memplan.jit(self.step, budget=budget, host_state=on_host, **_OPTIONS, **options).plan(*self.shapes)
+
+
+def rates(row: Row, folder: Path) -> Found:
+    """What the card does in a second, against its data sheet."""
+    spec = calibrate(patience=None if this_card().real else Patience(runs=2, enough_s=1e-3, most_nbytes=2**16))
+    spec.save(folder / RATES)
+    assumed = calibration(spec).assumed
+    return Found({f"{one.name}_{one.unit}": (one.value, assumed.get(one.name)) for one in spec.conditions.measurements})
+
+
+def planned(row: Row, folder: Path) -> Found:
+    """A planned step: bytes, seconds, copies; then the plain step beside it, and the numbers of both."""
+    start, found = Start.of(row.model), Found()
+    plan = start.planned(row)
+    run, report = plan.compile(), plan.report
+    assert report.compiled_peak_bytes is not None
+    found.facts |= {
+        "status": report.status, "planner": report.planner, "budget_bytes": report.budget_bytes,
+        "loops over slabs": len(report.slab_loops), "copies planned": report.copies_found,
+        "kernels again": report.recomputations_found, "prepared_s": report.preparation_s,
+        "exports": list(report.exports), "host_bytes": report.host_peak_bytes,
+    }  # fmt: skip
+    found.pairs["compiled_bytes"] = report.compiled_peak_bytes, report.predicted_peak_bytes
+    _begin_again_where_autotuning_took_more(report.compiled_peak_bytes, found)
+    free = _host_bytes_free()
+    args, times = _timed(run, *start.placed(plan))
+    step_s = _median(times)
+    found.facts |= {"first_step_s": times[0], "second_step_s": times[1], "steps": len(times)}
+    found.pairs["step_s"] = step_s, report.predicted_step_s
+    found.pairs["host memory_bytes"] = free - _host_bytes_free(), report.pinned_bytes or report.host_peak_bytes
+    if now := room():
+        found.pairs["peak of the pool_bytes"] = now.peak_bytes, report.pool_peak_bytes
+    if observed := plan.report.observed_peak_bytes:
+        found.pairs["peak of the step_bytes"] = observed, report.compiled_peak_bytes
+    _look_inside(traced(run, *args), read_module(run.as_text()), report, step_s, folder, found)
+    del args
+    if row.plain:
+        _beside_plain(row, start, plan, step_s, found)
+    return found
+
+
+def checkpoint(row: Row, folder: Path) -> Found:
+    """Policies of `jax.checkpoint`, and memplan within the bytes of each."""
+    start, found = Start.of(row.model), Found()
+    for name, policy in itertools.islice(policies().items(), 2):
+        compiled = start.checkpointed(policy)
+        nbytes, predicted_s = _device_bytes(compiled), replay(compiled.as_text(), local_device()).step_s
+        policy_s = _median(_timed(compiled, *start.placed())[1])
+        plan = start.planned(row, nbytes)
+        planned_s = _median(_timed(plan.compile(), *start.placed(plan))[1])
+        found.facts |= {f"{name}_bytes": nbytes, f"memplan within what {name} takes_s": planned_s}
+        found.pairs[f"{name}_s"] = policy_s, predicted_s
+        ratio = _over(predicted_s, plan.report.predicted_step_s)
+        found.pairs[f"{name}: its time over memplan's"] = policy_s / planned_s, ratio
+    return found
+
+
+def gate(row: Row, folder: Path) -> Found:
+    """The numbers of a step that was rewritten, judged by what recompilation does to the step by itself."""
+    start = Start.of(row.model)
+    args = jax.device_put((start.state, start.batch))
+    outcome = pipeline.best(start.step, args, {}, _OPTIONS, Request(int(row.share * _device_bytes(start.plain))))
+    verdict = numbers_gate(outcome, args, {})
+    return Found(facts={"seeds": [0], "way": outcome.way, "passes": verdict.passes, "gate": str(verdict)})
+
+
+def attempt(row: Row, folder: Path) -> Found:
+    """Two steps, or who refuses them, when, and in which words; by a saved plan where there is one."""
+    start, at, facts = Start.of(row.model), "planning", dict[str, Any]()
+    saved = memplan.Plan.load(os.environ[_PLAN]) if _PLAN in os.environ else None
+    try:
+        plan = start.planned(row, plan=saved)
+        report = plan.report
+        facts |= {"compiled_bytes": report.compiled_peak_bytes, "host_bytes": report.host_peak_bytes}
+        if saved:
+            facts |= {"same module": plan.plan is not None and plan.plan.fingerprint == saved.fingerprint}
+        at = "running"
+        _timed(plan.compile(), *start.placed(plan), least=2, enough_s=0)
+    except (memplan.MemplanError, jax.errors.JaxRuntimeError) as error:
+        return Found(facts={**facts, "refused": f"{type(error).__name__} while {at}: {str(error)[:1000]}"})
+    return Found(facts={**facts, "refused": "no: it ran"})
+
+
+def restart(row: Row, folder: Path) -> Found:
+    """Kernels as timed here against those of a described card; and a saved plan in the next process."""
+    start, found = Start.of(row.model), Found()
+    here = start.planned(row)
+    found.facts["compiled_bytes"] = here.report.compiled_peak_bytes
+    request = Request(here.report.budget_bytes, device=local_device().name)
+    try:
+        described = pipeline.best(start.step, start.shapes, {}, _OPTIONS, request)
+    except memplan.MemplanError as error:  # there may be no assembler for it
+        found.facts["described"] = f"{type(error).__name__}: {str(error)[:500]}"
     else:
-        compiled = jax.jit(step, donate_argnums=0).lower(*args).compile()
+        plain_bytes = report_of(described).baseline_peak_bytes
+        found.pairs["plain step, here and described_bytes"] = _device_bytes(start.plain), plain_bytes
+        ours, theirs = (_largest_workspace(text) for text in (here.compile().as_text(), described.executable.text))
+        found.pairs["largest workspace, here and described_bytes"] = ours, theirs
+    with tempfile.TemporaryDirectory() as place:
+        assert here.plan is not None, "the step fits as it is"
+        here.plan.save(path := f"{place}/plan.json")
+        command = [*sys.orig_argv[:-2], json.dumps(asdict(replace(row, measure="attempt"))), str(folder)]
+        later = subprocess.run(command, env={**os.environ, _PLAN: path}, capture_output=True, text=True, check=False)
+    printed = later.stderr[-1000:] if later.returncode else json.loads(later.stdout.splitlines()[-1])["facts"]
+    found.facts["the next start, by the saved plan"] = printed
+    return found
+
+
+MEASURES: Mapping[str, Callable[[Row, Path], Found]] = {
+    "card": lambda row, folder: Found(),
+    **{one.__name__: one for one in (rates, planned, checkpoint, gate, attempt, restart)},
+}
+
+
+def _begin_again_where_autotuning_took_more(compiled_bytes: int, found: Found) -> None:
+    """A backend's peak is never reset; in a second process XLA knows from its cache what the first has timed."""
+    peak = now.peak_bytes if (now := room()) else None
+    if peak and peak >= compiled_bytes and _AUTOTUNED not in os.environ:
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, _AUTOTUNED: str(peak)})
+    found.facts |= {"peak before the first step_bytes": peak, "autotuning_bytes": int(os.environ.get(_AUTOTUNED, 0))}
+
+
+def _timed(run: Run, state: Any, batch: Any, least: int = 6, enough_s: float = 6.0) -> tuple[Any, list[float]]:
+    """Arguments for a further step, and the seconds of each of up to 30, waited for."""
+    seconds: list[float] = []
+    while len(seconds) < least or (len(seconds) < 30 and sum(seconds) < enough_s):
+        began = time.perf_counter()
+        state, _ = jax.block_until_ready(run(state, batch))
+        seconds.append(time.perf_counter() - began)
+    return (state, batch), seconds
+
+
+def _median(seconds: Sequence[float]) -> float:
+    """Of all steps but the first, which pins memory and loads kernels."""
+    return statistics.median(seconds[1:])
+
+
+def _look_inside(
+    events: Sequence[Event], module: Module, report: Report, step_s: float, folder: Path, found: Found
+) -> None:
+    """Copies, their rates and what runs meanwhile; kernels by kind. From a trace, and from the step's replay."""
+    device = local_device()
+    result = replay(module, device)
+    if (folder / RATES).exists() and device.target is not None:
+        again = replay(module, measured.load(folder / RATES).device)
+        found.pairs["step by the card's own rates_s"] = step_s, again.step_s
+    if not events:
+        found.facts["trace"] = "the profiler saw no GPU"
+        return
+    busy = [event.span for event in kernels(events)]
+    found.pairs["kernels_s"] = length(busy), result.compute_s
+    for direction, way in (("D2H", "to the host"), ("H2D", "to the device")):
+        moved = copies(events, direction)
+        spans, nbytes = [event.span for event in moved], sum(event.nbytes for event in moved)
+        found.facts[f"memcpys {way}"] = len(moved)
+        if moved:
+            hidden, predicted = overlap(spans, busy) / length(spans), _over(report.hidden_copy_s, report.copy_s)
+            found.pairs[f"memcpys {way}_bytes"] = nbytes, report.offloaded_bytes
+            found.pairs[f"memcpys {way}_bytes/s"] = nbytes / length(spans), device.link.bandwidth
+            found.pairs[f"memcpys {way}, share under kernels"] = hidden, predicted
+    _kernels_by_kind(events, module, result, found)
+
+
+def _kernels_by_kind(events: Sequence[Event], module: Module, result: Replay, found: Found) -> None:
+    """Of those outside loops that the profiler knows the instruction of."""
+    entry, spent = module.entry.ops, defaultdict[str, float](float)
+    for event in kernels(events):
+        spent[event.op] += event.span[1] - event.span[0]
+    known = {name: seconds for name, seconds in spent.items() if name in entry and name in result.seconds}
+    kinds = {name: entry[name].attribute("custom_call_target").strip('"') or entry[name].opcode for name in known}
+    for kind in sorted(set(kinds.values())):
+        names = [name for name in known if kinds[name] == kind]
+        sums = (sum(seconds[name] for name in names) for seconds in (known, result.seconds))
+        found.pairs[f"{len(names)} x {kind}_s"] = next(sums), next(sums)
+    found.facts["share of the kernels' time that is known by instruction"] = sum(known.values()) / sum(spent.values())
+    for name in sorted(known, key=lambda name: -abs(known[name] - result.seconds[name]))[:5]:
+        found.pairs[f"far off: {kinds[name]} {name}_s"] = known[name], result.seconds[name]
+
+
+def _beside_plain(row: Row, start: Start, plan: Planned, step_s: float, found: Found) -> None:
+    """Numbers after two steps, bit by bit, and the plain step's own bytes and seconds."""
+    report, starts = plan.report, [start, *(Start.of(row.model, seed) for seed in range(1, row.seeds))]
+    ours = [_after(plan.compile(), *one.placed(plan)) for one in starts]
+    try:
+        theirs, again = ([_after(start.plain, *one.placed()) for one in starts] for _ in range(2))
+        plain_s = _median(_timed(start.plain, *start.placed())[1])
+    except jax.errors.JaxRuntimeError as error:
+        found.facts["the plain step"] = f"fails: {str(error)[:300]}"
+        return
+    found.facts |= {"seeds": list(range(row.seeds)), "leaves": sum(map(len, ours))}
+    for name, others in (("planned", ours), ("plain once more", again)):
+        leaves = [pair for one, other in zip(theirs, others, strict=True) for pair in zip(one, other, strict=True)]
+        found.facts[f"{name}: leaves equal to the bit"] = sum(one.tobytes() == other.tobytes() for one, other in leaves)
+        found.facts[f"{name}: largest difference"] = f"{max(relative_error(*pair) for pair in leaves):.1e}"
+    found.pairs["plain_step_s"] = plain_s, report.baseline_step_s
+    found.pairs["step over plain"] = step_s / plain_s, _over(report.predicted_step_s, report.baseline_step_s)
+    if now := room():
+        found.pairs["plain_peak_bytes"] = now.peak_bytes, _device_bytes(start.plain)
+    if report.copy_s:  # kernels that run again take time, too: so much is the least
+        found.facts["copies hidden, by the clock, at least"] = 1 - max(step_s - plain_s, 0.0) / report.copy_s
+
+
+def _after(run: Run, state: Any, batch: Any) -> list[np.ndarray]:
+    metrics = None
+    for _ in range(_STEPS):
+        state, metrics = run(state, batch)
+    return [np.asarray(leaf) for leaf in jax.tree.leaves((state, metrics))]
+
+
+def _device_bytes(compiled: Any) -> int:
     stats = compiled.memory_analysis()
-    assert stats is not None
     total = stats.temp_size_in_bytes + stats.argument_size_in_bytes + stats.output_size_in_bytes
-    return compiled, {"compiled_bytes": total - stats.alias_size_in_bytes}, lambda state: state
+    return total - stats.alias_size_in_bytes
 
 
-def copies_under_computation(run: Callable[..., Any], state: Any, batch: Any) -> dict[str, float] | None:
-    """Seconds of host copies in one step, and how many of them lie under kernels; None where the trace has no GPU."""
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder, create_perfetto_trace=False):
-            jax.block_until_ready(run(state, batch))
-        traces = sorted(Path(folder).rglob("*.trace.json.gz"))
-        if not traces:
-            return None
-        events = json.loads(gzip.decompress(traces[0].read_bytes()))["traceEvents"]
-    gpus = {e["pid"] for e in events if e.get("name") == "process_name" and "GPU" in e["args"]["name"]}
-    spans = [(e["name"], e["ts"], e["ts"] + e["dur"]) for e in events if e.get("ph") == "X" and e["pid"] in gpus]
-    copies = [(start, end) for name, start, end in spans if "MemcpyD2H" in name or "MemcpyH2D" in name]
-    kernels = [(start, end) for name, start, end in spans if "Memcpy" not in name and "Memset" not in name]
-    if not spans:
-        return None
-    return {"copy_s": _length(copies) / 1e6, "hidden_s": overlap(copies, kernels) / 1e6}
+def _largest_workspace(text: str) -> int:
+    """Bytes of the largest scratch memory of a library's call."""
+    calls = (op for op in read_module(text).entry.ops.values() if op.opcode == "custom-call")
+    return max((leaf.nbytes for op in calls for leaf in op.result[1:] if leaf.dtype in ("s8", "u8")), default=0)
 
 
-def overlap(some: list[tuple[float, float]], others: list[tuple[float, float]]) -> float:
-    """Length of the part of `some` that `others` cover; inclusion and exclusion over the unions."""
-    return _length(some) + _length(others) - _length(some + others)
+def _host_bytes_free() -> int:
+    return 1024 * int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0])
 
 
-def _length(spans: list[tuple[float, float]]) -> float:
-    """Length of a union of intervals."""
-    total, reached = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        total += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
-
-
-def checksum_error(one: list[float], other: list[float]) -> float:
-    """Largest relative difference between the sums of magnitudes of two states' leaves."""
-    return max(relative_error(np.array([a]), np.array([b])) for a, b in zip(one, other, strict=True))
+def _over(one: float | None, other: float | None) -> float | None:
+    return one / other if one is not None and other else None
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    asked = Row(**json.loads(sys.argv[1]))
+    print(json.dumps({**asdict(MEASURES[asked.measure](asked, Path(sys.argv[2]))), "card": asdict(this_card())}))

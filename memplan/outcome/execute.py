@@ -43,10 +43,15 @@ class Runner:
     """
 
     def __init__(self, found: Outcome):
-        self._program, self._call, self._memory = found.program, found.executable.compiled, found.executable.memory
+        self._program, self._executable = found.program, found.executable
+        self._call, self._memory = found.executable.compiled, found.executable.memory
         self._is_gpu = found.target.is_gpu
         self._moves = bool(found.program.on_host) and not self._is_gpu
         self.observed_bytes: int | None = None
+
+    @property
+    def text(self) -> str:
+        return self._executable.text
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self._is_gpu:

@@ -1,0 +1,102 @@
+"""What is measured on a card, the most telling first; and the same at toy size, to try the script without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import jax.numpy as jnp
+
+from models.resnet import ResNetConfig
+from models.train import Built, decoder_step, resnet_step, unet3d_step
+from models.transformer import DecoderConfig
+from models.unet3d import UNet3DConfig
+
+_TOY_DECODER = DecoderConfig(vocab=128, layers=3, width=32, heads=4, context=64)
+
+MODELS: Mapping[str, Callable[..., Built]] = {
+    **{f"resnet50-b{batch}": partial(resnet_step, batch=batch) for batch in (64, 256)},
+    **{f"unet3d-{size}": partial(unet3d_step, size) for size in (64, 128, 256, 384, 512)},
+    "decoder-8-bf16": partial(decoder_step, config=DecoderConfig(layers=8, dtype=jnp.bfloat16)),
+    "decoder-8-scan": partial(decoder_step, config=DecoderConfig(layers=8, scan=True)),
+    "toy-resnet": partial(resnet_step, 32, 4, config=ResNetConfig(depth=14, filters=8, classes=8)),
+    "toy-unet3d": partial(unet3d_step, 16, config=UNet3DConfig(levels=2, filters=8)),
+    "toy-decoder": partial(decoder_step, batch=4, tokens=64, config=_TOY_DECODER),
+    "toy-decoder-scan": partial(decoder_step, batch=4, tokens=64, config=_TOY_DECODER, layers=4, scan=True),
+}
+"""`MODELS[name](concrete=True, seed=0)` is `(step, (state, batch))`."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement, in a process of its own.
+
+    Attributes:
+      measure: one of `measure.MEASURES`; model: one of `MODELS`.
+      share: the budget, of what jax compiles the plain step to; budget: or as `memplan.jit` takes it.
+      host_state: the state lives in host memory.
+      plain: the plain step runs, too, and numbers are compared, from states and batches of so many `seeds`.
+      fresh_kernels: XLA's choices of kernels are not shared with the other rows' processes.
+      limit_s: longest time that it may take.
+    """
+
+    name: str
+    measure: str
+    model: str = ""
+    share: float = 0.0
+    budget: str = ""
+    host_state: bool = False
+    plain: bool = True
+    seeds: int = 1
+    fresh_kernels: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    limit_s: float = 150
+
+
+_PREALLOCATED = {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}
+_REPEATABLE = {"XLA_FLAGS": "--xla_gpu_exclude_nondeterministic_ops=true"}
+_WITHOUT_GRAPHS = {"XLA_FLAGS": "--xla_gpu_enable_command_buffer="}
+_SMALL_CARD = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.1"}
+_SMALL_POOL = {"XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": "1"}
+_LARGEST = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95", "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": "100"}
+
+ROWS = (
+    Row("rates", "rates"),
+    Row("ResNet-50, batch 64, half", "planned", "resnet50-b64", 0.5),
+    Row("3D U-Net 128^3, half", "planned", "unet3d-128", 0.5),
+    Row("decoder of 8 layers, bfloat16, half", "planned", "decoder-8-bf16", 0.5),
+    Row("3D U-Net 256^3, slabs", "planned", "unet3d-256", budget="9GiB", limit_s=240),
+    Row("ResNet-50, batch 64, jax.checkpoint", "checkpoint", "resnet50-b64"),
+    Row("ResNet-50, repeatable kernels", "planned", "resnet50-b64", 0.5, seeds=3, environment=_REPEATABLE),
+    Row("scanned decoder, loops", "planned", "decoder-8-scan", 0.6),
+    Row("scanned decoder, state on the host", "planned", "decoder-8-scan", 0.6, host_state=True),
+    Row("ResNet-50, batch 256, a tenth of the card", "planned", "resnet50-b256", budget="90%", environment=_SMALL_CARD),
+    Row("ResNet-50, batch 64, next start", "restart", "resnet50-b64", 0.5, fresh_kernels=True, limit_s=240),
+    Row("3D U-Net 64^3, slabs, gate", "gate", "unet3d-64", 0.35, limit_s=240),
+    Row("scanned decoder, loops, gate", "gate", "decoder-8-scan", 0.6),
+    Row("ResNet-50, preallocated", "planned", "resnet50-b64", 0.5, plain=False, environment=_PREALLOCATED),
+    Row("ResNet-50, batch 256, a pinned pool of 1 GiB", "attempt", "resnet50-b256", 0.4, environment=_SMALL_POOL),
+    Row("3D U-Net 128^3, jax.checkpoint", "checkpoint", "unet3d-128"),
+    Row("decoder of 8 layers, bfloat16, jax.checkpoint", "checkpoint", "decoder-8-bf16"),
+    Row("ResNet-50, no CUDA graphs", "planned", "resnet50-b64", 0.5, environment=_WITHOUT_GRAPHS),
+    Row("ResNet-50, batch 64, 30 %", "planned", "resnet50-b64", 0.3),
+    Row("3D U-Net 384^3, slabs", "planned", "unet3d-384", budget="28GiB", plain=False, limit_s=300),
+    Row(
+        "3D U-Net 512^3, slabs", "planned", "unet3d-512", budget="68GiB", plain=False, environment=_LARGEST, limit_s=400
+    ),
+)
+
+_Toy = partial(Row, limit_s=600)  # kernels are interpreted
+TOY_ROWS = (
+    _Toy("rates", "rates"),
+    _Toy("3D U-Net, seeds", "planned", "toy-unet3d", 0.75, seeds=2),
+    _Toy("3D U-Net, slabs", "planned", "toy-unet3d", 0.5),
+    _Toy("scanned decoder, loops", "planned", "toy-decoder-scan", 0.8),
+    _Toy("scanned decoder, state on the host", "planned", "toy-decoder-scan", 0.8, host_state=True),
+    _Toy("3D U-Net, jax.checkpoint", "checkpoint", "toy-unet3d"),
+    _Toy("3D U-Net, next start", "restart", "toy-unet3d", 0.75, fresh_kernels=True),
+    _Toy("3D U-Net, slabs, gate", "gate", "toy-unet3d", 0.5),
+    _Toy("ResNet, preallocated", "planned", "toy-resnet", 0.75, plain=False, environment=_PREALLOCATED),
+    _Toy("ResNet, a pinned pool of 1 GiB", "attempt", "toy-resnet", 0.75, environment=_SMALL_POOL),
+)

@@ -1,0 +1,86 @@
+"""What the card does during one step, as jax's profiler sees it: kernels, copies to and from the host, their overlap.
+
+CUPTI's events stand in lines `Stream #...` of the planes `/device:GPU:...`: copies as `MemcpyD2H` and `MemcpyH2D` with
+their size in `memcpy_details`, kernels with the instruction that launched them in `hlo_op`.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.profiler import ProfileData
+
+Span = tuple[float, float]
+
+_SIZE = re.compile(r"\bsize:(\d+)")
+_NO_KERNELS = ("MemcpyD2H", "MemcpyH2D", "MemcpyH2H", "Memset")
+
+
+@dataclass(frozen=True)
+class Event:
+    """A kernel or a copy.
+
+    Attributes:
+      op: the instruction; "" where the profiler does not tell, as of kernels in a CUDA graph.
+      span: seconds, from and to.
+      nbytes: of a copy.
+    """
+
+    name: str
+    op: str
+    span: Span
+    nbytes: int
+
+
+def traced(run: Callable[..., Any], *args: Any) -> list[Event]:
+    """Events of one call; none where the profiler sees no GPU, which it does through CUPTI."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            jax.block_until_ready(run(*args))
+        return [one for path in Path(folder).rglob("*.xplane.pb") for one in events(ProfileData.from_file(str(path)))]
+
+
+def events(profile: Any) -> list[Event]:
+    """Of the GPU among what was profiled."""
+    lines = (line for plane in profile.planes if plane.name.startswith("/device:GPU") for line in plane.lines)
+    return [_event(event) for line in lines if line.name.startswith("Stream") for event in line.events]
+
+
+def _event(event: Any) -> Event:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of the type that iterates over stats
+        stats = dict(event.stats)
+    size = _SIZE.search(str(stats.get("memcpy_details", "")))
+    span = 1e-9 * event.start_ns, 1e-9 * (event.start_ns + event.duration_ns)
+    return Event(event.name, str(stats.get("hlo_op", "")), span, int(size[1]) if size else 0)
+
+
+def copies(events: Sequence[Event], direction: str) -> list[Event]:
+    """Those `D2H` or `H2D`."""
+    return [event for event in events if event.name.startswith(f"Memcpy{direction}")]
+
+
+def kernels(events: Sequence[Event]) -> list[Event]:
+    """What computes, copies within the device among it."""
+    return [event for event in events if not event.name.startswith(_NO_KERNELS)]
+
+
+def overlap(some: Sequence[Span], others: Sequence[Span]) -> float:
+    """Length of the part of `some` that `others` cover; inclusion and exclusion over the unions."""
+    return length(some) + length(others) - length([*some, *others])
+
+
+def length(spans: Sequence[Span]) -> float:
+    """Length of a union of intervals."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
