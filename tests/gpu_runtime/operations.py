@@ -17,6 +17,7 @@ class Kind(Enum):
     WAIT = auto()  # of a stream, for a mark
     SEEN = auto()  # a thread has seen a mark reached
     SYNC = auto()  # a thread has seen the end of a stream's operations up to `number`
+    TOLD = auto()  # a host function has begun: all threads know the end of what its stream was given up to `number`
     FREE = auto()  # of memory, for which the driver waits until all is done
 
 
@@ -71,6 +72,7 @@ def _operations(lines: Sequence[Sequence[str]], touched: Mapping[int, tuple[Acce
     latest: dict[int, int] = {}  # stream -> its latest operation
     nodes: dict[int, int] = {}  # of the latest graph: operation -> node
     home = launch = 0  # of the latest graph
+    host_functions: dict[int, int] = {}  # number -> stream
     after_nodes: tuple[int, ...] = ()  # of its next node
     for line, thread, what, *words in lines:
         op = partial(Op, int(line), int(thread))
@@ -94,12 +96,16 @@ def _operations(lines: Sequence[Sequence[str]], touched: Mapping[int, tuple[Acce
                     )  # fmt: skip
                 else:
                     latest[_number(place)] = _number(number)
+                    if what == "HOSTFN":
+                        host_functions[_number(number)] = _number(place)
                     yield op(Kind.WORK, _number(place), _number(number), name, accesses, after)
                     after = ()
             case "RECORD" | "WAIT", [number, stream, mark, _]:
                 latest[_number(stream)] = _number(number)
                 yield op(Kind[what], _number(stream), _number(number), what, (), after, mark=_number(mark))
                 after = ()
+            case "BEGIN", [number] if _number(number) in host_functions:
+                yield op(Kind.TOLD, host_functions[_number(number)], _number(number))
             case "SEEN", [mark]:
                 yield op(Kind.SEEN, mark=_number(mark))
             case "SYNC", [stream, number]:

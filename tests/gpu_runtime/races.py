@@ -5,10 +5,12 @@ An operation ends before another one begins where a stream, an event or a host t
 - a stream runs what it is given in the order of submission,
 - a stream that waits for an event runs behind what the event's stream had been given when the event was recorded,
 - a thread that synchronizes with a stream or an event has seen their end: what it submits from then on runs behind,
-- a node of a graph runs behind the nodes that it depends on; the graph as a whole is one operation of its stream.
+- a node of a graph runs behind the nodes that it depends on; the graph as a whole is one operation of its stream,
+- a host function has seen the end of what its stream was given before it, and tells all threads when it begins: whom it
+  tells is not in the log. (XLA fetches an array once a host function has told that it is there.)
 
-What one host thread tells another is not in the log and orders nothing. Pageable memory is left out: its copies are
-done with it when the call returns.
+Other talk between host threads orders nothing. Pageable memory is left out: its copies are done with it when the call
+returns.
 
 Vector clocks hold the order: how much of every other stream an operation, or a thread, has seen. One pass over the log
 keeps for every byte the last write, and the reads since that nothing orders among themselves; a byte has a race if and
@@ -141,6 +143,7 @@ def races(ops: Sequence[Op]) -> Iterator[Race]:
     """Accesses that nothing orders, in the order of the second."""
     streams = {op.stream: _Timeline() for op in ops}
     threads: dict[int, Clock] = {op.thread: {} for op in ops}
+    told: Clock = {}
     marks: dict[int, tuple[int, int]] = {}  # recordings of events: stream and number of the operation
     homes: dict[int, int] = {}  # number of an operation -> stream
     graphs: dict[int, list[int]] = {}  # launches: of every node, the bits of those before it
@@ -153,6 +156,8 @@ def races(ops: Sequence[Op]) -> Iterator[Race]:
                     memory.forget(freed.start, freed.stop)
             case Kind.SYNC:
                 threads[op.thread] = timeline.seen_with(threads[op.thread], op.stream, op.number)
+            case Kind.TOLD:
+                told = timeline.seen_with(told, op.stream, op.number)
             case Kind.SEEN:
                 stream, number = marks[op.mark]
                 threads[op.thread] = streams[stream].seen_with(threads[op.thread], stream, number)
@@ -165,7 +170,7 @@ def races(ops: Sequence[Op]) -> Iterator[Race]:
                 for access in op.accesses:
                     yield from memory.access(access, _Stamp(op, tick, timeline.clock, behind))
             case _:
-                clock = _join(timeline.clock, threads[op.thread])
+                clock = _join(_join(timeline.clock, threads[op.thread]), told)
                 waited = [marks[op.mark]] if op.kind is Kind.WAIT else []
                 for stream, number in waited + [(homes[number], number) for number in op.after]:
                     clock = streams[stream].seen_with(clock, stream, number)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from tests.gpu_runtime.operations import Kind, Op
 
 
@@ -13,6 +15,7 @@ def ancestors(ops: Sequence[Op]) -> list[int]:
     above: list[int] = []
     streams = defaultdict[int, list[int]](list)  # all that a stream was given
     seen = defaultdict[int, set[int]](set)  # what a thread has seen the end of
+    told: set[int] = set()  # what all have
     at: dict[int, int] = {}  # numbers of operations -> positions
     recorded: dict[int, int] = {}
     nodes: dict[tuple[int | None, int], int] = {}
@@ -27,12 +30,13 @@ def ancestors(ops: Sequence[Op]) -> list[int]:
         before: set[int] = set()
         if op.kind is Kind.SEEN:
             seen[op.thread].add(recorded[op.mark])
-        elif op.kind is Kind.SYNC:
-            seen[op.thread].update(one for one in streams[op.stream] if ops[one].number <= op.number)
+        elif op.kind in (Kind.SYNC, Kind.TOLD):
+            who = told if op.kind is Kind.TOLD else seen[op.thread]
+            who.update(one for one in streams[op.stream] if ops[one].number <= op.number)
         elif op.after_nodes:
             before = {nodes[op.launch, node] for node in op.after_nodes}
         else:
-            before = {*streams[op.stream], *seen[op.thread], *(at[number] for number in op.after)}
+            before = {*streams[op.stream], *seen[op.thread], *told, *(at[number] for number in op.after)}
             if op.kind is Kind.WAIT:
                 before.add(recorded[op.mark])
         above.append(with_ancestors(before))
@@ -46,10 +50,28 @@ def ancestors(ops: Sequence[Op]) -> list[int]:
 
 def racing_bytes(ops: Sequence[Op]) -> set[int]:
     """Addresses with two accesses, one of them a write, by operations neither of which is over before the other."""
-    above, found = ancestors(ops), set[int]()
-    accesses = [(position, access) for position, op in enumerate(ops) for access in op.accesses]
-    for one, first in accesses:
-        for other, second in accesses:
-            if one < other and (first.write or second.write) and not above[other] >> one & 1:
-                found.update(range(max(first.start, second.start), min(first.stop, second.stop)))
+    above = ancestors(ops)
+    return {
+        byte for one, other, start, stop in conflicts(ops) if not above[other] >> one & 1 for byte in range(start, stop)
+    }
+
+
+def has_race(ops: Sequence[Op]) -> bool:
+    above = ancestors(ops)
+    return any(not above[other] >> one & 1 for one, other, _, _ in conflicts(ops))
+
+
+def conflicts(ops: Sequence[Op]) -> list[tuple[int, int, int, int]]:
+    """Positions of two operations that access bytes [start, stop), one of them writing: all pairs are looked at."""
+    owner = np.array([position for position, op in enumerate(ops) for _ in op.accesses])
+    accesses = [access for op in ops for access in op.accesses]
+    write = np.array([access.write for access in accesses])
+    start = np.array([access.start for access in accesses])
+    stop = np.array([access.stop for access in accesses])
+    found = []
+    for number in range(len(accesses)):
+        meets = (owner > owner[number]) & (write | write[number]) & (start < stop[number]) & (stop > start[number])
+        for other in np.flatnonzero(meets):
+            both = max(start[number], start[other]), min(stop[number], stop[other])
+            found.append((int(owner[number]), int(owner[other]), int(both[0]), int(both[1])))
     return found

@@ -31,7 +31,9 @@ def logs(draw: st.DrawFn) -> list[Op]:
 
     for _ in range(draw(st.integers(2, 12))):
         stream = draw(st.integers(1, 3))
-        match draw(st.sampled_from(["work", "work", "work", "record", "wait", "seen", "sync", "after", "graph"])):
+        match draw(
+            st.sampled_from(["work", "work", "work", "record", "wait", "seen", "sync", "told", "after", "graph"])
+        ):
             case "work":
                 submit(Kind.WORK, stream, accesses=accesses())
             case "record":
@@ -41,8 +43,9 @@ def logs(draw: st.DrawFn) -> list[Op]:
                 submit(Kind.WAIT, stream, mark=draw(st.integers(1, marks)))
             case "seen" if marks:
                 ops.append(Op(len(ops), draw(st.integers(1, 2)), Kind.SEEN, mark=draw(st.integers(1, marks))))
-            case "sync":
-                ops.append(Op(len(ops), draw(st.integers(1, 2)), Kind.SYNC, stream, draw(st.sampled_from(ends))))
+            case "sync" | "told" as what:
+                kind = Kind[what.upper()]
+                ops.append(Op(len(ops), draw(st.integers(1, 2)), kind, stream, draw(st.sampled_from(ends))))
             case "after" if len(ends) > 1:
                 submit(Kind.WORK, stream, accesses=accesses(), after=(draw(st.sampled_from(ends[1:])),))
             case "graph":

@@ -13,7 +13,10 @@ static uint64_t kernels_run;
 static void run_kernel(Work* work) {
   KernelWork* k = (KernelWork*)work;
   running_kernel = k->function->name;
-  run_grid(k->function->program, k->grid, k->block, k->shared_bytes, k->parameters);
+  Touched* touched = run_grid(k->function->program, k->grid, k->block, k->shared_bytes, k->parameters);
+  char* ranges = end_touched(touched);
+  log_line("TOUCH q%lu%s", running_operation, ranges);
+  free(ranges);
   running_kernel = NULL;
   kernels_run++;
 }

@@ -19,6 +19,7 @@ static const double QUIET_S = 0.004;  // between two submissions of one step XLA
 pthread_mutex_t device_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t work_arrived = PTHREAD_COND_INITIALIZER, work_ended = PTHREAD_COND_INITIALIZER;
 __thread const char* running_kernel;
+__thread uint64_t running_operation;
 
 struct Operation {
   int references;
@@ -235,6 +236,7 @@ static void* device(UNUSED void* nothing) {
     }
     Work* work = o->work;
     if (work->run) {
+      running_operation = o->number;
       log_line("BEGIN q%lu", o->number);
       pthread_mutex_unlock(&device_lock);
       work->run(work);

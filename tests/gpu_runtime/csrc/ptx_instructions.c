@@ -545,18 +545,24 @@ Handler conversion(const char* to, const char* from, const char* rounding, Instr
 }
 
 // ---- memory
-static void addresses(const Warp* w, const Instruction* x, uint64_t* out) {
+// Of every lane; what the lanes of `mask` touch there is remembered, unless it is the block's own.
+static void addresses(const Warp* w, const Instruction* x, uint32_t mask, size_t bytes, int how, uint64_t* out) {
   uint64_t base = (uint64_t)x->offset + (x->space == SHARED ? (uint64_t)w->block->shared : 0);
   const uint32_t* at = &w->registers[x->s[0]];
   if (x->s_bytes[0] == 8)
     for (int l = 0; l < LANES; l++) out[l] = base + ((const uint64_t*)at)[l];
   else
     for (int l = 0; l < LANES; l++) out[l] = base + at[l];
+  if (x->space == SHARED) return;
+  const Block* b = w->block;
+  for (int l = 0; l < LANES; l++)
+    if (mask >> l & 1 && out[l] - (uint64_t)b->shared >= b->shared_bytes && out[l] - (uint64_t)w->local >= w->local_bytes)
+      touch(b->touched, out[l], bytes, how);
 }
 #define LOAD(name, Memory, Register)                                                          \
   HANDLER(name) {                                                                             \
     uint64_t at[LANES];                                                                       \
-    addresses(w, x, at);                                                                      \
+    addresses(w, x, mask, sizeof(Memory) * x->d_count, READ, at);                             \
     for (int i = 0; i < x->d_count; i++) { /* all addresses were taken: a result may overwrite them */ \
       Register* d = VECTOR(Register, x->d[i]);                                                \
       for (int l = 0; l < LANES; l++)                                                         \
@@ -566,7 +572,7 @@ static void addresses(const Warp* w, const Instruction* x, uint64_t* out) {
 #define STORE(name, Memory, Register)                                    \
   HANDLER(name) {                                                        \
     uint64_t at[LANES];                                                  \
-    addresses(w, x, at);                                                 \
+    addresses(w, x, mask, sizeof(Memory) * (x->s_count - 1), WRITE, at); \
     for (int i = 1; i < x->s_count; i++) {                               \
       const Register* s = VECTOR(const Register, x->s[i]);               \
       for (int l = 0; l < LANES; l++)                                    \
@@ -623,7 +629,7 @@ void from_generic_shared(Warp* w, const Instruction* x, uint32_t mask) {  // cvt
 #define ATOMIC(name, T, expression)                                                    \
   HANDLER(name) {                                                                      \
     uint64_t at[LANES];                                                                \
-    addresses(w, x, at);                                                               \
+    addresses(w, x, mask, sizeof(T), READ | WRITE, at);                                \
     for (int l = 0; l < LANES; l++) {                                                  \
       if (!(mask >> l & 1)) continue;                                                  \
       T old = *(T*)at[l], b = VECTOR(T, x->s[1])[l], c = x->s_count > 2 ? VECTOR(T, x->s[2])[l] : b; \

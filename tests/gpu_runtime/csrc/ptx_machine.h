@@ -5,6 +5,7 @@
 // only registers for operands and a handler is one loop over lanes, which the compiler turns into vector instructions.
 #pragma once
 #include "ptx.h"
+#include "touched.h"
 
 enum { LANES = 32 };
 #define ALL 0xffffffffu
@@ -61,13 +62,16 @@ typedef struct {
   const unsigned *grid, *size;
   unsigned index[3];
   char* shared;
+  size_t shared_bytes;
   const char* parameters;
+  Touched* touched;
 } Block;
 
 struct Warp {
   uint32_t* registers;
   Block* block;
   char* local;
+  size_t local_bytes;           // of all lanes
   uint32_t carry;            // of the instructions with .cc, a bit per lane
   int path_count;
   Path paths[LANES];

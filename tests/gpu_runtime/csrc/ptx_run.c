@@ -135,7 +135,8 @@ static void prepare_warp(const Program* program, Warp* w, Block* block, int inde
   w->block = block;
   w->registers = aligned_alloc(64, ((size_t)program->words * 4 + 63) / 64 * 64);
   memset(w->registers, 0, (size_t)program->words * 4);
-  w->local = malloc((size_t)program->local_bytes * LANES + 16);
+  w->local_bytes = (size_t)program->local_bytes * LANES;
+  w->local = malloc(w->local_bytes + 16);
   for (int i = 0; i < program->constant_count; i++) fill(w, &program->constants[i]);
   const int32_t* special = program->special;
   const unsigned *size = block->size, *grid = block->grid;
@@ -180,10 +181,11 @@ static void run_block(const Program* program, Warp* warps, int count, int thread
   }
 }
 
-void run_grid(const Program* program, const unsigned* grid, const unsigned* size, unsigned shared_bytes, const char* parameters) {
+Touched* run_grid(const Program* program, const unsigned* grid, const unsigned* size, unsigned shared_bytes, const char* parameters) {
   int threads = (int)(size[0] * size[1] * size[2]), count = (threads + LANES - 1) / LANES;
   size_t shared = (size_t)program->shared_bytes + shared_bytes + 64;
-  Block block = {.grid = grid, .size = size, .shared = aligned_alloc(128, (shared + 127) / 128 * 128), .parameters = parameters};
+  Block block = {.grid = grid, .size = size, .shared = aligned_alloc(128, (shared + 127) / 128 * 128), .shared_bytes = shared,
+                 .parameters = parameters, .touched = new_touched()};
   memset(block.shared, 0xff, shared);
   Warp* warps = calloc((size_t)count, sizeof *warps);
   for (int i = 0; i < count; i++) prepare_warp(program, &warps[i], &block, i);
@@ -196,4 +198,5 @@ void run_grid(const Program* program, const unsigned* grid, const unsigned* size
   }
   free(warps);
   free(block.shared);
+  return block.touched;
 }

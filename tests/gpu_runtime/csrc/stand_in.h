@@ -80,6 +80,7 @@ void wait_for_stream(CUstream stream);           // lock held
 CUstream stream_of(CUstream handle);             // the null stream for its several names
 int id_of(CUstream stream);
 extern __thread const char* running_kernel;      // for reports of faults
+extern __thread uint64_t running_operation;      // its number, on the device's thread
 
 // ---- modules.c
 typedef struct {

@@ -1,0 +1,186 @@
+"""What the tests of steps run on the stand-in, each function in a process of its own.
+
+Each returns how many `programs` ran, how many `arrays` of theirs were compared with plain's, how many were `equal` to
+the bit, and facts of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import memplan
+from memplan.planning.plan import Plan
+from tests.gpu_runtime.toys import TOYS, CheapCopies
+
+MIB = 1 << 20
+
+
+def plain_and_planned(toy: str, shares: Sequence[float], steps: int) -> dict[str, Any]:
+    """Some steps by plans for these shares of the plain step's bytes, ascending, then as many by the plain step."""
+    step, (state, batch) = TOYS[toy]()
+    start = jax.tree.map(np.asarray, state)
+    plain = memplan.jit(step, donate_argnums=0).plan(state, batch)
+    nbytes = plain.report.compiled_peak_bytes
+    rows, results = [], []
+    for share in [*sorted(shares), 1.0]:
+        options = {"budget": int(share * nbytes), "planner": CheapCopies(), "split": False} if share < 1 else {}
+        planned = memplan.jit(step, donate_argnums=0, **options).plan(start, batch)
+        call, in_use = planned.compile(), []
+        state = jax.tree.map(jax.numpy.asarray, start)
+        for _ in range(steps):
+            state, metrics = jax.block_until_ready(call(state, batch))
+            in_use.append(jax.devices()[0].memory_stats()["bytes_in_use"])
+        report = planned.report
+        rows.append(
+            {
+                "share": share, "status": report.status, "compiled": report.compiled_peak_bytes,
+                "observed": report.observed_peak_bytes, "host": report.host_peak_bytes,
+                "pinned": report.pinned_bytes, "copies": report.copies_found, "again": report.recomputations_found,
+                "leaked": in_use[-1] - in_use[0],
+            }
+        )  # fmt: skip
+        results.append(fetched((state, metrics)))
+    return {
+        "programs": len(rows), "arrays": sum(map(len, results[:-1])),
+        "equal": sum(equal(one, results[-1]) for one in results[:-1]), "rows": rows, "digest": digest(results[-1]),
+        "finite": all(np.isfinite(leaf).all() for leaf in results[-1] if leaf.dtype.kind == "f"),
+    }  # fmt: skip
+
+
+def requests(folder: str) -> dict[str, Any]:
+    """One step by a saved plan, with and without donation, called again, by two threads, in between failures."""
+    step, (params, batch) = TOYS["mlp"]()
+    start = jax.tree.map(np.asarray, params)
+    plain = memplan.jit(step).plan(params, batch)
+    expected = fetched(plain.compile()(params, batch))
+    budget = int(0.85 * plain.report.compiled_peak_bytes)
+    found: dict[str, Any] = {"programs": 1, "arrays": 0, "equal": 0}
+
+    def check(way: str, results: Any) -> None:
+        leaves = fetched(results)
+        found[way] = equal(leaves, expected) == len(expected)
+        found["arrays"] += len(leaves)
+        found["equal"] += equal(leaves, expected)
+
+    planned = memplan.jit(step, budget=budget, planner=CheapCopies(), split=False)
+    check("kept arguments", planned(params, batch))
+    check("second call", planned(params, batch))
+    path = Path(folder) / "plan.json"
+    saved = planned.plan(params, batch).plan
+    assert saved is not None
+    saved.save(path)
+    followed = memplan.jit(step, budget=budget, plan=Plan.load(path), split=False)
+    check("saved plan", followed(params, batch))
+    donating = memplan.jit(step, budget=budget, planner=CheapCopies(), split=False, donate_argnums=0)
+    given = jax.tree.map(jax.numpy.asarray, start)
+    check("donated arguments", donating(given, batch))
+    found["donated arguments are gone"] = all(leaf.is_deleted() for leaf in given)
+    found["wrong arguments"] = raised(lambda: planned(params, batch[:, :7]))
+    check("behind an exception", planned(params, batch))
+    found["does not fit"] = raised(lambda: memplan.jit(step, budget=1 * MIB)(params, batch))
+    check("behind a budget that nothing fits", planned(params, batch))
+
+    results: list[Any] = [None] * 2
+    together = threading.Barrier(len(results))
+
+    def call(number: int) -> None:
+        together.wait()
+        results[number] = planned(params, batch)
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(len(results))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, result in enumerate(results):
+        check(f"thread {number}", result)
+
+    state, in_use = jax.tree.map(jax.numpy.asarray, start), []
+    for _ in range(20):
+        state, _ = jax.block_until_ready(donating(state, batch))
+        in_use.append(jax.devices()[0].memory_stats()["bytes_in_use"])
+    found["leaked"] = max(in_use) - in_use[0]
+    return {**found, "programs": 4}
+
+
+def held(share: float) -> dict[str, Any]:
+    """Three steps whose parameters, of 1 MiB each, live in host memory between and during them."""
+    step, (params, batch) = TOYS["wide mlp"]()
+    start = jax.tree.map(np.asarray, params)
+    plain = memplan.jit(step, donate_argnums=0).plan(params, batch)
+    budget = int(share * plain.report.compiled_peak_bytes)
+    planned = memplan.jit(step, donate_argnums=0, budget=budget, host_state=0, split=False).plan(params, batch)
+    results, kinds = [], set[str]()
+    for one in (plain, planned):
+        call, state = one.compile(), one.place(jax.tree.map(jax.numpy.asarray, start))
+        for _ in range(3):
+            state, loss = jax.block_until_ready(call(state, batch))
+        kinds |= {leaf.sharding.memory_kind for leaf in state}
+        results.append(fetched((state, loss)))
+    report = planned.report
+    return {
+        "programs": 2, "arrays": len(results[0]), "equal": equal(*results), "kinds": sorted(kinds),
+        "compiled": report.compiled_peak_bytes, "budget": budget, "observed": report.observed_peak_bytes,
+        "on host": report.host_peak_bytes,
+    }  # fmt: skip
+
+
+def slabs(share: float) -> dict[str, Any]:
+    """A step in slabs, whose kernels are others: the gate of numbers compares it with the plain one."""
+    step, (params, batch) = TOYS["convolutions"]()
+    plain = memplan.jit(step).plan(params, batch)
+    planned = memplan.jit(step, budget=int(share * plain.report.compiled_peak_bytes), verify="numbers").plan(
+        params, batch
+    )
+    results = [fetched(one.compile()(params, batch)) for one in (plain, planned)]
+    report = planned.report
+    error = max(float(np.abs(one - other).max() / np.abs(one).max()) for one, other in zip(*results, strict=True))
+    return {
+        "programs": 2, "arrays": 0, "equal": 0, "error": error, "in slabs": bool(report.slab_loops),
+        "compiled": report.compiled_peak_bytes, "observed": report.observed_peak_bytes,
+    }  # fmt: skip
+
+
+def too_little_memory(share: float) -> dict[str, Any]:
+    """A planned step where the device's pool, or the pinned one, has too little left; then with enough again."""
+    step, (params, batch) = TOYS["mlp"]()
+    plain = memplan.jit(step).plan(params, batch)
+    nbytes = plain.report.compiled_peak_bytes
+    planned = memplan.jit(step, budget=int(share * nbytes), planner=CheapCopies(), split=False)
+    planned.plan(params, batch)
+    stats = jax.devices()[0].memory_stats()
+    junk = jax.block_until_ready(jax.numpy.zeros((stats["largest_free_block_bytes"] - 2 * MIB) // 4))
+    failure = raised(lambda: planned(params, batch))
+    junk.delete()
+    results = [fetched(one(params, batch)) for one in (plain.compile(), planned)]
+    return {"programs": 2, "arrays": len(results[0]), "equal": equal(*results), "failure": failure}
+
+
+def fetched(results: Any) -> list[np.ndarray]:
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(results)]
+
+
+def equal(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> int:
+    """How many arrays are the same to the bit."""
+    pairs = zip(some, others, strict=True)
+    return sum(one.dtype == other.dtype and one.tobytes() == other.tobytes() for one, other in pairs)
+
+
+def digest(results: Sequence[np.ndarray]) -> str:
+    return hashlib.sha256(b"".join(leaf.tobytes() for leaf in results)).hexdigest()
+
+
+def raised(call: Callable[[], Any]) -> str:
+    """Class and first words of what a call raises."""
+    try:
+        jax.block_until_ready(call())
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:300]
+    return "nothing"

@@ -1,0 +1,27 @@
+"""One order less in the log of a planned step: the detector finds a race exactly where brute force does."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from tests.gpu_runtime import programs
+from tests.gpu_runtime.mutants import mutants
+from tests.gpu_runtime.operations import operations
+from tests.gpu_runtime.races import races
+from tests.gpu_runtime.reachability import has_race
+
+LOOKED_AT = 60  # of a thousand, drawn; brute force takes a third of a second for each
+
+
+def test_orders_that_a_log_loses_are_missed_where_they_are_needed(watched):
+    ran = watched(programs.plain_and_planned, "mlp", [0.75], 1, schedule="random", seed=3)
+    ops = operations(ran.log)
+    drawn = random.Random(0).sample(list(mutants(ops)), LOOKED_AT)
+    needed = Counter[str]()
+    for way, mutant in drawn:
+        found = any(True for _ in races(mutant))
+        assert found == has_race(mutant), way
+        needed[way] += found
+    assert sum(needed.values()) >= 20
+    assert sum(count > 0 for count in needed.values()) >= 5  # ways
