@@ -106,30 +106,39 @@ class Compiler:
         return found[0].seconds if found[0].collectives else {}
 
     def _compile(self, program: Program, rewrite: Rewrite, profile: Profile | None, hides_latency: bool) -> Executable:
-        mesh = self.target.mesh_for(program.spmd)
-        as_it_is = program.rewritten is None and mesh is None
-        jaxpr = None if as_it_is else self._jaxpr(program)
-        step = program.step if jaxpr is None else as_step(program, jaxpr, mesh)
-        args, kwargs, options = self.args, self.kwargs, program.options
-        if program.traced.lowers_by_leaves:
-            step = flat_function(program, program.traced.jaxpr if jaxpr is None else jaxpr, mesh)
-            args, kwargs, options = dynamic_leaves(program, args, kwargs), {}, flat_options(program)
-        return self.target.compile(
-            step,
-            args,
-            kwargs,
-            options,
-            HIDES_LATENCY if self.target.is_gpu and (hides_latency or program.in_slabs) else None,
-            on_host=program.on_host if self.target.is_gpu else (),
-            spmd=program.spmd,
-            profile=profile,
-            rewrite=rewrite,
-        )
+        early = HIDES_LATENCY if self.target.is_gpu and (hides_latency or program.in_slabs) else None
+        return compile_program(program, self.target, self.args, self.kwargs, early, profile, rewrite)
 
-    def _jaxpr(self, program: Program) -> compat.ClosedJaxpr:
-        """Of a transformed program; for a CPU its loops over slabs have convolutions that a library computes."""
-        in_loops = bool(program.in_slabs) and not self.target.is_gpu
-        return channels_last(program.jaxpr) if in_loops else program.jaxpr
+
+def compile_program(
+    program: Program,
+    target: Target,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    flags: Mapping[str, Any] | None = None,
+    profile: Profile | None = None,
+    rewrite: Rewrite | None = None,
+) -> Executable:
+    """Compile a program for a target; without `rewrite`, as `jax.jit` does by default.
+
+    Args:
+      args, kwargs: of the step; the others: see `Target.compile`.
+    """
+    mesh = target.mesh_for(program.spmd)
+    as_it_is = program.rewritten is None and mesh is None
+    jaxpr = None if as_it_is else _jaxpr(program, target)
+    step, options = program.step if jaxpr is None else as_step(program, jaxpr, mesh), program.options
+    if program.traced.lowers_by_leaves:
+        step = flat_function(program, program.traced.jaxpr if jaxpr is None else jaxpr, mesh)
+        args, kwargs, options = dynamic_leaves(program, args, kwargs), {}, flat_options(program)
+    on_host = program.on_host if target.is_gpu else ()
+    return target.compile(step, args, kwargs, options, flags, on_host, program.spmd, profile, rewrite)
+
+
+def _jaxpr(program: Program, target: Target) -> compat.ClosedJaxpr:
+    """Of a transformed program; for a CPU its loops over slabs have convolutions that a library computes."""
+    in_loops = bool(program.in_slabs) and not target.is_gpu
+    return channels_last(program.jaxpr) if in_loops else program.jaxpr
 
 
 def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 
 from memplan import io
+from memplan.compilation.compiler import compile_program
 from memplan.compilation.outcome import Outcome
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.hardware.roofline import copy_seconds
@@ -25,13 +27,14 @@ from memplan.report.timeline import Line, Timeline
 from memplan.xla.buffers import instruction_of
 from memplan.xla.host_copies import transfers
 from memplan.xla.local import pools
-from memplan.xla.module import read_module
+from memplan.xla.module import Module, read_module
 from memplan.xla.sources import layer_of
-from memplan.xla.target import XLA_LIMIT
+from memplan.xla.target import Target, rematerializes_above, without_messages
 from memplan.xla.write import original
 
 _MOST_ROWS = 30  # of what is live at the peak
 _PLAIN = "plain"
+_REMATERIALIZES = b"hlo_rematerialization.cc", b"gpu_hlo_schedule.cc"  # who says on stderr that a step is too large
 _HUGE = 2**31  # elements: cuDNN counts in int32
 
 
@@ -76,7 +79,7 @@ def report_of(outcome: Outcome) -> Report:
         lines=tuple(_lines(unmodified, result, memory)),
         planning_s=planned.planning_s,
         preparation_s=outcome.seconds,
-        xla_limit_bytes=int(XLA_LIMIT * outcome.target.device.memory_bytes) if outcome.target.is_gpu else None,
+        xla_limit_bytes=_xla_limit(outcome.target, unmodified or plain) if outcome.target.is_gpu else None,
         slab_loops=tuple(loop_rows(outcome, origins)),
         loop_copies=sum(copies for copies, _ in moved),
         loop_kernels=sum(kernels for _, kernels in moved),
@@ -84,7 +87,36 @@ def report_of(outcome: Outcome) -> Report:
         huge_arrays=_huge_arrays(unmodified) if unmodified and outcome.target.is_gpu else None,
         **_counts(outcome),
         **_pooled(outcome),
+        **_by_jit(outcome),
     )
+
+
+def _xla_limit(target: Target, module: ScheduledModule) -> int:
+    return rematerializes_above(target.device, module.resident_bytes)
+
+
+def _by_jit(outcome: Outcome) -> dict[str, Any]:
+    """What `jax.jit` makes of the step by default: compiled, where XLA would rematerialize."""
+    target, unmodified = outcome.target, outcome.unmodified
+    if unmodified is None:
+        return {}
+    same = {"jit_peak_bytes": unmodified.device_bytes, "jit_step_s": unmodified.replay.step_s}
+    if not target.is_gpu or unmodified.device_bytes <= _xla_limit(target, unmodified):
+        return same
+    try:
+        with without_messages(*_REMATERIALIZES):
+            found = compile_program(outcome.program.original, target, outcome.args, outcome.kwargs)
+    except jax.errors.JaxRuntimeError:  # out of memory, or a kernel that there is none for
+        return {}
+    made = replace(unmodified, module=read_module(found.text))
+    if not _rematerialized(made.module, unmodified.module):
+        return same
+    return {"jit_peak_bytes": found.memory.device_bytes, "jit_step_s": made.replay.step_s}
+
+
+def _rematerialized(compiled: Module, handed: Module) -> int:
+    """Instructions that XLA's rematerialization added; another pass, before the hook, has names like its own."""
+    return sum(".remat" in name for name in compiled.instructions if name not in handed.instructions)
 
 
 def _huge_arrays(unmodified: ScheduledModule) -> int:
@@ -173,10 +205,11 @@ def _live_at_peak(result: ScheduledModule, origins: Origins, by_buffer: Mapping[
 def _counts(outcome: Outcome) -> dict[str, int]:
     """What the compiled program has: instructions that XLA's own rematerialization added, and those of a plan."""
     is_gpu, is_planned = outcome.target.is_gpu, outcome.planned.plan is not None
-    names = list(read_module(outcome.executable.text).instructions) if is_gpu or is_planned else []
-    handed = outcome.planned.result.module.instructions
-    remat = {"xla_rematerialized": sum(".remat" in name for name in names if name not in handed) if is_gpu else 0}
-    return {**remat, **_plan_counts(names)} if is_planned else remat
+    if not is_gpu and not is_planned:
+        return {"xla_rematerialized": 0}
+    compiled = read_module(outcome.executable.text)
+    remat = {"xla_rematerialized": _rematerialized(compiled, outcome.planned.result.module) if is_gpu else 0}
+    return {**remat, **_plan_counts(list(compiled.instructions))} if is_planned else remat
 
 
 def _pooled(outcome: Outcome) -> dict[str, Any]:

@@ -95,6 +95,9 @@ class Report(Record):
       planner: who made the plan.
       budget_bytes, host_budget_bytes: what the plan may use on the device and on the host.
       baseline_peak_bytes: device bytes of the unmodified step, same target, by XLA's rules for buffers.
+      jit_peak_bytes, jit_step_s: device bytes and predicted seconds of what `jax.jit` makes of the step by default: the
+        unmodified step, but what takes more than `xla_limit_bytes` XLA:GPU rematerializes as far as it can. None where
+        the unmodified step is not known, or XLA refuses it.
       predicted_peak_bytes: device bytes of the plan, by the same rules, before it was compiled.
       compiled_peak_bytes: device bytes by the compiler: temporaries + arguments + outputs - aliased.
       observed_peak_bytes: device bytes while it ran; None until then and where the backend does not tell.
@@ -171,6 +174,8 @@ class Report(Record):
     preparation_s: float | None = None
     xla_limit_bytes: int | None = None
     xla_rematerialized: int = 0
+    jit_peak_bytes: int | None = None
+    jit_step_s: float | None = None
     slab_loops: tuple[SlabLoop, ...] = ()
     loop_copies: int = 0
     loop_kernels: int = 0
@@ -249,6 +254,7 @@ def _summary(report: Report) -> Table:
         *([("  in XLA's pool", format_bytes(report.pool_peak_bytes))] if report.pool_peak_bytes is not None else []),
         ("  its largest kernel", format_bytes(report.floor_bytes)),
         ("  unmodified step", f"{format_bytes(report.baseline_peak_bytes)}{_beyond_cudnn(report)}"),
+        *_by_jit(report, f"{format_bytes(report.jit_peak_bytes)}, XLA rematerializes"),
         ("host peak", f"{format_bytes(report.host_peak_bytes)} of {format_bytes(report.host_budget_bytes)}"),
         *([("  in XLA's pinned pool", format_bytes(report.pinned_bytes))] if report.pinned_bytes else []),
         *[("runs only after", line) for line in report.exports],
@@ -257,6 +263,7 @@ def _summary(report: Report) -> Table:
         ("found compiled", _compiled_counts(report)),
         ("step, predicted", format_seconds(report.predicted_step_s)),
         ("  unmodified step", format_seconds(report.baseline_step_s)),
+        *_by_jit(report, format_seconds(report.jit_step_s)),
         ("  copies", _copies(report)),
         ("  lower bound", f"{format_seconds(report.lower_bound_s)}{_below_plan(report)}"),
         ("prepared in", f"{format_seconds(report.preparation_s)}, {format_seconds(report.planning_s)} of it planning"),
@@ -275,6 +282,12 @@ def _beyond_cudnn(report: Report) -> str:
         return ""
     arrays = "1 array of it has" if report.huge_arrays == 1 else f"{report.huge_arrays} arrays of it have"
     return f"; {arrays} 2^31 elements or more, which cuDNN does not take"
+
+
+def _by_jit(report: Report, figure: str) -> tuple[tuple[str, str], ...]:
+    """A row, where `jax.jit` makes another step of it than the unmodified one."""
+    is_other = report.jit_peak_bytes is not None and report.jit_peak_bytes != report.baseline_peak_bytes
+    return (("  by jax.jit", figure),) if is_other else ()
 
 
 def _copies(report: Report) -> str:

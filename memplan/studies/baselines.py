@@ -8,11 +8,12 @@ from typing import Any
 
 import jax
 
+from memplan.compilation.compiler import compile_program
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.program import compat
-from memplan.program.trace import Program, as_step, trace
+from memplan.program.trace import Program, trace
 from memplan.xla.module import read_module
-from memplan.xla.target import Executable, Target, xla_rematerialization
+from memplan.xla.target import Target, xla_rematerialization
 
 REFUSALS = (jax.errors.JaxRuntimeError, ValueError, NotImplementedError)  # what a way that does not compile raises
 
@@ -63,9 +64,7 @@ class Baselines:
         return self._compile(trace(self.step, self.args, {}, self.options), target, {**flags, **(extra or {})})
 
     def _compile(self, program: Program, target: Target, flags: Mapping[str, Any] | None = None) -> Baseline:
-        mesh = target.mesh_for(program.spmd)
-        step = program.step if mesh is None else as_step(program, program.jaxpr, mesh)
-        found: Executable = target.compile(step, self.args, {}, self.options, flags, spmd=program.spmd)
+        found = compile_program(program, target, self.args, {}, flags)
         reading = ScheduledModule(read_module(found.text), self.target.device, program.topology)
         memory = found.memory
         return Baseline(memory.device_bytes, memory.host_bytes, reading.replay.step_s, memory.resident_bytes)

@@ -7,10 +7,13 @@ from typing import Any
 
 from memplan import pipeline
 from memplan.compilation.limits import Limits
+from memplan.compilation.outcome import Outcome
 from memplan.outcome.summary import versions
 from memplan.pipeline import Notify, Request
 from memplan.report.comparison import Comparison, Row
 from memplan.studies.baselines import REFUSALS, Baseline, Baselines, policies, refusal
+
+_UNTOUCHED = "plain jax, XLA's rematerialization off"
 
 
 def compare(
@@ -28,7 +31,12 @@ def compare(
         for name, compiled in _compilations(baselines, limits.device_bytes).items():
             notify(f"compiling: {name}", None)
             yield _baseline_row(name, compiled, limits)
-        yield _memplan_row(baselines, request, notify)
+        found = pipeline.best(step, args, {}, options, request, notify)
+        if target.is_gpu and found.unmodified is not None:
+            plain = found.unmodified
+            fits = limits.allow(plain.device_bytes, 0)
+            yield Row(_UNTOUCHED, plain.device_bytes, 0, plain.replay.step_s, fits)
+        yield _memplan_row(found)
 
     return Comparison(tuple(rows()), target.device.name, limits.device_bytes, limits.host_bytes, versions())
 
@@ -54,8 +62,7 @@ def _baseline_row(name: str, compiled: Callable[[], Baseline], limits: Limits) -
     return Row(name, found.device_bytes, found.host_bytes, found.step_s, fits)
 
 
-def _memplan_row(baselines: Baselines, request: Request, notify: Notify) -> Row:
-    found = pipeline.best(baselines.step, baselines.args, {}, baselines.options, request, notify)
+def _memplan_row(found: Outcome) -> Row:
     if not found.fits:
         return Row("memplan", None, None, None, False, f"the smallest that works: {found.device_bytes} bytes")
     in_slabs = ", in slabs" if found.program.in_slabs else ""

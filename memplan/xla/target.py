@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
 import os
 import re
+import sys
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,7 @@ KEEPS_COLLECTIVES = {  # as they were written, one beside the other's computatio
     "xla_gpu_experimental_parallel_collective_overlap_limit": 8,  # under way at once; by default one
 }
 XLA_LIMIT = 0.8  # of a GPU's memory: what takes more, XLA rematerializes by itself, as far as it can
+_SLOP = 0.95  # of that, arguments and outputs left out: XLA's own xla_gpu_memory_limit_slop_factor
 # XLA's own pass comes behind the hook, and counts what is on the host among what the device holds: a plan of 8 GiB on
 # a V100 and 8 on the host got clones, and a warning on stderr.
 _REMATERIALIZATION = "rematerialization"
@@ -272,6 +275,33 @@ def _write_profile(profile: Mapping[str, float], folder: Path) -> str:
     path = folder / "profile.pbtxt"
     path.write_text("".join(f'costs {{ name: "{name}" cost_us: {1e6 * s:.3f} }}\n' for name, s in profile.items()))
     return str(path)
+
+
+def rematerializes_above(device: Device, resident_bytes: int) -> int:
+    """Device bytes above which XLA:GPU rematerializes by itself, of a step with such arguments and outputs."""
+    return resident_bytes + int(_SLOP * max(0.0, XLA_LIMIT * device.memory_bytes - resident_bytes))
+
+
+@contextlib.contextmanager
+def without_messages(*words: bytes) -> Iterator[None]:
+    """Drop the lines on stderr, of whatever thread, that have one of these words; others come when this ends.
+
+    XLA's own rematerialization says on stderr where it fails, which no option turns off.
+    """
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as held:
+        stderr = os.dup(2)
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            held.seek(0)
+            for line in held:
+                if not any(word in line for word in words):
+                    os.write(2, line)
 
 
 def xla_rematerialization(target: Target, limit_bytes: int, resident_bytes: int) -> tuple[Target, dict[str, Any]]:

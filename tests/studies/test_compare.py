@@ -19,8 +19,16 @@ MIB = 2**20
 
 def found(nbytes: int, fits: bool = True, plan: Any = None, in_slabs: tuple[Any, ...] = ()) -> Any:
     program = SimpleNamespace(in_slabs=in_slabs)
+    unmodified = SimpleNamespace(device_bytes=12 * MIB, replay=SimpleNamespace(step_s=0.9))
     return SimpleNamespace(
-        device_bytes=nbytes, host_bytes=5, step_s=0.5, fits=fits, plan=plan, compilations=3, program=program
+        device_bytes=nbytes,
+        host_bytes=5,
+        step_s=0.5,
+        fits=fits,
+        plan=plan,
+        compilations=3,
+        program=program,
+        unmodified=unmodified,
     )
 
 
@@ -58,7 +66,9 @@ def test_every_way_has_a_row_and_memplan_the_last(ways: list[tuple[int, int]]) -
     told = compared()
     assert (told.device, told.budget_bytes, told.host_budget_bytes) == ("v100", 10 * MIB, MIB)
     offload = "XLA's rematerialization and host offload"
-    assert list(rows(told)) == ["plain jax", *policies(), "XLA's rematerialization", offload, "memplan"]
+    off = "plain jax, XLA's rematerialization off"
+    assert list(rows(told)) == ["plain jax", *policies(), "XLA's rematerialization", offload, off, "memplan"]
+    assert rows(told)[off] == Row(off, 12 * MIB, 0, 0.9, False)
     assert rows(told)["plain jax"] == Row("plain jax", 10 * MIB, 0, 1.0, True)
     assert rows(told)[offload] == Row(offload, 9 * MIB, MIB, 2.0, True)
     assert rows(told)["memplan"] == Row("memplan", 8 * MIB, 5, 0.5, True, "compilations: 3")

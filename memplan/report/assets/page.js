@@ -29,6 +29,7 @@ function drawTiles() {
         ? `${bytes(report.predicted_peak_bytes)} predicted` : "",
       report.observed_peak_bytes !== null ? `${bytes(report.observed_peak_bytes)} observed` : ""),
     tile("Unmodified step", bytes(plain), !isPlanned ? "it runs as it is" : plain ? `${change(peak, plain)} with this plan` : "",
+      report.jit_peak_bytes && report.jit_peak_bytes !== plain ? `${bytes(report.jit_peak_bytes)} by jax.jit, where XLA rematerializes` : "",
       report.floor_bytes ? `no order goes below ${bytes(report.floor_bytes)}` : ""),
     tile("Step time", seconds(step), before && isPlanned ? `${change(step, before)} against ${seconds(before)} unmodified; predicted` : "predicted",
       report.lower_bound_s ? `no plan beats ${seconds(report.lower_bound_s)}` : ""),
