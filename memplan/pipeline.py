@@ -26,7 +26,7 @@ from memplan.program.transforms.residuals import follow_residuals
 from memplan.program.transforms.slab_frontier import slab_programs
 from memplan.program.transforms.slabs import follow_slabs
 from memplan.units import Size, parse_bytes, show_bytes
-from memplan.xla.local import HOST_LIMIT, export, host_memory_bytes, is_here, local_device, pools
+from memplan.xla.local import HOST_LIMIT, export, host_memory_bytes, is_here, local_device, pools, without_spaces
 from memplan.xla.target import Target
 
 
@@ -111,7 +111,13 @@ def best(
 
     tries = MOST_TRIES if request.verify else 1
     attempts = Attempts(compiler, stack_less, in_slabs, notify, request.plan is not None, tries, target.is_gpu)
-    return replace(attempts.run(program), seconds=time.perf_counter() - started)
+    found = attempts.run(program)
+    if found.host_bytes and not target.described and (setting := without_spaces()):
+        raise MemplanError(
+            f"under {setting} XLA takes host memory from the GPU's: the {show_bytes(found.host_bytes)} that this step "
+            "keeps on the host would be on the device. Start Python without it, or plan with host_budget=0."
+        )
+    return replace(found, seconds=time.perf_counter() - started)
 
 
 def local(found: Outcome, request: Request) -> Outcome:

@@ -310,6 +310,24 @@ class TestPinnedPool:
     def test_as_much_is_not(self) -> None:
         assert pipeline.limits_of(Request(host_budget="64GiB"), self.HERE).host_bytes == 64 << 30
 
+    @pytest.mark.parametrize("host_bytes", [0, 5 << 30])
+    def test_an_allocator_without_memory_spaces_is_refused_where_there_are_copies(
+        self, host_bytes: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        @dataclass
+        class Found:
+            host_bytes: int
+            seconds: float = 0.0
+
+        monkeypatch.setattr(pipeline, "target_of", lambda device: self.HERE)
+        monkeypatch.setattr(pipeline.Attempts, "run", lambda *_: Found(host_bytes))
+        monkeypatch.setenv("XLA_PYTHON_CLIENT_ALLOCATOR", "vmm")
+        if not host_bytes:
+            pipeline.best(lambda x: x, [jnp.ones(3)], {}, {}, Request())
+            return
+        with pytest.raises(MemplanError, match=r"under XLA_PYTHON_CLIENT_ALLOCATOR=vmm .* the 5120.0 MiB"):
+            pipeline.best(lambda x: x, [jnp.ones(3)], {}, {}, Request())
+
     def test_a_gpu_that_is_absent_has_its_pool_elsewhere(self) -> None:
         there = replace(self.HERE, described=True)
         assert pipeline.limits_of(Request(host_budget="192GiB"), there).host_bytes == 192 << 30

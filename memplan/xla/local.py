@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 _ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
 _OLD_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # read where the other is not set
 _HOST_PREALLOCATE = "XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE"
+_UPDATE_MODE = re.compile(r"(--xla_gpu_command_buffer_update_mode=(\S*))")
 _NO = ("false", "False", "0")  # jaxlib/xla_client.py
 _LIMIT_GRANULARITY = 2 << 20  # RoundUpGpuMemoryLimit of gpu_helpers.cc
 
@@ -64,6 +66,18 @@ def pools(environ: Mapping[str, str] = os.environ) -> Pools:
         host_preallocates=host_preallocates,
         of_bfc=environ.get(_ALLOCATOR, "default").lower() in ("default", "bfc"),
     )
+
+
+def without_spaces(environ: Mapping[str, str] = os.environ) -> str:
+    """The setting by which XLA's client takes host memory from the device's; "" where it tells them apart.
+
+    Its allocator by virtual addresses knows one memory (xla/stream_executor/device_address_vmm_allocator.cc). It is taken
+    for every mode of updates but the default (xla/pjrt/gpu/se_gpu_pjrt_client.cc).
+    """
+    if environ.get(_ALLOCATOR, "").lower() == "vmm":
+        return f"{_ALLOCATOR}=vmm"
+    modes = _UPDATE_MODE.findall(environ.get("XLA_FLAGS", ""))  # the last one counts
+    return f"XLA_FLAGS={modes[-1][0]}" if modes and modes[-1][1] != "ALWAYS_UPDATE" else ""
 
 
 def export(name: str, value: str) -> str:

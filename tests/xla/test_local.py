@@ -72,3 +72,20 @@ def test_the_pools_are_those_of_the_environment() -> None:
 def test_a_pool_ends_at_whole_pieces_of_memory() -> None:
     # a V100 of 16,144 MiB, of which jax's client said that it may use 12,696,158,208 bytes
     assert local.Pools().of_device(16144 << 20, 0.75) == Pool(12696158208, grows=False)
+
+
+@pytest.mark.parametrize(
+    ("environ", "setting"),
+    [
+        ({}, ""),
+        ({"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}, ""),
+        ({"XLA_PYTHON_CLIENT_ALLOCATOR": "VMM"}, "XLA_PYTHON_CLIENT_ALLOCATOR=vmm"),
+        ({"XLA_FLAGS": "--xla_gpu_command_buffer_update_mode=ALWAYS_UPDATE"}, ""),
+        (
+            {"XLA_FLAGS": "--a=b --xla_gpu_command_buffer_update_mode=SKIP_TEMP --c"},
+            "XLA_FLAGS=--xla_gpu_command_buffer_update_mode=SKIP_TEMP",
+        ),
+    ],
+)
+def test_an_allocator_that_knows_one_memory_is_named(environ: dict[str, str], setting: str) -> None:
+    assert local.without_spaces(environ) == setting
