@@ -21,7 +21,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from memplan import io
-from memplan.errors import MemplanError, UnknownDeviceError
+from memplan.errors import MemplanError, UnknownDeviceError, UnsupportedProgramError
 from memplan.hardware.device import Device
 from memplan.program import compat
 from memplan.program.jit_arguments import infer_static
@@ -56,6 +56,11 @@ _BAD_TILES = (  # of a product, as jaxlib 0.10 and 0.11 say it; where XLA times 
     "Couldn't find output tile sizes",
     "No supported config found",
 )
+# A slice in a loop at a place that another loop looks up, as `jnp.searchsorted` of one number does: XLA's pass fails
+# where it should leave the slice alone (openxla/xla#49299). Without it, slices of host memory are moved by kernels.
+_ANNOTATOR = "dynamic-slice-annotator"
+_CANNOT_EVALUATE = "Failed to evaluate instruction"
+_OFFLOAD_FAULTS = ("change layout memory space", "host_offload")  # openxla/xla#47362, #47380
 _numbers = itertools.count()
 
 
@@ -175,24 +180,31 @@ class Target:
         return found
 
     def _as_planned(self, flags: Mapping[str, Any]) -> Mapping[str, Any]:
-        """XLA:GPU's rematerialization disabled, beside the passes that the user disables.
-
-        An option of one compilation replaces what XLA_FLAGS says.
-        """
-        if not self.is_gpu:
-            return {}
-        given = re.findall(rf"--{_DISABLED}=(\S+)", os.environ.get("XLA_FLAGS", ""))
-        users = [flags[_DISABLED]] if _DISABLED in flags else given
-        return {_DISABLED: ",".join([*users, _REMATERIALIZATION])}
+        """XLA:GPU's rematerialization disabled."""
+        return _without(flags, _REMATERIALIZATION) if self.is_gpu else {}
 
     def _compile_lowered(self, lowered: Any, flags: Mapping[str, Any]) -> Any:
-        """For a GPU that is not here by cuBLAS, where the tile that XLA takes untimed does not suit its own Triton."""
+        """Compiled; again with other options where XLA stumbles over something that they avoid.
+
+        Raises:
+          UnsupportedProgramError: XLA stumbles all the same.
+        """
         try:
             return lowered.compile(compiler_options=dict(flags) or None)
         except jax.errors.JaxRuntimeError as error:
-            if not self.described or not any(words in str(error) for words in _BAD_TILES):
-                raise
-        return lowered.compile(compiler_options={**flags, **_WITHOUT_TRITON})
+            said, failed = str(error), error
+        if self.described and any(words in said for words in _BAD_TILES):
+            return lowered.compile(compiler_options={**flags, **_WITHOUT_TRITON})
+        if self.is_gpu and _CANNOT_EVALUATE in said:
+            return lowered.compile(compiler_options={**flags, **_without(flags, _ANNOTATOR)})
+        if any(words in said for words in _OFFLOAD_FAULTS):
+            line = said.strip().partition("\n")[0]
+            raise UnsupportedProgramError(
+                f"XLA of jaxlib {io.version_of('jaxlib')} cannot compile what the step holds in host memory ({line}). "
+                "Its host offloading has such faults (openxla/xla#47362, #47380). Try host_budget=0, so that memplan "
+                "keeps nothing there, without host_state=, or without the step's own `jax.device_put` to host memory."
+            ) from failed
+        raise failed
 
     def mesh_for(self, spmd: Spmd | None) -> Mesh | None:
         """A mesh of so many described devices; None where the step's own will do."""
@@ -302,6 +314,13 @@ def without_messages(*words: bytes) -> Iterator[None]:
             for line in held:
                 if not any(word in line for word in words):
                     os.write(2, line)
+
+
+def _without(flags: Mapping[str, Any], name: str) -> dict[str, str]:
+    """A pass of XLA disabled beside those that the user disables: an option of a compilation replaces XLA_FLAGS."""
+    given = re.findall(rf"--{_DISABLED}=(\S+)", os.environ.get("XLA_FLAGS", ""))
+    users = [flags[_DISABLED]] if _DISABLED in flags else given
+    return {_DISABLED: ",".join([*users, name])}
 
 
 def xla_rematerialization(target: Target, limit_bytes: int, resident_bytes: int) -> tuple[Target, dict[str, Any]]:

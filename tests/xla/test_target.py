@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental import topologies
+from jax.sharding import NamedSharding, PartitionSpec
 
 import memplan
-from memplan.errors import UnknownDeviceError
+from memplan.errors import UnknownDeviceError, UnsupportedProgramError
 from memplan.hardware import catalog
 from memplan.xla.local import local_device
 from memplan.xla.module import read_module
@@ -151,3 +152,43 @@ def test_the_limit_of_xla_on_a_real_device_is_in_percents() -> None:
     target = Target(catalog.named("v100"), described=False)
     _, options = xla_rematerialization(target, target.device.memory_bytes // 2, 0)
     assert options == {"xla_gpu_memory_limit_slop_factor": 62}
+
+
+@needs_compiler
+@pytest.mark.gpu_aot
+def test_a_place_that_an_inner_loop_looks_up_compiles() -> None:
+    """A canary: jax.jit does not compile it (openxla/xla#49299). Once it does, the second try goes."""
+    table, steps = jnp.linspace(1.0, 0.0, 9), jnp.arange(8.0)
+
+    def step(x: jax.Array) -> jax.Array:
+        def body(x: jax.Array, t: jax.Array) -> Any:
+            return x * table[jnp.searchsorted(jnp.arange(9.0), jnp.full(x.shape[:1], t))][:, None], None
+
+        return jax.lax.scan(body, x, steps)[0]
+
+    x = jax.ShapeDtypeStruct((1, 64), jnp.float32)
+    described = NamedSharding(described_mesh(catalog.named("a100")), PartitionSpec())
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Failed to evaluate instruction"):
+        jax.jit(step).lower(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=described)).compile(
+            {"xla_gpu_autotune_level": 0}
+        )
+    assert memplan.jit(step, device="a100").plan(x).report.status == "untouched"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "INTERNAL: RET_CHECK failure (hlo_verifier.cc:4156) DynamicUpdateSlice instruction shouldn't change layout "
+        "memory space from device to host",
+        "INTERNAL: RET_CHECK failure (host_offload_utils.cc:98) !tmp_shape_index.empty() Expected shape index to be "
+        "non-empty.",
+    ],
+)
+def test_faults_of_xlas_host_offloading_are_told_in_memplans_words(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise jax.errors.JaxRuntimeError(said)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", fail)
+    with pytest.raises(UnsupportedProgramError, match="cannot compile what the step holds in host memory") as raised:
+        memplan.jit(jnp.sin).plan(jax.ShapeDtypeStruct((4,), jnp.float32))
+    assert said in str(raised.value) and "host_budget=0" in str(raised.value)
