@@ -1,4 +1,4 @@
-"""XLA's GPU runtime on a stand-in for CUDA's driver: builds it, and runs Python programs on it in processes of their own.
+"""XLA's GPU runtime on a stand-in for CUDA's driver: builds it, and runs Python programs on it, each in a process.
 
 README.md says what it is, what it refuses, and the format of its log.
 """
@@ -27,7 +27,7 @@ from typing import Any
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 
-# Rounding must be PTX's: no product and sum fused by the C compiler. Registers are read as whatever type an instruction has.
+# Rounding must be PTX's: no product and sum fused by the C compiler. Registers are read as an instruction's type.
 FLAGS = [
     "-D_GNU_SOURCE",
     "-O3",
@@ -50,7 +50,7 @@ NOT_SUPPORTED = {"cublas": 15, "cudnn": 3000, "cuda": 801, "cupti": 27, "nvml": 
 
 @dataclass(frozen=True)
 class Ran:
-    """A finished run: what its function returned (None for a script), what it printed, and the path of the driver's log."""
+    """A finished run: what its function returned (None for a script), what it printed, and the driver's log."""
 
     value: Any
     stdout: str
@@ -166,7 +166,7 @@ def environment_of(python: str = sys.executable, *, graphs: bool = True, flags: 
     xla_flags = [
         "--xla_gpu_autotune_level=0",  # no kernel is timed: the stand-in knows no time
         "--xla_gpu_enable_libnvptxcompiler=false",  # the assembler is a program, ours
-        "--xla_gpu_enable_triton_gemm=false",  # products in Triton are tensor-core instructions, which are not interpreted
+        "--xla_gpu_enable_triton_gemm=false",  # Triton's products are tensor-core instructions
         *([] if graphs else ["--xla_gpu_enable_command_buffer="]),
         flags,
     ]
@@ -190,7 +190,7 @@ def environment_of(python: str = sys.executable, *, graphs: bool = True, flags: 
 
 @functools.cache
 def build(python: str = sys.executable) -> Path:
-    """The folder with `lib/` (the libraries) and `cuda/` (the assembler), made once for each state of what it is made from."""
+    """The folder with `lib/` (the libraries) and `cuda/` (the assembler), made once for what it is made from."""
     site = _site(python)
     key = hashlib.sha256()
     for path in sorted((HERE / "csrc").iterdir()):
@@ -198,9 +198,9 @@ def build(python: str = sys.executable) -> Path:
     plugin = site / "jax_plugins" / "xla_cuda12" / "xla_cuda_plugin.so"
     compiler = subprocess.run(["gcc", "--version"], capture_output=True, text=True, check=True).stdout
     cpu = re.search(r"^flags.*", Path("/proc/cpuinfo").read_text(), re.M)  # -march=native
-    key.update(
-        repr((Path(__file__).read_bytes(), str(plugin), plugin.stat().st_size, compiler, cpu and cpu[0])).encode()
-    )
+    recipe = [inspect.getsource(f) for f in (_make, _make_assembler, _stubs)]
+    key.update(repr((recipe, FLAGS, LIBRARIES, NOT_SUPPORTED, _PTXAS, compiler, cpu and cpu[0])).encode())
+    key.update(f"{plugin} {plugin.stat().st_size}".encode())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memplan-tests"
     cache.mkdir(parents=True, exist_ok=True)
     target = cache / f"stand-in-{key.hexdigest()[:16]}"
@@ -210,7 +210,7 @@ def build(python: str = sys.executable) -> Path:
             with tempfile.TemporaryDirectory(dir=cache) as folder:
                 _make(Path(folder), site, plugin)
                 os.rename(folder, target)
-                os.mkdir(folder)
+                os.mkdir(folder)  # for the context to remove
     return target
 
 

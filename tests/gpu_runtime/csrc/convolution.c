@@ -91,6 +91,7 @@ static int64_t input_position(const Step* s, int64_t y_position, int64_t tap) { 
 static void multiply_tap(const Step* s, int64_t group, int64_t tap, float* x, float* y, float* w) {
   int64_t channels = s->w.size[1], groups = s->x.size[1] / channels, outs_all = s->y.size[1], outs = outs_all / groups;
   int64_t taps = positions_of(&s->w);
+  if (s->reversed) tap = taps - 1 - tap;
   x += group * channels;
   y += group * outs;
   if (s->direction == BACKWARD_DATA) {

@@ -18,6 +18,7 @@ typedef struct {
   Tensor x, w, y;           // pointwise: y = mode(alpha1 x, alpha2 w); w.at and w.is_virtual unset: no second operand
   bool has_second;
   Direction direction;
+  bool reversed;            // the filter, along all its spatial axes
   int64_t padding[MAX_RANK], step[MAX_RANK], dilation[MAX_RANK];
   double alpha, beta;       // pointwise: alpha of x and of w
   int mode;

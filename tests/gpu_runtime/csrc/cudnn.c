@@ -185,7 +185,7 @@ static bool read_convolution(const Descriptor* o, const Descriptor* pack, Step* 
   if (!read) return false;
   if (s->w.is_virtual) return cannot("a filter that is virtual");
   const Descriptor* c = child(o, name[3]);
-  if (integer(c, CONVOLUTION_MODE, CROSS_CORRELATION) != CROSS_CORRELATION) return cannot("a filter that is reversed");
+  s->reversed = integer(c, CONVOLUTION_MODE, CROSS_CORRELATION) != CROSS_CORRELATION;
   size_t bytes = sizeof(int64_t) * (size_t)(s->x.rank - 2);
   memcpy(s->padding, attribute(c, CONVOLUTION_PRE_PADDINGS)->data, bytes);
   memcpy(s->step, attribute(c, CONVOLUTION_STRIDES)->data, bytes);

@@ -1,7 +1,8 @@
 """Every Python that starts with STAND_IN set has its libraries loaded, and a jax that believes in a GPU.
 
-jax asks for /dev/nvidia0 before it starts its CUDA client. NVIDIA's own libraries, where their packages are installed, are found by
-jax and by the plugin's run path before LD_LIBRARY_PATH is looked at: whoever is loaded first under a SONAME wins.
+jax asks for /dev/nvidia0 before it starts its CUDA client. NVIDIA's own libraries, where their packages are installed,
+are found by jax and by the plugin's run path before LD_LIBRARY_PATH is looked at: whoever is loaded first under a
+SONAME wins.
 """
 
 import ctypes
