@@ -93,7 +93,12 @@ class Start:
     def planned(self, row: Row, budget: Any = None, **options: Any) -> Planned:
         budget = budget or (int(row.share * _device_bytes(self.plain)) if row.share else row.budget)
         on_host = 0 if row.host_state else ()
-        return memplan.jit(self.step, budget=budget, host_state=on_host, **_OPTIONS, **options).plan(*self.shapes)
+        try:
+            return memplan.jit(self.step, budget=budget, host_state=on_host, **_OPTIONS, **options).plan(*self.shapes)
+        except memplan.InfeasibleBudgetError as error:  # as little as it takes, where that is what was asked
+            if not row.smallest or budget == error.smallest_bytes:
+                raise
+            return self.planned(row, error.smallest_bytes, **options)
 
 
 def rates(row: Row, folder: Path) -> Found:

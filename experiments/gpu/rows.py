@@ -35,6 +35,7 @@ class Row:
     Attributes:
       measure: one of `measure.MEASURES`; model: one of `MODELS`.
       share: the budget, of what jax compiles the plain step to; budget: or as `memplan.jit` takes it.
+      smallest: where nothing fits that, the smallest budget that works.
       host_state: the state lives in host memory.
       plain: the plain step runs, too, and numbers are compared, from states and batches of so many `seeds`.
       fresh_kernels: XLA's choices of kernels are not shared with the other rows' processes.
@@ -46,6 +47,7 @@ class Row:
     model: str = ""
     share: float = 0.0
     budget: str = ""
+    smallest: bool = False
     host_state: bool = False
     plain: bool = True
     seeds: int = 1
@@ -66,7 +68,8 @@ ROWS = (
     Row("ResNet-50, batch 64, half", "planned", "resnet50-b64", 0.5),
     Row("3D U-Net 128^3, half", "planned", "unet3d-128", 0.5),
     Row("decoder of 8 layers, bfloat16, half", "planned", "decoder-8-bf16", 0.5),
-    Row("3D U-Net 256^3, slabs", "planned", "unet3d-256", budget="9GiB", limit_s=240),
+    Row("3D U-Net 256^3, slabs", "planned", "unet3d-256", budget="6GiB", smallest=True, limit_s=300),
+    Row("3D U-Net 256^3, a third", "planned", "unet3d-256", budget="10GiB", limit_s=240),
     Row("ResNet-50, batch 64, jax.checkpoint", "checkpoint", "resnet50-b64"),
     Row("ResNet-50, repeatable kernels", "planned", "resnet50-b64", 0.5, seeds=3, environment=_REPEATABLE),
     Row("scanned decoder, loops", "planned", "decoder-8-scan", 0.6),
@@ -81,9 +84,16 @@ ROWS = (
     Row("decoder of 8 layers, bfloat16, jax.checkpoint", "checkpoint", "decoder-8-bf16"),
     Row("ResNet-50, no CUDA graphs", "planned", "resnet50-b64", 0.5, environment=_WITHOUT_GRAPHS),
     Row("ResNet-50, batch 64, 30 %", "planned", "resnet50-b64", 0.3),
-    Row("3D U-Net 384^3, slabs", "planned", "unet3d-384", budget="28GiB", plain=False, limit_s=300),
+    Row("3D U-Net 384^3, slabs", "planned", "unet3d-384", budget="16GiB", smallest=True, plain=False, limit_s=400),
     Row(
-        "3D U-Net 512^3, slabs", "planned", "unet3d-512", budget="68GiB", plain=False, environment=_LARGEST, limit_s=400
+        "3D U-Net 512^3, slabs",
+        "planned",
+        "unet3d-512",
+        budget="68GiB",
+        smallest=True,
+        plain=False,
+        limit_s=400,
+        environment=_LARGEST,
     ),
 )
 
@@ -91,12 +101,12 @@ _Toy = partial(Row, limit_s=600)  # kernels are interpreted
 TOY_ROWS = (
     _Toy("rates", "rates"),
     _Toy("3D U-Net, seeds", "planned", "toy-unet3d", 0.75, seeds=2),
-    _Toy("3D U-Net, slabs", "planned", "toy-unet3d", 0.5),
+    _Toy("3D U-Net, slabs", "planned", "toy-unet3d", 0.3, smallest=True),
     _Toy("scanned decoder, loops", "planned", "toy-decoder-scan", 0.8),
     _Toy("scanned decoder, state on the host", "planned", "toy-decoder-scan", 0.8, host_state=True),
     _Toy("3D U-Net, jax.checkpoint", "checkpoint", "toy-unet3d"),
     _Toy("3D U-Net, next start", "restart", "toy-unet3d", 0.75, fresh_kernels=True),
-    _Toy("3D U-Net, slabs, gate", "gate", "toy-unet3d", 0.5),
+    _Toy("3D U-Net, slabs, gate", "gate", "toy-unet3d", 0.3),
     _Toy("ResNet, preallocated", "planned", "toy-resnet", 0.75, plain=False, environment=_PREALLOCATED),
     _Toy("ResNet, a pinned pool of 1 GiB", "attempt", "toy-resnet", 0.75, environment=_SMALL_POOL),
 )
