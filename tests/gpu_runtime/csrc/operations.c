@@ -14,7 +14,8 @@
 
 #include "stand_in.h"
 
-static const double QUIET_S = 0.004;  // between two submissions of one step XLA's host thread takes well below a millisecond
+static const double QUIET_S = 0.004;    // between two submissions of one step XLA's host thread takes well below a millisecond
+static const double RUNNING_S = 0.4;    // a thread that runs that long does something else, or polls
 
 pthread_mutex_t device_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t work_arrived = PTHREAD_COND_INITIALIZER, work_ended = PTHREAD_COND_INITIALIZER;
@@ -51,6 +52,7 @@ static struct Stream null_stream, *streams = &null_stream;
 static int stream_count, event_count, mark_count;
 static uint64_t operation_count, operations_ended;
 static double last_submission_s;
+static pid_t last_submitter;
 static int waiting_hosts;  // host threads that wait for the device: nothing more comes from them
 static Operation* ready;   // unordered
 
@@ -133,6 +135,7 @@ static Operation* begin(Work* work, CUstream stream, Operation* const* after, in
     stream->submitted++;
   }
   last_submission_s = now_s();
+  last_submitter = (pid_t)syscall(SYS_gettid);
   o->references++;  // until it has ended
   if (!o->waits_for) make_ready(o);
   return o;         // the caller's reference
@@ -183,14 +186,32 @@ void drop_operation(Operation* operation) { drop(operation); }
 int id_of(CUstream stream) { return stream->id; }
 
 // ---- the device's thread
-static Operation* take_best(void) {
-  bool patient = !waiting_hosts && now_s() - last_submission_s < QUIET_S;
+//
+// The host is quiet if the thread that submitted last sleeps: one that merely waits for a core of a busy machine is not.
+static bool sleeps(pid_t thread) {
+  char path[64], text[256] = "";
+  snprintf(path, sizeof path, "/proc/self/task/%d/stat", thread);
+  FILE* file = fopen(path, "r");
+  if (!file) return true;  // it has ended
+  size_t n = fread(text, 1, sizeof text - 1, file);
+  fclose(file);
+  const char* name_end = n ? strrchr(text, ')') : NULL;
+  return !name_end || name_end[2] != 'R';
+}
+static bool host_is_quiet(void) {
+  double since_s = now_s() - last_submission_s;
+  return waiting_hosts || since_s > RUNNING_S || (since_s > QUIET_S && sleeps(last_submitter));
+}
+
+static Operation** best_of(bool held) {
   Operation** best = NULL;
-  for (Operation** link = &ready; *link; link = &(*link)->next_ready) {
-    Operation *o = *link, *b = best ? *best : NULL;
-    if (o->held && patient) continue;
-    if (!b || o->held < b->held || (o->held == b->held && o->rank < b->rank)) best = link;
-  }
+  for (Operation** link = &ready; *link; link = &(*link)->next_ready)
+    if ((*link)->held == held && (!best || (*link)->rank < (*best)->rank)) best = link;
+  return best;
+}
+static Operation* take_best(void) {
+  Operation** best = best_of(false);
+  if (!best && ready && host_is_quiet()) best = best_of(true);
   if (!best) return NULL;
   Operation* o = *best;
   *best = o->next_ready;
