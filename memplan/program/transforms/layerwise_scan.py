@@ -55,17 +55,18 @@ class Update:
     def run(self, operands: Sequence[Any]) -> list[Any]:
         env = dict(zip(self.invars, operands, strict=True))
 
-        def trip(buffers: list[Any], slices: tuple[Any, list[Any]]) -> tuple[list[Any], list[Any]]:
-            layer, on_device = slices
+        def trip(carry: tuple[Any, list[Any]], on_device: list[Any]) -> tuple[tuple[Any, list[Any]], list[Any]]:
+            layer, buffers = carry
             stacks = {**env, **dict(zip(self.in_place.values(), buffers, strict=True))}
             known = dict(zip(self.on_device, on_device, strict=True))
             known |= {var: fetch(stacks[var], layer) for var in self.on_host}
             new = self.of_layer(env, known)
-            return write(buffers, [new[var] for var in self.in_place], layer), [new[var] for var in self.others]
+            buffers = write(buffers, [new[var] for var in self.in_place], layer)
+            return (layer + 1, buffers), [new[var] for var in self.others]
 
-        begin = [env[stack] for stack in self.in_place.values()]
-        layers = jax.numpy.arange(self.trips)
-        buffers, made = jax.lax.scan(trip, begin, (layers, [env[var] for var in self.on_device]))
+        begin = jax.numpy.int32(0), [env[stack] for stack in self.in_place.values()]
+        stacked = [env[var] for var in self.on_device]
+        (_, buffers), made = jax.lax.scan(trip, begin, stacked, length=self.trips)
         return [*buffers, *made]
 
     def of_layer(self, env: Mapping[Any, Any], slices: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -159,7 +160,8 @@ class UpdatingScan:
         made = eqn.outvars[len(carries) :]
 
         def body(carry: Any, x: Any) -> Any:
-            (carried, buffers, finished, arrived), (layer, following, before, near) = carry, x
+            (trip, carried, buffers, finished, arrived), (following, before, near) = carry, x
+            layer = scan.trips - 1 - trip if scan.reverse else trip
             buffers = write(buffers, finished, before)
             there = {**env, **dict(zip(update.in_place.values(), buffers, strict=True))}
             coming = [fetch(there[var], following) for var in ahead]
@@ -169,23 +171,24 @@ class UpdatingScan:
             results = compat.jaxpr_as_fun(scan.body)(*consts, *carried, *own)
             slices |= dict(zip(made, results[len(carries) :], strict=True))
             new = update.of_layer(env, slices)
-            state = results[: len(carries)], buffers, [new[result] for result in update.in_place], coming
+            state = trip + 1, results[: len(carries)], buffers, [new[result] for result in update.in_place], coming
             return state, [slices[var] for var in others]
 
         start, end = (scan.trips - 1, 0) if scan.reverse else (0, scan.trips - 1)
         buffers = [env[stack] for stack in update.in_place.values()]
-        begin = carries, buffers, [fetch(stack, start) for stack in buffers], [fetch(env[var], start) for var in ahead]
+        finished, arrived = [fetch(stack, start) for stack in buffers], [fetch(env[var], start) for var in ahead]
+        begin = jax.numpy.int32(0), carries, buffers, finished, arrived
         layers = jax.numpy.arange(scan.trips)
         before = jax.numpy.minimum(layers + 1, start) if scan.reverse else jax.numpy.maximum(layers - 1, start)
-        (carried, buffers, finished, _), stacked = jax.lax.scan(
-            body, begin, (layers, scan.following, before, near), length=scan.trips, reverse=scan.reverse,
+        (_, carried, buffers, finished, _), stacked = jax.lax.scan(
+            body, begin, (scan.following, before, near), length=scan.trips, reverse=scan.reverse,
             unroll=scan.unroll,
         )  # fmt: skip
         return [*carried, *stacked, *write(buffers, finished, end)]
 
 
 def fetch(stack: Any, layer: Any) -> Any:
-    """A slice of a stack in host memory, on the device. Where `layer` is looked up in an array, XLA reads it right."""
+    """A slice of a stack in host memory, on the device: by memcpy where `layer` is linear in the trip of a loop."""
     return jax.device_put(jax.lax.dynamic_index_in_dim(stack, layer, keepdims=False), DEVICE)
 
 

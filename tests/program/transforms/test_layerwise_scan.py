@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,8 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from memplan.hardware import catalog
 from memplan.program import compat
 from memplan.program.transforms.layerwise_scan import DEVICE, HOST, StreamedScan, Update, UpdatingScan, fetch, write
+from memplan.xla.target import Target
+from tests.xla.thunks import dump_options, dumped_thunks, loops
 
 LAYERS, WIDTH = 4, 3
 RNG = np.random.default_rng(0)
@@ -83,6 +87,25 @@ def test_an_update_layer_by_layer_is_the_update() -> None:
 
     for one, other in zip(jax.jit(run)(W, M, 2 * W, 0.5), momentum(W, M, 2 * W, 0.5), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+@pytest.mark.gpu_aot
+def test_an_update_layer_by_layer_copies_its_layers(tmp_path: Path) -> None:
+    stack, rate = jax.ShapeDtypeStruct((LAYERS, 512, 512), jnp.float32), jax.ShapeDtypeStruct((), jnp.float32)
+    closed = jax.make_jaxpr(momentum)(stack, stack, stack, rate)
+    (w, m, g, rate_var), (new_w, new_m) = closed.jaxpr.invars, closed.jaxpr.outvars
+    numbers = tuple(range(len(closed.jaxpr.eqns)))
+    update = Update(numbers, tuple(closed.jaxpr.eqns), LAYERS, (w, m), (g,), (rate_var,), (new_w, new_m), {new_m: m})
+
+    def run(w: jax.Array, m: jax.Array, g: jax.Array, rate: jax.Array) -> Any:
+        made, stacked = update.run([on_host(w + 1), on_host(m + 1), g, rate])
+        return stacked, on_device(made)
+
+    target = Target(catalog.named("a100"), described=True)
+    target.compile(run, (stack, stack, stack, rate), {}, {}, dump_options(tmp_path))
+    [loop] = loops(dumped_thunks(tmp_path))
+    moved = [one for one in loop.inside if one.kind == "kAsyncStart"]
+    assert len(moved) >= 3 and all(one.has("kCopy") and not one.has("kCustomKernel") for one in moved)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
