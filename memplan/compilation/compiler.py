@@ -131,8 +131,18 @@ def compile_program(
     if program.traced.lowers_by_leaves:
         step = flat_function(program, program.traced.jaxpr if jaxpr is None else jaxpr, mesh)
         args, kwargs, options = dynamic_leaves(program, args, kwargs), {}, flat_options(program)
-    on_host = program.on_host if target.is_gpu else ()
-    return target.compile(step, args, kwargs, options, flags, on_host, program.spmd, profile, rewrite)
+    return target.compile(
+        step,
+        args,
+        kwargs,
+        options,
+        flags,
+        on_host=program.on_host if target.is_gpu else (),
+        returned_to_host=program.returned_to_host if target.is_gpu else (),
+        spmd=program.spmd,
+        profile=profile,
+        rewrite=rewrite,
+    )
 
 
 def _jaxpr(program: Program, target: Target) -> compat.ClosedJaxpr:

@@ -36,6 +36,7 @@ def pooled(found: Outcome, pools: local.Pools) -> Pooled:
     kept = [one for position, one in enumerate(nbytes) if position not in found.program.on_host]
     on_device = [*kept, max(0, memory.resident_bytes - sum(kept)), memory.temp_bytes]
     on_host = [*held, max(0, memory.host_bytes - sum(held))]
+    # Of a GPU that is here, what is known is what jax may use already.
     whole, fraction = found.target.device.memory_bytes, pools.fraction if found.target.described else 1.0
     device = pools.of_device(whole, fraction).take(on_device) if pools.of_bfc else None
     host = pools.host.take(on_host)
@@ -47,8 +48,8 @@ def pooled(found: Outcome, pools: local.Pools) -> Pooled:
             return
         if not pools.preallocates:
             yield local.export(local.PREALLOCATE, "true")
-        share = math.ceil(100 * sum(on_device) / whole) / 100
-        if share > fraction:
+        share = math.ceil(100 * sum(on_device) * (pools.fraction / fraction) / whole) / 100  # of all that the card has
+        if pools.fraction < share <= 1:
             yield local.export(local.FRACTION, f"{share:.2f}")
 
     return Pooled(device, host, tuple(exports()))

@@ -128,6 +128,7 @@ class Target:
         options: Mapping[str, Any],
         compiler_options: Mapping[str, Any] | None = None,
         on_host: Collection[int] = (),
+        returned_to_host: Collection[int] = (),
         spmd: Spmd | None = None,
         profile: Mapping[str, float] | None = None,
         rewrite: Rewrite | None = None,
@@ -135,7 +136,7 @@ class Target:
         """Compile `jax.jit(step, **options)` for this device; arguments as `jax.jit` takes them.
 
         Args:
-          on_host: positions of inputs in host memory.
+          on_host: positions of inputs in host memory; returned_to_host: of outputs.
           spmd: how inputs lie over a mesh.
           profile: what instructions of an earlier compilation take (seconds), for XLA's scheduler.
           rewrite: is handed the scheduled module, and may hand back another.
@@ -151,7 +152,7 @@ class Target:
             kernels = {"xla_gpu_kernel_cache_file": str(kernel_cache_file(self.device.target))}
             flags = {**_DESCRIBED_OPTIONS, **kernels, **flags}
             args, kwargs = self._placeholders(step, args, kwargs, options, spmd)
-        lowered = compat.mark_on_host(jax.jit(step, **options).lower(*args, **kwargs), on_host)
+        lowered = compat.mark_on_host(jax.jit(step, **options).lower(*args, **kwargs), on_host, returned_to_host)
         with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
             if profile:
                 flags |= {"xla_gpu_pgle_profile_file_or_directory_path": _write_profile(profile, Path(folder))}

@@ -43,6 +43,8 @@ def test_a_larger_share_of_the_device() -> None:
     assert pooled(compiled(5 * GIB), Pools()).exports == ("export XLA_CLIENT_MEM_FRACTION=0.82",)
     assert not pooled(compiled(5 * GIB), Pools(fraction=0.9)).exports
     assert not pooled(compiled(5 * GIB, described=False), Pools()).exports  # its memory is what jax may use of it
+    assert pooled(compiled(9 * GIB, described=False), Pools()).exports == ("export XLA_CLIENT_MEM_FRACTION=0.80",)
+    assert not pooled(compiled(9 * GIB), Pools()).exports  # more than the card has
 
 
 def test_one_region_instead_of_several() -> None:

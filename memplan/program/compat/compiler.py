@@ -22,10 +22,13 @@ PINNED = "pinned_host"
 """The kind of memory, as jax calls it, that is the host's and that a GPU reads and writes."""
 
 
-def mark_on_host(lowered: Any, inputs: Collection[int]) -> Any:
+def mark_on_host(lowered: Any, inputs: Collection[int], outputs: Collection[int] = ()) -> Any:
     """The same with these inputs (positions among all) in host memory, for XLA and for who calls what comes of it.
 
     It is what jax writes for arguments with a memory kind; the devices of a described GPU know no kinds.
+
+    Args:
+      outputs: that the module puts into host memory, whatever the user's `out_shardings` say of it.
     """
     if not inputs:
         return lowered
@@ -42,13 +45,20 @@ def mark_on_host(lowered: Any, inputs: Collection[int]) -> Any:
             found["mhlo.memory_kind"] = _ir.StringAttr.get(PINNED)
             attributes[tokens + number] = _ir.DictAttr.get(found)
         main.attributes["arg_attrs"] = _ir.ArrayAttr.get(attributes)
-    for number in marked:
-        known = shardings[number]
-        if isinstance(known, _UnspecifiedValue):  # jax would ask XLA, and then for device memory
-            known = jax.sharding.SingleDeviceSharding(clone._device_list[0])
-        if PINNED in {kind.kind for kind in next(iter(known.device_set)).addressable_memories()}:
+    results = list(clone.compile_args["out_shardings"])
+    first = clone._device_list[0]
+    if PINNED in {memory.kind for memory in first.addressable_memories()}:
+        for number in marked:
+            known = shardings[number]
+            if isinstance(known, _UnspecifiedValue):  # jax would ask XLA, and then for device memory
+                known = jax.sharding.SingleDeviceSharding(first)
             shardings[number] = known.with_memory_kind(PINNED)
-    clone.compile_args = {**clone.compile_args, "in_shardings": tuple(shardings)}
+        for number in outputs:
+            if not isinstance(results[number], _UnspecifiedValue):
+                results[number] = results[number].with_memory_kind(PINNED)
+    clone.compile_args = {
+        **clone.compile_args, "in_shardings": tuple(shardings), "out_shardings": tuple(results)
+    }  # fmt: skip
     return outer
 
 

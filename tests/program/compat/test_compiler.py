@@ -39,6 +39,16 @@ def test_inputs_are_marked_as_on_the_host() -> None:
     assert held.memory_kind == "pinned_host"
 
 
+def test_outputs_on_the_host_are_where_the_module_puts_them() -> None:
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    before = jax.jit(lambda x: (x, x + 1), out_shardings=device).lower(jnp.ones(3))
+    after = compat.mark_on_host(before, {0}, {1})
+    kinds = [one.memory_kind for one in after._lowering.compile_args["out_shardings"]]
+    assert kinds[1] == "pinned_host" != kinds[0]
+    free = compat.mark_on_host(lowered(), {0}, {0})._lowering.compile_args["out_shardings"]
+    assert not hasattr(free[0], "memory_kind")  # jax asks XLA
+
+
 def test_inputs_that_jax_drops_are_counted() -> None:
     def step(tokens: Any, unread: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
         jax.debug.callback(lambda: None, ordered=True)
