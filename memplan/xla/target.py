@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -172,6 +173,15 @@ class Target:
             raise MemplanError(
                 f"memplan does not understand the schedule that XLA of jaxlib {version} made of the step: {error} It "
                 "works with jax 0.11.2 to 0.12."
+            ) from error
+        except MemplanError:
+            raise
+        except Exception as error:  # of a module that nobody thought of, or of a planner of the user's
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            raise MemplanError(
+                f"memplan could not plan the step as XLA of jaxlib {version} scheduled it: {type(error).__name__} in "
+                f"{at.name} ({at.filename}:{at.lineno}): {error} Unless the planner is your own, that is a bug of "
+                "memplan's; nothing was run. Please report it with the step. `jax.jit` compiles it without a plan."
             ) from error
         if not interception.called:
             raise MemplanError(

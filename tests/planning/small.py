@@ -77,6 +77,24 @@ def looping() -> Problem:
     return Problem(buffers, kernels, (5,), frozenset())
 
 
+def calling() -> Problem:
+    """A call with two kernels, both of whose results are read behind it, as XLA:CPU draws random bits."""
+    buffers = (
+        Buffer("state", 8, Role.TEMPORARY, 0, 0),
+        Buffer("bits", 8, Role.TEMPORARY, 1, 1),
+        Buffer("beside", 8, Role.TEMPORARY, 3, 2),
+        Buffer("after", 8, Role.OUTPUT, 4, 3),
+    )
+    kernels = (
+        Kernel("state", (), (0,), within=2, recomputable=False, fixed=True),
+        Kernel("bits", (0,), (1,), within=2, recomputable=False, fixed=True),
+        Kernel("call", (), (), recomputable=False),
+        Kernel("beside", (0,), (2,)),
+        Kernel("after", (1, 2), (3,)),
+    )
+    return Problem(buffers, kernels, (3,), frozenset())
+
+
 def fetching() -> Problem:
     """A value that comes by an asynchronous pair, a kernel beside it, and a reader of both."""
     buffers = (

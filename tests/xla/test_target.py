@@ -14,7 +14,7 @@ from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
 import memplan
-from memplan.errors import UnknownDeviceError, UnsupportedProgramError
+from memplan.errors import MemplanError, UnknownDeviceError, UnsupportedProgramError
 from memplan.hardware import catalog
 from memplan.xla.local import local_device
 from memplan.xla.module import read_module
@@ -115,6 +115,16 @@ class TestDisabledPasses:
 def test_the_local_backend_accounts_for_what_it_allocates() -> None:
     memory = Target(local_device(), described=False).compile(lambda x: jnp.sin(x), (jnp.ones(1024),), {}, {}).memory
     assert memory.device_bytes == memory.temp_bytes + 8192
+
+
+def test_whatever_goes_wrong_in_planning_is_told_in_words_of_memplan() -> None:
+    def raises(text: str) -> str:
+        return next(word for word in text.split() if word == "no such word")
+
+    target = Target(local_device(), described=False)
+    with pytest.raises(MemplanError, match=r"StopIteration in raises \(.*test_target.py:\d+\)") as caught:
+        target.compile(lambda x: jnp.sin(x), (jnp.ones(1024),), {}, {}, rewrite=raises)
+    assert isinstance(caught.value.__cause__, StopIteration)
 
 
 def test_an_unknown_device_is_refused_with_the_known_ones() -> None:

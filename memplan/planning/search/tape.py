@@ -234,7 +234,9 @@ class _Recorder:
                     continue
                 maker = problem.buffers[buffer].maker
                 assert maker is not None
-                outside = problem.kernels[maker].within
+                # the innermost block that holds both: what a call or a branch makes may be read behind it
+                blocks = [problem.kernels[one].within for one in (maker, *problem.loops_around(maker))]
+                outside = next(block for block in blocks if block is None or block in loops[1:])
                 reader = next(loop for loop in loops if problem.kernels[loop].within == outside)
                 for at in {self._first.get(reader, slot), self._slot[reader]}:
                     found[at].add(self._value[buffer])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from memplan.planning.search.ledger import Ledger, reconcile
 from memplan.planning.search.tape import record
-from tests.planning.small import fetching, looping, updating
+from tests.planning.small import calling, fetching, looping, updating
 from tests.planning.steps import training
 
 
@@ -35,6 +35,10 @@ def test_what_is_made_outside_of_a_loop_is_recomputed_before_its_body() -> None:
     tape = record(looping()).tape
     assert tape.slot_level[:2] == (-1, -1) and tape.slot_level[2:5] == (5, 5, 5) and tape.slot_level[6] == -1
     assert tape.may_recompute(0, 1) and not tape.may_recompute(0, 3)
+
+
+def test_what_a_call_makes_is_read_behind_it() -> None:
+    assert record(calling()).tape.slot_reads == ((), (0,), (), (0,), (1, 2))
 
 
 def test_what_a_pair_writes_is_whole_behind_its_end() -> None:
