@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from memplan.program import compat
 from memplan.xla.async_pairs import expand_async_pairs
+from memplan.xla.large_literals import put_back, set_aside
 
 Rewrite = Callable[[str], str | None]  # text of the scheduled module -> what is compiled in its place, or None
 
@@ -65,8 +66,9 @@ def _after_scheduling(proto: bytes) -> bytes | None:
         return None
     interception.called = True
     try:
-        text = interception.rewrite(compat.module_text(proto))
-        return None if text is None else compat.module_proto(expand_async_pairs(text))
+        small, literals = set_aside(proto)
+        text = interception.rewrite(compat.module_text(small))
+        return None if text is None else put_back(compat.module_proto(expand_async_pairs(text)), literals)
     except Exception as error:
         interception.error = error
         return None

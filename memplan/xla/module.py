@@ -293,7 +293,9 @@ def _operands_and_attributes(rest: str, literal: bool) -> tuple[str, str]:
     """Of what follows an opening parenthesis; a parameter's or a constant's literal is an attribute."""
     closed = _CLOSED.search(rest)
     operands, attributes = (rest[: closed.start()], rest[closed.end() :]) if closed else (rest, "")
-    return ("", operands) if literal else (operands, attributes)
+    if not literal:
+        return operands, attributes
+    return "", f"{operands}, {attributes}" if operands == "{...}" else operands  # which large one it is
 
 
 def with_loops(module: Module, body: Computation) -> Iterator[Computation]:
