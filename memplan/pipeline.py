@@ -74,6 +74,10 @@ def run(
       PlanMismatchError: `request.plan` is for another program.
     """
     found = best(step, args, kwargs, options, request, notify)
+    followed = request.plan
+    if not found.fits and followed is not None and followed.fingerprint != found.planned.plain.module.fingerprint:
+        notify("planning anew, as XLA chose other kernels", None)
+        found = best(step, args, kwargs, options, replace(request, plan=None), notify)
     if not found.fits:
         raise infeasible(found, request.splits)
     return found

@@ -221,6 +221,25 @@ class TestPlans:
         assert found.host_bytes == found.planned.predicted_host_bytes <= found.limits.host_bytes
         assert found.step_s <= 1.3 * found.planned.plain.replay.step_s
 
+    @needs_compiler
+    @pytest.mark.gpu_aot
+    def test_a_saved_plan_meets_other_kernels(self) -> None:
+        """As at a job's second start, where XLA times its kernels again: here it is told to take a library's."""
+        step, args = dense(512, 8)
+        plain = planned(step, args, 1.0, device="a100")
+        budget = int(0.8 * plain.device_bytes)
+        first = memplan.jit(step, device="a100", donate_argnums=0, budget=budget).plan(*args)
+        assert first.plan is not None and any("triton" in which for _, which in first.plan.kernels)
+        library = {"compiler_options": {"xla_gpu_enable_triton_gemm": False}, "donate_argnums": 0}
+        again = memplan.jit(step, device="a100", budget=budget, plan=first.plan, **library)
+        with pytest.warns(UserWarning, match=r"other kernels.*triton.*planned again"):
+            second = again.plan(*args)
+        assert second.report.status == "fits"
+        assert second.plan is not None and second.plan.fingerprint != first.plan.fingerprint
+        other = memplan.jit(lambda state, x: step(state, x + 1), device="a100", plan=first.plan, **library)
+        with pytest.raises(memplan.PlanMismatchError):
+            other.plan(*args)
+
     def test_shardings_of_the_step_and_calls_inside_it(self) -> None:
         step, args = dense(64, 6)
         mesh = Mesh(np.array(jax.devices()[:1]), ("data",))

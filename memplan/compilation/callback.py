@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from memplan.compilation.limits import Limits, Reserve
 from memplan.compilation.plans import Agree, Plans
 from memplan.compilation.scheduled import ScheduledModule
+from memplan.errors import PlanMismatchError
 from memplan.hardware.device import Device
 from memplan.hardware.topology import Topology
 from memplan.planning.packing import pack
@@ -19,7 +21,7 @@ from memplan.planning.registry import Planner
 from memplan.planning.schedule import Schedule
 from memplan.verify.same_module import judge
 from memplan.xla.host_copies import copy_slices
-from memplan.xla.module import read_module
+from memplan.xla.module import Module, read_module
 from memplan.xla.rewrites.early_copies import copy_early
 from memplan.xla.write import as_it_stands, write
 
@@ -71,6 +73,7 @@ class Callback:
       planner: makes the plan; `follow`: one to carry out instead.
       agree: brings all processes of the step to one plan.
       streams: the module's own loops copy, and do so beside all of a trip.
+      program: digest of the step, where a plan is followed.
     """
 
     device: Device
@@ -81,6 +84,7 @@ class Callback:
     follow: Plan | None
     agree: Agree
     streams: bool = False
+    program: str = ""
     _planned: PlannedModule | None = field(default=None, init=False)
 
     @property
@@ -104,7 +108,7 @@ class Callback:
 
     def _rewrite(self, plain: ScheduledModule, budget: int) -> str:
         started = time.perf_counter()
-        plan = self.follow or self._plan(plain, budget)
+        plan = self._followed(self.follow, plain, budget) if self.follow else self._plan(plain, budget)
         plan.check(plain.module.fingerprint)
         base = plain.rewrite(plan.room_nbytes, plan.handed_on)
         schedule = plan.schedule(base.problem)
@@ -127,8 +131,49 @@ class Callback:
         )
         return text
 
+    def _followed(self, plan: Plan, plain: ScheduledModule, budget: int) -> Plan:
+        """The plan to follow; a new one where XLA chose other kernels for the same program, so that it no longer fits.
+
+        XLA times its kernels when it compiles, and may choose others each time that a job starts.
+
+        Raises:
+          PlanMismatchError: the plan is for another program, device or release of jax.
+        """
+        module = plain.module
+        if plan.fingerprint == module.fingerprint:
+            return plan
+        if not plan.program or (plan.program, plan.device) != (self.program, self.device.name):
+            plan.check(module.fingerprint)
+        followed = replace(plan, fingerprint=module.fingerprint)
+        follows = plan.structure == module.structure and self._fits(followed, plain, budget)
+        warnings.warn(
+            f"XLA chose other kernels for this step than when its plan was made ({_changed(plan, module)}); "
+            f"{'the plan is followed all the same' if follows else 'it is planned again'}.",
+            stacklevel=2,
+        )
+        return followed if follows else self._plan(plain, budget)
+
+    def _fits(self, plan: Plan, plain: ScheduledModule, budget: int) -> bool:
+        base = plain.rewrite(plan.room_nbytes, plan.handed_on)
+        try:
+            schedule = plan.schedule(base.problem)
+        except PlanMismatchError:  # rewritten for a room, it has other kernels
+            return False
+        return plain.resident_bytes + pack(base.problem, schedule).nbytes <= budget
+
     def _plan(self, plain: ScheduledModule, budget: int) -> Plan:
         return Plans(plain, budget, self.limits.host_bytes - self.reserve.host_bytes, self.planner).agree(self.agree)
+
+
+def _changed(plan: Plan, module: Module) -> str:
+    """The first kernel that another one was chosen for, and how many more."""
+    before, now = dict(plan.kernels), module.chosen_kernels
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if not names:
+        return "its fusions differ"
+    was, is_now = (kernels.get(names[0], "none") for kernels in (before, now))
+    more = f", and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0]}: {was}, now {is_now}{more}"
 
 
 @contextmanager

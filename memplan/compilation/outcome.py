@@ -105,7 +105,16 @@ class Outcome:
             name = "slabs" if program.in_slabs else "residuals" if any(program.residuals) else "none"
             plan = Plan(actions, plain.module.fingerprint, name, self.target.device.name)
         slabs = tuple(one.slabs for one in program.in_slabs)
-        return replace(plan, loops=program.residuals, slabs=slabs, on_host=tuple(sorted(program.on_host)))
+        module = self.planned.plain.module
+        return replace(
+            plan,
+            loops=program.residuals,
+            slabs=slabs,
+            on_host=tuple(sorted(program.on_host)),
+            program=program.original.digest,
+            structure=module.structure,
+            kernels=tuple(module.chosen_kernels.items()),
+        )
 
     @property
     def unexpected_collectives(self) -> tuple[str, ...]:

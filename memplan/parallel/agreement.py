@@ -10,7 +10,6 @@ import functools
 import hashlib
 import inspect
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,9 +24,8 @@ from memplan import io
 from memplan.errors import MemplanError
 from memplan.planning.plan import Plan
 from memplan.program import compat
+from memplan.program.trace import comparable
 
-_PRIVATE = re.compile(r"0x[0-9a-f]+|id=\d+|/[^\s:]+(?=:\d+)")  # addresses and paths differ from process to process
-_UNORDERED = re.compile(r"\{('[^{}]*')\}")  # and so does the order of names in a set
 _PLAN_S = 900.0  # the first process plans while the others wait
 
 Step = Callable[..., Any]
@@ -64,8 +62,8 @@ def same_step(mesh: Mesh | AbstractMesh, step: Step, program: compat.ClosedJaxpr
         **_versions(),
         "the shapes of its arguments": ", ".join(aval.str_short() for aval in program.in_avals),
         "the mesh": f"{dict(mesh.shape)} {' '.join(devices)}",
-        "the options": _comparable(str(options)),
-        "its equations": _comparable(str(program)),
+        "the options": comparable(str(options)),
+        "its equations": comparable(str(program)),
         "the constants that it captures": "\n".join(_constants(program)),
     }
     _refuse_differences(step, parts)
@@ -159,12 +157,6 @@ def _argument(step: Step, position: int) -> str:
     with contextlib.suppress(TypeError, ValueError, IndexError):  # a built-in function, or *args
         return list(inspect.signature(step).parameters)[position]
     return f"argument {position}"
-
-
-def _comparable(text: str) -> str:
-    """Without what differs between processes that run the same."""
-    ordered = _UNORDERED.sub(lambda found: "{" + ", ".join(sorted(found[1].split(", "))) + "}", text)
-    return _PRIVATE.sub("_", ordered)
 
 
 def _constants(program: compat.ClosedJaxpr) -> Iterator[str]:

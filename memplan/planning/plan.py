@@ -37,6 +37,10 @@ class Plan:
       slabs: what of the step runs in loops over slabs, one after another.
       on_host: positions of inputs in host memory.
       handed_on: names of buffers that are made again beside what reads the same.
+      program: digest of the step; with another module of the same program the plan is followed or made again. "": with
+        none but its own.
+      structure: digest of what reads what in the module, by name.
+      kernels: those that XLA's autotuner chose, and which (`xla.module.Module.chosen_kernels`).
       room_nbytes: for temporaries; kernels that crowd it run in parts. None: all are whole.
     """
 
@@ -49,6 +53,9 @@ class Plan:
     room_nbytes: int | None = None
     handed_on: tuple[str, ...] = ()
     slabs: tuple[Slabs, ...] = ()
+    program: str = ""
+    structure: str = ""
+    kernels: tuple[tuple[str, str], ...] = ()
 
     def schedule(self, problem: Problem) -> Schedule:
         """The same actions by the numbers of a problem.
@@ -97,6 +104,9 @@ class Plan:
             "on_host": self.on_host,
             "room_nbytes": self.room_nbytes,
             "handed_on": self.handed_on,
+            "program": self.program,
+            "structure": self.structure,
+            "kernels": self.kernels,
             "length": len(self.actions),
             "actions": [[kind.value, name] for kind, name in self.actions],
         }
@@ -118,7 +128,10 @@ class Plan:
             fingerprint, planner, device = (str(document[name]) for name in ("fingerprint", "planner", "device"))
             handed_on = tuple(map(str, document["handed_on"]))
             slabs = tuple(_slabs(one) for one in document["slabs"])
-            return cls(actions, fingerprint, planner, device, loops, on_host, room_nbytes, handed_on, slabs)
+            program, structure = (str(document.get(name, "")) for name in ("program", "structure"))
+            chosen = tuple((str(name), str(which)) for name, which in document.get("kernels", ()))
+            known = program, structure, chosen
+            return cls(actions, fingerprint, planner, device, loops, on_host, room_nbytes, handed_on, slabs, *known)
         except (ValueError, KeyError, TypeError, RecursionError) as error:  # ValueError: not JSON
             raise _damaged("this", error) from error
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +21,15 @@ from memplan.program.flatten import flatten
 from memplan.program.interpret import interpret
 from memplan.program.jit_arguments import dynamic_arguments
 from memplan.program.sharding import XLA_DECOMPOSES, Spmd, unwrap_shard_map
+
+_PRIVATE = re.compile(r"0x[0-9a-f]+|id=\d+|/[^\s:]+(?=:\d+)")  # addresses and paths differ from process to process
+_UNORDERED = re.compile(r"\{('[^{}]*')\}")  # and so does the order of names in a set
+
+
+def comparable(text: str) -> str:
+    """What jax prints, without what differs between processes that run the same."""
+    ordered = _UNORDERED.sub(lambda found: "{" + ", ".join(sorted(found[1].split(", "))) + "}", text)
+    return _PRIVATE.sub("_", ordered)
 
 
 @dataclass(frozen=True)
@@ -145,6 +156,11 @@ class Program:
     def original(self) -> Program:
         """The same step before all transforms."""
         return replace(self, transforms=(), rewritten=None) if self.transforms else self
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Of the step's equations and donations: the same in every process, whatever XLA makes of them."""
+        return hashlib.sha256(comparable(f"{self.per_device} {self.donated}").encode()).hexdigest()
 
     @property
     def step(self) -> Callable[..., Any]:

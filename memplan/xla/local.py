@@ -71,8 +71,8 @@ def pools(environ: Mapping[str, str] = os.environ) -> Pools:
 def without_spaces(environ: Mapping[str, str] = os.environ) -> str:
     """The setting by which XLA's client takes host memory from the device's; "" where it tells them apart.
 
-    Its allocator by virtual addresses knows one memory (xla/stream_executor/device_address_vmm_allocator.cc). It is taken
-    for every mode of updates but the default (xla/pjrt/gpu/se_gpu_pjrt_client.cc).
+    Its allocator by virtual addresses knows one memory (device_address_vmm_allocator.cc of XLA). It is taken for every
+    mode of updates but the default (se_gpu_pjrt_client.cc).
     """
     if environ.get(_ALLOCATOR, "").lower() == "vmm":
         return f"{_ALLOCATOR}=vmm"

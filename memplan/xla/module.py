@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from memplan.errors import MemplanError
-from memplan.xla.shapes import Array, Shape, leaves, read_shape
+from memplan.xla.shapes import Array, Shape, leaves, read_shape, shape_text
 
 BLOCKS = frozenset({"call", "conditional", "while"})  # what they call runs kernel by kernel, as the entry does
 
@@ -29,6 +29,8 @@ _METADATA = re.compile(r',? ?(?:metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}|stack
 _WHOLE = re.compile(  # what arguments that were put on the one device have, and others have not
     r",? ?sharding=\{(?:mesh\[\], )?(?:replicated|\[(?:\{\}(?:, )?)*\])\}"
 )
+
+_BY = re.compile(r'custom_call_target="([^"]+)"|"kind":"(?!kCustom)([^"]+)"')
 
 
 class UnreadableModuleError(MemplanError, ValueError):
@@ -212,6 +214,24 @@ class Module(Mapping[str, Computation]):
         options = _OF_THE_CALL.sub("", self.head.partition("\n")[0].partition(",")[2])
         plain = (_WHOLE.sub("", _METADATA.sub("", text)) for text in self.texts.values())
         return hashlib.sha256("\n".join([options, *plain]).encode()).hexdigest()
+
+    @cached_property
+    def structure(self) -> str:
+        """Digest of what reads what, by name: it stays where XLA chooses other algorithms for the same kernels."""
+        lines = (f"{op.name} {op.opcode} {' '.join(op.operands)}" for op in self.instructions.values())
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    @cached_property
+    def chosen_kernels(self) -> Mapping[str, str]:
+        """Of every kernel that XLA's autotuner chooses: its library or generator, and a digest of its configuration."""
+        found: dict[str, str] = {}
+        for op in self.instructions.values():
+            if op.opcode == "custom-call" or "kind=kCustom" in op.attributes:
+                by = _BY.search(op.attributes)
+                told = shape_text(op.shape) + _NAME.sub("", _METADATA.sub("", op.attributes))
+                maker = (by[1] or by[2]) if by else op.opcode
+                found[op.name] = f"{maker} {hashlib.sha256(told.encode()).hexdigest()[:8]}"
+        return found
 
     @cached_property
     def aliases(self) -> Mapping[int, int]:

@@ -29,6 +29,7 @@ from tests.compilation.modules import (
     no_agreement,
     scheduled,
 )
+from tests.xla.rewrites.test_merge import changed
 
 PLAIN = scheduled()
 WHOLE, RESIDENT = PLAIN.device_bytes, PLAIN.resident_bytes
@@ -90,6 +91,53 @@ def test_a_followed_plan_for_another_module_is_refused() -> None:
     wrong = replace(PLAN, actions=((Kind.RUN, "nothing"),))
     with pytest.raises(PlanMismatchError, match="nothing"):
         called_back(WHOLE, follow=wrong)(TEXT)
+
+
+NOTED = replace(
+    PLAN,
+    device=CPU.name,
+    program="step",
+    structure=PLAIN.module.structure,
+    kernels=tuple(PLAIN.module.chosen_kernels.items()),
+)
+ALGORITHM = changed(TEXT, ('custom_call_target="grad"', 'custom_call_target="grad", backend_config={"algorithm":7}'))
+
+
+def follows(text: str, budget: int, program: str = "step", plan: Plan = NOTED) -> Callback:
+    found = replace(called_back(budget, follow=plan), program=program)
+    assert found(text) is not None
+    return found
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_followed_plan_of_the_same_module_is_not_warned_of() -> None:
+    assert follows(TEXT, WHOLE).planned.plan is NOTED
+
+
+def test_another_algorithm_of_the_same_program_is_followed_and_named() -> None:
+    with pytest.warns(UserWarning, match=r"grad: grad \w+, now grad \w+\); the plan is followed"):
+        found = follows(ALGORITHM, RESIDENT + LEAST)
+    assert found.planned.plan == replace(NOTED, fingerprint=scheduled(ALGORITHM).module.fingerprint)
+    assert found.planned.predicted_bytes == RESIDENT + LEAST
+
+
+def test_another_algorithm_with_which_it_no_longer_fits_is_planned_for() -> None:
+    with pytest.warns(UserWarning, match="planned again"):
+        follows(ALGORITHM, RESIDENT + LEAST - 1)
+
+
+def test_other_kernels_of_the_same_program_are_planned_for() -> None:
+    with pytest.warns(UserWarning, match=r"early: none, now early \w+.*planned again"):
+        found = follows(OTHER, WHOLE, plan=replace(NOTED, kernels=NOTED.kernels[1:]))
+    assert found.planned.plan is not None and found.planned.plan.planner == "kernels"
+
+
+@pytest.mark.parametrize(
+    ("program", "plan"), [("another", NOTED), ("step", replace(NOTED, device="v100")), ("", replace(NOTED, program=""))]
+)
+def test_a_plan_of_another_program_or_device_is_refused(program: str, plan: Plan) -> None:
+    with pytest.raises(PlanMismatchError, match="this step is"):
+        follows(ALGORITHM, WHOLE, program, plan)
 
 
 def test_a_module_that_computes_something_else_is_not_handed_back(monkeypatch: pytest.MonkeyPatch) -> None:

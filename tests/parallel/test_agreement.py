@@ -16,6 +16,7 @@ import pytest
 from memplan.errors import MemplanError
 from memplan.parallel import agreement, meshes
 from memplan.parallel.step import data_parallel
+from memplan.program.trace import comparable
 
 Parts = dict[str, str]
 
@@ -107,8 +108,8 @@ def test_what_belongs_to_one_process_is_left_out() -> None:
         f"callback=<function f at {address}> axes=frozenset({{{names}}}) at {path}:12"
         for address, names, path in (("0x7f1", "'a', 'b'", "/home/one/t.py"), ("0x9e2", "'b', 'a'", "/srv/t.py"))
     ]
-    assert agreement._comparable(texts[0]) == agreement._comparable(texts[1])
-    assert agreement._comparable("mul 0.1") != agreement._comparable("mul 0.2")
+    assert comparable(texts[0]) == comparable(texts[1])
+    assert comparable("mul 0.1") != comparable("mul 0.2")
 
 
 FINGERPRINT = """

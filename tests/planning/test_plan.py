@@ -27,8 +27,13 @@ NUMBER, SET = st.integers(0, 10**6), st.frozensets(st.integers(0, 10**6), max_si
 PAIRS = st.frozensets(st.tuples(NUMBER, NUMBER), max_size=4)
 SLABS = st.lists(st.builds(Slabs, NUMBER, NUMBER, NUMBER, SET, SET, SET, PAIRS), max_size=2).map(tuple)
 NAMES = st.lists(st.text(), max_size=2).map(tuple)
+KERNELS = st.lists(st.tuples(st.text(), st.text()), max_size=2).map(tuple)
 PLANS = st.builds(
-    Plan, st.lists(ACTIONS, max_size=8).map(tuple), st.text(), st.text(), st.text(), LOOPS, NUMBERS, ROOMS, NAMES, SLABS
+    Plan,
+    st.lists(ACTIONS, max_size=8).map(tuple),
+    *[st.text()] * 3,
+    *(LOOPS, NUMBERS, ROOMS, NAMES, SLABS),
+    *(st.text(), st.text(), KERNELS),
 )
 SMALL = Plan(((Kind.RUN, "fusion.3"), (Kind.OFFLOAD, "fusion.3{1}")), "f00d", "kernels", "v100")
 
