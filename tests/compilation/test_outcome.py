@@ -66,8 +66,17 @@ def test_a_transformed_program_has_one_without_any_of_its_module() -> None:
 
 def test_a_plan_says_what_the_program_has_on_the_host() -> None:
     made = Plan(tuple((Kind.RUN, name) for name in WITH_RECOMPUTE), "f00d", "kernels")
-    assert planned(ON_HOST, made).plan == replace(made, on_host=(0,))
-    assert planned(PROGRAM, made).plan == made
+    whole, held = planned(PROGRAM, made).plan, planned(ON_HOST, made).plan
+    assert whole is not None and held == replace(whole, on_host=(0,))
+    assert (whole.actions, whole.fingerprint, whole.on_host) == (made.actions, "f00d", ())
+
+
+def test_a_plan_tells_its_program_and_its_kernels() -> None:
+    found = planned(PROGRAM, Plan((), "f00d", "kernels"))
+    module = found.planned.plain.module
+    assert found.plan is not None and found.plan.program == planned(ON_HOST).program.original.digest
+    assert found.plan.structure == module.structure
+    assert dict(found.plan.kernels) == module.chosen_kernels and found.plan.kernels
 
 
 def test_a_program_in_slabs_has_a_plan_that_says_which() -> None:
