@@ -1,0 +1,57 @@
+"""A program whose loops write rows of a host array and read them back, each a trip ahead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from memplan.hardware import catalog
+from memplan.program import compat
+from memplan.program.transforms.slab_arrays import HostArray
+from memplan.xla.async_pairs import expand_async_pairs
+from memplan.xla.host_copies import copy_slices
+from memplan.xla.module import read_module
+from memplan.xla.write import as_it_stands
+
+TRIPS, ROWS, WIDTH = 6, 4, 256
+
+
+def there_and_back(card: str) -> dict[str, Any]:
+    """Are the rows that come back those that were written? And how many slices memplan made copies."""
+    made = []
+
+    def rewrite(proto: bytes) -> bytes | None:
+        text = compat.module_text(proto)
+        if "dynamic_slice_config" not in text:
+            return None
+        text = as_it_stands(copy_slices(read_module(text), catalog.named(card)))
+        made.append(text.count("dynamic_slice_fusion"))
+        return compat.module_proto(expand_async_pairs(text))
+
+    assert jax.devices()[0].platform == "gpu"  # the plugin is loaded, which the hook needs
+    compat.register_after_scheduling(rewrite, "cuda")
+    x = np.arange(TRIPS * ROWS * WIDTH, dtype=np.float32).reshape(TRIPS * ROWS, WIDTH)
+    found = jax.jit(_loops)(x)
+    return {"equal": bool(np.array_equal(found, 2 * x + 1)), "copies": made}
+
+
+def _loops(x: jax.Array) -> jax.Array:
+    slab = jnp.zeros((ROWS, WIDTH))
+
+    def write(carry: Any, rows: jax.Array) -> Any:
+        trip, host, made = carry
+        return (trip + 1, host.written(trip - 1, made), 2 * rows + 1), None
+
+    def read(carry: Any, _: None) -> Any:
+        trip, arrived = carry
+        return (trip + 1, host.rows(trip + 1, (0, ROWS))), arrived
+
+    empty = HostArray.empty(x.shape, x.dtype, 0, ROWS, TRIPS, (ROWS, ROWS))
+    (_, host, made), _ = lax.scan(write, (jnp.int32(0), empty, slab), x.reshape(TRIPS, ROWS, WIDTH))
+    host = host.written(TRIPS - 1, made)
+    _, slabs = lax.scan(read, (jnp.int32(0), host.rows(0, (0, ROWS))), length=TRIPS)
+    return slabs.reshape(x.shape)
