@@ -1,4 +1,6 @@
 // Launches of kernels, and calls into libraries, which are logged alike.
+#include <time.h>
+
 #include "ptx.h"
 
 typedef struct {
@@ -9,23 +11,32 @@ typedef struct {
 } KernelWork;
 
 static uint64_t kernels_run;
+static double kernels_s;  // of the device's thread, on a core
+
+static double core_s(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
 
 static void run_kernel(Work* work) {
   KernelWork* k = (KernelWork*)work;
   running_kernel = k->function->name;
+  double start_s = core_s();
   Touched* touched = run_grid(k->function->program, k->grid, k->block, k->shared_bytes, k->parameters);
   char* ranges = end_touched(touched);
   log_line("TOUCH q%lu%s", running_operation, ranges);
   free(ranges);
   running_kernel = NULL;
   kernels_run++;
+  kernels_s += core_s() - start_s;
 }
 static void clear_kernel(Work* work) { free(((KernelWork*)work)->parameters); }
 
 void log_kernels_and_end(void) {
   extern size_t peak_bytes(Kind);
-  log_line("END device_peak=%zu host_peak=%zu kernels=%lu instructions=%lu", peak_bytes(DEVICE), peak_bytes(PINNED), kernels_run,
-           instructions_run);
+  log_line("END device_peak=%zu host_peak=%zu kernels=%lu instructions=%lu seconds=%.3f", peak_bytes(DEVICE), peak_bytes(PINNED),
+           kernels_run, instructions_run, kernels_s);
 }
 
 // Arguments come as pointers to values, or packed in a buffer that the list `extra` names.

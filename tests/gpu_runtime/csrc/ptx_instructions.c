@@ -545,7 +545,25 @@ Handler conversion(const char* to, const char* from, const char* rounding, Instr
 }
 
 // ---- memory
-// Of every lane; what the lanes of `mask` touch there is remembered, unless it is the block's own.
+static bool is_own(const Warp* w, uint64_t address) {
+  const Block* b = w->block;
+  return address - (uint64_t)b->shared < b->shared_bytes || address - (uint64_t)w->local < w->local_bytes;
+}
+// What the lanes of `mask` touch is remembered, unless it is the block's own. Most warps touch one range, or one place.
+static void remember(const Warp* w, uint32_t mask, size_t bytes, int how, const uint64_t* at) {
+  bool range = mask == ALL, place = mask == ALL;
+  for (int l = 0; l < LANES; l++) {
+    range &= at[l] == at[0] + (uint64_t)l * bytes;
+    place &= at[l] == at[0];
+  }
+  if (range || place) {
+    if (!is_own(w, at[0])) touch_range(w->block->touched, at[0], place ? bytes : LANES * bytes, how);
+    return;
+  }
+  for (int l = 0; l < LANES; l++)
+    if (mask >> l & 1 && !is_own(w, at[l])) touch(w->block->touched, at[l], bytes, how);
+}
+// Of every lane.
 static void addresses(const Warp* w, const Instruction* x, uint32_t mask, size_t bytes, int how, uint64_t* out) {
   uint64_t base = (uint64_t)x->offset + (x->space == SHARED ? (uint64_t)w->block->shared : 0);
   const uint32_t* at = &w->registers[x->s[0]];
@@ -553,11 +571,7 @@ static void addresses(const Warp* w, const Instruction* x, uint32_t mask, size_t
     for (int l = 0; l < LANES; l++) out[l] = base + ((const uint64_t*)at)[l];
   else
     for (int l = 0; l < LANES; l++) out[l] = base + at[l];
-  if (x->space == SHARED) return;
-  const Block* b = w->block;
-  for (int l = 0; l < LANES; l++)
-    if (mask >> l & 1 && out[l] - (uint64_t)b->shared >= b->shared_bytes && out[l] - (uint64_t)w->local >= w->local_bytes)
-      touch(b->touched, out[l], bytes, how);
+  if (x->space != SHARED) remember(w, mask, bytes, how, out);
 }
 #define LOAD(name, Memory, Register)                                                          \
   HANDLER(name) {                                                                             \

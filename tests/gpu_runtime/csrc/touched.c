@@ -46,9 +46,19 @@ void touch(Touched* t, uintptr_t address, size_t bytes, int how) {
     if (!t->latest->number) t->used++;
     t->latest->number = number;
   }
-  uint64_t bits = (((uint64_t)1 << bytes) - 1) << address % LINE;
+  uint64_t bits = (bytes == LINE ? ~(uint64_t)0 : ((uint64_t)1 << bytes) - 1) << address % LINE;
   if (how & READ) t->latest->bits[0] |= bits;
   if (how & WRITE) t->latest->bits[1] |= bits;
+}
+
+void touch_range(Touched* t, uintptr_t address, size_t bytes, int how) {
+  while (bytes) {
+    size_t piece = LINE - address % LINE;
+    if (piece > bytes) piece = bytes;
+    touch(t, address, piece, how);
+    address += piece;
+    bytes -= piece;
+  }
 }
 
 static int by_number(const void* a, const void* b) {
