@@ -11,6 +11,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
+from experiments.bench import second_order
 from experiments.bench.public.checkouts import checkouts_folder
 from experiments.bench.public.steps import STEPS
 from experiments.bench.random_steps import drawn_step
@@ -134,6 +135,7 @@ PUBLIC = by_name(case for step in STEPS.values() for case in _ladder(step.name, 
 BITS = by_name(Case(name, make) for name, make in SMALL.items())
 PUBLIC_BITS = by_name(Case(name, partial(_public_small, name)) for name in STEPS)
 DRAWN = by_name([Case("500", drawn_step, minutes=90, facts={"count": 500})])
+ABORTS = by_name([Case("500", second_order.drawn_step, minutes=180, facts={"count": 500})])
 
 RIVALS = by_name(
     Case(f"{name}-{device}", make, device)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from experiments.bench import cases, slab_views, views
 from experiments.bench.cases import Case, Cases
 from experiments.bench.measures import (
+    aborts,
     bits,
     curve,
     growth,
@@ -103,6 +104,7 @@ QUESTIONS = {
         Question("budgets", cases.BUDGETS, planned.measure, views.budgets),
         Question("bits", cases.BITS, bits.measure, views.same_bits),
         Question("drawn", cases.DRAWN, bits.measure_drawn, views.drawn),
+        Question("aborts", cases.ABORTS, aborts.measure, slab_views.aborts),
         Question("public", cases.PUBLIC, planned.measure, views.public, _PUBLIC, checkouts_folder),
         Question("public_bits", cases.PUBLIC_BITS, bits.measure, views.same_bits, _PUBLIC, checkouts_folder),
         Question("rivals", cases.RIVALS, curve.measure, views.rivals),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import mean
 
 from experiments.bench.results import Row
-from experiments.bench.tables import Column, mib, ms, table
+from experiments.bench.tables import Column, listed, mib, ms, table
 from experiments.bench.views import fits, more, status
 
 Rows = list[Row]
@@ -73,3 +73,12 @@ def _beside(name: str) -> tuple[Column, ...]:
         Column("ulp", f"ulp_{name}", "{:.0e}"),
         Column("ratio", lambda row: row[name] / max(row[f"pieces_{name}"], row[f"ulp_{name}"]), "{:.2f}"),
     )  # fmt: skip
+
+
+def aborts(rows: Rows) -> str:
+    return listed(
+        f"{row['steps']} steps drawn at random, {row['loops']} loops over slabs, {row['plans']} plans, of which "
+        f"{row['plans_in_slabs']} have slabs; wrong: {row['wrong'] or 'none'}."
+        for row in rows
+        if "steps" in row
+    )

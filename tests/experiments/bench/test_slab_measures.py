@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
 from experiments.bench import cases, slab_views
 from experiments.bench.cases import Case
-from experiments.bench.measures import resident, slab_numbers
+from experiments.bench.measures import aborts, resident, slab_numbers
 from experiments.bench.questions import QUESTIONS
 from experiments.bench.runner import apart
 from experiments.bench.slab_steps import FACES, Face, attention, parcellation, regions
@@ -63,3 +65,19 @@ def test_an_array_that_is_off_is_told() -> None:
 
 def test_every_face_has_a_case() -> None:
     assert list(cases.SLAB_NUMBERS) == list(FACES)
+
+
+@pytest.mark.gpu_aot
+def test_a_process_of_its_own_compiles_a_step_that_differentiates_twice() -> None:
+    told = aborts.alone(2)
+    assert told["loops"] and told["convolutions"] and not told["wrong"]
+
+
+def test_a_process_that_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aborts, "_tell", _ends)
+    assert aborts.alone(0)["wrong"] == "at the convolution: ended with -6"
+
+
+def _ends(number: int, connection: Any) -> None:
+    connection.send({"at": "at the convolution"})
+    os.abort()

@@ -1,0 +1,165 @@
+"""Does XLA compile every convolution that slabs write? It ends the whole process on some, so each step has its own.
+
+Steps that differentiate convolutions twice, each in slabs along an axis drawn at random: compiled for the CPU and for a
+described GPU, run on the CPU and compared with the step as it is. Every tenth is planned besides, within a share of its
+bytes, for both. The numbers may differ by what recompilation alone causes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import jax
+import numpy as np
+
+import memplan
+from experiments.bench.cases import Case
+from experiments.bench.results import Found, Row
+from experiments.bench.second_order import drawn_step
+from memplan.hardware import catalog
+from memplan.planning.slabs import Slabs, least_rows
+from memplan.program.axes import shape_of
+from memplan.program.extract import variables
+from memplan.program.trace import Program, flat_function, trace
+from memplan.program.transforms.channels_last import channels_last
+from memplan.program.transforms.slabs import axis_at, with_slabs
+from memplan.verify.numbers import compare, relative_error, roundings
+from memplan.verify.pieces import run_in_pieces
+from memplan.xla.target import Target
+
+GPU = "v100"
+_PLANNED = 10  # every so many steps one is planned, which takes ten times as long as slabs alone
+_SHARES = (0.8, 0.7, 0.6, 0.5, 0.4)
+_LIKE_ROUNDING = 1e-5  # of the largest number: what differs more goes through the numbers gate
+_PIECES = (5, 12)  # equations that are compiled together
+_SECONDS = 600
+_QUICK = {"xla_backend_optimization_level": 0}  # LLVM's: XLA's own passes are the same
+
+
+def measure(case: Case) -> Found:
+    """One row of so many steps; those that end their process, or go wrong in another way, are named."""
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        told = list(threads.map(alone, range(case.facts["count"])))
+    return Found([summed(told)])
+
+
+def summed(told: Sequence[Row]) -> Row:
+    wrong = {str(number): one["wrong"] for number, one in enumerate(told) if one["wrong"]}
+    return {
+        "steps": len(told),
+        "loops": sum(one["loops"] for one in told),
+        "convolutions": sum(one["convolutions"] for one in told),
+        "plans": sum(one["plans"] for one in told),
+        "plans_in_slabs": sum(one["plans_in_slabs"] for one in told),
+        "gpu": GPU,
+        "wrong": wrong,
+    }
+
+
+def alone(number: int) -> Row:
+    """What became of a step, in a process of its own; `wrong` says what it was at when that ended."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_tell, args=(number, theirs))
+    process.start()
+    theirs.close()
+    told: dict[str, Any] = {"loops": 0, "convolutions": 0, "plans": 0, "plans_in_slabs": 0, "wrong": ""}
+    at = "began"
+    try:
+        while ours.poll(_SECONDS) and (said := ours.recv()):
+            at = said.pop("at", at)
+            told.update({name: value for name, value in said.items() if value != ""})
+    except EOFError:
+        pass
+    process.join(1)
+    process.kill()
+    process.join()
+    if process.exitcode:
+        told["wrong"] = f"{at}: ended with {process.exitcode}"
+    return told
+
+
+def _tell(number: int, connection: Any) -> None:
+    jax.config.update("jax_platforms", "cpu")
+    try:
+        for said in judged(number):
+            connection.send(said)
+    except Exception as error:
+        connection.send({"wrong": f"{type(error).__name__}: {error}"[:300]})
+    connection.send({})
+
+
+def judged(number: int) -> Iterator[dict[str, Any]]:
+    """What is being done, and what was found."""
+    step, args = drawn_step(number)
+    draw = random.Random(number)
+    program, leaves = trace(step, args, {}, {}), jax.tree.leaves(args)
+    yield {"at": "as it is"}
+    expected = _run(flat_function(program, program.jaxpr), leaves)
+    made = in_some_slabs(program, draw)
+    if made is not None:
+        loops = len(made.in_slabs[0].loops)
+        yield {"at": "slabs on the CPU", "loops": loops, "convolutions": str(made.jaxpr).count("conv_general_dilated[")}
+        found = _run(flat_function(made, channels_last(made.jaxpr)), leaves)
+        yield {"wrong": _difference(program, leaves, expected, found)}
+        yield {"at": "slabs on the GPU"}
+        shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+        target = Target(catalog.named(GPU), described=True)
+        target.compile(flat_function(made, made.jaxpr), shapes, {}, {}, compiler_options=_QUICK)
+    if number % _PLANNED == 0:
+        plain_bytes = memplan.jit(step).plan(*args).report.compiled_peak_bytes
+        plans = []
+        for device in (None, GPU):
+            share = draw.choice(_SHARES)
+            yield {"at": f"a plan within {share:.0%} on {device or 'the CPU'}"}
+            try:
+                plans.append(memplan.jit(step, budget=int(plain_bytes * share), device=device).plan(*args))
+            except memplan.InfeasibleBudgetError:
+                continue
+            yield {"plans": len(plans), "plans_in_slabs": sum(bool(one.report.slab_loops) for one in plans)}
+            if device is None:
+                found = [*map(np.asarray, jax.tree.leaves(plans[-1].compile()(*args)))]
+                yield {"wrong": _difference(program, leaves, expected, found)}
+
+
+def in_some_slabs(program: Program, draw: random.Random) -> Program | None:
+    """All ops on an axis in loops, of few rows or many; None where no axis has two slabs."""
+    places = [
+        (value, dim)
+        for value, var in enumerate(variables(program.jaxpr))
+        if len(shape_of(var)) > 2
+        for dim, size in enumerate(shape_of(var))
+        if size > 1
+    ]
+    for value, dim in draw.sample(places, len(places)):
+        axis = axis_at(program.jaxpr, value, dim)
+        ops = frozenset(axis.graph.along)
+        size = shape_of(variables(program.jaxpr)[value])[dim]
+        if len(ops) < 5 or (least := least_rows(axis.graph, ops)) >= size:
+            continue
+        rows = least * draw.randint(1, max(1, (size - 1) // least // 2))
+        kernels = (
+            one for one in ops if axis.graph.graph.ops[one].fusion == "kernel" and not axis.graph.along[one].reduces
+        )
+        stored = frozenset(value for one in kernels for value in axis.graph.graph.ops[one].outputs)
+        return with_slabs(program, Slabs(value, dim, rows, ops, draw.choice((stored, frozenset())), frozenset()), axis)
+    return None
+
+
+def _run(step: Callable[..., Any], leaves: Sequence[Any]) -> list[np.ndarray]:
+    return [*map(np.asarray, jax.jit(step).lower(*leaves).compile(_QUICK)(*leaves))]
+
+
+def _difference(program: Program, leaves: Sequence[Any], expected: Sequence[Any], found: Sequence[Any]) -> str:
+    """What the numbers gate says where it does not pass; "" where it does."""
+    if max(map(relative_error, expected, found)) < _LIKE_ROUNDING:
+        return ""
+    pieces = [run_in_pieces(program.jaxpr, leaves, length, {}) for length in _PIECES]
+    gate = compare(expected, pieces[0], found, *pieces[1:], coarsest=roundings(program.jaxpr))
+    return "" if gate.passes else str(gate)
