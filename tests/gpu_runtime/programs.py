@@ -7,6 +7,8 @@ the bit, and facts of its own.
 from __future__ import annotations
 
 import hashlib
+import itertools
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +18,11 @@ import jax
 import numpy as np
 
 import memplan
+from memplan.compilation.callback import Callback
 from memplan.planning.plan import Plan
+from memplan.verify.same_module import judge
+from memplan.xla.module import read_module
+from tests.gpu_runtime.modules import mutants
 from tests.gpu_runtime.toys import TOYS, CheapCopies
 
 MIB = 1 << 20
@@ -118,8 +124,8 @@ def held(share: float) -> dict[str, Any]:
     budget = int(share * plain.report.compiled_peak_bytes)
     planned = memplan.jit(step, donate_argnums=0, budget=budget, host_state=0, split=False).plan(params, batch)
     results, kinds = [], set[str]()
-    for one in (plain, planned):
-        call, state = one.compile(), one.place(jax.tree.map(jax.numpy.asarray, start))
+    for one in (planned, plain):
+        call, state = one.compile(), jax.block_until_ready(one.place(jax.tree.map(jax.numpy.asarray, start)))
         for _ in range(3):
             state, loss = jax.block_until_ready(call(state, batch))
         kinds |= {leaf.sharding.memory_kind for leaf in state}
@@ -127,24 +133,7 @@ def held(share: float) -> dict[str, Any]:
     report = planned.report
     return {
         "programs": 2, "arrays": len(results[0]), "equal": equal(*results), "kinds": sorted(kinds),
-        "compiled": report.compiled_peak_bytes, "budget": budget, "observed": report.observed_peak_bytes,
-        "on host": report.host_peak_bytes,
-    }  # fmt: skip
-
-
-def slabs(share: float) -> dict[str, Any]:
-    """A step in slabs, whose kernels are others: the gate of numbers compares it with the plain one."""
-    step, (params, batch) = TOYS["convolutions"]()
-    plain = memplan.jit(step).plan(params, batch)
-    planned = memplan.jit(step, budget=int(share * plain.report.compiled_peak_bytes), verify="numbers").plan(
-        params, batch
-    )
-    results = [fetched(one.compile()(params, batch)) for one in (plain, planned)]
-    report = planned.report
-    error = max(float(np.abs(one - other).max() / np.abs(one).max()) for one, other in zip(*results, strict=True))
-    return {
-        "programs": 2, "arrays": 0, "equal": 0, "error": error, "in slabs": bool(report.slab_loops),
-        "compiled": report.compiled_peak_bytes, "observed": report.observed_peak_bytes,
+        "compiled": report.compiled_peak_bytes, "budget": budget, "on host": report.host_peak_bytes,
     }  # fmt: skip
 
 
@@ -156,10 +145,22 @@ def too_little_memory(share: float) -> dict[str, Any]:
     planned = memplan.jit(step, budget=int(share * nbytes), planner=CheapCopies(), split=False)
     planned.plan(params, batch)
     stats = jax.devices()[0].memory_stats()
-    junk = jax.block_until_ready(jax.numpy.zeros((stats["largest_free_block_bytes"] - 2 * MIB) // 4))
+    junk = jax.device_put(np.zeros(stats["largest_free_block_bytes"] - 2 * MIB, np.int8))
+    junk.block_until_ready()
     failure = raised(lambda: planned(params, batch))
     junk.delete()
     results = [fetched(one(params, batch)) for one in (plain.compile(), planned)]
+    return {"programs": 2, "arrays": len(results[0]), "equal": equal(*results), "failure": failure}
+
+
+def too_little_pinned_memory(share: float) -> dict[str, Any]:
+    """A planned step where its host temporaries cannot be pinned; then the plain one."""
+    step, (params, batch) = TOYS["mlp"]()
+    plain = memplan.jit(step).plan(params, batch)
+    budget = int(share * plain.report.compiled_peak_bytes)
+    planned = memplan.jit(step, budget=budget, planner=CheapCopies(), split=False)
+    failure = raised(lambda: planned(params, batch))
+    results = [fetched(plain.compile()(params, batch)) for _ in range(2)]
     return {"programs": 2, "arrays": len(results[0]), "equal": equal(*results), "failure": failure}
 
 
@@ -184,3 +185,50 @@ def raised(call: Callable[[], Any]) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"[:300]
     return "nothing"
+
+
+def mutated_modules(share: float, count: int) -> dict[str, Any]:
+    """The first mutants of a planned module: what the judge says of them, what XLA says, what comes out of them.
+
+    Of each: whether the judge refuses it, whether XLA does, how many results are plain's, and the lines of the log.
+    """
+    step, (params, batch) = TOYS["wide mlp"]()
+    start = jax.tree.map(np.asarray, params)
+    plain = memplan.jit(step, donate_argnums=0).plan(params, batch)
+    options = {"donate_argnums": 0, "host_state": 0, "split": False}
+    options["budget"] = int(share * plain.report.compiled_peak_bytes)
+    texts: list[str] = []  # as XLA scheduled the step, and as it was planned
+    mutant: list[str] = []  # what XLA gets in its place
+    callback = Callback.__call__
+
+    def call(self: Callback, text: str) -> str | None:
+        planned = callback(self, text)
+        texts[:] = text, planned or ""
+        return mutant[0] if mutant else planned
+
+    Callback.__call__ = call  # type: ignore[method-assign]
+    planned = memplan.jit(step, **options).plan(params, batch)
+    before, planned_text = (read_module(text) for text in texts)
+    expected, *_ = [_once(one, start, batch) for one in (planned, plain)]
+    found = []
+    for way, text in itertools.islice(mutants(texts[1]), count):
+        mutant[:] = [text]
+        refusal = raised(lambda text=text: judge(before, read_module(text, planned_text)))
+        first = _log_lines()
+        row: dict[str, Any] = {"way": way, "judge": refusal.split(":")[0], "arrays": len(expected)}
+        try:
+            one = memplan.jit(step, **options, verify=None).plan(params, batch)
+            row |= {"xla": "", "equal": equal(_once(one, start, batch), expected)}
+        except Exception as error:
+            row["xla"] = f"{type(error).__name__}: {error}"[:300]
+        found.append({**row, "lines": [first, _log_lines()]})
+    return {"programs": 2 + len(found), "arrays": 0, "equal": 0, "mutants": found}
+
+
+def _once(planned: Any, start: Any, batch: Any) -> list[np.ndarray]:
+    state = planned.place(jax.tree.map(jax.numpy.asarray, start))
+    return fetched(jax.block_until_ready(planned.compile()(state, batch)))
+
+
+def _log_lines() -> int:
+    return Path(os.environ["STAND_IN_LOG"]).read_text().count("\n")
