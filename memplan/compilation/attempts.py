@@ -65,10 +65,10 @@ class Attempts:
         return self._faster(program, found)
 
     def _faster(self, program: Program, found: Outcome) -> Outcome:
-        """In slabs, where the plan takes much longer than the step as it is, and they are expected to take less."""
+        """In slabs, where the plan takes much longer than the bound, and slabs are expected to take less than the plan."""
         if found.step_s <= _SLOW * found.planned.bound_s:
             return found
-        for other in itertools.islice(self.in_slabs(program, found.step_s / _SLOW), 1):
+        for other in itertools.islice(self.in_slabs(program, found.step_s), 1):
             self.notify("compiling in slabs", None)
             return found.faster(self._program(other))
         return found

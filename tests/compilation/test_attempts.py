@@ -155,7 +155,7 @@ def test_a_slow_plan_is_compared_with_slabs(seconds: float, chosen: str) -> None
 
 def test_a_plan_stays_where_it_is_fast_or_slabs_are_expected_to_be_slower() -> None:
     assert attempt(Fake([outcome(PROGRAM, 90, seconds=1.25)]), slabs=(in_slabs(),)).program is PROGRAM
-    assert attempt(Fake([outcome(PROGRAM, 90, seconds=1.5)]), slabs=(in_slabs(),), expected_s=1.3).program is PROGRAM
+    assert attempt(Fake([outcome(PROGRAM, 90, seconds=1.5)]), slabs=(in_slabs(),), expected_s=1.6).program is PROGRAM
 
 
 def test_a_plan_that_is_followed_is_tried_in_no_slabs() -> None:
