@@ -49,7 +49,7 @@ def target_config(device: Device) -> str:
 {lines}
   cuda_compute_capability {{ major: {major} minor: {minor} {feature} }}
   device_vendor: "NVIDIA Corporation" platform_version: "Compute Capability {major}.{minor}"
-  name: "{device.name}" runtime_version: "12.8.0" dnn_version: "9.10.0"
+  name: "{device.name}" runtime_version: "12.8.0" driver_version: "12.8.0" dnn_version: "9.10.0"
 }}
 platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 10 patch: 0 }}

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from memplan.errors import UnknownDeviceError
 from memplan.hardware import catalog
 from memplan.xla.described_gpu import target_config
+from memplan.xla.target import Target
+from tests.xla.thunks import dump_options, dumped_thunks
 
 
 def fields(name: str) -> dict[str, str]:
@@ -40,6 +45,16 @@ def test_a_chips_features_are_accelerated_from_hopper_on(name: str) -> None:
     major, minor = chip.compute_capability
     assert f"cuda_compute_capability {{ major: {major} minor: {minor} " in text
     assert ("ACCELERATED_FEATURES" in text) == (major >= 9)
+
+
+@pytest.mark.gpu_aot
+def test_products_are_in_cuda_graphs_as_on_a_gpu_with_a_driver(tmp_path: Path) -> None:
+    """XLA of jax 0.11 leaves them out of graphs where the driver is older than CUDA 12.3, or not told."""
+    square = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+    v100 = Target(catalog.named("v100"), described=True)
+    v100.compile(lambda x: jnp.sin(jnp.sin(jnp.sin(x @ x) @ x) @ x), (square,), {}, {}, dump_options(tmp_path))
+    [graph] = dumped_thunks(tmp_path, after_passes=True)
+    assert graph.kind == "kCommandBuffer" and graph.has("kCublasLtMatmul")
 
 
 def test_a_cpu_is_refused() -> None:
