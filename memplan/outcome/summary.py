@@ -25,6 +25,7 @@ from memplan.planning.schedule import Kind
 from memplan.report.model import Candidate, Choice, Decision, LiveValue, Report
 from memplan.report.timeline import Line, Timeline
 from memplan.xla.buffers import instruction_of
+from memplan.xla.cuda_graphs import has_own_rule, launches
 from memplan.xla.host_copies import transfers
 from memplan.xla.local import pools
 from memplan.xla.module import Module, read_module
@@ -203,13 +204,16 @@ def _live_at_peak(result: ScheduledModule, origins: Origins, by_buffer: Mapping[
 
 
 def _counts(outcome: Outcome) -> dict[str, int]:
-    """What the compiled program has: instructions that XLA's own rematerialization added, and those of a plan."""
+    """What the compiled program has: instructions that XLA's own rematerialization added, launches, those of a plan."""
     is_gpu, is_planned = outcome.target.is_gpu, outcome.planned.plan is not None
     if not is_gpu and not is_planned:
         return {"xla_rematerialized": 0}
     compiled = read_module(outcome.executable.text)
-    remat = {"xla_rematerialized": _rematerialized(compiled, outcome.planned.result.module) if is_gpu else 0}
-    return {**remat, **_plan_counts(list(compiled.instructions))} if is_planned else remat
+    counts = {"xla_rematerialized": _rematerialized(compiled, outcome.planned.result.module) if is_gpu else 0}
+    own_rule = has_own_rule(outcome.program.options.get("compiler_options") or {})
+    if is_gpu and not own_rule and (found := launches(compiled, outcome.target.device)):
+        counts |= {"cuda_graphs": found.graphs, "single_launches": found.singles}
+    return {**counts, **_plan_counts(list(compiled.instructions))} if is_planned else counts
 
 
 def _pooled(outcome: Outcome) -> dict[str, Any]:

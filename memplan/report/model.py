@@ -129,6 +129,9 @@ class Report(Record):
       loop_copies, loop_kernels: transfers between device and host in a trip of the step's loops, by memcpy and by
         kernels of XLA; these take the place of computation.
       unsplit: of the operations that these read from or write for, those that no slabs could be made of; the largest.
+      cuda_graphs, single_launches: CUDA graphs that a step launches, and kernels, library calls and copies outside of
+        them; copies to and from the host, like cuDNN's convolutions, end a graph. None on a CPU, and where the compiled
+        text does not tell: in a step with collectives, conditionals or scans.
       huge_arrays: arrays of the unmodified step that have 2^31 elements or more, which cuDNN takes none of; None where
         that is not known, and on a CPU.
       pool_peak_bytes: device bytes that XLA's pool counts for the step alone (`peak_bytes_in_use`): a part that is less
@@ -184,6 +187,8 @@ class Report(Record):
     pool_peak_bytes: int | None = None
     pinned_bytes: int | None = None
     exports: tuple[str, ...] = ()
+    cuda_graphs: int | None = None
+    single_launches: int | None = None
 
     @property
     def title(self) -> str:
@@ -261,6 +266,7 @@ def _summary(report: Report) -> Table:
         ("offloaded in a step", format_bytes(report.offloaded_bytes)),
         ("recomputed in a step", format_flops(report.recomputed_flops)),
         ("found compiled", _compiled_counts(report)),
+        *_launches(report),
         ("step, predicted", format_seconds(report.predicted_step_s)),
         ("  unmodified step", format_seconds(report.baseline_step_s)),
         *_by_jit(report, format_seconds(report.jit_step_s)),
@@ -304,6 +310,13 @@ def _compiled_counts(report: Report) -> str:
     if report.copies_found is None:
         return "not looked for"
     return f"{report.copies_found} copies, {report.recomputations_found} kernels run again"
+
+
+def _launches(report: Report) -> tuple[tuple[str, str], ...]:
+    if report.cuda_graphs is None:
+        return ()
+    graphs = f"{report.cuda_graphs} CUDA graph{'s' * (report.cuda_graphs != 1)}"
+    return (("launched in a step", f"{graphs}, {report.single_launches} kernels and copies outside of them"),)
 
 
 def _below_plan(report: Report) -> str:

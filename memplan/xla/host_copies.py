@@ -27,7 +27,7 @@ def copy_slices(module: Module, device: Device) -> Module:
         return module
     texts, custom = dict(module.texts), device.target.compute_capability < _XLA_COPIES
     for body in module.values():
-        found = {op.name: module[op.called[0]] for op in _transfers(body) if _is_annotated(module, op)}
+        found = {op.name: module[op.called[0]] for op in _transfers(body) if is_annotated(module, op)}
         if found:
             lines = (_written(op, custom) if op.name in found else op.line for op in body.ops.values())
             texts[body.name] = body.text_with(lines)
@@ -41,7 +41,7 @@ def is_copy(module: Module, op: Instruction, device: Device) -> bool:
     if op.opcode in ("copy", "copy-start"):
         return True
     copies = "kind=kCustom" in op.attributes or (device.target and device.target.compute_capability >= _XLA_COPIES)
-    return bool(copies) and _is_annotated(module, op)
+    return bool(copies) and is_annotated(module, op)
 
 
 def transfers(module: Module, loop: Instruction, device: Device) -> tuple[int, int]:
@@ -60,7 +60,7 @@ def _transfers(body: Computation) -> Iterator[Instruction]:
                 yield op
 
 
-def _is_annotated(module: Module, op: Instruction) -> bool:
+def is_annotated(module: Module, op: Instruction) -> bool:
     """A fusion of an annotated slice and nothing else."""
     if not op.opcode.startswith("fusion"):
         return False

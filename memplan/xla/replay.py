@@ -26,9 +26,9 @@ from memplan.xla.host_copies import is_copy
 from memplan.xla.kernel_cost import KernelCost, kernel_cost
 from memplan.xla.module import BLOCKS, Computation, Instruction, Module, read_module
 
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
-_FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "opt-barrier", "after-all", "add-dependency",
+FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "opt-barrier", "after-all", "add-dependency",
          "partition-id", "replica-id"}  # fmt: skip
 
 
@@ -200,10 +200,10 @@ class _Streams:
         return min(time, self._clock) - sum(min(time, end) - start for start, end in self.stalls if start < time)
 
     def _step(self, body: Computation, op: Instruction) -> None:
-        if op.opcode in _FREE or '"AllocateBuffer"' in op.attributes:
+        if op.opcode in FREE or '"AllocateBuffer"' in op.attributes:
             return
         if op.opcode == "while":
-            trips = _TRIPS.search(op.attributes)
+            trips = TRIPS.search(op.attributes)
             self._block(self._alone(op.attribute("body").lstrip("%")), int(trips[1]) if trips else 1)
         elif op.opcode == "conditional":
             self._block(max(map(self._alone, op.called), key=lambda branch: branch.end_s), 1)

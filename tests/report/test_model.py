@@ -126,6 +126,15 @@ def test_text_tells_what_the_pools_take_and_lack(report: Report) -> None:
     assert all(re.search(f"runs only after +{line}", text) for line in lines)
 
 
+def test_text_tells_what_is_launched(report: Report) -> None:
+    assert "CUDA graph" not in str(report)
+    told = str(replace(report, cuda_graphs=2, single_launches=14))
+    assert re.search(r"launched in a step +2 CUDA graphs, 14 kernels and copies outside of them", told)
+    document = json.loads(report.to_json())
+    del document["cuda_graphs"], document["single_launches"]
+    assert Report.from_json(json.dumps(document)) == report
+
+
 def test_empty_parts_are_left_out(report: Report) -> None:
     text = str(dataclasses.replace(report, decisions=(), live_at_peak=(), candidates=()))
     assert "Decisions" not in text

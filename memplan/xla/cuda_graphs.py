@@ -1,0 +1,107 @@
+"""CUDA graphs of a compiled program, by the rule of XLA:GPU's CommandBufferConversionPass and its default flags.
+
+A graph is a run of five launches or more, one behind the other in the schedule: kernels, copies on the device, products
+by cuBLAS, kernels of cuDNN's graphs. Everything else is launched by itself and ends the run: cuDNN's other
+convolutions, loops, whose bodies have graphs of their own, and both the start and the done of a copy to or from the
+host.
+
+The text does not tell what becomes of the rest: collectives, conditionals, sorts, copies of slices on the device, other
+custom calls. A driver older than CUDA 12.3, with which XLA has no products in graphs, is not thought of.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from memplan.hardware.device import Device
+from memplan.xla.host_copies import is_annotated, is_copy
+from memplan.xla.module import Computation, Instruction, Module
+from memplan.xla.replay import FREE, TRIPS
+
+SMALLEST = 5  # launches: XLA's xla_gpu_graph_min_graph_size
+
+_TARGET = re.compile(r'custom_call_target="([^"]*)')
+_IN_GRAPHS = ("__cublas$gemm", "__cublas$lt$matmul")
+_BY_ITSELF = "__cudnn$conv"
+_SETTING = re.compile(r"xla_gpu_(enable_command_buffer|graph_min_graph_size)")
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """What XLA's runtime hands a GPU.
+
+    Attributes:
+      sizes: launches in every graph of the program, in order.
+      graphs: launched in a step; those of a loop's body in every trip.
+      singles: kernels, library calls and copies outside of graphs in a step, likewise.
+    """
+
+    sizes: tuple[int, ...]
+    graphs: int
+    singles: int
+
+
+def launches(module: Module, device: Device) -> Launches | None:
+    """Of a program as it was compiled; None where the text does not tell (`has_own_rule` aside)."""
+    try:
+        runs = list(_runs(module, module.entry, device, 1))
+    except _NotToldError:
+        return None
+    graphs = [(size, times) for size, times in runs if size >= SMALLEST]
+    return Launches(
+        sizes=tuple(size for size, _ in graphs),
+        graphs=sum(times for _, times in graphs),
+        singles=sum(size * times for size, times in runs if size < SMALLEST),
+    )
+
+
+def has_own_rule(compiler_options: Collection[str]) -> bool:
+    """Do options of a compilation, or XLA_FLAGS, tell XLA what goes into graphs?"""
+    return bool(_SETTING.search(" ".join([*compiler_options, os.environ.get("XLA_FLAGS", "")])))
+
+
+class _NotToldError(Exception):
+    pass
+
+
+def _runs(module: Module, body: Computation, device: Device, times: int) -> Iterator[tuple[int, int]]:
+    """Lengths of the longest runs of what may be in a graph, 1 of what may not, and how often they run in a step."""
+    size = 0
+    for op in body.ops.values():
+        if op.opcode in FREE or '"AllocateBuffer"' in op.attributes:
+            continue
+        if _may_be_in_a_graph(module, body, op, device):
+            size += 1
+            continue
+        yield size, times
+        size = 0
+        if op.opcode == "while":
+            trips = TRIPS.search(op.attributes)
+            if not trips:
+                raise _NotToldError
+            yield from _runs(module, module[op.attribute("body").lstrip("%")], device, times * int(trips[1]))
+        elif not op.opcode.endswith("-done"):
+            yield 1, times
+    yield size, times
+
+
+def _may_be_in_a_graph(module: Module, body: Computation, op: Instruction, device: Device) -> bool:
+    """Raises _NotToldError."""
+    touched = (*op.result, *(array for name in op.operands for array in body.ops[name].result))
+    on_host = any(array.on_host for array in touched)
+    match op.opcode:
+        case "while" | "copy-done" | "fusion-done":
+            return False
+        case "copy-start" | "fusion-start" if on_host and is_copy(module, op, device):
+            return False
+        case "copy":
+            return not on_host
+        case "fusion" if not is_annotated(module, op) and '"custom_fusion_config"' not in op.attributes:
+            return True
+        case "custom-call" if found := _TARGET.search(op.attributes):
+            if found[1].startswith((*_IN_GRAPHS, _BY_ITSELF)):
+                return not found[1].startswith(_BY_ITSELF)
+    raise _NotToldError
