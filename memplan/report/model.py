@@ -131,7 +131,7 @@ class Report(Record):
       unsplit: of the operations that these read from or write for, those that no slabs could be made of; the largest.
       cuda_graphs, single_launches: CUDA graphs that a step launches, and kernels, library calls and copies outside of
         them; copies to and from the host, like cuDNN's convolutions, end a graph. None on a CPU, and where the compiled
-        text does not tell: in a step with collectives, conditionals or scans.
+        text does not tell, as with collectives, conditionals or scans, or flags of the user tell XLA another rule.
       huge_arrays: arrays of the unmodified step that have 2^31 elements or more, which cuDNN takes none of; None where
         that is not known, and on a CPU.
       pool_peak_bytes: device bytes that XLA's pool counts for the step alone (`peak_bytes_in_use`): a part that is less
