@@ -65,7 +65,7 @@ class Attempts:
         return self._faster(program, found)
 
     def _faster(self, program: Program, found: Outcome) -> Outcome:
-        """In slabs, where the plan takes much longer than the bound, and slabs are expected to take less than the plan."""
+        """In slabs, where the plan takes much longer than the bound and slabs are expected to be faster than it."""
         if found.step_s <= _SLOW * found.planned.bound_s:
             return found
         for other in itertools.islice(self.in_slabs(program, found.step_s), 1):
