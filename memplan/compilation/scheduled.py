@@ -11,7 +11,7 @@ from memplan.hardware.topology import Topology
 from memplan.planning.packing import Lifetime, Packing, lifetimes, pack
 from memplan.planning.problem import POINTER_BYTES, Problem, Role
 from memplan.xla.buffers import problem_of
-from memplan.xla.module import Module
+from memplan.xla.module import Module, large_constants
 from memplan.xla.replay import Replay, replay
 from memplan.xla.rewrites.extra_outputs import add_outputs
 from memplan.xla.rewrites.inline import inline_producers
@@ -93,8 +93,13 @@ class ScheduledModule:
         return lifetimes(self.problem)
 
     @functools.cached_property
+    def constant_bytes(self) -> int:
+        """Of large constants, such as arrays that the step closes over."""
+        return sum(op.nbytes for text in self.module.texts.values() for op in large_constants(text))
+
+    @functools.cached_property
     def resident_bytes(self) -> int:
-        """On the device throughout: arguments, outputs that are written over none, and the table of the outputs."""
+        """On the device throughout: arguments, large constants, outputs over no argument, and the outputs' table."""
         problem, module = self.problem, self.module
         own = [buffer.nbytes for buffer in problem.buffers if buffer.role is Role.ARGUMENT]
         returned = module.entry.root.result
@@ -102,9 +107,9 @@ class ScheduledModule:
             array.nbytes for number, array in enumerate(returned) if number not in module.aliases and not array.on_host
         ]
         table = POINTER_BYTES * len(returned) if isinstance(module.entry.root.shape, tuple) else 0
-        return sum(own) + sum(made) + table
+        return sum(own) + sum(made) + table + self.constant_bytes
 
     @property
     def device_bytes(self) -> int:
-        """What XLA will allocate: temporaries, arguments and outputs."""
+        """What XLA will allocate: temporaries, arguments, outputs and large constants."""
         return self.resident_bytes + self.packing.nbytes

@@ -25,10 +25,11 @@ def infeasible(found: Outcome, splits: bool = True) -> InfeasibleBudgetError:
     floor_bytes, operation = floor_of(found)
     smallest = min(found.device_bytes, plain.device_bytes)
     host = "" if found.host_bytes <= found.limits.host_bytes else f", with {show_bytes(found.host_bytes)} on the host"
+    resident = "arguments, constants, outputs" if found.executable.memory.constant_bytes else "arguments, outputs"
     advice = "\n  ".join(_advice(found, not splits and floor_bytes > budget))
     return InfeasibleBudgetError(
         f"no plan fits {show_bytes(budget)} on {found.target.device.name}. The smallest that was found, and compiled, "
-        f"takes {show_bytes(smallest)}{host}; arguments, outputs and the largest kernel alone, {operation}, take "
+        f"takes {show_bytes(smallest)}{host}; {resident} and the largest kernel alone, {operation}, take "
         f"{show_bytes(floor_bytes)}.{_in_slabs(found) if splits else ''} Try:\n  {advice}",
         floor_bytes=floor_bytes,
         smallest_bytes=smallest,
@@ -83,7 +84,13 @@ def _advice(found: Outcome, needs_slabs: bool) -> Iterator[str]:
         yield f"a host_budget of {host_bytes} bytes"
     if needs_slabs and found.program.spmd is None:
         yield 'split="auto": a kernel that does not fit is then run slab by slab'
-    resident = found.planned.plain.resident_bytes
+    constant_bytes = found.executable.memory.constant_bytes
+    if constant_bytes:
+        yield (
+            "arguments in place of arrays that the step closes over: they are constants of the compiled step, "
+            f"{show_bytes(constant_bytes)} that can be neither donated nor kept on the host"
+        )
+    resident = found.planned.plain.resident_bytes - constant_bytes
     if 2 * resident > found.limits.device_bytes:
         if not all(found.program.donated):
             yield "donate_argnums for the state that the step replaces: its new value then takes the old one's place"

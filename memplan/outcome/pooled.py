@@ -34,7 +34,9 @@ def pooled(found: Outcome, pools: local.Pools) -> Pooled:
     nbytes = [compat.nbytes_of(var.aval) for var in per_device.invars]
     held = [nbytes[position] for position in sorted(found.program.on_host)]
     kept = [one for position, one in enumerate(nbytes) if position not in found.program.on_host]
-    on_device = [*kept, max(0, memory.resident_bytes - sum(kept)), memory.temp_bytes]
+    # The driver allocates constants, beside the pool (`GpuExecutable::ResolveConstantGlobals`).
+    in_pool = memory.resident_bytes - memory.constant_bytes
+    on_device = [*kept, max(0, in_pool - sum(kept)), memory.temp_bytes]
     on_host = [*held, max(0, memory.host_bytes - sum(held))]
     # Of a GPU that is here, what is known is what jax may use already.
     whole, fraction = found.target.device.memory_bytes, pools.fraction if found.target.described else 1.0

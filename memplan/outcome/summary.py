@@ -29,7 +29,7 @@ from memplan.xla.cuda_graphs import has_own_rule, launches
 from memplan.xla.host_copies import transfers
 from memplan.xla.local import pools
 from memplan.xla.module import Module, read_module
-from memplan.xla.sources import layer_of
+from memplan.xla.sources import constants, layer_of
 from memplan.xla.target import Target, rematerializes_above, without_messages
 from memplan.xla.write import original
 
@@ -73,7 +73,7 @@ def report_of(outcome: Outcome) -> Report:
         hidden_copy_s=step.hidden_copy_s,
         stall_s=sum(end - start for start, end in step.stalls),
         decisions=decided,
-        live_at_peak=tuple(_live_at_peak(result, origins, by_buffer)),
+        live_at_peak=_live_at_peak(outcome, origins, by_buffer),
         candidates=tuple(_candidates(outcome)),
         versions=versions(),
         timeline=memory,
@@ -85,6 +85,7 @@ def report_of(outcome: Outcome) -> Report:
         loop_copies=sum(copies for copies, _ in moved),
         loop_kernels=sum(kernels for _, kernels in moved),
         unsplit=unsplit(outcome.program.in_slabs, _MOST_ROWS),
+        constant_bytes=outcome.executable.memory.constant_bytes,
         huge_arrays=_huge_arrays(unmodified) if unmodified and outcome.target.is_gpu else None,
         **_counts(outcome),
         **_pooled(outcome),
@@ -93,7 +94,7 @@ def report_of(outcome: Outcome) -> Report:
 
 
 def _xla_limit(target: Target, module: ScheduledModule) -> int:
-    return rematerializes_above(target.device, module.resident_bytes)
+    return rematerializes_above(target.device, module.resident_bytes - module.constant_bytes)
 
 
 def _by_jit(outcome: Outcome) -> dict[str, Any]:
@@ -189,18 +190,29 @@ def _residual_decisions(loop: Loop, residuals: Residuals | None) -> Iterator[Dec
         yield Decision(f"{known.name} of {loop.trips} trips", shape, known.dtype, nbytes, source, choice, 0.0)
 
 
-def _live_at_peak(result: ScheduledModule, origins: Origins, by_buffer: Mapping[str, str]) -> Iterator[LiveValue]:
-    """The largest buffers that are on the device when its memory peaks, arguments among them."""
+def _live_at_peak(outcome: Outcome, origins: Origins, by_buffer: Mapping[str, str]) -> tuple[LiveValue, ...]:
+    """The largest buffers that are on the device when its memory peaks, arguments and constants among them."""
+    result = outcome.planned.result
     problem = result.problem
-    temporaries = [(one.nbytes, problem.buffers[one.buffer].name) for one in timeline.peak_lifetimes(result)]
-    arguments = [(b.nbytes, b.name) for b in problem.buffers if b.role is Role.ARGUMENT]
-    for nbytes, name in sorted([*temporaries, *arguments], key=lambda row: -row[0])[:_MOST_ROWS]:
+
+    def rows() -> Iterator[LiveValue]:
+        for one in timeline.peak_lifetimes(result):
+            name = problem.buffers[one.buffer].name
+            yield row(name, one.nbytes, origins.source(instruction_of(name)))
+        for one in problem.buffers:
+            if one.role is Role.ARGUMENT:
+                yield row(one.name, one.nbytes, "argument")
+        for op, source in constants(outcome.planned.base.module):
+            yield LiveValue(f"{op.name}, a constant", op.nbytes, op.result[0].in_numpy, source, "")
+
+    def row(name: str, nbytes: int, source: str) -> LiveValue:
         instruction = instruction_of(name)
-        source = "argument" if (nbytes, name) in arguments else origins.source(instruction)
         shown = layer_of(origins.scope(instruction)) or name
         base = original(instruction)
         decision = by_buffer.get(name) or by_buffer.get(name.replace(instruction, base), "")
-        yield LiveValue(shown, nbytes, origins.shape(name), source, decision)
+        return LiveValue(shown, nbytes, origins.shape(name), source, decision)
+
+    return tuple(sorted(rows(), key=lambda one: -one.nbytes)[:_MOST_ROWS])
 
 
 def _counts(outcome: Outcome) -> dict[str, int]:

@@ -41,7 +41,7 @@ class Origins:
     def shape(self, buffer: str) -> str:
         """As `float32[64,112]`, or ''."""
         array = self.array(buffer)
-        return f"{array.numpy_name}[{','.join(map(str, array.dims))}]" if array else ""
+        return array.in_numpy if array else ""
 
 
 def timeline(scheduled: ScheduledModule, origins: Origins, decisions: Mapping[str, str]) -> Timeline:
@@ -119,7 +119,7 @@ class _Builder:
         self.names = [kernel.name for kernel in scheduled.problem.kernels]
         self.buffers = [buffer.name for buffer in scheduled.problem.buffers]
         self.times = _kernel_times(self.names, self.replay)
-        self.resident = scheduled.resident_bytes
+        self.resident, self.constant_bytes = scheduled.resident_bytes, scheduled.constant_bytes
         count = len(self.names)
         self.device, self.host = _step_lifetimes(scheduled)
         self.live, self.live_on_host = (list(accumulate(_changes(where, count))) for where in (self.device, self.host))
@@ -130,13 +130,15 @@ class _Builder:
         self.bounds = sorted(bounds)
 
     def timeline(self) -> Timeline:
-        number = {bound: index for index, bound in enumerate(self.bounds)}
-        values = [Value("arguments and outputs", self.resident, "", "", "", "argument")]
-        stays = [Stay(0, "device", 0, len(self.bounds) - 1)]
+        at = {bound: index for index, bound in enumerate(self.bounds)}
+        values = [Value("arguments and outputs", self.resident - self.constant_bytes, "", "", "", "argument")]
+        if self.constant_bytes:
+            values.append(Value("constants", self.constant_bytes, "", "", "", ""))
+        stays = [Stay(number, "device", 0, len(self.bounds) - 1) for number in range(len(values))]
         places: tuple[tuple[Sequence[Lifetime], Place], ...] = ((self.device, "device"), (self.host, "host"))
         for where, place in places:
             for one in where:
-                stays.append(Stay(len(values), place, number[one.first], number[one.end]))
+                stays.append(Stay(len(values), place, at[one.first], at[one.end]))
                 values.append(self._value(one))
         instants = tuple(self._instant(first, end) for first, end in pairwise(self.bounds))
         return Timeline("compiled", instants, tuple(values), tuple(stays), tuple(self._copies()), tuple(self._notes()))

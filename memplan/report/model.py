@@ -99,13 +99,14 @@ class Report(Record):
         unmodified step, but what takes more than `xla_limit_bytes` XLA:GPU rematerializes as far as it can. None where
         the unmodified step is not known, or XLA refuses it.
       predicted_peak_bytes: device bytes of the plan, by the same rules, before it was compiled.
-      compiled_peak_bytes: device bytes by the compiler: temporaries + arguments + outputs - aliased.
+      compiled_peak_bytes: device bytes by the compiler: temporaries + arguments + outputs - aliased + constants.
+      constant_bytes: of these, constants of 64 KiB and more, such as arrays that the step closes over.
       observed_peak_bytes: device bytes while it ran; None until then and where the backend does not tell.
       host_peak_bytes: host bytes at their peak.
       offloaded_bytes: bytes copied to the host in one step; as many come back.
       recomputed_flops: floating-point operations done a second time in one step.
       baseline_step_s, predicted_step_s: predicted seconds of one step, unmodified and planned.
-      floor_bytes: arguments, outputs and the working set of the largest kernel, below which no schedule goes
+      floor_bytes: arguments, constants, outputs and the working set of the largest kernel, below which no schedule goes
         unless it cuts that kernel in parts; of what was compiled, which may be in slabs.
       lower_bound_s: seconds that no plan within this budget can beat, whatever its order and whoever makes it; None
         where nothing was planned.
@@ -189,6 +190,7 @@ class Report(Record):
     exports: tuple[str, ...] = ()
     cuda_graphs: int | None = None
     single_launches: int | None = None
+    constant_bytes: int = 0
 
     @property
     def title(self) -> str:
@@ -257,6 +259,7 @@ def _summary(report: Report) -> Table:
             f"{format_bytes(report.predicted_peak_bytes)} predicted, {observed}",
         ),
         *([("  in XLA's pool", format_bytes(report.pool_peak_bytes))] if report.pool_peak_bytes is not None else []),
+        *([("  constants", _constants(report))] if report.constant_bytes else []),
         ("  its largest kernel", format_bytes(report.floor_bytes)),
         ("  unmodified step", f"{format_bytes(report.baseline_peak_bytes)}{_beyond_cudnn(report)}"),
         *_by_jit(report, f"{format_bytes(report.jit_peak_bytes)}, XLA rematerializes"),
@@ -276,6 +279,10 @@ def _summary(report: Report) -> Table:
         ("versions", ", ".join(f"{name} {version}" for name, version in report.versions)),
     )
     return Table("memplan", ("", ""), rows)
+
+
+def _constants(report: Report) -> str:
+    return f"{format_bytes(report.constant_bytes)}; pass what the step closes over as arguments"
 
 
 def _slabs(report: Report) -> str:

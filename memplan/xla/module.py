@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from memplan.errors import MemplanError
+from memplan.xla.large_literals import LARGE_NBYTES
 from memplan.xla.shapes import Array, Shape, leaves, read_shape, shape_text
 
 BLOCKS = frozenset({"call", "conditional", "while"})  # what they call runs kernel by kernel, as the entry does
@@ -17,6 +18,7 @@ _HEADER = re.compile(r"^(?:ENTRY )?%(?P<name>[\w.\-]+) .*\{$")
 _LINE = re.compile(r"\s*(ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)")  # root, name, shape, opcode, the rest
 _CLOSED = re.compile(r"\)(?:, |$)")
 _NAME = re.compile(r"%([\w.\-]+)")
+_CONSTANT = re.compile(r"^.* = [a-z]\w*\[\d[^=]* constant\(.*$", re.MULTILINE)  # of an array
 _CALLED = re.compile(
     r"\b(?:calls|to_apply|condition|body|(?:true|false)_computation|branch_computations|called_computations)="
     r"(\{[^}]*\}|%[\w.\-]+)"
@@ -316,6 +318,15 @@ def _operands_and_attributes(rest: str, literal: bool) -> tuple[str, str]:
     if not literal:
         return operands, attributes
     return "", f"{operands}, {attributes}" if operands == "{...}" else operands  # which large one it is
+
+
+def large_constants(text: str) -> list[Instruction]:
+    """Constants of a module or a computation that take as much as what is set aside, those within fusions among them.
+
+    The device holds them beside what `memory_analysis()` counts, one for each instruction: XLA:GPU makes them globals
+    of the code that it loads. Smaller ones are counted as XLA counts them, not at all.
+    """
+    return [op for line in _CONSTANT.findall(text) if (op := read_instruction(line)).nbytes >= LARGE_NBYTES]
 
 
 def with_loops(module: Module, body: Computation) -> Iterator[Computation]:

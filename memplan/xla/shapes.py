@@ -56,6 +56,11 @@ class Array:
         prefix = re.match(r"[a-z]+", self.dtype)
         return _NUMPY.get(prefix[0], prefix[0]) + self.dtype[prefix.end() :] if prefix else self.dtype
 
+    @property
+    def in_numpy(self) -> str:
+        """As `float32[64,112]`."""
+        return f"{self.numpy_name}[{','.join(map(str, self.dims))}]"
+
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.dims))}]{self.layout}"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from memplan.program import compat
-from memplan.xla.module import Module
+from memplan.xla.module import Instruction, Module, large_constants
 
 _OWN = str(Path(__file__).parents[1]) + os.sep
 
@@ -31,10 +31,19 @@ def sources(module: Module) -> dict[str, str]:
     It is the innermost line of the user's own. Libraries are passed over, unless nothing else called them, and
     memplan's files always.
     """
-    frames = _frames(_tables(module.head))
-    lines = {str(frame): _line(frame, frames) for frame in frames}
+    lines = _lines(module)
     found = ((op.name, made[1]) for op in module.instructions.values() if (made := _MADE.search(op.line)))
     return {name: line for name, frame in found if (line := lines.get(frame))}
+
+
+def constants(module: Module) -> Iterator[tuple[Instruction, str]]:
+    """Large constants, and the `file:line` of what reads them, or ''."""
+    lines = _lines(module)
+    for name, text in module.texts.items():
+        for op in large_constants(text):
+            readers = (reader for reader, _ in module[name].uses[op.name])
+            made = (_MADE.search(one.line) for one in (op, *readers))
+            yield op, next((line for one in made if one and (line := lines.get(one[1]))), "")
 
 
 def scopes(module: Module) -> dict[str, str]:
@@ -53,6 +62,12 @@ def layer_of(scope: str) -> str:
         if part and not method and not _NO_LAYER.fullmatch(part):
             parts.append(part)
     return "/".join(parts)
+
+
+def _lines(module: Module) -> dict[str, str]:
+    """Number of a frame -> `file:line`, or ''."""
+    frames = _frames(_tables(module.head))
+    return {str(frame): _line(frame, frames) for frame in frames}
 
 
 def _line(frame: int, frames: _Frames) -> str:

@@ -30,7 +30,7 @@ from memplan.program.sharding import Spmd
 from memplan.xla.described_gpu import target_config
 from memplan.xla.hook import Rewrite, intercept
 from memplan.xla.kernel_cache import kernel_cache_file
-from memplan.xla.module import UnreadableModuleError
+from memplan.xla.module import UnreadableModuleError, large_constants
 
 HIDES_LATENCY = {
     "xla_gpu_enable_latency_hiding_scheduler": True,  # XLA:GPU's own default from Hopper on
@@ -69,18 +69,19 @@ _numbers = itertools.count()
 class Memory:
     """What the compiler allocated, in bytes.
 
-    `device_bytes` is temporaries + arguments + outputs - aliased; `peak_memory_in_bytes` of jax is not used, since it
-    leaves out temporaries on CPU and counts host bytes on GPU.
+    `device_bytes` is temporaries + arguments + outputs - aliased + large constants, which `memory_analysis()` leaves
+    out; `peak_memory_in_bytes` of jax is not used, since it leaves out temporaries on CPU and counts host bytes on GPU.
     """
 
     device_bytes: int
     host_bytes: int
     temp_bytes: int
     argument_bytes: int = 0
+    constant_bytes: int = 0
 
     @property
     def resident_bytes(self) -> int:
-        """On the device throughout: arguments and outputs."""
+        """On the device throughout: arguments, outputs and large constants."""
         return self.device_bytes - self.temp_bytes
 
 
@@ -278,17 +279,20 @@ def _place(sharding: NamedSharding, leaf: Any) -> Any:
 
 def _account(compiled: Any) -> Executable:
     stats = compiled.memory_analysis()
+    constant_bytes = sum(op.nbytes for op in large_constants(compiled.as_text()))
     memory = Memory(
         device_bytes=stats.temp_size_in_bytes
         + stats.argument_size_in_bytes
         + stats.output_size_in_bytes
-        - stats.alias_size_in_bytes,
+        - stats.alias_size_in_bytes
+        + constant_bytes,
         host_bytes=stats.host_temp_size_in_bytes
         + stats.host_argument_size_in_bytes
         + stats.host_output_size_in_bytes
         - stats.host_alias_size_in_bytes,
         temp_bytes=stats.temp_size_in_bytes,
         argument_bytes=stats.argument_size_in_bytes,
+        constant_bytes=constant_bytes,
     )
     return Executable(compiled, memory)
 

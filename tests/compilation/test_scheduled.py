@@ -36,6 +36,17 @@ def test_an_output_on_the_host_takes_none_of_the_device() -> None:
     assert scheduled(text).resident_bytes == scheduled().resident_bytes - NBYTES
 
 
+def test_large_constants_are_there_throughout_in_fusions_too() -> None:
+    entry = TEXT.index("ENTRY")
+    large, small = "  %large = f32[512,64]{1,0} constant({...})\n", "  %small = f32[512]{0} constant({...})\n"
+    inside = TEXT[:entry].replace(" {\n", f" {{\n{large}", 1)
+    outside = TEXT[entry:].replace(" {\n", f" {{\n{large.replace('%large', '%other')}{small}", 1)
+    found = scheduled(inside + outside)
+    assert found.constant_bytes == 2 * (1 << 17) and scheduled().constant_bytes == 0
+    assert found.resident_bytes == scheduled().resident_bytes + found.constant_bytes
+    assert found.packing.nbytes == TEMPORARIES
+
+
 def test_a_gpus_module_is_rewritten_once_for_each_room() -> None:
     found = replace(scheduled(THREE), device=V100)
     roomy = found.rewrite(1 << 40)

@@ -19,6 +19,7 @@ from memplan.outcome.infeasible import floor_of, infeasible
 from memplan.planning.graph import Graph, Op, Value
 from memplan.planning.slabs import SlabGraph, Slabs
 from memplan.program.trace import InSlabs, Program, StateOnHost
+from memplan.xla.target import Executable, Memory
 from tests.compilation.modules import LEAST, scheduled
 from tests.compilation.outcomes import PROGRAM, outcome
 
@@ -53,6 +54,19 @@ def test_state_that_is_most_of_it_may_be_donated_or_go_to_the_host(monkeypatch: 
     assert "host_state" not in advice(moved, monkeypatch)
     on_cpu = replace(large, target=cast(Any, SimpleNamespace(device=large.target.device, is_gpu=False)))
     assert "host_state" not in advice(on_cpu, monkeypatch)
+
+
+def test_arrays_that_the_step_closes_over_may_be_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "floor_of", lambda found: (60, "gemm.1"))
+    found = outcome(PROGRAM, 120)
+    assert "constants" not in str(infeasible(found))
+    plain = SimpleNamespace(device_bytes=500, resident_bytes=80)  # of a budget of 100; arguments and outputs are 50
+    executable = Executable(None, Memory(120, 0, 40, constant_bytes=30))
+    closed = replace(found, planned=cast(Any, SimpleNamespace(plain=plain)), executable=executable)
+    said = str(infeasible(closed))
+    assert "arguments, constants, outputs and the largest kernel" in said
+    assert "arguments in place of arrays that the step closes over" in said and "30 B that can be neither donated" in said
+    assert "donate_argnums" not in said
 
 
 def test_the_smallest_may_be_the_step_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,14 @@ def test_what_the_defaults_give() -> None:
     assert not found.exports
 
 
+def test_constants_are_not_in_the_pool() -> None:
+    found = compiled(2 * GIB)
+    memory = found.executable.memory
+    more = replace(memory, device_bytes=memory.device_bytes + GIB, constant_bytes=GIB)
+    closed = replace(found, executable=replace(found.executable, memory=more))
+    assert pooled(closed, Pools()).device == pooled(found, Pools()).device
+
+
 def test_a_larger_share_of_the_device() -> None:
     assert pooled(compiled(5 * GIB), Pools()).exports == ("export XLA_CLIENT_MEM_FRACTION=0.82",)
     assert not pooled(compiled(5 * GIB), Pools(fraction=0.9)).exports

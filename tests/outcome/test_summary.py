@@ -7,13 +7,15 @@ import platform
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import memplan
 from memplan.hardware import catalog
 from memplan.outcome.summary import versions
 from memplan.xla.target import Target
-from tests.xla.steps import array
+from tests.xla.steps import array, dense
 
 
 def test_versions_are_of_what_changes_the_figures() -> None:
@@ -48,3 +50,44 @@ def test_what_jax_jit_takes_is_compiled_where_xla_rematerializes(
     assert rematerializes == (layers == 12) == (report.baseline_peak_bytes > report.xla_limit_bytes)
     assert (report.jit_peak_bytes < report.baseline_peak_bytes) == rematerializes
     assert ("by jax.jit" in str(report)) == rematerializes
+
+
+@pytest.mark.parametrize("device", [None, pytest.param("v100", marks=pytest.mark.gpu_aot)])
+def test_what_a_step_closes_over_is_counted_as_if_it_were_an_argument(device: str | None) -> None:
+    step, (state, x) = dense(128, 6)
+    batch = np.asarray(x)
+
+    def closed(state: Any) -> Any:
+        return step(state, batch)
+
+    given = memplan.jit(step, device=device, donate_argnums=0).plan(state, x).report
+    found = memplan.jit(closed, device=device, donate_argnums=0).plan(state).report
+    assert (found.constant_bytes, given.constant_bytes) == (batch.nbytes, 0)
+    assert found.compiled_peak_bytes == given.compiled_peak_bytes
+    assert found.baseline_peak_bytes == found.predicted_peak_bytes == given.predicted_peak_bytes
+    assert found.floor_bytes == given.floor_bytes
+    (row,) = (one for one in found.live_at_peak if one.name.endswith("a constant"))
+    assert (row.nbytes, row.shape) == (batch.nbytes, "float32[1024,128]") and "steps.py:" in row.source
+    assert found.timeline is not None and found.compiled_peak_bytes is not None
+    assert ("constants", batch.nbytes) in [(value.name, value.nbytes) for value in found.timeline.values]
+
+    budget = int(0.9 * found.compiled_peak_bytes)
+    planned = memplan.jit(closed, device=device, budget=budget, donate_argnums=0, split=False).plan(state).report
+    assert planned.status == "fits" and planned.constant_bytes == batch.nbytes
+    assert planned.compiled_peak_bytes is not None and planned.compiled_peak_bytes <= budget
+    assert planned.compiled_peak_bytes == pytest.approx(planned.predicted_peak_bytes, abs=1024)
+
+
+def test_constants_of_loops_are_counted() -> None:
+    table = np.arange(2**15, dtype=np.float32).reshape(128, 256)
+
+    def step(x: jax.Array, table: Any = table) -> jax.Array:
+        return jax.lax.fori_loop(0, 3, lambda _, x: jnp.tanh(x @ table @ table.T), x)
+
+    given = memplan.jit(step).plan(array(64, 128), array(128, 256)).report
+    report = memplan.jit(step).plan(array(64, 128)).report
+    assert given.constant_bytes == 0 and report.constant_bytes == 2 * table.nbytes  # XLA transposes it beforehand
+    more = report.constant_bytes - table.nbytes
+    assert report.predicted_peak_bytes == given.predicted_peak_bytes + more
+    assert report.compiled_peak_bytes == (given.compiled_peak_bytes or 0) + more
+    assert sum(one.nbytes for one in report.live_at_peak if "a constant" in one.name) == report.constant_bytes

@@ -135,6 +135,13 @@ def test_text_tells_what_is_launched(report: Report) -> None:
     assert Report.from_json(json.dumps(document)) == report
 
 
+def test_text_advises_arguments_in_place_of_constants(report: Report) -> None:
+    assert "constants" not in str(report)
+    assert re.search(
+        r"constants +16\.0 MiB; pass what the step closes over", str(replace(report, constant_bytes=1 << 24))
+    )
+
+
 def test_empty_parts_are_left_out(report: Report) -> None:
     text = str(dataclasses.replace(report, decisions=(), live_at_peak=(), candidates=()))
     assert "Decisions" not in text

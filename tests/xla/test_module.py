@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from memplan.xla.module import UnreadableModuleError, read_instruction, read_module
+from memplan.xla.module import UnreadableModuleError, large_constants, read_instruction, read_module
 
 
 def test_a_line() -> None:
@@ -72,3 +72,20 @@ def test_arrays_that_were_put_on_the_device_make_no_other_module() -> None:
     x = jnp.ones((8, 8))
     assert fingerprint(x, x) == fingerprint(jax.device_put(x, device), x)
     assert fingerprint(x, x) != fingerprint(x, jnp.ones((8, 9)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "nbytes"),
+    [
+        ("f32[16384]{0}", 1 << 16),
+        ("f32[16383]{0}", 0),
+        ("bf16[2,128,128]{2,1,0:T(8,128)}", 1 << 16),
+        ("pred[65536]{0}", 1 << 16),
+        ("s32[]", 0),
+    ],
+)
+def test_constants_are_large_by_what_they_take(shape: str, nbytes: int) -> None:
+    lines = ["%fused () -> f32[] {", f"  ROOT %one.2 = {shape} constant({{...}}), metadata={{stack_frame_id=1}}", "}"]
+    other = f'  %two = {shape} copy(%constant.1), frontend_attributes={{a="constant(1)"}}'
+    found = large_constants("\n".join([*lines, other]))
+    assert [(op.name, op.nbytes) for op in found] == ([("one.2", nbytes)] if nbytes else [])

@@ -251,9 +251,10 @@ def _widest(graph: SlabGraph, ops: frozenset[int]) -> int:
 
 
 def _resident_bytes(program: Program) -> int:
-    """Arguments, and outputs that are written over none of them."""
+    """Arguments, constants, and outputs that are written over no argument."""
     inputs, outputs = program.jaxpr.jaxpr.invars, program.jaxpr.jaxpr.outvars
+    closed_over = sum(compat.nbytes_of(var.aval) for var in program.jaxpr.jaxpr.constvars)
     given = sum(compat.nbytes_of(var.aval) for n, var in enumerate(inputs) if n not in program.on_host)
     donated = sum(compat.nbytes_of(var.aval) for var, gives in zip(inputs, program.donated, strict=True) if gives)
     made = sum(compat.nbytes_of(atom.aval) for atom in outputs)
-    return given + max(made - donated, 0)
+    return given + closed_over + max(made - donated, 0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -179,11 +180,17 @@ def test_a_step_without_axes_has_no_slabs() -> None:
     assert not [*frontier(traced(jnp.linalg.inv, array(64, 64)).jaxpr, DEVICE, SlabLimits(KIB, KIB, 0))]
 
 
-@pytest.mark.parametrize(("donated", "resident"), [({}, 2 * 512), ({"donate_argnums": 0}, 512)])
-def test_what_is_donated_is_resident_once(monkeypatch: Any, donated: Any, resident: int) -> None:
-    """A state of 512 KiB that the step writes anew."""
+TABLE = np.ones((256, 512), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("step", "donated", "resident"),
+    [(jnp.sin, {}, 2 * 512), (jnp.sin, {"donate_argnums": 0}, 512), (lambda x: x * TABLE, {}, 3 * 512)],
+)
+def test_what_is_donated_is_resident_once(monkeypatch: Any, step: Any, donated: Any, resident: int) -> None:
+    """A state of 512 KiB that the step writes anew; one closes over a table that is as large."""
     asked: list[SlabLimits] = []
     monkeypatch.setattr(slab_frontier, "frontier", lambda closed, device, limits: asked.append(limits) or [])
-    program = traced(jnp.sin, array(256, 512), **donated)
+    program = traced(step, array(256, 512), **donated)
     assert not [*slab_programs(program, DEVICE, 1000 * KIB, 7, 1.0)]
     assert asked == [SlabLimits(950 * KIB, 7, resident * KIB)]
