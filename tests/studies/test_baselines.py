@@ -35,7 +35,7 @@ class Fake:
     def mesh_for(self, spmd: object) -> None:
         return None
 
-    def compile(self, step: Any, args: Any, kwargs: Any, options: Any, flags: Any, *_: Any) -> Any:
+    def compile(self, step: Any, args: Any, kwargs: Any, options: Any, flags: Any, *_: Any, **__: Any) -> Any:
         self.asked.append((str(jax.make_jaxpr(step)(*args)), flags))
         return SimpleNamespace(text=TEXT, memory=Memory(100, 7, 30))
 
