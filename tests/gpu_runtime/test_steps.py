@@ -59,12 +59,14 @@ def test_state_on_the_host_gives_the_same_numbers(watched):
     assert found["on host"] >= 8 * MIB  # eight parameters
 
 
+@pytest.mark.slow  # XLA waits ten seconds for memory
 def test_a_full_device_is_told_in_words(watched):
     found = watched(programs.too_little_memory, 0.75, **PREALLOCATED).value
     assert found["failure"].startswith("OutOfMemoryError"), found
     assert found["equal"] == found["arrays"], found
 
 
+@pytest.mark.slow
 def test_a_full_pinned_pool_is_told_in_words(watched):
     found = watched(programs.too_little_pinned_memory, 0.75, host_mib=4).value
     assert found["failure"].startswith("OutOfMemoryError"), found

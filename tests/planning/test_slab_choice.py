@@ -116,7 +116,8 @@ def test_without_room_on_the_device_what_is_written_lies_on_the_host() -> None:
 
 def test_what_is_dear_is_made_again_where_there_is_no_room_for_it_anywhere() -> None:
     one = norm(nbytes=40, seconds=1000.0)
-    assert one.named(choice(one, SlabLimits(64, 40, 0)).best()[0].stored) == {"a"}
+    enough = 40 + 2 * 10  # with spare rows for two slabs of two of its eight rows
+    assert one.named(choice(one, SlabLimits(64, enough, 0)).best()[0].stored) == {"a"}
     slabs, price = choice(one, SlabLimits(64, 0, 0)).best()
     assert not slabs.stored
     assert price.device_bytes <= 64 and price.seconds > 2000
