@@ -21,7 +21,7 @@ def check_planned(watched, toy, shares, steps, schedule, seed):
     assert found["finite"]
     assert found["equal"] == found["arrays"] > 0
     for row in found["rows"]:
-        assert row["leaked"] == 0, row
+        assert row["leaked"] <= 0, row  # what the first step still held may have gone since
         assert abs(row["observed"] - row["compiled"]) <= MIB, row
     planned = found["rows"][:-1]
     assert all(row["status"] == "fits" for row in planned)
