@@ -95,13 +95,18 @@ def _xla_point(ways: Baselines, resident_bytes: int, budget: int) -> Point:
 
 
 def _monotone(points: Sequence[Point]) -> Iterator[Point]:
-    """What fits a smaller budget fits a larger one too, and stands for it where it is faster."""
+    """What fits a smaller budget fits a larger one too, and stands for it where it is faster.
+
+    A bound holds for the module that its plan was made on: where a smaller budget's module has kernels that take less,
+    a larger budget's bound is that one's.
+    """
     best: dict[str, Point] = {}
     found: list[Point] = []
     for point in reversed(points):
         known = best.get(point.way)
-        if point.way in (MEMPLAN, XLA) and known and (point.step_s is None or (known.step_s or 0.0) < point.step_s):
-            point = replace(known, budget_bytes=point.budget_bytes, note="")
+        if known and point.budget_bytes and (point.step_s is None or (known.step_s or 0.0) < point.step_s):
+            nbytes = point.device_bytes if point.way == BOUND else known.device_bytes
+            point = replace(known, budget_bytes=point.budget_bytes, device_bytes=nbytes, note="")
         if point.step_s is not None:
             best[point.way] = point
         found.append(point)
