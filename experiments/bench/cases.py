@@ -135,7 +135,10 @@ PUBLIC = by_name(case for step in STEPS.values() for case in _ladder(step.name, 
 BITS = by_name(Case(name, make) for name, make in SMALL.items())
 PUBLIC_BITS = by_name(Case(name, partial(_public_small, name)) for name in STEPS)
 DRAWN = by_name([Case("500", drawn_step, minutes=90, facts={"count": 500})])
-ABORTS = by_name([Case("500", second_order.drawn_step, minutes=180, facts={"count": 500})])
+ABORTS = by_name(
+    Case(f"{first}-{first + 49}", second_order.drawn_step, minutes=20, facts={"first": first, "count": 50})
+    for first in range(0, 500, 50)
+)
 
 RIVALS = by_name(
     Case(f"{name}-{device}", make, device)

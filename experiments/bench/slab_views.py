@@ -76,9 +76,9 @@ def _beside(name: str) -> tuple[Column, ...]:
 
 
 def aborts(rows: Rows) -> str:
-    return listed(
-        f"{row['steps']} steps drawn at random, {row['loops']} loops over slabs, {row['plans']} plans, of which "
-        f"{row['plans_in_slabs']} have slabs; wrong: {row['wrong'] or 'none'}."
-        for row in rows
-        if "steps" in row
-    )
+    rows = [row for row in rows if "steps" in row]
+    totals = (sum(row[name] for row in rows) for name in ("steps", "loops", "plans", "plans_in_slabs"))
+    steps, loops, plans, in_slabs = totals
+    wrong = {number: what for row in rows for number, what in row["wrong"].items()}
+    said = f"{steps} steps drawn at random, {loops} loops over slabs, {plans} plans, of which {in_slabs} have slabs"
+    return listed([f"{said}; wrong: {wrong or 'none'}."] if rows else [])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from typing import Any
@@ -44,12 +44,14 @@ _QUICK = {"xla_backend_optimization_level": 0}  # LLVM's: XLA's own passes are t
 def measure(case: Case) -> Found:
     """One row of so many steps; those that end their process, or go wrong in another way, are named."""
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        told = list(threads.map(alone, range(case.facts["count"])))
+        numbers = range(case.facts["first"], case.facts["first"] + case.facts["count"])
+        told = dict(zip(numbers, threads.map(alone, numbers), strict=True))
     return Found([summed(told)])
 
 
-def summed(told: Sequence[Row]) -> Row:
-    wrong = {str(number): one["wrong"] for number, one in enumerate(told) if one["wrong"]}
+def summed(told_by_number: Mapping[int, Row]) -> Row:
+    told = told_by_number.values()
+    wrong = {str(number): one["wrong"] for number, one in told_by_number.items() if one["wrong"]}
     return {
         "steps": len(told),
         "loops": sum(one["loops"] for one in told),
