@@ -65,9 +65,5 @@ class TopologyError(MemplanError, ValueError):
     """A topology that is not one, or that does not fit the devices that are there."""
 
 
-class OverheadError(MemplanError, ValueError):
-    """An assumption about launches, stragglers or shared links that no machine meets."""
-
-
 class MeshError(MemplanError, ValueError):
     """A mesh that does not fit the devices, or a batch that does not fit the mesh."""

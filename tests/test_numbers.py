@@ -182,7 +182,7 @@ def test_a_plan_keeps_the_bits_of_random_numbers_that_a_call_makes(random: str) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hundred", range(5))
-def test_five_hundred_plans_keep_every_bit(hundred: int) -> None:
-    examples = settings(max_examples=100, **EXAMPLES | {"derandomize": False, "database": None})
-    seed(hundred)(examples(given(recipe=recipes, share=st.floats(0, 1))(keeps_every_bit)))()
+@pytest.mark.parametrize("fifty", range(4))
+def test_two_hundred_plans_keep_every_bit(fifty: int) -> None:
+    examples = settings(max_examples=50, **EXAMPLES | {"derandomize": False, "database": None})
+    seed(fifty)(examples(given(recipe=recipes, share=st.floats(0, 1))(keeps_every_bit)))()

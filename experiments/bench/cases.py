@@ -350,12 +350,8 @@ LARGEST = by_name(
     )
 )
 
-DDL_SPEED = 0.476
-"""Of DDL's P100s over the roofline's: 90 epochs of 1,281,167 images in 50 minutes on 256 of them at 95 %
-(arXiv:1708.02188) are 158 images/s on one, 202.5 ms for 32; the roofline of ResNet-50's step is 96.4 ms. That includes
-their input and their launches."""
-_DDL_50 = {"published": ("ResNet-50, ImageNet-1k, 32 images each", 0.95), "speed": DDL_SPEED}
-_DDL_101 = {"published": ("ResNet-101, ImageNet-22k, 20 images each", 0.88), "speed": DDL_SPEED}
+_DDL_50 = {"published": ("ResNet-50, ImageNet-1k, 32 images each", 0.95)}
+_DDL_101 = {"published": ("ResNet-101, ImageNet-22k, 20 images each", 0.88)}
 
 SCALING = by_name(
     Case(name, make, device, budget, facts={"topology": topology, "statistics": statistics, **facts})

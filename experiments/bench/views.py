@@ -361,33 +361,24 @@ def largest(rows: Rows) -> str:
 
 
 def scaling(rows: Rows) -> str:
-    def efficiency(case: str, assumed: str, devices: int) -> float | None:
-        at = (one for one in rows if (one["case"], one["assumed"], one["devices"]) == (case, assumed, devices))
-        return next((one["efficiency"] for one in at), None)
-
     def hidden(row: Row) -> float:
         return row["hidden_collective_s"] / row["collective_s"] if row["collective_s"] else 1.0
-
-    def at_256(assumed: str) -> Callable[[Row], float | None]:
-        return lambda row: efficiency(row["case"], assumed, 256)
 
     published = (
         Column("at 64 x 4 P100", lambda row: row["published"][0]),
         Column("published by DDL", lambda row: row["published"][1], "{:.0%}"),
-        Column("ideal", at_256("ideal"), "{:.1%}"), Column("default overheads", at_256("usual"), "{:.1%}"),
-        Column("and kernels at DDL's speed", at_256("slow"), "{:.1%}"),
+        Column("replayed", "efficiency", "{:.1%}"),
     )  # fmt: skip
     scaled = (
-        Column("case", "case"), Column("kernels", lambda row: "at DDL's speed" if row["assumed"] == "slow" else None),
-        Column("statistics of the batch", "statistics"), Column("compiled for", "compiled_shape"),
-        mib("device MiB", "compiled_bytes"), ms("one device ms", "single_s"), Column("devices", "devices"),
-        ms("step ms", "step_s"), ms("collectives ms", "collective_s"), Column("hidden", hidden, "{:.0%}"),
-        Column("slowest", lambda row: row["slowest"] - 1, "{:+.1%}"), Column("efficiency", "efficiency", "{:.1%}"),
-        Column("ideal", lambda row: efficiency(row["case"], "ideal", row["devices"]), "{:.1%}"),
+        Column("case", "case"), Column("statistics of the batch", "statistics"),
+        Column("compiled for", "compiled_shape"), mib("device MiB", "compiled_bytes"), ms("one device ms", "single_s"),
+        Column("devices", "devices"), ms("step ms", "step_s"), ms("collectives ms", "collective_s"),
+        Column("hidden", hidden, "{:.0%}"), Column("efficiency", "efficiency", "{:.1%}"),
     )  # fmt: skip
-    once = {row["case"]: row for row in rows if "published" in row}.values()
-    shown = (row for row in rows if row["assumed"] != "ideal" and row["devices"] in (16, 256, 4096))
-    return "\n\n".join((table(published, once), table(scaled, shown)))
+    at_256 = [row for row in rows if "published" in row and row["devices"] == 256]
+    return "\n\n".join(
+        (table(published, at_256), table(scaled, [row for row in rows if row["devices"] in (16, 256, 4096)]))
+    )
 
 
 # On the device that is here.

@@ -52,7 +52,7 @@ def demo(
 for command in (steps.inspect, steps.compare, steps.curve, steps.largest, machines.devices, machines.calibrate, demo):
     app.command()(command)
 app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(distributed.launch)
-app.add_typer(distributed.topologies, name="topology")
+app.command()(distributed.topology)
 
 
 def main() -> None:

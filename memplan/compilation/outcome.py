@@ -13,7 +13,6 @@ from memplan.compilation.scheduled import ScheduledModule
 from memplan.planning.plan import Plan, name_actions
 from memplan.planning.schedule import runs
 from memplan.program.trace import InSlabs, Program
-from memplan.verify.collectives import collective_differences
 from memplan.xla.target import Executable, Target
 
 
@@ -115,14 +114,6 @@ class Outcome:
             structure=module.structure,
             kernels=tuple(module.chosen_kernels.items()),
         )
-
-    @property
-    def unexpected_collectives(self) -> tuple[str, ...]:
-        """Collectives of what was compiled that are not those of the step, in words."""
-        spmd = self.program.spmd
-        if spmd is None:
-            return ()
-        return collective_differences(self.program.jaxpr, spmd.axes, self.planned.result.replay.collectives)
 
     def better(self, later: Outcome) -> Outcome:
         """The one that fits, or takes less, after the compilations of both."""

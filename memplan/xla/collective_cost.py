@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from memplan.hardware.collectives import LAUNCH_S, Decomposition, Phase, all_reduce_seconds, reduce_scatter_seconds
+from memplan.hardware.collectives import Decomposition, Phase, all_reduce_seconds, reduce_scatter_seconds
 from memplan.hardware.topology import Topology
 from memplan.xla.replica_groups import first_group
 
@@ -37,12 +36,10 @@ class Interconnect:
 
     Attributes:
       compiled_for: sizes of the axes in the program; links: those that it is replayed on.
-      launch_s: of each collective, before its first byte.
     """
 
     compiled_for: Topology
     links: Topology
-    launch_s: float = LAUNCH_S
 
     def collective(self, opcode: str, attributes: str, operand_nbytes: int, result_nbytes: int) -> Collective:
         kind = next(kind for kind in COLLECTIVES if opcode.startswith(kind))
@@ -63,18 +60,7 @@ class Interconnect:
             return 0.0
         alone = Decomposition((Phase(collective.axes, False),))
         take = all_reduce_seconds if collective.kind == REDUCE else reduce_scatter_seconds  # the others send as much
-        return take(self.links, alone, collective.nbytes, launch_s=self.launch_s)
-
-    def sent_bytes(self, collective: Collective) -> float:
-        """What leaves each device."""
-        devices = math.prod(self.links.axis(name).size for name in collective.axes)
-        return (2 if collective.kind == REDUCE else 1) * (devices - 1) / devices * collective.nbytes
-
-    def input_seconds(self, nbytes: float) -> float:
-        """Until every device has so many bytes from outside, over the links of the outermost axis."""
-        outermost = self.links.axes[0]
-        beside = math.prod(axis.size for axis in self.links.axes[1:]) if outermost.shared else 1
-        return beside * nbytes / outermost.bandwidth
+        return take(self.links, alone, collective.nbytes)
 
     def _place(self, device: int) -> tuple[int, ...]:
         found: list[int] = []

@@ -5,20 +5,18 @@ The same account for every executable, whoever decided what it recomputes and of
 A memcpy goes on beside computation. A kernel of XLA that reads or writes host memory takes its place: XLA launches a
 block of 128 threads for 512 elements, which for a slab of some MiB are more blocks than the SMs hold.
 
-Left out: caches, elementwise arithmetic, the conditions of loops; and unless `Overheads` are given, launches, slow
-devices and what messages take of device memory's bandwidth. A loop is one block: its body is replayed with idle streams
-and taken times its trip count.
+Left out: caches, elementwise arithmetic, launches, the conditions of loops, and what messages take of device memory's
+bandwidth. A loop is one block: its body is replayed with idle streams and taken times its trip count.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from memplan.hardware.device import Device
-from memplan.hardware.overheads import NONE, Overheads
 from memplan.hardware.roofline import copy_seconds, kernel_seconds
 from memplan.hardware.topology import Topology
 from memplan.xla.collective_cost import COLLECTIVES, Collective, Interconnect
@@ -85,24 +83,18 @@ class Replay:
     stalls: frozenset[tuple[float, float]] = frozenset()
 
 
-def replay(module: Module | str, device: Device, topology: Topology | None = None) -> Replay:
+def replay(
+    module: Module | str, device: Device, topology: Topology | None = None, compiled_for: Topology | None = None
+) -> Replay:
     """Replay the entry computation of a module, or of its text, on `device`, one of those of `topology`.
+
+    compiled_for: the same links with the sizes that the program was compiled for, where `topology` has others.
 
     Raises:
       UnreadableModuleError: the text is not a scheduled module.
     """
     costs = _KernelCosts(_read(module), device)
-    return _result(_Streams(costs, Interconnect(topology, topology) if topology else None))
-
-
-def replay_on(
-    module: Module | str, device: Device, compiled_for: Topology, links: Iterable[Topology], overheads: Overheads
-) -> Iterator[Replay]:
-    """The same for a program that was compiled for other sizes of the axes, on each of `links`, with overheads."""
-    costs = _KernelCosts(_read(module), device)
-    for topology in links:
-        interconnect = Interconnect(compiled_for, topology, overheads.collective_launch_s)
-        yield _result(_Streams(costs, interconnect, overheads))
+    return _result(_Streams(costs, Interconnect(compiled_for or topology, topology) if topology else None))
 
 
 def _read(module: Module | str) -> Module:
@@ -147,18 +139,12 @@ class _KernelCosts:
 
 
 class _Streams:
-    """The compute stream, one copy stream in each direction and the links, advanced instruction by instruction.
+    """The compute stream, one copy stream in each direction and the links, advanced instruction by instruction."""
 
-    With overheads it is the slowest device's: the others wait for it.
-    """
-
-    def __init__(self, costs: _KernelCosts, interconnect: Interconnect | None, overheads: Overheads = NONE) -> None:
-        self._costs, self._interconnect, self._overheads = costs, interconnect, overheads
+    def __init__(self, costs: _KernelCosts, interconnect: Interconnect | None) -> None:
+        self._costs, self._interconnect = costs, interconnect
         self._module, self._device = costs.module, costs.device
-        self._slowest = overheads.slowest(interconnect.links.devices) if interconnect else 1.0
         self._clock = 0.0  # compute stream, seconds
-        self._input_s = interconnect.input_seconds(overheads.input_bytes) if interconnect else 0.0
-        self._shares: deque[tuple[float, float, float]] = deque()  # of memory's bandwidth: from, until, how much
         self.stalls: list[tuple[float, float]] = []  # of the compute stream
         self._copies: dict[str, list[tuple[float, float]]] = {"out": [], "in": [], "net": []}
         self._ready: dict[str, float] = {}  # copies under way -> when they end
@@ -184,7 +170,7 @@ class _Streams:
 
     @property
     def end_s(self) -> float:
-        return max(self._clock, self._input_s, *(copies[-1][1] for copies in self._copies.values() if copies))
+        return max([self._clock, *(copies[-1][1] for copies in self._copies.values() if copies)])
 
     def sums(self) -> dict[str, float]:
         """Totals, the copies' seconds included."""
@@ -217,8 +203,7 @@ class _Streams:
             self._kernel(body, op)
 
     def _alone(self, name: str) -> _Streams:
-        once_in_a_step = replace(self._overheads, input_bytes=0)
-        return _Streams(self._costs, self._interconnect, once_in_a_step).run(name)
+        return _Streams(self._costs, self._interconnect).run(name)
 
     def _block(self, part: _Streams, times: int) -> None:
         for key, value in part.sums().items():
@@ -227,7 +212,7 @@ class _Streams:
             self.collectives[collective] += times * count
         self.seconds.update(part.seconds)
         self.blocks.update(part.blocks)
-        self._compute(times * part.end_s)
+        self._clock += times * part.end_s
 
     def _start(self, body: Computation, op: Instruction) -> None:
         done, _ = body.uses[op.name][0]
@@ -264,36 +249,11 @@ class _Streams:
         self.seconds[op.name] = seconds
         self._copies["net"].append((start, start + seconds))
         self.transfers.append(Transfer(op.name, "net", operands, start, start + seconds))
-        sent_bytes = interconnect.sent_bytes(collective)
-        share = self._overheads.memory_share(sent_bytes, seconds, self._device.memory_bandwidth)
-        if share:
-            self._shares.append((start, start + seconds, share))
         return start + seconds
 
     def _free(self, stream: str) -> float:
         """When the links of a stream are free; each direction of the host's goes beside the other."""
-        streams = {stream}
-        if self._overheads.copies_share_links:
-            streams |= set(self._copies) if stream == "net" else {"net"}
-        free = max((self._copies[one][-1][1] for one in streams if self._copies[one]), default=0.0)
-        return max(free, self._input_s) if "net" in streams else free
-
-    def _compute(self, seconds: float) -> None:
-        """Advance the compute stream by so many seconds of work, which messages beside it slow down."""
-        while self._shares and self._shares[0][1] <= self._clock:
-            self._shares.popleft()
-        for start, end, share in self._shares:
-            before = max(0.0, start - self._clock)
-            if seconds <= before:
-                break
-            seconds -= before
-            self._clock = max(self._clock, start)
-            beside = (end - self._clock) * (1 - share)
-            if seconds <= beside:
-                self._clock += seconds / (1 - share)
-                return
-            seconds, self._clock = seconds - beside, end
-        self._clock += seconds
+        return max((end for _, end in self._copies[stream][-1:]), default=0.0)
 
     def _wait(self, until: float) -> None:
         if until > self._clock:
@@ -312,10 +272,8 @@ class _Streams:
         if cost.is_host_copy:
             self._wait(self._copy(op, cost))
             return
-        roofline_s = kernel_seconds(cost.flops, cost.dtype, cost.device_nbytes, self._device)
-        seconds = self._slowest * self._overheads.kernel_s(roofline_s)
-        start = self._clock
-        self._compute(seconds)
+        seconds = kernel_seconds(cost.flops, cost.dtype, cost.device_nbytes, self._device)
+        self._clock += seconds
         self.seconds[op.name] = seconds
         self._sums["flops"] += cost.flops
-        self._sums["compute_s"] += self._clock - start
+        self._sums["compute_s"] += seconds

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, AxisType
 
 import memplan
 from memplan.errors import MemplanError
@@ -82,6 +83,18 @@ def test_arguments_may_be_named() -> None:
         np.testing.assert_allclose(divided(*args, **kwargs), step(*args, **kwargs), rtol=1e-5)
     with pytest.raises(MemplanError, match=r"does not take these arguments: missing a required argument: 'batch'"):
         divided(W, bacth=X)
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit])
+def test_a_step_over_a_mesh_is_compiled_for_a_like_mesh_of_described_gpus(axes: AxisType) -> None:
+    shapes = jax.ShapeDtypeStruct((128, 128), jnp.float32), jax.ShapeDtypeStruct((256, 128), jnp.float32)
+    of_eight = AbstractMesh((2, 4), ("host", "device"), axis_types=(axes, axes))
+    divided = data_parallel(step, of_eight, topology="today@2x4", device="h100")
+    planned = memplan.jit(divided, device="h100").plan(*shapes)
+    memory = planned._found.executable.compiled.memory_analysis()
+    nbytes = 4 * (2 * 128 * 128 + 256 * 128 // 8)
+    assert memory.argument_size_in_bytes + memory.output_size_in_bytes == nbytes
 
 
 @pytest.fixture(scope="module")

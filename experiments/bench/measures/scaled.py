@@ -1,34 +1,72 @@
-"""How a step scales: simulated from what XLA compiles for a whole machine that is not here."""
+"""How a step scales: replayed on more and more devices, from what XLA compiles for a whole machine that is not here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh
 
 from experiments.bench.cases import Case
 from experiments.bench.results import Found, Row
-from memplan.hardware.overheads import NONE, Overheads
-from memplan.report.scaling import Scaling
-from memplan.studies.scaling import compile_step
+from memplan import pipeline
+from memplan.hardware.topology import Topology, topology_named
+from memplan.parallel.step import data_parallel
+from memplan.pipeline import Outcome, Request
+from memplan.xla.replay import replay
+
+LARGEST = 4096  # devices
 
 
 def measure(case: Case) -> Found:
-    """A row for each assumption and number of devices; the step is compiled once."""
+    """A row for each number of devices; the step is compiled once for one device, and once divided for all."""
     step, args, donated = case.built()
-    made = compile_step(
-        step, args, case.facts["topology"], case.device,
-        donate_argnums=donated, budget=case.budget, statistics=case.facts["statistics"],
-    )  # fmt: skip
-    return Found([row for name, one in assumed(case).items() for row in rows(name, made.scaling(one))])
+    links, statistics = topology_named(case.facts["topology"]), case.facts["statistics"]
+    options, request = {"donate_argnums": donated}, Request(case.budget, None, case.device)
+    single = pipeline.best(step, args, {}, options, request)
+    mesh = AbstractMesh(tuple(links.sizes.values()), tuple(links.sizes))
+    divided = data_parallel(step, mesh, topology=links, device=case.device, statistics=statistics)
+    whole = pipeline.best(divided, _global_arguments(args, links.devices), {}, options, request)
+    if not (single.fits and whole.fits):
+        return Found([], "does not fit", f"{case.budget}")
+    return Found(list(rows(single, whole, links)))
 
 
-def assumed(case: Case) -> dict[str, Overheads]:
-    """The defaults, none at all, and kernels as slow as on the machine whose figures are published."""
-    usual, speed = Overheads(), case.facts.get("speed")
-    return {"usual": usual, "ideal": NONE, **({"slow": replace(usual, roofline_share=speed)} if speed else {})}
+def rows(single: Outcome, whole: Outcome, links: Topology) -> Iterator[Row]:
+    """Efficiency: seconds alone, of the undivided or the divided step, whichever is faster, over seconds on many."""
+    module, device = whole.planned.result.module, whole.target.device
+    best_s = min(single.step_s, replay(module, device, links.resized(dict.fromkeys(links.sizes, 1)), links).step_s)
+    for sizes in shapes(links):
+        found = replay(module, device, links.resized(sizes), links)
+        yield {
+            "compiled_shape": "x".join(map(str, links.sizes.values())),
+            "compiled_bytes": whole.device_bytes,
+            "single_s": single.step_s,
+            "devices": math.prod(sizes.values()),
+            "step_s": found.step_s,
+            "collective_s": found.collective_s,
+            "hidden_collective_s": found.hidden_collective_s,
+            "efficiency": best_s / found.step_s,
+        }
 
 
-def rows(name: str, found: Scaling) -> Iterator[Row]:
-    of_all = {"assumed": name, "compiled_shape": found.compiled_shape, "compiled_bytes": found.device_bytes}
-    for point in found.points:
-        yield {**of_all, "single_s": found.single_s, **asdict(point)}
+def shapes(links: Topology) -> Iterator[dict[str, int]]:
+    """One host, then twice as many each time, up to 4,096 devices."""
+    outermost, *inner = links.axes
+    hosts, devices = 1, math.prod(axis.size for axis in inner)
+    while hosts * devices <= LARGEST:
+        yield {**links.sizes, outermost.name: hosts}
+        hosts *= 2
+
+
+def _global_arguments(args: Sequence[Any], devices: int) -> tuple[Any, ...]:
+    """The arguments at the global batch: the leaves of the second, so many times as long."""
+
+    def stacked(leaf: Any) -> Any:
+        shape = tuple(leaf.shape)
+        return jax.ShapeDtypeStruct((shape[0] * devices, *shape[1:]), leaf.dtype) if shape else leaf
+
+    state, batch, *rest = args
+    return (state, jax.tree.map(stacked, batch), *rest)

@@ -1,4 +1,4 @@
-"""Two thousand random steps on 2 to 8 simulated devices, each against the same step on one."""
+"""Random steps on 2 to 8 simulated devices, each against the same step on one."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tests.parallel.emit.operations import Op
 from tests.parallel.emit.random_steps import Drawn, drawn_step
 from tests.parallel.simulator.simulated import alone, equations, mesh, raw, simulated
 
-HITS = 102  # of every rule
-SHAPED, ELEMENTWISE = 36, 45  # steps for each operation, and for each group of elementwise ones
+HITS = 5  # of every rule, and its share of more
+SHAPED, ELEMENTWISE = 4, 5  # steps for each operation, and for each group of elementwise ones
 GROUP = 8
-THIRDS = (1, pytest.param(2, marks=pytest.mark.slow))  # of all these; both parts draw steps of their own
+TIMES = (1, pytest.param(6, marks=pytest.mark.slow))  # so many of all these; both draw steps of their own
 
 Case = tuple[Mapping[str, Op], bool]
 
@@ -49,21 +49,21 @@ def _groups(ops: Mapping[str, Op]) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize(("ops", "exact", "count"), list(cases()))
-@pytest.mark.parametrize("thirds", THIRDS)
+@pytest.mark.parametrize("times", TIMES)
 def test_a_divided_step_is_that_of_one_device(
-    ops: Mapping[str, Op], exact: bool | None, count: int, thirds: int
+    ops: Mapping[str, Op], exact: bool | None, count: int, times: int
 ) -> None:
     divided: Counter[str] = Counter()
 
-    @seed(2 * thirds - 1)  # with these every rule has its share of the hits
-    @settings(max_examples=count * thirds // 3, deadline=None, database=None, suppress_health_check=HealthCheck)
+    @seed(times)  # with these every rule has its share of the hits
+    @settings(max_examples=count * times, deadline=None, database=None, suppress_health_check=HealthCheck)
     @given(st.binary(min_size=64, max_size=64))
     def check(numbers: bytes) -> None:
         drawn = drawn_step(numbers, ops, numbers[-1] % 2 == 0 if exact is None else exact)
         divided.update(compared(drawn))
 
     check()
-    assert {name: divided[name] for name in ops if name in RULES and divided[name] < HITS * thirds // 3} == {}
+    assert {name: divided[name] for name in ops if name in RULES and divided[name] < HITS * times} == {}
 
 
 def compared(drawn: Drawn) -> Iterator[str]:
