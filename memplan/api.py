@@ -18,7 +18,7 @@ from memplan import pipeline
 from memplan.compilation.outcome import Outcome
 from memplan.errors import MemplanError, UnsupportedProgramError, WrongProgramError
 from memplan.outcome.execute import Runner, numbers_gate
-from memplan.outcome.summary import report_of
+from memplan.outcome.summary import report_of, status_of
 from memplan.pipeline import Request
 from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner, planner_named
@@ -395,7 +395,7 @@ class Planned:
         return place_argument(self._found.program, argument, position)
 
     def __repr__(self) -> str:
-        return f"<memplan.Planned {self._found.program.name}: {self.report.status}>"
+        return f"<memplan.Planned {self._found.program.name}: {status_of(self._found)}>"
 
 
 class Compiled:

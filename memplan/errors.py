@@ -50,7 +50,7 @@ class WrongProgramError(MemplanError):
 
 
 class BudgetError(MemplanError, ValueError):
-    """A budget or a host budget that is not a size."""
+    """A budget or a host budget that is not a size; or a variable of XLA's pools that is not a number."""
 
 
 class SizeError(MemplanError, ValueError):

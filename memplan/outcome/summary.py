@@ -52,7 +52,7 @@ def report_of(outcome: Outcome) -> Report:
     return Report(
         device=outcome.target.device.name,
         runs_on=jax.devices()[0].device_kind,
-        status=_status(outcome),
+        status=status_of(outcome),
         planner=outcome.plan.planner if outcome.plan is not None else "none",
         budget_bytes=outcome.limits.device_bytes,
         host_budget_bytes=outcome.limits.host_bytes,
@@ -128,7 +128,8 @@ def _huge_arrays(unmodified: ScheduledModule) -> int:
     return sum(array is not None and array.size >= _HUGE for array in arrays)
 
 
-def _status(outcome: Outcome) -> str:
+def status_of(outcome: Outcome) -> str:
+    """`Report.status` alone: the rest of a report may compile the plain step."""
     if not outcome.fits:
         return "does not fit"
     return "untouched" if outcome.plan is None else "fits"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import jax
 
+from memplan.errors import BudgetError
 from memplan.hardware import catalog
 from memplan.hardware.device import Device
 from memplan.xla.pools import Pool
@@ -56,16 +57,28 @@ class Pools:
 
 
 def pools(environ: Mapping[str, str] = os.environ) -> Pools:
-    """The pools of a client that starts in this environment."""
+    """The pools of a client that starts in this environment.
+
+    Raises BudgetError where a variable is not the number that it should be.
+    """
     host_preallocates = environ.get(_HOST_PREALLOCATE, "").lower() in ("true", "1")
     default = 16 if host_preallocates else 64
     return Pools(
-        fraction=float(environ.get(FRACTION) or environ.get(_OLD_FRACTION) or Pools.fraction),
+        fraction=_number(environ, FRACTION if environ.get(FRACTION) else _OLD_FRACTION, float, Pools.fraction),
         preallocates=environ.get(PREALLOCATE, "") not in _NO,
-        host_limit_bytes=int(environ.get(HOST_LIMIT) or default) << 30,
+        host_limit_bytes=_number(environ, HOST_LIMIT, int, default) << 30,
         host_preallocates=host_preallocates,
         of_bfc=environ.get(_ALLOCATOR, "default").lower() in ("default", "bfc"),
     )
+
+
+def _number[T: (int, float)](environ: Mapping[str, str], name: str, read: Callable[[str], T], default: T) -> T:
+    value = environ.get(name)
+    try:
+        return read(value) if value else default
+    except ValueError:
+        example = export(name, str(default))
+        raise BudgetError(f"{name}={value} is not a number. Before Python starts, such as: {example}") from None
 
 
 def without_spaces(environ: Mapping[str, str] = os.environ) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from memplan.errors import UnknownDeviceError
+from memplan.errors import BudgetError, UnknownDeviceError
 from memplan.hardware import catalog
 from memplan.xla import local
 from memplan.xla.local import closest_name
@@ -67,6 +67,14 @@ def test_the_pools_are_those_of_the_environment() -> None:
     assert local.pools({"XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": "70"}).host.limit_bytes == 70 << 30
     assert local.pools({"XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE": "True"}).host == Pool(16 << 30, grows=False)
     assert not local.pools({"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async"}).of_bfc
+
+
+@pytest.mark.parametrize(
+    "name", ["XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"]
+)
+def test_a_variable_that_is_no_number_is_named(name: str) -> None:
+    with pytest.raises(BudgetError, match=f"{name}=64GiB is not a number.*export {name}="):
+        local.pools({name: "64GiB"})
 
 
 def test_a_pool_ends_at_whole_pieces_of_memory() -> None:
