@@ -17,7 +17,7 @@ def slabs(rows: Rows) -> str:
 
     return table(
         (
-            Column("case", "case"), mib("unmodified MiB", "unmodified_bytes"),
+            Column("case", "case"), mib("jax.jit MiB", "plain_bytes"), mib("unmodified MiB", "unmodified_bytes"),
             Column("chosen", lambda row: row["planner"] if fits(row) else status(row)),
             Column("loops", "slab_loops"), mib("device MiB", "compiled_bytes"), mib("host MiB", "host_bytes"),
             ms("step ms", "step_s", "{:.0f}"), ms("unmodified ms", "plain_step_s", "{:.0f}"), Column("a second", rate),
@@ -44,7 +44,7 @@ def resident(rows: Rows) -> str:
 
     return table(
         (
-            Column("case", "case"), mib("machine MiB", "machine_bytes"), mib("unmodified MiB", "plain_bytes"),
+            Column("case", "case"), mib("machine MiB", "machine_bytes"), mib("jax.jit MiB", "plain_bytes"),
             mib("budget MiB", "budget_bytes"), mib("compiled MiB", "compiled_bytes"), Column("loops", "slab_loops"),
             mib("resident set MiB", "peak_rss"), Column("losses", losses),
             Column("s a step", lambda row: mean(row["seconds"]), "{:.0f}"),

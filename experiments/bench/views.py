@@ -103,7 +103,8 @@ def _spread(numbers: Iterable[float | None], shown: str = "{:.1f}") -> str:
 def size(rows: Rows) -> str:
     return table(
         (
-            Column("batch", "batch"), Column("budget", "budget"), mib("unmodified MiB", "unmodified_bytes"),
+            Column("batch", "batch"), Column("budget", "budget"), mib("jax.jit MiB", "plain_bytes"),
+            mib("unmodified MiB", "unmodified_bytes"),
             Column("chosen", lambda row: row["planner"] if fits(row) else status(row)),
             mib("device MiB", "compiled_bytes"), mib("host MiB", "host_bytes"), ms("step ms", "step_s"),
             Column("images/s", _ratio("batch", "step_s"), "{:.0f}"),
@@ -131,7 +132,8 @@ def links(rows: Rows) -> str:
 def state(rows: Rows) -> str:
     return table(
         (
-            Column("case", "case"), mib("state MiB", "state_bytes"), mib("plain MiB", "unmodified_bytes"),
+            Column("case", "case"), mib("state MiB", "state_bytes"), mib("jax.jit MiB", "plain_bytes"),
+            mib("unmodified MiB", "unmodified_bytes"),
             Column("budget", "budget"), Column("chosen", "planner"), mib("device MiB", "compiled_bytes"),
             mib("predicted", "predicted_bytes"), mib("host MiB", "host_bytes"),
             ms("plain ms", "plain_step_s", "{:.0f}"), ms("ms", "step_s", "{:.0f}"), ms("copies ms", "copy_s", "{:.0f}"),
@@ -336,7 +338,7 @@ def speed(rows: Rows) -> str:
     return table(
         (
             Column("speed", "of"), Column("device", "device"), Column("size", "size"),
-            Column("plain Mpixel/s", mpixels("plain_step_s", "unmodified_bytes"), "{:.1f}"),
+            Column("jax.jit Mpixel/s", mpixels("jit_step_s", "plain_bytes"), "{:.1f}"),
             Column("jax.checkpoint", mpixels("checkpoint_step_s", "checkpoint_bytes"), "{:.1f}"),
             Column("memplan", mpixels("step_s", "compiled_bytes"), "{:.1f}"),
             mib("its device MiB", "compiled_bytes"), mib("its host MiB", "host_bytes"),

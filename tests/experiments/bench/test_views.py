@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from experiments.bench import views
+from experiments.bench import slab_views, views
 from experiments.bench.cases import LARGE_IMAGES, SPEED
 from experiments.bench.measures.curve import rows_of
 from experiments.bench.views import comparisons, cost, missed, rival_sums, slower, summary
@@ -129,10 +129,18 @@ def test_sizes_are_told_for_every_way() -> None:
     assert f"| resnet50-batch | v100 | memplan | 480 | 1024 | 1 | 1000 | {480 * 224**2 / 1e6:.1f} |" in told
 
 
+@pytest.mark.parametrize("view", [views.size, views.state, slab_views.slabs])
+def test_what_jax_jit_takes_by_default_stands_beside_the_unmodified_step(view: Any) -> None:
+    figures = {"plain_bytes": 20 * MIB, "unmodified_bytes": 30 * MIB, "samples": 1, "of": "images"}
+    told = view([{**ROW, **figures, "planner": "kernels", "batch": 1}])
+    by_head = dict(zip(cells(told, -2), cells(told), strict=True))
+    assert (by_head["jax.jit MiB"], by_head["unmodified MiB"]) == ("20", "30")
+
+
 def test_speeds_are_told_where_a_way_fits() -> None:
     case = next(case for case in SPEED.values() if case.name.startswith("unet3d-volume-v100"))
     budget = parse_bytes(str(case.budget), 0)
-    figures = {"unmodified_bytes": 1, "plain_step_s": 0.5, "compiled_bytes": MIB, "step_s": 0.25, "host_bytes": 0}
+    figures = {"plain_bytes": 1, "jit_step_s": 0.5, "compiled_bytes": MIB, "step_s": 0.25, "host_bytes": 0}
     row = {"device": "v100", "status": "fits", "budget_bytes": budget, **case.facts, **figures}
     told = cells(views.speed([{**row, "checkpoint_bytes": budget + 1, "checkpoint_step_s": 1.0}]))
     assert told == ["unet3d-volume", "v100", "64", f"{64**3 / 5e5:.1f}", "", f"{64**3 / 2.5e5:.1f}", "1", "0"]
