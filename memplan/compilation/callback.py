@@ -6,7 +6,7 @@ import gc
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from memplan.compilation.limits import Limits, Reserve
@@ -15,7 +15,7 @@ from memplan.compilation.scheduled import ScheduledModule
 from memplan.errors import PlanMismatchError
 from memplan.hardware.device import Device
 from memplan.hardware.topology import Topology
-from memplan.planning.packing import pack
+from memplan.planning.packing import Packing, pack
 from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner
 from memplan.planning.schedule import Schedule
@@ -94,11 +94,10 @@ class Callback:
 
     def __call__(self, text: str) -> str | None:
         with _without_collecting():
-            module = scheduled = read_module(text)
-            if self.streams:
-                module = copy_early(scheduled)
+            scheduled = read_module(text)
+            module = copy_slices(copy_early(scheduled) if self.streams else scheduled, self.device)
+            if module is not scheduled:
                 judge(scheduled, module)
-            module = copy_slices(module, self.device)
             plain = ScheduledModule(module, self.device, self.topology)
             budget = self.limits.device_bytes - self.reserve.device_bytes
             if self.follow is None and plain.device_bytes <= budget:
@@ -108,12 +107,9 @@ class Callback:
 
     def _rewrite(self, plain: ScheduledModule, budget: int) -> str:
         started = time.perf_counter()
-        plan = self._followed(self.follow, plain, budget) if self.follow else self._plan(plain, budget)
-        plan.check(plain.module.fingerprint)
-        base = plain.rewrite(plan.room_nbytes, plan.handed_on)
-        schedule = plan.schedule(base.problem)
-        packing = pack(base.problem, schedule)
+        found = self._followed(self.follow, plain, budget) if self.follow else self._planned_anew(plain, budget)
         planning_s = time.perf_counter() - started
+        base, schedule, packing = found.base, found.schedule, found.packing
         text = write(base.module, base.problem, schedule)
         written = ScheduledModule(read_module(text, base.module), self.device, self.topology)
         judge(plain.module, written.module)
@@ -121,7 +117,7 @@ class Callback:
         self._planned = PlannedModule(
             plain,
             base,
-            plan,
+            found.plan,
             schedule,
             written,
             fits=predicted <= budget,
@@ -131,7 +127,7 @@ class Callback:
         )
         return text
 
-    def _followed(self, plan: Plan, plain: ScheduledModule, budget: int) -> Plan:
+    def _followed(self, plan: Plan, plain: ScheduledModule, budget: int) -> _LaidOut:
         """The plan to follow; a new one where XLA chose other kernels for the same program, so that it no longer fits.
 
         XLA times its kernels when it compiles, and may choose others each time that a job starts.
@@ -141,28 +137,43 @@ class Callback:
         """
         module = plain.module
         if plan.fingerprint == module.fingerprint:
-            return plan
+            return _laid_out(plan, plain)
         if not plan.program or (plan.program, plan.device) != (self.program, self.device.name):
             plan.check(module.fingerprint)
-        followed = replace(plan, fingerprint=module.fingerprint)
-        follows = plan.structure == module.structure and self._fits(followed, plain, budget)
+        found = None
+        if plan.structure == module.structure:
+            with suppress(PlanMismatchError):  # rewritten for a room, it has other kernels
+                found = _laid_out(replace(plan, fingerprint=module.fingerprint), plain)
+        if found is not None and plain.resident_bytes + found.packing.nbytes > budget:
+            found = None
         warnings.warn(
             f"XLA chose other kernels for this step than when its plan was made ({_changed(plan, module)}); "
-            f"{'the plan is followed all the same' if follows else 'it is planned again'}.",
+            f"{'the plan is followed all the same' if found else 'it is planned again'}.",
             stacklevel=2,
         )
-        return followed if follows else self._plan(plain, budget)
+        return found or self._planned_anew(plain, budget)
 
-    def _fits(self, plan: Plan, plain: ScheduledModule, budget: int) -> bool:
-        base = plain.rewrite(plan.room_nbytes, plan.handed_on)
-        try:
-            schedule = plan.schedule(base.problem)
-        except PlanMismatchError:  # rewritten for a room, it has other kernels
-            return False
-        return plain.resident_bytes + pack(base.problem, schedule).nbytes <= budget
+    def _planned_anew(self, plain: ScheduledModule, budget: int) -> _LaidOut:
+        plans = Plans(plain, budget, self.limits.host_bytes - self.reserve.host_bytes, self.planner)
+        return _laid_out(plans.agree(self.agree), plain)
 
-    def _plan(self, plain: ScheduledModule, budget: int) -> Plan:
-        return Plans(plain, budget, self.limits.host_bytes - self.reserve.host_bytes, self.planner).agree(self.agree)
+
+@dataclass(frozen=True)
+class _LaidOut:
+    """A plan for a module: what is rewritten for it, its schedule, and where that has its buffers."""
+
+    plan: Plan
+    base: ScheduledModule
+    schedule: Schedule
+    packing: Packing
+
+
+def _laid_out(plan: Plan, plain: ScheduledModule) -> _LaidOut:
+    """Raises PlanMismatchError where the plan is for another module."""
+    plan.check(plain.module.fingerprint)
+    base = plain.rewrite(plan.room_nbytes, plan.handed_on)
+    schedule = plan.schedule(base.problem)
+    return _LaidOut(plan, base, schedule, pack(base.problem, schedule))
 
 
 def _changed(plan: Plan, module: Module) -> str:

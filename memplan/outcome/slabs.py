@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 
 from memplan.compilation.outcome import Outcome
 from memplan.compilation.scheduled import ScheduledModule
@@ -21,20 +20,23 @@ from memplan.report.model import Decision
 from memplan.report.slabs import SlabArray, Unsplit
 from memplan.report.slabs import SlabLoop as LoopRow
 from memplan.report.views.table import shape
-from memplan.xla.host_copies import transfers
 from memplan.xla.module import Instruction
 
 
-def loop_rows(outcome: Outcome, origins: Origins) -> Iterator[LoopRow]:
-    """One for each loop over slabs."""
+def loop_rows(outcome: Outcome, origins: Origins, moved: Mapping[str, tuple[int, int]]) -> Iterator[LoopRow]:
+    """One for each loop over slabs.
+
+    Args:
+      moved: loop -> transfers between device and host in a trip (`transfers`).
+    """
     records, result = outcome.program.in_slabs, outcome.planned.result
     compiled = {origins.scope(loop.name): loop for loop in loops_of(result)} if len(records) == 1 else {}
     numbered = [(one, loop, number) for one in records for number, loop in enumerate(one.loops, 1)]
     for position, (one, loop, number) in enumerate(numbered, 1):
         made = compiled.get(one.scope(number))
-        copies, kernels = transfers(result.module, made, result.device) if made else (0, 0)
+        copies, kernels = moved[made.name] if made else (0, 0)
         seconds = result.replay.blocks.get(made.name) if made else None
-        yield replace(_loop_row(one, loop, position, outcome.program), seconds=seconds, copies=copies, kernels=kernels)
+        yield _loop_row(one, loop, position, outcome.program, seconds, copies, kernels)
 
 
 def split_decisions(outcome: Outcome) -> Iterator[Decision]:
@@ -85,7 +87,9 @@ def loops_of(result: ScheduledModule) -> list[Instruction]:
     return [op for op in result.module.entry.ops.values() if op.opcode == "while"]
 
 
-def _loop_row(one: InSlabs, loop: SlabLoop, number: int, program: Program) -> LoopRow:
+def _loop_row(
+    one: InSlabs, loop: SlabLoop, number: int, program: Program, seconds: float | None, copies: int, kernels: int
+) -> LoopRow:
     graph = one.graph.graph
     largest = max((graph.ops[op] for op in loop.ops), key=lambda op: _touched(graph, op))
     return LoopRow(
@@ -98,8 +102,10 @@ def _loop_row(one: InSlabs, loop: SlabLoop, number: int, program: Program) -> Lo
         reads=tuple(_array(one, value, program) for value in loop.reads),
         writes=tuple(_array(one, value, program) for value in loop.writes),
         sums=len(loop.sums),
-        seconds=None,
+        seconds=seconds,
         source=largest.source,
+        copies=copies,
+        kernels=kernels,
     )
 
 

@@ -48,7 +48,7 @@ def report_of(outcome: Outcome) -> Report:
     memory = timeline.timeline(result, origins, by_buffer)
     floor_bytes, _ = floor_of(outcome)
     step, unmodified = result.replay, outcome.unmodified
-    moved = [transfers(result.module, loop, result.device) for loop in loops_of(result)]
+    moved = {loop.name: transfers(result.module, loop, result.device) for loop in loops_of(result)}
     return Report(
         device=outcome.target.device.name,
         runs_on=jax.devices()[0].device_kind,
@@ -81,9 +81,9 @@ def report_of(outcome: Outcome) -> Report:
         planning_s=planned.planning_s,
         preparation_s=outcome.seconds,
         xla_limit_bytes=_xla_limit(outcome.target, unmodified or plain) if outcome.target.is_gpu else None,
-        slab_loops=tuple(loop_rows(outcome, origins)),
-        loop_copies=sum(copies for copies, _ in moved),
-        loop_kernels=sum(kernels for _, kernels in moved),
+        slab_loops=tuple(loop_rows(outcome, origins, moved)),
+        loop_copies=sum(copies for copies, _ in moved.values()),
+        loop_kernels=sum(kernels for _, kernels in moved.values()),
         unsplit=unsplit(outcome.program.in_slabs, _MOST_ROWS),
         constant_bytes=outcome.executable.memory.constant_bytes,
         huge_arrays=_huge_arrays(unmodified) if unmodified and outcome.target.is_gpu else None,

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from memplan.errors import MemplanError
-from memplan.verify.expressions import Expressions, FusionMeanings, Meaning, ModuleExpressions, shapes_of
+from memplan.verify.expressions import Expressions, FusionMeanings, Meaning, ModuleExpressions, is_library, shapes_of
 from memplan.verify.overwrites import Loss, Place, Tree, Updates, Versions, places_in, tree_of
 from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array
@@ -133,7 +133,7 @@ class Dataflow:
             self._versions.read(place, position, op.name)
         self._extend_pair(op, places, position)
         self._trees[op.name] = tree = tree_of(op.name, op.shape)
-        if op.opcode == "fusion" and op.attribute("kind") != "kCustom":
+        if op.opcode == "fusion" and not is_library(op):
             made = self._fusion(op, operands)
             expression = self._by_text.all.number(("fusion", *made))
         else:
@@ -237,7 +237,7 @@ def _is_pure(start: Instruction) -> bool:
 
     A custom fusion may hold a collective.
     """
-    return bool(_PURE_START.match(start.opcode)) and start.attribute("kind") != "kCustom"
+    return bool(_PURE_START.match(start.opcode)) and not is_library(start)
 
 
 def _one(tree: Tree, op: Instruction) -> Place:

@@ -17,6 +17,12 @@ _CALLED = re.compile(r"(?:to_apply|calls)=%([\w.\-]+)")
 _FRAME = re.compile(r" ?stack_frame_id=\d+")
 _QUEUE = re.compile(r'"(?:operation_queue_id|wait_on_operation_queues)":(?:"[^"]*"|\[[^\]]*\]),?')
 _ORIGIN = re.compile(r",? ?(?:metadata=\{(?:[^{}\"]|\"(?:[^\"\\]|\\.)*\"|\{[^}]*\})*\}|control-predecessors=\{[^}]*\})")
+_STREAM = re.compile(r',? ?frontend_attributes=\{_xla_stream_annotation="\d+"\}')
+# A fusion of a slice alone is the same whether XLA's kernels or its emitter of dynamic slices carry it out.
+_SLICE_EMITTER = re.compile(
+    r'"fusion_backend_config":\{"kind":"__custom_fusion","custom_fusion_config":\{"name":"dynamic_slice_fusion"\}\},?'
+)
+_NO_CONFIG = re.compile(r",? ?backend_config=\{\}")
 _ORDERED = frozenset({"reduce", "reduce-window", "scatter", "select-and-scatter", "dot", "convolution", "sort"})
 _NAMING = ("bitcast", "tuple", "get-tuple-element")
 
@@ -76,14 +82,16 @@ class ModuleExpressions:
     def body(self, name: str) -> int:
         """A computation as it stands, whatever the names in it."""
         if name not in self._bodies:
-            body = self._module[name]
-            number = {op: f"%{i}" for i, op in enumerate(body.ops)}
-            lines = []
+            body, number, lines = self._module[name], dict[str, str](), list[object]()
             for op in body.ops.values():
-                called = tuple(self.body(one) for one in op.called)
                 operands = tuple(number[operand] for operand in op.operands)
-                lines.append((op.opcode, shapes_of(op.shape), operands, _stated(op.attributes), called, op.root))
-            self._bodies[name] = self.all.number(("body", *lines))
+                if op.operands and _is_same(op, body.ops[op.operands[0]]):
+                    (number[op.name],) = operands
+                    continue
+                called = tuple(self.body(one) for one in op.called)
+                number[op.name] = f"%{len(lines)}"
+                lines.append((op.opcode, shapes_of(op.shape), operands, _stated(op.attributes), called))
+            self._bodies[name] = self.all.number(("body", *lines, number[body.root.name]))
         return self._bodies[name]
 
     def text(self, name: str) -> int:
@@ -110,6 +118,8 @@ class ModuleExpressions:
                 made = [self.all.view(str(one.shape), given[0][0], str(body.ops[one.operands[0]].shape))]
             elif one.opcode == "get-tuple-element":
                 made = [given[0][one.index]]
+            elif one.operands and _is_same(one, body.ops[one.operands[0]]):
+                made = given[0]
             elif one.opcode == "tuple":
                 made = [meaning for part in given for meaning in part]
             else:
@@ -142,7 +152,22 @@ def _readers(
 @functools.lru_cache(maxsize=1 << 16)  # two modules say nearly the same things
 def _stated(attributes: str) -> str:
     """Attributes without names, streams and what only tells of origins."""
-    return _NAMES.sub("%", _QUEUE.sub("", _ORIGIN.sub("", attributes))) if attributes else ""
+    if not attributes:
+        return ""
+    said = _STREAM.sub("", _QUEUE.sub("", _ORIGIN.sub("", attributes)))
+    if _SLICE_EMITTER.search(said):
+        said = _NO_CONFIG.sub("", _SLICE_EMITTER.sub("", said)).replace("kind=kCustom", "kind=kLoop", 1)
+    return _NAMES.sub("%", said)
+
+
+def is_library(fusion: Instruction) -> bool:
+    """Does a fusion compute what its emitter says, not what the instructions in it do?"""
+    return fusion.attribute("kind") == "kCustom" and not _SLICE_EMITTER.search(fusion.attributes)
+
+
+def _is_same(copy: Instruction, source: Instruction) -> bool:
+    """A copy of a value within a computation, as it lies."""
+    return copy.opcode == "copy" and str(copy.shape) == str(source.shape)
 
 
 @functools.lru_cache(maxsize=1 << 12)

@@ -10,6 +10,8 @@ import memplan
 from memplan import pipeline
 from memplan.hardware import catalog
 from memplan.program.transforms.slabs import with_slabs
+from memplan.verify.dataflow import NotThePlainModuleError
+from memplan.verify.same_module import judge
 from memplan.xla.host_copies import copy_slices, is_copy
 from memplan.xla.module import read_module
 from memplan.xla.replay import replay
@@ -69,6 +71,33 @@ def test_newer_gpus_get_streams_alone_and_other_fusions_nothing() -> None:
     for text in (TEXT.replace(_CONFIG, "metadata={}"), TEXT.replace(":S(5)", "")):
         plain = read_module(text)
         assert copy_slices(plain, catalog.named("v100")) is plain
+
+
+SYNCHRONOUS = f"""{TEXT.partition("ENTRY")[0]}
+ENTRY %main (stack: f32[8,4], trip: s32[]) -> f32[8,4] {{
+  %stack = {_HOST} parameter(0)
+  %trip = s32[] parameter(1)
+  %slab = {_SLAB} fusion(%stack, %trip), kind=kLoop, calls=%read
+  ROOT %done = {_HOST} fusion(%stack, %slab, %trip), kind=kLoop, calls=%written
+}}
+"""
+
+
+@pytest.mark.parametrize("text", [TEXT, SYNCHRONOUS])
+@pytest.mark.parametrize("device", ["v100", "a100"])
+def test_copies_compute_what_kernels_do_and_the_judge_kills_those_that_do_not(text: str, device: str) -> None:
+    plain = read_module(text)
+    made = copy_slices(plain, catalog.named(device))
+    judge(plain, made)
+    whole = "\n\n".join([made.head, *made.texts.values()])
+    mutants = [("slice(%p0, %p1, %zero)", "slice(%p0, %zero, %p1)"), ("constant(0)", "constant(1)")]
+    mutants.append(("{1,4}, backend", "{1,3}, backend"))
+    if device == "v100":
+        mutants += [('"name":"dynamic_slice_fusion"', '"name":"address_computation"'), ("copy(%q1)", "negate(%q1)")]
+    for was, now in mutants:
+        assert was in whole
+        with pytest.raises(NotThePlainModuleError):
+            judge(plain, read_module(whole.replace(was, now, 1)))
 
 
 def test_what_is_annotated_is_a_copy_where_xla_makes_it_one() -> None:
