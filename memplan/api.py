@@ -31,7 +31,7 @@ from memplan.report.frontier import Frontier
 from memplan.report.model import Report
 from memplan.studies.compare import compare as compare_ways
 from memplan.studies.curve import curve as curve_of
-from memplan.studies.largest import Make, axes_of
+from memplan.studies.largest import Make
 from memplan.studies.largest import frontier as frontier_of
 from memplan.units import Size, parse_bytes
 
@@ -179,9 +179,9 @@ def curve(
 def largest(
     make: Make,
     *,
-    low: int | Sequence[int],
-    high: int | Sequence[int],
-    step: int | Sequence[int] = 1,
+    low: int,
+    high: int,
+    step: int = 1,
     budget: Size = None,
     host_budget: Size = None,
     device: str | None = None,
@@ -189,24 +189,20 @@ def largest(
     donate_argnums: int | Sequence[int] | None = None,
     host_state: int | Sequence[int] = (),
     split: str | bool = "auto",
-) -> Any:
-    """The biggest size whose step fits, out of low, low + step, ... up to high.
+) -> int:
+    """The biggest size whose step fits, out of low, low + step, ... up to high. `frontier` tells more.
 
     Args:
       make: size -> (step, args), the step a plain function, args arrays or `jax.ShapeDtypeStruct`s. Nothing is run.
         What it needs is taken to rise with the size.
-      low, high, step: integers; or pairs of them, for two sizes that `make` is called with.
       donate_argnums: as for `jit`; None is the first of several arguments, the state that a step replaces.
       budget, host_budget, device, planner, host_state, split: as for `jit`.
-
-    Returns:
-      That size. Of two: a tuple of pairs, for each value of the first the biggest of the second. `frontier` tells more.
 
     Raises:
       InfeasibleBudgetError: not even `low` fits.
       SizeError: there is no size between `low` and `high`.
     """
-    found = frontier(
+    return frontier(
         make,
         low=low,
         high=high,
@@ -219,16 +215,15 @@ def largest(
         host_state=host_state,
         split=split,
     ).largest
-    return found[0][0] if len(found[0]) == 1 else found
 
 
 def frontier(
     make: Make,
     *,
-    low: int | Sequence[int],
-    high: int | Sequence[int],
-    step: int | Sequence[int] = 1,
-    names: Sequence[str] = (),
+    low: int,
+    high: int,
+    step: int = 1,
+    name: str = "size",
     budget: Size = None,
     host_budget: Size = None,
     device: str | None = None,
@@ -240,14 +235,13 @@ def frontier(
     """`largest` with everything that was found on the way: bytes, the first size refused and why, what was tried.
 
     Args:
-      names: of the sizes.
+      name: of the size.
       The others: as for `largest`.
     """
     _check_split(split)
-    axes = axes_of(low, high, step, names)
     request = Request(budget, host_budget, device, planner, host_state=_positions(host_state), split=split)
     donated = None if donate_argnums is None else _positions(donate_argnums)
-    return frontier_of(make, axes, donated, request, _notify.get())
+    return frontier_of(make, name, low, high, step, donated, request, _notify.get())
 
 
 def _positions(argnums: int | Sequence[int]) -> tuple[int, ...]:

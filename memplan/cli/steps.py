@@ -125,8 +125,7 @@ def curve(
 def largest(
     step: FactoryArgument,
     vary: Annotated[
-        list[str],
-        typer.Option(metavar="NAME=LOW:HIGH[:STEP]", help="An integer argument of the factory; may be given twice."),
+        str, typer.Option(metavar="NAME=LOW:HIGH[:STEP]", help="An integer argument of the factory, and its range.")
     ],
     budget: Budget = None,
     host_budget: HostBudget = None,
@@ -138,22 +137,20 @@ def largest(
     html: Html = None,
     debug: Debug = False,
 ) -> None:
-    """The biggest size whose step fits; of two, for each value of the first the biggest of the second."""
+    """The biggest size whose step fits."""
     with exit_on_error(debug):
         check_writable(json, html)
-        ranges = [_range(one) for one in vary]
+        name, low, high, by = _range(vary)
         reference = factory.parse(step)
 
-        def make(*sizes: int) -> tuple[Any, tuple[Any, ...]]:
-            named = {name: size for (name, *_), size in zip(ranges, sizes, strict=True)}
-            return factory.load(reference.with_arguments(named))
+        def make(size: int) -> tuple[Any, tuple[Any, ...]]:
+            return factory.load(reference.with_arguments({name: size}))
 
         with progress():
-            names, lows, highs, steps = zip(*ranges, strict=True)
-            _, args = make(*lows)
+            _, args = make(low)
             found = api.frontier(
-                make, names=names, low=lows, high=highs, step=steps, budget=budget, host_budget=host_budget,
-                device=device, planner=planner, donate_argnums=argnums(donate, args), split=split_way(split),
+                make, name=name, low=low, high=high, step=by, budget=budget, host_budget=host_budget, device=device,
+                planner=planner, donate_argnums=argnums(donate, args), split=split_way(split),
             )  # fmt: skip
         print_result(found, json, html)
 

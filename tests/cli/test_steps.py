@@ -131,27 +131,27 @@ def sized(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     def frontier(make: Callable[..., Any], **options: Any) -> Frontier:
         low, high = options["low"], options["high"]
-        asked.append({"made": make(*high)[1], **options})
+        asked.append({"made": make(high)[1], **options})
         tried = (
             Trial(low, True, 2**29, 0, "milp", 2**28, "conv", 2),
             Trial(high, False, 2**31, 0, "xla", 2**28, "", 3),
         )
-        return Frontier(tuple(options["names"]), (low,), (high,), tried, 4, "v100", 2**30, 0)
+        return Frontier(options["name"], low, high, tried, "v100", 2**30, 0)
 
     monkeypatch.setattr(api, "frontier", frontier)
     return asked
 
 
-def test_largest_varies_arguments_of_the_factory(sized: list[dict[str, Any]], workshop: Path) -> None:
-    words = ["--vary", "size=8:64:8", "--vary", "batch=1:4", "--budget", "1GiB", "--json", "l.json", "--no-split"]
-    result = run("largest", "workshop:make(dtype='float32')", *words)
+def test_largest_varies_an_argument_of_the_factory(sized: list[dict[str, Any]], workshop: Path) -> None:
+    words = ["--vary", "size=8:64:8", "--budget", "1GiB", "--json", "l.json", "--no-split"]
+    result = run("largest", "workshop:make(batch=4, dtype='float32')", *words)
     assert result.exit_code == 0, result.output
     assert "2.00 GiB" in result.stdout and "in 5 programs" in result.stdout
     [asked] = sized
-    assert asked["names"] == ("size", "batch") and asked["step"] == (8, 1) and asked["budget"] == "1GiB"
+    assert asked["name"] == "size" and asked["step"] == 8 and asked["budget"] == "1GiB"
     assert asked["made"] == ({"w": 64, "batch": 4, "dtype": "float32"}, 2) and asked["donate_argnums"] == (0,)
     assert asked["split"] is False
-    assert Frontier.from_json((workshop / "l.json").read_text()).largest == ((8, 1),)
+    assert Frontier.from_json((workshop / "l.json").read_text()).largest == 8
 
 
 @pytest.mark.parametrize("words", ["size", "size=1", "size=a:b", "size=1:2:3:4", "=1:2"])

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.studies.bisect import last_fitting
+from memplan.studies.largest import last_fitting
 
 
 @given(count=st.integers(1, 500), fitting=st.integers(0, 500))

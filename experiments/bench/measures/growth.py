@@ -15,7 +15,7 @@ from memplan.errors import InfeasibleBudgetError
 from memplan.outcome.infeasible import floor_of
 from memplan.pipeline import Request
 from memplan.studies.baselines import Baseline, Baselines
-from memplan.studies.bisect import last_fitting
+from memplan.studies.largest import last_fitting
 from memplan.units import parse_bytes, show_bytes
 
 _OPTIONS = {"donate_argnums": 0}
@@ -105,8 +105,8 @@ def against_every_size(case: Case) -> Found:
     fitting = [size for size in sizes if _fits(*case.make(size), **limits)]
     return Found([{
         "low": sizes.start, "high": sizes[-1],
-        "largest": found.largest[0][0], "of_every_size": max(fitting, default=None),
-        "traced": found.traced, "compilations": found.compilations,
+        "largest": found.largest, "of_every_size": max(fitting, default=None),
+        "traced": len(found.tried), "compilations": found.compilations,
         "seconds": between - start, "every_size_s": time.perf_counter() - between,
     }])  # fmt: skip
 
