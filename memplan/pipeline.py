@@ -114,7 +114,7 @@ def best(
                 yield offload_state(other, program.on_host, streams=target.is_gpu)
 
     tries = MOST_TRIES if request.verify else 1
-    attempts = Attempts(compiler, stack_less, in_slabs, notify, request.plan is not None, tries, target.is_gpu)
+    attempts = Attempts(compiler, stack_less, in_slabs, notify, request.plan, tries, target.is_gpu)
     found = attempts.run(program)
     if found.host_bytes and not target.described and (setting := without_spaces()):
         raise MemplanError(

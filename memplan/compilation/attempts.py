@@ -15,6 +15,7 @@ from typing import Protocol
 from memplan.compilation.compiler import Notify, Profile
 from memplan.compilation.limits import Reserve
 from memplan.compilation.outcome import Outcome
+from memplan.planning.plan import Plan
 from memplan.program.trace import Program
 
 MOST_TRIES = 3  # a prediction that misses is corrected by what it missed by
@@ -38,7 +39,7 @@ class Attempts:
       stack_less: (program, bytes that it takes too many) -> programs whose loops stack less, the likeliest first.
       in_slabs: (program, seconds) -> programs that run in slabs what is large in it and are expected to take no longer,
         the likeliest first.
-      follows: a plan is carried out, and nothing is tried beside it.
+      follow: a plan to carry out; nothing is tried beside it.
       tries: compilations with a plan in the middle, at most.
       copies_overlap: the target copies beside its kernels.
     """
@@ -47,14 +48,14 @@ class Attempts:
     stack_less: Callable[[Program, int], Iterator[Program]]
     in_slabs: Callable[[Program, float], Iterator[Program]]
     notify: Notify
-    follows: bool = False
+    follow: Plan | None = None
     tries: int = MOST_TRIES
     copies_overlap: bool = True
 
     def run(self, program: Program) -> Outcome:
         """The program, or where it does not fit, it with loops that stack less, or in slabs, unless a plan says so."""
         found = self._program(program)
-        if self.follows:
+        if self.follow is not None:
             return found
         if not found.fits:
             fewer = self.stack_less(program, found.device_bytes - found.limits.device_bytes)
@@ -84,9 +85,11 @@ class Attempts:
     def _program(self, program: Program) -> Outcome:
         """As it copies fastest; where it does not fit so, as it holds least (what is in slabs does either way)."""
         profile = self.compiler.profile(program)
+        # Each of the two schedules is a module of its own: a plan fits only the one that it was made for.
+        known = self.follow.hides_latency if self.follow else None
         copies = copies_by_itself(program)
-        found = self._schedule(program, profile, hides_latency=copies)
-        if not found.fits and copies and self.copies_overlap and not program.in_slabs:
+        found = self._schedule(program, profile, hides_latency=copies if known is None else known)
+        if known is None and not found.fits and copies and self.copies_overlap and not program.in_slabs:
             self.notify("compiling again, its copies one after another", None)
             found = found.better(self._schedule(program, profile, hides_latency=False))
         return found if profile is None else replace(found, compilations=found.compilations + 1)
@@ -97,7 +100,7 @@ class Attempts:
         reserve = Reserve()
         found = self.compiler.compile(program, profile, hides_latency, reserve)
         for compilations in range(2, self.tries + 1):
-            if found.fits or not found.planned.fits or self.follows:
+            if found.fits or not found.planned.fits or self.follow is not None:
                 break
             self.notify("compiling again, within what the first plan missed by", None)
             reserve = reserve.grown(found.limits, found.device_bytes, found.host_bytes)

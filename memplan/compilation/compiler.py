@@ -87,6 +87,7 @@ class Compiler:
             *shapes_of(self.args, self.kwargs),
             unmodified=callback.planned.plain if program.rewritten is None else None,
             compilations=1,
+            hides_latency=hides_latency,
         )
 
     def profile(self, program: Program) -> Profile | None:

@@ -44,6 +44,7 @@ class Outcome:
       args, kwargs: shapes.
       unmodified: the step as it came; None where only its transformed program was compiled.
       compilations: how many it took.
+      hides_latency: XLA's scheduler hid the latency of copies.
       seconds: from the step as it came until this was there.
       passed_over: of what was compiled in slabs on the way here, what came nearest to the limits.
     """
@@ -57,6 +58,7 @@ class Outcome:
     kwargs: Mapping[str, Any]
     unmodified: ScheduledModule | None
     compilations: int
+    hides_latency: bool = False
     seconds: float = 0.0
     passed_over: SlabTrial | None = None
 
@@ -113,6 +115,7 @@ class Outcome:
             program=program.original.digest,
             structure=module.structure,
             kernels=tuple(module.chosen_kernels.items()),
+            hides_latency=self.hides_latency,
         )
 
     def better(self, later: Outcome) -> Outcome:

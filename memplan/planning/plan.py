@@ -41,6 +41,7 @@ class Plan:
         none but its own.
       structure: digest of what reads what in the module, by name.
       kernels: those that XLA's autotuner chose, and which (`xla.module.Module.chosen_kernels`).
+      hides_latency: the module was scheduled to hide the latency of copies; None where a saved plan does not say.
       room_nbytes: for temporaries; kernels that crowd it run in parts. None: all are whole.
     """
 
@@ -56,6 +57,7 @@ class Plan:
     program: str = ""
     structure: str = ""
     kernels: tuple[tuple[str, str], ...] = ()
+    hides_latency: bool | None = None
 
     def schedule(self, problem: Problem) -> Schedule:
         """The same actions by the numbers of a problem.
@@ -107,6 +109,7 @@ class Plan:
             "program": self.program,
             "structure": self.structure,
             "kernels": self.kernels,
+            "hides_latency": self.hides_latency,
             "length": len(self.actions),
             "actions": [[kind.value, name] for kind, name in self.actions],
         }
@@ -130,7 +133,8 @@ class Plan:
             slabs = tuple(_slabs(one) for one in document["slabs"])
             program, structure = (str(document.get(name, "")) for name in ("program", "structure"))
             chosen = tuple((str(name), str(which)) for name, which in document.get("kernels", ()))
-            known = program, structure, chosen
+            hides_latency = document.get("hides_latency")
+            known = program, structure, chosen, hides_latency if hides_latency is None else bool(hides_latency)
             return cls(actions, fingerprint, planner, device, loops, on_host, room_nbytes, handed_on, slabs, *known)
         except (ValueError, KeyError, TypeError, RecursionError) as error:  # ValueError: not JSON
             raise _damaged("this", error) from error

@@ -11,6 +11,7 @@ import pytest
 from memplan.compilation.attempts import Attempts
 from memplan.compilation.limits import Reserve
 from memplan.compilation.outcome import Outcome
+from memplan.planning.plan import Plan
 from memplan.program.trace import LoopResiduals, Program, StateOnHost
 from tests.compilation.outcomes import PROGRAM, in_slabs, outcome
 
@@ -83,8 +84,25 @@ def test_what_was_predicted_not_to_fit_is_not_tried_again() -> None:
     assert not found.fits and found.compilations == 1
 
 
+def followed(hides_latency: bool | None) -> Plan:
+    return Plan((), "f00d", "kernels", hides_latency=hides_latency)
+
+
 def test_a_plan_that_is_followed_is_compiled_once() -> None:
-    assert attempt(Fake([120]), others=(COPYING,), follows=True).device_bytes == 120
+    assert attempt(Fake([120]), others=(COPYING,), follow=followed(None)).device_bytes == 120
+
+
+@pytest.mark.parametrize("hides_latency", [True, False])
+def test_a_plan_is_followed_on_the_schedule_that_it_was_made_for(hides_latency: bool) -> None:
+    compiler = Fake([120])
+    attempt(compiler, COPYING, follow=followed(hides_latency))
+    assert [hides for _, hides, _ in compiler.asked] == [hides_latency]
+
+
+def test_a_plan_that_does_not_say_its_schedule_is_tried_on_both() -> None:
+    compiler = Fake([*misses((COPYING, 120)), 90])
+    attempt(compiler, COPYING, follow=followed(None))
+    assert [hides for _, hides, _ in compiler.asked] == [True, False]
 
 
 def test_a_program_that_copies_is_tried_with_overlap_first() -> None:
@@ -159,7 +177,7 @@ def test_a_plan_stays_where_it_is_fast_or_slabs_are_expected_to_be_slower() -> N
 
 
 def test_a_plan_that_is_followed_is_tried_in_no_slabs() -> None:
-    assert not attempt(Fake([120]), slabs=(in_slabs(),), follows=True).fits
+    assert not attempt(Fake([120]), slabs=(in_slabs(),), follow=followed(None)).fits
 
 
 def test_a_profile_is_a_compilation() -> None:

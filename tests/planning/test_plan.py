@@ -33,7 +33,7 @@ PLANS = st.builds(
     st.lists(ACTIONS, max_size=8).map(tuple),
     *[st.text()] * 3,
     *(LOOPS, NUMBERS, ROOMS, NAMES, SLABS),
-    *(st.text(), st.text(), KERNELS),
+    *(st.text(), st.text(), KERNELS, st.none() | st.booleans()),
 )
 SMALL = Plan(((Kind.RUN, "fusion.3"), (Kind.OFFLOAD, "fusion.3{1}")), "f00d", "kernels", "v100")
 
