@@ -132,6 +132,50 @@ $L__END:
   ret;
 }
 """
+# A function that returns a struct, as XLA's fusions with many results have them: its parts go by one or four at a time.
+RETURNING = """
+.version 8.0
+.target sm_70
+.address_size 64
+.func (.param .align 16 .b8 made[24]) parts(.param .b32 parts_param_0)
+{
+  .reg .b32 %r<6>;
+  .reg .b64 %rd<2>;
+  ld.param.u32 %r1, [parts_param_0];
+  add.s32 %r2, %r1, 1;
+  add.s32 %r3, %r1, 2;
+  add.s32 %r4, %r1, 3;
+  cvt.u64.u32 %rd1, %r1;
+  st.param.v4.b32 [made], {%r1, %r2, %r3, %r4};
+  st.param.b64 [made+16], %rd1;
+  ret;
+}
+.visible .entry returning(.param .u64 returning_param_0)
+{
+  .reg .b32 %r<9>;
+  .reg .b64 %rd<6>;
+  ld.param.u64 %rd1, [returning_param_0];
+  mov.u32 %r1, %tid.x;
+  mul.lo.s32 %r2, %r1, 10;
+  {
+  .param .b32 given;
+  st.param.b32 [given], %r2;
+  .param .align 16 .b8 got[24];
+  call.uni (got), parts, (given);
+  ld.param.b32 %r3, [got+4];
+  ld.param.v2.b32 {%r4, %r5}, [got+8];
+  ld.param.b64 %rd2, [got+16];
+  }
+  add.s32 %r6, %r3, %r4;
+  add.s32 %r6, %r6, %r5;
+  cvt.u32.u64 %r7, %rd2;
+  add.s32 %r6, %r6, %r7;
+  mul.wide.u32 %rd3, %r1, 4;
+  add.s64 %rd4, %rd1, %rd3;
+  st.global.u32 [%rd4], %r6;
+  ret;
+}
+"""
 
 
 def launch(ptx: str, name: str, words: int) -> list[int]:
@@ -152,6 +196,10 @@ def launch_unknown() -> list[int]:
 
 def launch_diverging() -> list[int]:
     return launch(DIVERGING, "diverging", 32)
+
+
+def launch_returning() -> list[int]:
+    return launch(RETURNING, "returning", 32)
 
 
 def launch_graph() -> list[int]:

@@ -29,6 +29,9 @@ ROOT = HERE.parent.parent
 
 # Rounding must be PTX's: no product and sum fused by the C compiler. Registers are read as an instruction's type.
 FLAGS = [
+    "-Wall",
+    "-Wextra",
+    "-Werror",
     "-D_GNU_SOURCE",
     "-O3",
     "-march=native",

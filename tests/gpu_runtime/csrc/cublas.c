@@ -9,38 +9,10 @@ typedef struct {
 } Handle;
 enum { NOT_SUPPORTED = 15 };
 
-static const char* status_text(int status) {
-  const char* refused = last_refusal();
-  return !status ? "CUBLAS_STATUS_SUCCESS" : refused ? refused : "not supported by the stand-in";
-}
 EXPORT const char* cublasGetStatusString(int status) { return status_text(status); }
 EXPORT const char* cublasLtGetStatusString(int status) { return status_text(status); }
+HANDLE_WITH_STREAM(cublas, _v2)
 
-EXPORT int cublasCreate_v2(Handle** out) {
-  CALLED;
-  *out = calloc(1, sizeof **out);
-  return 0;
-}
-EXPORT int cublasDestroy_v2(Handle* h) {
-  CALLED;
-  free(h);
-  return 0;
-}
-EXPORT int cublasGetVersion_v2(UNUSED Handle* h, int* out) {
-  CALLED;
-  *out = 120901;
-  return 0;
-}
-EXPORT int cublasSetStream_v2(Handle* h, CUstream stream) {
-  CALLED;
-  h->stream = stream;
-  return 0;
-}
-EXPORT int cublasGetStream_v2(Handle* h, CUstream* out) {
-  CALLED;
-  *out = h->stream;
-  return 0;
-}
 EXPORT int cublasSetWorkspace_v2(Handle* h, void* workspace, size_t bytes) {
   CALLED;
   h->workspace = workspace;

@@ -42,16 +42,11 @@ DESCRIPTOR(MatmulDesc)
 DESCRIPTOR(MatrixLayout)
 DESCRIPTOR(MatmulPreference)
 
-EXPORT int cublasLtCreate(void** out) {
-  CALLED;
-  *out = malloc(1);
-  return 0;
-}
-EXPORT int cublasLtDestroy(void* handle) {
-  CALLED;
-  free(handle);
-  return 0;
-}
+typedef struct {
+  int nothing;
+} Handle;
+HANDLE(cublasLt, )
+
 EXPORT int cublasLtMatmulDescCreate(Descriptor** out, int compute, int scale_type) {
   CALLED;
   *out = calloc(1, sizeof **out);

@@ -18,30 +18,8 @@ typedef struct {
   CUstream stream;
 } Handle;
 
-EXPORT int cudnnCreate(Handle** out) {
-  CALLED;
-  *out = calloc(1, sizeof **out);
-  return CUDNN_SUCCESS;
-}
-EXPORT int cudnnDestroy(Handle* h) {
-  CALLED;
-  free(h);
-  return CUDNN_SUCCESS;
-}
-EXPORT int cudnnSetStream(Handle* h, CUstream stream) {
-  CALLED;
-  h->stream = stream;
-  return CUDNN_SUCCESS;
-}
-EXPORT int cudnnGetStream(Handle* h, CUstream* out) {
-  CALLED;
-  *out = h->stream;
-  return CUDNN_SUCCESS;
-}
-EXPORT const char* cudnnGetErrorString(int error) {
-  const char* refused = last_refusal();
-  return !error ? "CUDNN_STATUS_SUCCESS" : refused ? refused : "not supported by the stand-in";
-}
+HANDLE_WITH_STREAM(cudnn, )
+EXPORT const char* cudnnGetErrorString(int error) { return status_text(error); }
 EXPORT void cudnnGetLastErrorString(char* out, size_t room) {
   const char* refused = last_refusal();
   if (room) snprintf(out, room, "%s", refused ? refused : "");
@@ -208,7 +186,8 @@ static bool read_pointwise(const Descriptor* o, const Descriptor* pack, Step* s)
   if (real(p, POINTWISE_LOWER_SLOPE, 0) != 0) return cannot("a leaky relu");
   s->alpha = real(o, POINTWISE_ALPHA1, 1);
   s->beta = real(o, POINTWISE_ALPHA2, 1);
-  s->has_second = child(o, POINTWISE_B) != NULL;
+  // What is scaled by 0 is not read: without a side input XLA names the result's own memory, which nobody wrote yet.
+  s->has_second = child(o, POINTWISE_B) && s->beta != 0;
   return read_tensor(child(o, POINTWISE_X), pack, &s->x) && read_tensor(child(o, POINTWISE_Y), pack, &s->y) &&
          (!s->has_second || read_tensor(child(o, POINTWISE_B), pack, &s->w));
 }

@@ -13,6 +13,12 @@
     *out = number;                      \
     return 0;                           \
   }
+#define TELL_OF(name, number)                  \
+  EXPORT int name(UNUSED void* of, int* out) { \
+    CALLED;                                    \
+    *out = number;                             \
+    return 0;                                  \
+  }
 TELL(cudaGetDeviceCount, 1)
 TELL(cudaGetDevice, 0)
 TELL(cudaRuntimeGetVersion, 12090)
@@ -21,10 +27,7 @@ ANSWER(cudaSetDevice, 0, UNUSED int device)
 ANSWER(cudaGetLastError, 0, void)
 ANSWER(cudaPeekAtLastError, 0, void)
 EXPORT const char* cudaGetErrorName(int error) { return error ? "cudaErrorNotSupported" : "cudaSuccess"; }
-EXPORT const char* cudaGetErrorString(int error) {
-  const char* refused = last_refusal();
-  return !error ? "no error" : refused ? refused : "not supported by the stand-in";
-}
+EXPORT const char* cudaGetErrorString(int error) { return status_text(error); }
 EXPORT void** __cudaRegisterFatBinary(void* image) {
   CALLED;
   void** handle = malloc(sizeof *handle);
@@ -91,15 +94,13 @@ EXPORT size_t cublasLtGetVersion(void) { return 120901; }
 EXPORT size_t cudnnGetVersion(void) { return 91100; }
 EXPORT size_t cudnnGetMaxDeviceVersion(void) { return 91100; }
 EXPORT size_t cudnnGetCudartVersion(void) { return 12090; }
-EXPORT int cusparseGetVersion(UNUSED void* handle, int* out) {
-  *out = 12510;
-  return 0;
-}
+TELL_OF(cublasGetVersion_v2, 120901)
+TELL_OF(cusparseGetVersion, 12510)
 
 // ---- NVML: the plugin wants to know the bus of the card
 ANSWER(nvmlInit_v2, 0, void)
 ANSWER(nvmlShutdown, 0, void)
-EXPORT const char* nvmlErrorString(int error) { return error ? "not supported by the stand-in" : "success"; }
+EXPORT const char* nvmlErrorString(int error) { return status_text(error); }
 EXPORT int nvmlDeviceGetHandleByPciBusId_v2(UNUSED const char* id, void** out) {
   CALLED;
   *out = &registered;
@@ -111,16 +112,8 @@ EXPORT int nvmlDeviceGetHandleByIndex_v2(UNUSED unsigned index, void** out) {
   return 0;
 }
 TELL(nvmlDeviceGetCount_v2, 1)
-EXPORT int nvmlDeviceGetCurrPcieLinkGeneration(UNUSED void* device, unsigned* out) {
-  CALLED;
-  *out = (unsigned)options()->card->major - 4;  // V100: 3, A100: 4, H100: 5
-  return 0;
-}
-EXPORT int nvmlDeviceGetCurrPcieLinkWidth(UNUSED void* device, unsigned* out) {
-  CALLED;
-  *out = 16;
-  return 0;
-}
+TELL_OF(nvmlDeviceGetCurrPcieLinkGeneration, options()->card->major - 4)  // V100: 3, A100: 4, H100: 5
+TELL_OF(nvmlDeviceGetCurrPcieLinkWidth, 16)
 EXPORT int nvmlSystemGetDriverVersion(char* out, unsigned room) {
   CALLED;
   snprintf(out, room, "575.57.08");

@@ -45,6 +45,7 @@ void log_line(const char* format, ...) {
 static __thread char refusal[512];
 
 const char* last_refusal(void) { return *refusal ? refusal : NULL; }
+const char* status_text(int status) { return !status ? "success" : *refusal ? refusal : "not supported by the stand-in"; }
 
 int refuse(int status, const char* format, ...) {
   va_list values;

@@ -82,6 +82,8 @@ typedef struct {
   const char* return_label;  // of a function that is called; NULL in the entry
   int depth;                 // of calls
   Names constants, shared;
+  Names fields;              // of parameters of a call that are arrays of bytes: a register for each `number:offset`
+  int aggregate_count;
   bool dynamic_shared;
   Jump* jumps;
   int jump_count;
@@ -416,6 +418,17 @@ static void copy_integer(Decoder* d, Instruction* x, bool is_signed) {
   x->run = to == from ? move_handler(1, 1, to) : conversion(names[to][is_signed], names[from][is_signed], "", x);
 }
 
+// The register of a part of an array of bytes; its users agree on the part's width.
+static int64_t field(Decoder* d, int64_t aggregate, int64_t offset, int bytes) {
+  char key[48];
+  snprintf(key, sizeof key, "%ld:%ld", aggregate, offset);
+  const int64_t* found = look_up(&d->fields, key);
+  int64_t place = found ? *found : (int64_t)take_place(d, bytes) * 16 + bytes;
+  if ((place & 15) != bytes) fail(d, "a part of %ld bytes of a parameter, in %d bytes", place & 15, bytes);
+  if (!found) keep(&d->fields, key, place);
+  return place;
+}
+
 // A place in the parameters of the entry, or of a function that is called or calls: then a register.
 static void decode_parameter(Decoder* d, Instruction* x, bool load, char* address, char* value, int bytes, bool is_signed) {
   char *open = strchr(address, '['), *close = strchr(address, ']'), *part[4];
@@ -435,12 +448,25 @@ static void decode_parameter(Decoder* d, Instruction* x, bool load, char* addres
     x->run = load_parameter;
     return;
   }
-  const int64_t* found = find_register(d, name);
-  if (!found || offset || count > 1) fail(d, "parameter %s is not known", name);
-  int has = (int)(*found & 15);
-  add_result(d, x, load ? part[0] : name, 0);
-  add_source(d, x, load ? name : part[0], !load && !find_register(d, part[0]) ? has : 0);
-  copy_integer(d, x, is_signed);
+  const int64_t *found = find_register(d, name), whole = found ? *found : 0;
+  bool aggregate = found && !(whole & 15);
+  if (!found || (!aggregate && (offset || count > 1))) fail(d, "parameter %s is not known", name);
+  Instruction guarded = *x;
+  for (int k = 0; k < count; k++) {  // an instruction for each register
+    if (k) *(x = emit(d)) = guarded;
+    int64_t place = aggregate ? field(d, whole >> 4, offset + k * bytes, bytes) : whole;
+    int has = (int)(place & 15);
+    if (load) {
+      add_result(d, x, part[k], 0);
+      x->s[x->s_count] = (uint32_t)(place >> 4);
+      x->s_bytes[x->s_count++] = (uint8_t)has;
+    } else {
+      x->d[x->d_count] = (uint32_t)(place >> 4);
+      x->d_bytes[x->d_count++] = (uint8_t)has;
+      add_source(d, x, part[k], find_register(d, part[k]) ? 0 : has);
+    }
+    copy_integer(d, x, is_signed);
+  }
 }
 
 static void decode_memory(Decoder* d, Instruction* x, Mnemonic* m, char** part) {
@@ -610,8 +636,9 @@ static void declare_variable(Decoder* d, char* t) {
     p->locals[p->local_count++] = (struct Local){(uint32_t)(made >> 4), p->local_bytes};
     p->local_bytes += bytes;
   } else {  // .param: of a call
-    if (bytes != 2 && bytes != 4 && bytes != 8) fail(d, "a parameter of %d bytes in a call", bytes);
-    declare(d, d->scope, name, bytes);
+    if (bracket) keep(&d->scope->registers, name, (int64_t)d->aggregate_count++ * 16);
+    else if (bytes == 2 || bytes == 4 || bytes == 8) declare(d, d->scope, name, bytes);
+    else fail(d, "a parameter of %d bytes in a call", bytes);
   }
 }
 
@@ -698,7 +725,7 @@ static void name_parameters(Decoder* d, const char* t, const char* end, char** g
   for (int i = 0; i < count; i++) {
     t = strstr(t, ".param");
     if (!t || t > end) fail(d, "a call with other parameters than the function's");
-    const char* stop = t + strcspn(t, ",)");
+    const char* stop = t + strcspn(t, ",)[");
     while (isspace((unsigned char)stop[-1])) stop--;
     const char* start = stop;
     while (!isspace((unsigned char)start[-1])) start--;
@@ -706,7 +733,7 @@ static void name_parameters(Decoder* d, const char* t, const char* end, char** g
     const int64_t* found = NULL;
     given[i][strcspn(given[i], " \t\n)")] = 0;
     for (const Scope* s = caller; s && !found; s = s->outer) found = look_up(&s->registers, given[i]);
-    if (!found || strchr(name, '[')) fail(d, "parameter %s of a call", given[i]);
+    if (!found) fail(d, "parameter %s of a call", given[i]);
     keep(&d->scope->registers, name, *found);
     t = stop;
   }
@@ -750,6 +777,7 @@ static void free_decoder(Decoder* d) {
   for (int i = 0; i < d->jump_count; i++) free(d->jumps[i].label);
   free(d->jumps);
   free_names(&d->constants);
+  free_names(&d->fields);
   free_names(&d->shared);
 }
 

@@ -35,6 +35,7 @@ const Options* options(void);
 void log_line(const char* format, ...) __attribute__((format(printf, 1, 2)));
 int refuse(int status, const char* format, ...) __attribute__((format(printf, 2, 3)));  // returns status
 const char* last_refusal(void);                                                         // of this thread, or NULL
+const char* status_text(int status);                                                    // of any library
 int unimplemented(const char* name, int status);                                        // what a generated stub does
 void log_first(const char* name, bool* seen);
 #define CALLED                  \
@@ -117,6 +118,31 @@ typedef struct {
 CUresult kernel_work(const Launch* launch, Work** out);
 CUresult library_call(CUstream stream, Work* work, const char* name, int count, const void* const* pointers,
                       const int64_t* bytes, const char* access);
+
+// ---- what libraries have in common: a `Handle` is made and goes; one with a `stream` is told and asks it
+#define HANDLE(library, suffix)                                  \
+  EXPORT int library##Create##suffix(Handle** out) {             \
+    CALLED;                                                      \
+    *out = calloc(1, sizeof **out);                              \
+    return 0;                                                    \
+  }                                                              \
+  EXPORT int library##Destroy##suffix(Handle* h) {               \
+    CALLED;                                                      \
+    free(h);                                                     \
+    return 0;                                                    \
+  }
+#define HANDLE_WITH_STREAM(library, suffix)                      \
+  HANDLE(library, suffix)                                        \
+  EXPORT int library##SetStream##suffix(Handle* h, CUstream s) { \
+    CALLED;                                                      \
+    h->stream = s;                                               \
+    return 0;                                                    \
+  }                                                              \
+  EXPORT int library##GetStream##suffix(Handle* h, CUstream* s) {\
+    CALLED;                                                      \
+    *s = h->stream;                                              \
+    return 0;                                                    \
+  }
 
 // ---- copies.c
 Work* copy_work(uintptr_t destination, uintptr_t source, size_t bytes);
