@@ -15,6 +15,7 @@ from memplan.xla.module import Module, large_constants
 from memplan.xla.replay import Replay, replay
 from memplan.xla.rewrites.extra_outputs import add_outputs
 from memplan.xla.rewrites.inline import inline_producers
+from memplan.xla.rewrites.late_fills import fill_late
 from memplan.xla.rewrites.merge import merge_fusions
 from memplan.xla.rewrites.split import split_fusions
 
@@ -79,9 +80,11 @@ class ScheduledModule:
 
     @functools.cached_property
     def _inlined(self) -> ScheduledModule:
-        """With cheap values made inside of their readers."""
-        found = inline_producers(self.module, self.problem)
-        return self if found is None else replace(self, module=found)
+        """With large fills right before their readers, and cheap values made inside of theirs."""
+        module = fill_late(self.module)
+        late = self if module is self.module else replace(self, module=module)
+        found = inline_producers(late.module, late.problem)
+        return late if found is None else replace(late, module=found)
 
     @functools.cached_property
     def packing(self) -> Packing:

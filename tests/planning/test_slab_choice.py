@@ -12,7 +12,7 @@ from memplan.planning.rows import ALIGNED
 from memplan.planning.slab_choice import Choice
 from memplan.planning.slab_price import Price, Pricer, SlabLimits, outside, read_whole
 from memplan.planning.slabs import Slabs, Walls
-from tests.planning.slab_graphs import SOLVABLE, Made, Written, norm, slab_graphs, written
+from tests.planning.slab_graphs import HALO, SOLVABLE, Made, Written, norm, slab_graphs, written
 
 ROOMY = SlabLimits(10**6, 10**6, 0)
 
@@ -127,3 +127,19 @@ def test_what_takes_the_least_is_told_where_nothing_fits() -> None:
     one, limits = norm(nbytes=40), SlabLimits(10, 0, 0)
     _, price = choice(one, limits).best()
     assert limits.excess(price) > 0 and price.host_bytes == 0
+
+
+def test_what_is_made_again_by_too_many_rows_is_written_however_long_its_copies_take() -> None:
+    """Behind each sum a convolution of the last one's: with nothing written the last loop makes the rows around."""
+    ops, source, whole = dict[str, Made](), "x", list[str]()
+    for name in "abcdef":
+        ops[name] = Made({source: HALO}, whole, rows=24, nbytes=240)
+        ops[f"sum {name}"] = Made({name: ALIGNED}, reduces=True, nbytes=1, fusion="reduction")
+        source, whole = name, [f"sum {name}"]
+    one = written({"x": 24}, ops, whole)
+    bare, limits = one.slabs(2), SlabLimits(0, 10**6, 0)
+    least = price_of(one, bare, limits).device_bytes
+    roomy, tight = (choice(one, replace(limits, device_bytes=room)).best() for room in (least, least - 1))
+    assert not roomy[0].stored
+    assert tight[0].stored and tight[1].device_bytes < least
+    assert tight[1].seconds > roomy[1].seconds + 240

@@ -39,12 +39,13 @@ def compile_rewritten(
         return step(*args)
 
     unique.__name__ = name
+    if device is not None:
+        described_mesh(catalog.DEVICES[device])  # loads the plugin that the hook is for
     with hook.intercept(f"jit_{name}", in_hook, "cuda" if device else "cpu") as interception:
         if device is None:
             done = jax.jit(unique).lower(*args).compile()
         else:
             target = Target(catalog.DEVICES[device], described=True)
-            described_mesh(target.device)
             done = target.compile(unique, args, {}, {}).compiled
     interception.check()
     plain, found = modules

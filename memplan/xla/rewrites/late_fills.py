@@ -1,0 +1,114 @@
+"""A scheduled module -> one in which large arrays that are made of nothing are made right before they are first read.
+
+A loop begins with zeros for what it stacks. XLA of jax 0.11 makes one fusion of what several loops begin with, and all
+of that is there from the first of them on: the 3D U-Net at 256^3, in slabs for 6 GiB on an H100, takes 15 GiB so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from memplan.xla.module import Computation, Instruction, Module, Names, with_loops
+from memplan.xla.rewrites.fusion import (
+    AFTER,
+    LEAST_BYTES,
+    has_tuple_readers,
+    insert,
+    is_open,
+    rename_operands,
+    renumber,
+    slice_fusion,
+)
+
+_NAME = re.compile(r"%([\w.\-]+)")
+
+
+def fill_late(module: Module) -> Module:
+    """The module with every such array in a fusion of its own; itself where there is none."""
+    names, texts = Names(module), module.texts
+    for body in with_loops(module, module.entry):
+        fills = [op for op in body.ops.values() if _is_fill(body, op)]
+        if fills:
+            rewriter = _BodyRewriter(module, body, names)
+            for fill in fills:
+                rewriter.take(fill)
+            texts = insert(texts, body.name, body.text_with(rewriter.lines()), rewriter.bodies)
+    return module if texts is module.texts else module.with_texts(texts)
+
+
+def _is_fill(body: Computation, op: Instruction) -> bool:
+    """A fusion that reads nothing and makes something large; control edges, where it has any, say when."""
+    if not is_open(op) or op.operands or op.root or has_tuple_readers(body, op):
+        return False
+    return any(array.nbytes >= LEAST_BYTES for array in op.result) and not _has_edges(body, op)
+
+
+def _has_edges(body: Computation, op: Instruction) -> bool:
+    names = {op.name, *(user.name for user, _ in body.uses[op.name])}
+    edges = ((one.name, AFTER.search(one.attributes)) for one in body.ops.values() if "control-" in one.attributes)
+    return any(found and (name in names or names & {*_NAME.findall(found[0])}) for name, found in edges)
+
+
+class _BodyRewriter:
+    """One computation.
+
+    Attributes:
+      bodies: what the new fusions call.
+    """
+
+    def __init__(self, module: Module, body: Computation, names: Names) -> None:
+        self._module, self._body, self._names = module, body, names
+        self._late: dict[str, Instruction] = {}  # not written yet
+        self._alone: dict[str, str] = {}  # elements of tuples, and fusions that make one alone
+        self._now: dict[str, str] = {}  # other lines for what stays where it is
+        self._taken = set[str]()
+        self.bodies: dict[str, str] = {}
+
+    def take(self, op: Instruction) -> None:
+        """Every large result that is read has a fusion of its own; the others stay together, where they are."""
+        self._taken.add(op.name)
+        if not isinstance(op.shape, tuple):
+            self._late[op.name] = op
+            return
+        elements: dict[int, list[Instruction]] = {}
+        for user, _ in self._body.uses[op.name]:
+            elements.setdefault(user.index, []).append(user)
+        small = [leaf for leaf in elements if op.result[leaf].nbytes < LEAST_BYTES]
+        for leaf in sorted(elements.keys() - small):
+            fusion = self._slice(op, [leaf], self._names.fresh(op.name, "part"))
+            self._late[fusion.name] = fusion
+            self._alone.update((element.name, fusion.name) for element in elements[leaf])
+        if small:
+            self._now[op.name] = self._slice(op, small, op.name).line
+            for number, leaf in enumerate(small):
+                for element in elements[leaf]:
+                    if len(small) == 1:
+                        self._alone[element.name] = op.name
+                    else:
+                        self._now[element.name] = renumber(element, number)
+
+    def _slice(self, op: Instruction, leaves: list[int], name: str) -> Instruction:
+        fused = self._module[op.called[0]]
+        called = self._names.fresh(fused.name, "part")
+        fusion, self.bodies[called] = slice_fusion(op, fused, leaves, name, called, self._names)
+        return fusion
+
+    def lines(self) -> Iterator[str]:
+        for op in self._body.ops.values():
+            if op.name in self._now:
+                yield self._now[op.name]
+            elif op.opcode == "bitcast" and not op.root and self._made_late(op.operands[0]):
+                self._late[op.name] = op
+            elif op.name not in self._taken and op.name not in self._alone:
+                yield from self._written(op)
+
+    def _made_late(self, name: str) -> bool:
+        return self._alone.get(name, name) in self._late
+
+    def _written(self, op: Instruction) -> Iterator[str]:
+        """With what it reads that is not written yet in front of it."""
+        for name in op.operands:
+            if late := self._late.pop(self._alone.get(name, name), None):
+                yield from self._written(late)
+        yield rename_operands(op, self._alone)
