@@ -101,7 +101,7 @@ def best(
     planner = planner_named(request.planner)
     compiler = Compiler(target, limits, args, kwargs, planner, request.plan, agree, notify)
 
-    def stack_less(program: Program, excess_bytes: int) -> Iterator[Program]:
+    def with_fewer_residuals(program: Program, excess_bytes: int) -> Iterator[Program]:
         for other in fewer_residuals(program, target.device, limits.host_bytes, excess_bytes):
             yield offload_state(other, program.on_host, streams=target.is_gpu)
 
@@ -114,7 +114,7 @@ def best(
                 yield offload_state(other, program.on_host, streams=target.is_gpu)
 
     tries = MOST_TRIES if request.verify else 1
-    attempts = Attempts(compiler, stack_less, in_slabs, notify, request.plan, tries, target.is_gpu)
+    attempts = Attempts(compiler, with_fewer_residuals, in_slabs, notify, request.plan, tries, target.is_gpu)
     found = attempts.run(program)
     if found.host_bytes and not target.described and (setting := without_spaces()):
         raise MemplanError(

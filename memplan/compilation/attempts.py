@@ -1,7 +1,8 @@
-"""The order in which programs are compiled, and when to stop: what fits, or else what takes the least.
+"""Which programs are compiled for a step, in which order, and which of them is taken.
 
-A program is compiled as it copies fastest, then as it holds least; after a prediction that missed, again within what it
-missed by; then with loops that stack less, then in slabs. Knows of a compiler nothing but what comes of it.
+One after another until one fits: the program itself; its loops with fewer residuals; parts of it in slabs. Each is
+compiled by XLA's latency-hiding schedule where it copies, then by the serial one, which holds less, and again with the
+budget lowered by what a prediction missed. A plan that fits but is slow is compared with slabs.
 """
 
 from __future__ import annotations
@@ -9,18 +10,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from memplan.compilation.compiler import Notify, Profile
-from memplan.compilation.limits import Reserve
-from memplan.compilation.outcome import Outcome
+from memplan.compilation.limits import Headroom
+from memplan.compilation.outcome import Outcome, SlabAttempt
+from memplan.compilation.scheduled import ScheduledModule
 from memplan.planning.plan import Plan
 from memplan.program.trace import Program
 
-MOST_TRIES = 3  # a prediction that misses is corrected by what it missed by
-_SLOW = 1.25  # times what the step takes as it is: a plan that costs more is compared with slabs
-_MOST_SLABS = 3  # programs in slabs: the estimate orders them, the compiler decides
+MOST_TRIES = 3  # compilations of one program by one schedule, each corrected by what the last prediction missed
+_SLOW = 1.25  # times the bound: a plan that takes longer is compared with slabs
+_MOST_SLABS = 3  # programs in slabs that are compiled: the estimate orders them, the compiler decides
 
 
 class Compiles(Protocol):
@@ -28,7 +30,33 @@ class Compiles(Protocol):
 
     def profile(self, program: Program) -> Profile | None: ...
 
-    def compile(self, program: Program, profile: Profile | None, hides_latency: bool, reserve: Reserve) -> Outcome: ...
+    def compile(
+        self, program: Program, profile: Profile | None, hides_latency: bool, headroom: Headroom
+    ) -> Outcome: ...
+
+
+@dataclass
+class _History:
+    """What all compilations of a step have told.
+
+    Attributes:
+      unmodified: the first module, if it was the unmodified step's.
+      closest_slab_attempt: of those in slabs, the one that came closest to the limits.
+    """
+
+    compilations: int = 0
+    unmodified: ScheduledModule | None = None
+    closest_slab_attempt: SlabAttempt | None = None
+
+    def add(self, found: Outcome) -> None:
+        if not self.compilations:
+            self.unmodified = found.unmodified
+        self.compilations += 1
+        if found.program.in_slabs:
+            excess = found.limits.excess(found.device_bytes, found.host_bytes)
+            one = SlabAttempt(found.program.in_slabs, found.device_bytes, found.host_bytes, excess)
+            known = (self.closest_slab_attempt, one)
+            self.closest_slab_attempt = min(filter(None, known), key=lambda attempt: attempt.excess_bytes)
 
 
 @dataclass(frozen=True)
@@ -36,77 +64,89 @@ class Attempts:
     """Compilations of one step.
 
     Attributes:
-      stack_less: (program, bytes that it takes too many) -> programs whose loops stack less, the likeliest first.
-      in_slabs: (program, seconds) -> programs that run in slabs what is large in it and are expected to take no longer,
-        the likeliest first.
+      fewer_residuals: (program, bytes above the budget) -> programs whose loops keep fewer residuals, the likeliest
+        to fit first.
+      in_slabs: (program, seconds) -> programs that run in slabs and are expected to take at most so long, the fastest
+        first.
       follow: a plan to carry out; nothing is tried beside it.
-      tries: compilations with a plan in the middle, at most.
+      tries: compilations of one program by one schedule, at most.
       copies_overlap: the target copies beside its kernels.
+      history: of what `run` has compiled.
     """
 
     compiler: Compiles
-    stack_less: Callable[[Program, int], Iterator[Program]]
+    fewer_residuals: Callable[[Program, int], Iterator[Program]]
     in_slabs: Callable[[Program, float], Iterator[Program]]
     notify: Notify
     follow: Plan | None = None
     tries: int = MOST_TRIES
     copies_overlap: bool = True
+    history: _History = field(default_factory=_History)
 
     def run(self, program: Program) -> Outcome:
-        """The program, or where it does not fit, it with loops that stack less, or in slabs, unless a plan says so."""
+        """The first that fits, in slabs if they are faster than a slow plan; else the one with the fewest bytes."""
         found = self._program(program)
-        if self.follow is not None:
-            return found
-        if not found.fits:
-            fewer = self.stack_less(program, found.device_bytes - found.limits.device_bytes)
-            found = self._first_that_fits(found, fewer, "compiling with fewer residuals in its loops")
-        if not found.fits:
-            slabs = itertools.islice(self.in_slabs(program, math.inf), _MOST_SLABS)
-            return self._first_that_fits(found, slabs, "compiling in slabs")
-        return self._faster(program, found)
-
-    def _faster(self, program: Program, found: Outcome) -> Outcome:
-        """In slabs, where the plan takes much longer than the bound and slabs are expected to be faster than it."""
-        if found.step_s <= _SLOW * found.planned.bound_s:
-            return found
-        for other in itertools.islice(self.in_slabs(program, found.step_s), 1):
-            self.notify("compiling in slabs", None)
-            return found.faster(self._program(other))
-        return found
+        if self.follow is None:
+            if not found.fits:
+                others = self.fewer_residuals(program, found.device_bytes - found.limits.device_bytes)
+                found = self._first_that_fits(found, others, "compiling with fewer residuals in its loops")
+            if not found.fits:
+                slabs = itertools.islice(self.in_slabs(program, math.inf), _MOST_SLABS)
+                found = self._first_that_fits(found, slabs, "compiling in slabs")
+            elif found.step_s > _SLOW * found.planned.bound_s:
+                for other in itertools.islice(self.in_slabs(program, found.step_s), 1):
+                    self.notify("compiling in slabs", None)
+                    found = min(found, self._program(other), key=lambda one: (not one.fits, one.step_s))
+        return replace(
+            found,
+            unmodified=self.history.unmodified,
+            compilations=self.history.compilations,
+            closest_slab_attempt=self.history.closest_slab_attempt,
+        )
 
     def _first_that_fits(self, found: Outcome, programs: Iterator[Program], stage: str) -> Outcome:
         for other in programs:
             self.notify(stage, None)
-            found = found.better(self._program(other))
+            found = min(found, self._program(other), key=_smallest)
             if found.fits:
                 break
         return found
 
     def _program(self, program: Program) -> Outcome:
-        """As it copies fastest; where it does not fit so, as it holds least (what is in slabs does either way)."""
+        """By the latency-hiding schedule if the program copies, then by the serial one; in slabs by the first alone."""
         profile = self.compiler.profile(program)
+        self.history.compilations += profile is not None
         # Each of the two schedules is a module of its own: a plan fits only the one that it was made for.
         known = self.follow.hides_latency if self.follow else None
         copies = copies_by_itself(program)
         found = self._schedule(program, profile, hides_latency=copies if known is None else known)
         if known is None and not found.fits and copies and self.copies_overlap and not program.in_slabs:
             self.notify("compiling again, its copies one after another", None)
-            found = found.better(self._schedule(program, profile, hides_latency=False))
-        return found if profile is None else replace(found, compilations=found.compilations + 1)
+            found = min(found, self._schedule(program, profile, hides_latency=False), key=_smallest)
+        return found
 
     def _schedule(self, program: Program, profile: Profile | None, hides_latency: bool) -> Outcome:
-        """By one of XLA's schedulers; again where the prediction missed."""
+        """By one of XLA's schedules; again where a prediction missed, until it fits or is predicted not to."""
         self.notify("compiling", None)
-        reserve = Reserve()
-        found = self.compiler.compile(program, profile, hides_latency, reserve)
-        for compilations in range(2, self.tries + 1):
+        headroom = Headroom()
+        found = self._compile(program, profile, hides_latency, headroom)
+        for _ in range(self.tries - 1):
             if found.fits or not found.planned.fits or self.follow is not None:
                 break
             self.notify("compiling again, within what the first plan missed by", None)
-            reserve = reserve.grown(found.limits, found.device_bytes, found.host_bytes)
-            found = self.compiler.compile(program, profile, hides_latency, reserve)
-            found = replace(found, compilations=compilations)
+            headroom = headroom.plus_overshoot(found.limits, found.device_bytes, found.host_bytes)
+            found = self._compile(program, profile, hides_latency, headroom)
         return found
+
+    def _compile(self, program: Program, profile: Profile | None, hides_latency: bool, headroom: Headroom) -> Outcome:
+        found = self.compiler.compile(program, profile, hides_latency, headroom)
+        self.history.add(found)
+        return found
+
+
+def _smallest(found: Outcome) -> tuple[bool, int]:
+    """What fits comes first, then what takes fewer bytes."""
+    return not found.fits, found.device_bytes
 
 
 def copies_by_itself(program: Program) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
-from memplan.compilation.limits import Limits, Reserve
+from memplan.compilation.limits import Headroom, Limits
 from memplan.compilation.plans import Agree, Plans
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.errors import PlanMismatchError
@@ -69,7 +69,7 @@ class Callback:
 
     Attributes:
       device: that the module is compiled for.
-      limits: of the whole step; `reserve` is left free of them.
+      limits: of the whole step; `headroom` is left free of them.
       planner: makes the plan; `follow`: one to carry out instead.
       agree: brings all processes of the step to one plan.
       streams: the module's own loops copy, and do so beside all of a trip.
@@ -78,7 +78,7 @@ class Callback:
 
     device: Device
     limits: Limits
-    reserve: Reserve
+    headroom: Headroom
     topology: Topology | None
     planner: Planner
     follow: Plan | None
@@ -99,7 +99,7 @@ class Callback:
             if module is not scheduled:
                 judge(scheduled, module)
             plain = ScheduledModule(module, self.device, self.topology)
-            budget = self.limits.device_bytes - self.reserve.device_bytes
+            budget = self.limits.device_bytes - self.headroom.device_bytes
             if self.follow is None and plain.device_bytes <= budget:
                 self._planned = PlannedModule(plain, plain, predicted_bytes=plain.device_bytes)
                 return as_it_stands(module) if module is not scheduled else None
@@ -154,7 +154,7 @@ class Callback:
         return found or self._planned_anew(plain, budget)
 
     def _planned_anew(self, plain: ScheduledModule, budget: int) -> _LaidOut:
-        plans = Plans(plain, budget, self.limits.host_bytes - self.reserve.host_bytes, self.planner)
+        plans = Plans(plain, budget, self.limits.host_bytes - self.headroom.host_bytes, self.planner)
         return _laid_out(plans.agree(self.agree), plain)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from memplan.compilation.callback import Callback
-from memplan.compilation.limits import Limits, Reserve
+from memplan.compilation.limits import Headroom, Limits
 from memplan.compilation.outcome import Outcome
 from memplan.compilation.plans import Agree
 from memplan.planning.plan import Plan
@@ -52,14 +52,14 @@ class Compiler:
         program: Program,
         profile: Profile | None = None,
         hides_latency: bool = False,
-        reserve: Reserve = Reserve(),
+        headroom: Headroom = Headroom(),
     ) -> Outcome:
         """Compile with a plan in the middle, where the program does not fit as it is.
 
         Args:
           profile: see `profile`.
           hides_latency: XLA's scheduler begins what is copied long before it is read, and so holds more.
-          reserve: is left free: what an earlier compilation took beyond its prediction.
+          headroom: is left free: what an earlier compilation took beyond its prediction.
 
         Raises:
           WrongProgramError: the program is transformed, and has not the step's types.
@@ -69,7 +69,7 @@ class Compiler:
         callback = Callback(
             self.target.device,
             self.limits,
-            reserve,
+            headroom,
             program.topology,
             self.planner,
             self.follow,

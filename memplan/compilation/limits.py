@@ -22,15 +22,15 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Reserve:
-    """Bytes to be left free: what earlier compilations took beyond their predictions."""
+class Headroom:
+    """Bytes of the limits that a plan leaves free, since earlier compilations took more than was predicted."""
 
     device_bytes: int = 0
     host_bytes: int = 0
 
-    def grown(self, limits: Limits, device_bytes: int, host_bytes: int) -> Reserve:
-        """With what a compilation of so many bytes missed the limits by."""
-        return Reserve(
+    def plus_overshoot(self, limits: Limits, device_bytes: int, host_bytes: int) -> Headroom:
+        """More, by what a compilation of so many bytes exceeds the limits."""
+        return Headroom(
             self.device_bytes + max(0, device_bytes - limits.device_bytes),
             self.host_bytes + max(0, host_bytes - limits.host_bytes),
         )

@@ -17,21 +17,19 @@ from memplan.xla.target import Executable, Target
 
 
 @dataclass(frozen=True)
-class SlabTrial:
+class SlabAttempt:
     """What a step took that was compiled in slabs.
 
     Attributes:
-      in_slabs: what of it.
+      in_slabs: which parts of it.
       device_bytes, host_bytes: by the compiler.
+      excess_bytes: beyond the limits.
     """
 
     in_slabs: tuple[InSlabs, ...]
     device_bytes: int
     host_bytes: int
-
-    def nearer(self, other: SlabTrial | None, limits: Limits) -> SlabTrial:
-        """The one that is less beyond the limits."""
-        return min((self, *([other] if other else [])), key=lambda one: limits.excess(one.device_bytes, one.host_bytes))
+    excess_bytes: int
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Outcome:
       compilations: how many it took.
       hides_latency: XLA's scheduler hid the latency of copies.
       seconds: from the step as it came until this was there.
-      passed_over: of what was compiled in slabs on the way here, what came nearest to the limits.
+      closest_slab_attempt: of all that was compiled in slabs, what came closest to the limits.
     """
 
     program: Program
@@ -60,7 +58,7 @@ class Outcome:
     compilations: int
     hides_latency: bool = False
     seconds: float = 0.0
-    passed_over: SlabTrial | None = None
+    closest_slab_attempt: SlabAttempt | None = None
 
     @property
     def device_bytes(self) -> int:
@@ -73,14 +71,6 @@ class Outcome:
     @property
     def fits(self) -> bool:
         return self.limits.allow(self.device_bytes, self.host_bytes)
-
-    @property
-    def nearest_in_slabs(self) -> SlabTrial | None:
-        """Of all that was compiled in slabs, what came nearest to the limits; None where nothing was."""
-        if not self.program.in_slabs:
-            return self.passed_over
-        own = SlabTrial(self.program.in_slabs, self.device_bytes, self.host_bytes)
-        return own.nearer(self.passed_over, self.limits)
 
     @property
     def way(self) -> str:
@@ -117,18 +107,3 @@ class Outcome:
             kernels=tuple(module.chosen_kernels.items()),
             hides_latency=self.hides_latency,
         )
-
-    def better(self, later: Outcome) -> Outcome:
-        """The one that fits, or takes less, after the compilations of both."""
-        return self._or(later, min(self, later, key=lambda one: (not one.fits, one.device_bytes)))
-
-    def faster(self, later: Outcome) -> Outcome:
-        """The one that fits, and takes less time, after the compilations of both."""
-        return self._or(later, min(self, later, key=lambda one: (not one.fits, one.step_s)))
-
-    def _or(self, later: Outcome, found: Outcome) -> Outcome:
-        """One of both, with what is known of both."""
-        first, second = self.nearest_in_slabs, later.nearest_in_slabs
-        nearest = first.nearer(second, self.limits) if first else second
-        compilations = self.compilations + later.compilations
-        return replace(found, unmodified=self.unmodified, compilations=compilations, passed_over=nearest)

@@ -39,8 +39,8 @@ def infeasible(found: Outcome, splits: bool = True) -> InfeasibleBudgetError:
 
 def _enough_on_the_host(found: Outcome) -> int | None:
     """Host bytes with which something that was compiled fits; None where they are not what it lacks."""
-    trial = found.nearest_in_slabs
-    known = [(found.device_bytes, found.host_bytes), *([(trial.device_bytes, trial.host_bytes)] if trial else [])]
+    attempt = found.closest_slab_attempt
+    known = [(found.device_bytes, found.host_bytes), *([(attempt.device_bytes, attempt.host_bytes)] if attempt else [])]
     fitting = [host for device, host in known if device <= found.limits.device_bytes]
     return min((host for host in fitting if host > found.limits.host_bytes), default=None)
 
@@ -57,16 +57,16 @@ def floor_of(found: Outcome) -> tuple[int, str]:
 
 def _in_slabs(found: Outcome) -> str:
     """What came of slabs, and what stood in their way; '' where there is nothing to tell."""
-    trial = found.nearest_in_slabs
-    if trial is None:
+    attempt = found.closest_slab_attempt
+    if attempt is None:
         axis = longest_axis(found.program.original) if found.program.spmd is None else None
         whole = _in_the_way(found, [axis]) if axis else ""
         return f" It cannot be split along {axis_of(axis)}: not in slabs is {whole}." if axis and whole else ""
-    host = f" and {show_bytes(trial.host_bytes)} on the host" if trial.host_bytes else ""
-    axes = ", ".join(map(axis_of, trial.in_slabs))
-    whole = _in_the_way(found, trial.in_slabs)
+    host = f" and {show_bytes(attempt.host_bytes)} on the host" if attempt.host_bytes else ""
+    axes = ", ".join(map(axis_of, attempt.in_slabs))
+    whole = _in_the_way(found, attempt.in_slabs)
     rest = f"; not in slabs is {whole}" if whole else ""
-    return f" In slabs along {axes} it takes {show_bytes(trial.device_bytes)}{host}{rest}."
+    return f" In slabs along {axes} it takes {show_bytes(attempt.device_bytes)}{host}{rest}."
 
 
 def _in_the_way(found: Outcome, records: Sequence[InSlabs]) -> str:

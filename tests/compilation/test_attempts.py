@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from memplan.compilation.attempts import Attempts
-from memplan.compilation.limits import Reserve
+from memplan.compilation.limits import Headroom
 from memplan.compilation.outcome import Outcome
 from memplan.planning.plan import Plan
 from memplan.program.trace import LoopResiduals, Program, StateOnHost
@@ -24,13 +24,13 @@ class Fake:
 
     takes: list[int | Outcome]
     profiles: bool = False
-    asked: list[tuple[Program, bool, Reserve]] = field(default_factory=list)
+    asked: list[tuple[Program, bool, Headroom]] = field(default_factory=list)
 
     def profile(self, program: Program) -> dict[str, float] | None:
         return {} if self.profiles else None
 
-    def compile(self, program: Program, profile: Any, hides_latency: bool, reserve: Reserve) -> Outcome:
-        self.asked.append((program, hides_latency, reserve))
+    def compile(self, program: Program, profile: Any, hides_latency: bool, headroom: Headroom) -> Outcome:
+        self.asked.append((program, hides_latency, headroom))
         taken = self.takes[len(self.asked) - 1]
         return outcome(program, taken) if isinstance(taken, int) else taken
 
@@ -43,7 +43,7 @@ def attempt(
     expected_s: float = 1.0,
     **options: Any,
 ) -> Outcome:
-    def stack_less(asked: Program, excess_bytes: int) -> Iterator[Program]:
+    def fewer_residuals(asked: Program, excess_bytes: int) -> Iterator[Program]:
         assert asked is program and excess_bytes > 0
         yield from others
 
@@ -52,7 +52,7 @@ def attempt(
         if seconds >= expected_s:
             yield from slabs
 
-    found = Attempts(compiler, stack_less, by_slabs, lambda *_: None, **options).run(program)
+    found = Attempts(compiler, fewer_residuals, by_slabs, lambda *_: None, **options).run(program)
     assert len(compiler.asked) == len(compiler.takes), "stopped too early"
     return found
 
@@ -65,7 +65,7 @@ def test_what_fits_is_compiled_once() -> None:
 def test_a_missed_prediction_reserves_what_it_missed_by() -> None:
     compiler = Fake([107, 103, 99])
     assert attempt(compiler).compilations == 3
-    assert [reserve for *_, reserve in compiler.asked] == [Reserve(), Reserve(7), Reserve(10)]
+    assert [headroom for *_, headroom in compiler.asked] == [Headroom(), Headroom(7), Headroom(10)]
 
 
 def test_it_stops_after_so_many_tries() -> None:
@@ -76,7 +76,7 @@ def test_it_stops_after_so_many_tries() -> None:
 def test_host_bytes_are_reserved_too() -> None:
     compiler = Fake([outcome(PROGRAM, 90, 60), outcome(PROGRAM, 90, 50)])
     assert attempt(compiler).fits
-    assert compiler.asked[1][2] == Reserve(0, 10)
+    assert compiler.asked[1][2] == Headroom(0, 10)
 
 
 def test_what_was_predicted_not_to_fit_is_not_tried_again() -> None:
@@ -117,7 +117,7 @@ def test_where_copies_do_not_overlap_there_is_one_schedule() -> None:
     assert not attempt(Fake([miss]), COPYING, copies_overlap=False).fits
 
 
-def test_loops_that_stack_less_come_last_and_only_until_one_fits() -> None:
+def test_loops_that_fewer_residuals_come_last_and_only_until_one_fits() -> None:
     others = tuple(PROGRAM.transform(LoopResiduals(()), None) for _ in range(3))
     miss = outcome(PROGRAM, 130, predicted_to_fit=False)
     compiler = Fake([miss, replace(miss, program=others[0]), 80])
@@ -140,7 +140,7 @@ def misses(*taken: tuple[Program, int]) -> list[int | Outcome]:
     return [outcome(program, nbytes, predicted_to_fit=False) for program, nbytes in taken]
 
 
-def test_slabs_come_after_loops_that_stack_less_and_only_until_one_fits() -> None:
+def test_slabs_come_after_loops_that_fewer_residuals_and_only_until_one_fits() -> None:
     fewer, slabs = PROGRAM.transform(LoopResiduals(()), None), tuple(in_slabs() for _ in range(3))
     compiler = Fake([*misses((PROGRAM, 130), (fewer, 120), (slabs[0], 110)), 90])
     found = attempt(compiler, others=(fewer,), slabs=slabs)
@@ -153,14 +153,44 @@ def test_a_program_in_slabs_has_one_schedule_and_is_corrected() -> None:
     compiler = Fake([*misses((PROGRAM, 130)), 107, 99])
     assert attempt(compiler, slabs=(one,)).fits
     assert [hides for _, hides, _ in compiler.asked[1:]] == [True, True]
-    assert compiler.asked[2][2] == Reserve(7)
+    assert compiler.asked[2][2] == Headroom(7)
 
 
 def test_a_few_programs_in_slabs_are_compiled_and_the_nearest_is_kept_in_mind() -> None:
     slabs = tuple(in_slabs() for _ in range(5))
     found = attempt(Fake(misses((PROGRAM, 130), (slabs[0], 150), (slabs[1], 140), (slabs[2], 160))), slabs=slabs)
-    assert found.program is PROGRAM and found.nearest_in_slabs is not None
-    assert found.nearest_in_slabs.device_bytes == 140 and found.nearest_in_slabs.in_slabs == slabs[1].in_slabs
+    assert found.program is PROGRAM and found.closest_slab_attempt is not None
+    assert found.closest_slab_attempt.device_bytes == 140
+    assert found.closest_slab_attempt.in_slabs == slabs[1].in_slabs
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_closest_attempt_is_the_one_that_is_least_beyond_both_limits(order: tuple[int, int]) -> None:
+    slabs = in_slabs(), in_slabs()
+    tried = outcome(slabs[0], 130, 0, predicted_to_fit=False), outcome(slabs[1], 90, 60, predicted_to_fit=False)
+    compiler = Fake([*misses((PROGRAM, 120)), *(tried[number] for number in order)])
+    closest = attempt(compiler, slabs=tuple(slabs[number] for number in order)).closest_slab_attempt
+    assert closest is not None and (closest.device_bytes, closest.host_bytes, closest.excess_bytes) == (90, 60, 10)
+
+
+def test_the_one_taken_keeps_the_unmodified_step_and_counts_every_compilation() -> None:
+    unmodified, other = cast(Any, object()), in_slabs()
+    first = replace(outcome(PROGRAM, 120, predicted_to_fit=False), unmodified=unmodified)
+    found = attempt(Fake([first, 90]), slabs=(other,))
+    assert found.program is other and found.unmodified is unmodified and found.compilations == 2
+
+
+def test_what_fits_is_taken_even_if_it_takes_more() -> None:
+    one = in_slabs()
+    compiler = Fake([*misses((PROGRAM, 130)), outcome(one, 90, 51, predicted_to_fit=False), 100])
+    assert attempt(compiler, slabs=(one, in_slabs())).device_bytes == 100
+
+
+@pytest.mark.parametrize("slab", [(101, 1.0), (80, 4.0)])
+def test_slabs_that_do_not_fit_or_are_slower_are_not_taken(slab: tuple[int, float]) -> None:
+    one = in_slabs()
+    compiler = Fake([outcome(PROGRAM, 90, seconds=3.0), outcome(one, slab[0], seconds=slab[1], predicted_to_fit=False)])
+    assert attempt(compiler, slabs=(one,)).program is PROGRAM
 
 
 @pytest.mark.parametrize(("seconds", "chosen"), [(1.4, "slabs"), (1.6, "whole")])

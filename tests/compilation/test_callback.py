@@ -10,7 +10,7 @@ import pytest
 
 from memplan.compilation import callback as module
 from memplan.compilation.callback import Callback
-from memplan.compilation.limits import Limits, Reserve
+from memplan.compilation.limits import Headroom, Limits
 from memplan.errors import PlanMismatchError
 from memplan.planning.plan import Plan
 from memplan.planning.registry import PLANNERS, Planner
@@ -37,9 +37,9 @@ PLAN = Plan(tuple((Kind.RUN, name) for name in WITH_RECOMPUTE), PLAIN.module.fin
 
 
 def called_back(
-    budget: int, reserve: Reserve = Reserve(), planner: Planner = PLANNERS["kernels"], follow: Plan | None = None
+    budget: int, headroom: Headroom = Headroom(), planner: Planner = PLANNERS["kernels"], follow: Plan | None = None
 ) -> Callback:
-    return Callback(CPU, Limits(budget, 10 * NBYTES), reserve, None, planner, follow, no_agreement)
+    return Callback(CPU, Limits(budget, 10 * NBYTES), headroom, None, planner, follow, no_agreement)
 
 
 def test_what_fits_goes_through_untouched() -> None:
@@ -70,9 +70,9 @@ def test_a_plan_that_is_too_large_is_handed_back_and_said_not_to_fit() -> None:
 
 
 def test_a_reserve_is_left_free_of_both_memories() -> None:
-    assert called_back(WHOLE + 7, Reserve(7))(TEXT) is None
+    assert called_back(WHOLE + 7, Headroom(7))(TEXT) is None
     planner = InOrder()
-    called_back(WHOLE + 7, Reserve(8, NBYTES), planner)(TEXT)
+    called_back(WHOLE + 7, Headroom(8, NBYTES), planner)(TEXT)
     _, budget_nbytes, host_nbytes, _ = planner.asked[0]
     assert (budget_nbytes, host_nbytes) == (TEMPORARIES - 1, 9 * NBYTES)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.compilation.limits import Limits, Reserve
+from memplan.compilation.limits import Headroom, Limits
 
 LIMITS = Limits(100, 50)
 nbytes = st.integers(0, 2**40)
@@ -25,6 +25,6 @@ def test_what_is_beyond_the_limits_is_what_does_not_fit(device: int, host: int) 
 @given(nbytes, nbytes, nbytes, nbytes)
 def test_a_reserve_grows_by_what_was_missed_and_by_no_more(device: int, host: int, took: int, took_host: int) -> None:
     limits = Limits(device, host)
-    grown = Reserve(1, 2).grown(limits, took, took_host)
+    grown = Headroom(1, 2).plus_overshoot(limits, took, took_host)
     assert limits.allow(took - (grown.device_bytes - 1), took_host - (grown.host_bytes - 2))
-    assert (grown == Reserve(1, 2)) == limits.allow(took, took_host)
+    assert (grown == Headroom(1, 2)) == limits.allow(took, took_host)

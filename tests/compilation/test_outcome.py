@@ -1,9 +1,8 @@
-"""What was compiled: whether it fits, which of two is better, and the plan that reproduces it."""
+"""What was compiled: whether it fits, and the plan that reproduces it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
 
 from memplan.compilation.callback import PlannedModule
 from memplan.compilation.outcome import Outcome
@@ -20,30 +19,6 @@ def test_it_fits_where_the_compiler_keeps_both_limits() -> None:
     assert outcome(PROGRAM, 100, 50).fits
     assert not outcome(PROGRAM, 101, 0).fits and not outcome(PROGRAM, 0, 51).fits
     assert outcome(PROGRAM, 100, predicted_to_fit=False).fits
-
-
-def test_what_fits_is_better_even_if_it_takes_more() -> None:
-    fits, less = outcome(PROGRAM, 100, 50), outcome(PROGRAM, 90, 51)
-    assert fits.better(less).device_bytes == less.better(fits).device_bytes == 100
-    assert less.better(outcome(PROGRAM, 120)).device_bytes == 90
-
-
-def test_the_better_one_keeps_the_step_as_it_came_and_counts_both() -> None:
-    unmodified = cast(Any, object())
-    first = replace(outcome(PROGRAM, 120), unmodified=unmodified, compilations=2)
-    found = first.better(replace(outcome(ON_HOST, 90), compilations=3))
-    assert found.program is ON_HOST
-    assert found.unmodified is unmodified and found.compilations == 5
-
-
-def test_of_two_that_fit_the_faster_one_may_take_more() -> None:
-    unmodified = cast(Any, object())
-    first = replace(outcome(PROGRAM, 90, seconds=3.0), unmodified=unmodified)
-    fast, slow = outcome(ON_HOST, 95, seconds=2.0), outcome(ON_HOST, 80, seconds=4.0)
-    found = first.faster(fast)
-    assert found.program is ON_HOST and found.unmodified is unmodified and found.compilations == 2
-    assert first.faster(slow).program is PROGRAM
-    assert first.faster(outcome(ON_HOST, 101, seconds=1.0)).program is PROGRAM
 
 
 def planned(program: Program, plan: Plan | None = None) -> Outcome:
@@ -87,12 +62,3 @@ def test_a_program_in_slabs_has_a_plan_that_says_which() -> None:
     made = Plan(tuple((Kind.RUN, name) for name in WITH_RECOMPUTE), "f00d", "kernels")
     assert planned(program, made).way == "kernels, in slabs" and planned(PROGRAM, made).way == "kernels"
     assert planned(PROGRAM).way == "plain"
-
-
-def test_of_what_was_tried_in_slabs_the_nearest_to_both_limits_is_told() -> None:
-    on_device, on_host = outcome(in_slabs(), 130, 0), outcome(in_slabs(), 90, 60)
-    plain = outcome(PROGRAM, 120)
-    assert plain.nearest_in_slabs is None
-    for found in (plain.better(on_device).better(on_host), plain.better(on_host).better(on_device)):
-        nearest = found.nearest_in_slabs
-        assert nearest is not None and (nearest.device_bytes, nearest.host_bytes) == (90, 60)

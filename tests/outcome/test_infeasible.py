@@ -12,7 +12,7 @@ import pytest
 
 import memplan
 from memplan.compilation.callback import PlannedModule
-from memplan.compilation.outcome import Outcome
+from memplan.compilation.outcome import Outcome, SlabAttempt
 from memplan.errors import InfeasibleBudgetError
 from memplan.outcome import infeasible as errors
 from memplan.outcome.infeasible import floor_of, infeasible
@@ -83,22 +83,26 @@ def in_slabs(op: str = "", nbytes: int = 0) -> Program:
     return PROGRAM.transform(InSlabs(slabs, graph, 0, (), frozenset({0} if op else ())), None)
 
 
+def attempted(program: Program, device_bytes: int, host_bytes: int = 0) -> Outcome:
+    """The step as it is, too large, after this attempt in slabs."""
+    attempt = SlabAttempt(program.in_slabs, device_bytes, host_bytes, 1)
+    return replace(outcome(PROGRAM, 120), closest_slab_attempt=attempt)
+
+
 def test_the_error_says_what_slabs_took_and_what_stood_in_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "floor_of", lambda found: (60, "gemm.1"))
-    plain = outcome(PROGRAM, 120)
     said = " In slabs along dimension 0 of float32[64,3] it takes 130 B"
-    assert f"{said}. Try" in str(infeasible(plain.better(outcome(in_slabs(), 130))))
-    assert f"{said} and 9 B on the host. Try" in str(infeasible(plain.better(outcome(in_slabs(), 130, 9))))
-    assert f"{said}. Try" in str(
-        infeasible(plain.better(outcome(in_slabs("sort", 90), 130)))
-    )  # it fits beside 10 bytes
-    whole = plain.better(outcome(in_slabs("sort", 91), 130))
+    assert f"{said}. Try" in str(infeasible(attempted(in_slabs(), 130)))
+    assert f"{said} and 9 B on the host. Try" in str(infeasible(attempted(in_slabs(), 130, 9)))
+    assert f"{said}. Try" in str(infeasible(attempted(in_slabs("sort", 90), 130)))  # it fits beside 10 bytes
+    whole = attempted(in_slabs("sort", 91), 130)
     assert f"{said}; not in slabs is sort (net.py:7). Try" in str(infeasible(whole))
-    assert "slabs" not in str(infeasible(plain))
+    assert "slabs" not in str(infeasible(outcome(PROGRAM, 120)))
 
 
 def test_what_slabs_lack_on_the_host_is_advised(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = outcome(PROGRAM, 120).better(outcome(in_slabs(), 90, 70)).better(outcome(in_slabs(), 80, 75))
+    attempt = SlabAttempt(in_slabs().in_slabs, 90, 70, 20)
+    found = replace(outcome(in_slabs(), 80, 75), closest_slab_attempt=attempt)
     assert "a budget of" not in advice(found, monkeypatch)
     assert "a host_budget of 70 bytes" in advice(found, monkeypatch)
 
