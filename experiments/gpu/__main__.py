@@ -1,6 +1,6 @@
 """Measures on the card that is here, each row in a process of its own, and writes a page of findings.
 
-python -m experiments.gpu [--out FOLDER] [--minutes 9]      # again with the same FOLDER: goes on where it ended
+python -m experiments.gpu [--out FOLDER] [--minutes 25]      # again with the same FOLDER: goes on where it ended
 python -m experiments.gpu --report [--out FOLDER]           # only the page
 """
 
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -40,13 +40,17 @@ def main() -> int:
         if reason := card.get("error") or _why_not(card := card["card"], options):
             return _refuse(reason)
         _measure(card, options)
-    paths = sorted(set(options.out.glob("*.json")) - {options.out / "rates.json"})
-    rows = [row for path in paths for row in json.loads(path.read_text())]
     try:
-        write_atomic(options.out / "FINDINGS.md", page(rows, options.toy))
+        return int(any("error" in row for row in _write_page(options)))
     except ValueError as error:
         return _refuse(str(error))
-    return int(any("error" in row for row in rows))
+
+
+def _write_page(options: argparse.Namespace) -> Sequence[Record]:
+    paths = sorted(set(options.out.glob("*.json")) - {options.out / "rates.json"})
+    rows = [row for path in paths for row in json.loads(path.read_text())]
+    write_atomic(options.out / "FINDINGS.md", page(rows, [row.name for row in _asked(options)], options.toy))
+    return rows
 
 
 def _options() -> argparse.Namespace:
@@ -78,33 +82,36 @@ def _refuse(reason: str) -> int:
 
 
 def _measure(card: Record, options: argparse.Namespace) -> None:
-    """What is missing in the card's file, which is written whole after every row."""
+    """What is missing in the card's file, which is written whole after every row, and so is the page."""
     deadline = time.monotonic() + 60 * options.minutes
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / f"{re.sub(r'[^a-z0-9]+', '-', card['name'].lower())}.json"
     rows: list[Record] = json.loads(path.read_text()) if path.exists() else []
-    for row in _missing(rows, options):
-        began = time.monotonic()
-        left_s = deadline - began
-        found = _in_a_process(row, options.out, min(row.limit_s, left_s)) if left_s > _LEAST_S else {}
-        if not found or (found.get("late") and left_s < row.limit_s):
-            print(f"the time was over before {row.name!r} was measured; call again to go on", flush=True)
-            return
-        record = {"card": card, **asdict(row), "seconds": time.monotonic() - began, **found}
+    known = {row["name"] for row in rows if not (row["cut_short"] or (options.again and "error" in row))}
+    missing = [row for row in _asked(options) if row.name not in known]
+    while missing and (left_s := deadline - time.monotonic()) > _LEAST_S:
+        row, began = missing[0], time.monotonic()
+        found = _in_a_process(row, options.out, min(row.limit_s, left_s))
+        cut_short = "late" in found and left_s < row.limit_s
+        record = {"card": card, **asdict(row), "seconds": time.monotonic() - began, "cut_short": cut_short, **found}
         rows = [*(one for one in rows if one["name"] != row.name), record]
         write_atomic(path, json.dumps(rows, indent=1) + "\n")
+        with contextlib.suppress(ValueError):  # which is told at the end
+            _write_page(options)
         print(f"{row.name}: {found.get('error', 'measured')[-300:]} ({record['seconds']:.0f} s)", flush=True)
+        if cut_short:
+            break
+        del missing[0]
+    if missing:
+        print(f"the time is over; call again for {', '.join(repr(row.name) for row in missing)}", flush=True)
 
 
-def _missing(rows: Sequence[Record], options: argparse.Namespace) -> Iterator[Row]:
-    known = {row["name"] for row in rows if not (options.again and "error" in row)}
-    for row in TOY_ROWS if options.toy else ROWS:
-        if row.name not in known and row.name.startswith(tuple(options.rows)):
-            yield row
+def _asked(options: argparse.Namespace) -> list[Row]:
+    return [row for row in (TOY_ROWS if options.toy else ROWS) if row.name.startswith(tuple(options.rows))]
 
 
 def _in_a_process(row: Row, folder: Path, limit_s: float) -> Record:
-    """What it printed, or how it ended; `late` where it was killed, with all that it started."""
+    """What it printed last, and how it ended if not well; `late` where it was killed, with all that it started."""
     command = [sys.executable, "-m", "experiments.gpu.measure", json.dumps(asdict(row)), str(folder.resolve())]
     with tempfile.TemporaryDirectory() as place:
         out, err = Path(place, "out"), Path(place, "err")
@@ -112,19 +119,20 @@ def _in_a_process(row: Row, folder: Path, limit_s: float) -> Record:
             process = subprocess.Popen(
                 command, stdout=output, stderr=errors, cwd=_ROOT, env=_environment(row), start_new_session=True
             )
-            late = False
+            ended: Record = {}
             try:
-                process.wait(limit_s)
+                if process.wait(limit_s):
+                    ended = {"error": f"ended with code {process.returncode}"}
             except subprocess.TimeoutExpired:
-                late = True
+                ended = {"error": f"ran longer than {limit_s:.0f} s", "late": True}
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        if late or process.returncode:
-            how = f"ran longer than {limit_s:.0f} s" if late else f"ended with code {process.returncode}"
-            return {"error": f"{how}: {err.read_text(errors='replace')[-2000:]}", "late": late}
-        return json.loads(out.read_text().splitlines()[-1])
+        if ended:
+            ended["error"] += f": {err.read_text(errors='replace')[-2000:]}"
+        whole = [line for line in out.read_text().splitlines(keepends=True) if line[0] + line[-2:] == "{}\n"]
+        return {"pairs": {}, "facts": {}, **(json.loads(whole[-1]) if whole else {}), **ended}
 
 
 def _environment(row: Row) -> dict[str, str]:
@@ -140,4 +148,6 @@ def _environment(row: Row) -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: the row's process ends, too
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
     sys.exit(main())

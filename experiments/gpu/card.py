@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -18,27 +18,17 @@ _DRIVER = re.compile(r"/libcuda\.so\.(\d+\.[\d.]+)$", re.MULTILINE)  # NVIDIA's 
 _NODES = ("/dev/nvidia0", "/dev/dxg")  # the second under Windows
 
 
-@dataclass(frozen=True)
-class Card:
-    """Where jax runs: the driver's name of it; `how`, what figures are of, for people; bytes that jax may use."""
-
-    name: str
-    how: str
-    platform: str
-    real: bool
-    memory_bytes: int
-    versions: dict[str, str]
-
-
-def this_card() -> Card:
-    """Of the default backend, which it starts."""
+def this_card() -> dict[str, Any]:
+    """Where jax runs; `how` is what figures are of, for people. Starts the default backend."""
     first = jax.local_devices()[0]
     driver = driver_version(Path("/proc/self/maps").read_text()) if first.platform == "gpu" else ""
     real = bool(driver) and any(map(os.path.exists, _NODES))
     how = f"{first.device_kind}, driver {driver}" if real else STAND_IN if first.platform == "gpu" else "a CPU"
-    memory_bytes = int((first.memory_stats() or {}).get("bytes_limit", 0))
-    versions = {name: version for name, version in io.versions(*_PACKAGES) if version != "0+source"}
-    return Card(first.device_kind, how, first.platform, real, memory_bytes, versions)
+    return {
+        "name": first.device_kind, "how": how, "platform": first.platform, "real": real,
+        "memory_bytes": int((first.memory_stats() or {}).get("bytes_limit", 0)),
+        "versions": {name: version for name, version in io.versions(*_PACKAGES) if version != "0+source"},
+    }  # fmt: skip
 
 
 def driver_version(maps: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from memplan.units import format_bytes, format_seconds
 
 Row = Mapping[str, Any]
-"""As `experiments.gpu` keeps it: what was asked, `card`, `seconds`, and `pairs` with `facts`, or `error`."""
+"""As `experiments.gpu` keeps it: what was asked, `card`, `seconds`, `pairs` with `facts`, and `error` if it failed."""
 
 NOTHING = """# Findings
 
@@ -19,8 +19,8 @@ No real card has been asked yet. `python -m experiments.gpu` on a machine with a
 _TOY = "**None of this is a GPU's.** The rows were made to try the script; their seconds and rates mean nothing."
 
 
-def page(rows: Sequence[Row], toy: bool = False) -> str:
-    """Markdown.
+def page(rows: Sequence[Row], asked: Sequence[str], toy: bool = False) -> str:
+    """Markdown, with the names of those that were `asked` for and are missing.
 
     Raises:
       ValueError: a row is not a real card's, and nobody said `toy`.
@@ -28,26 +28,25 @@ def page(rows: Sequence[Row], toy: bool = False) -> str:
     unreal = [row["name"] for row in rows if not row["card"]["real"]]
     if unreal and not toy:
         raise ValueError(f"these rows are not a real card's: {'; '.join(unreal)}. Findings are; --toy tries the page.")
-    return "\n".join(_lines(rows, toy)) + "\n" if rows else NOTHING
+    return "\n".join(_lines(rows, asked, toy)) + "\n" if rows else NOTHING
 
 
-def _lines(rows: Sequence[Row], toy: bool) -> Iterator[str]:
+def _lines(rows: Sequence[Row], asked: Sequence[str], toy: bool) -> Iterator[str]:
     yield "# Findings"
     if toy:
         yield from ("", _TOY)
+    missing = set(asked) - {row["name"] for row in rows}
+    if missing:
+        yield from ("", f"Not measured: {'; '.join(name for name in asked if name in missing)}.")
     for how in dict.fromkeys(row["card"]["how"] for row in rows):
         here = [row for row in rows if row["card"]["how"] == how]
         yield from ("", f"## {how}", "")
         yield ", ".join(f"{name} {version}" for name, version in here[0]["card"]["versions"].items())
-        measured = [row for row in here if "error" not in row]
         yield from ("", "What several rows tell, measured over predicted:", "")
-        yield from _table("", ">rows", ">median", ">least", ">most")
-        yield from _ratios(measured)
-        for row in measured:
-            yield from _row(row)
+        yield from ("| | rows | median | least | most |", "|---|---:|---:|---:|---:|")
+        yield from _ratios(here)
         for row in here:
-            if "error" in row:
-                yield from ("", f"### Failed: {row['name']}", "", "```", row["error"], "```")
+            yield from _row(row)
 
 
 def _ratios(rows: Sequence[Row]) -> Iterator[str]:
@@ -63,20 +62,18 @@ def _ratios(rows: Sequence[Row]) -> Iterator[str]:
 
 def _row(row: Row) -> Iterator[str]:
     settings = "".join(f", `{name}={value}`" for name, value in row["environment"].items())
-    yield from ("", f"### {row['name']}", "", f"{row['card']['how']}; {row['seconds']:.0f} s{settings}", "")
+    failed = "Failed: " if "error" in row else ""
+    yield from ("", f"### {failed}{row['name']}", "", f"{row['card']['how']}; {row['seconds']:.0f} s{settings}", "")
     if row["pairs"]:
-        yield from _table("", ">measured", ">predicted", ">ratio")
+        yield from ("| | measured | predicted | ratio |", "|---|---:|---:|---:|")
     for name, (measured, predicted) in row["pairs"].items():
         ratio = f"{measured / predicted:.3f}" if predicted else ""
         yield f"| {_label(name)} | {_figure(name, measured)} | {_figure(name, predicted)} | {ratio} |"
     yield ""
     for name, value in row["facts"].items():
         yield f"- {_label(name)}: {_figure(name, value)}"
-
-
-def _table(*names: str) -> Iterator[str]:
-    yield f"| {' | '.join(name.removeprefix('>') for name in names)} |"
-    yield f"|{'|'.join('---:' if name.startswith('>') else '---' for name in names)}|"
+    if failed:
+        yield from ("", "```", row["error"], "```")
 
 
 def _label(name: str) -> str:

@@ -1,6 +1,7 @@
 """One row in this process: `python -m experiments.gpu.measure ROW FOLDER`, the row as JSON; prints what it found.
 
-What is found are `pairs`, each a figure as measured and as predicted, and `facts`, for which there is no prediction.
+What is found are `pairs`, each a figure as measured and as predicted, and `facts`, which nobody predicts. They are
+printed again after every part, so that a process that is killed loses only its last part.
 """
 
 from __future__ import annotations
@@ -59,6 +60,9 @@ class Found:
     pairs: dict[str, tuple[float, float | None]] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
+    def tell(self) -> None:
+        print(json.dumps({**asdict(self), "card": this_card()}), flush=True)
+
 
 @dataclass(frozen=True)
 class Start:
@@ -96,22 +100,23 @@ class Start:
         try:
             return memplan.jit(self.step, budget=budget, host_state=on_host, **_OPTIONS, **options).plan(*self.shapes)
         except memplan.InfeasibleBudgetError as error:  # as little as it takes, where that is what was asked
-            if not row.smallest or budget == error.smallest_bytes:
+            if not row.smallest:
                 raise
-            return self.planned(row, error.smallest_bytes, **options)
+            return self.planned(replace(row, smallest=False), error.smallest_bytes, **options)
 
 
-def rates(row: Row, folder: Path) -> Found:
+def rates(row: Row, folder: Path, found: Found) -> None:
     """What the card does in a second, against its data sheet."""
-    spec = calibrate(patience=None if this_card().real else Patience(runs=2, enough_s=1e-3, most_nbytes=2**16))
+    spec = calibrate(patience=None if this_card()["real"] else Patience(runs=2, enough_s=1e-3, most_nbytes=2**14))
     spec.save(folder / RATES)
     assumed = calibration(spec).assumed
-    return Found({f"{one.name}_{one.unit}": (one.value, assumed.get(one.name)) for one in spec.conditions.measurements})
+    for one in spec.conditions.measurements:
+        found.pairs[f"{one.name}_{one.unit}"] = one.value, assumed.get(one.name)
 
 
-def planned(row: Row, folder: Path) -> Found:
+def planned(row: Row, folder: Path, found: Found) -> None:
     """A planned step: bytes, seconds, copies; then the plain step beside it, and the numbers of both."""
-    start, found = Start.of(row.model), Found()
+    start = Start.of(row.model)
     plan = start.planned(row)
     run, report = plan.compile(), plan.report
     assert report.compiled_peak_bytes is not None
@@ -124,7 +129,7 @@ def planned(row: Row, folder: Path) -> Found:
     found.pairs["compiled_bytes"] = report.compiled_peak_bytes, report.predicted_peak_bytes
     _begin_again_where_autotuning_took_more(report.compiled_peak_bytes, found)
     free = _host_bytes_free()
-    args, times = _timed(run, *start.placed(plan))
+    times = _timed(run, *start.placed(plan))
     step_s = _median(times)
     found.facts |= {"first_step_s": times[0], "second_step_s": times[1], "steps": len(times)}
     found.pairs["step_s"] = step_s, report.predicted_step_s
@@ -133,64 +138,65 @@ def planned(row: Row, folder: Path) -> Found:
         found.pairs["peak of the pool_bytes"] = now.peak_bytes, report.pool_peak_bytes
     if observed := plan.report.observed_peak_bytes:
         found.pairs["peak of the step_bytes"] = observed, report.compiled_peak_bytes
-    _look_inside(traced(run, *args), read_module(run.as_text()), report, step_s, folder, found)
-    del args
+    found.tell()
     if row.plain:
         _beside_plain(row, start, plan, step_s, found)
-    return found
+        found.tell()
+    _look_inside(traced(run, *start.placed(plan)), read_module(run.as_text()), report, step_s, folder, found)
 
 
-def checkpoint(row: Row, folder: Path) -> Found:
+def checkpoint(row: Row, folder: Path, found: Found) -> None:
     """Policies of `jax.checkpoint`, and memplan within the bytes of each."""
-    start, found = Start.of(row.model), Found()
+    start = Start.of(row.model)
     for name, policy in itertools.islice(policies().items(), 2):
         compiled = start.checkpointed(policy)
         nbytes, predicted_s = _device_bytes(compiled), replay(compiled.as_text(), local_device()).step_s
-        policy_s = _median(_timed(compiled, *start.placed())[1])
+        policy_s = _median(_timed(compiled, *start.placed()))
         plan = start.planned(row, nbytes)
-        planned_s = _median(_timed(plan.compile(), *start.placed(plan))[1])
+        planned_s = _median(_timed(plan.compile(), *start.placed(plan)))
         found.facts |= {f"{name}_bytes": nbytes, f"memplan within what {name} takes_s": planned_s}
         found.pairs[f"{name}_s"] = policy_s, predicted_s
         ratio = _over(predicted_s, plan.report.predicted_step_s)
         found.pairs[f"{name}: its time over memplan's"] = policy_s / planned_s, ratio
-    return found
+        found.tell()
 
 
-def gate(row: Row, folder: Path) -> Found:
+def gate(row: Row, folder: Path, found: Found) -> None:
     """The numbers of a step that was rewritten, judged by what recompilation does to the step by itself."""
     start = Start.of(row.model)
     args = jax.device_put((start.state, start.batch))
     outcome = pipeline.best(start.step, args, {}, _OPTIONS, Request(int(row.share * _device_bytes(start.plain))))
     verdict = numbers_gate(outcome, args, {})
-    return Found(facts={"seeds": [0], "way": outcome.way, "passes": verdict.passes, "gate": str(verdict)})
+    found.facts |= {"seeds": [0], "way": outcome.way, "passes": verdict.passes, "gate": str(verdict)}
 
 
-def attempt(row: Row, folder: Path) -> Found:
+def attempt(row: Row, folder: Path, found: Found) -> None:
     """Two steps, or who refuses them, when, and in which words; by a saved plan where there is one."""
-    start, at, facts = Start.of(row.model), "planning", dict[str, Any]()
+    start, at = Start.of(row.model), "planning"
     saved = memplan.Plan.load(os.environ[_PLAN]) if _PLAN in os.environ else None
     try:
         plan = start.planned(row, plan=saved)
         report = plan.report
-        facts |= {"compiled_bytes": report.compiled_peak_bytes, "host_bytes": report.host_peak_bytes}
+        found.facts |= {"compiled_bytes": report.compiled_peak_bytes, "host_bytes": report.host_peak_bytes}
         if saved:
-            facts |= {"same module": plan.plan is not None and plan.plan.fingerprint == saved.fingerprint}
+            found.facts["same module"] = plan.plan is not None and plan.plan.fingerprint == saved.fingerprint
         at = "running"
         _timed(plan.compile(), *start.placed(plan), least=2, enough_s=0)
     except (memplan.MemplanError, jax.errors.JaxRuntimeError) as error:
-        return Found(facts={**facts, "refused": f"{type(error).__name__} while {at}: {str(error)[:1000]}"})
-    return Found(facts={**facts, "refused": "no: it ran"})
+        found.facts["refused"] = f"{type(error).__name__} while {at}: {str(error)[:1000]}"
+    else:
+        found.facts["refused"] = "no: it ran"
 
 
-def restart(row: Row, folder: Path) -> Found:
+def restart(row: Row, folder: Path, found: Found) -> None:
     """Kernels as timed here against those of a described card; and a saved plan in the next process."""
-    start, found = Start.of(row.model), Found()
+    start = Start.of(row.model)
     here = start.planned(row)
     found.facts["compiled_bytes"] = here.report.compiled_peak_bytes
     request = Request(here.report.budget_bytes, device=local_device().name)
     try:
         described = pipeline.best(start.step, start.shapes, {}, _OPTIONS, request)
-    except memplan.MemplanError as error:  # there may be no assembler for it
+    except (memplan.MemplanError, jax.errors.JaxRuntimeError) as error:  # there may be no assembler for it
         found.facts["described"] = f"{type(error).__name__}: {str(error)[:500]}"
     else:
         plain_bytes = report_of(described).baseline_peak_bytes
@@ -204,11 +210,10 @@ def restart(row: Row, folder: Path) -> Found:
         later = subprocess.run(command, env={**os.environ, _PLAN: path}, capture_output=True, text=True, check=False)
     printed = later.stderr[-1000:] if later.returncode else json.loads(later.stdout.splitlines()[-1])["facts"]
     found.facts["the next start, by the saved plan"] = printed
-    return found
 
 
-MEASURES: Mapping[str, Callable[[Row, Path], Found]] = {
-    "card": lambda row, folder: Found(),
+MEASURES: Mapping[str, Callable[[Row, Path, Found], None]] = {
+    "card": lambda row, folder, found: None,
     **{one.__name__: one for one in (rates, planned, checkpoint, gate, attempt, restart)},
 }
 
@@ -221,14 +226,14 @@ def _begin_again_where_autotuning_took_more(compiled_bytes: int, found: Found) -
     found.facts |= {"peak before the first step_bytes": peak, "autotuning_bytes": int(os.environ.get(_AUTOTUNED, 0))}
 
 
-def _timed(run: Run, state: Any, batch: Any, least: int = 6, enough_s: float = 6.0) -> tuple[Any, list[float]]:
-    """Arguments for a further step, and the seconds of each of up to 30, waited for."""
+def _timed(run: Run, state: Any, batch: Any, least: int = 6, enough_s: float = 6.0) -> list[float]:
+    """Of each of up to 30 steps, waited for."""
     seconds: list[float] = []
     while len(seconds) < least or (len(seconds) < 30 and sum(seconds) < enough_s):
         began = time.perf_counter()
         state, _ = jax.block_until_ready(run(state, batch))
         seconds.append(time.perf_counter() - began)
-    return (state, batch), seconds
+    return seconds
 
 
 def _median(seconds: Sequence[float]) -> float:
@@ -273,7 +278,8 @@ def _kernels_by_kind(events: Sequence[Event], module: Module, result: Replay, fo
         names = [name for name in known if kinds[name] == kind]
         sums = (sum(seconds[name] for name in names) for seconds in (known, result.seconds))
         found.pairs[f"{len(names)} x {kind}_s"] = next(sums), next(sums)
-    found.facts["share of the kernels' time that is known by instruction"] = sum(known.values()) / sum(spent.values())
+    share = _over(sum(known.values()), sum(spent.values()))
+    found.facts["share of the kernels' time that is known by instruction"] = share
     for name in sorted(known, key=lambda name: -abs(known[name] - result.seconds[name]))[:5]:
         found.pairs[f"far off: {kinds[name]} {name}_s"] = known[name], result.seconds[name]
 
@@ -284,7 +290,7 @@ def _beside_plain(row: Row, start: Start, plan: Planned, step_s: float, found: F
     ours = [_after(plan.compile(), *one.placed(plan)) for one in starts]
     try:
         theirs, again = ([_after(start.plain, *one.placed()) for one in starts] for _ in range(2))
-        plain_s = _median(_timed(start.plain, *start.placed())[1])
+        plain_s = _median(_timed(start.plain, *start.placed()))
     except jax.errors.JaxRuntimeError as error:
         found.facts["the plain step"] = f"fails: {str(error)[:300]}"
         return
@@ -292,7 +298,8 @@ def _beside_plain(row: Row, start: Start, plan: Planned, step_s: float, found: F
     for name, others in (("planned", ours), ("plain once more", again)):
         leaves = [pair for one, other in zip(theirs, others, strict=True) for pair in zip(one, other, strict=True)]
         found.facts[f"{name}: leaves equal to the bit"] = sum(one.tobytes() == other.tobytes() for one, other in leaves)
-        found.facts[f"{name}: largest difference"] = f"{max(relative_error(*pair) for pair in leaves):.1e}"
+        errors = [relative_error(*pair) for pair in leaves]  # of a bias that a softmax cancels it is 1
+        found.facts[f"{name}: largest difference"] = f"{max(errors):.1e}, median leaf {statistics.median(errors):.1e}"
     found.pairs["plain_step_s"] = plain_s, report.baseline_step_s
     found.pairs["step over plain"] = step_s / plain_s, _over(report.predicted_step_s, report.baseline_step_s)
     if now := room():
@@ -329,5 +336,8 @@ def _over(one: float | None, other: float | None) -> float | None:
 
 
 if __name__ == "__main__":
-    asked = Row(**json.loads(sys.argv[1]))
-    print(json.dumps({**asdict(MEASURES[asked.measure](asked, Path(sys.argv[2]))), "card": asdict(this_card())}))
+    asked, told = Row(**json.loads(sys.argv[1])), Found()
+    try:
+        MEASURES[asked.measure](asked, Path(sys.argv[2]), told)
+    finally:
+        told.tell()

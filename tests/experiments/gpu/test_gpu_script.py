@@ -2,22 +2,28 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import memplan
 from experiments.gpu import __main__ as script
+from experiments.gpu import measure
 from experiments.gpu.card import STAND_IN
 from experiments.gpu.rows import MODELS, ROWS, TOY_ROWS, Row
 from tests.gpu_runtime import stand_in
+from tests.gpu_runtime.toys import mlp
 
 LACKING = (
     "nibabel", "orbax", "matplotlib", "perfetto", "grain", "PIL", "ortools", "pytest", "hypothesis", "equinox",
-    "playwright", "viztracer", "flatbuffers", "jax_plugins.xla_cuda12", "nvidia.cuda_nvcc",
+    "playwright", "viztracer", "flatbuffers", "jax_plugins", "jax_cuda12_plugin", "nvidia",
 )  # fmt: skip
 CARD = {"name": "NVIDIA H100", "how": "NVIDIA H100, driver 580.1", "platform": "gpu", "real": True, "versions": {}}
 
@@ -55,11 +61,24 @@ def test_a_failure_is_kept_and_stops_nothing(start: Any, tmp_path: Path) -> None
     assert start(lambda row: {}, "--again") == (0, [ROWS[1].name])
 
 
-def test_a_second_call_goes_on_where_the_time_was_over(start: Any) -> None:
+def test_a_second_call_goes_on_where_the_time_was_over(
+    start: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     over: Answer = lambda row: {"error": "ran longer than 9 s: ", "late": True} if row is ROWS[2] else {}  # noqa: E731
     _, asked = start(over, "--minutes", "1")  # of which less was left than that row may take
     assert asked == [row.name for row in ROWS[:3]]
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert all(repr(row.name) in told for row in ROWS[2:])
+    page = (tmp_path / "FINDINGS.md").read_text()
+    assert f"### Failed: {ROWS[2].name}" in page  # what it had found is kept
+    assert f"Not measured: {'; '.join(row.name for row in ROWS[3:])}." in page
     assert start(lambda row: {})[1] == [row.name for row in ROWS[2:]]
+
+
+def test_a_row_that_may_not_take_longer_is_not_what_ends_the_time(start: Any) -> None:
+    late: Answer = lambda row: {"error": "ran longer than 150 s: ", "late": True} if row is ROWS[1] else {}  # noqa: E731
+    assert start(late, "--minutes", "25") == (1, [row.name for row in ROWS])
+    assert start(lambda row: {})[1] == []
 
 
 def test_every_row_is_kept_before_the_next_begins(start: Any, tmp_path: Path) -> None:
@@ -88,10 +107,71 @@ def test_names_are_unique_and_models_known() -> None:
         assert all(row.model in MODELS for row in rows if row.model)
 
 
-def test_a_row_that_hangs_is_killed(tmp_path: Path) -> None:
-    found = script._in_a_process(TOY_ROWS[0], tmp_path, 0.1)
-    assert found["late"]
-    assert found["error"].startswith("ran longer than 0 s")
+# A process that has found something, starts another and hangs, whatever it is told; `place` has the ids of both.
+_HANGS = """
+import os, pathlib, signal, subprocess, sys, time
+place = pathlib.Path({!r})
+if "experiments.gpu.measure" in sys.orig_argv and "HANGS" in os.environ:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print('{{"pairs": {{"step_s": [1, 2]}}}}\\n{{"pairs": ', end="", flush=True)
+    other = subprocess.Popen(["sleep", "1000"])
+    place.with_suffix(".part").write_text(f"{{os.getpid()}} {{other.pid}}")
+    place.with_suffix(".part").rename(place)
+    time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> tuple[dict[str, str], Path]:
+    """Environment of a row that hangs, and the file that then appears with the ids of its processes."""
+    place = tmp_path / "ids"
+    (tmp_path / "sitecustomize.py").write_text(_HANGS.format(str(place)))
+    return {"PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu", "HANGS": "1"}, place
+
+
+def test_a_row_that_hangs_is_killed_and_the_next_one_is_measured(
+    hanging: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    environment, place = hanging
+    bare = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": ""}
+    rows = [Row("hangs", "card", environment=environment, limit_s=2), Row("next", "card", environment=bare)]
+    monkeypatch.setattr(script, "TOY_ROWS", rows)
+    monkeypatch.setattr(script, "_START", Row("card", "card", environment=bare))
+    monkeypatch.setattr(sys, "argv", ["gpu", "--toy", "--allow-cpu", "--out", str(tmp_path / "out")])
+    assert script.main() == 1
+    (path,) = (tmp_path / "out").glob("*.json")
+    first, second = json.loads(path.read_text())
+    assert first["error"].startswith("ran longer than 2 s") and "error" not in second
+    assert first["pairs"] == {"step_s": [1, 2]}
+    assert not any(map(_runs, place.read_text().split()))
+
+
+def test_who_ends_the_script_ends_the_row(hanging: Any, tmp_path: Path) -> None:
+    environment, place = hanging
+    command = [sys.executable, "-m", "experiments.gpu", "--toy", "--allow-cpu", "--out", str(tmp_path / "out")]
+    script_ = subprocess.Popen(command, env={**os.environ, **environment}, cwd=script._ROOT)
+    while not place.exists():
+        assert script_.poll() is None
+        time.sleep(0.05)
+    script_.terminate()
+    assert script_.wait(30) == 128 + signal.SIGTERM
+    assert not any(map(_runs, place.read_text().split()))
+
+
+def _runs(pid: str) -> bool:
+    """Is it there, and no zombie?"""
+    path = Path("/proc", pid, "stat")
+    return path.exists() and path.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_where_a_budget_does_not_fit_the_smallest_is_taken_if_that_was_asked() -> None:
+    step, (params, batch) = mlp(4, 32, 256)
+    start = measure.Start(step, params, batch)
+    row = Row("a", "planned", budget="1KiB")
+    with pytest.raises(memplan.InfeasibleBudgetError) as refused:
+        start.planned(row)
+    report = start.planned(replace(row, smallest=True)).report
+    assert report.budget_bytes == refused.value.smallest_bytes >= report.compiled_peak_bytes
 
 
 def test_nothing_is_imported_that_a_machine_with_a_card_lacks(tmp_path: Path) -> None:
@@ -103,7 +183,7 @@ def test_nothing_is_imported_that_a_machine_with_a_card_lacks(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_row_is_measured_without_them(tmp_path: Path) -> None:
-    row = Row("a", "planned", "toy-resnet", 0.75, seeds=2, environment=_bare(tmp_path))
+    row = Row("a", "planned", "toy-unet3d", 0.75, seeds=2, environment=_bare(tmp_path))
     found = script._in_a_process(row, tmp_path, 600)
     facts = found["facts"]
     assert facts["planned: leaves equal to the bit"] == facts["leaves"] > 0
@@ -115,16 +195,23 @@ def test_a_row_is_measured_without_them(tmp_path: Path) -> None:
 @pytest.mark.gpu_aot
 @pytest.mark.skipif(stand_in.missing() is not None, reason=str(stand_in.missing()))
 def test_toy_rows_run_on_a_stand_in_driver(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "experiments.gpu", "--toy", "--out", str(tmp_path), "--rows", "3D U-Net, s"]
+    """One of each kind but `restart`, which attempts a step as the last one does."""
+    rows = ["rates", "3D U-Net, slabs", "3D U-Net, jax.checkpoint", "3D U-Net, a pinned"]
+    command = [sys.executable, "-m", "experiments.gpu", "--toy", "--out", str(tmp_path), "--rows", *rows]
     environment = {**os.environ, **stand_in.environment_of()}
     subprocess.run(command, env=environment, cwd=script._ROOT, check=True, timeout=1500)
-    (path,) = tmp_path.glob("*.json")
-    rows = json.loads(path.read_text())
-    assert {row["card"]["how"] for row in rows} == {STAND_IN}
-    for row in rows:
-        facts = row["facts"]
-        assert facts.get("planned: leaves equal to the bit") == facts.get("leaves")
-        assert facts.get("passes", True)
+    (path,) = set(tmp_path.glob("*.json")) - {tmp_path / "rates.json"}
+    found = json.loads(path.read_text())
+    assert {row["card"]["how"] for row in found} == {STAND_IN}
+    rates, slabs, checkpoint, gate, attempt = ({**row["facts"], **row["pairs"]} for row in found)
+    assert rates["device to host_bytes/s"][0] > 0
+    assert slabs["loops over slabs"] > 0 and slabs["host_bytes"] > 0
+    assert float(slabs["planned: largest difference"].partition(",")[0]) < 1e-4
+    assert slabs["step by the card's own rates_s"][1] > 0
+    assert sum("its time over memplan's" in name for name in checkpoint) == 2
+    assert gate["way"] == "slabs" and gate["gate"].partition(": output ")[0].endswith(" numbers")
+    assert attempt["refused"] == "no: it ran"
+    assert "Not measured" not in (tmp_path / "FINDINGS.md").read_text()
 
 
 _BLOCKED = """

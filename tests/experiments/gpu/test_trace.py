@@ -1,9 +1,18 @@
 """What is read from a profile, and interval arithmetic, exact."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from experiments.gpu.trace import copies, events, kernels, overlap
+import jax.numpy as jnp
+import pytest
+
+import memplan
+from experiments.gpu import measure
+from experiments.gpu.trace import Event, copies, events, kernels, overlap
+from memplan.hardware import catalog
+from memplan.xla.module import read_module
+from memplan.xla.replay import replay
 
 
 def test_a_copy_beside_kernels_is_not_hidden() -> None:
@@ -29,6 +38,24 @@ def test_kernels_and_copies_are_told_apart_in_the_lines_of_streams() -> None:
     assert [(one.op, one.span) for one in kernels(found)] == [("fusion.3", (1.0, 3.0))]
     assert [one.nbytes for one in copies(found, "D2H")] == [4096]
     assert copies(found, "H2D") == []
+
+
+def test_a_trace_stands_beside_the_replay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(measure, "local_device", lambda: catalog.named("h100"))
+    plan = memplan.jit(lambda x: jnp.tanh(x @ x) @ x).plan(jnp.ones((64, 64)))
+    module = read_module(plan.compile().as_text())
+    op = next(iter(replay(module, catalog.named("h100")).seconds))
+    moved = [Event("MemcpyD2H", "", (0.0, 4e-3), 1 << 20), Event("MemcpyH2D", "", (5e-3, 6e-3), 1 << 20)]
+    traced = [Event("one", op, (0.0, 1e-3), 0), Event("of a graph", "", (3e-3, 6e-3), 0), *moved]
+    found = measure.Found()
+    measure._look_inside(traced, module, plan.report, 7e-3, tmp_path, found)
+    assert found.pairs["kernels_s"][0] == pytest.approx(4e-3)
+    assert found.pairs["memcpys to the host_bytes/s"][0] == pytest.approx((1 << 20) / 4e-3)
+    assert found.pairs["memcpys to the host, share under kernels"][0] == pytest.approx(0.5)
+    assert found.pairs["memcpys to the device, share under kernels"][0] == pytest.approx(1)
+    assert found.facts["share of the kernels' time that is known by instruction"] == pytest.approx(0.25)
+    assert any(name.startswith("far off") and pair[0] == pytest.approx(1e-3) for name, pair in found.pairs.items())
+    measure._look_inside(moved, module, plan.report, 7e-3, tmp_path, measure.Found())  # no kernel at all
 
 
 def _event(name: str, **stats: str) -> Any:
