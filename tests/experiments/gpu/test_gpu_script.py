@@ -195,19 +195,17 @@ def test_a_row_is_measured_without_them(tmp_path: Path) -> None:
 @pytest.mark.gpu_aot
 @pytest.mark.skipif(stand_in.missing() is not None, reason=str(stand_in.missing()))
 def test_toy_rows_run_on_a_stand_in_driver(tmp_path: Path) -> None:
-    """One of each kind but `restart`, which attempts a step as the last one does."""
-    rows = ["rates", "3D U-Net, slabs", "3D U-Net, jax.checkpoint", "3D U-Net, a pinned"]
+    """One of each kind but `rates`, two minutes of compilations, and `restart`, which attempts as the last one does."""
+    rows = ["3D U-Net, slabs", "3D U-Net, jax.checkpoint", "3D U-Net, a pinned"]
     command = [sys.executable, "-m", "experiments.gpu", "--toy", "--out", str(tmp_path), "--rows", *rows]
-    environment = {**os.environ, **stand_in.environment_of()}
+    environment = {**os.environ, **stand_in.environment_of(), "STAND_IN_CARD": "h100"}
     subprocess.run(command, env=environment, cwd=script._ROOT, check=True, timeout=1500)
-    (path,) = set(tmp_path.glob("*.json")) - {tmp_path / "rates.json"}
+    (path,) = tmp_path.glob("*.json")
     found = json.loads(path.read_text())
     assert {row["card"]["how"] for row in found} == {STAND_IN}
-    rates, slabs, checkpoint, gate, attempt = ({**row["facts"], **row["pairs"]} for row in found)
-    assert rates["device to host_bytes/s"][0] > 0
+    slabs, checkpoint, gate, attempt = ({**row["facts"], **row["pairs"]} for row in found)
     assert slabs["loops over slabs"] > 0 and slabs["host_bytes"] > 0
     assert float(slabs["planned: largest difference"].partition(",")[0]) < 1e-4
-    assert slabs["step by the card's own rates_s"][1] > 0
     assert sum("its time over memplan's" in name for name in checkpoint) == 2
     assert gate["way"] == "slabs" and gate["gate"].partition(": output ")[0].endswith(" numbers")
     assert attempt["refused"] == "no: it ran"
