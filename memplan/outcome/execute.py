@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from memplan.compilation.outcome import Outcome
 from memplan.errors import MemplanError
@@ -48,6 +49,9 @@ class Runner:
         self._is_gpu = found.target.is_gpu
         self._moves = bool(found.program.on_host) and not self._is_gpu
         self.observed_bytes: int | None = None
+        jaxpr, keeps = found.program.jaxpr.jaxpr, bool(found.program.options.get("keep_unused"))
+        read = {id(atom) for eqn in jaxpr.eqns for atom in eqn.invars}.union(map(id, jaxpr.outvars))
+        self._is_read = [keeps or id(var) in read for var in jaxpr.invars]  # jax copies no other
 
     @property
     def text(self) -> str:
@@ -68,19 +72,27 @@ class Runner:
             with _Calls.lock:
                 _Calls.running -= 1
         if before and after and is_alone and number == _Calls.begun:
-            self._observe(before, after)
+            self._observe(before, after, args, kwargs)
         return results
 
-    def _observe(self, before: local.Room, after: local.Room) -> None:
+    def _observe(self, before: local.Room, after: local.Room, args: Any, kwargs: Any) -> None:
         """What a call took.
 
         XLA's allocator knows the most that was ever in use. Where a call raised that, it took what was added to what
-        was in use before, and its arguments, which were. Where it did not, something else took more before, such as
-        the timing of kernels while the step was compiled, and nothing can be said.
+        was in use before, and its arguments, which were, except for those that jax copied from the host. Where it did
+        not, something else took more before, such as the timing of kernels while the step was compiled, and nothing
+        can be said.
         """
-        if after.peak_bytes > before.peak_bytes:
-            taken = after.peak_bytes - before.in_use_bytes + self._memory.argument_bytes
+        copied = self._copied_nbytes(args, kwargs)
+        if after.peak_bytes > before.peak_bytes and copied is not None:
+            taken = after.peak_bytes - before.in_use_bytes + self._memory.argument_bytes - copied
             self.observed_bytes = max(taken, self.observed_bytes or 0)
+
+    def _copied_nbytes(self, args: Any, kwargs: Any) -> int | None:
+        """Of arguments such as NumPy's arrays; None over a mesh, where a device gets a part of each."""
+        inputs = zip(jax.tree_util.tree_leaves((args, kwargs)), self._is_read, strict=True)
+        copied = [np.asarray(leaf).nbytes for leaf, read in inputs if read and not isinstance(leaf, jax.Array)]
+        return None if copied and self._program.spmd else sum(copied)
 
     def _on_gpu(self, args: Any, kwargs: Any) -> Any:
         """A call that fails in memplan's words, and where it can before the step takes its donated arguments."""
