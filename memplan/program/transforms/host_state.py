@@ -1,8 +1,9 @@
 """State in host memory: arguments that stay there, streamed to the device where they are read, and their updates back.
 
 In the jaxpr such an argument is read through a `device_put` to the device and its update returned through one to the
-host. For planners the first is an operation like any other, cheap to repeat: what is dropped is fetched again. Stacks
-of layers stay on the host and are read and written by slices (`layerwise_state`).
+host. XLA makes an asynchronous pair of each, which a plan runs once: between two reads, what was fetched stays on the
+device, or goes to the host and back as any value may. Stacks of layers stay on the host and are read and written by
+slices (`layerwise_state`).
 """
 
 from __future__ import annotations
