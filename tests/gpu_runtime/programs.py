@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import os
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ import numpy as np
 import memplan
 from memplan.compilation.callback import Callback
 from memplan.planning.plan import Plan
+from memplan.verify.numbers import compare
 from memplan.verify.same_module import judge
 from memplan.xla.module import read_module
 from tests.gpu_runtime.modules import mutants
-from tests.gpu_runtime.toys import TOYS, CheapCopies
+from tests.gpu_runtime.toys import TOYS, fast_link
 
 MIB = 1 << 20
 
@@ -31,33 +33,89 @@ MIB = 1 << 20
 def plain_and_planned(toy: str, shares: Sequence[float], steps: int) -> dict[str, Any]:
     """Some steps by plans for these shares of the plain step's bytes, ascending, then as many by the plain step."""
     step, (state, batch) = TOYS[toy]()
-    start = jax.tree.map(np.asarray, state)
     plain = memplan.jit(step, donate_argnums=0).plan(state, batch)
-    nbytes = plain.report.compiled_peak_bytes
-    rows, results = [], []
-    for share in [*sorted(shares), 1.0]:
-        options = {"budget": int(share * nbytes), "planner": CheapCopies(), "split": False} if share < 1 else {}
-        planned = memplan.jit(step, donate_argnums=0, **options).plan(start, batch)
-        call, in_use = planned.compile(), []
-        state = jax.tree.map(jax.numpy.asarray, start)
-        for _ in range(steps):
-            state, metrics = jax.block_until_ready(call(state, batch))
-            in_use.append(jax.devices()[0].memory_stats()["bytes_in_use"])
-        report = planned.report
-        rows.append(
-            {
-                "share": share, "status": report.status, "compiled": report.compiled_peak_bytes,
-                "observed": report.observed_peak_bytes, "host": report.host_peak_bytes,
-                "pinned": report.pinned_bytes, "copies": report.copies_found, "again": report.recomputations_found,
-                "leaked": in_use[-1] - in_use[0],
-            }
-        )  # fmt: skip
-        results.append(fetched((state, metrics)))
+    nbytes, options = plain.report.compiled_peak_bytes, {"device": fast_link(), "split": False}
+    plans = [
+        memplan.jit(step, donate_argnums=0, budget=int(share * nbytes), **options).plan(state, batch)
+        for share in sorted(shares)
+    ]
+    rows, results = zip(*(_run(planned, state, batch, steps) for planned in [*plans, plain]), strict=True)
     return {
         "programs": len(rows), "arrays": sum(map(len, results[:-1])),
         "equal": sum(equal(one, results[-1]) for one in results[:-1]), "rows": rows, "digest": digest(results[-1]),
         "finite": all(np.isfinite(leaf).all() for leaf in results[-1] if leaf.dtype.kind == "f"),
     }  # fmt: skip
+
+
+def rewritten(toy: str, share: float, split: str | bool, steps: int) -> dict[str, Any]:
+    """Steps of a program in slabs, or whose loops stack less, by the gate: its sums are others than the plain step's.
+
+    What another compilation does to the step by itself is taken from a CPU: on the stand-in it does next to nothing,
+    as its libraries sum alike however a step is cut into kernels.
+    """
+    step, (state, batch) = TOYS[toy]()
+    plain = memplan.jit(step, donate_argnums=0).plan(state, batch)
+    budget = int(share * plain.report.compiled_peak_bytes)
+    options = {"budget": budget, "device": fast_link(), "split": split}
+    planned = memplan.jit(step, donate_argnums=0, **options).plan(state, batch)
+    (row, found), (_, expected) = (_run(one, state, batch, steps) for one in (planned, plain))
+    with jax.default_device(jax.devices("cpu")[0]):
+        metrics = None
+        for _ in range(steps):
+            state, metrics = jax.jit(step)(state, batch)
+    gate = compare(expected, fetched((state, metrics)), found)
+    report, plan = planned.report, planned.plan
+    return {
+        "programs": 2, "arrays": 0, "equal": 0, "row": row, "passes": gate.passes, "gate": str(gate),
+        "digest": digest(found), "loops on the host": sum(len(one.on_host) for one in plan.loops if one),
+        "slabs on the host": sum(len(one.on_host) for one in plan.slabs),
+        "copies": report.loop_copies, "kernels": report.loop_kernels,
+        "loops": planned.compile().as_text().count(" while("),
+    }  # fmt: skip
+
+
+def beside_a_cpu(toy: str) -> dict[str, Any]:
+    """A plain step against a CPU's, by the gate; noise is what one rounding of each argument makes of the latter."""
+    step, given = TOYS[toy]()
+    draw = np.random.default_rng(0)
+
+    def nudged(leaf: Any) -> Any:
+        if leaf.dtype != np.float32:
+            return leaf
+        return np.nextafter(leaf, draw.choice([-np.inf, np.inf], leaf.shape).astype(np.float32))
+
+    here, there = (fetched(jax.jit(step)(*jax.device_put(given, jax.devices(one)[0]))) for one in ("cuda", "cpu"))
+    noise = []
+    for _ in range(3):
+        noise.append(fetched(jax.jit(step)(*jax.device_put(jax.tree.map(nudged, given), jax.devices("cpu")[0]))))
+    gate = compare(there, noise[0], here, *noise[1:])
+    return {
+        "programs": 1, "arrays": 0, "equal": 0, "passes": gate.passes, "gate": str(gate),
+        "largest": max(leaf.planned for leaf in gate.leaves),
+    }  # fmt: skip
+
+
+def _run(planned: Any, state: Any, batch: Any, steps: int) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """What some steps took, and what came out of them. `state` is left as it is."""
+    call, in_use = planned.compile(), []
+    state, batch = jax.block_until_ready(jax.tree.map(jax.numpy.array, (state, batch)))
+    pinned, metrics = _pinned_nbytes(), None
+    for _ in range(steps):
+        state, metrics = jax.block_until_ready(call(state, batch))
+        in_use.append(jax.devices()[0].memory_stats()["bytes_in_use"])
+    pinned, report = _pinned_nbytes() - pinned, planned.report
+    row = {
+        "status": report.status, "compiled": report.compiled_peak_bytes, "observed": report.observed_peak_bytes,
+        "host": report.host_peak_bytes, "pinned": report.pinned_bytes, "newly pinned": pinned,
+        "copies": report.copies_found, "again": report.recomputations_found, "leaked": in_use[-1] - in_use[0],
+    }  # fmt: skip
+    return row, fetched((state, metrics))
+
+
+def _pinned_nbytes() -> int:
+    """Pinned host memory that the driver has handed out so far; XLA gives none back."""
+    lines = (line.split(" ") for line in Path(os.environ["STAND_IN_LOG"]).read_text().splitlines())
+    return sum(int(words[4]) for words in lines if words[2] == "HOSTALLOC")
 
 
 def requests(folder: str) -> dict[str, Any]:
@@ -75,7 +133,7 @@ def requests(folder: str) -> dict[str, Any]:
         found["arrays"] += len(leaves)
         found["equal"] += equal(leaves, expected)
 
-    planned = memplan.jit(step, budget=budget, planner=CheapCopies(), split=False)
+    planned = memplan.jit(step, budget=budget, device=fast_link(), split=False)
     check("kept arguments", planned(params, batch))
     check("second call", planned(params, batch))
     path = Path(folder) / "plan.json"
@@ -84,7 +142,7 @@ def requests(folder: str) -> dict[str, Any]:
     saved.save(path)
     followed = memplan.jit(step, budget=budget, plan=Plan.load(path), split=False)
     check("saved plan", followed(params, batch))
-    donating = memplan.jit(step, budget=budget, planner=CheapCopies(), split=False, donate_argnums=0)
+    donating = memplan.jit(step, budget=budget, device=fast_link(), split=False, donate_argnums=0)
     given = jax.tree.map(jax.numpy.asarray, start)
     check("donated arguments", donating(given, batch))
     found["donated arguments are gone"] = all(leaf.is_deleted() for leaf in given)
@@ -116,24 +174,33 @@ def requests(folder: str) -> dict[str, Any]:
     return {**found, "programs": 4}
 
 
-def held(share: float) -> dict[str, Any]:
-    """Three steps whose parameters, of 1 MiB each, live in host memory between and during them."""
+def held(share: float, folder: str) -> dict[str, Any]:
+    """Three steps whose parameters, of 1 MiB each, live in host memory all the time; also by the saved plan."""
     step, (params, batch) = TOYS["wide mlp"]()
-    start = jax.tree.map(np.asarray, params)
     plain = memplan.jit(step, donate_argnums=0).plan(params, batch)
     budget = int(share * plain.report.compiled_peak_bytes)
-    planned = memplan.jit(step, donate_argnums=0, budget=budget, host_state=0, split=False).plan(params, batch)
-    results, kinds = [], set[str]()
-    for one in (planned, plain):
-        call, state = one.compile(), jax.block_until_ready(one.place(jax.tree.map(jax.numpy.asarray, start)))
+    options = {"donate_argnums": 0, "budget": budget, "host_state": 0, "split": False}
+    planned = memplan.jit(step, **options).plan(params, batch)
+    path = Path(folder) / "plan.json"
+    planned.plan.save(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a plan that is made again is told in one
+        followed = memplan.jit(step, **options, plan=Plan.load(path)).plan(params, batch)
+    results, kinds, pinned = [], set[str](), []
+    for one in (planned, followed, plain):
+        state = jax.block_until_ready(jax.tree.map(jax.numpy.array, params))
+        call, before = one.compile(), _pinned_nbytes()
+        state = jax.block_until_ready(one.place(state))
         for _ in range(3):
             state, loss = jax.block_until_ready(call(state, batch))
+        pinned.append(_pinned_nbytes() - before)
         kinds |= {leaf.sharding.memory_kind for leaf in state}
         results.append(fetched((state, loss)))
     report = planned.report
     return {
-        "programs": 2, "arrays": len(results[0]), "equal": equal(*results), "kinds": sorted(kinds),
-        "compiled": report.compiled_peak_bytes, "budget": budget, "on host": report.host_peak_bytes,
+        "programs": 3, "arrays": 2 * len(results[0]), "equal": sum(equal(one, results[-1]) for one in results[:-1]),
+        "kinds": sorted(kinds), "compiled": report.compiled_peak_bytes, "budget": budget,
+        "on host": report.host_peak_bytes, "pinned": report.pinned_bytes, "newly pinned": pinned[0],
     }  # fmt: skip
 
 
@@ -142,7 +209,7 @@ def too_little_memory(share: float) -> dict[str, Any]:
     step, (params, batch) = TOYS["mlp"]()
     plain = memplan.jit(step).plan(params, batch)
     nbytes = plain.report.compiled_peak_bytes
-    planned = memplan.jit(step, budget=int(share * nbytes), planner=CheapCopies(), split=False)
+    planned = memplan.jit(step, budget=int(share * nbytes), device=fast_link(), split=False)
     planned.plan(params, batch)
     stats = jax.devices()[0].memory_stats()
     junk = jax.device_put(np.zeros(stats["largest_free_block_bytes"] - 2 * MIB, np.int8))
@@ -158,7 +225,7 @@ def too_little_pinned_memory(share: float) -> dict[str, Any]:
     step, (params, batch) = TOYS["mlp"]()
     plain = memplan.jit(step).plan(params, batch)
     budget = int(share * plain.report.compiled_peak_bytes)
-    planned = memplan.jit(step, budget=budget, planner=CheapCopies(), split=False)
+    planned = memplan.jit(step, budget=budget, device=fast_link(), split=False)
     failure = raised(lambda: planned(params, batch))
     results = [fetched(plain.compile()(params, batch)) for _ in range(2)]
     return {"programs": 2, "arrays": len(results[0]), "equal": equal(*results), "failure": failure}

@@ -15,31 +15,74 @@ PREALLOCATED = {"device_mib": 2048, "env": {"XLA_PYTHON_CLIENT_PREALLOCATE": "tr
 SCHEDULES = [("eager", 0), ("late", 0), ("random", 1)]
 
 
-def check_planned(watched, toy, shares, steps, schedule, seed):
-    ran = watched(programs.plain_and_planned, toy, shares, steps, schedule=schedule, seed=seed, **PREALLOCATED)
-    found = ran.value
+# Shares of the plain step's bytes. Where no plan by whole kernels fits a half, or 70 %: the least that some plan fits.
+MODELS = {
+    "unet3d": [0.5, 0.7], "unet2d": [0.5, 0.7], "nnunet3d": [0.5, 0.7], "nnunet2d": [0.5, 0.7], "decoder": [0.63, 0.7],
+    "resnet": [0.7], "alexnet": [0.7], "googlenet": [0.77], "deeplab": [0.78],
+}  # fmt: skip
+
+
+def check_row(row):
+    assert row["leaked"] <= 0, row  # what the first step still held may have gone since
+    assert abs(row["observed"] - row["compiled"]) <= MIB, row
+
+
+def check_planned(watched, toy, shares, steps, **options):
+    found = watched(programs.plain_and_planned, toy, shares, steps, **options, **PREALLOCATED).value
     assert found["finite"]
     assert found["equal"] == found["arrays"] > 0
+    *planned, plain = found["rows"]
     for row in found["rows"]:
-        assert row["leaked"] <= 0, row  # what the first step still held may have gone since
-        assert abs(row["observed"] - row["compiled"]) <= MIB, row
-    planned = found["rows"][:-1]
+        check_row(row)
     assert all(row["status"] == "fits" for row in planned)
     assert any(row["copies"] for row in planned)
-    end = dict(word.split("=") for word in ran.lines()[-1][3:])
-    # Beside what was predicted the pool has what XLA stages arrays in, on their way to and from jax.
-    assert max(row["pinned"] for row in planned) <= int(end["host_peak"])
+    # The first takes the most on the host; the others find its regions of the pool.
+    assert planned[0]["newly pinned"] == planned[0]["pinned"] > 0
+    assert not any(row["newly pinned"] for row in [*planned[1:], plain])
 
 
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES[1:])
 def test_a_step_with_copies_is_the_plain_step(watched, schedule, seed):
-    check_planned(watched, "mlp", [0.75], 3, schedule, seed)
+    check_planned(watched, "mlp", [0.9], 3, schedule=schedule, seed=seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
-def test_a_unet_is_the_plain_one(watched, schedule, seed):
-    check_planned(watched, "unet3d", [0.5, 0.7], 2, schedule, seed)
+@pytest.mark.parametrize("toy", MODELS)
+def test_every_model_is_the_plain_one(watched, toy):
+    check_planned(watched, toy, MODELS[toy], 2, schedule="late")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("toy", ["googlenet", "deeplab", "resnet"])  # batch norms over few elements: much noise
+def test_a_step_differs_from_a_cpu_s_as_noise_does(watched, toy):
+    found = watched(programs.beside_a_cpu, toy).value
+    assert found["passes"], found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["eager", "random"])
+@pytest.mark.parametrize(("toy", "card"), [("unet3d", "v100"), ("nnunet2d", "a100"), ("decoder", "h100")])
+def test_models_are_the_plain_ones_on_other_cards_and_schedules(watched, toy, card, schedule):
+    check_planned(watched, toy, MODELS[toy], 2, card=card, schedule=schedule, seed=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("card", ["v100", "a100"])
+@pytest.mark.parametrize(
+    ("toy", "share", "split", "where"),
+    [("normalized", 0.4, "auto", "slabs on the host"), ("decoder-scan", 0.5, False, "loops on the host")],
+)
+def test_slabs_and_loops_pass_the_gate(watched, card, toy, share, split, where):
+    late, drawn = (
+        watched(programs.rewritten, toy, share, split, 2, card=card, schedule=schedule, seed=3, **PREALLOCATED).value
+        for schedule in ("late", "random")
+    )
+    assert late["passes"], late["gate"]
+    assert late["digest"] == drawn["digest"]
+    assert late[where] > 0 and late["copies"] + late["kernels"] > 0, late
+    check_row(late["row"])
+    # Beside the pool every loop has a page of its own, for the condition that the host reads (xla's WhileThunk).
+    assert late["row"]["newly pinned"] == late["row"]["pinned"] + 4096 * late["loops"], late
 
 
 def test_what_else_a_user_may_ask_of_a_step(watched, tmp_path):
@@ -51,12 +94,13 @@ def test_what_else_a_user_may_ask_of_a_step(watched, tmp_path):
     assert found["leaked"] == 0
 
 
-def test_state_on_the_host_gives_the_same_numbers(watched):
-    found = watched(programs.held, 0.92, schedule="late", **PREALLOCATED).value
+def test_state_on_the_host_gives_the_same_numbers(watched, tmp_path):
+    found = watched(programs.held, 0.92, str(tmp_path), schedule="late", **PREALLOCATED).value
     assert found["equal"] == found["arrays"], found
     assert found["kinds"] == ["device", "pinned_host"]
     assert found["compiled"] <= found["budget"]
     assert found["on host"] >= 8 * MIB  # eight parameters
+    assert found["newly pinned"] == found["pinned"]
 
 
 @pytest.mark.slow  # XLA waits ten seconds for memory
