@@ -81,7 +81,7 @@ class ScheduledModule:
     @functools.cached_property
     def _inlined(self) -> ScheduledModule:
         """With large fills right before their readers, and cheap values made inside of theirs."""
-        module = fill_late(self.module)
+        module = fill_late(self.module, self.packing.nbytes)
         late = self if module is self.module else replace(self, module=module)
         found = inline_producers(late.module, late.problem)
         return late if found is None else replace(late, module=found)

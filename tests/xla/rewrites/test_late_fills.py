@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from memplan.planning.packing import pack
+from memplan.planning.problem import Problem
 from memplan.verify.same_module import judge
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import Module, read_module
@@ -58,7 +59,7 @@ def test_no_two_large_ones_are_there_at_once_and_the_judge_sees_the_same(data: s
     kinds = data.draw(st.lists(st.booleans(), min_size=2, max_size=6))
     order = data.draw(st.permutations(range(len(kinds))))
     module = module_of(kinds, order)
-    found = fill_late(module)
+    found = fill_late(module, 100 * NBYTES)
     judge(module, found)
     if not any(kinds):
         assert found is module
@@ -71,7 +72,13 @@ def test_no_two_large_ones_are_there_at_once_and_the_judge_sees_the_same(data: s
 
 def test_what_control_edges_order_stays() -> None:
     module = module_of([True, True], [0, 1], ", control-predecessors={%fill}")
-    assert fill_late(module) is module
+    assert fill_late(module, 0) is module
+
+
+def test_what_is_large_goes_by_what_there_is() -> None:
+    module = module_of([False, False], [0, 1])
+    assert fill_late(module, 200 * 8 * 4) is module
+    assert fill_late(module, 100 * 8 * 4) is not module
 
 
 def two_loops(x: jax.Array) -> jax.Array:
@@ -87,8 +94,12 @@ def two_loops(x: jax.Array) -> jax.Array:
 @pytest.mark.gpu_aot
 def test_the_compiler_takes_them() -> None:
     x = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+
+    def rewrite(module: Module, _: Problem) -> Module:
+        return fill_late(module, 1 << 30)
+
     name = "memplan_test_late_fills"
-    _, plain, found = compile_rewritten(two_loops, (x,), name, "h100", lambda module, _: fill_late(module))
+    _, plain, found = compile_rewritten(two_loops, (x,), name, "h100", rewrite)
     fills = [op for op in plain.entry.ops.values() if op.opcode == "fusion" and not op.operands]
     assert fills and found is not plain
     large = [op for op in found.entry.ops.values() if op.opcode == "fusion" and not op.operands and op.nbytes > 1 << 20]
