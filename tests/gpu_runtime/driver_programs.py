@@ -176,6 +176,40 @@ RETURNING = """
   ret;
 }
 """
+# Lane n writes 32 words of shared memory; a matrix and its transpose are read, and the latter is written back as it is.
+MATRICES = """
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry matrices(.param .u64 matrices_param_0)
+{
+  .reg .b32 %r<12>;
+  .reg .b64 %rd<4>;
+  .shared .align 16 .b8 held[256];
+  ld.param.u64 %rd1, [matrices_param_0];
+  mov.u32 %r1, %tid.x;
+  mov.u32 %r2, held;
+  mad.lo.s32 %r3, %r1, 131074, 65536;  // numbers 2n and 2n + 1
+  shl.b32 %r4, %r1, 2;
+  add.s32 %r5, %r2, %r4;
+  st.shared.b32 [%r5], %r3;
+  and.b32 %r6, %r1, 15;
+  shl.b32 %r6, %r6, 4;
+  add.s32 %r6, %r2, %r6;               // row n % 16: of two matrices, the second of which is not written
+  bar.sync 0;
+  ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r7}, [%r6];
+  ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%r8}, [%r6];
+  stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%r6+128], {%r8};
+  bar.sync 0;
+  ld.shared.b32 %r9, [%r5+128];        // as it was
+  mul.wide.u32 %rd2, %r1, 12;
+  add.s64 %rd3, %rd1, %rd2;
+  st.global.u32 [%rd3], %r7;
+  st.global.u32 [%rd3+4], %r8;
+  st.global.u32 [%rd3+8], %r9;
+  ret;
+}
+"""
 
 
 def launch(ptx: str, name: str, words: int) -> list[int]:
@@ -196,6 +230,10 @@ def launch_unknown() -> list[int]:
 
 def launch_diverging() -> list[int]:
     return launch(DIVERGING, "diverging", 32)
+
+
+def launch_matrices() -> list[int]:
+    return launch(MATRICES, "matrices", 96)
 
 
 def launch_returning() -> list[int]:

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from memplan.hardware import catalog
@@ -83,6 +84,14 @@ def test_lanes_diverge_and_meet_again():
     status, *words = stand_in.run(driver_programs.launch_diverging).value
     assert status == 0
     assert words == [(lane ^ 16) + 1 + (1000 if lane < 8 else 0) for lane in range(32)]
+
+
+def test_matrices_of_shared_memory_are_spread_over_lanes():
+    status, *words = stand_in.run(driver_programs.launch_matrices, card="h100").value
+    matrix = np.arange(64, dtype=np.uint16).reshape(8, 8)
+    pairs, turned = (list(map(int, np.ascontiguousarray(one).view(np.uint32).ravel())) for one in (matrix, matrix.T))
+    assert status == 0
+    assert words == [word for three in zip(pairs, turned, pairs, strict=True) for word in three]
 
 
 def test_functions_return_structs():

@@ -19,6 +19,7 @@ SCHEDULES = [("eager", 0), ("late", 0), ("random", 1)]
 MODELS = {
     "unet3d": [0.5, 0.7], "unet2d": [0.5, 0.7], "nnunet3d": [0.5, 0.7], "nnunet2d": [0.5, 0.7], "decoder": [0.63, 0.7],
     "resnet": [0.7], "alexnet": [0.7], "googlenet": [0.77], "deeplab": [0.78],
+    "decoder-bfloat16": [0.8],
 }  # fmt: skip
 
 
@@ -61,7 +62,9 @@ def test_a_step_differs_from_a_cpu_s_as_noise_does(watched, toy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["eager", "random"])
-@pytest.mark.parametrize(("toy", "card"), [("unet3d", "v100"), ("nnunet2d", "a100"), ("decoder", "h100")])
+@pytest.mark.parametrize(
+    ("toy", "card"), [("unet3d", "v100"), ("nnunet2d", "a100"), ("decoder-bfloat16", "a100"), ("decoder", "h100")]
+)
 def test_models_are_the_plain_ones_on_other_cards_and_schedules(watched, toy, card, schedule):
     check_planned(watched, toy, MODELS[toy], 2, card=card, schedule=schedule, seed=2)
 

@@ -98,6 +98,9 @@ MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
         train.deeplab_step, 64, 4, 14, DeepLabConfig(filters=4, classes=3, rates=(2,), width=8, shallow=4)
     ),
     "decoder": drawn_on_cpu(train.decoder_step, 3, 32, 8, 64, DecoderConfig(heads=2, vocab=64)),
+    "decoder-bfloat16": drawn_on_cpu(
+        train.decoder_step, 2, 32, 8, 64, DecoderConfig(heads=2, vocab=64, dtype="bfloat16")
+    ),
     "decoder-scan": drawn_on_cpu(train.decoder_step, 4, 32, 8, 64, DecoderConfig(heads=2, vocab=64, scan=True)),
 }
 

@@ -491,6 +491,23 @@ static void decode_memory(Decoder* d, Instruction* x, Mnemonic* m, char** part) 
   if (!x->run) fail(d, "a register that does not fit");
 }
 
+static void decode_matrices(Decoder* d, Instruction* x, Mnemonic* m, char** part) {
+  bool load = !strcmp(m->word[0], "ldmatrix");
+  int count = take(m, "x4") ? 4 : take(m, "x2") ? 2 : take(m, "x1") ? 1 : 0;
+  x->mode = take(m, "trans");
+  bool known = take(m, "m8n8") && take(m, "shared") && take(m, "b16") && m->count == 1;
+  char* each[4];
+  if (!known || !count) fail(d, "instruction is not known");
+  x->space = SHARED;
+  add_address(d, x, part[load ? 1 : 0]);
+  if (members(d, part[load ? 0 : 1], each) != count) fail(d, "a vector of another length");
+  for (int i = 0; i < count; i++) {
+    if (load) add_result(d, x, each[i], 4);
+    else add_source(d, x, each[i], 4);
+  }
+  x->run = load ? load_matrices : store_matrices;
+}
+
 static void decode_atomic(Decoder* d, Instruction* x, Mnemonic* m, char** part, int count) {
   bool result = !strcmp(m->word[0], "atom");
   x->space = take(m, "shared") ? SHARED : GENERIC;
@@ -580,6 +597,9 @@ static void decode_instruction(Decoder* d, char* t) {
   } else if (IS("ld") || IS("st")) {
     NEEDS(2);
     decode_memory(d, x, &m, part);
+  } else if (IS("ldmatrix") || IS("stmatrix")) {
+    NEEDS(2);
+    decode_matrices(d, x, &m, part);
   } else if (IS("atom") || IS("red")) {
     NEEDS(2);
     decode_atomic(d, x, &m, part, count);

@@ -620,6 +620,29 @@ Handler store_handler(int bytes, int register_bytes) {
   if (register_bytes < 2 || register_bytes < bytes) return NULL;
   return all[__builtin_ctz((unsigned)register_bytes) - 1][__builtin_ctz((unsigned)bytes)];
 }
+// Matrices of 8 x 8 numbers of 16 bits in shared memory: lane 8 i + r names row r of the i-th; each lane has two neighbours of row
+// lane / 4, where `mode` is set of the transposed matrix.
+static uint16_t* of_matrix(const Instruction* x, const uint64_t* rows, int matrix, int lane, int which) {
+  int row = lane / 4, column = lane % 4 * 2 + which;
+  return x->mode ? (uint16_t*)rows[8 * matrix + column] + row : (uint16_t*)rows[8 * matrix + row] + column;
+}
+void load_matrices(Warp* w, const Instruction* x, uint32_t mask) {
+  uint64_t at[LANES];
+  addresses(w, x, mask, 16, READ, at);
+  for (int i = 0; i < x->d_count; i++) {
+    uint32_t* d = VECTOR(uint32_t, x->d[i]);
+    EACH_LANE(d[l] = *of_matrix(x, at, i, l, 0) | (uint32_t)*of_matrix(x, at, i, l, 1) << 16)
+  }
+}
+void store_matrices(Warp* w, const Instruction* x, uint32_t mask) {
+  uint64_t at[LANES];
+  addresses(w, x, mask, 16, WRITE, at);
+  for (int i = 0; i < x->s_count - 1; i++) {
+    const uint32_t* s = VECTOR(const uint32_t, x->s[i + 1]);
+    for (int l = 0; l < LANES; l++)
+      for (int which = 0; which < 2 && mask >> l & 1; which++) *of_matrix(x, at, i, l, which) = (uint16_t)(s[l] >> 16 * which);
+  }
+}
 void load_parameter(Warp* w, const Instruction* x, uint32_t mask) {
   int bytes = x->mode;  // of one element
   for (int i = 0; i < x->d_count; i++) {

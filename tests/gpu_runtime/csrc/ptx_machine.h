@@ -91,6 +91,8 @@ Handler store_handler(int bytes, int register_bytes);
 Handler atomic_handler(const char* operation, const char* type);
 Handler comparison(const char* operator_name, const char* type);
 Handler move_handler(int d_count, int s_count, int bytes);
+void load_matrices(Warp* warp, const Instruction* x, uint32_t mask);
+void store_matrices(Warp* warp, const Instruction* x, uint32_t mask);
 void load_parameter(Warp* warp, const Instruction* x, uint32_t mask);
 void to_generic_shared(Warp* warp, const Instruction* x, uint32_t mask);
 void from_generic_shared(Warp* warp, const Instruction* x, uint32_t mask);
