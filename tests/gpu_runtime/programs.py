@@ -206,7 +206,8 @@ def held(share: float, folder: str) -> dict[str, Any]:
 
 def too_little_memory(share: float) -> dict[str, Any]:
     """A planned step where the device's pool, or the pinned one, has too little left; then with enough again."""
-    step, (params, batch) = TOYS["mlp"]()
+    step, args = TOYS["mlp"]()
+    params, batch = jax.block_until_ready(jax.tree.map(jax.numpy.array, args))
     plain = memplan.jit(step).plan(params, batch)
     nbytes = plain.report.compiled_peak_bytes
     planned = memplan.jit(step, budget=int(share * nbytes), device=fast_link(), split=False)
