@@ -26,7 +26,7 @@ from tests.parallel.simulator.simulated import alone, equations, mesh, raw, simu
 HITS = 5  # of every rule, and its share of more
 SHAPED, ELEMENTWISE = 4, 5  # steps for each operation, and for each group of elementwise ones
 GROUP = 8
-TIMES = (1, pytest.param(6, marks=pytest.mark.slow))  # so many of all these; both draw steps of their own
+TIMES = (1, pytest.param(3, marks=pytest.mark.slow))  # so many of all these; both draw steps of their own
 
 Case = tuple[Mapping[str, Op], bool]
 
