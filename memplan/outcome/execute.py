@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -49,9 +50,6 @@ class Runner:
         self._is_gpu = found.target.is_gpu
         self._moves = bool(found.program.on_host) and not self._is_gpu
         self.observed_bytes: int | None = None
-        jaxpr, keeps = found.program.jaxpr.jaxpr, bool(found.program.options.get("keep_unused"))
-        read = {id(atom) for eqn in jaxpr.eqns for atom in eqn.invars}.union(map(id, jaxpr.outvars))
-        self._is_read = [keeps or id(var) in read for var in jaxpr.invars]  # jax copies no other
 
     @property
     def text(self) -> str:
@@ -87,6 +85,14 @@ class Runner:
         if after.peak_bytes > before.peak_bytes and copied is not None:
             taken = after.peak_bytes - before.in_use_bytes + self._memory.argument_bytes - copied
             self.observed_bytes = max(taken, self.observed_bytes or 0)
+
+    @functools.cached_property
+    def _is_read(self) -> list[bool]:
+        """Of each argument's leaf: jax copies no other from the host."""
+        program = self._program
+        jaxpr = (program.per_device if program.rewritten is None else program.rewritten).jaxpr
+        read = {id(atom) for eqn in jaxpr.eqns for atom in eqn.invars}.union(map(id, jaxpr.outvars))
+        return [bool(program.options.get("keep_unused")) or id(var) in read for var in jaxpr.invars]
 
     def _copied_nbytes(self, args: Any, kwargs: Any) -> int | None:
         """Of arguments such as NumPy's arrays; None over a mesh, where a device gets a part of each."""

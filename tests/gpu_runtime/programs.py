@@ -170,7 +170,7 @@ def requests(folder: str) -> dict[str, Any]:
     for _ in range(20):
         state, _ = jax.block_until_ready(donating(state, batch))
         in_use.append(jax.devices()[0].memory_stats()["bytes_in_use"])
-    found["leaked"] = max(in_use) - in_use[0]
+    found["leaked"] = min(in_use[10:]) - min(in_use[:10])  # XLA frees some scratch a moment after the results are there
     return {**found, "programs": 4}
 
 

@@ -56,22 +56,9 @@ def test_replayed_within_one_host_nothing_goes_over_the_interconnect(devices: in
     link = inside.links.axis("device")
     least_s = (devices - 1) / devices * one.nbytes / link.bandwidth
     assert least_s < inside.seconds(one) < 2.01 * least_s < across.seconds(one)
-    assert inside.sent_bytes(one) == pytest.approx((2 if opcode == "all-reduce" else 1) * least_s * link.bandwidth)
 
 
 def test_compiled_for_one_host_the_groups_are_those_of_its_devices() -> None:
     single = topology_named("ddl@1x2")
     interconnect = Interconnect(single, single)
     assert interconnect.axes("replica_groups={{0,1}}") == interconnect.axes("replica_groups={}") == ("device",)
-
-
-def test_a_launch_is_what_it_is_said_to_be() -> None:
-    slow = Interconnect(INTERCONNECT.compiled_for, INTERCONNECT.links, launch_s=1.0)
-    reduce = slow.collective("all-reduce", "replica_groups={{0,4},{1,5}}", 8, 8)
-    assert slow.seconds(reduce) == pytest.approx(1 + INTERCONNECT.seconds(reduce), abs=1e-4)
-
-
-def test_input_comes_over_the_links_of_a_host_for_all_its_devices() -> None:
-    link = INTERCONNECT.links.axis("host")
-    assert INTERCONNECT.input_seconds(10**6) == pytest.approx(4 * 10**6 / link.bandwidth)
-    assert INTERCONNECT.input_seconds(0) == 0
