@@ -23,7 +23,7 @@ from tests.parallel.emit.operations import Op
 from tests.parallel.emit.random_steps import Drawn, drawn_step
 from tests.parallel.simulator.simulated import alone, equations, mesh, raw, simulated
 
-HITS = 5  # of every rule, and its share of more
+HITS = 3  # of every rule, and its share of more
 SHAPED, ELEMENTWISE = 4, 5  # steps for each operation, and for each group of elementwise ones
 GROUP = 8
 TIMES = (1, pytest.param(3, marks=pytest.mark.slow))  # so many of all these; both draw steps of their own
