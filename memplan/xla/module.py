@@ -17,7 +17,7 @@ BLOCKS = frozenset({"call", "conditional", "while"})  # what they call runs kern
 _HEADER = re.compile(r"^(?:ENTRY )?%(?P<name>[\w.\-]+) .*\{$")
 _LINE = re.compile(r"\s*(ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)")  # root, name, shape, opcode, the rest
 _CLOSED = re.compile(r"\)(?:, |$)")
-_NAME = re.compile(r"%([\w.\-]+)")
+NAME = re.compile(r"%([\w.\-]+)")
 _CONSTANT = re.compile(r"^.* = [a-z]\w*\[\d[^=]* constant\(.*$", re.MULTILINE)  # of an array
 _CALLED = re.compile(
     r"\b(?:calls|to_apply|condition|body|(?:true|false)_computation|branch_computations|called_computations)="
@@ -66,7 +66,7 @@ class Instruction:
     @cached_property
     def called(self) -> tuple[str, ...]:
         """Names of the computations it calls."""
-        return tuple(name for found in _CALLED.findall(self.attributes) for name in _NAME.findall(found))
+        return tuple(name for found in _CALLED.findall(self.attributes) for name in NAME.findall(found))
 
     @cached_property
     def nbytes(self) -> int:
@@ -230,7 +230,7 @@ class Module(Mapping[str, Computation]):
         for op in self.instructions.values():
             if op.opcode == "custom-call" or "kind=kCustom" in op.attributes:
                 by = _BY.search(op.attributes)
-                told = shape_text(op.shape) + _NAME.sub("", _METADATA.sub("", op.attributes))
+                told = shape_text(op.shape) + NAME.sub("", _METADATA.sub("", op.attributes))
                 maker = (by[1] or by[2]) if by else op.opcode
                 found[op.name] = f"{maker} {hashlib.sha256(told.encode()).hexdigest()[:8]}"
         return found
@@ -308,7 +308,7 @@ def read_instruction(line: str) -> Instruction:
         raise UnreadableModuleError(f"memplan cannot read this line of a compiled module: {line.strip()[:200]}")
     root, name, shape, opcode, rest = found.groups()
     operands, attributes = _operands_and_attributes(rest, opcode in ("parameter", "constant"))
-    return Instruction(name, opcode, read_shape(shape), tuple(_NAME.findall(operands)), attributes, bool(root), line)
+    return Instruction(name, opcode, read_shape(shape), tuple(NAME.findall(operands)), attributes, bool(root), line)
 
 
 def _operands_and_attributes(rest: str, literal: bool) -> tuple[str, str]:

@@ -7,16 +7,13 @@ trip has one long convolution it begins behind that, and the loop waits for it.
 from __future__ import annotations
 
 import heapq
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 
 from memplan.xla.module import Computation, Instruction, Module
-from memplan.xla.rewrites.fusion import NAMING
+from memplan.xla.rewrites.fusion import NAMING, predecessors
 
-_AFTER = re.compile(r"control-predecessors=\{([^}]*)\}")
 _NAMING = NAMING | {"opt-barrier", "tuple"}
-_NAME = re.compile(r"%([\w.\-]+)")
 
 
 def copy_early(module: Module) -> Module:
@@ -36,7 +33,7 @@ def _ordered(body: Computation) -> Iterator[Instruction]:
     missing, waiting = list[int](), defaultdict[int, list[int]](list)
     readers = _readers_before_writers(body, place)
     for number, op in enumerate(ops):
-        before = {place[name] for name in (*op.operands, *_after(op), *readers[op.name])}
+        before = {place[name] for name in (*op.operands, *predecessors(op), *readers[op.name])}
         missing.append(len(before))
         for one in before:
             waiting[one].append(number)
@@ -93,11 +90,6 @@ def _with_sources(body: Computation, names: Collection[str]) -> set[str]:
             found.add(name)
             waiting += body.ops[name].operands
     return found
-
-
-def _after(op: Instruction) -> list[str]:
-    found = _AFTER.search(op.attributes)
-    return _NAME.findall(found[1]) if found else []
 
 
 def _touches_host(op: Instruction) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from memplan.xla.module import Computation, Instruction, Names, read_instruction
+from memplan.xla.module import NAME, Computation, Instruction, Names, read_instruction
 from memplan.xla.shapes import Array, Shape, shape_text
 from memplan.xla.sharing import ELEMENTWISE
 
 CHEAP = ELEMENTWISE | {"broadcast", "bitcast", "constant", "iota", "parameter"}
 """What costs next to nothing beside the bytes that a fusion moves, and may be done twice."""
 AFTER = re.compile(r", control-predecessors=\{[^}]*\}")  # the order of the text says as much
+_PREDECESSORS = re.compile(r"control-predecessors=\{([^}]*)\}")
 NAMING = frozenset({"bitcast", "get-tuple-element"})
 _HOLDING = frozenset({"tuple", "opt-barrier", "add-dependency", "after-all"})  # who reads through these is not known
 _INDEX = re.compile(r"\bindex=\d+")
@@ -55,6 +56,12 @@ def readers_of(body: Computation, maker: Instruction, name: str) -> set[str] | N
         else:
             found.add(user.name)
     return found
+
+
+def predecessors(op: Instruction) -> list[str]:
+    """Names of instructions that it runs after although it reads nothing of theirs."""
+    found = _PREDECESSORS.search(op.attributes)
+    return NAME.findall(found[1]) if found else []
 
 
 def backward_slice(

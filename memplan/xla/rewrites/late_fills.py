@@ -6,23 +6,19 @@ of that is there from the first of them on: the 3D U-Net at 256^3, in slabs for 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from memplan.xla.module import Computation, Instruction, Module, Names, with_loops
 from memplan.xla.rewrites.fusion import (
-    AFTER,
     LEAST_BYTES,
     has_tuple_readers,
     insert,
     is_open,
+    predecessors,
     rename_operands,
     renumber,
     slice_fusion,
 )
-
-_NAME = re.compile(r"%([\w.\-]+)")
-
 
 # Of a module's temporaries: so much is large where all of them are small. A U-Net at 32^3 in slabs, on a V100 with jax
 # 0.11, takes 8.0 MiB as XLA has it, 6.0 so; few of its arrays have a mebibyte.
@@ -38,7 +34,8 @@ def fill_late(module: Module, temporary_nbytes: int) -> Module:
     least_nbytes = min(LEAST_BYTES, int(_SHARE * temporary_nbytes))
     names, texts = Names(module), module.texts
     for body in with_loops(module, module.entry):
-        fills = [op for op in body.ops.values() if _is_fill(body, op, least_nbytes)]
+        ordered = {name for op in body.ops.values() if (found := predecessors(op)) for name in (op.name, *found)}
+        fills = [op for op in body.ops.values() if _is_fill(body, op, least_nbytes, ordered)]
         if fills:
             rewriter = _BodyRewriter(module, body, names, least_nbytes)
             for fill in fills:
@@ -47,17 +44,16 @@ def fill_late(module: Module, temporary_nbytes: int) -> Module:
     return module if texts is module.texts else module.with_texts(texts)
 
 
-def _is_fill(body: Computation, op: Instruction, least_nbytes: int) -> bool:
-    """A fusion that reads nothing and makes something large; control edges, where it has any, say when."""
+def _is_fill(body: Computation, op: Instruction, least_nbytes: int, ordered: Collection[str]) -> bool:
+    """A fusion that reads nothing and makes something large.
+
+    Args:
+      ordered: instructions at the ends of control edges, which say when those run.
+    """
     if not is_open(op) or op.operands or op.root or has_tuple_readers(body, op):
         return False
-    return any(array.nbytes >= least_nbytes for array in op.result) and not _has_edges(body, op)
-
-
-def _has_edges(body: Computation, op: Instruction) -> bool:
-    names = {op.name, *(user.name for user, _ in body.uses[op.name])}
-    edges = ((one.name, AFTER.search(one.attributes)) for one in body.ops.values() if "control-" in one.attributes)
-    return any(found and (name in names or names & {*_NAME.findall(found[0])}) for name, found in edges)
+    names = (op.name, *(user.name for user, _ in body.uses[op.name]))
+    return any(array.nbytes >= least_nbytes for array in op.result) and not any(name in ordered for name in names)
 
 
 class _BodyRewriter:

@@ -15,6 +15,7 @@ from memplan.verify.same_module import judge
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import Module, read_module
 from memplan.xla.rewrites.late_fills import fill_late
+from memplan.xla.write import as_it_stands
 from tests.xla.rewrites.compiled import compile_rewritten
 
 LARGE, SMALL = "f32[1024,512]{1,0}", "f32[8]{0}"
@@ -73,6 +74,15 @@ def test_no_two_large_ones_are_there_at_once_and_the_judge_sees_the_same(data: s
 def test_what_control_edges_order_stays() -> None:
     module = module_of([True, True], [0, 1], ", control-predecessors={%fill}")
     assert fill_late(module, 0) is module
+
+
+def test_a_control_edge_may_be_all_that_an_instruction_says() -> None:
+    module = module_of([True, True], [0, 1])
+    last = "copy(%k1)"
+    text = as_it_stands(module).replace(last, f"{last}, control-predecessors={{%e0}}")
+    ordered = read_module(text)
+    assert ordered.entry.ops["done"].attributes.startswith("control-predecessors")
+    assert fill_late(ordered, 0) is ordered
 
 
 def test_what_is_large_goes_by_what_there_is() -> None:
