@@ -125,7 +125,8 @@ def curve(
 def largest(
     step: FactoryArgument,
     vary: Annotated[
-        str, typer.Option(metavar="NAME=LOW:HIGH[:STEP]", help="An integer argument of the factory, and its range.")
+        list[str],
+        typer.Option(metavar="NAME=LOW:HIGH[:STEP]", help="An integer argument of the factory, and its range."),
     ],
     budget: Budget = None,
     host_budget: HostBudget = None,
@@ -140,7 +141,9 @@ def largest(
     """The biggest size whose step fits."""
     with exit_on_error(debug):
         check_writable(json, html)
-        name, low, high, by = _range(vary)
+        if len(vary) > 1:  # of which typer would take the last
+            raise typer.BadParameter("one size at a time; search it for each value of the other.", param_hint="--vary")
+        name, low, high, by = _range(vary[0])
         reference = factory.parse(step)
 
         def make(size: int) -> tuple[Any, tuple[Any, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 from memplan import pipeline
@@ -32,10 +33,10 @@ def frontier(
       InfeasibleBudgetError: the smallest size does not fit.
       SizeError: there is no size, or the step cannot be planned again.
     """
-    if step < 1 or low > high:
+    if not all(isinstance(bound, Integral) for bound in (low, high, step)) or step < 1 or low > high:
         raise SizeError(
-            f"{name} from {low} to {high} in steps of {step} is no range of sizes. Let low be at most high and the "
-            "step at least 1."
+            f"{name} from {low} to {high} in steps of {step} is no range of sizes. Let low, high and step be integers, "
+            "low at most high and the step at least 1. Of two sizes, search one for each value of the other."
         )
     sizes = range(low, high + 1, step)
     target = pipeline.target_of(request.device)

@@ -158,3 +158,9 @@ def test_largest_varies_an_argument_of_the_factory(sized: list[dict[str, Any]], 
 def test_largest_says_how_ranges_are_written(sized: list[dict[str, Any]], words: str) -> None:
     assert "batch=1:64" in message(run("largest", "workshop:make", "--vary", words), 2)
     assert not sized
+
+
+def test_largest_varies_one_size_at_a_time(sized: list[dict[str, Any]]) -> None:
+    result = run("largest", "workshop:make", "--vary", "size=8:64", "--vary", "batch=1:4")
+    assert "one size at a time" in message(result, 2)
+    assert not sized

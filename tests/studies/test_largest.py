@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import memplan
 from memplan import api
 from memplan.errors import InfeasibleBudgetError, SizeError
 from memplan.report.frontier import Frontier
+from memplan.studies.largest import last_fitting
 from tests import vocabulary
 from tests.dense import step
 
@@ -88,7 +92,10 @@ def test_nothing_fits() -> None:
     assert caught.value.smallest_bytes > 1024
 
 
-@pytest.mark.parametrize(("low", "high", "step"), [(2, 1, 1), (1, 2, 0), (1, 2, -1), (2, 1, -1)])
+@pytest.mark.parametrize(
+    ("low", "high", "step"),
+    [(2, 1, 1), (1, 2, 0), (1, 2, -1), (2, 1, -1), ((1, 1), (2, 2), 1), ((1, 1, 1), (2, 2, 2), 1)],
+)
 def test_what_is_no_range_is_an_error(low: Any, high: Any, step: Any) -> None:
     with pytest.raises(SizeError):
         memplan.largest(make, low=low, high=high, step=step)
@@ -118,3 +125,18 @@ def test_slabs_count_unless_they_are_not_wanted() -> None:
     assert trial.fits and trial.way == "slabs"
     with pytest.raises(InfeasibleBudgetError):
         memplan.largest(make, **tokens, split=False)
+
+
+@given(count=st.integers(1, 500), fitting=st.integers(0, 500))
+def test_halving_finds_the_last_that_fits_and_has_tried_both_sides_of_it(count: int, fitting: int) -> None:
+    tried: list[int] = []
+
+    def fits(size: int) -> bool:
+        tried.append(size)
+        return size < fitting
+
+    last = last_fitting(count, fits)
+    assert last == min(fitting, count) - 1
+    assert last < 0 or last in tried
+    assert last + 1 == count or last + 1 in tried
+    assert len(tried) == len(set(tried)) <= math.ceil(math.log2(count + 1))
