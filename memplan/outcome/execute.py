@@ -90,9 +90,7 @@ class Runner:
     def _is_read(self) -> list[bool]:
         """Of each argument's leaf: jax copies no other from the host."""
         program = self._program
-        jaxpr = (program.per_device if program.rewritten is None else program.rewritten).jaxpr
-        read = {id(atom) for eqn in jaxpr.eqns for atom in eqn.invars}.union(map(id, jaxpr.outvars))
-        return [bool(program.options.get("keep_unused")) or id(var) in read for var in jaxpr.invars]
+        return program.kept(program.per_device if program.rewritten is None else program.rewritten)
 
     def _copied_nbytes(self, args: Any, kwargs: Any) -> int | None:
         """Of arguments such as NumPy's arrays; None over a mesh, where a device gets a part of each."""

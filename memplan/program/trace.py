@@ -174,6 +174,13 @@ class Program:
     def donated(self) -> tuple[bool, ...]:
         return self.traced.donated
 
+    def kept(self, closed: compat.ClosedJaxpr) -> list[bool]:
+        """Of each input of a jaxpr of the step: jax drops those that nothing reads, unless it is told not to."""
+        jaxpr = closed.jaxpr
+        read = {*filter(compat.is_var, (atom for eqn in jaxpr.eqns for atom in eqn.invars))}
+        read.update(filter(compat.is_var, jaxpr.outvars))
+        return [bool(self.options.get("keep_unused")) or var in read for var in jaxpr.invars]
+
     @property
     def name(self) -> str:
         return getattr(self.step, "__name__", "step")

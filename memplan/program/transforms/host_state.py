@@ -128,14 +128,8 @@ class _Stream:
         self.closed = program.jaxpr
         jaxpr = self.closed.jaxpr
         self.on_host = frozenset(jaxpr.invars[position] for position in on_host)
-        read = {atom for eqn in jaxpr.eqns for atom in eqn.invars if compat.is_var(atom)}.union(
-            filter(compat.is_var, jaxpr.outvars)
-        )
-        donated = [
-            position
-            for position, var in enumerate(jaxpr.invars)
-            if program.donated[position] and (var in read or program.options.get("keep_unused"))
-        ]
+        kept = enumerate(zip(program.donated, program.kept(self.closed), strict=True))
+        donated = [position for position, both in kept if all(both)]
         pairs = donation_pairs(jaxpr.invars, jaxpr.outvars, donated)
         self.returned = {number: position for number, position in pairs if position in on_host}
 
