@@ -62,10 +62,15 @@ class Ran:
 
     def lines(self) -> list[list[str]]:
         """The log, a list of words per line."""
-        return [line.split(" ") for line in self.log.read_text().splitlines()]
+        return lines_of(self.log)
 
     def refusals(self) -> list[str]:
-        return [line.split(" ", 3)[3] for line in self.log.read_text().splitlines() if line.split(" ")[2] == "REFUSED"]
+        return [" ".join(words[3:]) for words in self.lines() if words[2] == "REFUSED"]
+
+
+def lines_of(log: Path) -> list[list[str]]:
+    """A driver's log, a list of words per line."""
+    return [line.split(" ") for line in log.read_text().splitlines()]
 
 
 class RunFailed(AssertionError):
