@@ -29,7 +29,7 @@ class Headroom:
     host_bytes: int = 0
 
     def plus_overshoot(self, limits: Limits, device_bytes: int, host_bytes: int) -> Headroom:
-        """More, by what a compilation of so many bytes exceeds the limits."""
+        """This, and what a compilation that took these bytes exceeded the limits by."""
         return Headroom(
             self.device_bytes + max(0, device_bytes - limits.device_bytes),
             self.host_bytes + max(0, host_bytes - limits.host_bytes),
