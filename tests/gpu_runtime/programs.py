@@ -6,7 +6,6 @@ the bit, and facts of its own.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import threading
@@ -25,14 +24,17 @@ from memplan.verify.numbers import compare
 from memplan.verify.same_module import judge
 from memplan.xla.module import read_module
 from tests.gpu_runtime.modules import mutants
-from tests.gpu_runtime.stand_in import lines_of
+from tests.gpu_runtime.stand_in import follow, lines_of
 from tests.gpu_runtime.toys import TOYS, fast_link
 
 MIB = 1 << 20
 
 
-def plain_and_planned(toy: str, shares: Sequence[float], steps: int) -> dict[str, Any]:
-    """Some steps by plans for these shares of the plain step's bytes, ascending, then as many by the plain step."""
+Runs = Sequence[tuple[str, int, int]]  # schedule, its seed, steps
+
+
+def plain_and_planned(toy: str, shares: Sequence[float], runs: Runs) -> dict[str, Any]:
+    """Some runs by plans for these shares of the plain step's bytes, ascending, then the same by the plain step."""
     step, (state, batch) = TOYS[toy]()
     plain = memplan.jit(step, donate_argnums=0).plan(state, batch)
     nbytes, options = plain.report.compiled_peak_bytes, {"device": fast_link(), "split": False}
@@ -40,39 +42,49 @@ def plain_and_planned(toy: str, shares: Sequence[float], steps: int) -> dict[str
         memplan.jit(step, donate_argnums=0, budget=int(share * nbytes), **options).plan(state, batch)
         for share in sorted(shares)
     ]
-    rows, results = zip(*(_run(planned, state, batch, steps) for planned in [*plans, plain]), strict=True)
+    rows, results = zip(*(_run(planned, state, batch, runs) for planned in [*plans, plain]), strict=True)
     return {
         "programs": len(rows), "arrays": sum(map(len, results[:-1])),
-        "equal": sum(equal(one, results[-1]) for one in results[:-1]), "rows": rows, "digest": digest(results[-1]),
+        "equal": sum(equal(one, results[-1]) for one in results[:-1]), "rows": rows,
         "finite": all(np.isfinite(leaf).all() for leaf in results[-1] if leaf.dtype.kind == "f"),
     }  # fmt: skip
 
 
-def rewritten(toy: str, share: float, split: str | bool, steps: int) -> dict[str, Any]:
-    """Steps of a program in slabs, or whose loops stack less, by the gate: its sums are others than the plain step's.
+def rewritten(toy: str, share: float, split: str | bool, runs: Runs) -> dict[str, Any]:
+    """Runs of a program in slabs, or whose loops stack less, by the gate: its sums are others than the plain step's.
 
-    What another compilation does to the step by itself is taken from a CPU: on the stand-in it does next to nothing,
-    as its libraries sum alike however a step is cut into kernels.
+    The first two are as long as each other: bits are compared between them. What another compilation does to the step
+    by itself is taken from a CPU: on the stand-in it does next to nothing, as its libraries sum alike however a step is
+    cut into kernels.
     """
     step, (state, batch) = TOYS[toy]()
     plain = memplan.jit(step, donate_argnums=0).plan(state, batch)
     budget = int(share * plain.report.compiled_peak_bytes)
     options = {"budget": budget, "device": fast_link(), "split": split}
     planned = memplan.jit(step, donate_argnums=0, **options).plan(state, batch)
-    (row, found), (_, expected) = (_run(one, state, batch, steps) for one in (planned, plain))
-    with jax.default_device(jax.devices("cpu")[0]):
-        metrics = None
-        for _ in range(steps):
-            state, metrics = jax.jit(step)(state, batch)
-    gate = compare(expected, fetched((state, metrics)), found)
+    (row, found), (_, expected) = (_run(one, state, batch, runs) for one in (planned, plain))
+    leaves = len(found) // len(runs)
+    gates = []
+    for start, (_, _, steps) in zip(range(0, len(found), leaves), runs, strict=True):
+        here, there = found[start : start + leaves], expected[start : start + leaves]
+        gates.append(compare(there, _on_a_cpu(step, state, batch, steps), here))
     report, plan = planned.report, planned.plan
     return {
-        "programs": 2, "arrays": 0, "equal": 0, "row": row, "passes": gate.passes, "gate": str(gate),
-        "digest": digest(found), "loops on the host": sum(len(one.on_host) for one in plan.loops if one),
+        "programs": 2, "arrays": leaves, "equal": equal(found[:leaves], found[leaves : 2 * leaves]), "row": row,
+        "passes": all(gate.passes for gate in gates), "gate": "\n".join(map(str, gates)),
+        "loops on the host": sum(len(one.on_host) for one in plan.loops if one),
         "slabs on the host": sum(len(one.on_host) for one in plan.slabs),
         "copies": report.loop_copies, "kernels": report.loop_kernels,
         "loops": planned.compile().as_text().count(" while("),
     }  # fmt: skip
+
+
+def _on_a_cpu(step: Callable[..., Any], state: Any, batch: Any, steps: int) -> list[np.ndarray]:
+    metrics = None
+    with jax.default_device(jax.devices("cpu")[0]):
+        for _ in range(steps):
+            state, metrics = jax.jit(step)(state, batch)
+    return fetched((state, metrics))
 
 
 def beside_a_cpu(toy: str) -> dict[str, Any]:
@@ -96,21 +108,25 @@ def beside_a_cpu(toy: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _run(planned: Any, state: Any, batch: Any, steps: int) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """What some steps took, and what came out of them. `state` is left as it is."""
-    call, in_use = planned.compile(), []
-    state, batch = jax.block_until_ready(jax.tree.map(jax.numpy.array, (state, batch)))
-    pinned, metrics = _pinned_nbytes(), None
-    for _ in range(steps):
-        state, metrics = jax.block_until_ready(call(state, batch))
-        in_use.append(jax.devices()[0].memory_stats()["bytes_in_use"])
+def _run(planned: Any, state: Any, batch: Any, runs: Runs) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """What some runs of a step took, and what came out of each. `state` is left as it is."""
+    call, results, leaks = planned.compile(), list[np.ndarray](), list[int]()
+    batch, pinned = jax.block_until_ready(jax.tree.map(jax.numpy.array, batch)), _pinned_nbytes()
+    for schedule, seed, steps in runs:
+        follow(schedule, seed)
+        new, metrics, in_use = jax.block_until_ready(jax.tree.map(jax.numpy.array, state)), None, []
+        for _ in range(steps):
+            new, metrics = jax.block_until_ready(call(new, batch))
+            in_use.append(jax.devices()[0].memory_stats()["bytes_in_use"])
+        results += fetched((new, metrics))
+        leaks.append(in_use[-1] - in_use[0])
     pinned, report = _pinned_nbytes() - pinned, planned.report
     row = {
         "status": report.status, "compiled": report.compiled_peak_bytes, "observed": report.observed_peak_bytes,
         "host": report.host_peak_bytes, "pinned": report.pinned_bytes, "newly pinned": pinned,
-        "copies": report.copies_found, "again": report.recomputations_found, "leaked": in_use[-1] - in_use[0],
+        "copies": report.copies_found, "again": report.recomputations_found, "leaks": leaks,
     }  # fmt: skip
-    return row, fetched((state, metrics))
+    return row, results
 
 
 def _pinned_nbytes() -> int:
@@ -242,10 +258,6 @@ def equal(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> int:
     """How many arrays are the same to the bit."""
     pairs = zip(some, others, strict=True)
     return sum(one.dtype == other.dtype and one.tobytes() == other.tobytes() for one, other in pairs)
-
-
-def digest(results: Sequence[np.ndarray]) -> str:
-    return hashlib.sha256(b"".join(leaf.tobytes() for leaf in results)).hexdigest()
 
 
 def raised(call: Callable[[], Any]) -> str:

@@ -15,7 +15,7 @@ OF_EACH_WAY = 10  # of some hundred, drawn; brute force takes a third of a secon
 
 
 def test_orders_that_a_log_loses_are_missed_where_they_are_needed(watched):
-    ran = watched(programs.plain_and_planned, "mlp", [0.9], 1, schedule="random", seed=3)
+    ran = watched(programs.plain_and_planned, "mlp", [0.9], [("random", 3, 1)])
     ops = operations(ran.log)
     everything = list(mutants(ops))
     random.Random(0).shuffle(everything)

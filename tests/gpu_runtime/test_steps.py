@@ -12,8 +12,8 @@ MIB = 1 << 20
 PREALLOCATED = {"device_mib": 2048, "env": {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}}
 
 # Copies run as soon as they can, as late as they can, or in an order that is drawn as everything else's.
-SCHEDULES = [("eager", 0), ("late", 0), ("random", 1)]
-
+RUNS = [("eager", 0, 2), ("late", 0, 2), ("random", 1, 2)]
+LONG_RUNS = [*RUNS[:2], ("random", 1, 20)]  # over which nothing may be left behind
 
 # Shares of the plain step's bytes. Where no plan by whole kernels fits a half, or 70 %: the least that some plan fits.
 MODELS = {
@@ -24,12 +24,12 @@ MODELS = {
 
 
 def check_row(row):
-    assert row["leaked"] <= 0, row  # what the first step still held may have gone since
+    assert max(row["leaks"]) <= 0, row  # what the first step still held may have gone since
     assert abs(row["observed"] - row["compiled"]) <= MIB, row
 
 
-def check_planned(watched, toy, shares, steps, **options):
-    found = watched(programs.plain_and_planned, toy, shares, steps, **options, **PREALLOCATED).value
+def check_planned(watched, toy, shares, runs, **options):
+    found = watched(programs.plain_and_planned, toy, shares, runs, **options, **PREALLOCATED).value
     assert found["finite"]
     assert found["equal"] == found["arrays"] > 0
     *planned, plain = found["rows"]
@@ -42,15 +42,14 @@ def check_planned(watched, toy, shares, steps, **options):
     assert not any(row["newly pinned"] for row in [*planned[1:], plain])
 
 
-@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES[1:])
-def test_a_step_with_copies_is_the_plain_step(watched, schedule, seed):
-    check_planned(watched, "mlp", [0.9], 3, schedule=schedule, seed=seed)
+def test_a_step_with_copies_is_the_plain_step(watched):
+    check_planned(watched, "mlp", [0.9], RUNS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("toy", MODELS)
 def test_every_model_is_the_plain_one(watched, toy):
-    check_planned(watched, toy, MODELS[toy], 2, schedule="late")
+    check_planned(watched, toy, MODELS[toy], LONG_RUNS)
 
 
 @pytest.mark.slow
@@ -61,31 +60,36 @@ def test_a_step_differs_from_a_cpu_s_as_noise_does(watched, toy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["eager", "random"])
 @pytest.mark.parametrize(
-    ("toy", "card"), [("unet3d", "v100"), ("nnunet2d", "a100"), ("decoder-bfloat16", "a100"), ("unet2d", "h100")]
+    ("toy", "card"), [("unet3d", "a100"), ("nnunet2d", "a100"), ("decoder-bfloat16", "a100"), ("unet2d", "h100")]
 )
-def test_models_are_the_plain_ones_on_other_cards_and_schedules(watched, toy, card, schedule):
-    check_planned(watched, toy, MODELS[toy], 2, card=card, schedule=schedule, seed=2)
+def test_models_are_the_plain_ones_on_other_cards(watched, toy, card):
+    check_planned(watched, toy, MODELS[toy], RUNS[1:], card=card)
+
+
+SLABS, LOOPS = ("normalized", 0.4, "auto", "slabs on the host"), ("decoder-scan", 0.5, False, "loops on the host")
+AROUND_A_WORKSPACE = ("decoder-scan", 0.82, False, "loops on the host")  # on a Hopper XLA gives each cuBLAS call 32 MiB
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("card", ["v100", "a100"])
 @pytest.mark.parametrize(
-    ("toy", "share", "split", "where"),
-    [("normalized", 0.4, "auto", "slabs on the host"), ("decoder-scan", 0.5, False, "loops on the host")],
+    ("card", "case"),
+    [
+        *((card, case) for card in ("v100", "a100") for case in (SLABS, LOOPS)),
+        *(("h100", case) for case in (SLABS, AROUND_A_WORKSPACE)),
+    ],
 )
-def test_slabs_and_loops_pass_the_gate(watched, card, toy, share, split, where):
-    late, drawn = (
-        watched(programs.rewritten, toy, share, split, 2, card=card, schedule=schedule, seed=3, **PREALLOCATED).value
-        for schedule in ("late", "random")
-    )
-    assert late["passes"], late["gate"]
-    assert late["digest"] == drawn["digest"]
-    assert late[where] > 0 and late["copies"] + late["kernels"] > 0, late
-    check_row(late["row"])
+def test_slabs_and_loops_pass_the_gate(watched, card, case):
+    toy, share, split, where = case
+    found = watched(
+        programs.rewritten, toy, share, split, LONG_RUNS if card == "v100" else RUNS, card=card, **PREALLOCATED
+    ).value
+    assert found["passes"], found["gate"]
+    assert found["equal"] == found["arrays"], found  # whatever the schedule
+    assert found[where] > 0 and found["copies"] + found["kernels"] > 0, found
+    check_row(found["row"])
     # Beside the pool every loop has a page of its own, for the condition that the host reads (xla's WhileThunk).
-    assert late["row"]["newly pinned"] == late["row"]["pinned"] + 4096 * late["loops"], late
+    assert found["row"]["newly pinned"] == found["row"]["pinned"] + 4096 * found["loops"], found
 
 
 def test_what_else_a_user_may_ask_of_a_step(watched, tmp_path):

@@ -51,3 +51,11 @@ const Options* options(void) {
   pthread_once(&once, read_environment);
   return &chosen;
 }
+
+// Another schedule for what is submitted from now on: called by programs on the stand-in, when nothing is under way.
+EXPORT void stand_in_follow(const char* schedule, uint64_t seed) {
+  options();
+  chosen.schedule = schedule_of(schedule);
+  chosen.seed = seed;
+  log_line("SCHEDULE %s seed=%lu", schedule, seed);
+}
