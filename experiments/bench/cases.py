@@ -43,6 +43,7 @@ from models.train import (
     unet3d_step,
 )
 from models.transformer import CHECKPOINTS, DecoderConfig
+from models.unet2d import UNet2DConfig
 from models.unet3d import UNet3DConfig
 
 
@@ -138,6 +139,17 @@ DRAWN = by_name([Case("500", drawn_step, minutes=90, facts={"count": 500})])
 ABORTS = by_name(
     Case(f"{first}-{first + 49}", second_order.drawn_step, minutes=20, facts={"first": first, "count": 50})
     for first in range(0, 500, 50)
+)
+JUDGED = by_name(
+    Case(f"{name}-{device}", make, device, minutes=20)
+    for device in ("v100", "a100")
+    for name, make in (
+        ("unet3d", partial(unet3d_step, 32, config=UNet3DConfig(levels=3, filters=8))),
+        ("unet2d", partial(unet2d_step, 128, 2, UNet2DConfig(levels=3, filters=8, norm="group"))),
+        ("resnet", partial(resnet_step, 64, 8, 14, ResNetConfig(filters=8, classes=5))),
+        ("decoder", partial(decoder_step, 2, 64, 4, 128, DecoderConfig(heads=2, vocab=1024))),
+        ("decoder_scan", partial(decoder_step, 4, 64, 8, 128, DecoderConfig(heads=2, vocab=128, scan=True))),
+    )
 )
 
 RIVALS = by_name(

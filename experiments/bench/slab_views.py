@@ -82,3 +82,14 @@ def aborts(rows: Rows) -> str:
     wrong = {number: what for row in rows for number, what in row["wrong"].items()}
     said = f"{steps} steps drawn at random, {loops} loops over slabs, {plans} plans, of which {in_slabs} have slabs"
     return listed([f"{said}; wrong: {wrong or 'none'}."] if rows else [])
+
+
+def judged(rows: Rows) -> str:
+    return table(
+        (
+            Column("step and device", "case"), Column("plans that fit", "plans"), Column("in slabs", "in_slabs"),
+            Column("loops rewritten", "with_loops"), Column("budget too small", "too_small"),
+            Column("wrong", lambda row: "; ".join(map(": ".join, row["wrong"].items())) or "none"),
+        ),
+        [row for row in rows if "plans" in row],
+    )  # fmt: skip
