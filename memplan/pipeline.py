@@ -145,7 +145,7 @@ def target_of(device: str | None) -> Target:
     if not measured.is_path(device):
         return Target(catalog.named(device), described=True)
     found = measured.load(device)
-    here = is_here(found.device, found.conditions.platform, found.conditions.device_kind)
+    here = is_here(found.device, found.platform, found.device_kind)
     return Target(found.device, described=not here)
 
 

@@ -31,16 +31,16 @@ from experiments.gpu.trace import Event, copies, kernels, length, overlap, trace
 from memplan import pipeline
 from memplan.api import Planned
 from memplan.hardware import measured
+from memplan.hardware.measured import MeasuredDevice
 from memplan.outcome.execute import numbers_gate
 from memplan.outcome.summary import report_of
 from memplan.pipeline import Request
 from memplan.program import compat
 from memplan.report.model import Report
 from memplan.studies.baselines import policies
-from memplan.studies.calibrate import calibrate, calibration
+from memplan.studies.calibrate import measure, rates_of, with_rates
 from memplan.verify.numbers import relative_error
 from memplan.xla.local import local_device, room
-from memplan.xla.microbench import Patience
 from memplan.xla.module import Module, read_module
 from memplan.xla.replay import Replay, replay
 
@@ -107,11 +107,12 @@ class Start:
 
 def rates(row: Row, folder: Path, found: Found) -> None:
     """What the card does in a second, against its data sheet."""
-    spec = calibrate(patience=None if this_card()["real"] else Patience(runs=2, enough_s=1e-3, most_nbytes=2**14))
-    spec.save(folder / RATES)
-    assumed = calibration(spec).assumed
-    for one in spec.conditions.measurements:
-        found.pairs[f"{one.name}_{one.unit}"] = one.value, assumed.get(one.name)
+    found_rates, first = measure(quick=not this_card()["real"]), jax.devices()[0]
+    device = with_rates(local_device(), found_rates, first.platform)
+    MeasuredDevice(device, first.platform, first.device_kind).save(folder / RATES)
+    assumed = rates_of(local_device())
+    for name, value in found_rates.items():
+        found.pairs[name.replace(", ", "_")] = value, assumed[name]
 
 
 def planned(row: Row, folder: Path, found: Found) -> None:

@@ -10,9 +10,10 @@ import typer
 from memplan.cli.options import Debug, Html, Json
 from memplan.cli.output import check_writable, exit_on_error, print_result, progress, save
 from memplan.hardware import catalog, measured
-from memplan.report.hardware import Devices
+from memplan.report.hardware import Calibration, Devices
 from memplan.studies.calibrate import calibrate as calibrate_device
-from memplan.studies.calibrate import calibration
+from memplan.studies.calibrate import rates_of
+from memplan.xla.local import local_device
 
 
 def devices(json: Json = None, html: Html = None, debug: Debug = False) -> None:
@@ -41,4 +42,4 @@ def calibrate(
             found = calibrate_device(stage)
         if out is not None:
             save(out, found.save)
-        print_result(calibration(found), json, None)
+        print_result(Calibration(found.device, rates_of(found.device), rates_of(local_device())), json, None)

@@ -1,7 +1,7 @@
 """Machines: the devices and topologies that can be planned for, and a device as measured.
 
 Their JSON says of each what plans depend on, led by `"schema": "memplan.devices/1"`, `"memplan.topologies/1"` or
-`"memplan.calibration/1"`.
+`"memplan.calibration/2"`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from typing import Any, ClassVar
 
 from memplan import io
 from memplan.hardware.device import Device
-from memplan.hardware.measured import Spec
 from memplan.hardware.topology import Topology
 from memplan.report.result import Result
 from memplan.report.views.table import Table
-from memplan.units import UNKNOWN, format_bytes, format_flops, format_seconds
+from memplan.units import format_bytes, format_flops, format_seconds
 
 
 @dataclass(frozen=True)
@@ -112,13 +111,14 @@ class Calibration(Result):
     """A device as measured.
 
     Attributes:
-      spec: the device, and the conditions it was measured under.
-      assumed: by the names of measurements, what plans take where nothing is measured.
+      measured: by name, which ends with the unit, what plans take from now on.
+      assumed: what they take where nothing was measured.
     """
 
-    SCHEMA: ClassVar[str] = "memplan.calibration/1"
+    SCHEMA: ClassVar[str] = "memplan.calibration/2"
 
-    spec: Spec
+    device: Device
+    measured: Mapping[str, float]
     assumed: Mapping[str, float]
 
     @property
@@ -126,53 +126,30 @@ class Calibration(Result):
         return "memplan calibrate"
 
     def entries(self) -> dict[str, Any]:
-        conditions = self.spec.conditions
-        rates = [
+        return io.encode(
             {
-                "name": one.name,
-                "unit": one.unit,
-                "measured": one.value,
-                "assumed": self.assumed.get(one.name),
-                "spread": one.spread,
-                "size": one.best.size,
-                "note": one.note,
+                "device": self.device.name,
+                "sources": self.device.sources,
+                "measured": self.measured,
+                "assumed": self.assumed,
             }
-            for one in conditions.measurements
-        ]
-        entries = {
-            "device": self.spec.device.name,
-            "hardware": conditions.hardware,
-            "date": conditions.date,
-            "load": conditions.load,
-            "rates": rates,
-            "versions": dict(conditions.versions),
-        }
-        return io.encode(entries)
+        )
 
     def tables(self, rows: int) -> tuple[Table, ...]:
-        """All rates, whatever `rows` says, and the conditions."""
-        conditions = self.spec.conditions
+        """All rates, whatever `rows` says, and where they were measured."""
         rates = tuple(
-            (
-                one.name,
-                _rate(one.value, one.unit),
-                _rate(self.assumed[one.name], one.unit) if one.name in self.assumed else "-",
-                f"{100 * one.spread:.0f} %",
-                one.best.size,
-                one.note,
-            )
-            for one in conditions.measurements
+            (name.rpartition(", ")[0], _rate(name, value), _rate(name, self.assumed[name]))
+            for name, value in self.measured.items()
         )
-        columns = ("", ">best", ">assumed", ">median over best", ">size", "how")
-        listed = (
-            ("measured on", f"{conditions.hardware}, {conditions.date}"),
-            ("load before and after", ", ".join(f"{share:.1f}" for share in conditions.load) or UNKNOWN),
-            ("versions", ", ".join(f"{name} {version}" for name, version in conditions.versions)),
-        )
-        return Table(self.spec.device.name, columns, rates), Table("", ("", ""), listed)
+        sources = tuple(("", source) for source in self.device.sources)
+        return Table(self.device.name, ("", ">measured", ">assumed"), rates), Table("", ("", ""), sources)
 
 
-def _rate(value: float, unit: str) -> str:
-    if unit == "s":
-        return format_seconds(value)
-    return f"{format_flops(value)}/s" if unit == "FLOP/s" else f"{value / 1e9:,.1f} GB/s"
+def _rate(name: str, value: float) -> str:
+    match name.rpartition(", ")[2]:
+        case "s":
+            return format_seconds(value)
+        case "FLOP/s":
+            return f"{format_flops(value)}/s"
+        case _:
+            return f"{value / 1e9:,.1f} GB/s"

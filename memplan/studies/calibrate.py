@@ -1,109 +1,209 @@
-"""Measure the local backend and make a device of it."""
+"""Measure the local device: what it computes, reads and copies in a second. Plans use these rates by way of a file.
+
+Every operation is timed at growing sizes until one run takes long enough; each size is compiled, run once unmeasured,
+then several times. The best run at the best size is the rate.
+"""
 
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import platform
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import SingleDeviceSharding
 
-from memplan import io
-from memplan.errors import UnknownDeviceError
-from memplan.hardware import measured
-from memplan.hardware.catalog import LINKS, local_cpu
-from memplan.hardware.device import Device
-from memplan.hardware.measured import Conditions, Measurement, Spec
-from memplan.report.hardware import Calibration
-from memplan.xla.local import host_memory_bytes, local_device
-from memplan.xla.microbench import Patience, Task, tasks
+from memplan.hardware.device import Device, HostLink
+from memplan.hardware.measured import MeasuredDevice
+from memplan.xla.local import local_device
 
 Notify = Callable[[str, float | None], None]
-_PACKAGES = ("jax", "jaxlib", "numpy")
+Run = Callable[[], Any]
+"""Runs once; what it returns is waited for."""
+
+MATRIX = "matrix product {}, FLOP/s"
+ELEMENTWISE = "elementwise float32, FLOP/s"
+MEMORY = "device memory, bytes/s"
+TO_HOST, TO_DEVICE = "device to host, bytes/s", "host to device, bytes/s"
+LATENCY = "latency of a small copy, s"
+
+_RUNS = 7
+_ENOUGH_S = 0.06  # no larger size after one that took this long
+_LEAST_S = 2e-3  # a shorter run is mostly its own start, and counts only where nothing longer was run
+_CHAIN = 64  # multiply-adds for each element, so that arithmetic and not memory sets the pace
+_DTYPES = "float32", "bfloat16", "float16"
+_QUICK_NBYTES = 2**14
 
 
-def calibrate(
-    notify: Notify = lambda stage, share: None,
-    patience: Patience | None = None,
-    chosen: Sequence[Task] | None = None,
-) -> Spec:
-    """Measure the local backend: about half a minute.
+@dataclass(frozen=True)
+class _Task:
+    """One rate. `work` and `make` take the bytes of the largest array: FLOPs or bytes of one run, and what runs."""
+
+    name: str
+    sizes: Sequence[int]
+    work: Callable[[int], float]
+    make: Callable[[int], Run]
+
+
+def calibrate(notify: Notify = lambda stage, share: None) -> MeasuredDevice:
+    """Measure the local device: about half a minute.
 
     Args:
       notify: told each operation and the share that is done.
-      patience: how long to measure; None for the usual.
-      chosen: what to measure; None for everything.
+
+    Raises:
+      UnknownDeviceError: a GPU that has no specification by name; XLA could not be told what to compile for.
     """
-    base, load = base_device(), os.getloadavg()[0]
-    chosen = tasks() if chosen is None else chosen
-    patience = patience or Patience(most_nbytes=max(1, base.memory_bytes // 16))
-    measurements: list[Measurement] = []
-    for number, task in enumerate(chosen):
-        notify(f"measuring {task.name}", number / len(chosen))
-        measurements.append(task.measure(patience))
-    first = jax.devices()[0]
-    conditions = Conditions(
-        platform=first.platform,
-        device_kind=first.device_kind,
-        hardware=hardware(first),
-        load=(load, os.getloadavg()[0]),
-        versions=io.versions(*_PACKAGES),
-        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        measurements=tuple(measurements),
+    first, base = jax.devices()[0], local_device()
+    return MeasuredDevice(with_rates(base, measure(notify), first.platform), first.platform, first.device_kind)
+
+
+def measure(notify: Notify = lambda stage, share: None, *, quick: bool = False) -> dict[str, float]:
+    """The rates of the local device by name. `quick` runs everything once, small: the figures mean nothing."""
+    most_nbytes = local_device().memory_bytes // 16
+    tasks, rates = list(_tasks(jax.devices()[0])), {}
+    for number, task in enumerate(tasks):
+        notify(f"measuring {task.name}", number / len(tasks))
+        timings = []  # FLOPs or bytes of a run, and its seconds
+        for nbytes in (_QUICK_NBYTES,) if quick else task.sizes:
+            if timings and nbytes > most_nbytes:
+                break
+            timings.append((task.work(nbytes), _best_s(task.make(nbytes), 1 if quick else _RUNS)))
+            if timings[-1][1] >= _ENOUGH_S:
+                break
+        long_enough = [one for one in timings if one[1] >= _LEAST_S] or timings[-1:]
+        rates[task.name] = timings[0][1] if task.name == LATENCY else max(work / s for work, s in long_enough)
+    return rates
+
+
+def with_rates(base: Device, rates: Mapping[str, float], backend: str) -> Device:
+    """`base` with what was measured in the place of what was assumed.
+
+    A matrix rate that was not measured keeps its ratio to float32's. The link gets the slower direction, as a value
+    that leaves also comes back.
+    """
+    today = f"Measured on {datetime.datetime.now(datetime.UTC):%Y-%m-%d}, {_hardware()}"
+    given = {dtype: rates[MATRIX.format(dtype)] for dtype in base.flops if MATRIX.format(dtype) in rates}
+    scale = given.get("float32", base.flops["float32"]) / base.flops["float32"]
+    scaled = ", ".join(sorted(set(base.flops) - set(given)))
+    link = base.link
+    if {TO_HOST, TO_DEVICE, LATENCY} <= set(rates):
+        what = "a memory copy, host memory being device memory" if backend == "cpu" else "the slower direction"
+        source = f"{today}: {what}. The latency includes issuing the copy from Python."
+        link = HostLink(f"{link.name}-measured", min(rates[TO_HOST], rates[TO_DEVICE]), rates[LATENCY], source)
+    return replace(
+        base,
+        name=f"{base.name}-measured",
+        description=f"{base.description}, measured",
+        memory_bandwidth=rates.get(MEMORY, base.memory_bandwidth),
+        flops={dtype: given.get(dtype, rate * scale) for dtype, rate in base.flops.items()},
+        vector_flops=rates.get(ELEMENTWISE, base.vector_flops),
+        link=link,
+        sources=(today, *((f"Not measured, {base.name}'s ratio to float32 kept: {scaled}",) if scaled else ())),
     )
-    return measured.calibrate(base, conditions)
 
 
-def base_device() -> Device:
-    """What is assumed of the local device. Of a GPU without a specification only its memory is known."""
-    try:
-        return local_device()
-    except UnknownDeviceError:
-        first = jax.devices()[0]
-        memory_bytes = int((first.memory_stats() or {}).get("bytes_limit", host_memory_bytes()))
-        stand_in = local_cpu(os.cpu_count() or 1, memory_bytes)
-        return Device(
-            name=first.device_kind.lower().replace(" ", "-"),
-            description=first.device_kind,
-            memory_bytes=memory_bytes,
-            memory_bandwidth=stand_in.memory_bandwidth,
-            flops=stand_in.flops,
-            vector_flops=stand_in.vector_flops,
-            link=LINKS["pcie3x16"],
-            sources=("No specification by this name",),
-            target=None,
-        )
+def rates_of(device: Device) -> dict[str, float]:
+    """What plans take of a device, by the names of `measure`."""
+    return {
+        **{MATRIX.format(dtype): device.rate(dtype) for dtype in _DTYPES},
+        ELEMENTWISE: device.vector_flops,
+        MEMORY: device.memory_bandwidth,
+        TO_HOST: device.link.bandwidth,
+        TO_DEVICE: device.link.bandwidth,
+        LATENCY: device.link.latency_s,
+    }
 
 
-def hardware(first: Any) -> str:
+def _best_s(run: Run, runs: int) -> float:
+    jax.block_until_ready(run())
+    seconds = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        jax.block_until_ready(run())
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def _hardware() -> str:
     """The device and the processor beside it, for people."""
-    cores = f"{os.cpu_count()} logical cores"
-    processor = f"{processor_name() or platform.machine()}, {cores}"
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    processor = f"{next(names, platform.machine())}, {os.cpu_count()} logical cores"
+    first = jax.devices()[0]
     return processor if first.platform == "cpu" else f"{first.device_kind} beside {processor}"
 
 
-def processor_name() -> str:
-    """As the kernel tells it; '' where it does not."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+def _tasks(device: Any) -> Iterator[_Task]:
+    for dtype in _DTYPES:
+        itemsize = jnp.dtype(dtype).itemsize
+        sizes = [itemsize * 4**power for power in range(8, 15)]
+
+        def side(nbytes: int, itemsize: int = itemsize) -> int:
+            return math.isqrt(nbytes // itemsize)
+
+        def product(nbytes: int, dtype: str = dtype, side: Callable[[int], int] = side) -> Run:
+            # Ordinary numbers: zeros and ones draw less power, and some chips clock higher for them.
+            one, other = (
+                jax.random.uniform(jax.random.key(seed), (side(nbytes),) * 2, jnp.dtype(dtype), -1, 1)
+                for seed in (0, 1)
+            )
+            compiled = jax.jit(jnp.matmul).lower(one, other).compile()
+            return lambda: compiled(one, other)
+
+        yield _Task(MATRIX.format(dtype), sizes, lambda nbytes, side=side: 2.0 * side(nbytes) ** 3, product)
+    yield _Task(ELEMENTWISE, [4 * 4**power for power in range(9, 15)], lambda n: 2.0 * _CHAIN * (n // 4), _chain)
+    yield _Task(
+        MEMORY, [2**power for power in range(28, 33)], lambda n: 2.0 * n, lambda n: _in_place(lambda x: x + 1, n)
+    )
+    copy = _memory_copy if device.platform == "cpu" else _link_copy
+    for name, out in ((TO_HOST, True), (TO_DEVICE, False)):
+        sizes = [2**power for power in range(27, 31)]
+        yield _Task(name, sizes, float, lambda nbytes, out=out: copy(nbytes, device, out))
+    yield _Task(LATENCY, [4096], float, lambda nbytes: copy(nbytes, device, True))
 
 
-def calibration(spec: Spec) -> Calibration:
-    """The measurements beside what is assumed of this device."""
-    base = base_device()
-    if base.target is None and spec.conditions.platform != "cpu":
-        return Calibration(spec, {})
-    assumed = {measured.MATRIX.format(dtype): rate for dtype, rate in base.flops.items()}
-    assumed |= {
-        measured.ELEMENTWISE: base.vector_flops,
-        measured.MEMORY: base.memory_bandwidth,
-        measured.LATENCY: base.link.latency_s,
-    }
-    assumed |= dict.fromkeys((measured.TO_HOST, measured.TO_DEVICE), base.link.bandwidth)
-    return Calibration(spec, assumed)
+def _chain(nbytes: int) -> Run:
+    factor, term = jnp.float32(0.9), jnp.float32(0.1)
+
+    def chain(x: jax.Array) -> jax.Array:
+        for _ in range(_CHAIN):
+            x = x * factor + term
+        return x
+
+    return _in_place(chain, nbytes)
+
+
+def _in_place(function: Callable[[jax.Array], jax.Array], nbytes: int) -> Run:
+    """Repeated on its own result, in the same buffer: new memory costs the system time of its own."""
+    held = [jnp.ones(nbytes // 4, jnp.float32)]
+    compiled = jax.jit(function, donate_argnums=0).lower(held[0]).compile()
+
+    def run() -> jax.Array:
+        held[0] = compiled(held[0])
+        return held[0]
+
+    return run
+
+
+def _memory_copy(nbytes: int, device: Any, out: bool) -> Run:
+    """Between arrays that are there already: on a CPU, host memory is device memory."""
+    source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+    return lambda: np.copyto(target, source)
+
+
+def _link_copy(nbytes: int, device: Any, out: bool) -> Run:
+    """Between the device and pinned host memory, as a planned step copies."""
+    here, host = (SingleDeviceSharding(device, memory_kind=kind) for kind in ("device", "pinned_host"))
+    inside = jax.device_put(jnp.ones(nbytes, jnp.uint8), here)
+    array, to = (inside, host) if out else (jax.device_put(inside, host), here)
+    return lambda: jax.device_put(array, to)

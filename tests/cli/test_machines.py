@@ -10,7 +10,8 @@ import pytest
 
 from memplan.cli import machines
 from memplan.hardware import measured
-from memplan.hardware.measured import Conditions, Measurement, Spec, Timing
+from memplan.hardware.measured import MeasuredDevice
+from memplan.studies.calibrate import MATRIX, with_rates
 from memplan.xla.local import local_device
 from tests.cli.command import run
 
@@ -31,12 +32,9 @@ def test_devices_as_json() -> None:
 
 @pytest.fixture(autouse=True)
 def measured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def calibrate(notify: Any) -> Spec:
+    def calibrate(notify: Any) -> MeasuredDevice:
         notify("measuring", 0.5)
-        timing = Timing("1", 5e9, 1.0, 1.0, 1.0)
-        found = Measurement(measured.MATRIX.format("float32"), "FLOP/s", 1, (timing,))
-        conditions = Conditions("cpu", "cpu", "a chip", (), (), "2026-01-02T03:04:05+00:00", (found,))
-        return measured.calibrate(local_device(), conditions)
+        return MeasuredDevice(with_rates(local_device(), {MATRIX.format("float32"): 5e9}, "cpu"), "cpu", "cpu")
 
     monkeypatch.setattr(machines, "calibrate_device", calibrate)
 
@@ -46,7 +44,7 @@ def test_calibrate_writes_a_device_and_figures(workshop: Path) -> None:
     result = run("calibrate", "--out", "device.json", "--json", "figures.json")
     assert result.exit_code == 0, result.output
     assert measured.load("device.json").device.rate("float32") == 5e9
-    assert json.loads(Path("figures.json").read_text())["schema"] == "memplan.calibration/1"
+    assert json.loads(Path("figures.json").read_text())["schema"] == "memplan.calibration/2"
     assert "matrix product float32" in result.stdout
     assert {path.name for path in set(workshop.iterdir()) - before} == {"device.json", "figures.json"}
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from memplan.hardware.measured import Conditions, Spec
+from memplan.hardware.measured import MeasuredDevice
 from memplan.xla.local import local_device
 from models import train
 from models.alexnet import AlexNetConfig
@@ -29,9 +29,8 @@ def fast_link() -> str:
     """A file that says of this device that its copies take no time: at toy size recomputing beats any real link."""
     here = local_device()
     device = replace(here, name=f"{here.name}-measured", link=replace(here.link, bandwidth=1e15, latency_s=1e-9))
-    conditions = Conditions("gpu", jax.devices()[0].device_kind, "", (0.0,), (), "2026-01-01T00:00:00", ())
     path = Path(os.environ["STAND_IN_LOG"]).with_name("device.json")
-    Spec(device, conditions).save(path)
+    MeasuredDevice(device, "gpu", jax.devices()[0].device_kind).save(path)
     return str(path)
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import json
 
 from memplan.hardware.catalog import DEVICES, LINKS
-from memplan.hardware.measured import Conditions, Measurement, Spec, Timing
 from memplan.hardware.topology import TOPOLOGIES, Axis
 from memplan.report.hardware import Calibration, Devices, Topologies
 
@@ -34,19 +33,13 @@ def test_topologies() -> None:
 
 
 def test_calibration() -> None:
-    timings = Timing("small", 1e9, 1.0, 1.5, 2.0), Timing("large", 4e9, 1.0, 1.1, 2.0)
-    rates = Measurement("matrix", "FLOP/s", 3, timings), Measurement("latency", "s", 3, timings[:1], "from Python")
-    conditions = Conditions("cpu", "cpu", "a chip", (0.5, 1.0), (("jax", "0.11.2"),), "2026-01-02", rates)
-    found = Calibration(Spec(dataclasses.replace(DEVICES["v100"], name="mine"), conditions), {"matrix": 2e9})
+    device = dataclasses.replace(DEVICES["v100"], name="mine", sources=("Measured on a day",))
+    rates = {"matrix, FLOP/s": 4e9, "memory, bytes/s": 7e9, "latency, s": 2e-6}
+    found = Calibration(device, rates, {name: 2 * rate for name, rate in rates.items()})
     document = json.loads(found.to_json())
-    assert document.pop("rates") == [
-        {"name": "matrix", "unit": "FLOP/s", "measured": 4e9, "assumed": 2e9, "spread": 1.1 / 1.0 - 1,
-         "size": "large", "note": ""},
-        {"name": "latency", "unit": "s", "measured": 1.0, "assumed": None, "spread": 0.5, "size": "small",
-         "note": "from Python"},
-    ]  # fmt: skip
+    assert document.pop("assumed") == {name: 2 * rate for name, rate in document["measured"].items()}
     assert document == {
-        "schema": "memplan.calibration/1", "device": "mine", "hardware": "a chip", "date": "2026-01-02",
-        "load": [0.5, 1.0], "versions": {"jax": "0.11.2"},
+        "schema": "memplan.calibration/2", "device": "mine", "sources": ["Measured on a day"], "measured": rates,
     }  # fmt: skip
-    assert "4.00 GFLOP/s" in str(found) and "10 %" in str(found) and "0.5, 1.0" in str(found)
+    for told in ("4.00 GFLOP/s", "8.00 GFLOP/s", "7.0 GB/s", "14.0 GB/s", "2.00 us", "Measured on a day"):
+        assert told in str(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,73 +13,81 @@ import pytest
 import memplan
 from memplan import api, pipeline
 from memplan.errors import UnknownDeviceError
-from memplan.hardware import catalog, measured
-from memplan.hardware.measured import Conditions, Measurement, Spec, Timing
+from memplan.hardware import catalog
+from memplan.hardware.measured import MeasuredDevice
 from memplan.studies import calibrate
 from memplan.xla.local import local_device
-from memplan.xla.microbench import Patience, tasks
 from tests.dense import step as train
 
-QUICK = tuple(
-    task for task in tasks() if task.name in (measured.MATRIX.format("float32"), measured.ELEMENTWISE, measured.LATENCY)
-)
-ONCE = Patience(runs=1, enough_s=0.0, most_nbytes=0)
+MATRIX = calibrate.MATRIX.format("float32")
 
 
-def by_hand(base: catalog.Device, platform: str, kind: str, **rates: float) -> Spec:
-    """A specification with these rates: `matrix`, `elementwise`, `memory`."""
-    names = {
-        "matrix": measured.MATRIX.format("float32"),
-        "elementwise": measured.ELEMENTWISE,
-        "memory": measured.MEMORY,
-    }
-    measurements = tuple(
-        Measurement(names[name], "bytes/s" if name == "memory" else "FLOP/s", 1, (Timing("1", rate, 1.0, 1.0, 1.0),))
-        for name, rate in rates.items()
-    )
-    found = Conditions(platform, kind, "a chip", (), (), "2026-01-02T03:04:05+00:00", measurements)
-    return measured.calibrate(base, found)
-
-
-def saved(found: Spec, folder: Path) -> str:
+def saved(base: catalog.Device, platform: str, kind: str, folder: Path, **rates: float) -> str:
+    """A file of a device with these rates: `matrix`, `elementwise`, `memory`."""
+    names = {"matrix": MATRIX, "elementwise": calibrate.ELEMENTWISE, "memory": calibrate.MEMORY}
+    device = calibrate.with_rates(base, {names[name]: rate for name, rate in rates.items()}, platform)
     path = folder / "device.json"
-    found.save(path)
+    MeasuredDevice(device, platform, kind).save(path)
     return str(path)
 
 
 ARGS = ([jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 6, jax.ShapeDtypeStruct((4096, 64), jnp.float32))
 
 
-def test_the_local_device_is_measured() -> None:
+def test_the_local_device_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     stages: list[Any] = []
-    found = calibrate.calibrate(lambda *stage: stages.append(stage), ONCE, QUICK)
+    rates = calibrate.measure(lambda *stage: stages.append(stage), quick=True)
+    assert list(rates) == list(calibrate.rates_of(local_device()))
+    assert [name for name, _ in stages] == [f"measuring {name}" for name in rates]
+    assert all(rate > 0 for rate in rates.values())
+    monkeypatch.setattr(calibrate, "measure", lambda notify: rates)
+    found = calibrate.calibrate()
     assert found.device.name == f"{local_device().name}-measured"
-    assert found.device.rate("float32") == found.conditions.measurements[0].value
-    assert found.device.memory_bandwidth == local_device().memory_bandwidth
-    assert [name for name, _ in stages] == [f"measuring {task.name}" for task in QUICK]
-    assert found.conditions.platform == jax.devices()[0].platform
-    assert dict(found.conditions.versions)["jax"] == jax.__version__
+    assert (found.platform, found.device_kind) == ("cpu", jax.devices()[0].device_kind)
+    link = {calibrate.TO_HOST, calibrate.TO_DEVICE}
+    of_device = calibrate.rates_of(found.device)
+    assert {name: of_device[name] for name in rates.keys() - link} == {
+        name: rates[name] for name in rates.keys() - link
+    }
+    assert {of_device[name] for name in link} == {min(rates[name] for name in link)}
 
 
-def test_the_figures_stand_beside_what_is_assumed() -> None:
-    found = calibrate.calibration(by_hand(local_device(), "cpu", "cpu", matrix=5e9, memory=7e9))
-    rates = json.loads(found.to_json())["rates"]
-    assert [rate["measured"] for rate in rates] == [5e9, 7e9]
-    assert [rate["assumed"] for rate in rates] == [local_device().rate("float32"), local_device().memory_bandwidth]
-    assert "5.00 GFLOP/s" in str(found) and "7.0 GB/s" in str(found)
+def test_rates_grow_until_a_run_takes_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best of several runs, of sizes that took at least two milliseconds, up to the first of sixty."""
+    ran = Counter[int]()
+
+    def best_s(run: int, runs: int) -> float:
+        ran[run] += runs
+        return {1: 1e-3, 2: 3e-3, 3: 7e-2, 4: 1.0}[run]
+
+    task = calibrate._Task(
+        "bytes", (1, 2, 3, 4), lambda size: {1: 1e9, 2: 3.0, 3: 7.0, 4: 1e9}[size], lambda size: size
+    )
+    monkeypatch.setattr(calibrate, "_tasks", lambda device: [task])
+    monkeypatch.setattr(calibrate, "_best_s", best_s)
+    assert calibrate.measure() == {"bytes": 3.0 / 3e-3}
+    assert ran == {1: 7, 2: 7, 3: 7}
 
 
-def test_a_gpu_without_a_specification_can_be_measured_but_not_planned_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unknown() -> catalog.Device:
-        raise UnknownDeviceError("never heard of it")
+def test_a_product_is_as_many_operations_as_it_says() -> None:
+    tasks = {task.name: task for task in calibrate._tasks(jax.devices()[0])}
+    assert tasks[MATRIX].work(4 * 64**2) == 2.0 * 64**3
+    assert tasks[MATRIX].make(4 * 64**2)().shape == (64, 64)
+    assert tasks[calibrate.MATRIX.format("bfloat16")].make(2 * 64**2)().shape == (64, 64)
 
-    monkeypatch.setattr(calibrate, "local_device", unknown)
-    base = calibrate.base_device()
-    assert base.target is None
-    with pytest.raises(UnknownDeviceError, match="no specification by name"):
-        pipeline.target_of(saved(by_hand(base, "gpu", "Unheard-of X1", matrix=1e12), tmp_path))
+
+def test_what_was_not_measured_keeps_its_ratio_and_is_named() -> None:
+    base = local_device()
+    device = calibrate.with_rates(base, {MATRIX: 128e9}, "cpu")
+    assert device.rate("float64") == base.rate("float64") * 128e9 / base.rate("float32")
+    assert any("bfloat16, float16, float64, int8" in source for source in device.sources)
+    assert (device.memory_bandwidth, device.link) == (base.memory_bandwidth, base.link)
+
+
+def test_a_link_has_the_slower_direction() -> None:
+    rates = {calibrate.TO_HOST: 11e9, calibrate.TO_DEVICE: 10e9, calibrate.LATENCY: 3e-6}
+    link = calibrate.with_rates(catalog.named("h200"), rates, "gpu").link
+    assert (link.bandwidth, link.latency_s) == (10e9, 3e-6) and "the slower direction" in link.source
 
 
 @pytest.mark.slow
@@ -87,7 +95,7 @@ def test_plans_use_the_rates(tmp_path: Path) -> None:
     seconds = []
     for slowness in (1, 10):
         rates = {"matrix": 1e9 / slowness, "elementwise": 1e9 / slowness, "memory": 1e9 / slowness}
-        path = saved(by_hand(local_device(), "cpu", "cpu", **rates), tmp_path)
+        path = saved(local_device(), "cpu", "cpu", tmp_path, **rates)
         report = memplan.jit(train, device=path, budget=6 * 2**20, donate_argnums=0).plan(*ARGS).report
         assert (report.device, report.status) == ("cpu-measured", "fits")
         assert report.planner == "kernels"
@@ -98,7 +106,7 @@ def test_plans_use_the_rates(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_step_planned_with_measured_rates_runs_here(tmp_path: Path) -> None:
-    path = saved(by_hand(local_device(), "cpu", "cpu", matrix=1e9), tmp_path)
+    path = saved(local_device(), "cpu", "cpu", tmp_path, matrix=1e9)
     weights, x = [0.1 * jnp.ones((64, 64))] * 6, jnp.ones((4096, 64))
     step = memplan.jit(train, device=path, budget=6 * 2**20)
     expected = jax.jit(train)(weights, x)
@@ -108,15 +116,13 @@ def test_a_step_planned_with_measured_rates_runs_here(tmp_path: Path) -> None:
 
 
 def test_a_measured_cpu_is_the_local_backend(tmp_path: Path) -> None:
-    found = by_hand(local_device(), "cpu", "cpu", matrix=1e9)
-    target = pipeline.target_of(saved(found, tmp_path))
+    target = pipeline.target_of(saved(local_device(), "cpu", "cpu", tmp_path, matrix=1e9))
     assert not target.described and not target.is_gpu
-    assert target.device == found.device
+    assert target.device.rate("float32") == 1e9
 
 
 def test_a_measured_gpu_that_is_not_here_is_described(tmp_path: Path) -> None:
-    found = by_hand(catalog.named("h200"), "gpu", "NVIDIA H200", matrix=4e14)
-    target = pipeline.target_of(saved(found, tmp_path))
+    target = pipeline.target_of(saved(catalog.named("h200"), "gpu", "NVIDIA H200", tmp_path, matrix=4e14))
     assert target.described and target.is_gpu
     assert target.device.target == catalog.named("h200").target
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from dataclasses import replace
+from collections.abc import Mapping
 
 import jax
 
@@ -18,8 +18,6 @@ from experiments.bench.measures.planned import UNLIMITED
 from experiments.bench.results import Found
 from memplan import pipeline
 from memplan.compilation.outcome import Outcome
-from memplan.hardware import measured
-from memplan.hardware.measured import Spec
 from memplan.pipeline import Request
 from memplan.studies import calibrate
 from memplan.xla.local import local_device
@@ -30,11 +28,12 @@ ROUNDS = 9
 
 def measure(case: Case) -> Found:
     """A row for the work as it is and, where the case has a budget, one planned within it."""
-    before = calibrate.calibrate()
+    before = calibrate.measure()
     ways = _ways(case)
     seconds = _run(ways, case)
-    after = calibrate.calibrate()
-    devices = {"assumed_s": local_device(), "measured_s": better(before, after).device}
+    after = calibrate.measure()
+    here = calibrate.with_rates(local_device(), better(before, after), jax.default_backend())
+    devices = {"assumed_s": local_device(), "measured_s": here}
     return Found([
         {
             "way": way,
@@ -72,15 +71,11 @@ def _run(ways: dict[str, Outcome], case: Case) -> dict[str, list[float]]:
     return seconds
 
 
-def better(one: Spec, other: Spec) -> Spec:
-    """Of each measurement the faster one, and the device that follows from them."""
-    pairs = zip(one.conditions.measurements, other.conditions.measurements, strict=True)
-    best = tuple(min(pair, key=lambda found: found.value if found.unit == "s" else -found.value) for pair in pairs)
-    load = (*one.conditions.load, *other.conditions.load)
-    return measured.calibrate(local_device(), replace(one.conditions, load=load, measurements=best))
+def better(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """Of each rate the faster one."""
+    return {name: (min if name == calibrate.LATENCY else max)(value, other[name]) for name, value in one.items()}
 
 
-def drift(before: Spec, after: Spec) -> float:
+def drift(before: Mapping[str, float], after: Mapping[str, float]) -> float:
     """By how much the rate that changed most did: what the machine itself changed."""
-    pairs = zip(before.conditions.measurements, after.conditions.measurements, strict=True)
-    return max(abs(other.value / one.value - 1) for one, other in pairs if one.unit != "s")
+    return max(abs(after[name] / value - 1) for name, value in before.items() if name != calibrate.LATENCY)

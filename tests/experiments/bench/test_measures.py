@@ -18,9 +18,7 @@ from experiments.bench.measures.bits import Training, compared, differing
 from experiments.bench.questions import QUESTIONS
 from experiments.bench.random_steps import drawn_step
 from experiments.bench.steps import mlp_step
-from memplan.hardware import measured
-from memplan.hardware.measured import Conditions, Measurement, Timing
-from memplan.xla.local import local_device
+from memplan.studies.calibrate import LATENCY, MEMORY
 from tests import dense
 
 
@@ -127,13 +125,6 @@ def test_every_network_grows_on_every_card() -> None:
 
 
 def test_of_two_calibrations_the_better_of_each_rate_counts() -> None:
-    def with_rate(name: str, unit: str, seconds: float) -> measured.Spec:
-        timing = Timing("1", 6.0, seconds, seconds, seconds)
-        conditions = Conditions("cpu", "cpu", "here", (), (), "today", (Measurement(name, unit, 1, (timing,)),))
-        return measured.calibrate(local_device(), conditions)
-
-    for name, unit in ((measured.MEMORY, "bytes/s"), (measured.LATENCY, "s")):
-        best = timed.better(with_rate(name, unit, 3.0), with_rate(name, unit, 2.0))
-        assert best.conditions.measurements[0].best.best_s == 2.0
-    memory = with_rate(measured.MEMORY, "bytes/s", 3.0), with_rate(measured.MEMORY, "bytes/s", 2.0)
-    assert timed.drift(*memory) == pytest.approx(0.5)
+    before, after = {MEMORY: 2.0, LATENCY: 3.0}, {MEMORY: 3.0, LATENCY: 2.0}
+    assert timed.better(before, after) == timed.better(after, before) == {MEMORY: 3.0, LATENCY: 2.0}
+    assert timed.drift(before, after) == pytest.approx(0.5)
