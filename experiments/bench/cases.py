@@ -23,17 +23,14 @@ from experiments.bench.steps import (
     F32,
     GROWING,
     SMALL,
-    convolution,
     decoder,
     mlp_step,
-    product,
     resnet,
     small_resnet,
     unet3d,
 )
 from models.resnet import ResNetConfig
 from models.train import (
-    alexnet_step,
     decoder_step,
     deeplab_step,
     googlenet_step,
@@ -376,25 +373,6 @@ SCALING = by_name(
         ("resnet-today", resnet(128), "today", "h200", None, "device", {}),
     )
 )
-
-CALIBRATION = by_name(
-    Case(name, make, budget=budget, minutes=20, facts={"what": what})
-    for name, what, make, budget in (
-        ("product-f32", "matrix product 2048^3, float32", partial(product, 2048, F32), None),
-        ("convolution-f32", "convolution 3x3, 64 channels, 16 x 112^2, float32", partial(convolution, F32), None),
-        ("product-bf16", "matrix product 2048^3, bfloat16", partial(product, 2048, BF16), None),
-        ("convolution-bf16", "convolution 3x3, 64 channels, 16 x 112^2, bfloat16", partial(convolution, BF16), None),
-        ("alexnet", "AlexNet, batch 32, 224^2", partial(alexnet_step, batch=32, concrete=True), None),
-        ("mlp", "MLP, 8 layers of 1024, batch 1024", partial(mlp_step, 8, 1024, 1024, concrete=True), 50),
-        ("unet3d", "3D U-Net, 32^3, 3 levels",
-         partial(unet3d_step, 32, config=UNet3DConfig(filters=16, levels=3), concrete=True), 50),
-        ("resnet", "ResNet-26, 64^2, batch 16",
-         partial(resnet_step, 64, 16, config=ResNetConfig(depth=26, filters=32, classes=10), concrete=True), 50),
-        ("decoder", "decoder, 4 layers of 256, 4 x 256 tokens",
-         partial(decoder_step, batch=4, tokens=256, config=DecoderConfig(layers=4, width=256, heads=4, vocab=4096),
-                 concrete=True), 50),
-    )
-)  # fmt: skip
 
 OVERHEAD = by_name(
     Case(name, small_resnet, budget=budget, facts={"what": what, "unit_s": unit_s})

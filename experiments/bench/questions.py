@@ -19,7 +19,6 @@ from experiments.bench.measures import (
     scaled,
     slab_numbers,
     split,
-    timed,
 )
 from experiments.bench.public.checkouts import checkouts_folder
 from experiments.bench.results import SOURCES, Found, Result, Row, known
@@ -122,7 +121,6 @@ QUESTIONS = {
         Question("loops", cases.LOOPS, planned.measure, views.loops),
         Question("state", cases.STATE, planned.measure, views.state),
         Question("scaling", cases.SCALING, scaled.measure, views.scaling),
-        Question("calibration", cases.CALIBRATION, timed.measure, views.calibration),
         Question("overhead", cases.OVERHEAD, overhead.measure, views.overhead),
     )
 }

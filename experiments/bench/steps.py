@@ -62,22 +62,6 @@ def mlp_step(
     return step, jax.jit(arguments)(key) if concrete else jax.eval_shape(arguments, key)
 
 
-def product(side: int, dtype: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    left = jax.random.normal(jax.random.key(0), (side, side), dtype)
-    return jnp.matmul, (left, left.T)
-
-
-def convolution(dtype: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """3x3, 64 channels, 16 images of 112^2."""
-    image = jax.random.normal(jax.random.key(0), (16, 112, 112, 64), dtype)
-    kernel = jax.random.normal(jax.random.key(1), (3, 3, 64, 64), dtype)
-
-    def convolve(image: jax.Array, kernel: jax.Array) -> jax.Array:
-        return jax.lax.conv_general_dilated(image, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-
-    return convolve, (image, kernel)
-
-
 def unet3d(size: int, **config: Any) -> Callable[[], Built]:
     return partial(unet3d_step, size, config=UNet3DConfig(**config))
 

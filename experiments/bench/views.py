@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 from experiments.bench.cases import WAYS
@@ -384,24 +384,6 @@ def scaling(rows: Rows) -> str:
 
 
 # On the device that is here.
-
-
-def calibration(rows: Rows) -> str:
-    columns = (
-        Column("work", "what"), Column("way", "way"), Column("GFLOP", "flops", "{:.1f}", 1e9),
-        ms("best ms", "best_s", "{:.0f}"), ms("median", "median_s", "{:.0f}"),
-        Column("GFLOP/s", lambda row: row["flops"] / row["best_s"] / 1e9, "{:.0f}"),
-        ms("assumed rates ms", "assumed_s", "{:.0f}"), Column("over best", _ratio("assumed_s", "best_s"), "{:.2f}"),
-        ms("measured rates ms", "measured_s", "{:.0f}"), Column("over best", _ratio("measured_s", "best_s"), "{:.2f}"),
-        Column("drift of a rate", "drift", "{:.0%}"),
-    )  # fmt: skip
-    told = (f"{name} rates are off by a factor of {off_by(rows, f'{name}_s'):.2f}." for name in ("assumed", "measured"))
-    return "\n\n".join((table(columns, rows), listed(told)))
-
-
-def off_by(rows: Sequence[Row], predicted: str) -> float:
-    """The geometric mean of how many times too short or too long the predictions are; 1 is perfect."""
-    return math.exp(mean(abs(math.log(row[predicted] / row["best_s"])) for row in rows))
 
 
 def overhead(rows: Rows) -> str:

@@ -13,12 +13,11 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.bench.cases import CARDS, LARGE_IMAGES, SPEED, Case, Growth, growths
-from experiments.bench.measures import growth, planned, timed
+from experiments.bench.measures import growth, planned
 from experiments.bench.measures.bits import Training, compared, differing
 from experiments.bench.questions import QUESTIONS
 from experiments.bench.random_steps import drawn_step
 from experiments.bench.steps import mlp_step
-from memplan.studies.calibrate import LATENCY, MEMORY
 from tests import dense
 
 
@@ -119,12 +118,3 @@ def test_every_network_grows_on_every_card() -> None:
     assert len(LARGE_IMAGES) == 7 * 4 * len(CARDS)
     doubled = [case.facts["pixels"] for case in SPEED.values() if case.name.startswith("resnet50-image-h200")]
     assert all(later >= 2 * earlier for earlier, later in pairwise(doubled))
-
-
-# The device that is here.
-
-
-def test_of_two_calibrations_the_better_of_each_rate_counts() -> None:
-    before, after = {MEMORY: 2.0, LATENCY: 3.0}, {MEMORY: 3.0, LATENCY: 2.0}
-    assert timed.better(before, after) == timed.better(after, before) == {MEMORY: 3.0, LATENCY: 2.0}
-    assert timed.drift(before, after) == pytest.approx(0.5)

@@ -146,11 +146,6 @@ def test_speeds_are_told_where_a_way_fits() -> None:
     assert told == ["unet3d-volume", "v100", "64", f"{64**3 / 5e5:.1f}", "", f"{64**3 / 2.5e5:.1f}", "1", "0"]
 
 
-def test_a_prediction_twice_too_long_is_as_far_off_as_one_twice_too_short() -> None:
-    rows = [{"x": seconds, "best_s": 1.0} for seconds in (2.0, 0.5)]
-    assert views.off_by(rows, "x") == pytest.approx(2.0)
-
-
 def test_scaling_has_what_was_published_beside_it() -> None:
     facts = {"case": "resnet-ddl", "published": ("ResNet", 0.95), "statistics": "device", "compiled_shape": "64x4"}
     point = {
