@@ -79,8 +79,7 @@ def jit(
         described GPU: twice its own). Not used where the device is the CPU.
       device: what to plan for, by name (`memplan devices`); None is the local backend. A plan belongs to the device
         that it was made for: a call here plans for the local backend, within as many bytes.
-      planner: by name (`kernels`, `recompute`), or an object with a `name` and a `plan`
-        (`memplan.planning.registry.Planner`); None is memplan's own.
+      planner: an object with a `name` and a `plan` (`memplan.planning.registry.Planner`); None is memplan's own.
       plan: a saved plan to follow instead of planning.
       verify: `"compile"` lets the compiler measure the plan; `"numbers"` also compares the outputs with the unmodified
         step's; None takes the first plan, whatever the compiler says that it takes.

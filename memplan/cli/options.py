@@ -20,7 +20,6 @@ DeviceName = Annotated[
     str | None,
     typer.Option("--device", help="Plan for this device: a name (see `memplan devices`) or a measured PATH.json."),
 ]
-Planner = Annotated[str | None, typer.Option(help="Who makes the plan: kernels (the default), or recompute: no host.")]
 Verify = Annotated[str, typer.Option(help="compile, numbers (also runs both steps and compares), or none.")]
 Split = Annotated[
     bool, typer.Option("--split/--no-split", help="Run slab by slab what does not fit as it is, or leave all whole.")

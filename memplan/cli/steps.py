@@ -18,7 +18,6 @@ from memplan.cli.options import (
     HostBudget,
     Html,
     Json,
-    Planner,
     Split,
     Verify,
     argnums,
@@ -34,7 +33,6 @@ def inspect(
     budget: Budget = None,
     host_budget: HostBudget = None,
     device: DeviceName = None,
-    planner: Planner = None,
     verify: Verify = "compile",
     split: Split = True,
     donate: Donate = None,
@@ -51,7 +49,7 @@ def inspect(
         check_writable(json, html)
         check_extra(trace, "--trace", "perfetto", "trace", json, html)
         check_extra(png, "--png", "matplotlib", "plots", json, html, trace)
-        options: dict[str, Any] = {"budget": budget, "host_budget": host_budget, "device": device, "planner": planner}
+        options: dict[str, Any] = {"budget": budget, "host_budget": host_budget, "device": device}
         with progress() as stage:
             function, args = load(step, stage)
             if not hasattr(function, "plan"):
@@ -60,7 +58,7 @@ def inspect(
             elif donate is not None or verify != "compile" or not split or any(options.values()):
                 raise typer.BadParameter(
                     "the factory returns a step that memplan.jit already made, with options of its own. Leave out "
-                    "--budget, --host-budget, --device, --planner, --verify, --no-split and --donate, or return the "
+                    "--budget, --host-budget, --device, --verify, --no-split and --donate, or return the "
                     "plain step."
                 )
             report = function.plan(*args).report
@@ -101,7 +99,6 @@ def curve(
     ] = None,
     host_budget: HostBudget = None,
     device: DeviceName = None,
-    planner: Planner = None,
     split: Split = True,
     donate: Donate = None,
     json: Json = None,
@@ -115,7 +112,7 @@ def curve(
         check_extra(png, "--png", "matplotlib", "plots", json, html)
         with progress() as stage:
             function, args = plain_step(step, stage)
-            limits = {"host_budget": host_budget, "device": device, "planner": planner, "split": split_way(split)}
+            limits = {"host_budget": host_budget, "device": device, "split": split_way(split)}
             found = api.curve(function, args, points=share or points, **limits, donate_argnums=argnums(donate, args))
         if png is not None:
             save(png, found.save_png)
@@ -131,7 +128,6 @@ def largest(
     budget: Budget = None,
     host_budget: HostBudget = None,
     device: DeviceName = None,
-    planner: Planner = None,
     split: Split = True,
     donate: Donate = None,
     json: Json = None,
@@ -153,7 +149,7 @@ def largest(
             _, args = make(low)
             found = api.frontier(
                 make, name=name, low=low, high=high, step=by, budget=budget, host_budget=host_budget, device=device,
-                planner=planner, donate_argnums=argnums(donate, args), split=split_way(split),
+                donate_argnums=argnums(donate, args), split=split_way(split),
             )  # fmt: skip
         print_result(found, json, html)
 

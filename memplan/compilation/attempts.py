@@ -37,16 +37,11 @@ class Compiles(Protocol):
 
 @dataclass
 class _History:
-    """What all compilations of a step have told.
-
-    Attributes:
-      unmodified: the first module, if it was the unmodified step's.
-      closest_slab_attempt: of those in slabs, the one that came closest to the limits.
-    """
+    """What all compilations of a step have told."""
 
     compilations: int = 0
-    unmodified: ScheduledModule | None = None
-    closest_slab_attempt: SlabAttempt | None = None
+    unmodified: ScheduledModule | None = None  # the first module, if it was the unmodified step's
+    closest_slab_attempt: SlabAttempt | None = None  # of those in slabs, the one that came closest to the limits
 
     def add(self, found: Outcome) -> None:
         if not self.compilations:
@@ -61,27 +56,18 @@ class _History:
 
 @dataclass(frozen=True)
 class Attempts:
-    """Compilations of one step.
-
-    Attributes:
-      fewer_residuals: (program, bytes above the budget) -> programs whose loops keep fewer residuals, the likeliest
-        to fit first.
-      in_slabs: (program, seconds) -> programs that run in slabs and are expected to take at most so long, the fastest
-        first.
-      follow: a plan to carry out; nothing is tried beside it.
-      tries: compilations of one program by one schedule, at most.
-      copies_overlap: the target copies beside its kernels.
-      history: of what `run` has compiled.
-    """
+    """Compilations of one step."""
 
     compiler: Compiles
+    # (program, bytes above the budget) -> programs whose loops keep fewer residuals, the likeliest to fit first
     fewer_residuals: Callable[[Program, int], Iterator[Program]]
+    # (program, seconds) -> programs that run in slabs and are expected to take at most so long, the fastest first
     in_slabs: Callable[[Program, float], Iterator[Program]]
     notify: Notify
-    follow: Plan | None = None
-    tries: int = MOST_TRIES
-    copies_overlap: bool = True
-    history: _History = field(default_factory=_History)
+    follow: Plan | None = None  # a plan to carry out; nothing is tried beside it
+    tries: int = MOST_TRIES  # compilations of one program by one schedule, at most
+    copies_overlap: bool = True  # the target copies beside its kernels
+    history: _History = field(default_factory=_History)  # of what `run` has compiled
 
     def run(self, program: Program) -> Outcome:
         """The first that fits, in slabs if they are faster than a slow plan; else the one with the fewest bytes."""

@@ -28,28 +28,19 @@ from memplan.xla.write import as_it_stands, write
 
 @dataclass(frozen=True)
 class PlannedModule:
-    """What was made of a module.
+    """What was made of a module."""
 
-    Attributes:
-      plain: as XLA scheduled it.
-      base: what was planned: the same, or its rewrite (`ScheduledModule.rewrite`).
-      plan: what it was made into; None where it went through as it is.
-      schedule: the plan, by the numbers of the base's problem.
-      written: the module that was handed back.
-      fits: by the prediction.
-      predicted_bytes, predicted_host_bytes: device and host bytes.
-      planning_s: seconds from the module that was read to a plan and its layout, however the plan was come by; 0 where
-        the module went through as it is.
-    """
-
-    plain: ScheduledModule
-    base: ScheduledModule
-    plan: Plan | None = None
-    schedule: Schedule = ()
-    written: ScheduledModule | None = None
-    fits: bool = True
+    plain: ScheduledModule  # as XLA scheduled it
+    base: ScheduledModule  # what was planned: the same, or its rewrite (`ScheduledModule.rewrite`)
+    plan: Plan | None = None  # what it was made into; None where it went through as it is
+    schedule: Schedule = ()  # the plan, by the numbers of the base's problem
+    written: ScheduledModule | None = None  # the module that was handed back
+    fits: bool = True  # by the prediction
+    # predicted_bytes, predicted_host_bytes: device and host bytes
     predicted_bytes: int = 0
     predicted_host_bytes: int = 0
+    # seconds from the module that was read to a plan and its layout, however the plan was come by; 0 where the module
+    # went through as it is
     planning_s: float = 0.0
 
     @property
@@ -65,26 +56,17 @@ class PlannedModule:
 
 @dataclass
 class Callback:
-    """Called with the text of a scheduled module; `planned` tells afterwards what was made of it.
+    """Called with the text of a scheduled module; `planned` tells afterwards what was made of it."""
 
-    Attributes:
-      device: that the module is compiled for.
-      limits: of the whole step; `headroom` is left free of them.
-      planner: makes the plan; `follow`: one to carry out instead.
-      agree: brings all processes of the step to one plan.
-      streams: the module's own loops copy, and do so beside all of a trip.
-      program: digest of the step, where a plan is followed.
-    """
-
-    device: Device
-    limits: Limits
+    device: Device  # that the module is compiled for
+    limits: Limits  # of the whole step; `headroom` is left free of them
     headroom: Headroom
     topology: Topology | None
-    planner: Planner
+    planner: Planner  # makes the plan; `follow`: one to carry out instead
     follow: Plan | None
-    agree: Agree
-    streams: bool = False
-    program: str = ""
+    agree: Agree  # brings all processes of the step to one plan
+    streams: bool = False  # the module's own loops copy, and do so beside all of a trip
+    program: str = ""  # digest of the step, where a plan is followed
     _planned: PlannedModule | None = field(default=None, init=False)
 
     @property

@@ -29,22 +29,16 @@ Profile = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Compiler:
-    """Programs of one step, for a target.
-
-    Attributes:
-      limits: of the whole step.
-      args, kwargs: of the step.
-      planner: makes the plan; `follow`: one to carry out instead.
-      agree: brings all processes of the step to one plan.
-    """
+    """Programs of one step, for a target."""
 
     target: Target
-    limits: Limits
+    limits: Limits  # of the whole step
+    # args, kwargs: of the step
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
-    planner: Planner
+    planner: Planner  # makes the plan; `follow`: one to carry out instead
     follow: Plan | None
-    agree: Agree
+    agree: Agree  # brings all processes of the step to one plan
     notify: Notify
 
     def compile(

@@ -18,46 +18,32 @@ from memplan.xla.target import Executable, Target
 
 @dataclass(frozen=True)
 class SlabAttempt:
-    """What a step took that was compiled in slabs.
+    """What a step took that was compiled in slabs."""
 
-    Attributes:
-      in_slabs: which parts of it.
-      device_bytes, host_bytes: by the compiler.
-      excess_bytes: beyond the limits.
-    """
-
-    in_slabs: tuple[InSlabs, ...]
+    in_slabs: tuple[InSlabs, ...]  # which parts of it
+    # device_bytes, host_bytes: by the compiler
     device_bytes: int
     host_bytes: int
-    excess_bytes: int
+    excess_bytes: int  # beyond the limits
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A program compiled under limits.
+    """A program compiled under limits."""
 
-    Attributes:
-      program: that was compiled, transformed or not.
-      planned: what happened inside the compilation.
-      args, kwargs: shapes.
-      unmodified: the step as it came; None where only its transformed program was compiled.
-      compilations: how many it took.
-      hides_latency: XLA's scheduler hid the latency of copies.
-      seconds: from the step as it came until this was there.
-      closest_slab_attempt: of all that was compiled in slabs, what came closest to the limits.
-    """
-
-    program: Program
+    program: Program  # that was compiled, transformed or not
     target: Target
     limits: Limits
     executable: Executable
-    planned: PlannedModule
+    planned: PlannedModule  # what happened inside the compilation
+    # args, kwargs: shapes
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
-    unmodified: ScheduledModule | None
-    compilations: int
-    hides_latency: bool = False
-    seconds: float = 0.0
+    unmodified: ScheduledModule | None  # the step as it came; None where only its transformed program was compiled
+    compilations: int  # how many it took
+    hides_latency: bool = False  # XLA's scheduler hid the latency of copies
+    seconds: float = 0.0  # from the step as it came until this was there
+    # of all that was compiled in slabs, what came closest to the limits
     closest_slab_attempt: SlabAttempt | None = None
 
     @property

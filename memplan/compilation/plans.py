@@ -11,7 +11,7 @@ from memplan.compilation.scheduled import ScheduledModule
 from memplan.hardware.roofline import copy_seconds
 from memplan.planning.packing import live_nbytes
 from memplan.planning.plan import Plan, name_actions
-from memplan.planning.registry import PLANNERS, Planner
+from memplan.planning.registry import OWN, Planner
 from memplan.planning.search.planner import recomputed_kernels
 from memplan.planning.solution import Solution, rank
 from memplan.xla.rewrites.extra_outputs import output_costs
@@ -26,16 +26,11 @@ Agree = Callable[[str, str, Callable[[], Plan]], Plan]
 
 @dataclass(frozen=True)
 class Plans:
-    """Plans for one module.
-
-    Attributes:
-      budget_bytes: of the whole step, on the device.
-      host_bytes: for what is offloaded.
-    """
+    """Plans for one module."""
 
     plain: ScheduledModule
-    budget_bytes: int
-    host_bytes: int
+    budget_bytes: int  # of the whole step, on the device
+    host_bytes: int  # for what is offloaded
     planner: Planner
 
     def agree(self, agree: Agree) -> Plan:
@@ -48,7 +43,7 @@ class Plans:
 
     def find_or_make(self, name: str) -> Plan:
         """A kept plan of memplan's own planners, else a new one: another's code may change under its name."""
-        if PLANNERS.get(self.planner.name) is not self.planner:
+        if self.planner is not OWN:
             return self.make()
         plan = plan_cache.find(name)
         if plan is None:

@@ -29,15 +29,11 @@ _SAME = 1 + 1e-12  # costs this close differ by rounding alone
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One group of axes, taken together as one flat ring.
+    """One group of axes, taken together as one flat ring."""
 
-    Attributes:
-      axes: names.
-      scatters: a reduce-scatter on the way down and an all-gather on the way up, with what follows working on the
-        pieces; False: an all-reduce of what there is.
-    """
-
-    axes: tuple[str, ...]
+    axes: tuple[str, ...]  # names
+    # a reduce-scatter on the way down and an all-gather on the way up, with what follows working on the pieces; False:
+    # an all-reduce of what there is
     scatters: bool
 
 
@@ -77,19 +73,14 @@ def _groups(names: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], tuple[str
 
 @dataclass(frozen=True, slots=True)
 class _Ring:
-    """A group of axes as one flat ring; all rings of the other axes' devices run beside it.
+    """A group of axes as one flat ring; all rings of the other axes' devices run beside it."""
 
-    Attributes:
-      size: devices.
-      latency_s: of its slowest step.
-      slowness: seconds per byte of its slowest link. A ring enters and leaves a node once, but the rings beside it that
-        start in the same node pass the same link if it is shared.
-      levels: axes that the ring crosses. One of size 1 is not crossed: a ring within one host never sees the network.
-    """
-
-    size: int
-    latency_s: float
+    size: int  # devices
+    latency_s: float  # of its slowest step
+    # seconds per byte of its slowest link. A ring enters and leaves a node once, but the rings beside it that start in
+    # the same node pass the same link if it is shared.
     slowness: float
+    # axes that the ring crosses. One of size 1 is not crossed: a ring within one host never sees the network.
     levels: int
 
     def scatter_s(self, nbytes: float, launch_s: float) -> float:

@@ -14,42 +14,25 @@ _COMPUTED_IN: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class HostLink:
-    """The path between a device and its host's memory.
+    """The path between a device and its host's memory."""
 
-    Attributes:
-      name: for example `pcie4x16`.
-      bandwidth: bytes/s that a large copy from pinned memory achieves, in each direction.
-      latency_s: fixed seconds of one copy, from its issue to its first byte.
-      source: the nominal figure, how `bandwidth` follows from it, and where each comes from.
-    """
-
-    name: str
-    bandwidth: float
-    latency_s: float
-    source: str
+    name: str  # for example `pcie4x16`
+    bandwidth: float  # bytes/s that a large copy from pinned memory achieves, in each direction
+    latency_s: float  # fixed seconds of one copy, from its issue to its first byte
+    source: str  # the nominal figure, how `bandwidth` follows from it, and where each comes from
 
 
 @dataclass(frozen=True)
 class GpuTarget:
-    """What XLA needs, besides memory, to compile for a GPU that is absent.
+    """What XLA needs, besides memory, to compile for a GPU that is absent."""
 
-    Attributes:
-      compute_capability: CUDA's (major, minor).
-      core_count: streaming multiprocessors.
-      fpus_per_core: float32 units of one of them.
-      shared_memory_per_core: bytes.
-      shared_memory_per_block_optin: bytes that one thread block may ask for.
-      l2_cache_bytes: bytes.
-      clock_ghz: highest clock of the cores.
-    """
-
-    compute_capability: tuple[int, int]
-    core_count: int
-    fpus_per_core: int
-    shared_memory_per_core: int
-    shared_memory_per_block_optin: int
-    l2_cache_bytes: int
-    clock_ghz: float
+    compute_capability: tuple[int, int]  # CUDA's (major, minor)
+    core_count: int  # streaming multiprocessors
+    fpus_per_core: int  # float32 units of one of them
+    shared_memory_per_core: int  # bytes
+    shared_memory_per_block_optin: int  # bytes that one thread block may ask for
+    l2_cache_bytes: int  # bytes
+    clock_ghz: float  # highest clock of the cores
 
 
 @dataclass(frozen=True)

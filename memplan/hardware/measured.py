@@ -16,16 +16,11 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class MeasuredDevice:
-    """A device, and where its rates were measured.
-
-    Attributes:
-      platform: jax's name of the backend, `cpu` or `gpu`.
-      device_kind: the driver's name of the device.
-    """
+    """A device, and where its rates were measured."""
 
     device: Device
-    platform: str
-    device_kind: str
+    platform: str  # jax's name of the backend, `cpu` or `gpu`
+    device_kind: str  # the driver's name of the device
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON to `path`; the file appears whole or not at all (OSError)."""

@@ -30,22 +30,16 @@ _ENDLESS = 1e300  # no figure of a machine comes near
 class Axis:
     """One level of a machine: nodes of a kind, and the links between them.
 
-    Attributes:
-      name: of the mesh axis, for example `host` or `device`.
-      size: nodes of this level in one node of the level around it.
-      latency_s: seconds from one node to the next, whatever is sent.
-      bandwidth: bytes/s in each direction that one link achieves.
-      shared: all devices of a node have one link at this level together, as a host has a network card; False: each
-        device has its own, as GPUs have NVLink.
-
     Raises:
       TopologyError: one of them is not what it should be.
     """
 
-    name: str
-    size: int
-    latency_s: float
-    bandwidth: float
+    name: str  # of the mesh axis, for example `host` or `device`
+    size: int  # nodes of this level in one node of the level around it
+    latency_s: float  # seconds from one node to the next, whatever is sent
+    bandwidth: float  # bytes/s in each direction that one link achieves
+    # all devices of a node have one link at this level together, as a host has a network card; False: each device has
+    # its own, as GPUs have NVLink
     shared: bool = True
 
     def __post_init__(self) -> None:
@@ -75,20 +69,14 @@ def _is_number(value: object, whole: bool = False) -> bool:
 class Topology:
     """A machine, one axis per level.
 
-    Attributes:
-      name: for example `ddl`; `ddl@16x4` with other sizes.
-      description: the exact products.
-      axes: outermost first.
-      sources: where the figures come from.
-
     Raises:
       TopologyError: it has no axis, or two of the same name.
     """
 
-    name: str
-    description: str
-    axes: tuple[Axis, ...]
-    sources: tuple[str, ...]
+    name: str  # for example `ddl`; `ddl@16x4` with other sizes
+    description: str  # the exact products
+    axes: tuple[Axis, ...]  # outermost first
+    sources: tuple[str, ...]  # where the figures come from
 
     def __post_init__(self) -> None:
         if not self.axes:

@@ -14,18 +14,13 @@ from memplan.xla.pools import Taken, least_limit
 
 @dataclass(frozen=True)
 class Pooled:
-    """A step in empty pools.
+    """A step in empty pools."""
 
-    Attributes:
-      device: its pool, with arguments, outputs and then the temporaries, which are one block; None where a device's
-        memory is not in a pool.
-      host: the pinned pool, with arguments and then the temporaries, likewise.
-      exports: lines of a shell that set what the environment of this process lacks for the step to run.
-    """
-
+    # its pool, with arguments, outputs and then the temporaries, which are one block; None where a device's memory is
+    # not in a pool
     device: Taken | None
-    host: Taken
-    exports: tuple[str, ...]
+    host: Taken  # the pinned pool, with arguments and then the temporaries, likewise
+    exports: tuple[str, ...]  # lines of a shell that set what the environment of this process lacks for the step to run
 
 
 def pooled(found: Outcome, pools: local.Pools) -> Pooled:

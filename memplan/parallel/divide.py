@@ -41,17 +41,11 @@ class Options:
 
 @dataclass(frozen=True)
 class Divided:
-    """A step for one set of shapes.
+    """A step for one set of shapes."""
 
-    Attributes:
-      sharded: its flat jaxpr at the global shapes, with placements.
-      buckets: which of its sums travel together.
-      out_tree: structure of its outputs.
-    """
-
-    sharded: Sharded
-    buckets: Buckets
-    out_tree: Any
+    sharded: Sharded  # its flat jaxpr at the global shapes, with placements
+    buckets: Buckets  # which of its sums travel together
+    out_tree: Any  # structure of its outputs
 
 
 def divide(

@@ -14,47 +14,33 @@ Fusion = Literal["view", "elementwise", "reduction", "kernel"]
 
 @dataclass(frozen=True)
 class Value:
-    """An array.
+    """An array."""
 
-    Attributes:
-      name: readable and unique, for example `conv_general_dilated:41`.
-      nbytes: bytes when it exists in device memory.
-      shape, dtype: as jax prints them.
-    """
-
-    name: str
-    nbytes: int
+    name: str  # readable and unique, for example `conv_general_dilated:41`
+    nbytes: int  # bytes when it exists in device memory
+    # shape, dtype: as jax prints them
     shape: tuple[int, ...] = ()
     dtype: str = "float32"
 
 
 @dataclass(frozen=True)
 class Op:
-    """An equation.
+    """An equation."""
 
-    Attributes:
-      name: primitive, for example `conv_general_dilated`.
-      inputs, outputs: value ids (indices into `Graph.values`); an input may occur more than once.
-      flops: floating-point operations, multiply and add counted separately.
-      flops_dtype: operand type whose matrix rate applies; '' for work outside the matrix units.
-      fusion: how the compiler treats it. `view` costs nothing; `elementwise` fuses into its readers; `reduction` fuses
-        its producers into itself; `kernel` reads and writes memory.
-      along_rows: a reduction along the last axis alone.
-      traffic_nbytes: device bytes moved besides inputs and outputs (what a loop reads and writes over and over).
-      recomputable: may it run a second time with the same result and no other trace?
-      source: `file:line` of the user's code, or ''.
-    """
-
-    name: str
+    name: str  # primitive, for example `conv_general_dilated`
+    # inputs, outputs: value ids (indices into `Graph.values`); an input may occur more than once
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    flops: float = 0.0
-    flops_dtype: str = ""
+    flops: float = 0.0  # floating-point operations, multiply and add counted separately
+    flops_dtype: str = ""  # operand type whose matrix rate applies; '' for work outside the matrix units
+    # how the compiler treats it. `view` costs nothing; `elementwise` fuses into its readers; `reduction` fuses its
+    # producers into itself; `kernel` reads and writes memory.
     fusion: Fusion = "kernel"
-    along_rows: bool = False
+    along_rows: bool = False  # a reduction along the last axis alone
+    # device bytes moved besides inputs and outputs (what a loop reads and writes over and over)
     traffic_nbytes: int = 0
-    recomputable: bool = True
-    source: str = ""
+    recomputable: bool = True  # may it run a second time with the same result and no other trace?
+    source: str = ""  # `file:line` of the user's code, or ''
 
 
 @dataclass(frozen=True)

@@ -15,18 +15,13 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Groups:
-    """Versions that lie in one place of the heap, XLA's colocations.
+    """Versions that lie in one place of the heap, XLA's colocations."""
 
-    Attributes:
-      members: of each group, by its first version.
-      start, end: of versions, in events.
-      nbytes: of groups.
-    """
-
-    members: dict[int, list[int]]
+    members: dict[int, list[int]]  # of each group, by its first version
+    # start, end: of versions, in events
     start: dict[int, int]
     end: dict[int, int]
-    nbytes: dict[int, int]
+    nbytes: dict[int, int]  # of groups
 
     @staticmethod
     def of(place: Mapping[int, int], start: dict[int, int], end: dict[int, int], nbytes: Mapping[int, int]) -> Groups:

@@ -24,20 +24,15 @@ class Version:
     """A buffer as one run or one copy writes it.
 
     Its times are positions of actions, both included as in `HloLiveRange`: one may end where the next begins.
-
-    Attributes:
-      read: somebody reads it, or it is an output.
-      made: of a fusion's results that nobody reads it is not.
-      alone: its run makes nothing else, but would have.
     """
 
     buffer: int
     start: int
     end: int
     nbytes: int
-    read: bool = False
-    made: bool = True
-    alone: bool = False
+    read: bool = False  # somebody reads it, or it is an output
+    made: bool = True  # of a fusion's results that nobody reads it is not
+    alone: bool = False  # its run makes nothing else, but would have
 
 
 def eliminate_dead(problem: Problem, schedule: Schedule) -> Schedule:

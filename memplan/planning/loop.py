@@ -13,34 +13,22 @@ from memplan.planning.graph import Graph
 
 @dataclass(frozen=True)
 class Loop:
-    """A forward loop and the backward loop that reads what it stacked.
+    """A forward loop and the backward loop that reads what it stacked."""
 
-    Attributes:
-      body: of the forward loop.
-      trips: of either loop.
-      runs: how often the step runs the loops, where they are inside another.
-      given: values of the body that the backward body has in any case: constants, slices of what comes from outside.
-      needed: values of the body that the backward body reads.
-    """
-
-    body: Graph
-    trips: int
-    runs: int
+    body: Graph  # of the forward loop
+    trips: int  # of either loop
+    runs: int  # how often the step runs the loops, where they are inside another
+    # values of the body that the backward body has in any case: constants, slices of what comes from outside
     given: frozenset[int]
-    needed: frozenset[int]
+    needed: frozenset[int]  # values of the body that the backward body reads
 
 
 @dataclass(frozen=True)
 class Residuals:
-    """What a forward loop stacks, as ids of values of its body; the backward body recomputes all else.
+    """What a forward loop stacks, as ids of values of its body; the backward body recomputes all else."""
 
-    Attributes:
-      kept: on the device.
-      on_host: on the host.
-    """
-
-    kept: tuple[int, ...]
-    on_host: tuple[int, ...] = ()
+    kept: tuple[int, ...]  # on the device
+    on_host: tuple[int, ...] = ()  # on the host
 
     @property
     def stacked(self) -> tuple[int, ...]:

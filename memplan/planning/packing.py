@@ -25,19 +25,12 @@ from memplan.planning.schedule import Kind, Schedule, runs
 
 @dataclass(frozen=True)
 class Packing:
-    """What a schedule takes.
+    """What a schedule takes."""
 
-    Attributes:
-      nbytes: of temporaries on the device, as XLA lays them out.
-      live_nbytes: of those that are there at once, at the most.
-      reused_nbytes: of buffers that lie in donated arguments or outputs.
-      host_nbytes: of offloaded values, as XLA lays them out.
-    """
-
-    nbytes: int
-    live_nbytes: int
-    reused_nbytes: int
-    host_nbytes: int = 0
+    nbytes: int  # of temporaries on the device, as XLA lays them out
+    live_nbytes: int  # of those that are there at once, at the most
+    reused_nbytes: int  # of buffers that lie in donated arguments or outputs
+    host_nbytes: int = 0  # of offloaded values, as XLA lays them out
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
-"""One problem, one family of planners: whoever answers a `Problem` and a budget with a `Solution`; some have names."""
+"""One problem, one family of planners: whoever answers a `Problem` and a budget with a `Solution`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from memplan.errors import MemplanError
@@ -23,42 +22,32 @@ class Planner(Protocol):
     ) -> Solution: ...
 
 
-@dataclass(frozen=True)
 class KernelPlanner:
-    """memplan's own: evicts kernel by kernel, see `search.planner`.
+    """memplan's own: evicts kernel by kernel, see `search.planner`."""
 
-    Attributes:
-      offloads: what is evicted may be on the host; else it is recomputed.
-    """
-
-    name: str
-    offloads: bool
+    name = "kernels"
 
     def plan(
         self, problem: Problem, budget_nbytes: int, host_nbytes: int = 0, copy_s: CopySeconds | None = None
     ) -> Solution:
         """With less effort for the smallest plan, whatever it takes: it is for an error, and nobody runs it."""
         effort = planner.EFFORT if budget_nbytes > 0 else planner.EFFORT // 10
-        if not self.offloads:
-            return planner.plan(problem, budget_nbytes, effort=effort)
         return planner.plan(problem, budget_nbytes, host_nbytes, copy_s, effort)
 
 
-PLANNERS: dict[str, Planner] = {
-    one.name: one for one in (KernelPlanner("kernels", offloads=True), KernelPlanner("recompute", offloads=False))
-}
+OWN = KernelPlanner()
 
 
 def planner_named(wanted: str | Planner | None) -> Planner:
-    """A planner by its name; one that is given as it is; None is memplan's own.
+    """memplan's own for None and for its name; one that is given as it is.
 
     Raises:
       MemplanError: no planner has that name.
     """
-    if wanted is None:
-        return PLANNERS["kernels"]
-    if not isinstance(wanted, str):
-        return wanted
-    if wanted not in PLANNERS:
-        raise MemplanError(f"there is no planner {wanted!r}; there are {', '.join(PLANNERS)}, or pass one of your own.")
-    return PLANNERS[wanted]
+    if wanted is None or wanted == OWN.name:
+        return OWN
+    if isinstance(wanted, str):
+        raise MemplanError(
+            f"there is no planner {wanted!r}. Leave it out for memplan's own, {OWN.name!r}, or pass one of yours."
+        )
+    return wanted

@@ -15,16 +15,13 @@ class Rows:
 
     Row `i` of the result reads positions `i * stride - before` up to `reach` further; row `j` of the operand lies at
     position `j * dilation`, with nothing between. So do a convolution's stride, dilation and padding say it.
-
-    Attributes:
-      via: the rows are those of another operand, whose rows these are.
     """
 
     stride: int = 1
     dilation: int = 1
     before: int = 0
     reach: int = 1
-    via: Rows | None = None
+    via: Rows | None = None  # the rows are those of another operand, whose rows these are
 
     def of(self, low: int, high: int) -> Span:
         """The rows that rows [low, high) of the result read: [first, last).

@@ -16,27 +16,17 @@ from memplan.planning.slabs import Slabs
 
 @dataclass
 class SlabCut:
-    """One choice of what all loops read.
-
-    Attributes:
-      levels: of the ops.
-      forced: values that are written, whatever is read.
-      weights: by level, what a second of kernels is worth in seconds of copies.
-      shares: value -> loops that share the costs of writing it, by an earlier choice.
-      on_device: values that would be written to the device: they cost no copies.
-      farthest: times what a value's copies take: nobody makes it again for more.
-      found: value -> how many loops read it.
-    """
+    """One choice of what all loops read."""
 
     pricer: Pricer
     bare: Slabs
-    levels: Mapping[int, int]
-    forced: Collection[int]
-    weights: Mapping[int, float]
-    shares: Mapping[int, int]
-    on_device: Collection[int]
-    farthest: float = 4.0
-    found: dict[int, int] = field(default_factory=dict)
+    levels: Mapping[int, int]  # of the ops
+    forced: Collection[int]  # values that are written, whatever is read
+    weights: Mapping[int, float]  # by level, what a second of kernels is worth in seconds of copies
+    shares: Mapping[int, int]  # value -> loops that share the costs of writing it, by an earlier choice
+    on_device: Collection[int]  # values that would be written to the device: they cost no copies
+    farthest: float = 4.0  # times what a value's copies take: nobody makes it again for more
+    found: dict[int, int] = field(default_factory=dict)  # value -> how many loops read it
 
     def run(self) -> dict[int, int]:
         """Value -> how many loops read it."""

@@ -19,17 +19,11 @@ _LAUNCH_S = 1e-5  # of a kernel in a loop, and of the trip around it
 
 @dataclass(frozen=True)
 class Price:
-    """What a program in slabs takes.
+    """What a program in slabs takes."""
 
-    Attributes:
-      seconds: of its loops and its other ops.
-      device_bytes: of a trip of a loop, what is stored on the device and what is resident, at the most.
-      host_bytes: of what is stored on the host, at the most.
-    """
-
-    seconds: float
-    device_bytes: int
-    host_bytes: int
+    seconds: float  # of its loops and its other ops
+    device_bytes: int  # of a trip of a loop, what is stored on the device and what is resident, at the most
+    host_bytes: int  # of what is stored on the host, at the most
 
 
 @dataclass(frozen=True)
@@ -210,20 +204,14 @@ class Pricer:
 
 @dataclass(frozen=True)
 class Outside:
-    """What is made outside of all loops, and of it what lies in memory.
+    """What is made outside of all loops, and of it what lies in memory."""
 
-    Attributes:
-      seconds: that its ops take.
-      nbytes: value -> its bytes.
-      spans: value -> the first level whose loop it is there for, and the one behind the last that those need it for who
-        read it at home.
-      by_level: bytes by level.
-    """
-
-    seconds: float
-    nbytes: Mapping[int, int]
+    seconds: float  # that its ops take
+    nbytes: Mapping[int, int]  # value -> its bytes
+    # value -> the first level whose loop it is there for, and the one behind the last that those need it for who read
+    # it at home
     spans: Mapping[int, tuple[int, int]]
-    by_level: Sequence[int]
+    by_level: Sequence[int]  # bytes by level
 
     def beside(self, loops: Sequence[SlabLoop]) -> list[int]:
         """Bytes beside each loop: some that make again what read it at home read it later."""

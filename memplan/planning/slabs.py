@@ -20,18 +20,13 @@ from memplan.planning.rows import Rows, Span
 
 @dataclass(frozen=True)
 class AlongOp:
-    """An op that may run in slabs.
+    """An op that may run in slabs."""
 
-    Attributes:
-      reads: by value, the rows of it that go with the op's own: for each input that is read by slabs.
-      base: the value by whose rows the op counts: a result, or an input where the op adds up along the axis.
-      reduces: its results are sums (or extremes) over all slabs.
-      carries: a row of its results is made with the row before it, that of the trip before where the trip has none.
-    """
-
+    # by value, the rows of it that go with the op's own: for each input that is read by slabs
     reads: tuple[tuple[int, Rows], ...]
-    base: int
-    reduces: bool
+    base: int  # the value by whose rows the op counts: a result, or an input where the op adds up along the axis
+    reduces: bool  # its results are sums (or extremes) over all slabs
+    # a row of its results is made with the row before it, that of the trip before where the trip has none
     carries: bool = False
 
     @property
@@ -42,21 +37,13 @@ class AlongOp:
 
 @dataclass(frozen=True)
 class SlabGraph:
-    """A program with an axis through it.
+    """A program with an axis through it."""
 
-    Attributes:
-      graph: the program; values and ops by number.
-      outputs: values that the program returns.
-      scales: value on the axis -> its rows by rows of the array that the axis begins at.
-      sizes: value on the axis -> its rows.
-      along: op on the axis -> how.
-    """
-
-    graph: Graph
-    outputs: frozenset[int]
-    scales: Mapping[int, Fraction]
-    sizes: Mapping[int, int]
-    along: Mapping[int, AlongOp]
+    graph: Graph  # the program; values and ops by number
+    outputs: frozenset[int]  # values that the program returns
+    scales: Mapping[int, Fraction]  # value on the axis -> its rows by rows of the array that the axis begins at
+    sizes: Mapping[int, int]  # value on the axis -> its rows
+    along: Mapping[int, AlongOp]  # op on the axis -> how
 
     @cached_property
     def readers(self) -> Mapping[int, tuple[int, ...]]:
@@ -78,23 +65,16 @@ class SlabGraph:
 
 @dataclass(frozen=True)
 class Slabs:
-    """What runs in slabs.
+    """What runs in slabs."""
 
-    Attributes:
-      value, dim: where the axis begins: value id in the program as it came, dimension.
-      rows: rows of that value in a slab.
-      ops: that run in loops.
-      stored: values that the loop that makes them writes for later ones.
-      on_host: of what is written, what is in host memory.
-      again: a value that is written, and the level of a loop that makes it again all the same.
-    """
-
+    # value, dim: where the axis begins: value id in the program as it came, dimension
     value: int
     dim: int
-    rows: int
-    ops: frozenset[int]
-    stored: frozenset[int]
-    on_host: frozenset[int]
+    rows: int  # rows of that value in a slab
+    ops: frozenset[int]  # that run in loops
+    stored: frozenset[int]  # values that the loop that makes them writes for later ones
+    on_host: frozenset[int]  # of what is written, what is in host memory
+    # a value that is written, and the level of a loop that makes it again all the same
     again: frozenset[tuple[int, int]] = frozenset()
 
 

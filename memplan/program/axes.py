@@ -21,22 +21,19 @@ Reduction = Literal["sum", "max", "min", "moments"]
 
 @dataclass(frozen=True)
 class Axes:
-    """The axes of one equation.
+    """The axes of one equation."""
 
-    Attributes:
-      operands, results: for each, the axis of every dimension.
-      reduced: axis -> how it disappears, for those that no result has.
-      masked: positions of operands to which the sum over an axis is added: they count once, not in every part.
-      rows: (position of an operand, axis) -> the rows that a result's rows read, where they are not the same ones; of
-        a reduced axis, the rows that go with those of the last operand.
-      carried: axes along which a row of the result is one of an operand and the row of the result before it.
-    """
-
+    # operands, results: for each, the axis of every dimension
     operands: tuple[tuple[Axis, ...], ...]
     results: tuple[tuple[Axis, ...], ...]
+    # axis -> how it disappears, for those that no result has
     reduced: Mapping[int, Reduction] = field(default_factory=dict)
+    # positions of operands to which the sum over an axis is added: they count once, not in every part
     masked: tuple[int, ...] = ()
+    # (position of an operand, axis) -> the rows that a result's rows read, where they are not the same ones; of a
+    # reduced axis, the rows that go with those of the last operand
     rows: Mapping[tuple[int, int], Rows] = field(default_factory=dict)
+    # axes along which a row of the result is one of an operand and the row of the result before it
     carried: tuple[int, ...] = ()
 
     def of_operand(self, position: int, dim: int) -> Axis:

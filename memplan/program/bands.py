@@ -19,15 +19,10 @@ MOST_TAPS = 64  # rows that one reads: each is another term to add up
 
 @dataclass(frozen=True)
 class Band:
-    """What of a matrix (made x given) is not zero.
+    """What of a matrix (made x given) is not zero."""
 
-    Attributes:
-      rows: the rows of what is given that those of the result read.
-      weights: (made, taps), of the rows that each reads, from `first_of` on; zero where there is none.
-    """
-
-    rows: Rows
-    weights: np.ndarray
+    rows: Rows  # the rows of what is given that those of the result read
+    weights: np.ndarray  # (made, taps), of the rows that each reads, from `first_of` on; zero where there is none
 
     @classmethod
     def of(cls, shape: Sequence[int], made: np.ndarray, given: np.ndarray, values: np.ndarray) -> Band | None:

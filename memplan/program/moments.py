@@ -13,18 +13,13 @@ from memplan.program import compat
 
 
 class Moments(NamedTuple):
-    """Of the elements of an array that are summed over, in float32 or wider.
+    """Of the elements of an array that are summed over, in float32 or wider."""
 
-    Attributes:
-      count: how many there are, the same for all means.
-      about, rest: their mean is the sum of both; the rest is what `about`, far from zero, is too coarse for.
-      squares: of their distances from their mean.
-    """
-
-    count: Any
+    count: Any  # how many there are, the same for all means
+    # about, rest: their mean is the sum of both; the rest is what `about`, far from zero, is too coarse for
     about: Any
     rest: Any
-    squares: Any
+    squares: Any  # of their distances from their mean
 
     @classmethod
     def none(cls, shape: Sequence[int], dtype: Any) -> Moments:

@@ -23,18 +23,13 @@ XLA_DECOMPOSES = "xla_gpu_all_reduce_blueconnect_num_devices_per_host"
 
 @dataclass(frozen=True)
 class Spmd:
-    """How the inputs and outputs of a step lie over a mesh.
+    """How the inputs and outputs of a step lie over a mesh."""
 
-    Attributes:
-      mesh: a `Mesh`, or an `AbstractMesh` where the devices are not here.
-      inputs, outputs: one partition spec each.
-      topology: the links between its devices, where the step tells them.
-    """
-
-    mesh: Any
+    mesh: Any  # a `Mesh`, or an `AbstractMesh` where the devices are not here
+    # inputs, outputs: one partition spec each
     inputs: tuple[PartitionSpec, ...]
     outputs: tuple[PartitionSpec, ...]
-    topology: Topology | None = None
+    topology: Topology | None = None  # the links between its devices, where the step tells them
 
     @property
     def axes(self) -> dict[str, int]:

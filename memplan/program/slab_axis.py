@@ -25,16 +25,12 @@ Scale = Fraction
 
 @dataclass(frozen=True)
 class AlongAxis:
-    """An equation on the axis.
+    """An equation on the axis."""
 
-    Attributes:
-      axes, axis: which of its axes it is.
-      sliced: positions of the operands that it reads by slabs; it reads the others whole.
-    """
-
+    # axes, axis: which of its axes it is
     axes: Axes
     axis: int
-    sliced: tuple[int, ...]
+    sliced: tuple[int, ...]  # positions of the operands that it reads by slabs; it reads the others whole
 
     @property
     def reduces(self) -> bool:
@@ -52,19 +48,12 @@ class AlongAxis:
 
 @dataclass(frozen=True)
 class SlabAxis:
-    """An axis through a flat jaxpr.
+    """An axis through a flat jaxpr."""
 
-    Attributes:
-      dims: variable -> its dimension on the axis.
-      scales: variable -> its rows by those of the array that the axis begins at.
-      equations: number of an equation -> how it lies on the axis.
-      blocked: numbers of equations that read arrays of the axis and have no rule for it.
-    """
-
-    dims: Mapping[Any, int]
-    scales: Mapping[Any, Scale]
-    equations: Mapping[int, AlongAxis]
-    blocked: frozenset[int] = frozenset()
+    dims: Mapping[Any, int]  # variable -> its dimension on the axis
+    scales: Mapping[Any, Scale]  # variable -> its rows by those of the array that the axis begins at
+    equations: Mapping[int, AlongAxis]  # number of an equation -> how it lies on the axis
+    blocked: frozenset[int] = frozenset()  # numbers of equations that read arrays of the axis and have no rule for it
 
 
 def slab_axis(closed: compat.ClosedJaxpr, var: Any, dim: int) -> SlabAxis:

@@ -48,14 +48,10 @@ class Sum:
 
 @dataclass(frozen=True)
 class Spread:
-    """What an array is spread from, along the dimensions that are summed over at least.
-
-    Attributes:
-      dims: for each dimension of the source, that of the array; those summed over have one element.
-    """
+    """What an array is spread from, along the dimensions that are summed over at least."""
 
     source: Any
-    dims: tuple[int, ...]
+    dims: tuple[int, ...]  # for each dimension of the source, that of the array; those summed over have one element
 
     def thin(self, x: Any, total: Sum) -> Any:
         """The source as the sum's result is shaped: what every element that is summed is multiplied by, or is."""

@@ -73,43 +73,30 @@ class Traced:
 
 @dataclass(frozen=True)
 class LoopResiduals:
-    """A transform: pairs of loops written anew with other residuals.
+    """A transform: pairs of loops written anew with other residuals."""
 
-    Attributes:
-      loops: the step's pairs of loops (`transforms.residuals`) and what they stack; None as the user wrote them.
-    """
-
+    # the step's pairs of loops (`transforms.residuals`) and what they stack; None as the user wrote them
     loops: tuple[tuple[Loop, Residuals | None], ...]
 
 
 @dataclass(frozen=True)
 class StateOnHost:
-    """A transform: state in host memory (`transforms.host_state`).
+    """A transform: state in host memory (`transforms.host_state`)."""
 
-    Attributes:
-      inputs, outputs: their positions.
-    """
-
+    # inputs, outputs: their positions
     inputs: frozenset[int]
     outputs: frozenset[int]
 
 
 @dataclass(frozen=True)
 class InSlabs:
-    """A transform: equations in loops over slabs (`transforms.slabs`).
+    """A transform: equations in loops over slabs (`transforms.slabs`)."""
 
-    Attributes:
-      slabs: what runs in them.
-      graph: of the program before, as it was written anew for the axis.
-      begins: value of that graph at which the axis begins.
-      loops: that came of it, by that graph; the name stack of the n-th begins with `scope(n)`.
-      blocked: ops of that graph that read arrays of the axis, and cannot be split along it.
-    """
-
-    slabs: Slabs
-    graph: SlabGraph
-    begins: int
-    loops: tuple[SlabLoop, ...]
+    slabs: Slabs  # what runs in them
+    graph: SlabGraph  # of the program before, as it was written anew for the axis
+    begins: int  # value of that graph at which the axis begins
+    loops: tuple[SlabLoop, ...]  # that came of it, by that graph; the name stack of the n-th begins with `scope(n)`
+    # ops of that graph that read arrays of the axis, and cannot be split along it
     blocked: frozenset[int] = frozenset()
 
     @staticmethod
@@ -123,21 +110,14 @@ Transform = LoopResiduals | StateOnHost | InSlabs
 
 @dataclass(frozen=True)
 class Program:
-    """A step, and what was made of it.
+    """A step, and what was made of it."""
 
-    Attributes:
-      traced: the unmodified step.
-      spmd: its mesh, where the step is one `shard_map`.
-      per_device: the jaxpr that jax traced, calls and all; of a step with a mesh, what one device runs.
-      transforms: what it went through, in order.
-      rewritten: the flat jaxpr that came of it; None while it is the step's own.
-    """
-
-    traced: Traced
-    spmd: Spmd | None
+    traced: Traced  # the unmodified step
+    spmd: Spmd | None  # its mesh, where the step is one `shard_map`
+    # the jaxpr that jax traced, calls and all; of a step with a mesh, what one device runs
     per_device: compat.ClosedJaxpr
-    transforms: tuple[Transform, ...] = ()
-    rewritten: compat.ClosedJaxpr | None = None
+    transforms: tuple[Transform, ...] = ()  # what it went through, in order
+    rewritten: compat.ClosedJaxpr | None = None  # the flat jaxpr that came of it; None while it is the step's own
 
     @functools.cached_property
     def jaxpr(self) -> compat.ClosedJaxpr:

@@ -15,23 +15,14 @@ from memplan.units import UNKNOWN, format_bytes, format_seconds
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One way to run the step.
+    """One way to run the step."""
 
-    Attributes:
-      name: for example `plain jax`, `jax.checkpoint`, `memplan`.
-      device_bytes: by the compiler; None where it gave up.
-      host_bytes: by the compiler; None where it does not tell.
-      step_s: predicted or measured seconds of one step; None where unknown.
-      fits: within the budget; None where that could not be found out.
-      note: what else is to be known, such as why it gave up.
-    """
-
-    name: str
-    device_bytes: int | None
-    host_bytes: int | None
-    step_s: float | None
-    fits: bool | None
-    note: str = ""
+    name: str  # for example `plain jax`, `jax.checkpoint`, `memplan`
+    device_bytes: int | None  # by the compiler; None where it gave up
+    host_bytes: int | None  # by the compiler; None where it does not tell
+    step_s: float | None  # predicted or measured seconds of one step; None where unknown
+    fits: bool | None  # within the budget; None where that could not be found out
+    note: str = ""  # what else is to be known, such as why it gave up
 
 
 @dataclass(frozen=True)

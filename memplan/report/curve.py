@@ -22,23 +22,17 @@ MEMPLAN, XLA, BOUND = "memplan", "XLA's rematerialization", "lower bound"  # way
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One way to run the step within one budget.
+    """One way to run the step within one budget."""
 
-    Attributes:
-      way: `memplan`, `XLA's rematerialization`, `lower bound` (no plan within the budget is faster; its bytes are the
-        budget), or one that knows no budget.
-      budget_bytes: what it was made for; None for a way that knows no budget.
-      device_bytes, host_bytes: by the compiler; None where nothing fits or it does not compile.
-      step_s: predicted seconds of one step, from what the compiler made; None likewise.
-      note: what else is to be known.
-    """
-
+    # `memplan`, `XLA's rematerialization`, `lower bound` (no plan within the budget is faster; its bytes are the
+    # budget), or one that knows no budget
     way: str
-    budget_bytes: int | None
+    budget_bytes: int | None  # what it was made for; None for a way that knows no budget
+    # device_bytes, host_bytes: by the compiler; None where nothing fits or it does not compile
     device_bytes: int | None
     host_bytes: int | None
-    step_s: float | None
-    note: str = ""
+    step_s: float | None  # predicted seconds of one step, from what the compiler made; None likewise
+    note: str = ""  # what else is to be known
 
 
 @dataclass(frozen=True)

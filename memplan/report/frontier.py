@@ -15,24 +15,17 @@ from memplan.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A size that was compiled.
-
-    Attributes:
-      fits: a program for it is within both budgets.
-      device_bytes, host_bytes: of that program, or of the one that needs least, by the compiler.
-      way: how that runs: `plain`, or the planner, and whether in slabs.
-      floor_bytes: no plan of this size needs less; `operation`: which operation sets that.
-      compilations: programs compiled for it.
-    """
+    """A size that was compiled."""
 
     size: int
-    fits: bool
+    fits: bool  # a program for it is within both budgets
+    # device_bytes, host_bytes: of that program, or of the one that needs least, by the compiler
     device_bytes: int
     host_bytes: int
-    way: str
-    floor_bytes: int
+    way: str  # how that runs: `plain`, or the planner, and whether in slabs
+    floor_bytes: int  # no plan of this size needs less; `operation`: which operation sets that
     operation: str
-    compilations: int
+    compilations: int  # programs compiled for it
 
 
 @dataclass(frozen=True)

@@ -108,18 +108,13 @@ class Topologies(Result):
 
 @dataclass(frozen=True)
 class Calibration(Result):
-    """A device as measured.
-
-    Attributes:
-      measured: by name, which ends with the unit, what plans take from now on.
-      assumed: what they take where nothing was measured.
-    """
+    """A device as measured."""
 
     SCHEMA: ClassVar[str] = "memplan.calibration/2"
 
     device: Device
-    measured: Mapping[str, float]
-    assumed: Mapping[str, float]
+    measured: Mapping[str, float]  # by name, which ends with the unit, what plans take from now on
+    assumed: Mapping[str, float]  # what they take where nothing was measured
 
     @property
     def title(self) -> str:

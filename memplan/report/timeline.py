@@ -15,48 +15,32 @@ Direction = Literal["to host", "to device", "to devices"]
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """A stretch of time on the compute stream. The next one starts where it ends.
+    """A stretch of time on the compute stream. The next one starts where it ends."""
 
-    Attributes:
-      start_s, end_s: seconds since the step began.
-      device_bytes: in use on the device, at their peak in this stretch.
-      other_bytes: of these, the ones of no value, such as scratch memory.
-      host_bytes: in use on the host.
-      doing: runs a kernel, runs one again, or waits for a copy.
-      name: of the operation; '' while it waits.
-      layer: what it belongs to by jax's name stack, for example `UNet3D/down_0/Conv_0`, or ''.
-      source: `file:line`, or ''.
-    """
-
+    # start_s, end_s: seconds since the step began
     start_s: float
     end_s: float
-    device_bytes: int
-    other_bytes: int
-    host_bytes: int
-    doing: Doing
-    name: str
-    layer: str
-    source: str
+    device_bytes: int  # in use on the device, at their peak in this stretch
+    other_bytes: int  # of these, the ones of no value, such as scratch memory
+    host_bytes: int  # in use on the host
+    doing: Doing  # runs a kernel, runs one again, or waits for a copy
+    name: str  # of the operation; '' while it waits
+    layer: str  # what it belongs to by jax's name stack, for example `UNet3D/down_0/Conv_0`, or ''
+    source: str  # `file:line`, or ''
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An array that takes memory.
+    """An array that takes memory."""
 
-    Attributes:
-      name: as in the graph, or the compiler's.
-      nbytes: bytes.
-      shape: for example `float32[64,112,112]`, or ''.
-      layer, source: as of an instant, of the operation that makes it.
-      decision: `keep`, `offload` or `recompute`; `argument` and `output` for what is there all the time; '' for what
-        comes and goes.
-    """
-
-    name: str
-    nbytes: int
-    shape: str
+    name: str  # as in the graph, or the compiler's
+    nbytes: int  # bytes
+    shape: str  # for example `float32[64,112,112]`, or ''
+    # layer, source: as of an instant, of the operation that makes it
     layer: str
     source: str
+    # `keep`, `offload` or `recompute`; `argument` and `output` for what is there all the time; '' for what comes and
+    # goes
     decision: str
 
 
@@ -87,21 +71,15 @@ class Timeline:
 
     At every instant, `device_bytes` is the sum of the values that stay on the device and of `other_bytes`; `host_bytes`
     that of those that stay on the host.
-
-    Attributes:
-      origin: who says so.
-      instants: in order, without gaps.
-      values, stays: what is in memory, and when.
-      copies: by the time they start.
-      notes: what is not shown, in words.
     """
 
-    origin: Origin
-    instants: tuple[Instant, ...]
+    origin: Origin  # who says so
+    instants: tuple[Instant, ...]  # in order, without gaps
+    # values, stays: what is in memory, and when
     values: tuple[Value, ...]
     stays: tuple[Stay, ...]
-    copies: tuple[Copy, ...]
-    notes: tuple[str, ...] = ()
+    copies: tuple[Copy, ...]  # by the time they start
+    notes: tuple[str, ...] = ()  # what is not shown, in words
 
     @property
     def peak(self) -> int:
@@ -116,17 +94,11 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Line:
-    """Device memory of another program over its own step.
+    """Device memory of another program over its own step."""
 
-    Attributes:
-      name: of that program.
-      origin: who says so.
-      starts_s, device_bytes: from when on, and how many; as many of each.
-      end_s: of the step.
-    """
-
-    name: str
-    origin: Origin
+    name: str  # of that program
+    origin: Origin  # who says so
+    # starts_s, device_bytes: from when on, and how many; as many of each
     starts_s: tuple[float, ...]
     device_bytes: tuple[int, ...]
-    end_s: float
+    end_s: float  # of the step

@@ -45,17 +45,12 @@ def places_in(tree: Tree) -> Iterator[Place]:
 
 @dataclass(frozen=True)
 class Loss:
-    """A version of a buffer that is gone.
+    """A version of a buffer that is gone."""
 
-    Attributes:
-      writer: the instruction that writes over it; since: its position.
-      reads: of the version: position and reader.
-    """
-
-    writer: str
+    writer: str  # the instruction that writes over it; since: its position
     since: int
     version: Place
-    reads: Sequence[tuple[int, str]]
+    reads: Sequence[tuple[int, str]]  # of the version: position and reader
 
 
 class Versions:

@@ -35,16 +35,12 @@ def in_pieces(
 
 @dataclass(frozen=True)
 class _Piece:
-    """A few equations, compiled once; or a loop, its body in pieces.
+    """A few equations, compiled once; or a loop, its body in pieces."""
 
-    Attributes:
-      invars, outvars: what it reads; what it defines and others read.
-      run: results from operands.
-    """
-
+    # invars, outvars: what it reads; what it defines and others read
     invars: Sequence[Any]
     outvars: Sequence[Any]
-    run: Callable[[Sequence[Any]], Sequence[Any]]
+    run: Callable[[Sequence[Any]], Sequence[Any]]  # results from operands
 
 
 class _Runner:

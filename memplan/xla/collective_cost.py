@@ -14,17 +14,11 @@ COLLECTIVES = (REDUCE, SCATTER, GATHER, EXCHANGE)
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective of a program.
+    """One collective of a program."""
 
-    Attributes:
-      kind: HLO's opcode.
-      axes: of the mesh, outermost first.
-      nbytes: on one device, of the whole: what goes into a reduce-scatter, what comes out of an all-gather.
-    """
-
-    kind: str
-    axes: tuple[str, ...]
-    nbytes: int
+    kind: str  # HLO's opcode
+    axes: tuple[str, ...]  # of the mesh, outermost first
+    nbytes: int  # on one device, of the whole: what goes into a reduce-scatter, what comes out of an all-gather
 
     def __str__(self) -> str:
         return f"{self.kind}({','.join(self.axes)})"
@@ -32,13 +26,9 @@ class Collective:
 
 @dataclass(frozen=True)
 class Interconnect:
-    """The links that a program's collectives go over.
+    """The links that a program's collectives go over."""
 
-    Attributes:
-      compiled_for: sizes of the axes in the program; links: those that it is replayed on.
-    """
-
-    compiled_for: Topology
+    compiled_for: Topology  # sizes of the axes in the program; links: those that it is replayed on
     links: Topology
 
     def collective(self, opcode: str, attributes: str, operand_nbytes: int, result_nbytes: int) -> Collective:

@@ -31,17 +31,11 @@ _SETTING = re.compile(r"xla_gpu_(enable_command_buffer|graph_min_graph_size)")
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """What XLA's runtime hands a GPU.
+    """What XLA's runtime hands a GPU."""
 
-    Attributes:
-      sizes: launches in every graph of the program, in order.
-      graphs: launched in a step; those of a loop's body in every trip.
-      singles: kernels, library calls and copies outside of graphs in a step, likewise.
-    """
-
-    sizes: tuple[int, ...]
-    graphs: int
-    singles: int
+    sizes: tuple[int, ...]  # launches in every graph of the program, in order
+    graphs: int  # launched in a step; those of a loop's body in every trip
+    singles: int  # kernels, library calls and copies outside of graphs in a step, likewise
 
 
 def launches(module: Module, device: Device) -> Launches | None:

@@ -25,16 +25,11 @@ _platforms: set[str] = set()
 
 @dataclass
 class Interception:
-    """A module that somebody waits for.
-
-    Attributes:
-      called: the compiler has been here.
-      error: what went wrong then.
-    """
+    """A module that somebody waits for."""
 
     rewrite: Rewrite
-    called: bool = False
-    error: Exception | None = None
+    called: bool = False  # the compiler has been here
+    error: Exception | None = None  # what went wrong then
 
     def check(self) -> None:
         """Raise what went wrong in the hook."""

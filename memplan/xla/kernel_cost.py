@@ -27,20 +27,14 @@ _BATCH_GROUPS = re.compile(r"\bbatch_group_count=(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class KernelCost:
-    """What one run of a kernel moves and computes.
+    """What one run of a kernel moves and computes."""
 
-    Attributes:
-      device_nbytes: of device memory, read and written.
-      in_nbytes, out_nbytes: read from host memory, written to it.
-      flops: of matrix products and convolutions.
-      dtype: numpy name of the type of their operands; "" where there are none.
-    """
-
-    device_nbytes: int
+    device_nbytes: int  # of device memory, read and written
+    # in_nbytes, out_nbytes: read from host memory, written to it
     in_nbytes: int
     out_nbytes: int
-    flops: float
-    dtype: str
+    flops: float  # of matrix products and convolutions
+    dtype: str  # numpy name of the type of their operands; "" where there are none
 
     @property
     def is_host_copy(self) -> bool:

@@ -30,20 +30,13 @@ class Pools:
     """What XLA's GPU client takes for its pools. It reads the environment when it starts, with jax's first array.
 
     Defaults and their rules: jaxlib/xla_client.py, xla/pjrt/gpu/gpu_helpers.cc.
-
-    Attributes:
-      fraction: of a device's memory, for its pool.
-      preallocates: all of that at the first request.
-      host_limit_bytes: of pinned memory, for each local device.
-      host_preallocates: all of that at the first request.
-      of_bfc: a device's memory is in a pool of XLA's own; not in CUDA's, nor in none.
     """
 
-    fraction: float = 0.75
-    preallocates: bool = True
-    host_limit_bytes: int = 64 << 30
-    host_preallocates: bool = False
-    of_bfc: bool = True
+    fraction: float = 0.75  # of a device's memory, for its pool
+    preallocates: bool = True  # all of that at the first request
+    host_limit_bytes: int = 64 << 30  # of pinned memory, for each local device
+    host_preallocates: bool = False  # all of that at the first request
+    of_bfc: bool = True  # a device's memory is in a pool of XLA's own; not in CUDA's, nor in none
 
     @property
     def host(self) -> Pool:
@@ -145,17 +138,12 @@ def host_memory_bytes() -> int:
 
 @dataclass(frozen=True)
 class Room:
-    """The pool of the first local device at one moment, in bytes.
-
-    Attributes:
-      peak_bytes: the most that was in use since the process began; it cannot be reset.
-      block_bytes: the largest block that it can give: free in it, or from the driver if that has it.
-    """
+    """The pool of the first local device at one moment, in bytes."""
 
     in_use_bytes: int
-    peak_bytes: int
+    peak_bytes: int  # the most that was in use since the process began; it cannot be reset
     limit_bytes: int
-    block_bytes: int
+    block_bytes: int  # the largest block that it can give: free in it, or from the driver if that has it
 
 
 def room() -> Room | None:

@@ -41,22 +41,15 @@ class UnreadableModuleError(MemplanError, ValueError):
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line of a computation.
-
-    Attributes:
-      shape: of the result.
-      operands: names, in order.
-      attributes: what follows the operands; of a parameter its number, of a constant its value.
-      line: as it stands.
-    """
+    """One line of a computation."""
 
     name: str
     opcode: str
-    shape: Shape
-    operands: tuple[str, ...]
-    attributes: str
+    shape: Shape  # of the result
+    operands: tuple[str, ...]  # names, in order
+    attributes: str  # what follows the operands; of a parameter its number, of a constant its value
     root: bool
-    line: str = field(default="", repr=False, compare=False)
+    line: str = field(default="", repr=False, compare=False)  # as it stands
 
     @cached_property
     def result(self) -> tuple[Array, ...]:
@@ -94,17 +87,13 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Computation:
-    """A computation in schedule order.
-
-    Attributes:
-      text: as it stands, without blank lines around it.
-      like: lines that are the same in it need not be read again.
-      overs: which parameter a result may be written over, as far as `sharing` has found out.
-    """
+    """A computation in schedule order."""
 
     name: str
-    text: str
+    text: str  # as it stands, without blank lines around it
+    # lines that are the same in it need not be read again
     like: Computation | None = field(default=None, repr=False, compare=False)
+    # which parameter a result may be written over, as far as `sharing` has found out
     overs: dict[tuple[str, int, int], bool] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
@@ -158,18 +147,12 @@ class Computation:
 
 @dataclass(frozen=True)
 class Module(Mapping[str, Computation]):
-    """A scheduled module: computations by name.
+    """A scheduled module: computations by name."""
 
-    Attributes:
-      head: what stands before the first computation: options, tables of files and stack frames.
-      texts: of every computation, in order.
-      entry_name: of the one that runs.
-      like: computations that are the same in it need not be read again.
-    """
-
-    head: str
-    texts: Mapping[str, str]
-    entry_name: str
+    head: str  # what stands before the first computation: options, tables of files and stack frames
+    texts: Mapping[str, str]  # of every computation, in order
+    entry_name: str  # of the one that runs
+    # computations that are the same in it need not be read again
     like: Module | None = field(default=None, repr=False, compare=False)
     _parsed: dict[str, Computation] = field(default_factory=dict, repr=False, compare=False)
 

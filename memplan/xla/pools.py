@@ -13,30 +13,20 @@ _LARGE_REST_NBYTES = 128 << 20  # max_internal_fragmentation_bytes_ of a pool th
 
 @dataclass(frozen=True)
 class Taken:
-    """What a pool took.
+    """What a pool took."""
 
-    Attributes:
-      in_use_bytes: of chunks that were given out, as `bytes_in_use` has them: with what was not split off.
-      pool_bytes: of regions, from the driver.
-      refused_nbytes: the first request that it could not serve; None where it served all.
-    """
-
-    in_use_bytes: int
-    pool_bytes: int
-    refused_nbytes: int | None = None
+    in_use_bytes: int  # of chunks that were given out, as `bytes_in_use` has them: with what was not split off
+    pool_bytes: int  # of regions, from the driver
+    refused_nbytes: int | None = None  # the first request that it could not serve; None where it served all
 
 
 @dataclass(frozen=True)
 class Pool:
-    """An empty pool.
+    """An empty pool."""
 
-    Attributes:
-      limit_bytes: of all its regions.
-      grows: region by region, each twice as large as the one before, or the power of two that a request needs; else
-        the first takes the whole limit.
-    """
-
-    limit_bytes: int
+    limit_bytes: int  # of all its regions
+    # region by region, each twice as large as the one before, or the power of two that a request needs; else the first
+    # takes the whole limit
     grows: bool
 
     def take(self, requests: Iterable[int]) -> Taken:

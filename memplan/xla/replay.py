@@ -32,55 +32,38 @@ FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "opt-b
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A copy between device and host memory, or a message to other devices.
+    """A copy between device and host memory, or a message to other devices."""
 
-    Attributes:
-      name: of the instruction that starts it.
-      stream: "out" to the host, "in" from it, "net" to other devices.
-      start_s, end_s: on that stream.
-    """
-
-    name: str
-    stream: str
+    name: str  # of the instruction that starts it
+    stream: str  # "out" to the host, "in" from it, "net" to other devices
     nbytes: int
+    # start_s, end_s: on that stream
     start_s: float
     end_s: float
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What one step takes and copies at the device's peak rates.
+    """What one step takes and copies at the device's peak rates."""
 
-    Attributes:
-      flops: of matrix products and convolutions.
-      compute_s: sum of the kernels' roofline seconds.
-      copied_out_nbytes: bytes to the host.
-      copy_s: seconds that the busier direction of the link is busy.
-      hidden_copy_s: of these, seconds during which kernels run.
-      step_s: seconds from the first kernel to the end of everything.
-      collective_s, hidden_collective_s: seconds that the links between devices are busy; of these, while kernels run.
-      collectives: how often each collective runs.
-      seconds: of every kernel by name, those in loops' bodies included, where one trip counts.
-      blocks: likewise of every loop, conditional and call, as a whole.
-      clock: of every instruction by name, when it starts and ends on the compute stream; loops' bodies not included.
-      transfers: by the time they start; loops' bodies not included.
-      stalls: when the compute stream waits; entries of `clock`.
-    """
-
-    flops: float
-    compute_s: float
-    copied_out_nbytes: int
-    copy_s: float
-    hidden_copy_s: float
-    step_s: float
+    flops: float  # of matrix products and convolutions
+    compute_s: float  # sum of the kernels' roofline seconds
+    copied_out_nbytes: int  # bytes to the host
+    copy_s: float  # seconds that the busier direction of the link is busy
+    hidden_copy_s: float  # of these, seconds during which kernels run
+    step_s: float  # seconds from the first kernel to the end of everything
+    # collective_s, hidden_collective_s: seconds that the links between devices are busy; of these, while kernels run
     collective_s: float = 0.0
     hidden_collective_s: float = 0.0
-    collectives: Mapping[Collective, int] = field(default_factory=dict)
+    collectives: Mapping[Collective, int] = field(default_factory=dict)  # how often each collective runs
+    # of every kernel by name, those in loops' bodies included, where one trip counts
     seconds: Mapping[str, float] = field(default_factory=dict)
+    # likewise of every loop, conditional and call, as a whole
     blocks: Mapping[str, float] = field(default_factory=dict)
+    # of every instruction by name, when it starts and ends on the compute stream; loops' bodies not included
     clock: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    transfers: tuple[Transfer, ...] = ()
-    stalls: frozenset[tuple[float, float]] = frozenset()
+    transfers: tuple[Transfer, ...] = ()  # by the time they start; loops' bodies not included
+    stalls: frozenset[tuple[float, float]] = frozenset()  # when the compute stream waits; entries of `clock`
 
 
 def replay(

@@ -17,16 +17,11 @@ _NUMPY = {"bf": "bfloat", "f": "float", "s": "int", "u": "uint", "c": "complex"}
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """One leaf of a shape.
+    """One leaf of a shape."""
 
-    Attributes:
-      dtype: HLO's name: f32, bf16, pred.
-      layout: as it is written, braces included.
-    """
-
-    dtype: str
+    dtype: str  # HLO's name: f32, bf16, pred
     dims: tuple[int, ...]
-    layout: str = ""
+    layout: str = ""  # as it is written, braces included
 
     @property
     def on_host(self) -> bool:

@@ -87,13 +87,9 @@ class Memory:
 
 @dataclass(frozen=True)
 class Executable:
-    """A compiled program with the compiler's own account of its memory.
+    """A compiled program with the compiler's own account of its memory."""
 
-    Attributes:
-      compiled: `jax.stages.Compiled`.
-    """
-
-    compiled: Any
+    compiled: Any  # `jax.stages.Compiled`
     memory: Memory
 
     @functools.cached_property
@@ -104,15 +100,10 @@ class Executable:
 
 @dataclass(frozen=True)
 class Target:
-    """A device to compile for.
+    """A device to compile for."""
 
-    Attributes:
-      device: its specification.
-      described: True for a GPU that is not here.
-    """
-
-    device: Device
-    described: bool
+    device: Device  # its specification
+    described: bool  # True for a GPU that is not here
 
     @property
     def is_gpu(self) -> bool:

@@ -13,20 +13,14 @@ Tree = int | tuple["Tree", ...]  # numbers of values, in the structure of a shap
 
 @dataclass
 class Value:
-    """What an instruction makes, or one leaf of that.
-
-    Attributes:
-      maker: number of a kernel.
-      first: of those that are one buffer with it by necessity.
-      same: the value that it turned out to be.
-    """
+    """What an instruction makes, or one leaf of that."""
 
     name: str
     array: Array
     role: Role
-    maker: int | None
-    first: int
-    same: int | None = None
+    maker: int | None  # number of a kernel
+    first: int  # of those that are one buffer with it by necessity
+    same: int | None = None  # the value that it turned out to be
 
 
 class Values:

@@ -27,7 +27,7 @@ def test_inspect_prints_the_report(planner: Planner) -> None:
 
 
 def test_inspect_passes_its_options_on(planner: Planner) -> None:
-    options = {"budget": "1GiB", "host_budget": "2GiB", "device": "v100", "planner": "greedy", "verify": "numbers"}
+    options = {"budget": "1GiB", "host_budget": "2GiB", "device": "v100", "verify": "numbers"}
     words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
     assert run("inspect", "workshop:make", *words).exit_code == 0
     assert run("inspect", "workshop:make", "--no-split").exit_code == 0

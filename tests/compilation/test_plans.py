@@ -14,7 +14,7 @@ from memplan.compilation.scheduled import ScheduledModule
 from memplan.hardware.roofline import copy_seconds
 from memplan.planning.plan import Plan
 from memplan.planning.problem import Problem
-from memplan.planning.registry import PLANNERS, KernelPlanner, Planner
+from memplan.planning.registry import OWN, KernelPlanner, Planner
 from memplan.planning.schedule import Kind
 from memplan.xla.module import read_module
 from tests.compilation.modules import CPU, LEAST, NBYTES, OTHER, V100, WITH_RECOMPUTE, InOrder, no_agreement, scheduled
@@ -24,7 +24,7 @@ from tests.xla.rewrites.test_merge import ROOMY
 PLAIN = scheduled()
 
 
-def within(budget_bytes: int, planner: Planner = PLANNERS["kernels"], plain: ScheduledModule = PLAIN) -> Plans:
+def within(budget_bytes: int, planner: Planner = OWN, plain: ScheduledModule = PLAIN) -> Plans:
     return Plans(plain, budget_bytes, 0, planner)
 
 
@@ -104,7 +104,6 @@ def test_a_plan_of_memplans_own_is_kept_and_found(kept: Path, monkeypatch: pytes
     assert within(PLAIN.device_bytes - 1).agree(no_agreement) == first
     for other in (
         within(PLAIN.device_bytes - 2),
-        within(PLAIN.device_bytes - 1, PLANNERS["recompute"]),
         within(PLAIN.device_bytes - 1, plain=scheduled(OTHER)),
         within(PLAIN.device_bytes - 1, plain=replace(PLAIN, device=replace(PLAIN.device, memory_bandwidth=1e9))),
         replace(within(PLAIN.device_bytes - 1), host_bytes=1),
@@ -113,7 +112,7 @@ def test_a_plan_of_memplans_own_is_kept_and_found(kept: Path, monkeypatch: pytes
             other.agree(no_agreement)
 
 
-@pytest.mark.parametrize("planner", [InOrder("kernels"), KernelPlanner("kernels", offloads=False)])
+@pytest.mark.parametrize("planner", [InOrder("kernels"), KernelPlanner()])
 def test_a_planner_of_the_users_is_asked_every_time_whatever_its_name(kept: Path, planner: Planner) -> None:
     own = within(PLAIN.device_bytes - 1).agree(no_agreement)
     (path,) = kept.iterdir()

@@ -26,7 +26,6 @@ LIMITS: dict[str, Any] = {
     "budget": BUDGET,
     "host_budget": 0,
     "device": "v100",
-    "planner": "recompute",
     "split": False,
 }
 
@@ -80,15 +79,15 @@ def test_it_prints_and_comes_back_from_json(found: Frontier) -> None:
 
 
 def test_a_range_that_fits_whole_ends_where_it_was_told_to() -> None:
-    small = api.frontier(make, low=1, high=3, budget="1GiB", planner="recompute")
+    small = api.frontier(make, low=1, high=3, budget="1GiB", host_budget=0)
     assert small.largest == 3 and small.refused is None
     assert "the range ends" in str(small)
-    assert memplan.largest(make, low=1, high=3, budget="1GiB", planner="recompute") == 3
+    assert memplan.largest(make, low=1, high=3, budget="1GiB", host_budget=0) == 3
 
 
 def test_nothing_fits() -> None:
     with pytest.raises(InfeasibleBudgetError) as caught:
-        memplan.largest(lambda rows: make(rows, layers=1), low=1, high=64, budget="1KiB", planner="recompute")
+        memplan.largest(lambda rows: make(rows, layers=1), low=1, high=64, budget="1KiB", host_budget=0)
     assert caught.value.smallest_bytes > 1024
 
 

@@ -98,7 +98,7 @@ def _within(found: Baseline, budget: int) -> Compiled:
 def against_every_size(case: Case) -> Found:
     """`memplan.largest`, then every size of its range planned by itself; the planner puts nothing on the host."""
     sizes: range = case.facts["sizes"]
-    limits = {"budget": case.budget, "host_budget": 0, "device": case.device, "planner": "recompute"}
+    limits = {"budget": case.budget, "host_budget": 0, "device": case.device}
     start = time.perf_counter()
     found = api.frontier(case.make, low=sizes.start, high=sizes[-1], step=sizes.step, **limits)
     between = time.perf_counter()

@@ -32,15 +32,12 @@ _SMALLEST_NBYTES = 1 << 12
 
 @dataclass(frozen=True)
 class Buckets:
-    """Which sums travel together.
+    """Which sums travel together."""
 
-    Attributes:
-      bucket_of: variables, for sums that are first read after heavy work that does not need them. The others
-        (batch statistics, a norm) are needed at once; they go when they are read.
-      uncompressed: buckets that are never compressed: metrics, and what is too small to gain from it.
-    """
-
+    # variables, for sums that are first read after heavy work that does not need them. The others (batch statistics, a
+    # norm) are needed at once; they go when they are read.
     bucket_of: Mapping[Any, int] = field(default_factory=dict)
+    # buckets that are never compressed: metrics, and what is too small to gain from it
     uncompressed: frozenset[int] = frozenset()
 
 

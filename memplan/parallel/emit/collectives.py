@@ -22,34 +22,23 @@ Array = Any
 
 @dataclass(frozen=True)
 class Sum:
-    """One bucket that was reduced: what was chosen for it.
+    """One bucket that was reduced: what was chosen for it."""
 
-    Attributes:
-      nbytes: of its terms on one device.
-      terms: how many arrays are in it.
-      how: phases of the all-reduce; of a reduce-scatter, the axes on the way down.
-    """
-
-    nbytes: int
-    terms: int
-    how: str
+    nbytes: int  # of its terms on one device
+    terms: int  # how many arrays are in it
+    how: str  # phases of the all-reduce; of a reduce-scatter, the axes on the way down
 
 
 @dataclass
 class Collectives:
-    """Emits collectives, and keeps which it chose.
-
-    Attributes:
-      decomposes: an all-reduce goes in the cheapest phases; False: in one, over all axes, and what becomes of it is
-        the engine's affair.
-      compressor: of messages, if any.
-      trusts_reduce_scatter: of the engine; see `trusts_reduce_scatter`.
-    """
+    """Emits collectives, and keeps which it chose."""
 
     topology: Topology
+    # an all-reduce goes in the cheapest phases; False: in one, over all axes, and what becomes of it is the engine's
+    # affair
     decomposes: bool = True
-    compressor: Compressor | None = None
-    trusts_reduce_scatter: bool = True
+    compressor: Compressor | None = None  # of messages, if any
+    trusts_reduce_scatter: bool = True  # of the engine; see `trusts_reduce_scatter`
     sums: list[Sum] = field(default_factory=list)
     _sent: Array | None = None
 

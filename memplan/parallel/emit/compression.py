@@ -33,17 +33,12 @@ class Remembered:
 
 @dataclass
 class Compressor:
-    """The compressed messages of one step, in the order they are sent.
+    """The compressed messages of one step, in the order they are sent."""
 
-    Attributes:
-      dtype: what floats are on the wire.
-      before: what the last step left out, one array per rounding; None where only sizes are asked for.
-      after: what this one leaves out.
-    """
-
-    dtype: str
+    dtype: str  # what floats are on the wire
+    # what the last step left out, one array per rounding; None where only sizes are asked for
     before: Sequence[Array] | None = None
-    after: list[Array] = field(default_factory=list)
+    after: list[Array] = field(default_factory=list)  # what this one leaves out
 
     def pays_for(self, flat: Array) -> bool:
         return flat.dtype == jnp.float32 and flat.nbytes >= SMALLEST_NBYTES

@@ -13,42 +13,30 @@ from memplan.program.axes import Axes
 
 @dataclass(frozen=True)
 class ShardedEqn:
-    """How one equation is divided among the devices.
+    """How one equation is divided among the devices."""
 
-    Attributes:
-      operands: placement that each is read in.
-      results: placement that each is made in.
-      axes, axis: what it is divided along, if anything.
-      bodies: of a loop or conditional, sharded likewise.
-      gathered: positions of split operands that have to be made whole for want of a rule.
-      replicated: every device makes all of the results; that `results` has them split says how they are best read.
-      divides_trips: of a loop without carries, the trips are divided among the devices.
-    """
-
-    operands: tuple[Placement, ...]
-    results: tuple[Placement, ...]
+    operands: tuple[Placement, ...]  # placement that each is read in
+    results: tuple[Placement, ...]  # placement that each is made in
+    # axes, axis: what it is divided along, if anything
     axes: Axes | None = None
     axis: int | None = None
-    bodies: tuple[Sharded, ...] = ()
-    gathered: tuple[int, ...] = ()
+    bodies: tuple[Sharded, ...] = ()  # of a loop or conditional, sharded likewise
+    gathered: tuple[int, ...] = ()  # positions of split operands that have to be made whole for want of a rule
+    # every device makes all of the results; that `results` has them split says how they are best read
     replicated: bool = False
-    divides_trips: bool = False
+    divides_trips: bool = False  # of a loop without carries, the trips are divided among the devices
 
 
 @dataclass(frozen=True)
 class Sharded:
-    """A flat jaxpr with a placement for every array.
-
-    Attributes:
-      inputs, outputs: placements.
-      eqns: one for each equation.
-      reductions: variables made partial, or by each device -> the placement of their sum or mean, where that is needed.
-    """
+    """A flat jaxpr with a placement for every array."""
 
     jaxpr: compat.ClosedJaxpr
+    # inputs, outputs: placements
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
-    eqns: tuple[ShardedEqn, ...]
+    eqns: tuple[ShardedEqn, ...]  # one for each equation
+    # variables made partial, or by each device -> the placement of their sum or mean, where that is needed
     reductions: Mapping[Any, Placement]
 
 

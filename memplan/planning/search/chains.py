@@ -32,15 +32,11 @@ class RecomputeChain:
 
 @dataclass(frozen=True)
 class Chains:
-    """Chains that could be recomputed beside the plan of a ledger.
-
-    Attributes:
-      tick_s: of every chain, besides the time of its operations: nothing is for nothing.
-    """
+    """Chains that could be recomputed beside the plan of a ledger."""
 
     ledger: Ledger
     excess: Excess
-    tick_s: float
+    tick_s: float  # of every chain, besides the time of its operations: nothing is for nothing
 
     def best(self, value: int, slot: int, longest: int) -> RecomputeChain | None:
         """The best way to recompute a value before a slot, None where none takes anything off."""

@@ -48,29 +48,18 @@ Candidate = RecomputeChain | PricedOffload
 
 @dataclass
 class Eviction:
-    """Recomputations and offloads on a ledger until it keeps a limit.
-
-    Attributes:
-      banned: values and slots that are not tried.
-      noise: by value, what its worth is multiplied by; all alike where empty.
-      power: of `Excess`.
-      scheduler: of offloads; None where nothing is offloaded.
-      idle_price: of a second of a link that nobody waits for, in seconds.
-      may_stall: offloads that the kernels stall for are made too.
-      early_slots: slots by which something may be recomputed early from the beginning.
-      evaluations: how many gaps were evaluated: the effort, whatever the machine.
-    """
+    """Recomputations and offloads on a ledger until it keeps a limit."""
 
     ledger: Ledger
     limit: int
-    banned: set[tuple[int, int]] = field(default_factory=set)
-    noise: Sequence[float] = ()
-    power: float = 1.0
-    scheduler: CopyScheduler | None = None
-    idle_price: float = 0.1
-    may_stall: bool = True
-    early_slots: int = 0
-    evaluations: int = 0
+    banned: set[tuple[int, int]] = field(default_factory=set)  # values and slots that are not tried
+    noise: Sequence[float] = ()  # by value, what its worth is multiplied by; all alike where empty
+    power: float = 1.0  # of `Excess`
+    scheduler: CopyScheduler | None = None  # of offloads; None where nothing is offloaded
+    idle_price: float = 0.1  # of a second of a link that nobody waits for, in seconds
+    may_stall: bool = True  # offloads that the kernels stall for are made too
+    early_slots: int = 0  # slots by which something may be recomputed early from the beginning
+    evaluations: int = 0  # how many gaps were evaluated: the effort, whatever the machine
 
     def __post_init__(self) -> None:
         self._tape, self.limit = self.ledger.tape, max(1, self.limit)

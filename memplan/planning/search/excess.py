@@ -9,14 +9,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Excess:
-    """Bytes above a limit times slots, as a share of the limit.
-
-    Attributes:
-      power: of the share in each slot: 1 weighs all slots alike, more the fullest most.
-    """
+    """Bytes above a limit times slots, as a share of the limit."""
 
     limit: int
-    power: float = 1.0
+    power: float = 1.0  # of the share in each slot: 1 weighs all slots alike, more the fullest most
 
     def of(self, load: np.ndarray) -> float:
         """Of slots with so many bytes, all together."""

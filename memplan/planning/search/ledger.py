@@ -24,18 +24,12 @@ Recomputation = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """A value that is on the host for a while.
-
-    Attributes:
-      start: the slot behind which its copy to the host begins; None where an earlier offload left it there.
-      end: the last slot during which it is still on the device.
-      prefetch: the slot behind which its copy back begins, for the next slot that needs it.
-    """
+    """A value that is on the host for a while."""
 
     value: int
-    start: int | None
-    end: int
-    prefetch: int
+    start: int | None  # the slot behind which its copy to the host begins; None where an earlier offload left it there
+    end: int  # the last slot during which it is still on the device
+    prefetch: int  # the slot behind which its copy back begins, for the next slot that needs it
 
 
 class Ledger:

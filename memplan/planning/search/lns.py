@@ -36,15 +36,11 @@ Decision = Recomputation | Offload
 
 @dataclass
 class NeighbourhoodSearch:
-    """A search around the plan of a ledger, which keeps its limit.
-
-    Attributes:
-      scheduler: of offloads; None where nothing is offloaded.
-    """
+    """A search around the plan of a ledger, which keeps its limit."""
 
     ledger: Ledger
     limit: int
-    scheduler: CopyScheduler | None = None
+    scheduler: CopyScheduler | None = None  # of offloads; None where nothing is offloaded
     seed: int = 0
 
     def improve(self, over_nbytes: Callable[[], int], evaluations: int) -> None:

@@ -35,14 +35,10 @@ from memplan.planning.timing import CopySeconds, seconds
 
 
 class Heuristic(NamedTuple):
-    """What construction evicts by, see `Eviction`.
-
-    Attributes:
-      idle_price: 0 where nothing is offloaded.
-    """
+    """What construction evicts by, see `Eviction`."""
 
     power: float
-    idle_price: float
+    idle_price: float  # 0 where nothing is offloaded
 
 
 # Each was the best of all for some step, the first for most: ResNet-50 at half its bytes takes 136.1 ms with it and

@@ -26,43 +26,28 @@ _NOWHERE = -2  # level of a prelude in which nothing may run
 
 @dataclass(frozen=True)
 class Tape:
-    """Values, operations and slots, each by number.
+    """Values, operations and slots, each by number."""
 
-    Attributes:
-      nbytes: of each value.
-      maker: of each value, the operation that recomputes it.
-      home: of each value, the slot that makes it first.
-      whole: of each value, the slot behind which it can be offloaded: of an asynchronous pair, the one that ends it.
-      reads, writes: of each operation, values.
-      seconds: of each operation; None where it may not be recomputed.
-      until: of each operation, the last slot before which it may be recomputed.
-      sheds: of each operation, whether it leaves out results that nobody reads.
-      over: of each operation, values that it writes and those that each may write over.
-      level: of each operation, the loop that it stands in, -1 outside of loops.
-      slot_reads, slot_writes: of each slot's own work.
-      slot_over: likewise, of each slot's own work.
-      slot_nbytes: of each slot, bytes besides the values, during its own work.
-      slot_seconds: of its own work.
-      slot_level: the loop whose operations may run in its prelude.
-    """
-
-    nbytes: tuple[int, ...]
-    maker: tuple[int, ...]
-    home: tuple[int, ...]
+    nbytes: tuple[int, ...]  # of each value
+    maker: tuple[int, ...]  # of each value, the operation that recomputes it
+    home: tuple[int, ...]  # of each value, the slot that makes it first
+    # of each value, the slot behind which it can be offloaded: of an asynchronous pair, the one that ends it
     whole: tuple[int, ...]
+    # reads, writes: of each operation, values
     reads: tuple[tuple[int, ...], ...]
     writes: tuple[tuple[int, ...], ...]
-    seconds: tuple[float | None, ...]
-    until: tuple[int, ...]
-    sheds: tuple[bool, ...]
-    over: tuple[Over, ...]
-    level: tuple[int, ...]
+    seconds: tuple[float | None, ...]  # of each operation; None where it may not be recomputed
+    until: tuple[int, ...]  # of each operation, the last slot before which it may be recomputed
+    sheds: tuple[bool, ...]  # of each operation, whether it leaves out results that nobody reads
+    over: tuple[Over, ...]  # of each operation, values that it writes and those that each may write over
+    level: tuple[int, ...]  # of each operation, the loop that it stands in, -1 outside of loops
+    # slot_reads, slot_writes: of each slot's own work
     slot_reads: tuple[tuple[int, ...], ...]
     slot_writes: tuple[tuple[int, ...], ...]
-    slot_over: tuple[Over, ...]
-    slot_nbytes: tuple[int, ...]
-    slot_seconds: tuple[float, ...]
-    slot_level: tuple[int, ...]
+    slot_over: tuple[Over, ...]  # likewise, of each slot's own work
+    slot_nbytes: tuple[int, ...]  # of each slot, bytes besides the values, during its own work
+    slot_seconds: tuple[float, ...]  # of its own work
+    slot_level: tuple[int, ...]  # the loop whose operations may run in its prelude
 
     @property
     def count(self) -> int:
@@ -90,18 +75,13 @@ class Tape:
 
 @dataclass(frozen=True)
 class Recording:
-    """A problem in one order of its kernels, and the tape of it.
-
-    Attributes:
-      order: number of the kernel of each operation.
-      values: number of the buffer of each value.
-      work: of each slot, the operation that is its own work; none in slots that stand between two kernels.
-    """
+    """A problem in one order of its kernels, and the tape of it."""
 
     problem: Problem
-    order: tuple[int, ...]
-    values: tuple[int, ...]
+    order: tuple[int, ...]  # number of the kernel of each operation
+    values: tuple[int, ...]  # number of the buffer of each value
     tape: Tape
+    # of each slot, the operation that is its own work; none in slots that stand between two kernels
     work: tuple[tuple[int, ...], ...]
 
     def with_empty_slots(self, slots: Collection[int]) -> Recording:

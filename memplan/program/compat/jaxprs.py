@@ -157,17 +157,13 @@ def needs_barrier(eqn: JaxprEqn) -> bool:
 
 @dataclass(frozen=True)
 class Scan:
-    """A `lax.scan`: its operands are constants, carries, stacks; its results carries, stacks.
-
-    Attributes:
-      consts, carries: how many.
-      trips: its length.
-    """
+    """A `lax.scan`: its operands are constants, carries, stacks; its results carries, stacks."""
 
     body: ClosedJaxpr
+    # consts, carries: how many
     consts: int
     carries: int
-    trips: int
+    trips: int  # its length
     reverse: bool
     unroll: int
 

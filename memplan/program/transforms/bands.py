@@ -45,34 +45,22 @@ def with_bands(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
 
 @dataclass(frozen=True)
 class _Resized:
-    """An equation that makes rows of an array out of those of another.
+    """An equation that makes rows of an array out of those of another."""
 
-    Attributes:
-      band: by which.
-      source: position of the operand, along whose dimension `dim` it does.
-      to: the dimension of the result.
-      more: position of an operand to which the result is added.
-    """
-
-    band: Band
-    source: int
+    band: Band  # by which
+    source: int  # position of the operand, along whose dimension `dim` it does
     dim: int
-    to: int
-    more: int | None = None
+    to: int  # the dimension of the result
+    more: int | None = None  # position of an operand to which the result is added
 
 
 @dataclass
 class _Writer:
-    """The equations of the new jaxpr.
+    """The equations of the new jaxpr."""
 
-    Attributes:
-      constants: of the old one.
-      weights: constants of the new one, with their values.
-    """
-
-    constants: _Constants
+    constants: _Constants  # of the old one
     eqns: list[compat.JaxprEqn] = field(default_factory=list)
-    weights: dict[Any, np.ndarray] = field(default_factory=dict)
+    weights: dict[Any, np.ndarray] = field(default_factory=dict)  # constants of the new one, with their values
     changed: bool = False
 
     def add(self, eqn: compat.JaxprEqn) -> None:
@@ -117,28 +105,19 @@ def _known(known: Mapping[Any, Any], atom: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Constant:
-    """What depends on no argument: constants that are computed alike are one.
+    """What depends on no argument: constants that are computed alike are one."""
 
-    Attributes:
-      text: how it is computed, and from what.
-    """
-
-    text: str
+    text: str  # how it is computed, and from what
     closed: compat.ClosedJaxpr = field(compare=False)
     values: tuple[Any, ...] = field(compare=False)
 
 
 @dataclass(frozen=True)
 class _Constants:
-    """Variables that depend on no argument.
+    """Variables that depend on no argument."""
 
-    Attributes:
-      values: those that come with the jaxpr.
-      made: the others, with their equations.
-    """
-
-    values: Mapping[Any, Any]
-    made: dict[Any, compat.JaxprEqn] = field(default_factory=dict)
+    values: Mapping[Any, Any]  # those that come with the jaxpr
+    made: dict[Any, compat.JaxprEqn] = field(default_factory=dict)  # the others, with their equations
 
     def __contains__(self, atom: Any) -> bool:
         return compat.is_var(atom) and (atom in self.made or atom in self.values)

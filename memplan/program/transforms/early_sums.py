@@ -44,16 +44,11 @@ def early_sums(closed: compat.ClosedJaxpr, axis: SlabAxis) -> compat.ClosedJaxpr
 
 @dataclass
 class _Levels:
-    """How many walls lie before values, if every equation on the axis runs in a loop.
-
-    Attributes:
-      by_slabs: of a variable, for an equation that reads it slab by slab.
-      whole: for any other.
-    """
+    """How many walls lie before values, if every equation on the axis runs in a loop."""
 
     axis: SlabAxis
-    by_slabs: dict[Any, int] = field(default_factory=dict)
-    whole: dict[Any, int] = field(default_factory=dict)
+    by_slabs: dict[Any, int] = field(default_factory=dict)  # of a variable, for an equation that reads it slab by slab
+    whole: dict[Any, int] = field(default_factory=dict)  # for any other
 
     def add(self, number: int, eqn: compat.JaxprEqn) -> None:
         along = self.axis.equations.get(number)
@@ -175,18 +170,13 @@ class _Writer:
 
 @dataclass(frozen=True)
 class _Terms:
-    """A sum along the axis from what is known at a level: each term, or what it is multiplied by, by itself.
-
-    Attributes:
-      dim: the axis.
-      dtype: in which all is added up.
-    """
+    """A sum along the axis from what is known at a level: each term, or what it is multiplied by, by itself."""
 
     writer: _Writer
     total: Sum
-    dim: int
+    dim: int  # the axis
     level: int
-    dtype: Any
+    dtype: Any  # in which all is added up
     found: dict[Any, Written | None] = field(default_factory=dict)
 
     def of(self, atom: Any, depth: int = 0) -> Written | None:

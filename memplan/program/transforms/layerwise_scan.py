@@ -19,24 +19,18 @@ HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
 @dataclass(frozen=True)
 class Update:
-    """Elementwise equations on whole stacks, run layer by layer in a loop of their own.
+    """Elementwise equations on whole stacks, run layer by layer in a loop of their own."""
 
-    Attributes:
-      numbers, eqns: in the jaxpr, in order; they run where the last one stands.
-      trips: layers.
-      on_host, on_device: stacks that they read.
-      scalars: that they read.
-      results: that the program returns.
-      in_place: result -> the stack in host memory that it is written over; results on the device are in none.
-    """
-
+    # numbers, eqns: in the jaxpr, in order; they run where the last one stands
     numbers: tuple[int, ...]
     eqns: tuple[compat.JaxprEqn, ...]
-    trips: int
+    trips: int  # layers
+    # on_host, on_device: stacks that they read
     on_host: tuple[Any, ...]
     on_device: tuple[Any, ...]
-    scalars: tuple[Any, ...]
-    results: tuple[Any, ...]
+    scalars: tuple[Any, ...]  # that they read
+    results: tuple[Any, ...]  # that the program returns
+    # result -> the stack in host memory that it is written over; results on the device are in none
     in_place: Mapping[Any, Any]
 
     @property
@@ -77,14 +71,10 @@ class Update:
 
 @dataclass(frozen=True)
 class StreamedScan:
-    """A scan that reads slices of stacks in host memory, each fetched a trip ahead.
-
-    Attributes:
-      stacks: operand position -> stack.
-    """
+    """A scan that reads slices of stacks in host memory, each fetched a trip ahead."""
 
     eqn: compat.JaxprEqn
-    stacks: Mapping[int, Any]
+    stacks: Mapping[int, Any]  # operand position -> stack
 
     @property
     def invars(self) -> Sequence[Any]:
@@ -125,14 +115,11 @@ class UpdatingScan:
 
     A trip writes the layer of the trip before, then fetches from the same stacks, so that XLA writes in place; neither
     has anything to do with what the trip computes.
-
-    Attributes:
-      stacks: operand position -> stack in host memory that the scan reads.
-      update: of results that all are written in place; what it reads on the device, the scan stacks for nobody else.
     """
 
     eqn: compat.JaxprEqn
-    stacks: Mapping[int, Any]
+    stacks: Mapping[int, Any]  # operand position -> stack in host memory that the scan reads
+    # of results that all are written in place; what it reads on the device, the scan stacks for nobody else
     update: Update
 
     @property

@@ -23,16 +23,11 @@ _MOVES_ELEMENTS = {"concatenate", "dynamic_slice", "dynamic_update_slice", "gath
 
 @dataclass(frozen=True)
 class LayerwiseState:
-    """What of a flat jaxpr is done layer by layer.
+    """What of a flat jaxpr is done layer by layer."""
 
-    Attributes:
-      stacks: inputs in host memory that never come to the device whole.
-      in_place: result of an update -> stack that it is written over.
-      equations: of the jaxpr, in their order; a scan with an update comes after the scalars that the update reads.
-    """
-
-    stacks: frozenset[Any]
-    in_place: Mapping[Any, Any]
+    stacks: frozenset[Any]  # inputs in host memory that never come to the device whole
+    in_place: Mapping[Any, Any]  # result of an update -> stack that it is written over
+    # of the jaxpr, in their order; a scan with an update comes after the scalars that the update reads
     equations: tuple[compat.JaxprEqn | Update | StreamedScan | UpdatingScan, ...]
 
 

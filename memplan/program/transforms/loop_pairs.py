@@ -14,19 +14,15 @@ from memplan.program.flatten import flatten
 
 @dataclass(frozen=True)
 class LoopPair:
-    """A forward and a backward loop in one flat jaxpr.
+    """A forward and a backward loop in one flat jaxpr."""
 
-    Attributes:
-      forward, backward: indices of their equations.
-      stacks: results of the forward loop (counted after its carries) that only the backward one reads, by the number
-        of the stack that the backward loop takes them as.
-      body: of the forward loop, flat.
-    """
-
+    # forward, backward: indices of their equations
     forward: int
     backward: int
+    # results of the forward loop (counted after its carries) that only the backward one reads, by the number of the
+    # stack that the backward loop takes them as
     stacks: dict[int, int]
-    body: compat.ClosedJaxpr
+    body: compat.ClosedJaxpr  # of the forward loop, flat
 
 
 def loop_pairs(closed: compat.ClosedJaxpr) -> Iterator[LoopPair]:

@@ -15,14 +15,10 @@ from memplan.program.transforms.residuals import outer_loops, with_residuals
 
 @dataclass(frozen=True)
 class _Choice:
-    """What a price per byte makes of the loops: the bytes that they stack on the device, and what that costs.
-
-    Attributes:
-      moves: stacks may be on the host.
-    """
+    """What a price per byte makes of the loops: the bytes that they stack on the device, and what that costs."""
 
     price: float
-    moves: bool
+    moves: bool  # stacks may be on the host
     nbytes: int
     seconds: float
 

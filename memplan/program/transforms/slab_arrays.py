@@ -18,16 +18,11 @@ from memplan.program.transforms.layerwise_scan import DEVICE, HOST
 
 @dataclass(frozen=True)
 class Stack:
-    """An array on the device as a loop wrote it: slab upon slab.
+    """An array on the device as a loop wrote it: slab upon slab."""
 
-    Attributes:
-      slabs: trips first, then the dimensions of the array, of which `dim` has a slab's rows.
-      size: rows of the array.
-    """
-
-    slabs: Any
+    slabs: Any  # trips first, then the dimensions of the array, of which `dim` has a slab's rows
     dim: int
-    size: int
+    size: int  # rows of the array
 
     @functools.cached_property
     def whole(self) -> Any:
@@ -60,19 +55,13 @@ class HostArray:
     XLA copies rows where it sees that they lie together, at an offset that is linear in the loop's counter; else a
     kernel reads or writes them (DynamicSliceAnnotator of XLA:GPU). So rows come first, and no index is clamped: there
     are spare rows before the first and behind the last, of anything.
-
-    Attributes:
-      array: its rows first, then the other dimensions of the array, of which `dim` is missing.
-      rows_per_slab: of so many rows a trip writes.
-      spare: rows before the first.
-      size: rows of the array.
     """
 
-    array: Any
+    array: Any  # its rows first, then the other dimensions of the array, of which `dim` is missing
     dim: int
-    rows_per_slab: int
-    spare: int
-    size: int
+    rows_per_slab: int  # of so many rows a trip writes
+    spare: int  # rows before the first
+    size: int  # rows of the array
 
     @classmethod
     def empty(
@@ -111,15 +100,11 @@ class HostArray:
 
 @dataclass(frozen=True)
 class Array:
-    """An array on the device that is read by slabs.
-
-    Attributes:
-      rows_per_slab: of so many slabs it consists.
-    """
+    """An array on the device that is read by slabs."""
 
     array: Any
     dim: int
-    rows_per_slab: int
+    rows_per_slab: int  # of so many slabs it consists
 
     def rows(self, trip: Any, span: Span) -> Any:
         """Rows of the array, counted from the first of a trip's slab; anything where it has none.

@@ -36,13 +36,9 @@ from memplan.program.transforms.slab_arrays import Array, HostArray, Stack, join
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis through a flat jaxpr, for whoever plans and for whoever writes.
+    """An axis through a flat jaxpr, for whoever plans and for whoever writes."""
 
-    Attributes:
-      closed: the jaxpr, written anew for the axis; numbers of values and ops are those in it.
-    """
-
-    closed: compat.ClosedJaxpr
+    closed: compat.ClosedJaxpr  # the jaxpr, written anew for the axis; numbers of values and ops are those in it
     along: SlabAxis
     graph: SlabGraph
 

@@ -8,19 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of text.
+    """A table of text."""
 
-    Attributes:
-      title: above it; '' for none.
-      columns: headings; a leading '>' sets the column flush right.
-      rows: each as long as `columns`.
-      emphasis: what draws the eye in each row: `good`, `bad` or ''; empty for no emphasis at all.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    emphasis: tuple[str, ...] = ()
+    title: str  # above it; '' for none
+    columns: tuple[str, ...]  # headings; a leading '>' sets the column flush right
+    rows: tuple[tuple[str, ...], ...]  # each as long as `columns`
+    emphasis: tuple[str, ...] = ()  # what draws the eye in each row: `good`, `bad` or ''; empty for no emphasis at all
 
     def tone(self, row: int) -> str:
         return self.emphasis[row] if self.emphasis else ""

@@ -34,17 +34,12 @@ _INSIDE = CHEAP | {"tuple"}
 
 @dataclass(frozen=True)
 class _Value:
-    """A result of a fusion.
+    """A result of a fusion."""
 
-    Attributes:
-      name: of the buffer.
-      readers: of the instructions that read it after the longest time without any, in order.
-    """
-
-    name: str
+    name: str  # of the buffer
     maker: str
     leaf: int
-    readers: tuple[str, ...]
+    readers: tuple[str, ...]  # of the instructions that read it after the longest time without any, in order
 
 
 def add_outputs(module: Module, names: Collection[str], room_nbytes: int) -> Module:

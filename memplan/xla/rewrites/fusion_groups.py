@@ -23,15 +23,10 @@ Touched = tuple[frozenset[tuple[int, int]], frozenset[tuple[int, int]]]
 
 @dataclass(frozen=True)
 class Constraints:
-    """What may not change when kernels become one, of every kernel by name.
+    """What may not change when kernels become one, of every kernel by name."""
 
-    Attributes:
-      before: those that have to stay in front of it.
-      shared: what it reads and what it writes in places of several buffers: place and buffer.
-    """
-
-    before: Mapping[str, Sequence[str]]
-    shared: Mapping[str, Touched]
+    before: Mapping[str, Sequence[str]]  # those that have to stay in front of it
+    shared: Mapping[str, Touched]  # what it reads and what it writes in places of several buffers: place and buffer
 
 
 def constraints_of(problem: Problem) -> Constraints:

@@ -54,15 +54,11 @@ def inline_producers(module: Module, problem: Problem) -> Module | None:
 
 @dataclass(frozen=True)
 class _Producer:
-    """A result of a fusion that its consumers can make for themselves.
-
-    Attributes:
-      ops: instructions of the fusion's computation that make it, in order.
-    """
+    """A result of a fusion that its consumers can make for themselves."""
 
     fusion: Instruction
     leaf: int
-    ops: tuple[Instruction, ...]
+    ops: tuple[Instruction, ...]  # instructions of the fusion's computation that make it, in order
     consumers: tuple[Instruction, ...]
 
     @property
@@ -156,31 +152,23 @@ def _pays(body: Computation, producer: _Producer, lifetimes: _Lifetimes) -> bool
 
 @dataclass
 class _Consumer:
-    """A fusion while producers are inlined into it.
-
-    Attributes:
-      parameters: name and shape, of every operand.
-      ops: its other instructions.
-    """
+    """A fusion while producers are inlined into it."""
 
     op: Instruction
     operands: list[str]
-    parameters: list[tuple[str, Shape]]
-    ops: list[Instruction]
+    parameters: list[tuple[str, Shape]]  # name and shape, of every operand
+    ops: list[Instruction]  # its other instructions
 
 
 @dataclass
 class _BodyRewriter:
-    """One computation.
-
-    Attributes:
-      dropped: of every fusion the results that its consumers make for themselves.
-    """
+    """One computation."""
 
     module: Module
     body: Computation
     names: Names
     consumers: dict[str, _Consumer] = field(default_factory=dict)
+    # of every fusion the results that its consumers make for themselves
     dropped: dict[str, set[int]] = field(default_factory=dict)
 
     def inline(self, producer: _Producer) -> None:

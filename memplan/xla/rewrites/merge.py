@@ -36,13 +36,10 @@ MERGED_SHARE = 0.7
 
 @dataclass(frozen=True)
 class Merged:
-    """A module with fusions merged.
-
-    Attributes:
-      reads: of every fusion that was merged, by name, the large buffers that others of its group read, clones apart.
-    """
+    """A module with fusions merged."""
 
     module: Module
+    # of every fusion that was merged, by name, the large buffers that others of its group read, clones apart
     reads: Mapping[str, frozenset[str]]
 
 

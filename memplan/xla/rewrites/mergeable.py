@@ -15,23 +15,15 @@ Space = tuple[tuple[int, ...], str]  # dimensions and layout
 
 @dataclass(frozen=True)
 class Mergeable:
-    """A fusion that may be merged.
-
-    Attributes:
-      space: of the array whose elements it goes through.
-      sums: of its reductions, what they are over, along what, and what they make.
-      columns: they sum up columns: neighbours in memory stay apart.
-      reads: large buffers that it reads, and their bytes.
-      makes: its results as buffers.
-    """
+    """A fusion that may be merged."""
 
     op: Instruction
     fused: Computation
-    space: Space
-    sums: tuple[tuple[str, str, str], ...]
-    columns: bool
-    reads: Mapping[str, int]
-    makes: tuple[str, ...]
+    space: Space  # of the array whose elements it goes through
+    sums: tuple[tuple[str, str, str], ...]  # of its reductions, what they are over, along what, and what they make
+    columns: bool  # they sum up columns: neighbours in memory stay apart
+    reads: Mapping[str, int]  # large buffers that it reads, and their bytes
+    makes: tuple[str, ...]  # its results as buffers
 
     @property
     def arrays(self) -> int:

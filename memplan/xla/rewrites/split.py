@@ -67,30 +67,20 @@ def split_fusions(module: Module, problem: Problem, budget_nbytes: int) -> Modul
 
 @dataclass(frozen=True)
 class _Piece:
-    """A fusion of its own.
+    """A fusion of its own."""
 
-    Attributes:
-      makes: instructions of the whole fusion's computation that it returns.
-      given: those that pieces before it return and it reads.
-    """
-
-    makes: tuple[str, ...]
-    given: frozenset[str]
+    makes: tuple[str, ...]  # instructions of the whole fusion's computation that it returns
+    given: frozenset[str]  # those that pieces before it return and it reads
 
 
 @dataclass(frozen=True)
 class _Fusion:
-    """A fusion that may be split.
-
-    Attributes:
-      makes: results that are read.
-      sources: of every parameter the buffer, and its bytes if it is a temporary.
-    """
+    """A fusion that may be split."""
 
     op: Instruction
     fused: Computation
-    makes: tuple[str, ...]
-    sources: Mapping[str, tuple[str, int]]
+    makes: tuple[str, ...]  # results that are read
+    sources: Mapping[str, tuple[str, int]]  # of every parameter the buffer, and its bytes if it is a temporary
 
     def pieces(self, limit: int) -> list[_Piece]:
         """As few as take no more bytes than that each, in order; where that cannot be, as small as can be."""
@@ -178,18 +168,14 @@ def _nbytes(problem: Problem, kernel: Kernel) -> int:
 
 @dataclass
 class _BodyRewriter:
-    """One computation.
-
-    Attributes:
-      lines: of every fusion in pieces, and of elements of what is left of its tuple, those that stand in their place.
-      bodies: what the pieces call.
-      instead: elements of a tuple that a piece makes alone, and that piece.
-    """
+    """One computation."""
 
     body: Computation
     names: Names
+    # of every fusion in pieces, and of elements of what is left of its tuple, those that stand in their place
     lines: dict[str, list[str]] = field(default_factory=dict)
-    bodies: dict[str, str] = field(default_factory=dict)
+    bodies: dict[str, str] = field(default_factory=dict)  # what the pieces call
+    # elements of a tuple that a piece makes alone, and that piece
     instead: dict[str, str] = field(default_factory=dict)
 
     def split(self, fusion: _Fusion, pieces: Sequence[_Piece]) -> None:
