@@ -326,7 +326,7 @@ class PlannedJit:
 
     @functools.cached_property
     def _here(self) -> PlannedJit:
-        """Itself; of a step for a GPU that is not here the same for the local backend, within as many bytes."""
+        """This step, planned for the local backend within the same bytes if it was planned for an absent device."""
         target = pipeline.target_of(self._request.device)
         if not target.described:
             return self

@@ -54,7 +54,7 @@ class Request:
         return bool(self.host_state or (self.plan and self.plan.on_host))
 
     def local(self, device_bytes: int) -> Request:
-        """The same of the local backend, within so many bytes; a plan belongs to the device that it was made for."""
+        """This request for the local backend, within `device_bytes`; without a plan, which belongs to its device."""
         return replace(self, device=None, budget=device_bytes, plan=None)
 
 

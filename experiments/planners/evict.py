@@ -23,7 +23,7 @@ def tape_of_stages(stages: Stages) -> Tape:
         writes=tuple((item,) for item in range(count)),
         seconds=tuple(None if ticks is None else float(ticks) for ticks in stages.ticks),
         until=(last,) * count,
-        sheds=(False,) * count,
+        drops_dead_outputs=(False,) * count,
         over=((),) * count,
         level=(-1,) * count,
         slot_reads=stages.reads,

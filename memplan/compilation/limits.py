@@ -13,11 +13,11 @@ class Limits:
     host_bytes: int
 
     def allow(self, device_bytes: int, host_bytes: int) -> bool:
-        """Do so many bytes keep both?"""
+        """Do these bytes fit both limits?"""
         return self.excess(device_bytes, host_bytes) == 0
 
     def excess(self, device_bytes: int, host_bytes: int) -> int:
-        """Bytes beyond them."""
+        """Bytes beyond the limits."""
         return max(device_bytes - self.device_bytes, 0) + max(host_bytes - self.host_bytes, 0)
 
 

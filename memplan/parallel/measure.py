@@ -44,7 +44,7 @@ def measure_topology(mesh: Mesh, name: str = "measured") -> Topology:
 
 
 def _seconds(mesh: Mesh, axis: str, nbytes: int) -> float:
-    """Of one all-reduce over an axis, every device with so many bytes; the fastest of several."""
+    """Seconds of an all-reduce of `nbytes` on every device over an axis; the fastest of several."""
     names = tuple(mesh.axis_names)
     floats = nbytes // 4
     own = NamedSharding(mesh, PartitionSpec(names))

@@ -54,14 +54,14 @@ class _Bound:
         for source in kernel.over_elements.get(written, ()):
             maker = problem.buffers[source].maker
             placed = self._given and problem.buffers[source].nbytes <= self._sizes[self._given[0]]
-            if placed or (maker is not None and problem.kernels[maker].sheds):
+            if placed or (maker is not None and problem.kernels[maker].drops_dead_outputs):
                 found.append(source)
         return found
 
     def _apart(self, kernel: Kernel, over: Mapping[int, Sequence[int]]) -> Collection[int]:
         """What it writes beside all that it reads; of results that need not all be made, the largest that is read."""
         apart = [written for written, sources in over.items() if not sources]
-        if not kernel.sheds or len(kernel.writes) == 1:
+        if not kernel.drops_dead_outputs or len(kernel.writes) == 1:
             return apart
         return sorted(self._read.intersection(apart), key=lambda one: self._problem.buffers[one].nbytes)[-1:]
 

@@ -83,7 +83,7 @@ def _best_fit(groups: Groups, key: Callable[[int], tuple[int, ...]], alignment: 
 
 
 def _smallest_gap(low: np.ndarray, high: np.ndarray, nbytes: int, alignment: int) -> int:
-    """Where so many bytes go: into the smallest gap that holds them, the lowest of several, else on top."""
+    """The offset of the smallest gap that holds `nbytes`, the lowest of equal ones; else the top of the heap."""
     if not len(low):
         return 0
     order = np.argsort(low)

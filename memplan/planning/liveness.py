@@ -174,7 +174,7 @@ class Liveness:
             self.versions[number].end, self.versions[number].read = len(self._schedule), True
         for time, written in enumerate(self.writes):
             kernel = self.kernel(time)
-            if kernel is not None and kernel.sheds and len(written) > 1:
+            if kernel is not None and kernel.drops_dead_outputs and len(written) > 1:
                 self._shed([self.versions[version] for version in written])
 
     def _begin_version(self, buffer: int, time: int, nbytes: int | None = None) -> int:

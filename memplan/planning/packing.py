@@ -234,7 +234,7 @@ class _Places:
         self._put(len(self._sizes) - 1, group)
 
     def take(self, group: Sequence[int], nbytes: int | None) -> bool:
-        """Put versions into the smallest place that is free for them; of just so many bytes, where they are given."""
+        """Put versions into the smallest place that is free for them; if `nbytes` is given, into one of that size."""
         blocked, touched = np.zeros(len(self._sizes), bool), np.zeros(len(self._sizes), bool)
         start, end, at = self._start[: self._count], self._end[: self._count], self._at[: self._count]
         for number in group:

@@ -56,7 +56,7 @@ class Kernel:
       seconds: of one run.
       within: number of the loop that it stands in.
       recomputable: it has no effect but its results, and updates nothing in place.
-      sheds: results that nobody reads are not made: XLA takes them out of a fusion that ends in a tuple.
+      drops_dead_outputs: results that nobody reads are not made: XLA takes them out of a fusion that ends in a tuple.
       trips: of a loop, how often its body runs.
       fixed: it stands in a condition's branch or in what is called, where nothing is planned: kept as it is.
     """
@@ -69,7 +69,7 @@ class Kernel:
     seconds: float = 0.0
     within: int | None = None
     recomputable: bool = True
-    sheds: bool = False
+    drops_dead_outputs: bool = False
     trips: int = 1
     fixed: bool = False
 

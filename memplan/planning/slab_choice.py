@@ -42,7 +42,7 @@ class Choice:
     def _tried(self) -> Sequence[tuple[Slabs, Price]]:
         """The first choice, and others that follow from it."""
         first = next(rounds := self._rounds())
-        return [first, *(rounds if self._fits(first) else self._made_again())]
+        return [first, *(rounds if self._fits(first) else self._recompute_everything_first())]
 
     def _best(self, found: Iterable[tuple[Slabs, Price]]) -> tuple[Slabs, Price]:
         return min(found, key=lambda one: self.limits.order(one[1]))
@@ -75,10 +75,10 @@ class Choice:
         large = max(map(nbytes, values), default=0) // _LARGE
         values = [value for value in values if nbytes(value) > large]
         for first in (value for value in values if value in slabs.stored):
-            for changed in self._otherwise(slabs, first):
+            for changed in self._neighbours(slabs, first):
                 for second in values:
                     if second != first:
-                        yield from self._otherwise(changed, second)
+                        yield from self._neighbours(changed, second)
 
     def descended(self, slabs: Slabs) -> tuple[Slabs, Price]:
         """The same with one value after another elsewhere or not written, until none of them makes it faster."""
@@ -87,19 +87,19 @@ class Choice:
         while tried != best[1] and left > 0:
             tried = best[1]
             for value in self._worth_writing(best[0]):
-                others = [*self._otherwise(best[0], value)] if left > 0 else []
+                others = [*self._neighbours(best[0], value)] if left > 0 else []
                 left -= len(others)
                 best = self._better(best, others)
-            best = self._better(best, self._reading_otherwise(best[0]))
+            best = self._better(best, self._toggled_recomputation(best[0]))
         return best
 
     def _better(self, best: tuple[Slabs, Price], others: Iterable[Slabs]) -> tuple[Slabs, Price]:
         return self._best([best, *((one, self._price(one)) for one in others)])
 
-    def _otherwise(self, slabs: Slabs, value: int) -> Iterator[Slabs]:
-        """With a value written or not, and everything where it fits best.
+    def _neighbours(self, slabs: Slabs, value: int) -> Iterator[Slabs]:
+        """Slabs with one value stored or not: everything placed again; then the value alone changed.
 
-        Then with it alone changed: not written; on the host, or on the device for the first that read it.
+        Alone it is not stored, stored on the host, or stored on the device for its first readers.
         """
         yield self._placed(slabs, slabs.stored ^ {value})
         again = frozenset(one for one in slabs.again if one[0] != value)
@@ -112,8 +112,8 @@ class Choice:
         for first in range(1, len(levels)):
             yield replace(there, again=again | {(value, level) for level in levels[first:]})
 
-    def _reading_otherwise(self, slabs: Slabs) -> Iterator[Slabs]:
-        """With one loop that makes again what it reads, or reads what it makes again."""
+    def _toggled_recomputation(self, slabs: Slabs) -> Iterator[Slabs]:
+        """Slabs in which one loop recomputes a value that it reads now, or reads one that it recomputes."""
         written = slabs.stored | self._walls.forced
         pairs = {(value, loop.level) for loop in self._walls.loops(slabs) for value in loop.reads if value in written}
         yield from (replace(slabs, again=slabs.again ^ {one}) for one in sorted(pairs | slabs.again))
@@ -136,8 +136,8 @@ class Choice:
     def _read_whole(self) -> Mapping[int, int]:
         return read_whole(self._walls)
 
-    def _made_again(self) -> Iterator[tuple[Slabs, Price]]:
-        """With nothing written that can be made again, however long that takes; then with more, until it fits."""
+    def _recompute_everything_first(self) -> Iterator[tuple[Slabs, Price]]:
+        """First every value that can be recomputed is, however long that takes; then fewer, until it does not fit."""
         least = self._at_worth(0.0)
         yield least
         for worth in _WORTHS if self._fits(least) else _WORTHS_OF_ROWS:

@@ -25,7 +25,7 @@ class SlabCut:
     weights: Mapping[int, float]  # by level, what a second of kernels is worth in seconds of copies
     shares: Mapping[int, int]  # value -> loops that share the costs of writing it, by an earlier choice
     on_device: Collection[int]  # values that would be written to the device: they cost no copies
-    farthest: float = 4.0  # times what a value's copies take: nobody makes it again for more
+    max_recompute: float = 4.0  # times what a value's copies take: nobody makes it again for more
     found: dict[int, int] = field(default_factory=dict)  # value -> how many loops read it
 
     def run(self) -> dict[int, int]:
@@ -85,13 +85,13 @@ class SlabCut:
     def _remakers(self, needed: Collection[int]) -> set[int]:
         """Ops that may make the values again: those that no more than a few copies' time lies between."""
         producer, seconds = self.pricer.graph.graph.producer, self.pricer.op_seconds
-        farthest = self.farthest * max((self.pricer.copy_seconds[value] for value in needed), default=0.0)
+        max_recompute = self.max_recompute * max((self.pricer.copy_seconds[value] for value in needed), default=0.0)
         waiting = [(seconds[made], made) for value in needed if (made := producer[value]) is not None]
         heapq.heapify(waiting)
         found = set[int]()
         while waiting:
             so_far, op = heapq.heappop(waiting)
-            if op in found or so_far > farthest:
+            if op in found or so_far > max_recompute:
                 continue
             found.add(op)
             for _, made in self._made(op):

@@ -1,4 +1,4 @@
-"""What a loop over slabs carries on: what was added up so far, and of what is cumulative the row before a window."""
+"""The carries of a loop over slabs: accumulated sums, and the row before a window of a cumulative operation."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from jax import lax
 from memplan.program import compat
 from memplan.program.axes import Axes
 from memplan.program.moments import Moments
-from memplan.program.row_ops import extreme, fill_of
+from memplan.program.row_ops import extreme, padding_value
 
 
-def nothing(how: str, aval: Any) -> Any:
-    """What nothing was added to yet."""
+def identity(how: str, aval: Any) -> Any:
+    """The identity of an accumulation."""
     if how == "sum":
         return jnp.zeros(aval.shape, _wide(aval.dtype))
     if how == "moments":
@@ -23,12 +23,12 @@ def nothing(how: str, aval: Any) -> Any:
     return jnp.full(aval.shape, extreme(aval.dtype, "min" if how == "max" else "max"))
 
 
-def with_more(how: str, total: Any, more: Any) -> Any:
-    """What was added up so far, and what one more slab adds."""
+def accumulate(how: str, total: Any, more: Any) -> Any:
+    """The accumulated value with one more slab."""
     if how == "sum":
         return total + more.astype(total.dtype)
     if how == "moments":
-        return total.with_more(more)
+        return total.accumulate(more)
     return jnp.maximum(total, more) if how == "max" else jnp.minimum(total, more)
 
 
@@ -36,7 +36,7 @@ def row_before(eqn: compat.JaxprEqn, axes: Axes, axis: int) -> Any:
     """The row of a cumulative equation's result before its first one: what changes nothing."""
     aval = compat.aval_of(eqn.outvars[0])
     shape = [1 if along == axis else size for along, size in zip(axes.results[0], aval.shape, strict=True)]
-    return jnp.full(shape, fill_of(eqn, axes, axis, 0, [aval]), _wide(aval.dtype))
+    return jnp.full(shape, padding_value(eqn, axes, axis, 0, [aval]), _wide(aval.dtype))
 
 
 def run_cumulative(eqn: compat.JaxprEqn, window: Any, before: Any, rows: int) -> tuple[Any, Any]:

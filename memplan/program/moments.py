@@ -1,4 +1,4 @@
-"""Squares about a mean: a sum that knows its mean only when it is complete, and how its parts are put together."""
+"""The sum of squares about a mean, which is known only at the end, and how parts of it are accumulated."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ class Moments(NamedTuple):
     """Of the elements of an array that are summed over, in float32 or wider."""
 
     count: Any  # how many there are, the same for all means
-    # about, rest: their mean is the sum of both; the rest is what `about`, far from zero, is too coarse for
-    about: Any
-    rest: Any
+    mean_hi: Any  # the mean is mean_hi + mean_lo: one number is too coarse for a mean far from zero
+    mean_lo: Any
     squares: Any  # of their distances from their mean
 
     @classmethod
@@ -32,21 +31,21 @@ class Moments(NamedTuple):
         """Those over some axes of the elements that count; see `squares_about_mean`."""
         x, counts = x.astype(_wide(x.dtype)), counts.astype(_wide(x.dtype))
         count = counts.sum() * float(math.prod(x.shape[dim] for dim in axes) // counts.size)
-        about = _rounded((x * counts).sum(tuple(axes)) / jnp.maximum(count, 1))
-        apart = x - jnp.expand_dims(about, tuple(axes))
-        rest = (apart * counts).sum(tuple(axes)) / jnp.maximum(count, 1)
-        return cls(count, about, rest, (jnp.square(apart) * counts).sum(tuple(axes)) - jnp.square(rest) * count)
+        mean_hi = _rounded((x * counts).sum(tuple(axes)) / jnp.maximum(count, 1))
+        apart = x - jnp.expand_dims(mean_hi, tuple(axes))
+        mean_lo = (apart * counts).sum(tuple(axes)) / jnp.maximum(count, 1)
+        return cls(count, mean_hi, mean_lo, (jnp.square(apart) * counts).sum(tuple(axes)) - jnp.square(mean_lo) * count)
 
-    def with_more(self, more: Moments) -> Moments:
+    def accumulate(self, more: Moments) -> Moments:
         """Those of all, as Chan, Golub and LeVeque add them ("Updating formulae", 1979): no large squares cancel.
 
-        Means are compared about the first that there was, so that they differ by what they differ by and no rounding.
+        Means are compared relative to the first one, so that their difference is exact.
         """
         count = self.count + more.count
-        about = jnp.where(self.count > 0, self.about, more.about)
-        apart, share = more.about - about + more.rest - self.rest, more.count / jnp.maximum(count, 1)
+        mean_hi = jnp.where(self.count > 0, self.mean_hi, more.mean_hi)
+        apart, share = more.mean_hi - mean_hi + more.mean_lo - self.mean_lo, more.count / jnp.maximum(count, 1)
         squares = self.squares + more.squares + jnp.square(apart) * (self.count * share)
-        return Moments(count, about, self.rest + apart * share, squares)
+        return Moments(count, mean_hi, self.mean_lo + apart * share, squares)
 
 
 def _rounded(mean: Any) -> Any:

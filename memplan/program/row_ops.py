@@ -1,7 +1,7 @@
 """An equation on some rows of its operands alone: the rows of its results that they make.
 
 Rows are counted along one axis of the equation (`axes`). Those before the first row of an array and behind its last
-one exist in a window at its rim, too: `fill_of` says what an equation wants to find there.
+one exist in a window at its rim, too: `padding_value` says what an equation wants to find there.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def needed(axes: Axes, axis: int, span: Span) -> dict[int, Span]:
     }  # fmt: skip
 
 
-def fill_of(eqn: compat.JaxprEqn, axes: Axes, axis: int, position: int, operands: Sequence[Any]) -> Any:
-    """What the equation has in place of rows of an operand that do not exist; None where none that exists reads them.
+def padding_value(eqn: compat.JaxprEqn, axes: Axes, axis: int, position: int, operands: Sequence[Any]) -> Any:
+    """The value that stands for rows of an operand that are out of range; None if no valid row of a result reads them.
 
-    Whatever stands in those rows, NaN too, would come into all of a sum, and at the rim into rows with a padding.
+    Whatever those rows hold, NaN too, would otherwise enter all of a sum, and the rows of a result beside a padding.
     """
     how = axes.reduced.get(axis)
     if how is None and axis not in axes.carried and not axes.leave(position, axis, eqn):

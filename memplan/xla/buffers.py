@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from memplan.planning.problem import GPU_ALIGNMENT, POINTER_BYTES, Buffer, Kernel, Problem, Role
+from memplan.xla.aliasing import may_overwrite, updated
 from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array, Shape
-from memplan.xla.sharing import may_overwrite, updated
 from memplan.xla.values import Tree, Values, element_of, leaves_of, tree_of
 
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
@@ -193,7 +193,7 @@ class _ProblemBuilder:
                 over_elements or {},
                 within=within,
                 recomputable=not once,
-                sheds=self._on_gpu and self._has_many_results(op),
+                drops_dead_outputs=self._on_gpu and self._has_many_results(op),
             )
         )
 

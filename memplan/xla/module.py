@@ -93,7 +93,7 @@ class Computation:
     text: str  # as it stands, without blank lines around it
     # lines that are the same in it need not be read again
     like: Computation | None = field(default=None, repr=False, compare=False)
-    # which parameter a result may be written over, as far as `sharing` has found out
+    # which parameter a result may be written over, as far as `aliasing` has found out
     overs: dict[tuple[str, int, int], bool] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property

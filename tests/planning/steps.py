@@ -36,7 +36,7 @@ class Builder:
         within: int | None = None,
         recomputable: bool = True,
         over: bool = False,
-        sheds: bool = False,
+        drops_dead_outputs: bool = False,
     ) -> tuple[int, ...]:
         sizes = (nbytes,) if isinstance(nbytes, int) else nbytes
         made = tuple(range(len(self.buffers), len(self.buffers) + len(sizes)))
@@ -46,7 +46,7 @@ class Builder:
             self.buffers.append(Buffer(f"buffer{number}", size, role, len(self.kernels), taken))
         sources = {made[0]: tuple(r for r in reads if self.buffers[r].nbytes == sizes[0])} if over and made else {}
         name = f"kernel{len(self.kernels)}"
-        kernel = Kernel(name, reads, made, sources, {}, seconds, within, recomputable, sheds)
+        kernel = Kernel(name, reads, made, sources, {}, seconds, within, recomputable, drops_dead_outputs)
         self.kernels.append(kernel)
         self.outputs.update(made if output else ())
         return made
@@ -74,7 +74,9 @@ def training(layers: int, seed: int, sharing: bool = True) -> Problem:
     made = [last]
     for weight in weights[1:]:
         scratch = (size(),) if random.random() < 0.3 else ()
-        last, *_ = b.kernel((weight, last), (size(), *scratch), took(), sheds=sharing and random.random() < 0.5)
+        last, *_ = b.kernel(
+            (weight, last), (size(), *scratch), took(), drops_dead_outputs=sharing and random.random() < 0.5
+        )
         made.append(last)
         if random.random() < 0.5:
             (last,) = b.kernel((last,), b.buffers[last].nbytes, took(), over=sharing)

@@ -98,13 +98,13 @@ def test_results_that_nobody_reads_are_taken_out_of_a_fusion() -> None:
     buffers = [Buffer(f"pair{{{i}}}", KIB, Role.TEMPORARY, 0, i) for i in range(2)]
     last = Buffer("last", 8, Role.OUTPUT, 1, 2)
 
-    def of(sheds: bool) -> int:
-        pair = Kernel("pair", (), (0, 1), sheds=sheds)
+    def of(drops_dead_outputs: bool) -> int:
+        pair = Kernel("pair", (), (0, 1), drops_dead_outputs=drops_dead_outputs)
         reader = Kernel("last", (1,), (2,))
         return pack(Problem((*buffers, last), (pair, reader), (2,), frozenset())).nbytes
 
-    assert of(sheds=False) == 2 * KIB
-    assert of(sheds=True) == KIB
+    assert of(drops_dead_outputs=False) == 2 * KIB
+    assert of(drops_dead_outputs=True) == KIB
 
 
 AWAY = ("run 0", "offload 0", "run 1", "offloaded 0", "run 2", "prefetch 0", "run 3", "prefetched 0", "run 4")

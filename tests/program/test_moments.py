@@ -36,10 +36,12 @@ def test_moments_of_parts_are_those_of_the_whole_however_far_the_mean_lies_from_
     x = normals(mean, sum(sizes) + 1, 4, 3)
     parts = [*np.split(np.asarray(x), np.cumsum(sizes)), np.zeros((0, 4, 3), np.float32)]
     each = (Moments.of(jnp.asarray(part), jnp.ones((len(part), 1, 1)), (0, 1)) for part in parts if len(part))
-    total = functools.reduce(Moments.with_more, each, Moments.none((3,), jnp.float32))
+    total = functools.reduce(Moments.accumulate, each, Moments.none((3,), jnp.float32))
     assert float(total.count) == 4 * len(x)
     np.testing.assert_allclose(total.squares, squares_of(x, (0, 1)), rtol=1e-5)
-    np.testing.assert_allclose(total.about + total.rest, np.asarray(x, np.float64).mean((0, 1)), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        total.mean_hi + total.mean_lo, np.asarray(x, np.float64).mean((0, 1)), rtol=1e-6, atol=1e-6
+    )
 
 
 def test_compiled_in_a_loop_they_are_as_exact():
@@ -48,7 +50,7 @@ def test_compiled_in_a_loop_they_are_as_exact():
     @jax.jit
     def looped(x):
         def trip(total, part):
-            return total.with_more(Moments.of(part, jnp.ones((3, 1, 1)), (0, 1))), None
+            return total.accumulate(Moments.of(part, jnp.ones((3, 1, 1)), (0, 1))), None
 
         return jax.lax.scan(trip, Moments.none((3,), jnp.float32), x.reshape(8, 3, 4, 3))[0].squares
 
@@ -57,7 +59,7 @@ def test_compiled_in_a_loop_they_are_as_exact():
 
 def test_rows_that_do_not_count_add_nothing_and_a_part_may_have_no_others():
     x, none = normals(1e4, 5, 3), jnp.zeros((5, 1))
-    total = Moments.of(x, none + 1, (0,)).with_more(Moments.of(jnp.zeros((5, 3)), none, (0,)))
+    total = Moments.of(x, none + 1, (0,)).accumulate(Moments.of(jnp.zeros((5, 3)), none, (0,)))
     np.testing.assert_allclose(total.squares, squares_of(x, (0,)), rtol=1e-5)
 
 

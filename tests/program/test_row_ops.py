@@ -21,7 +21,7 @@ from memplan.program.bands import Band, banded
 from memplan.program.carries import row_before, run_cumulative
 from memplan.program.flatten import flatten
 from memplan.program.interpret import interpret
-from memplan.program.row_ops import extreme, fill_of, needed, run_rows
+from memplan.program.row_ops import extreme, needed, padding_value, run_rows
 from tests.program.windows import SEEDS, Convolution, Dim, Windows, convolutions, floats, windows
 
 BEYOND = 3  # rows that a window may reach beyond an array
@@ -58,7 +58,7 @@ def windows_of(eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, operands
         assert rows[0] < rows[1]
         own[position] = window_of(operands[position], axes.operands[position].index(axis), rows)
     for position, rows in spans.items():
-        fill = fill_of(eqn, axes, axis, position, own)
+        fill = padding_value(eqn, axes, axis, position, own)
         if fill is not None:
             dim = axes.operands[position].index(axis)
             own[position] = masked(own[position], dim, rows, np.shape(operands[position])[dim], fill)
@@ -353,11 +353,11 @@ def test_only_what_reads_rows_that_do_not_exist_has_a_fill() -> None:
     eqn, axes = only(
         lambda x, w: lax.conv_general_dilated(x, w, (1, 1), ((1, 1), (0, 0)), (1, 1), (1, 1), numbers), x, w
     )
-    fills = {axis: fill_of(eqn, axes, axis, 0, (x, w)) for axis in axes.operands[0] if axis is not None}
+    fills = {axis: padding_value(eqn, axes, axis, 0, (x, w)) for axis in axes.operands[0] if axis is not None}
     batch, high, wide, features = axes.operands[0]
     assert fills == {batch: None, high: 0, wide: None, features: 0}  # features are summed over
     eqn, axes = only(lambda x: lax.pad(x, 3.0, ((0, 0, 2), (-1, 0, 0), (0, 2, 0), (0, 0, 0))), x)
-    assert [fill_of(eqn, axes, axis, 0, (x, 3.0)) for axis in range(4)] == [None, None, 3.0, None]
+    assert [padding_value(eqn, axes, axis, 0, (x, 3.0)) for axis in range(4)] == [None, None, 3.0, None]
 
 
 def test_a_window_between_two_rows_is_given_the_next_one() -> None:

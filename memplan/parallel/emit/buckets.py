@@ -24,10 +24,10 @@ _LARGEST_NBYTES = 128 << 20
 
 _LEFT_UNFUSED = 0.2  # of elementwise traffic, after fusion: ResNet-50 at batch 32 on a P100, compiled
 
-_SURE = 0.7  # of the predicted seconds of computation: so much is counted on to send beside
+_SURE = 0.7  # the share of the predicted compute time that counts as available for overlap
 
 _SMALLEST_NBYTES = 1 << 12
-"""Of a sum: below that it is not compressed."""
+"""A smaller sum is not compressed."""
 
 
 @dataclass(frozen=True)

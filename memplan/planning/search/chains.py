@@ -117,7 +117,7 @@ class Chains:
         alive: list[int] = []
         for number, op in enumerate(order):
             for value in tape.writes[op]:
-                if not tape.sheds[op] or value in last_read or ledger.version(value, slot)[1] >= slot:
+                if not tape.drops_dead_outputs[op] or value in last_read or ledger.version(value, slot)[1] >= slot:
                     here += tape.nbytes[value]
                     alive.append(value)
             ended = [

@@ -15,7 +15,7 @@ class Excess:
     power: float = 1.0  # of the share in each slot: 1 weighs all slots alike, more the fullest most
 
     def of(self, load: np.ndarray) -> float:
-        """Of slots with so many bytes, all together."""
+        """The excess of all slots, whose live bytes are `load`."""
         if self.power == 1:
             return (int(np.maximum(load, self.limit).sum()) - self.limit * len(load)) / self.limit
         return float((((np.maximum(load, self.limit) - self.limit) / self.limit) ** self.power).sum())

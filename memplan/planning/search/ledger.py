@@ -235,7 +235,7 @@ class Ledger:
             if last >= 0 and (self.preludes[last] or self.tape.slot_over[last]):
                 dirty.add(last)
         op = self.tape.maker[value]
-        if op >= 0 and self.tape.sheds[op]:
+        if op >= 0 and self.tape.drops_dead_outputs[op]:
             dirty.add(self.tape.home[value])
 
     def _recount(self, slot: int) -> None:
@@ -260,7 +260,7 @@ class Ledger:
                 if last > slot or slot in self._own[value]:
                     beside += nbytes
                     change[number] += nbytes
-                elif value in last_read or not tape.sheds[op]:
+                elif value in last_read or not tape.drops_dead_outputs[op]:
                     change[number] += nbytes
                     change[last_read.get(value, number) + 1] -= nbytes
         for value, number in last_read.items():
@@ -280,7 +280,7 @@ class Ledger:
     def _written(self, value: int) -> int:
         """Bytes that a slot's own work makes of a value: none where nobody reads it and the operation leaves it out."""
         op = self.tape.maker[value]
-        left_out = op >= 0 and self.tape.sheds[op] and self._versions(value)[0][1] < 0
+        left_out = op >= 0 and self.tape.drops_dead_outputs[op] and self._versions(value)[0][1] < 0
         return 0 if left_out else self.tape.nbytes[value]
 
     def _written_over(self, over: Over, slot: int, read_later: Collection[int] = ()) -> int:

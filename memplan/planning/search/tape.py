@@ -38,7 +38,7 @@ class Tape:
     writes: tuple[tuple[int, ...], ...]
     seconds: tuple[float | None, ...]  # of each operation; None where it may not be recomputed
     until: tuple[int, ...]  # of each operation, the last slot before which it may be recomputed
-    sheds: tuple[bool, ...]  # of each operation, whether it leaves out results that nobody reads
+    drops_dead_outputs: tuple[bool, ...]  # of each operation, whether it leaves out results that nobody reads
     over: tuple[Over, ...]  # of each operation, values that it writes and those that each may write over
     level: tuple[int, ...]  # of each operation, the loop that it stands in, -1 outside of loops
     # slot_reads, slot_writes: of each slot's own work
@@ -163,7 +163,7 @@ class _Recorder:
             writes=writes,
             seconds=recompute_s,
             until=tuple(map(self._until, self._order)),
-            sheds=tuple(kernel.sheds and len(kernel.writes) > 1 for kernel in kernels),
+            drops_dead_outputs=tuple(kernel.drops_dead_outputs and len(kernel.writes) > 1 for kernel in kernels),
             over=over,
             level=level,
             slot_reads=self._slot_reads(),
@@ -199,7 +199,7 @@ class _Recorder:
     def _alone(self, buffer: int) -> bool:
         """Is it the only result of a kernel with several that anybody reads?"""
         maker = self._problem.buffers[buffer].maker
-        if maker is None or not self._problem.kernels[maker].sheds:
+        if maker is None or not self._problem.kernels[maker].drops_dead_outputs:
             return False
         writes = self._problem.kernels[maker].writes
         return len(writes) > 1 and len(self._read.intersection(writes)) == 1

@@ -19,9 +19,9 @@ from jax import lax
 
 from memplan.program import compat
 from memplan.program.axes import shape_of
+from memplan.program.broadcasts import Sum, broadcast_of, centred, is_widening, squared
 from memplan.program.moments import squares_about_mean
 from memplan.program.slab_axis import SlabAxis
-from memplan.program.spread import Sum, centred, is_widening, spread_of, squared
 
 Written = Callable[[], Any]
 """Writes the equations of a value, once; gives the variable."""
@@ -189,7 +189,7 @@ class _Terms:
 
     def one(self, atom: Any) -> Written | None:
         """What every element that is summed is, or is multiplied by."""
-        spread = spread_of(atom, self.total, self.writer.made)
+        spread = broadcast_of(atom, self.total, self.writer.made)
         if spread is None or self.writer.levels.of_whole(spread.source) > self.level:
             return None
 

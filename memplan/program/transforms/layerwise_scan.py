@@ -114,7 +114,8 @@ class UpdatingScan:
     """A scan that updates in every trip the layer whose gradients it makes.
 
     A trip writes the layer of the trip before, then fetches from the same stacks, so that XLA writes in place; neither
-    has anything to do with what the trip computes.
+    has anything to do with what the trip computes. Without this, all gradients are stacked on the device: a scanned
+    decoder whose state is on the host takes 14,873 MiB instead of 6,736 (`bench state`'s v100-3072-b1-scan, compiled).
     """
 
     eqn: compat.JaxprEqn

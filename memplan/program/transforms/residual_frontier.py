@@ -27,7 +27,7 @@ class _Choice:
 
 
 def fewer_residuals(program: Program, device: Device, host_bytes: int, excess_bytes: int) -> Iterator[Program]:
-    """The fastest program whose loops stack so many bytes less, then the one whose loops stack the least.
+    """The fastest program whose loops stack `excess_bytes` fewer bytes, then the one whose loops stack the fewest.
 
     Nothing where no loop reads what another stacks, or where that has been decided already.
     """

@@ -205,7 +205,7 @@ def _fewer(size: int, least: int) -> Iterator[int]:
 
 
 def large_ops(graph: SlabGraph, nbytes: int) -> frozenset[int]:
-    """Ops on the axis that read or make by slabs an array of so many bytes, and light ones between two of those.
+    """Ops on the axis that read or make an array of at least `nbytes` by slabs, and light ops between two of those.
 
     An array counts as the widest of its shape: who reads it in half precision goes with who reads it in full.
     """

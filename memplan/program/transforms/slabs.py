@@ -22,11 +22,11 @@ from memplan.planning.rows import Span
 from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, Walls, arrange, least_rows, spare_rows, trips_of
 from memplan.program import compat
 from memplan.program.axes import shape_of
-from memplan.program.carries import nothing, row_before, run_cumulative, with_more
+from memplan.program.carries import accumulate, identity, row_before, run_cumulative
 from memplan.program.extract import body_graph, variables
 from memplan.program.interpret import bindings
 from memplan.program.moments import Moments
-from memplan.program.row_ops import fill_of, needed, run_rows
+from memplan.program.row_ops import needed, padding_value, run_rows
 from memplan.program.slab_axis import SlabAxis, slab_axis, slab_graph
 from memplan.program.trace import InSlabs, Program
 from memplan.program.transforms.bands import with_bands
@@ -167,7 +167,7 @@ class _Loop:
 
     def run(self) -> None:
         """What is written to the host is written a trip after it was made, beside what the trip computes."""
-        sums = [nothing(self._how(number), var.aval) for number, var in self.sums]
+        sums = [identity(self._how(number), var.aval) for number, var in self.sums]
         before = {number: self._row_before(number) for number in self.loop.ops if self.along.equations[number].carries}
         windows = [[*self._first(var), self._fetch(var, 0, one)] for var, one in self.fetched.items()]
         hosts = [self._empty(var, spans) for var, spans in self.to_host.items()]
@@ -209,7 +209,7 @@ class _Loop:
                 results = self._apply(number, eqn, trip, env, before)
             (added if self.along.equations[number].reduces else env).update(zip(eqn.outvars, results, strict=True))
         sums = [
-            with_more(self._how(number), total, added[var])
+            accumulate(self._how(number), total, added[var])
             for (number, var), total in zip(self.sums, sums, strict=True)
         ]
         fetched = [
@@ -264,7 +264,7 @@ class _Loop:
             for position, atom in enumerate(eqn.invars)
         ]
         for position, rows in spans.items():
-            atom, fill = eqn.invars[position], fill_of(eqn, one.axes, one.axis, position, operands)
+            atom, fill = eqn.invars[position], padding_value(eqn, one.axes, one.axis, position, operands)
             if fill is not None:
                 operands[position] = self._masked(atom, operands[position], rows, trip, fill)
         if eqn.primitive.name == "iota":

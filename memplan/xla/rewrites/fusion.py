@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from memplan.xla.aliasing import ELEMENTWISE
 from memplan.xla.module import NAME, Computation, Instruction, Names, read_instruction
 from memplan.xla.shapes import Array, Shape, shape_text
-from memplan.xla.sharing import ELEMENTWISE
 
 CHEAP = ELEMENTWISE | {"broadcast", "bitcast", "constant", "iota", "parameter"}
 """What costs next to nothing beside the bytes that a fusion moves, and may be done twice."""

@@ -54,7 +54,7 @@ class FusionGroups:
         most_nbytes: int,
         originals: Mapping[str, str] | None,
     ) -> None:
-        """`originals`: of clones, what they recompute; only these are merged, with what is nearer to them than that."""
+        """`originals`: clone -> the fusion that it recomputes; only clones are merged, see `merge`."""
         self._body, self._constraints, self._most_nbytes, self._originals = body, constraints, most_nbytes, originals
         fusions = (mergeable(module, body, op) for op in body.ops.values())
         self._fusions = {one.op.name: one for one in fusions if one is not None}

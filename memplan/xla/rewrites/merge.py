@@ -51,8 +51,8 @@ def merge_fusions(
     Args:
       problem: the module's, by `problem_of`.
       room_nbytes: what temporaries may take; fusions that would crowd it stay apart.
-      originals: of fusions that are clones, what they recompute: only these are merged, with what is nearer to them
-        than that.
+      originals: clone -> the fusion that it recomputes. Only clones are merged, and only with a fusion closer than
+        their original.
     """
     names, constraints, clones = Names(module), constraints_of(problem), originals or {}
     texts, reads = module.texts, dict[str, frozenset[str]]()

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memplan.planning.problem import Kernel, Problem, Role
+from memplan.xla.aliasing import ELEMENTWISE
 from memplan.xla.module import Computation, Instruction, Module, Names, read_instruction, with_loops
 from memplan.xla.rewrites.fusion import (
     CHEAP,
@@ -28,7 +29,6 @@ from memplan.xla.rewrites.fusion import (
 )
 from memplan.xla.rewrites.rounding import keeps_bits
 from memplan.xla.shapes import Shape
-from memplan.xla.sharing import ELEMENTWISE
 
 WHOLE_SHARE = 0.9
 """Of the budget, at most, for what stays whole: ResNet-50 in 1250 MiB has one kernel above it, whose pieces spare the

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from memplan.program import compat
+from memplan.program.broadcasts import Sum, broadcast_of, centred, squared
 from memplan.program.flatten import flatten
 from memplan.program.interpret import interpret
-from memplan.program.spread import Sum, centred, spread_of, squared
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, 8, 4, 3)), jnp.float32)
 
@@ -43,7 +43,7 @@ def test_a_sum_is_that_of_what_the_array_is_broadcast_to(axes: tuple[int, ...], 
 def test_the_thin_source_is_what_every_summed_element_is(spread: Callable[..., Any], shape: tuple[int, ...]):
     given, total = jnp.arange(1.0, 1 + int(np.prod(shape))).reshape(shape), Sum(X.shape, (1, 2))
     out, made, closed = last_of(spread, given)
-    found = spread_of(out, total, made)
+    found = broadcast_of(out, total, made)
     assert found is not None
     source = given if found.source is closed.jaxpr.invars[0] else interpret(closed, [given])[0]
     whole = jnp.broadcast_to(interpret(closed, [given])[0], X.shape)
@@ -53,7 +53,7 @@ def test_the_thin_source_is_what_every_summed_element_is(spread: Callable[..., A
 @pytest.mark.parametrize("shape", [(2, 8, 1, 3), (2, 1, 4, 1), X.shape])
 def test_what_differs_along_a_summed_dimension_is_spread_from_nothing(shape: tuple[int, ...]):
     out, made, _ = last_of(lambda a: -a, jnp.ones(shape))
-    assert spread_of(out, Sum(X.shape, (1, 2)), made) is None
+    assert broadcast_of(out, Sum(X.shape, (1, 2)), made) is None
 
 
 def mean(x: jax.Array, axes: tuple[int, ...] = (1, 2)) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Arrays that are one and the same along some dimensions: from what they are spread, and which of them are means."""
+"""Which arrays are broadcasts along some dimensions, of what, and which of them are means."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Sum:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """What an array is spread from, along the dimensions that are summed over at least."""
+class Broadcast:
+    """The source that an array is broadcast from, at least along the dimensions that are summed over."""
 
     source: Any
     dims: tuple[int, ...]  # for each dimension of the source, that of the array; those summed over have one element
@@ -60,13 +60,13 @@ class Spread:
         return lax.broadcast_in_dim(x, total.result, dims)
 
 
-def spread_of(atom: Any, total: Sum, made: Made) -> Spread | None:
+def broadcast_of(atom: Any, total: Sum, made: Made) -> Broadcast | None:
     """What an array (or a scalar) is spread from; None where it differs along a dimension that is summed over."""
     eqn = made.get(atom) if compat.is_var(atom) else None
     if eqn is not None and eqn.primitive.name == "broadcast_in_dim" and len(shape_of(atom)) == len(total.shape):
-        found = Spread(eqn.invars[0], tuple(map(int, eqn.params["broadcast_dimensions"])))
+        found = Broadcast(eqn.invars[0], tuple(map(int, eqn.params["broadcast_dimensions"])))
     else:
-        found = Spread(atom, tuple(range(len(shape_of(atom)))))
+        found = Broadcast(atom, tuple(range(len(shape_of(atom)))))
     sizes = zip(found.dims, shape_of(found.source), strict=True)
     return found if all(size == 1 for dim, size in sizes if dim in total.axes) else None
 
@@ -102,7 +102,7 @@ def _maker(atom: Any, made: Made) -> compat.JaxprEqn | None:
 
 def _is_mean(atom: Any, x: Any, total: Sum, made: Made) -> bool:
     """A sum of x over the same dimensions, divided by how many it sums, and given as many dimensions as x again."""
-    spread = spread_of(atom, total, made)
+    spread = broadcast_of(atom, total, made)
     if spread is None or shape_of(x) != total.shape or not compat.is_var(x):
         return False
     value, scale = spread.source, 1.0

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from memplan.xla.aliasing import ELEMENTWISE, may_overwrite, updated
 from memplan.xla.module import Module, read_module
-from memplan.xla.sharing import ELEMENTWISE, may_overwrite, updated
 
 ARRAY = "f32[8,4]{1,0}"
 PARAMETERS = f"""  %p = {ARRAY} parameter(0)
