@@ -1,4 +1,4 @@
-"""Real processes with gloo between them, every step against the same step on one device: also where 3, 5, 6 or 7 take
+"""Real processes with gloo between them, every step against the same step on one device: also where 3, 6 or 7 take
 part, whose reduce-scatter gloo gets wrong. `experiments.distributed.every_step` goes on for 200 steps."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("mesh", "cases"), [("3x4", tuple(CASES)), *((mesh, ("split state",)) for mesh in ("5x1", "6x1", "7x1"))]
+    ("mesh", "cases"), [("3x4", tuple(CASES)), *((mesh, ("split state",)) for mesh in ("6x1", "7x1"))]
 )
 def test_every_step_is_that_of_one_device(mesh: str, cases: Sequence[str]) -> None:
     found = launched(mesh, 10, cases, timeout_s=300)

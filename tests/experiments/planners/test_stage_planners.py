@@ -32,8 +32,8 @@ def test_exact_agrees_with_every_sequence(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_exact_agrees_with_every_sequence_on_a_thousand_graphs() -> None:
-    for seed in range(1000):
+def test_exact_agrees_with_every_sequence_on_three_hundred_graphs() -> None:
+    for seed in range(300):
         agree(seed)
 
 
