@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
+import platform
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from memplan.io import write_atomic
+from memplan.io import versions, write_atomic
 
 END = "<!-- end -->\n"
 
@@ -38,6 +41,12 @@ def grid(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table in markdown."""
     lines = [f"| {' | '.join(map(str, cells))} |" for cells in (head, *rows)]
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+
+
+def conditions(*packages: str) -> dict[str, Any]:
+    """What a result was measured on, as JSON has it."""
+    hardware = f"{platform.machine()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"
+    return {"hardware": hardware, "versions": dict(versions(*packages))}
 
 
 def measure_and_tell(

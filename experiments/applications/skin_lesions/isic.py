@@ -7,27 +7,22 @@ Photographs `ISIC_0000000.jpg` of any size; beside them a table of classes, `ima
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
-from experiments.applications.skin_lesions.photographs import opened
 from experiments.datasets import DatasetError
 
-CLASSES = ("MEL", "NV", "BCC", "AKIEC", "AK", "BKL", "DF", "VASC", "SCC")
-"""What a column may be called: melanoma, nevus, basal cell carcinoma, ..."""
-UNKNOWN = "UNK"
-"""Column of ISIC 2019 for lesions of no class; no photograph to train on may be in it."""
+CLASSES = ("MEL", "NV", "BCC", "AKIEC", "AK", "BKL", "DF", "VASC", "SCC")  # melanoma, nevus, basal cell carcinoma, ...
+UNKNOWN = "UNK"  # ISIC 2019's column for lesions of no class: no photograph to train on may be in it
 
 
 @dataclass(frozen=True)
 class Lesion:
     """One photograph, for example ISIC_0024306; `label` is a position in the data set's `classes`."""
 
-    name: str
     image: Path
     mask: Path
     label: int
@@ -45,73 +40,59 @@ def open_dataset(images: Path, masks: Path, truth: Path) -> Dataset:
     Raises:
       DatasetError: the table is no such table, a lesion has no or an unknown class, or a file is missing.
     """
-    rows = _rows(truth)
-    classes = tuple(column for column in rows[0] if column not in ("image", UNKNOWN))
-    return Dataset(classes, tuple(_lesion(images, masks, truth, row, classes) for row in rows))
-
-
-def mask_of(lesion: Lesion) -> Image.Image:
-    """The mask as it is stored, of the size of its photograph, with no values but 0 and 255.
-
-    Raises:
-      DatasetError: damaged, of another size, or not a mask.
-    """
-    mask, photograph = opened(lesion.mask), opened(lesion.image)
-    if mask.size != photograph.size:
-        raise DatasetError(
-            lesion.mask,
-            f"the mask has {mask.size[0]} x {mask.size[1]} pixels, its photograph {lesion.image} has "
-            f"{photograph.size[0]} x {photograph.size[1]}",
-            "Check that the two belong together and neither was resized alone.",
-        )
-    values = np.unique(np.asarray(mask))
-    if mask.mode != "L" or not np.isin(values, (0, 255)).all():
-        raise DatasetError(
-            lesion.mask,
-            f"mode {mask.mode} with values {values[:5].tolist()}, not grey with 0 and 255 alone",
-            "Masks are PNG files, 255 on the lesion; smoothing or JPEG would add other values.",
-        )
-    return mask
-
-
-def _rows(truth: Path) -> list[dict[str, str]]:
-    """The rows of the table, every one with the same known columns."""
     try:
         with truth.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
-    except OSError as error:
-        raise DatasetError(truth, f"cannot be read ({error.strerror})", "Point to the ground truth's CSV.") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DatasetError(truth, f"not a CSV table ({error})", "Restore the original file.") from error
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DatasetError(truth, f"no readable CSV table ({error})", "Point to the ground truth's CSV.") from error
     columns = list(rows[0]) if rows else []
-    strange = [column for column in columns[1:] if column not in (*CLASSES, UNKNOWN)]
-    if len(columns) < 3 or columns[0] != "image" or strange:
-        found = f"unknown columns {strange}" if strange else f"columns {columns}"
-        raise DatasetError(
-            truth, f"{len(rows)} rows with {found}", f"ISIC's begins image,MEL,NV; known are {', '.join(CLASSES)}."
-        )
-    return rows
+    if len(columns) < 3 or columns[0] != "image" or not {*columns[1:]} <= {*CLASSES, UNKNOWN}:
+        advice = f"ISIC's begins image,MEL,NV; known are {', '.join(CLASSES)}."
+        raise DatasetError(truth, f"{len(rows)} rows with columns {columns}", advice)
+    classes, lesions = tuple(column for column in columns[1:] if column != UNKNOWN), []
+    for row in rows:
+        image, mask = images / f"{row['image']}.jpg", masks / f"{row['image']}_segmentation.png"
+        for file in (image, mask):
+            if not file.is_file():
+                raise DatasetError(file, f"listed in {truth}, but missing", "Unpack the archive again, to its end.")
+        marks = [row[name] in ("1", "1.0") for name in classes]
+        if marks.count(True) != 1 or any(row[name] not in ("0", "0.0", "1", "1.0") for name in classes):
+            advice = "Each row has one 1.0 among zeros; leave others out."
+            raise DatasetError(truth, f"{row['image']} has no known class: {row}", advice)
+        lesions.append(Lesion(image, mask, marks.index(True)))
+    return Dataset(classes, tuple(lesions))
 
 
-def _lesion(images: Path, masks: Path, truth: Path, row: Mapping[str, str], classes: tuple[str, ...]) -> Lesion:
-    name = row["image"]
-    image, mask = images / f"{name}.jpg", masks / f"{name}_segmentation.png"
-    for file in (image, mask):
-        if not file.is_file():
-            raise DatasetError(file, f"listed in {truth}, but missing", "Unpack the archive again, to its end.")
-    return Lesion(name, image, mask, _label(truth, row, classes))
+def pixels(lesion: Lesion, side: int) -> np.ndarray:
+    """The middle square of the photograph, uint8 [side, side, 3]; shrinking averages what falls together.
+
+    Raises:
+      DatasetError: the file is absent, cut short or no picture.
+    """
+    return np.asarray(ImageOps.fit(_opened(lesion.image).convert("RGB"), (side, side), Image.Resampling.BILINEAR))
 
 
-def _label(truth: Path, row: Mapping[str, str], classes: tuple[str, ...]) -> int:
-    """The position of the only 1.0 among zeros."""
-    cells = [row[column] for column in classes]
+def mask_pixels(lesion: Lesion, side: int) -> np.ndarray:
+    """The middle square of the mask, int32 [side, side], 1 on the lesion.
+
+    Raises:
+      DatasetError: damaged, of another size than its photograph, or with other values than 0 and 255.
+    """
+    mask, photograph = _opened(lesion.mask), _opened(lesion.image)
+    if mask.size != photograph.size:
+        advice = "Check that the two belong together and neither was resized alone."
+        raise DatasetError(lesion.mask, f"{mask.size} pixels, where {lesion.image} has {photograph.size}", advice)
+    if mask.mode != "L" or not np.isin(np.asarray(mask), (0, 255)).all():
+        advice = "Masks are PNG files, 255 on the lesion; smoothing or JPEG would add other values."
+        raise DatasetError(lesion.mask, f"mode {mask.mode}, not grey with 0 and 255 alone", advice)
+    return (np.asarray(ImageOps.fit(mask, (side, side), Image.Resampling.NEAREST)) > 0).astype(np.int32)
+
+
+def _opened(path: Path) -> Image.Image:
+    """The picture, decoded to its last pixel."""
     try:
-        values = [float(cell) for cell in cells]
-    except (TypeError, ValueError):
-        values = []
-    if sorted(values) != [0.0] * (len(classes) - 1) + [1.0]:
-        told = dict(zip(classes, cells, strict=True))
-        raise DatasetError(
-            truth, f"{row['image']} has no known class: {told}", "Each row has one 1.0 among zeros; leave others out."
-        )
-    return values.index(1.0)
+        with Image.open(path) as picture:
+            picture.load()
+            return picture
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DatasetError(path, f"no whole picture ({error})", "Fetch the file again; no pixel was used.") from error

@@ -1,125 +1,117 @@
-"""Training a classifier and a segmentation of skin lesions within a budget, and exporting the classifier."""
+"""Batches of photographs, decoded by grain's threads while the step runs, and two tasks trained within a budget."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import grain
 import jax
 import numpy as np
 import optax
-from jax import export
 
-import memplan
-from experiments.applications.skin_lesions.preparing import Prepare, classified, outlined, standardized_pixels
-from memplan.report.model import Report
+from experiments.applications.skin_lesions.isic import Lesion, mask_pixels, pixels
 from models.resnet import ResNet, ResNetConfig
-from models.train import Built, TrainState, resnet_step, unet2d_step
+from models.train import Batch, Built, Step, TrainState, resnet_step, unet2d_step
 from models.unet2d import UNet2D, UNet2DConfig
 
-Predict = Callable[[Any], Any]
-"""uint8 [batch, side, side, 3] -> what the task asks for, of each image."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Sizes of a training. The rate rises over a tenth of the steps and falls to zero by half a cosine.
-
-    Attributes:
-      side: pixels along each side of what the network sees.
-      budget: device bytes that the step may take, as `memplan.jit` takes them.
-    """
-
-    side: int
-    batch: int
-    steps: int
-    filters: int
-    rate: float
-    budget: str | int | None
-
-    @property
-    def optimizer(self) -> optax.GradientTransformation:
-        rate = optax.warmup_cosine_decay_schedule(0.0, self.rate, self.steps // 10, self.steps)
-        return optax.sgd(rate, momentum=0.9, nesterov=True)
-
-
-CLASSIFIER = Settings(side=64, batch=32, steps=300, filters=8, rate=0.1, budget="14MiB")
-OUTLINER = Settings(side=64, batch=8, steps=100, filters=8, rate=0.1, budget="20MiB")
-DEPTH, LEVELS = 14, 3
+# Of red, green and blue in ImageNet, as shares of full brightness: what networks for photographs are used to.
+MEAN, DEVIATION = np.array([0.485, 0.456, 0.406], np.float32), np.array([0.229, 0.224, 0.225], np.float32)
+EXAMINED_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is learnt: the step with its first state, how a lesion is prepared, and what a state then predicts."""
+    """What is learnt, and within which budget."""
 
-    settings: Settings
+    name: str
+    side: int  # pixels of what the network sees
+    batch: int
+    steps: int
+    budget: str | int | None  # device bytes of a step, as `memplan.jit` takes them
+    network: Any
     built: Built
-    prepare: Prepare
-    predict: Callable[[TrainState], Predict]
+    label: Callable[[Lesion], np.ndarray]  # int32, a class or [side, side] of them
+    score: Callable[[np.ndarray, np.ndarray], dict[str, float]]  # labels, answers [examples, ...] -> name: 0 to 1
 
 
-def classification(settings: Settings, classes: Sequence[str], depth: int = DEPTH, seed: int = 0) -> Task:
-    """A ResNet; predicts {class: share float32 [batch]}."""
-    config = ResNetConfig(depth, settings.filters, len(classes))
-    built = resnet_step(
-        settings.side, settings.batch, config=config, optimizer=settings.optimizer, concrete=True, seed=seed
-    )
+def classification(
+    classes: int, budget: str | None = "14MiB", side: int = 64, batch: int = 32, steps: int = 300, filters: int = 8
+) -> Task:
+    config = ResNetConfig(14, filters, classes)
+    built = resnet_step(side, batch, config=config, optimizer=_sgd(steps), concrete=True)
 
-    def predict(state: TrainState) -> Predict:
-        weights = {"params": state.params, "batch_stats": state.batch_stats}
+    def label(lesion: Lesion) -> np.ndarray:
+        return np.asarray(lesion.label, np.int32)
 
-        def shares(images: Any) -> dict[str, Any]:
-            logits: Any = ResNet(config).apply(weights, standardized_pixels(images))
-            return dict(zip(classes, jax.nn.softmax(logits).T, strict=True))
-
-        return shares
-
-    return Task(settings, built, classified(settings.side), predict)
+    return Task("ResNet, classes", side, batch, steps, budget, ResNet(config), built, label, balanced_accuracy)
 
 
-def segmentation(settings: Settings, levels: int = LEVELS, seed: int = 0) -> Task:
-    """A U-Net; predicts bool [batch, side, side], true on the lesion."""
-    config = UNet2DConfig(levels, settings.filters)
-    built = unet2d_step(
-        settings.side, settings.batch, config=config, optimizer=settings.optimizer, concrete=True, seed=seed
-    )
-
-    def predict(state: TrainState) -> Predict:
-        def mask(images: Any) -> Any:
-            logits: Any = UNet2D(config).apply({"params": state.params}, standardized_pixels(images))
-            return logits[..., 1] > logits[..., 0]
-
-        return mask
-
-    return Task(settings, built, outlined(settings.side), predict)
+def segmentation(
+    budget: str | None = "20MiB", side: int = 64, batch: int = 8, steps: int = 100, filters: int = 8, levels: int = 3
+) -> Task:
+    config = UNet2DConfig(levels, filters)
+    built = unet2d_step(side, batch, config=config, optimizer=_sgd(steps), concrete=True)
+    label = partial(mask_pixels, side=side)
+    return Task("U-Net, masks", side, batch, steps, budget, UNet2D(config), built, label, overlaps)
 
 
-def train(task: Task, batches: Iterable[Any]) -> tuple[TrainState, np.ndarray, Report]:
-    """The state after all steps within the budget, the loss of each, float32 [steps], and the plan's report."""
-    step, (state, batch) = task.built
-    planned = memplan.jit(step, budget=task.settings.budget, donate_argnums=0).plan(state, batch)
-    state, losses = descend(planned.compile(), state, itertools.islice(batches, task.settings.steps))
-    return state, losses, planned.report
+def _sgd(steps: int) -> optax.GradientTransformation:
+    """The rate rises over a tenth of the steps and falls to zero by half a cosine."""
+    return optax.sgd(optax.warmup_cosine_decay_schedule(0.0, 0.1, steps // 10, steps), momentum=0.9, nesterov=True)
 
 
-def descend(step: Callable[..., Any], state: TrainState, batches: Iterable[Any]) -> tuple[TrainState, np.ndarray]:
+def batches(task: Task, lesions: Sequence[Lesion], seed: int = 0) -> Iterator[Any]:
+    """Endless, in an order and with turns that `seed` fixes: "image" float32 [batch, side, side, 3], and "label"."""
+    examples = grain.MapDataset.source(list(lesions)).seed(seed).shuffle().repeat().map(partial(prepared, task))
+    whole = examples.random_map(turned).batch(task.batch, drop_remainder=True).map(standardized)
+    return iter(whole.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)))
+
+
+def prepared(task: Task, lesion: Lesion) -> Batch:
+    return {"image": pixels(lesion, task.side), "label": task.label(lesion)}
+
+
+def turned(example: Batch, random: np.random.Generator) -> Batch:
+    """By any quarter turn and perhaps mirrored; a label that has a place turns with its image."""
+    quarters, step = int(random.integers(4)), -1 if random.integers(2) else 1
+    return {name: np.rot90(part, quarters)[:, ::step] if np.ndim(part) else part for name, part in example.items()}
+
+
+def standardized(batch: Batch) -> Batch:
+    return {**batch, "image": (np.float32(batch["image"]) / np.float32(255) - MEAN) / DEVIATION}
+
+
+def descend(run: Step, state: TrainState, batches: Iterator[Any], steps: int) -> tuple[TrainState, np.ndarray]:
     losses = []
-    for batch in batches:
-        state, metrics = step(state, batch)
+    for batch in itertools.islice(batches, steps):
+        state, metrics = run(state, batch)
         losses.append(metrics["loss"])
     return state, np.array(jax.device_get(losses))
 
 
-def predicted(predict: Predict, images: np.ndarray, at_once: int) -> Any:
-    """What `predict` makes of all images, a few at a time; arrays of numpy."""
-    run = jax.jit(predict)
-    parts = [jax.device_get(run(images[start : start + at_once])) for start in range(0, len(images), at_once)]
-    return jax.tree.map(lambda *some: np.concatenate(some), *parts)
+def scores(task: Task, state: TrainState, lesions: Sequence[Lesion]) -> dict[str, float]:
+    """What the network says of lesions, by its largest logit, against their labels."""
+    weights, answers = {"params": state.params, "batch_stats": state.batch_stats}, []
+    answer = jax.jit(lambda weights, images: task.network.apply(weights, images).argmax(-1))
+    for start in range(0, len(lesions), EXAMINED_AT_ONCE):
+        some = [pixels(one, task.side) for one in lesions[start : start + EXAMINED_AT_ONCE]]
+        answers.append(answer(weights, standardized({"image": np.stack(some)})["image"]))
+    return task.score(np.stack([task.label(one) for one in lesions]), np.concatenate(answers))
 
 
-def exported(predict: Predict, side: int) -> bytes:
-    """The program with its weights as StableHLO, for any batch, on CPUs and NVIDIA GPUs; `detector` reads it."""
-    images = jax.ShapeDtypeStruct(export.symbolic_shape(f"batch, {side}, {side}, 3"), np.uint8)
-    return bytes(export.export(jax.jit(predict), platforms=("cpu", "cuda"))(images).serialize())
+def balanced_accuracy(labels: np.ndarray, answers: np.ndarray) -> dict[str, float]:
+    """Mean over the classes in `labels` of the share that is answered right (the mean recall): integers [examples]."""
+    recalls = [np.mean(answers[labels == label] == label) for label in np.unique(labels)]
+    return {"balanced accuracy": float(np.mean(recalls))}
+
+
+def overlaps(labels: np.ndarray, answers: np.ndarray) -> dict[str, float]:
+    """Dice and Jaccard of masks of 0 and 1, [examples, ...], means over examples; 1 where neither marks anything."""
+    masks, answers = (one.reshape(len(one), -1) > 0 for one in (labels, answers))
+    both, either = (masks & answers).sum(1), (masks | answers).sum(1)
+    jaccard = np.where(either == 0, 1, both / np.maximum(either, 1))
+    return {"Dice": float((2 * jaccard / (1 + jaccard)).mean()), "Jaccard": float(jaccard.mean())}

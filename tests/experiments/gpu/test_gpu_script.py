@@ -23,7 +23,7 @@ from tests.gpu_runtime.toys import mlp
 
 LACKING = (
     "nibabel", "orbax", "matplotlib", "perfetto", "grain", "PIL", "ortools", "pytest", "hypothesis", "equinox",
-    "playwright", "viztracer", "flatbuffers", "jax_plugins", "jax_cuda12_plugin", "nvidia",
+    "playwright", "viztracer", "jax_plugins", "jax_cuda12_plugin", "nvidia",
 )  # fmt: skip
 CARD = {"name": "NVIDIA H100", "how": "NVIDIA H100, driver 580.1", "platform": "gpu", "real": True, "versions": {}}
 

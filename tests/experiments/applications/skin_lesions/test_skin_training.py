@@ -2,41 +2,66 @@
 
 from __future__ import annotations
 
+import json
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from experiments.applications.skin_lesions import run
 from experiments.applications.skin_lesions.isic import Dataset
-from experiments.applications.skin_lesions.photographs import DEVIATION, MEAN
-from experiments.applications.skin_lesions.preparing import (
-    classified,
-    examples_of,
-    outlined,
-    standardized_pixels,
-    training_batches,
+from experiments.applications.skin_lesions.training import (
+    DEVIATION,
+    MEAN,
+    Task,
+    balanced_accuracy,
+    batches,
+    overlaps,
+    prepared,
+    segmentation,
+    standardized,
     turned,
 )
-from experiments.applications.skin_lesions.training import Predict, Settings, Task, segmentation
 from experiments.readme import inserted
 from models.train import Batch, TrainState, cross_entropy, make_step
 
 
+def colours(dataset: Dataset, batch: int = 6) -> Task:
+    """A network of one layer, on the mean colour of a photograph."""
+
+    class Colours:
+        def apply(self, variables: Any, image: Any) -> Any:
+            return image.mean((1, 2)) @ variables["params"]
+
+    def loss(params: Any, batch_stats: Any, batch: Batch) -> tuple[jax.Array, Any]:
+        return cross_entropy(Colours().apply({"params": params}, batch["image"]), batch["label"]), batch_stats
+
+    optimizer = optax.sgd(0.1)
+    params = jnp.zeros((3, len(dataset.classes)))
+    state = TrainState(jnp.zeros((), jnp.int32), params, {}, optimizer.init(params))
+    first = {"image": jnp.zeros((batch, 8, 8, 3)), "label": jnp.zeros(batch, jnp.int32)}
+    built = make_step(loss, optimizer), (state, first)
+    return Task(
+        "colours", 8, batch, 20, None, Colours(), built, lambda one: np.asarray(one.label, np.int32), balanced_accuracy
+    )
+
+
 def test_channels_are_standardized_in_single_precision() -> None:
     image = np.array([[[0, 128, 255]]], np.uint8)
-    found = standardized_pixels(image)
+    found = standardized({"image": image})["image"]
     assert found.dtype == np.float32
     np.testing.assert_allclose(found[0, 0], (np.array([0, 128, 255]) / 255 - MEAN) / DEVIATION, rtol=1e-5)
 
 
 def test_batches_are_the_same_for_one_seed(dataset: Dataset) -> None:
     lesions = dataset.lesions[:6]
-    first, again, other = (list(islice(training_batches(lesions, classified(8), 4, seed), 4)) for seed in (0, 0, 1))
+    first, again, other = (list(islice(batches(colours(dataset, 4), lesions, seed), 4)) for seed in (0, 0, 1))
     for one, two in zip(first, again, strict=True):
         assert one["image"].shape == (4, 8, 8, 3) and one["image"].dtype == np.float32
         assert one["label"].shape == (4,) and one["label"].dtype == np.int32
@@ -47,12 +72,12 @@ def test_batches_are_the_same_for_one_seed(dataset: Dataset) -> None:
 
 def test_an_epoch_shows_every_lesion_once(dataset: Dataset) -> None:
     """Four batches of three are two epochs of six; brightness is the same however a photograph is turned."""
-    lesions = dataset.lesions[:6]
-    means = examples_of(lesions, classified(8))["image"].mean((1, 2, 3)).round(3).tolist()
+    lesions, task = dataset.lesions[:6], colours(dataset, 3)
+    means = [prepared(task, lesion)["image"].mean() for lesion in lesions]
     shown = [
         float(mean)
-        for batch in islice(training_batches(lesions, classified(8), 3, 0), 4)
-        for mean in ((batch["image"] * np.float32(DEVIATION) + np.float32(MEAN)) * 255).mean((1, 2, 3)).round(3)
+        for batch in islice(batches(task, lesions), 4)
+        for mean in ((batch["image"] * DEVIATION + MEAN) * 255).mean((1, 2, 3))
     ]
     assert sorted(shown[:6]) == pytest.approx(sorted(means), abs=0.01)
     assert sorted(shown[6:]) == pytest.approx(sorted(means), abs=0.01)
@@ -71,71 +96,53 @@ def test_masks_turn_with_their_photographs() -> None:
     assert turned({"label": np.int32(3)}, np.random.default_rng(0)) == {"label": 3}
 
 
-def test_prepared_masks_are_ones_on_the_lesion(dataset: Dataset) -> None:
-    example = outlined(16)(dataset.lesions[0])
-    assert example["label"].shape == (16, 16) and set(np.unique(example["label"])) == {0, 1}
-    inside, outside = (example["image"][example["label"] == value].mean(0) for value in (1, 0))
-    assert np.abs(inside - outside).max() > 5
+@given(st.integers(0, 10_000), st.integers(1, 40), st.integers(1, 5))
+def test_balanced_accuracy_one_by_one(seed: int, examples: int, classes: int) -> None:
+    random = np.random.default_rng(seed)
+    labels, answers = random.integers(0, classes, (2, examples))
+    recalls = []
+    for label in set(labels.tolist()):
+        own = [t == label for one, t in zip(labels.tolist(), answers.tolist(), strict=True) if one == label]
+        recalls.append(sum(own) / len(own))
+    assert balanced_accuracy(labels, answers)["balanced accuracy"] == pytest.approx(sum(recalls) / len(recalls))
 
 
-def test_a_quarter_is_held_out(dataset: Dataset) -> None:
-    learnt, held_out = run.split(dataset.lesions)
-    assert len(held_out) == 6 and len(learnt) == 18
-    assert set(learnt) | set(held_out) == set(dataset.lesions)
+@given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 4))
+def test_overlaps_pixel_by_pixel(seed: int, examples: int, side: int) -> None:
+    masks = np.random.default_rng(seed).random((2, examples, side, side)) < 0.4
+    dice, jaccard = [], []
+    for one, other in zip(*masks, strict=True):
+        a, b = set(np.flatnonzero(one)), set(np.flatnonzero(other))
+        dice.append(2 * len(a & b) / (len(a) + len(b)) if a or b else 1)
+        jaccard.append(len(a & b) / len(a | b) if a or b else 1)
+    found = overlaps(*masks.astype(np.int32))
+    assert found == {"Dice": pytest.approx(np.mean(dice)), "Jaccard": pytest.approx(np.mean(jaccard))}
 
 
-def mean_colours(dataset: Dataset) -> Task:
-    """A network of one layer, on the mean colour of a photograph."""
-    settings, width = Settings(8, 6, 20, 1, 0.1, None), len(dataset.classes)
-
-    def logits(params: Any, image: Any) -> Any:
-        return image.mean((1, 2)) @ params
-
-    def loss(params: Any, batch_stats: Any, batch: Batch) -> tuple[jax.Array, Any]:
-        return cross_entropy(logits(params, batch["image"]), batch["label"]), batch_stats
-
-    def predict(state: TrainState) -> Predict:
-        def shares(images: Any) -> dict[str, Any]:
-            told = jax.nn.softmax(logits(state.params, standardized_pixels(images)))
-            return dict(zip(dataset.classes, told.T, strict=True))
-
-        return shares
-
-    params = jnp.zeros((3, width))
-    state = TrainState(jnp.zeros((), jnp.int32), params, {}, settings.optimizer.init(params))
-    batch = {"image": jnp.zeros((6, 8, 8, 3)), "label": jnp.zeros(6, jnp.int32)}
-    return Task(settings, (make_step(loss, settings.optimizer), (state, batch)), classified(8), predict)
-
-
-def test_from_photographs_to_a_detector(dataset: Dataset, tmp_path: Path) -> None:
-    """A training whose detector tells elsewhere what it tells here; and what is written down of it can be read."""
-    found, deployment = run.classes(dataset, mean_colours(dataset), tmp_path / "detector.bin")
-    assert found.steps == 20 and found.planner == "none" and found.device_bytes == found.plain_bytes
-    assert found.first_loss == pytest.approx(np.log(7)) and found.last_loss < found.first_loss
-    assert found.losses_off == 0
-    assert deployment.photographs == deployment.same == 6 and deployment.off == 0
-    assert deployment.accuracy == found.scores["balanced accuracy"]
-    table = run.by_training([found]) + run.by_deployment(deployment)
-    assert f"| {found.first_loss:.2f} to {found.last_loss:.2f} |" in table
+def test_from_photographs_to_scores(dataset: Dataset) -> None:
+    found = run.trained(colours(dataset), dataset)
+    assert found["steps"] == 20 and found["planner"] == "none" and found["device_bytes"] == found["plain_bytes"]
+    assert found["first_loss"] == pytest.approx(np.log(7)) and found["last_loss"] < found["first_loss"]
+    assert found["losses_off"] == 0 and list(found["scores"]) == ["balanced accuracy"]
+    assert f"| {found['first_loss']:.2f} to {found['last_loss']:.2f} |" in run.table([found])
 
 
 @pytest.mark.slow
-def test_masks_are_learnt_and_scored(dataset: Dataset) -> None:
+def test_masks_are_learnt_within_a_budget(dataset: Dataset) -> None:
     """A U-Net of a single level tells dark from bright in a few steps."""
-    found = run.outlines(dataset, segmentation(Settings(16, 6, 40, 4, 0.1, None), levels=1))
-    assert found.last_loss < 0.8 * found.first_loss
-    assert 0.3 < found.scores["Jaccard"] < found.scores["Dice"] < 1
+    found = run.trained(segmentation("240KiB", side=16, batch=6, steps=40, filters=4, levels=1), dataset)
+    assert found["device_bytes"] <= found["budget_bytes"] < found["plain_bytes"]
+    assert found["losses_off"] < 1e-4
+    assert found["last_loss"] < 0.8 * found["first_loss"]
+    assert 0.3 < found["scores"]["Jaccard"] < found["scores"]["Dice"] < 1
 
 
-def test_results_are_within_budget_and_the_detector_agrees() -> None:
-    trainings, deployment = run.known()
-    for row in trainings:
-        assert row.device_bytes <= row.budget_bytes < row.plain_bytes
-        assert row.last_loss < row.first_loss
-    assert deployment.same == deployment.photographs
-    assert deployment.accuracy == trainings[1].scores["balanced accuracy"]
+def test_results_are_within_budget() -> None:
+    for row in json.loads(run.RESULTS.read_text())["trained"]:
+        assert row["device_bytes"] <= row["budget_bytes"] < row["plain_bytes"]
+        assert row["last_loss"] < row["first_loss"]
 
 
 def test_readme_is_what_the_results_say() -> None:
     text = run.README.read_text()
-    assert text == inserted(text, run.tables())
+    assert text == inserted(text, run.table(json.loads(run.RESULTS.read_text())["trained"]))
