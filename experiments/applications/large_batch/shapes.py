@@ -7,16 +7,13 @@ noise. So a colour or a place says nothing of the class: only the outline does.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 SIDE = 16
 
-Inside = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""Coordinates u, v of pixels in units of the shape's size, float64 [...] -> which pixels it covers, bool [...]."""
-
-SHAPES: dict[str, Inside] = {
+# Coordinates u, v of pixels in units of the shape's size, float64 [...] -> which pixels it covers, bool [...].
+SHAPES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "disc": lambda u, v: u**2 + v**2 < 1,
     "ring": lambda u, v: (u**2 + v**2 < 1) & (u**2 + v**2 > 0.3),
     "half disc": lambda u, v: (u**2 + v**2 < 1) & (u > 0),
@@ -30,47 +27,27 @@ SHAPES: dict[str, Inside] = {
 }
 
 
-@dataclass(frozen=True)
-class Images:
-    """Attributes:
-    image: float32 [examples, SIDE, SIDE, 3], each channel about zero mean and unit variance over the whole set.
-    label: int32 [examples], the position of the shape in `SHAPES`.
+def draw(examples: int, seed: int, noise: float = 0.3) -> tuple[np.ndarray, np.ndarray]:
+    """Images float32 [examples, SIDE, SIDE, 3] and independent labels int32 [examples], positions in `SHAPES`.
+
+    Pixels have zero mean and unit variance over the whole set; `noise` is in units of the mean difference of shape and
+    ground.
     """
-
-    image: np.ndarray
-    label: np.ndarray
-
-
-def draw(examples: int, seed: int, noise: float = 0.5) -> Images:
-    """`examples` images with independent labels; `noise` in units of the mean difference of shape and ground."""
     random = np.random.default_rng(seed)
     label = random.integers(0, len(SHAPES), examples).astype(np.int32)
-    covered = _cover(label, random)
-    contrast = random.choice((-1.0, 1.0), (examples, 1, 1, 3)) * random.uniform(0.5, 1.5, (examples, 1, 1, 3))
-    pixels = contrast * covered[..., None] + _light(examples, random)
-    pixels += random.normal(0, noise, pixels.shape)
-    return Images(((pixels - pixels.mean()) / pixels.std()).astype(np.float32), label)
-
-
-def _cover(label: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Which pixels are covered, bool [examples, SIDE, SIDE]."""
-    examples = len(label)
-    size = random.uniform(0.3, 0.45, examples) * SIDE
-    middle = (SIDE - 1) / 2 + random.uniform(-2, 2, (2, examples))
-    turn = random.uniform(-0.4, 0.4, examples)
-    y, x = np.mgrid[:SIDE, :SIDE]
-    x, y = (axis - place[:, None, None] for axis, place in zip((x, y), middle, strict=True))
-    cos, sin, size = (value[:, None, None] for value in (np.cos(turn), np.sin(turn), size))
-    u, v = (cos * x + sin * y) / size, (cos * y - sin * x) / size
+    # Which pixels the shape covers: u, v are its own coordinates.
+    size = random.uniform(0.3, 0.45, (examples, 1, 1)) * SIDE
+    middle = (SIDE - 1) / 2 + random.uniform(-2, 2, (2, examples, 1, 1))
+    turn = random.uniform(-0.4, 0.4, (examples, 1, 1))
+    rows, columns = np.mgrid[:SIDE, :SIDE]
+    x, y = columns - middle[0], rows - middle[1]
+    u, v = (np.cos(turn) * x + np.sin(turn) * y) / size, (np.cos(turn) * y - np.sin(turn) * x) / size
     covered = np.empty(u.shape, bool)
     for number, inside in enumerate(SHAPES.values()):
-        of_it = label == number
-        covered[of_it] = inside(u[of_it], v[of_it])
-    return covered
-
-
-def _light(examples: int, random: np.random.Generator) -> np.ndarray:
-    """A slope of any direction and colour, float64 [examples, SIDE, SIDE, 3]."""
+        covered[label == number] = inside(u[label == number], v[label == number])
+    contrast = random.choice((-1.0, 1.0), (examples, 1, 1, 3)) * random.uniform(0.5, 1.5, (examples, 1, 1, 3))
     slope = random.normal(0, 0.5, (2, examples, 1, 1, 3))
-    y, x = (axis[None, :, :, None] / SIDE - 0.5 for axis in np.mgrid[:SIDE, :SIDE])
-    return slope[0] * x + slope[1] * y
+    light = slope[0] * (columns[..., None] / SIDE - 0.5) + slope[1] * (rows[..., None] / SIDE - 0.5)
+    pixels = contrast * covered[..., None] + light
+    pixels += random.normal(0, noise, pixels.shape)
+    return ((pixels - pixels.mean()) / pixels.std()).astype(np.float32), label
