@@ -55,14 +55,12 @@ def measure_and_tell(
     measure: Callable[[str], str],
     readme: Path,
     table: Callable[[], str],
-    keep: bool = False,
 ) -> None:
     """The command line of an experiment with a result per case: `--only NAME ...`, or `--table` for the README alone.
 
     Args:
       told: the module's docstring.
       measure: case -> JSON, written whole to `results/` beside the README.
-      keep: measure a case that has a result only where `--only` names it.
     """
     parser = argparse.ArgumentParser(description=told.splitlines()[0] if told else None)
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=cases)
@@ -70,7 +68,6 @@ def measure_and_tell(
     args = parser.parse_args()
     results = readme.parent / "results"
     results.mkdir(exist_ok=True)
-    wanted = args.only or [name for name in cases if not (keep and (results / f"{name}.json").exists())]
-    for name in wanted if not args.table else ():
+    for name in (args.only or cases) if not args.table else ():
         write_atomic(results / f"{name}.json", measure(name) + "\n")
     insert(readme, table())

@@ -1,240 +1,157 @@
-"""Whole volumes against patches where context matters, and what inference takes either way.
+"""Whole volumes against patches where context matters: does a plan within a budget learn what the whole volume teaches?
 
-python -m experiments.applications.segmentation.run  # cases without a result (extras gpu-aot and demo)
-python -m experiments.applications.segmentation.run --only NAME ...  # these, again
-python -m experiments.applications.segmentation.run --table  # rewrites the tables of README.md
+python -m experiments.applications.segmentation.run  # all cases; --only NAME ... for some
+python -m experiments.applications.segmentation.run --table  # rewrites the table of README.md
 """
 
 from __future__ import annotations
 
 import json
-import math
-import os
-import platform
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
 import memplan
-from experiments.applications.segmentation.context import LABELS
-from experiments.applications.segmentation.inference import Windows, places
-from experiments.applications.segmentation.patches import (
-    Scores,
-    Settings,
-    Way,
-    compiled_bytes,
-    forward,
-    inferences,
-    score,
-    train,
-    ways,
-)
-from experiments.readme import grid, measure_and_tell
-from memplan import io
+from experiments.applications.segmentation.context import LABELS, draw
+from experiments.applications.segmentation.decathlon import Volume
+from experiments.applications.segmentation.losses import hard_dice
+from experiments.readme import conditions, grid, measure_and_tell
+from models.train import Batch, Step, TrainState, unet3d_step
 from models.unet3d import UNet3D, UNet3DConfig
 
-HERE = Path(__file__).parent
-RESULTS, README = HERE / "results", HERE / "README.md"
-SEEDS = (0, 1, 2)
-DEVICE = "v100"
-SIDE, PATCH = 240, 128
-OUTPUTS = 64  # classes of a network for the whole brain
-MIB = 2**20
+README = Path(__file__).parent / "README.md"
+TRAINING, HELD_OUT = 0, 1  # seeds of phantoms
+FOREGROUND = 1 / 3  # of the patches are centred on a lesion's voxel, as in nnU-Net
+WAYS = {"whole": "a whole volume", "slabs": "a whole volume, in slabs", "patch": "a patch"}
+CASES = [f"outputs-{way}-{seed}" for seed in range(3) for way in WAYS]
+NETWORK = UNet3DConfig(levels=3, filters=8, classes=64, in_channels=1)  # phantoms have the first three classes
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all trainings have in common; sides in voxels."""
+
+    size: int = 16
+    patch: int = 8
+    steps: int = 400
+    heads: int = 64  # phantoms to train on
+    held_out: int = 16  # and to score
+    model: UNet3DConfig = NETWORK
+
+    @property
+    def optimizer(self) -> optax.GradientTransformation:
+        return optax.adam(optax.warmup_cosine_decay_schedule(0.0, 1e-2, self.steps // 10, self.steps))
 
 
 @dataclass(frozen=True)
 class Trained:
-    """One training and what became of it.
-
-    Attributes:
-      voxels: seen in all steps.
-      loss: mean of the last tenth of the steps.
-      train_s: without compilation.
-      scores: by inference.
-    """
+    """One training; bytes by the compiler, hard Dice over the voxels of all held-out volumes together."""
 
     way: str
-    seed: int
-    steps: int
-    voxels: int
-    loss: float
-    train_s: float
-    scores: dict[str, Scores]
-
-
-@dataclass(frozen=True)
-class Budgeted:
-    """One training within a budget, or without one (None); bytes by the compiler, the score by `how` it predicts."""
-
-    way: str
-    how: str
     seed: int
     budget_bytes: int | None
     compiled_bytes: int
-    loss: float
-    train_s: float
-    scores: Scores
+    loss: float  # mean of the last tenth of the steps
+    dice: tuple[float, ...]  # of each class of `context.LABELS`
+    lesion_dice: float  # of lesion against background, whichever lesion
 
 
-@dataclass(frozen=True)
-class Inference:
-    """One prediction, compiled for a described GPU; bytes by the compiler, seconds by the roofline.
-
-    Attributes:
-      side: voxels along each side of what one prediction sees, `batch` at a time.
-      predictions: that a volume of `SIDE`^3 voxels takes.
-    """
-
-    device: str
-    side: int
-    batch: int
-    predictions: int
-    device_bytes: int
-    prediction_s: float
+def trained(settings: Settings, way: str, seed: int) -> Trained:
+    """A step sees one cube: the whole volume, or a patch; the budget is a quarter of what the whole takes as it is."""
+    budget = None if way == "whole" else compiled(settings, settings.size, None)[1] // 4
+    side = settings.patch if way == "patch" else settings.size
+    run, nbytes = compiled(settings, side, budget)
+    params = jax.jit(UNet3D(settings.model).init)(jax.random.key(seed), jnp.zeros((1, side, side, side, 1)))["params"]
+    state = TrainState(jnp.zeros((), jnp.int32), params, {}, settings.optimizer.init(params))
+    losses = []
+    for batch in batches(settings, side, seed):
+        state, metrics = run(state, batch)
+        losses.append(metrics["loss"])
+    last = np.array(jax.device_get(losses[-max(1, settings.steps // 10) :])).mean()
+    return Trained(WAYS[way], seed, budget, nbytes, float(last), *score(settings, side, state.params))
 
 
-def trained(settings: Settings, name: str, way: Way, seed: int) -> Trained:
-    state, loss, train_s = train(settings, way, seed)
-    scores = {how: score(settings, infer) for how, infer in inferences(settings, state.params).items()}
-    voxels = settings.steps * way.batch * way.side**3
-    return Trained(name, seed, settings.steps, voxels, loss, train_s, scores)
+@cache
+def compiled(settings: Settings, side: int, budget: int | None) -> tuple[Step, int]:
+    """The step on one cube, planned where there is a budget, and its bytes; once for all seeds."""
+    step, args = unet3d_step(side, 1, settings.model, settings.optimizer)
+    planned = memplan.jit(step, budget=budget, donate_argnums=0).plan(*args)
+    assert planned.report.compiled_peak_bytes is not None
+    return planned.compile(), planned.report.compiled_peak_bytes
 
 
-def budgeted(way: str, how: str, seed: int) -> Budgeted:
-    """The budget is a quarter of what a whole volume takes as it is."""
-    settings = Settings(outputs=OUTPUTS)
-    whole_bytes = compiled_bytes(settings, Way(settings.size, 1))
-    side = settings.patch if way == "a patch" else settings.size
-    budget = None if way == "a whole volume" else whole_bytes // 4
-    one = Way(side, 1, budget)
-    state, loss, train_s = train(settings, one, seed)
-    found = score(settings, inferences(settings, state.params)[how])
-    return Budgeted(way, how, seed, budget, compiled_bytes(settings, one), loss, train_s, found)
+def batches(settings: Settings, side: int, seed: int) -> Iterator[Batch]:
+    random = np.random.default_rng(seed)
+    volumes = [draw(settings.size, TRAINING, number).volume for number in range(settings.heads)]
+    for _ in range(settings.steps):
+        seen = random_patch(volumes[int(random.integers(len(volumes)))], side, random)
+        yield {"image": seen.image[None], "label": seen.label[None]}
 
 
-def inference(side: int, batch: int) -> Inference:
-    config = UNet3DConfig()
-    image = jax.ShapeDtypeStruct((batch, side, side, side, config.in_channels), np.float32)
-    params = jax.eval_shape(UNet3D(config).init, jax.random.key(0), image)["params"]
-    report = memplan.jit(forward(config), device=DEVICE).plan(params, image).report
-    assert report.compiled_peak_bytes and report.predicted_step_s
-    predictions = math.ceil(len(list(places((SIDE,) * 3, Windows((side,) * 3)))) / batch)
-    return Inference(DEVICE, side, batch, predictions, report.compiled_peak_bytes, report.predicted_step_s)
+def random_patch(volume: Volume, side: int, random: np.random.Generator) -> Volume:
+    """A cube of `side` voxels, anywhere inside or, in `FOREGROUND` of all cases, about a voxel of a lesion."""
+    shape = np.array(volume.label.shape)
+    corner = random.integers(0, shape - side + 1)
+    if random.random() < FOREGROUND:
+        lesion: np.ndarray = np.argwhere(volume.label)
+        corner = np.clip(random.choice(lesion) - side // 2, 0, shape - side)
+    box = tuple(slice(low, low + side) for low in corner.tolist())
+    return Volume(volume.image[box], volume.label[box])
 
 
-TRAININGS: dict[str, Callable[[], Trained]] = {
-    f"{name.removeprefix('a ').replace(' ', '_')}-{seed}": partial(trained, Settings(), name, way, seed)
-    for name, way in ways(Settings()).items()
-    for seed in SEEDS
-}
-BUDGETED: dict[str, Callable[[], Budgeted]] = {
-    f"{name}-{seed}": partial(budgeted, way, how, seed)
-    for seed in SEEDS
-    for name, way, how in (
-        ("outputs-whole", "a whole volume", "whole"),
-        ("outputs-slabs", "a whole volume, in slabs", "whole"),
-        ("outputs-patch", "a patch", "windows"),
-    )
-}
-INFERENCES: dict[str, Callable[[], Inference]] = {
-    f"inference-{side}-b{batch}": partial(inference, side, batch) for side, batch in ((SIDE, 1), (PATCH, 1), (PATCH, 4))
-}
+def score(settings: Settings, side: int, params: Any) -> tuple[tuple[float, ...], float]:
+    """Hard Dice of each class, and of lesions, over phantoms that no training sees, predicted in cubes of `side`."""
+    network: Any = UNet3D(settings.model)
+    predict = jax.jit(lambda params, images: network.apply({"params": params}, images).argmax(-1))
+    found, true = [], []
+    for number in range(settings.held_out):
+        volume = draw(settings.size, HELD_OUT, number).volume
+        found.append(predict(params, cubes(volume.image, side)))
+        true.append(cubes(volume.label, side))
+    found, true = jnp.concatenate(found), jnp.concatenate(true)
+    dice, lesion = hard_dice(found, true, len(LABELS)), hard_dice(found > 0, true > 0, 2)
+    return tuple(map(float, dice)), float(lesion[1])
+
+
+def cubes(array: np.ndarray, side: int) -> np.ndarray:
+    """An array [X, Y, Z, ...] with equal sides, cut into [cubes, side, side, side, ...]."""
+    count, rest = len(array) // side, array.shape[3:]
+    cut = array.reshape(count, side, count, side, count, side, *rest)
+    return np.moveaxis(cut, (2, 4), (1, 2)).reshape(-1, side, side, side, *rest)
 
 
 def measure(name: str) -> str:
-    """The case's result as JSON, with what it was measured on."""
-    row = {**TRAININGS, **BUDGETED, **INFERENCES}[name]()
-    versions = dict(io.versions("jax", "flax", "optax", "numpy"))
-    hardware = f"{platform.machine()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"
-    return json.dumps({"hardware": hardware, "versions": versions, **asdict(row)}, indent=1)
+    _, way, seed = name.split("-")
+    row = asdict(trained(Settings(), way, int(seed)))
+    return json.dumps({**conditions("jax", "flax", "optax", "numpy"), **row}, indent=1)
 
 
-def known_trainings() -> Iterator[Trained]:
-    for found in _known(TRAININGS):
-        scores = {how: Scores(tuple(one["dice"]), one["lesion_dice"]) for how, one in found.pop("scores").items()}
-        yield Trained(**found, scores=scores)
+def known() -> list[dict[str, Any]]:
+    return [json.loads((README.parent / "results" / f"{name}.json").read_text()) for name in CASES]
 
 
-def known_budgeted() -> Iterator[Budgeted]:
-    for found in _known(BUDGETED):
-        scores = found.pop("scores")
-        yield Budgeted(**found, scores=Scores(tuple(scores["dice"]), scores["lesion_dice"]))
-
-
-def known_inferences() -> Iterator[Inference]:
-    yield from (Inference(**found) for found in _known(INFERENCES))
-
-
-def _known(names: Sequence[str] | dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for path in (RESULTS / f"{name}.json" for name in names):
-        if path.exists():
-            found = json.loads(path.read_text())
-            yield {name: value for name, value in found.items() if name not in ("hardware", "versions")}
-
-
-def tables() -> str:
-    return "\n".join(
-        (by_way(list(known_trainings())), by_budget(list(known_budgeted())), by_inference(list(known_inferences())))
-    )
-
-
-def by_way(rows: Sequence[Trained]) -> str:
+def table(rows: Sequence[dict[str, Any]]) -> str:
     """Hard Dice in per cent: the mean over seeds, and the lowest and highest."""
-    head, lines = ("a step sees", "steps", "Mvoxels seen", "predicted", "lesion", *LABELS[1:], "training s"), []
-    for way in dict.fromkeys(row.way for row in rows):
-        of_way = [row for row in rows if row.way == way]
-        seen = of_way[0].voxels / 1e6
-        seconds = statistics.mean(row.train_s for row in of_way)
-        for how in of_way[0].scores:
-            scores = [row.scores[how] for row in of_way]
-            dice = [_spread([one.dice[label] for one in scores]) for label in range(1, len(LABELS))]
-            lesion = _spread([one.lesion_dice for one in scores])
-            lines.append((way, of_way[0].steps, f"{seen:.1f}", how, lesion, *dice, f"{seconds:.0f}"))
+    head, lines = ("a step sees", "budget MiB", "step MiB", "last loss", "lesion", *LABELS[1:]), []
+    for way in WAYS.values():
+        of_way = [row for row in rows if row["way"] == way]
+        budget, step = (of_way[0][name] for name in ("budget_bytes", "compiled_bytes"))
+        loss = statistics.mean(row["loss"] for row in of_way)
+        cells = [f"{budget / 2**20:.1f}" if budget else "", f"{step / 2**20:.1f}", f"{loss:.4f}"]
+        for shares in zip(*([row["lesion_dice"], *row["dice"][1:]] for row in of_way), strict=True):
+            mean, low, high = (100 * one for one in (statistics.mean(shares), min(shares), max(shares)))
+            cells.append(f"{mean:.0f} ({low:.0f} to {high:.0f})")
+        lines.append((way, *cells))
     return grid(head, lines) + "\n"
-
-
-def by_budget(rows: Sequence[Budgeted]) -> str:
-    """As `by_way`, with the bytes of a step."""
-    head = ("a step sees", "predicted", "budget MiB", "step MiB", "last loss", "lesion", *LABELS[1:], "training s")
-    lines = []
-    for way in dict.fromkeys(row.way for row in rows):
-        of_way = [row for row in rows if row.way == way]
-        first, loss = of_way[0], statistics.mean(row.loss for row in of_way)
-        lesion = _spread([row.scores.lesion_dice for row in of_way])
-        dice = [_spread([row.scores.dice[label] for row in of_way]) for label in range(1, len(LABELS))]
-        budget = "" if first.budget_bytes is None else f"{first.budget_bytes / MIB:.1f}"
-        seconds = f"{statistics.mean(row.train_s for row in of_way):.0f}"
-        lines.append(
-            (way, first.how, budget, f"{first.compiled_bytes / MIB:.1f}", f"{loss:.4f}", lesion, *dice, seconds)
-        )
-    return grid(head, lines) + "\n"
-
-
-def by_inference(rows: Sequence[Inference]) -> str:
-    lines = (
-        (
-            f"{row.batch} x {row.side}^3", row.predictions, f"{row.device_bytes / MIB:.0f}",
-            f"{row.predictions * row.prediction_s:.2f}",
-        )
-        for row in rows
-    )  # fmt: skip
-    return grid(("prediction of", "for a volume", "device MiB", "s a volume"), lines) + "\n"
-
-
-def _spread(shares: Sequence[float]) -> str:
-    mean, low, high = (100 * value for value in (statistics.mean(shares), min(shares), max(shares)))
-    return f"{mean:.0f} ({low:.0f} to {high:.0f})"
-
-
-def main() -> None:
-    measure_and_tell(__doc__, [*TRAININGS, *BUDGETED, *INFERENCES], measure, README, tables, keep=True)
 
 
 if __name__ == "__main__":
-    main()
+    measure_and_tell(__doc__, CASES, measure, README, lambda: table(known()))
