@@ -13,7 +13,7 @@ from memplan.compilation.callback import Callback
 from memplan.compilation.limits import Headroom, Limits
 from memplan.errors import PlanMismatchError
 from memplan.planning.plan import Plan
-from memplan.planning.registry import PLANNERS, Planner
+from memplan.planning.registry import OWN, Planner
 from memplan.planning.schedule import Kind
 from memplan.verify.dataflow import NotThePlainModuleError
 from memplan.xla.module import read_module
@@ -37,7 +37,7 @@ PLAN = Plan(tuple((Kind.RUN, name) for name in WITH_RECOMPUTE), PLAIN.module.fin
 
 
 def called_back(
-    budget: int, headroom: Headroom = Headroom(), planner: Planner = PLANNERS["kernels"], follow: Plan | None = None
+    budget: int, headroom: Headroom = Headroom(), planner: Planner = OWN, follow: Plan | None = None
 ) -> Callback:
     return Callback(CPU, Limits(budget, 10 * NBYTES), headroom, None, planner, follow, no_agreement)
 
