@@ -48,6 +48,8 @@ def load(path: str | os.PathLike[str]) -> MeasuredDevice:
         device = io.decode(Device, document, complete=True)
         if "float32" not in device.flops:
             raise ValueError("its 'flops' have no entry 'float32'")
+        if device.target is None and where["platform"] != "cpu":
+            raise ValueError("its 'target' is null, so that XLA cannot be told what to compile for")
         for name, value in io.scalars(io.encode(device)):
             may_be_zero = name.startswith("target.compute_capability")
             if isinstance(value, (int, float)) and not (value > 0 or (value == 0 and may_be_zero)):

@@ -84,6 +84,12 @@ def test_a_damaged_file_is_refused_and_says_where(where: str, value: Any, told: 
     assert "memplan calibrate --out" in str(caught.value)
 
 
+def test_a_gpu_without_a_target_is_refused(tmp_path: Path) -> None:
+    dataclasses.replace(GPU, device=dataclasses.replace(GPU.device, target=None)).save(tmp_path / "device.json")
+    with pytest.raises(UnknownDeviceError, match="its 'target' is null"):
+        measured.load(tmp_path / "device.json")
+
+
 def test_what_cannot_be_read_is_an_unknown_device(tmp_path: Path) -> None:
     for path in (tmp_path / "none.json", tmp_path):
         with pytest.raises(UnknownDeviceError, match="cannot be read"):
