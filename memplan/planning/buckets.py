@@ -27,7 +27,7 @@ def contiguous_buckets(
     Args:
       ready_s: when each gradient is made; in order.
       nbytes: of each gradient.
-      seconds: how long the stream takes for so many bytes; asked once per size.
+      seconds: bytes -> seconds that the stream takes to send them; called once per size.
       largest_nbytes: of a bucket with several gradients; a gradient that is larger is sent alone.
 
     Raises:

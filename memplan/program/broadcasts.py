@@ -61,7 +61,7 @@ class Broadcast:
 
 
 def broadcast_of(atom: Any, total: Sum, made: Made) -> Broadcast | None:
-    """What an array (or a scalar) is spread from; None where it differs along a dimension that is summed over."""
+    """The source that an array or a scalar is broadcast from; None where it differs along a summed dimension."""
     eqn = made.get(atom) if compat.is_var(atom) else None
     if eqn is not None and eqn.primitive.name == "broadcast_in_dim" and len(shape_of(atom)) == len(total.shape):
         found = Broadcast(eqn.invars[0], tuple(map(int, eqn.params["broadcast_dimensions"])))
@@ -102,10 +102,10 @@ def _maker(atom: Any, made: Made) -> compat.JaxprEqn | None:
 
 def _is_mean(atom: Any, x: Any, total: Sum, made: Made) -> bool:
     """A sum of x over the same dimensions, divided by how many it sums, and given as many dimensions as x again."""
-    spread = broadcast_of(atom, total, made)
-    if spread is None or shape_of(x) != total.shape or not compat.is_var(x):
+    broadcast = broadcast_of(atom, total, made)
+    if broadcast is None or shape_of(x) != total.shape or not compat.is_var(x):
         return False
-    value, scale = spread.source, 1.0
+    value, scale = broadcast.source, 1.0
     if _sizes(value) != [size for size in total.result if size > 1]:
         return False
     while (eqn := _maker(value, made)) is not None and eqn.primitive.name != "reduce_sum":

@@ -189,14 +189,14 @@ class _Terms:
 
     def one(self, atom: Any) -> Written | None:
         """What every element that is summed is, or is multiplied by."""
-        spread = broadcast_of(atom, self.total, self.writer.made)
-        if spread is None or self.writer.levels.of_whole(spread.source) > self.level:
+        broadcast = broadcast_of(atom, self.total, self.writer.made)
+        if broadcast is None or self.writer.levels.of_whole(broadcast.source) > self.level:
             return None
 
         def thin(x: Any) -> Any:
-            return lax.convert_element_type(spread.thin(x, self.total), self.dtype)
+            return lax.convert_element_type(broadcast.thin(x, self.total), self.dtype)
 
-        return functools.cache(lambda: self.writer.write(thin, spread.source))
+        return functools.cache(lambda: self.writer.write(thin, broadcast.source))
 
     def _of_one(self, atom: Any) -> Written | None:
         one = self.one(atom)

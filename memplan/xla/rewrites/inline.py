@@ -1,9 +1,8 @@
 """A scheduled module -> one in which cheap producers are inlined into the fusions that consume them.
 
-Where a fusion makes a value element by element from what its consumers read as well, or what is there for longer
-anyway, the consumers take in the instructions that make it: nothing is written or read for it, and no large buffer
-lives longer. A decoder of 24 layers in bfloat16 on an A100: 121.9 ms and 23.0 GiB of temporaries become 118.8 ms and
-20.0 GiB.
+A fusion's result is inlined if it is computed element by element from operands that its consumers read too, or that
+stay alive longer anyway: the result is neither written nor read, and no large buffer lives longer. A decoder of 24
+layers in bfloat16 on an A100: 121.9 ms and 23.0 GiB of temporaries become 118.8 ms and 20.0 GiB.
 """
 
 from __future__ import annotations
