@@ -31,14 +31,13 @@ from experiments.gpu.trace import Event, copies, kernels, length, overlap, trace
 from memplan import pipeline
 from memplan.api import Planned
 from memplan.hardware import measured
-from memplan.hardware.measured import MeasuredDevice
 from memplan.outcome.execute import numbers_gate
 from memplan.outcome.summary import report_of
 from memplan.pipeline import Request
 from memplan.program import compat
 from memplan.report.model import Report
 from memplan.studies.baselines import policies
-from memplan.studies.calibrate import measure, rates_of, with_rates
+from memplan.studies.calibrate import measure, measured_device, rates_of
 from memplan.verify.numbers import relative_error
 from memplan.xla.local import local_device, room
 from memplan.xla.module import Module, read_module
@@ -107,10 +106,8 @@ class Start:
 
 def rates(row: Row, folder: Path, found: Found) -> None:
     """What the card does in a second, against its data sheet."""
-    found_rates, first = measure(quick=not this_card()["real"]), jax.devices()[0]
-    device = with_rates(local_device(), found_rates, first.platform)
-    MeasuredDevice(device, first.platform, first.device_kind).save(folder / RATES)
-    assumed = rates_of(local_device())
+    found_rates, assumed = measure(quick=not this_card()["real"]), rates_of(local_device())
+    measured_device(found_rates).save(folder / RATES)
     for name, value in found_rates.items():
         found.pairs[name.replace(", ", "_")] = value, assumed[name]
 

@@ -13,6 +13,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,7 @@ def calibrate(notify: Notify = lambda stage, share: None) -> MeasuredDevice:
     Raises:
       UnknownDeviceError: a GPU that has no specification by name; XLA could not be told what to compile for.
     """
-    first, base = jax.devices()[0], local_device()
-    return MeasuredDevice(with_rates(base, measure(notify), first.platform), first.platform, first.device_kind)
+    return measured_device(measure(notify))
 
 
 def measure(notify: Notify = lambda stage, share: None, *, quick: bool = False) -> dict[str, float]:
@@ -82,6 +82,12 @@ def measure(notify: Notify = lambda stage, share: None, *, quick: bool = False) 
         long_enough = [one for one in timings if one[1] >= _LEAST_S] or timings[-1:]
         rates[task.name] = timings[0][1] if task.name == LATENCY else max(work / s for work, s in long_enough)
     return rates
+
+
+def measured_device(rates: Mapping[str, float]) -> MeasuredDevice:
+    """The local device with these rates."""
+    first = jax.devices()[0]
+    return MeasuredDevice(with_rates(local_device(), rates, first.platform), first.platform, first.device_kind)
 
 
 def with_rates(base: Device, rates: Mapping[str, float], backend: str) -> Device:
@@ -145,31 +151,31 @@ def _hardware() -> str:
 
 def _tasks(device: Any) -> Iterator[_Task]:
     for dtype in _DTYPES:
-        itemsize = jnp.dtype(dtype).itemsize
-        sizes = [itemsize * 4**power for power in range(8, 15)]
-
-        def side(nbytes: int, itemsize: int = itemsize) -> int:
-            return math.isqrt(nbytes // itemsize)
-
-        def product(nbytes: int, dtype: str = dtype, side: Callable[[int], int] = side) -> Run:
-            # Ordinary numbers: zeros and ones draw less power, and some chips clock higher for them.
-            one, other = (
-                jax.random.uniform(jax.random.key(seed), (side(nbytes),) * 2, jnp.dtype(dtype), -1, 1)
-                for seed in (0, 1)
-            )
-            compiled = jax.jit(jnp.matmul).lower(one, other).compile()
-            return lambda: compiled(one, other)
-
-        yield _Task(MATRIX.format(dtype), sizes, lambda nbytes, side=side: 2.0 * side(nbytes) ** 3, product)
+        sizes = [jnp.dtype(dtype).itemsize * 4**power for power in range(8, 15)]
+        yield _Task(MATRIX.format(dtype), sizes, partial(_product_flops, dtype), partial(_product, dtype))
     yield _Task(ELEMENTWISE, [4 * 4**power for power in range(9, 15)], lambda n: 2.0 * _CHAIN * (n // 4), _chain)
     yield _Task(
         MEMORY, [2**power for power in range(28, 33)], lambda n: 2.0 * n, lambda n: _in_place(lambda x: x + 1, n)
     )
-    copy = _memory_copy if device.platform == "cpu" else _link_copy
+    on_cpu, sizes = device.platform == "cpu", [2**power for power in range(27, 31)]
     for name, out in ((TO_HOST, True), (TO_DEVICE, False)):
-        sizes = [2**power for power in range(27, 31)]
-        yield _Task(name, sizes, float, lambda nbytes, out=out: copy(nbytes, device, out))
-    yield _Task(LATENCY, [4096], float, lambda nbytes: copy(nbytes, device, True))
+        yield _Task(name, sizes, float, _memory_copy if on_cpu else partial(_link_copy, device, out))
+    yield _Task(LATENCY, [4096], float, _memory_copy if on_cpu else partial(_link_copy, device, True))
+
+
+def _side(dtype: str, nbytes: int) -> int:
+    return math.isqrt(nbytes // jnp.dtype(dtype).itemsize)
+
+
+def _product_flops(dtype: str, nbytes: int) -> float:
+    return 2.0 * _side(dtype, nbytes) ** 3
+
+
+def _product(dtype: str, nbytes: int) -> Run:
+    # Ordinary numbers: zeros and ones draw less power, and some chips clock higher for them.
+    shape = (_side(dtype, nbytes),) * 2
+    one, other = (jax.random.uniform(jax.random.key(seed), shape, jnp.dtype(dtype), -1, 1) for seed in (0, 1))
+    return partial(jax.jit(jnp.matmul).lower(one, other).compile(), one, other)
 
 
 def _chain(nbytes: int) -> Run:
@@ -195,13 +201,13 @@ def _in_place(function: Callable[[jax.Array], jax.Array], nbytes: int) -> Run:
     return run
 
 
-def _memory_copy(nbytes: int, device: Any, out: bool) -> Run:
+def _memory_copy(nbytes: int) -> Run:
     """Between arrays that are there already: on a CPU, host memory is device memory."""
     source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
     return lambda: np.copyto(target, source)
 
 
-def _link_copy(nbytes: int, device: Any, out: bool) -> Run:
+def _link_copy(device: Any, out: bool, nbytes: int) -> Run:
     """Between the device and pinned host memory, as a planned step copies."""
     here, host = (SingleDeviceSharding(device, memory_kind=kind) for kind in ("device", "pinned_host"))
     inside = jax.device_put(jnp.ones(nbytes, jnp.uint8), here)

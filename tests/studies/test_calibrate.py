@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import memplan
@@ -67,6 +68,39 @@ def test_rates_grow_until_a_run_takes_long_enough(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(calibrate, "_best_s", best_s)
     assert calibrate.measure() == {"bytes": 3.0 / 3e-3}
     assert ran == {1: 7, 2: 7, 3: 7}
+
+
+def test_no_size_but_the_first_is_larger_than_the_device_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [local_device().memory_bytes // 16 + more for more in (1, 2)]
+    task = calibrate._Task("bytes", sizes, float, lambda size: size)
+    monkeypatch.setattr(calibrate, "_tasks", lambda device: [task])
+    monkeypatch.setattr(calibrate, "_best_s", lambda run, runs: 1e-2)
+    assert calibrate.measure() == {"bytes": sizes[0] / 1e-2}
+
+
+def test_sizes_and_what_they_take_grow() -> None:
+    for task in calibrate._tasks(jax.devices()[0]):
+        works = list(map(task.work, task.sizes))
+        assert list(task.sizes) == sorted(task.sizes) and works == sorted(works) and works[0] > 0
+
+
+def test_memory_is_swept_again_and_again() -> None:
+    run = calibrate._in_place(lambda x: x + 1, 4096)
+    assert (float(run()[0]), float(run()[0])) == (2.0, 3.0)
+
+
+@pytest.mark.parametrize(("out", "kind"), [(True, "pinned_host"), (False, "device")])
+def test_copies_between_two_kinds_of_memory(out: bool, kind: str) -> None:
+    """As on a GPU: the CPU's backend knows pinned host memory too."""
+    moved: Any = calibrate._link_copy(jax.devices()[0], out, 4096)()
+    assert (moved.sharding.memory_kind, moved.nbytes) == (kind, 4096)
+
+
+def test_a_memory_copy_moves_its_bytes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[int] = []
+    monkeypatch.setattr(np, "copyto", lambda to, _: moved.append(to.nbytes))
+    calibrate._memory_copy(4096)()
+    assert moved == [4096]
 
 
 def test_a_product_is_as_many_operations_as_it_says() -> None:
