@@ -12,6 +12,8 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 
+import jax
+
 from experiments.bench import tables
 from experiments.bench.public.checkouts import VARIABLE, MissingCheckoutError
 from experiments.bench.questions import QUESTIONS, Question, all_tables
@@ -40,6 +42,9 @@ def _measure(chosen: Iterable[Question], options: argparse.Namespace) -> int:
     if options.only and not any(selected(one, options.only) for one in chosen):
         raise SystemExit(f"nothing begins with {' or '.join(options.only)}; --list tells what there is")
     for question in chosen:
+        if not jax.__version__.startswith(question.jax):
+            print(f"{question.name}: is asked of jax {question.jax}; installed is {jax.__version__}", flush=True)
+            continue
         try:
             question.needs()
         except MissingCheckoutError as error:

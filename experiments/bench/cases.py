@@ -206,6 +206,11 @@ SLABS = by_name(
         ("decoder_2_mlp65536", _WIDE_MLP, "a100", "9GiB", 32 * 1024, "tokens"),
     )
 )  # fmt: skip
+# One of each kind: loops with copies in each direction, on a GPU before and after compute capability 8.0.
+SLABS_JAX011 = by_name(SLABS[f"{name}GiB"] for name in (
+    "unet3d_304-v100-15", "unet3d_512-v100-15", "unet3d_768_bf16-a100-75", "unet2d_8192-v100-11",
+    "nnunet3d_512x512x192-v100-15", "resnet50_b1920-v100-15",
+))  # fmt: skip
 
 RESIDENT = by_name(
     Case(f"volume_{size}-{budget or 'plain'}", partial(parcellation, size), budget=budget, minutes=30)

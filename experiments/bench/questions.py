@@ -38,6 +38,7 @@ class Question:
         `reason`.
       sources: patterns of files that decide what a result says.
       needs: raises where something is missing that has to be there before anything is measured.
+      jax: how the version begins of the jax that it is asked of; "" for whichever is installed.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Question:
     view: Callable[[list[Row]], str]
     sources: tuple[str, ...] = SOURCES
     needs: Callable[[], object] = bool
+    jax: str = ""
 
     def asks(self, case: Case) -> bool:
         """The case that it comes after is known to fit, or not to, as it wants."""
@@ -106,11 +108,13 @@ QUESTIONS = {
         Question("drawn", cases.DRAWN, bits.measure_drawn, views.drawn),
         Question("aborts", cases.ABORTS, aborts.measure, slab_views.aborts),
         Question("judged", cases.JUDGED, judged.measure, slab_views.judged),
+        Question("judged_jax011", cases.JUDGED, judged.measure, slab_views.judged, jax="0.11"),
         Question("public", cases.PUBLIC, planned.measure, views.public, _PUBLIC, checkouts_folder),
         Question("public_bits", cases.PUBLIC_BITS, bits.measure, views.same_bits, _PUBLIC, checkouts_folder),
         Question("rivals", cases.RIVALS, curve.measure, views.rivals),
         Question("size", cases.SIZE, planned.measure, views.size),
         Question("slabs", cases.SLABS, planned.measure, slab_views.slabs),
+        Question("slabs_jax011", cases.SLABS_JAX011, planned.measure, slab_views.slabs, jax="0.11"),
         Question("resident", cases.RESIDENT, resident.measure, slab_views.resident),
         Question("slab_numbers", cases.SLAB_NUMBERS, slab_numbers.measure, slab_views.numbers),
         Question("slab_time", cases.SLAB_TIME, split.measure, slab_views.slab_time),

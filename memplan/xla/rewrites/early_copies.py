@@ -2,6 +2,9 @@
 
 XLA's scheduler guesses what kernels take, and begins a copy from host memory as late as it may by that guess. Where a
 trip has one long convolution it begins behind that, and the loop waits for it.
+
+XLA also makes the number of the next trip and the place of what is fetched for it in one fusion. That number is written
+over this trip's, so the fusion runs behind all that reads this one, and so would the copy: its place is made alone.
 """
 
 from __future__ import annotations
@@ -10,17 +13,20 @@ import heapq
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 
-from memplan.xla.module import Computation, Instruction, Module
-from memplan.xla.rewrites.fusion import NAMING, predecessors
+from memplan.xla.module import Computation, Instruction, Module, Names
+from memplan.xla.rewrites.fusion import AFTER, NAMING, insert, is_open, predecessors, rename_operands, slice_fusion
 
 _NAMING = NAMING | {"opt-barrier", "tuple"}
 
 
 def copy_early(module: Module) -> Module:
     """The module with the copies between host and device in the loops of its entry moved so, and nothing else."""
-    bodies = {name for op in module.entry.ops.values() if op.opcode == "while" for name in op.called}
-    moved = {name: module[name].text_with(op.line for op in _ordered(module[name])) for name in bodies}
-    return module.with_texts({**module.texts, **moved})
+    names, texts = Names(module), module.texts
+    for name in {name for op in module.entry.ops.values() if op.opcode == "while" for name in op.called}:
+        places = _Places(module, module[name], names)
+        body = Computation(name, module[name].text_with(places.lines()), module[name])
+        texts = insert(texts, name, body.text_with(op.line for op in _ordered(body)), places.fused)
+    return module.with_texts(texts)
 
 
 def _ordered(body: Computation) -> Iterator[Instruction]:
@@ -46,6 +52,54 @@ def _ordered(body: Computation) -> Iterator[Instruction]:
             missing[one] -= 1
             if not missing[one]:
                 heapq.heappush(ready, (ranks[one], one))
+
+
+class _Places:
+    """Where copies of a loop's body read or write: numbers that are made for them alone where they would wait."""
+
+    def __init__(self, module: Module, body: Computation, names: Names) -> None:
+        self._module, self._body, self._names = module, body, names
+        place = {op.name: number for number, op in enumerate(body.ops.values())}
+        ordered = {op.name for op in body.ops.values() if predecessors(op)}
+        self._waiting = ordered | set(_readers_before_writers(body, place))
+        self._alone: dict[str, str] = {}  # by the number's name, who makes it so
+        self._lines: dict[str, list[str]] = {name: [] for name in body.ops}  # what is new before an instruction
+        self.fused: dict[str, str] = {}  # texts of what new fusions call
+
+    def lines(self) -> Iterator[str]:
+        """Of the body; what is new stands before what makes the same, and reads what that writes over."""
+        now = {
+            name: self._made_alone(name)
+            for op in self._body.ops.values()
+            if op.opcode == "fusion-start" and _touches_host(op)
+            for name in op.operands
+        }
+        for op in self._body.ops.values():
+            yield from self._lines[op.name]
+            yield rename_operands(op, now) if op.opcode == "fusion-start" else op.line
+
+    def _made_alone(self, name: str) -> str:
+        """What a number is called that waits for nothing but what it is made of."""
+        op = self._body.ops[name]
+        is_element = op.opcode == "get-tuple-element"
+        maker = self._body.ops[op.operands[0]] if is_element else op
+        if name in self._alone or not self._is_arithmetic(maker):
+            return self._alone.get(name, name)
+        now = {one: self._made_alone(one) for one in maker.operands}
+        if maker.name not in self._waiting and all(one == other for one, other in now.items()):
+            return name
+        fused, called = self._module[maker.called[0]], self._names.fresh(maker.called[0], "alone")
+        fusion, self.fused[called] = slice_fusion(
+            maker, fused, [op.index if is_element else 0], self._names.fresh(maker.name, "alone"), called, self._names
+        )
+        self._lines[maker.name].append(AFTER.sub("", rename_operands(fusion, now)))
+        self._alone[name] = fusion.name
+        return fusion.name
+
+    def _is_arithmetic(self, op: Instruction) -> bool:
+        """A fusion of numbers, not of arrays."""
+        read = (array for name in op.operands for array in self._body.ops[name].result)
+        return is_open(op) and not any(array.dims for array in (*op.result, *read))
 
 
 def _readers_before_writers(body: Computation, place: Mapping[str, int]) -> Mapping[str, Collection[str]]:

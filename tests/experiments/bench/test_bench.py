@@ -159,6 +159,13 @@ def test_it_measures_what_is_missing(
     assert Result(**json.loads(capsys.readouterr().out)).rows == [{"step_s": 0.5}]
 
 
+def test_a_question_of_another_jax_is_not_asked(toy: Question, monkeypatch, capsys) -> None:
+    monkeypatch.setitem(QUESTIONS, "toy", replace(toy, jax="0.1."))
+    monkeypatch.setattr(tables, "rewrite", lambda tables: pytest.fail("nothing was measured"))
+    assert __main__.main(["toy"]) == 0
+    assert "toy: is asked of jax 0.1.; installed is" in capsys.readouterr().out
+
+
 def test_it_lists_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     assert __main__.main(["size", "--list"]) == 0
     assert capsys.readouterr().out.split() == [word for name in QUESTIONS["size"].cases for word in ("size", name)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from memplan.xla.module import read_module
+from memplan.verify.same_module import judge
+from memplan.xla.module import Module, read_module
 from memplan.xla.rewrites.early_copies import copy_early
 
 FETCH = "((f32[8,4]{1,0:S(5)}, s32[]), f32[1,4]{1,0}, u32[])"
@@ -68,3 +69,42 @@ def test_what_the_next_trip_gets_is_not_written_over_what_is_still_read() -> Non
     )
     order = list(copy_early(module)["body"].ops)
     assert order.index("first") < order.index("fetch-start") < order.index("second")
+
+
+NUMBERS = """%numbers (q0: s32[]) -> (s32[], s32[]) {
+  %q0 = s32[] parameter(0)
+  %one = s32[] constant(1)
+  %sum = s32[] add(%q0, %one)
+  %double = s32[] add(%sum, %sum)
+  ROOT %both = (s32[], s32[]) tuple(%sum, %double)
+}
+
+"""
+LATE_PLACE = f"""  %made = (s32[], s32[]) fusion(%trip), kind=kLoop, calls=%numbers, control-predecessors={{%shifted}}
+  %later = s32[] get-tuple-element(%made), index=0
+  %place = s32[] get-tuple-element(%made), index=1
+  %fetch-start = {FETCH} fusion-start(%stack, %place), kind=kLoop, calls=%sliced
+"""
+SHIFTED = """  %wide = s32[1,4]{1,0} broadcast(%trip), dimensions={}
+  %shifted = s32[1,4]{1,0} negate(%wide)
+"""
+
+
+def with_a_late_place() -> Module:
+    """The next trip's number is made with the place of what is fetched for it, and written over this trip's."""
+    before, _, rest = TEXT.partition("  %fetch-start")
+    text = before + SHIFTED + LATE_PLACE + rest.partition("\n")[2]
+    text = text.replace("%body (", NUMBERS + "%body (").replace("(%trip, %next, %stack)", "(%later, %next, %stack)")
+    return read_module(text)
+
+
+def test_a_copy_does_not_wait_until_this_trip_s_number_is_written_over() -> None:
+    moved = copy_early(module := with_a_late_place())
+    judge(module, moved)
+    order = list(moved["body"].ops)
+    # Of what makes the place alone, `trip` is read before it is written over.
+    assert order.index("made.alone1") < order.index("fetch-start") < order.index("wide") < order.index("made")
+    place = moved["body"].ops[moved["body"].ops["fetch-start"].operands[1]]
+    assert place.operands == ("trip",)
+    assert [op.opcode for op in moved[place.called[0]].ops.values()].count("add") == 2
+    assert "control-predecessors" not in place.attributes
