@@ -128,9 +128,9 @@ def _begun_by(body: Computation, name: str) -> list[str]:
 
 
 def _readers(body: Computation, name: str) -> Iterator[str]:
-    """Who reads a value, by whichever name."""
+    """Who reads a value, by whichever name; what has begun reads until it is done."""
     for user, _ in body.uses[name]:
-        if user.opcode in _NAMING and not user.root:
+        if user.opcode.endswith("-start") or (user.opcode in _NAMING and not user.root):
             yield from _readers(body, user.name)
         yield user.name
 

@@ -71,6 +71,21 @@ def test_what_the_next_trip_gets_is_not_written_over_what_is_still_read() -> Non
     assert order.index("first") < order.index("fetch-start") < order.index("second")
 
 
+def test_what_a_copy_still_reads_is_not_written_over() -> None:
+    """The window itself is copied out, until the next one is written."""
+    out = "((f32[1,4]{1,0}), f32[1,4]{1,0:S(5)}, u32[])"
+    before, _, rest = TEXT.partition("  %fetch-start")
+    text = f"""{before}  %out-start = {out} copy-start(%window)
+  %out-done = f32[1,4]{{1,0:S(5)}} copy-done(%out-start)
+  %next = f32[1,4]{{1,0}} negate(%second)
+{rest.partition("third)")[2].lstrip()}"""
+    module = read_module(text)
+    moved = copy_early(module)
+    judge(module, moved)
+    order = list(moved["body"].ops)
+    assert order.index("out-start") < order.index("first") < order.index("out-done") < order.index("next")
+
+
 NUMBERS = """%numbers (q0: s32[]) -> (s32[], s32[]) {
   %q0 = s32[] parameter(0)
   %one = s32[] constant(1)
