@@ -16,10 +16,11 @@ RUNS = [("eager", 0, 2), ("late", 0, 2), ("random", 1, 2)]
 LONG_RUNS = [*RUNS, ("random", 2, 20)]  # over which nothing may be left behind
 
 # Shares of the plain step's bytes. Where no plan by whole kernels fits a half, or 70 %: the least that some plan fits.
+# Larger toys need about as much: AlexNet over 256 images 73 %, twice as wide 71; GoogLeNet with all stages 72.
 MODELS = {
-    "unet3d": [0.5, 0.7], "unet2d": [0.5, 0.7], "nnunet3d": [0.5, 0.7], "nnunet2d": [0.5, 0.7], "decoder": [0.63, 0.7],
-    "resnet": [0.7], "alexnet": [0.7], "googlenet": [0.8], "deeplab": [0.78],
-    "decoder-bfloat16": [0.8],
+    "unet3d": [0.5, 0.7], "unet2d": [0.5, 0.7], "nnunet3d": [0.5, 0.7], "nnunet2d": [0.5, 0.7], "decoder": [0.5, 0.7],
+    "resnet": [0.5], "alexnet": [0.7], "googlenet": [0.8], "deeplab": [0.78],
+    "decoder-bfloat16": [0.5],
 }  # fmt: skip
 
 
