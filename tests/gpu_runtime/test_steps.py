@@ -16,10 +16,11 @@ RUNS = [("eager", 0, 2), ("late", 0, 2), ("random", 1, 2)]
 LONG_RUNS = [*RUNS, ("random", 2, 20)]  # over which nothing may be left behind
 
 # Shares of the plain step's bytes. Where no plan by whole kernels fits a half, or 70 %: the least that some plan fits.
-# Larger toys need about as much: AlexNet over 256 images 73 %, twice as wide 71; GoogLeNet with all stages 72.
+# ResNet over 32 images fits half and runs there, in four times as long. Larger ones of AlexNet and GoogLeNet need about
+# as much as these: over 256 images 73 %, twice as wide 71; with all stages 72.
 MODELS = {
-    "unet3d": [0.5, 0.7], "unet2d": [0.5, 0.7], "nnunet3d": [0.5, 0.7], "nnunet2d": [0.5, 0.7], "decoder": [0.5, 0.7],
-    "resnet": [0.5], "alexnet": [0.7], "googlenet": [0.8], "deeplab": [0.78],
+    "unet3d": [0.5, 0.7], "unet2d": [0.5, 0.7], "nnunet3d": [0.5, 0.7], "nnunet2d": [0.5, 0.7], "decoder": [0.5],
+    "resnet": [0.7], "alexnet": [0.7], "googlenet": [0.8], "deeplab": [0.78],
     "decoder-bfloat16": [0.5],
 }  # fmt: skip
 
@@ -65,7 +66,8 @@ def test_a_step_differs_from_a_cpu_s_as_noise_does(watched, toy):
     ("toy", "card"), [("unet3d", "a100"), ("nnunet2d", "a100"), ("decoder-bfloat16", "a100"), ("unet2d", "h100")]
 )
 def test_models_are_the_plain_ones_on_other_cards(watched, toy, card):
-    check_planned(watched, toy, MODELS[toy], RUNS[1:], card=card)
+    shares = [0.6] if toy == "decoder-bfloat16" else MODELS[toy]  # an A100's products take other workspaces
+    check_planned(watched, toy, shares, RUNS[1:], card=card)
 
 
 SLABS, LOOPS = ("normalized", 0.4, "auto", "slabs on the host"), ("decoder-scan", 0.5, False, "loops on the host")

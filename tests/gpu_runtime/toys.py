@@ -90,7 +90,7 @@ MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "unet2d": drawn_on_cpu(train.unet2d_step, 32, 2, UNet2DConfig(levels=3, filters=4, norm="group")),
     "nnunet3d": drawn_on_cpu(train.nnunet3d_step, 16, 1, 2, filters=4),
     "nnunet2d": drawn_on_cpu(train.nnunet2d_step, 32, 4, 3, filters=4),
-    "resnet": drawn_on_cpu(train.resnet_step, 64, 32, 14, ResNetConfig(filters=4, classes=5)),
+    "resnet": drawn_on_cpu(train.resnet_step, 64, 8, 14, ResNetConfig(filters=4, classes=5)),
     "googlenet": drawn_on_cpu(train.googlenet_step, 64, 8, GoogLeNetConfig(1 / 16, 5, STAGES[:1])),
     "alexnet": drawn_on_cpu(train.alexnet_step, 63, 64, AlexNetConfig(1 / 16, 5, dropout=0.1)),
     "deeplab": drawn_on_cpu(
