@@ -19,7 +19,7 @@ LONG_RUNS = [*RUNS, ("random", 2, 20)]  # over which nothing may be left behind
 # ResNet over 32 images fits half and runs there, in four times as long. Larger ones of AlexNet and GoogLeNet need about
 # as much as these: over 256 images 73 %, twice as wide 71; with all stages 72.
 MODELS = {
-    "unet3d": [0.5, 0.7], "unet2d": [0.5, 0.7], "nnunet3d": [0.5, 0.7], "nnunet2d": [0.5, 0.7], "decoder": [0.5],
+    "unet3d": [0.5, 0.7], "unet2d": [0.5, 0.7], "nnunet3d": [0.5, 0.7], "nnunet2d": [0.5, 0.7], "decoder": [0.5, 0.7],
     "resnet": [0.7], "alexnet": [0.7], "googlenet": [0.8], "deeplab": [0.78],
     "decoder-bfloat16": [0.5],
 }  # fmt: skip

@@ -22,7 +22,8 @@ _NAMING = NAMING | {"opt-barrier", "tuple"}
 def copy_early(module: Module) -> Module:
     """The module with the copies between host and device in the loops of its entry moved so, and nothing else."""
     names, texts = Names(module), module.texts
-    for name in {name for op in module.entry.ops.values() if op.opcode == "while" for name in op.called}:
+    loops = (op for op in module.entry.ops.values() if op.opcode == "while")
+    for name in dict.fromkeys(name for op in loops for name in op.called):  # in order: so are new names
         places = _Places(module, module[name], names)
         body = Computation(name, module[name].text_with(places.lines()), module[name])
         texts = insert(texts, name, body.text_with(op.line for op in _ordered(body)), places.fused)
