@@ -13,7 +13,6 @@ from memplan.planning.graph import Graph, Op
 from memplan.planning.slabs import SlabLoop, Slabs, slab_rows, trips_of
 from memplan.program import compat
 from memplan.program.axes import shape_of
-from memplan.program.extract import variables
 from memplan.program.trace import InSlabs, Program
 from memplan.program.transforms.slabs import axis_at
 from memplan.report.model import Decision
@@ -64,16 +63,16 @@ def unsplit(records: Iterable[InSlabs], most: int) -> tuple[Unsplit, ...]:
 
 def longest_axis(program: Program) -> InSlabs | None:
     """The axis through a step's largest array that most bytes lie on, with nothing in slabs; None without an array."""
-    known = variables(program.jaxpr)
+    known = program.flat.values
     value = max(range(len(known)), key=lambda number: compat.nbytes_of(known[number].aval), default=None)
     dims = [dim for dim, size in enumerate(shape_of(known[value])) if size > 1] if value is not None else []
     if value is None or not dims:
         return None
-    axes = {dim: axis_at(program.jaxpr, value, dim) for dim in dims}
+    axes = {dim: axis_at(program.flat, value, dim) for dim in dims}
     dim = max(dims, key=lambda dim: sum(map(axes[dim].graph.graph.nbytes, axes[dim].graph.sizes)))
     axis, none = axes[dim], frozenset[int]()
-    begins = variables(axis.closed).index(known[value])
-    return InSlabs(Slabs(value, dim, 1, none, none, none), axis.graph, begins, (), axis.along.blocked)
+    begins = axis.flat.number_of[known[value]]
+    return InSlabs(Slabs(value, dim, 1, none, none, none), axis.graph, begins, (), axis.blocked)
 
 
 def axis_of(one: InSlabs) -> str:

@@ -5,18 +5,18 @@ Begun at one dimension of one array it is followed to all that is computed with 
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from memplan.planning.graph import Graph
 from memplan.planning.slabs import AlongOp, SlabGraph
 from memplan.program import compat
 from memplan.program.axes import Axes, shape_of
 from memplan.program.axis_rules import axes_of
-from memplan.program.extract import variables
+from memplan.program.flat import Flat
 from memplan.program.row_ops import can_run_rows
 
 Scale = Fraction
@@ -50,20 +50,38 @@ class AlongAxis:
 class SlabAxis:
     """An axis through a flat jaxpr."""
 
+    flat: Flat
     dims: Mapping[Any, int]  # variable -> its dimension on the axis
     scales: Mapping[Any, Scale]  # variable -> its rows by those of the array that the axis begins at
     equations: Mapping[int, AlongAxis]  # number of an equation -> how it lies on the axis
     blocked: frozenset[int] = frozenset()  # numbers of equations that read arrays of the axis and have no rule for it
 
+    @functools.cached_property
+    def graph(self) -> SlabGraph:
+        """What a planner wants to know of it; numbers of values and ops are those of `flat`."""
+        number_of, along = self.flat.number_of, {}
+        for number, one in self.equations.items():
+            eqn = self.flat.eqns[number]
+            base, *_ = next(iter(_base(eqn, one.axes, one.axis, Fraction(1))))
+            reads = ((number_of[eqn.invars[position]], one.axes.rows_of(position, one.axis)) for position in one.sliced)
+            along[number] = AlongOp(tuple(reads), number_of[base], one.reduces, one.carries)
+        return SlabGraph(
+            self.flat.graph,
+            frozenset(number_of[var] for var in self.flat.returned),
+            {number_of[var]: scale for var, scale in self.scales.items()},
+            {number_of[var]: shape_of(var)[dim] for var, dim in self.dims.items()},
+            along,
+        )
 
-def slab_axis(closed: compat.ClosedJaxpr, var: Any, dim: int) -> SlabAxis:
+
+def slab_axis(flat: Flat, var: Any, dim: int) -> SlabAxis:
     """The axis that begins at a dimension of a variable, followed along the largest arrays first."""
-    return _Follower(closed, var, dim).run()
+    return _Follower(flat, var, dim).run()
 
 
 @dataclass
 class _Follower:
-    closed: compat.ClosedJaxpr
+    flat: Flat
     var: Any
     dim: int
     dims: dict[Any, int] = field(default_factory=dict)
@@ -73,7 +91,7 @@ class _Follower:
     waiting: list[tuple[int, int, Any]] = field(default_factory=list)
 
     def run(self) -> SlabAxis:
-        eqns = self.closed.jaxpr.eqns
+        eqns = self.flat.eqns
         self.of_var: dict[Any, list[int]] = {}
         for number, eqn in enumerate(eqns):
             for atom in filter(compat.is_var, (*eqn.invars, *eqn.outvars)):
@@ -88,7 +106,9 @@ class _Follower:
                     self._follow(number, eqns[number], var)
         read = {number: self._read(eqns[number], along) for number, along in self.equations.items()}
         by_slabs = {number: along for number, along in read.items() if along.reads_all_by_slabs}
-        return SlabAxis(self.dims, self.scales, by_slabs, frozenset(self.blocked | read.keys()) - by_slabs.keys())
+        return SlabAxis(
+            self.flat, self.dims, self.scales, by_slabs, frozenset(self.blocked | read.keys()) - by_slabs.keys()
+        )
 
     def _add(self, var: Any, dim: int, scale: Scale) -> None:
         self.dims[var], self.scales[var] = dim, scale
@@ -163,21 +183,3 @@ def _members(eqn: compat.JaxprEqn, axes: Axes, axis: int, base: Scale) -> Iterat
     for position, (atom, side) in enumerate(zip(eqn.invars, axes.operands, strict=True)):
         if axis in side:
             yield atom, side.index(axis), base * axes.rows_of(position, axis).scale
-
-
-def slab_graph(closed: compat.ClosedJaxpr, graph: Graph, axis: SlabAxis) -> SlabGraph:
-    """What a planner wants to know of an axis through a flat jaxpr; `graph` is that of `extract.body_graph`."""
-    known = {var: value for value, var in enumerate(variables(closed))}
-    along = {}
-    for number, one in axis.equations.items():
-        eqn = closed.jaxpr.eqns[number]
-        base, *_ = next(iter(_base(eqn, one.axes, one.axis, Fraction(1))))
-        reads = tuple((known[eqn.invars[position]], one.axes.rows_of(position, one.axis)) for position in one.sliced)
-        along[number] = AlongOp(reads, known[base], one.reduces, one.carries)
-    return SlabGraph(
-        graph,
-        frozenset(known[atom] for atom in closed.jaxpr.outvars if compat.is_var(atom)),
-        {known[var]: scale for var, scale in axis.scales.items()},
-        {known[var]: shape_of(var)[dim] for var, dim in axis.dims.items()},
-        along,
-    )

@@ -17,6 +17,7 @@ from memplan.hardware.topology import Topology
 from memplan.planning.loop import Loop, Residuals
 from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs
 from memplan.program import compat
+from memplan.program.flat import Flat
 from memplan.program.flatten import flatten
 from memplan.program.interpret import interpret
 from memplan.program.jit_arguments import dynamic_arguments
@@ -120,13 +121,18 @@ class Program:
     rewritten: compat.ClosedJaxpr | None = None  # the flat jaxpr that came of it; None while it is the step's own
 
     @functools.cached_property
-    def jaxpr(self) -> compat.ClosedJaxpr:
-        """The flat closed jaxpr; its inputs are the leaves of the dynamic arguments, in order. Made when first needed.
+    def flat(self) -> Flat:
+        """Its inputs are the leaves of the dynamic arguments, in order. Made when first needed.
 
         Raises:
           UnsupportedProgramError: see `flatten`.
         """
-        return flatten(self.per_device) if self.rewritten is None else self.rewritten
+        return Flat(flatten(self.per_device) if self.rewritten is None else self.rewritten)
+
+    @property
+    def jaxpr(self) -> compat.ClosedJaxpr:
+        """The flat closed jaxpr; raises like `flat`."""
+        return self.flat.closed
 
     def transform(self, record: Transform, rewritten: compat.ClosedJaxpr | None) -> Program:
         """The program after one more transform."""

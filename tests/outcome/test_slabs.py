@@ -17,7 +17,6 @@ from memplan.hardware import catalog
 from memplan.hardware.roofline import copy_seconds
 from memplan.outcome.slabs import longest_axis, unsplit
 from memplan.planning.slabs import Slabs
-from memplan.program.extract import variables
 from memplan.program.trace import Program, trace
 from memplan.program.transforms.slabs import axis_at, with_slabs
 from memplan.report.model import Report
@@ -146,8 +145,8 @@ def test_what_slabs_keep_on_the_host_is_in_the_figures(monkeypatch: pytest.Monke
 
 def on_host(program: Program) -> Slabs:
     """All that lies on the axis in eight slabs, the first convolution on the host."""
-    [value] = (n for n, var in enumerate(variables(program.jaxpr)) if var is program.jaxpr.jaxpr.eqns[0].outvars[0])
-    stored, along = frozenset({value}), axis_at(program.jaxpr, value, 1).graph.along
+    [value] = (n for n, var in enumerate(program.flat.values) if var is program.flat.eqns[0].outvars[0])
+    stored, along = frozenset({value}), axis_at(program.flat, value, 1).graph.along
     return Slabs(value, 1, SIDE // 8, frozenset(along), stored, stored)
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from memplan.planning.rows import ALIGNED, Rows
 from memplan.planning.slabs import AlongOp
-from memplan.program.extract import body_graph
+from memplan.program.flat import Flat
 from memplan.program.flatten import flatten
-from memplan.program.slab_axis import slab_axis, slab_graph
+from memplan.program.slab_axis import slab_axis
 from memplan.program.transforms.bands import with_bands
 
 X = jax.ShapeDtypeStruct((8, 8), jnp.float32)
@@ -33,7 +33,7 @@ def dropped(x: Any) -> Any:
 )
 def test_what_cannot_be_made_by_slabs_is_blocked(function: Callable[..., Any], blocked: Any, along: Any) -> None:
     closed = flatten(jax.make_jaxpr(function)(X))
-    axis = slab_axis(closed, closed.jaxpr.invars[0], 0)
+    axis = slab_axis(Flat(closed), closed.jaxpr.invars[0], 0)
     names = [eqn.primitive.name for eqn in closed.jaxpr.eqns]
     assert {names[number] for number in axis.blocked} == blocked
     assert along <= {names[number] for number in axis.equations}
@@ -41,13 +41,13 @@ def test_what_cannot_be_made_by_slabs_is_blocked(function: Callable[..., Any], b
 
 def followed(function: Callable[..., Any], *args: Any, dim: int = 0) -> tuple[Any, Any, list[str]]:
     closed = flatten(jax.make_jaxpr(function)(*args))
-    axis = slab_axis(closed, closed.jaxpr.invars[0], dim)
+    axis = slab_axis(Flat(closed), closed.jaxpr.invars[0], dim)
     return closed, axis, [closed.jaxpr.eqns[number].primitive.name for number in sorted(axis.equations)]
 
 
 def test_a_resized_image_is_on_the_axis_with_the_weights_of_its_rows() -> None:
-    closed = with_bands(flatten(jax.make_jaxpr(lambda x: jax.image.resize(x, (24, 8), "linear").T)(X)))
-    axis = slab_axis(closed, closed.jaxpr.invars[0], 0)
+    closed = with_bands(Flat(flatten(jax.make_jaxpr(lambda x: jax.image.resize(x, (24, 8), "linear").T)(X)))).closed
+    axis = slab_axis(Flat(closed), closed.jaxpr.invars[0], 0)
     (weights,) = closed.jaxpr.constvars
     (wide,) = closed.jaxpr.outvars
     assert (axis.dims[wide], axis.scales[wide]) == (1, 3) and not axis.blocked
@@ -115,8 +115,8 @@ def test_what_has_effects_is_on_no_axis() -> None:
 
 def test_a_planner_gets_values_and_ops_by_number() -> None:
     """A stride of two from the second row on; the sum counts by the rows that it adds up."""
-    closed, axis, _ = followed(lambda x: jnp.sin(x)[1:7:2].sum(0), X)
-    graph = slab_graph(closed, body_graph(closed), axis)
+    _, axis, _ = followed(lambda x: jnp.sin(x)[1:7:2].sum(0), X)
+    graph = axis.graph
     sine, cut, total = (op.outputs[0] for op in graph.graph.ops)
     assert graph.outputs == {total}
     assert graph.sizes == {0: 8, sine: 8, cut: 3} and graph.scales == {0: 1, sine: 1, cut: Fraction(1, 2)}

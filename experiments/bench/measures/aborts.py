@@ -24,7 +24,6 @@ from experiments.bench.second_order import drawn_step
 from memplan.hardware import catalog
 from memplan.planning.slabs import Slabs, least_rows
 from memplan.program.axes import shape_of
-from memplan.program.extract import variables
 from memplan.program.trace import Program, flat_function, trace
 from memplan.program.transforms.channels_last import channels_last
 from memplan.program.transforms.slabs import axis_at, with_slabs
@@ -134,15 +133,15 @@ def in_some_slabs(program: Program, draw: random.Random) -> Program | None:
     """All ops on an axis in loops, of few rows or many; None where no axis has two slabs."""
     places = [
         (value, dim)
-        for value, var in enumerate(variables(program.jaxpr))
+        for value, var in enumerate(program.flat.values)
         if len(shape_of(var)) > 2
         for dim, size in enumerate(shape_of(var))
         if size > 1
     ]
     for value, dim in draw.sample(places, len(places)):
-        axis = axis_at(program.jaxpr, value, dim)
+        axis = axis_at(program.flat, value, dim)
         ops = frozenset(axis.graph.along)
-        size = shape_of(variables(program.jaxpr)[value])[dim]
+        size = shape_of(program.flat.values[value])[dim]
         if len(ops) < 5 or (least := least_rows(axis.graph, ops)) >= size:
             continue
         rows = least * draw.randint(1, max(1, (size - 1) // least // 2))

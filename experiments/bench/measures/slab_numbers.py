@@ -18,10 +18,10 @@ from experiments.bench.results import Found
 from experiments.bench.slab_steps import Face
 from memplan.planning.slabs import Slabs, least_rows
 from memplan.program.axes import shape_of
-from memplan.program.extract import variables
+from memplan.program.slab_axis import SlabAxis
 from memplan.program.trace import Program, flat_function, trace
 from memplan.program.transforms.channels_last import channels_last
-from memplan.program.transforms.slabs import Axis, axis_at, with_slabs
+from memplan.program.transforms.slabs import axis_at, with_slabs
 from memplan.verify.numbers import compare
 from memplan.verify.pieces import in_pieces
 
@@ -57,8 +57,8 @@ def measure(case: Case) -> Found:
 
 def in_slabs(program: Program, face: Face) -> Iterator[tuple[str, Program]]:
     """All ops on the axis in loops: what is written, and the program."""
-    value = next(n for n, var in enumerate(variables(program.jaxpr)) if shape_of(var) == face.shape)
-    axis = axis_at(program.jaxpr, value, face.dim)
+    value = next(n for n, var in enumerate(program.flat.values) if shape_of(var) == face.shape)
+    axis = axis_at(program.flat, value, face.dim)
     ops = frozenset(axis.graph.along)
     rows = face.rows
     assert rows % least_rows(axis.graph, ops) == 0 and rows < face.shape[face.dim]
@@ -66,7 +66,7 @@ def in_slabs(program: Program, face: Face) -> Iterator[tuple[str, Program]]:
         yield name, with_slabs(program, Slabs(value, face.dim, rows, ops, stored, frozenset()), axis)
 
 
-def _made_by_kernels(axis: Axis) -> frozenset[int]:
+def _made_by_kernels(axis: SlabAxis) -> frozenset[int]:
     ops, along = axis.graph.graph.ops, axis.graph.along
     kernels = (number for number, one in along.items() if ops[number].fusion == "kernel" and not one.reduces)
     return frozenset(value for number in kernels for value in ops[number].outputs)

@@ -19,10 +19,10 @@ from memplan.planning.slab_price import Pricer, SlabLimits
 from memplan.planning.slabs import Slabs, least_rows, trips_of
 from memplan.program import compat
 from memplan.program.axes import shape_of
-from memplan.program.extract import variables
+from memplan.program.slab_axis import SlabAxis
 from memplan.program.trace import Program, trace
 from memplan.program.transforms.slab_frontier import large_ops
-from memplan.program.transforms.slabs import Axis, axis_at, with_slabs
+from memplan.program.transforms.slabs import axis_at, with_slabs
 
 _AMPLE = SlabLimits(UNLIMITED, 0, 0)  # everything that loops write stays on the device
 
@@ -45,14 +45,14 @@ def measure(case: Case) -> Found:
     return Found(rows)
 
 
-def in_slabs(program: Program, device: Device, dim: int, part: int, count: int) -> tuple[Axis, Slabs]:
+def in_slabs(program: Program, device: Device, dim: int, part: int, count: int) -> tuple[SlabAxis, Slabs]:
     """So many slabs, or a few more where arrays have to be halved, along a dimension of the largest array.
 
     What touches an array as large as one of so many parts of that runs in them.
     """
-    known = variables(program.jaxpr)
+    known = program.flat.values
     value = max(range(len(known)), key=lambda number: compat.nbytes_of(known[number].aval))
-    axis = axis_at(program.jaxpr, value, dim)
+    axis = axis_at(program.flat, value, dim)
     ops = large_ops(axis.graph, compat.nbytes_of(known[value].aval) // part)
     least = least_rows(axis.graph, ops)
     rows = max(shape_of(known[value])[dim] // (count * least), 1) * least

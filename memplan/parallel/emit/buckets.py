@@ -16,7 +16,7 @@ from memplan.parallel.partition.sharded import Sharded
 from memplan.planning.buckets import contiguous_buckets
 from memplan.planning.graph import op_seconds
 from memplan.program import compat
-from memplan.program.extract import body_graph
+from memplan.program.flat import Flat
 
 _HEAVY = {"dot_general", "conv_general_dilated", "scan", "while", "custom_linear_solve"}
 _LARGEST_NBYTES = 128 << 20
@@ -135,10 +135,9 @@ def _deferrable(sharded: Sharded) -> tuple[list[Any], list[Any]]:
 
 def _made_s(sharded: Sharded, devices: int, device: Device) -> Mapping[Any, float]:
     """When every variable is made, equations one after another, each in its part."""
-    closed = sharded.jaxpr
-    graph = body_graph(closed)
+    graph = Flat(sharded.jaxpr).graph
     now, found = 0.0, {}
-    for eqn, op, one in zip(closed.jaxpr.eqns, graph.ops, sharded.eqns, strict=True):
+    for eqn, op, one in zip(sharded.jaxpr.jaxpr.eqns, graph.ops, sharded.eqns, strict=True):
         is_divided = any(placement != Replicate() for placement in (*one.operands, *one.results))
         part = devices if is_divided else 1
         unfused = 1.0 if op.fusion in ("kernel", "reduction") else _LEFT_UNFUSED

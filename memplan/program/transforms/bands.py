@@ -24,23 +24,32 @@ from jax import lax
 from memplan.program import compat
 from memplan.program.axes import shape_of
 from memplan.program.bands import MOST_TAPS, Band, banded
+from memplan.program.flat import Flat, Writer
 from memplan.program.interpret import interpret_eqns
 
 _LARGEST = 2**28  # elements of a matrix that is computed to look at it: 1 GiB of float32, in five seconds
 _MOST_NUMBERS = 2**20  # of rows
 
 
-def with_bands(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
+def with_bands(flat: Flat) -> Flat:
     """The flat jaxpr with `banded` in place of products with banded constants, and of rows picked or added by those.
 
     Results differ by rounding. Variables that are still there are the same ones.
     """
-    given = {var: value for var, value in compat.consts_of(closed) if not compat.is_key(value)}
-    writer = _Writer(_Constants(given))
-    for eqn in closed.jaxpr.eqns:
+    writer = Writer(flat)
+    constants = _Constants({var: value for var, value in compat.consts_of(flat.closed) if not compat.is_key(value)})
+    changed = False
+    for eqn in flat.eqns:
+        constants.add(eqn)
+        rule = _RULES.get(eqn.primitive.name)
         with compat.user_context(eqn):
-            writer.add(eqn)
-    return compat.dce(compat.with_eqns(closed, writer.eqns, writer.weights)) if writer.changed else closed
+            resized = rule(eqn, constants) if rule else None
+            if resized is None:
+                writer.eqns.append(eqn)
+            else:
+                resized.write(eqn, writer)
+                changed = True
+    return writer.done() if changed else flat
 
 
 @dataclass(frozen=True)
@@ -53,54 +62,21 @@ class _Resized:
     to: int  # the dimension of the result
     more: int | None = None  # position of an operand to which the result is added
 
+    def write(self, eqn: compat.JaxprEqn, writer: Writer) -> None:
+        band, (out,) = self.band, eqn.outvars
 
-@dataclass
-class _Writer:
-    """The equations of the new jaxpr."""
-
-    constants: _Constants  # of the old one
-    eqns: list[compat.JaxprEqn] = field(default_factory=list)
-    weights: dict[Any, np.ndarray] = field(default_factory=dict)  # constants of the new one, with their values
-    changed: bool = False
-
-    def add(self, eqn: compat.JaxprEqn) -> None:
-        self.constants.add(eqn)
-        rule = _RULES.get(eqn.primitive.name)
-        resized = rule(eqn, self.constants) if rule else None
-        if resized is None:
-            self.eqns.append(eqn)
-        else:
-            self._write(eqn, resized)
-
-    def _write(self, eqn: compat.JaxprEqn, resized: _Resized) -> None:
-        band, out = resized.band, compat.aval_of(eqn.outvars[0])
-
-        def function(x: Any, weights: Any, *more: Any) -> Any:
-            made = banded(x, weights, resized.dim, band.rows, band.weights.shape[0], out.dtype)
-            order = [dim for dim in range(made.ndim) if dim != resized.dim]
-            order.insert(resized.to, resized.dim)
+        def function(x: Any, *others: Any) -> Any:
+            weights, *more = (None, *others) if band.takes else others
+            made = banded(x, weights, self.dim, band.rows, band.weights.shape[0], compat.aval_of(out).dtype)
+            order = [dim for dim in range(made.ndim) if dim != self.dim]
+            order.insert(self.to, self.dim)
             made = made if order == sorted(order) else lax.transpose(made, order)
             return lax.add(more[0], made) if more else made
 
-        atoms = [eqn.invars[position] for position in (resized.source, resized.more) if position is not None]
-        x, *more = (compat.as_struct(compat.aval_of(atom)) for atom in atoms)
-        weights = None if band.takes else jax.ShapeDtypeStruct(band.weights.shape, band.weights.dtype)
-        part = jax.make_jaxpr(function)(x, weights, *more).jaxpr
-        given = list(part.invars)
-        if weights is not None:
-            self.weights[given.pop(1)] = band.weights
-        known = {**dict(zip(given, atoms, strict=True)), part.outvars[0]: eqn.outvars[0]}
-        self.eqns += (
-            one.replace(
-                invars=[_known(known, atom) for atom in one.invars], outvars=[_known(known, var) for var in one.outvars]
-            )
-            for one in part.eqns
-        )
-        self.changed = True
-
-
-def _known(known: Mapping[Any, Any], atom: Any) -> Any:
-    return known.get(atom, atom) if compat.is_var(atom) else atom
+        weights = () if band.takes else (band.weights,)
+        more = () if self.more is None else (eqn.invars[self.more],)
+        first = len(writer.eqns)
+        writer.define(out, writer.write(function, eqn.invars[self.source], *weights, *more), first)
 
 
 @dataclass(frozen=True)

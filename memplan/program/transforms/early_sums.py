@@ -9,17 +9,17 @@ terms that are multiplied by what is known late is what is known late times sums
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from memplan.program import compat
 from memplan.program.axes import shape_of
 from memplan.program.broadcasts import Sum, broadcast_of, centred, is_widening, squared
+from memplan.program.flat import Flat, Writer, renamed
 from memplan.program.moments import squares_about_mean
 from memplan.program.slab_axis import SlabAxis
 
@@ -29,17 +29,17 @@ Written = Callable[[], Any]
 _DEEPEST = 64  # equations looked through, one upon the other: four of a norm; Python goes a thousand calls deep
 
 
-def early_sums(closed: compat.ClosedJaxpr, axis: SlabAxis) -> compat.ClosedJaxpr:
-    """The flat jaxpr with its sums along the axis made behind as few walls as linearity and moments allow.
+def early_sums(axis: SlabAxis) -> Flat:
+    """The flat jaxpr of an axis with its sums along it made behind as few walls as linearity and moments allow.
 
     Results differ by rounding. Variables that are still there are the same ones, so that the axis can be begun again
     where this one began.
     """
-    writer = _Writer(closed, axis)
-    for number, eqn in enumerate(closed.jaxpr.eqns):
+    writer = _Writer(axis)
+    for number, eqn in enumerate(axis.flat.eqns):
         with compat.user_context(eqn):
             writer.add(number, eqn)
-    return compat.dce(compat.with_eqns(closed, writer.eqns))
+    return writer.done()
 
 
 @dataclass
@@ -74,13 +74,13 @@ class _Levels:
         return self.by_slabs.get(var, 0) + 1 if var in self.axis.dims else self.whole.get(var, 0)
 
 
-class _Writer:
+class _Writer(Writer):
     """The equations of the new jaxpr."""
 
-    def __init__(self, closed: compat.ClosedJaxpr, axis: SlabAxis):
+    def __init__(self, axis: SlabAxis):
+        super().__init__(axis.flat)
         self.axis, self.levels = axis, _Levels(axis)
         self.made: dict[Any, compat.JaxprEqn] = {}
-        self.eqns: list[compat.JaxprEqn] = []
         self.totals: dict[tuple[Any, Sum, Any], Any] = {}
 
     def add(self, number: int, eqn: compat.JaxprEqn) -> None:
@@ -144,28 +144,13 @@ class _Writer:
             self.totals[key] = self.write(lambda x: total.of(lax.convert_element_type(x, dtype)), atom)
         return self.totals[key]
 
-    def write(self, function: Callable[..., Any], *atoms: Any) -> Any:
-        """Writes the equations of a function; gives the variable or literal of its result."""
-        fresh = functools.partial(function)  # jax knows what it traced before, with the variables that it had
-        part = jax.make_jaxpr(fresh)(*(compat.as_struct(atom.aval) for atom in atoms)).jaxpr
-        known = dict(zip(part.invars, atoms, strict=True))
-        self.eqns += (eqn.replace(invars=[_known(known, atom) for atom in eqn.invars]) for eqn in part.eqns)
-        return _known(known, part.outvars[0])
-
     def _replace(self, var: Any, write: Written) -> None:
         """What is written, as the variable that others read."""
         first, made = len(self.eqns), write()
         if not any(made is one for eqn in self.eqns[first:] for one in eqn.outvars):
             made = self.write(jnp.copy, made)
-        known = {made: var}
-        self.totals = {key: _known(known, one) for key, one in self.totals.items()}
-        self.eqns[first:] = (
-            eqn.replace(
-                invars=[_known(known, atom) for atom in eqn.invars],
-                outvars=[known.get(one, one) for one in eqn.outvars],
-            )
-            for eqn in self.eqns[first:]
-        )
+        self.totals = {key: renamed({made: var}, one) for key, one in self.totals.items()}
+        self.define(var, made, first)
 
 
 @dataclass(frozen=True)
@@ -236,7 +221,3 @@ class _Terms:
         if len(given) < len(operands):
             return None
         return functools.cache(lambda: self.writer.write(function, *(operand() for operand in given)))
-
-
-def _known(known: Mapping[Any, Any], atom: Any) -> Any:
-    return known.get(atom, atom) if compat.is_var(atom) else atom

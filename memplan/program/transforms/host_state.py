@@ -40,7 +40,7 @@ def offload_state(program: Program, inputs: Collection[int], streams: bool = Tru
     on_host = frozenset(inputs)
     if not on_host:
         return program
-    if not on_host.issubset(range(len(program.jaxpr.jaxpr.invars))):
+    if not on_host.issubset(range(len(program.flat.invars))):
         raise PlanMismatchError("the plan holds arguments in host memory that this step does not have. Plan again.")
     stream = _Stream(program, on_host)
     record = StateOnHost(on_host, frozenset(stream.returned))
@@ -49,7 +49,7 @@ def offload_state(program: Program, inputs: Collection[int], streams: bool = Tru
 
 def large_leaves(program: Program, argnums: Collection[int]) -> frozenset[int]:
     """Positions of inputs that belong to these arguments and are worth moving."""
-    inputs = program.jaxpr.jaxpr.invars
+    inputs = program.flat.invars
     found = (position for number in argnums for position in positions_of(program, number))
     return frozenset(one for one in found if compat.nbytes_of(inputs[one].aval) >= _LEAST_NBYTES)
 
@@ -125,24 +125,22 @@ class _Stream:
     """
 
     def __init__(self, program: Program, on_host: frozenset[int]):
-        self.closed = program.jaxpr
-        jaxpr = self.closed.jaxpr
-        self.on_host = frozenset(jaxpr.invars[position] for position in on_host)
-        kept = enumerate(zip(program.donated, program.kept(self.closed), strict=True))
+        self.flat = flat = program.flat
+        self.on_host = frozenset(flat.invars[position] for position in on_host)
+        kept = enumerate(zip(program.donated, program.kept(flat.closed), strict=True))
         donated = [position for position, both in kept if all(both)]
-        pairs = donation_pairs(jaxpr.invars, jaxpr.outvars, donated)
+        pairs = donation_pairs(flat.invars, flat.outvars, donated)
         self.returned = {number: position for number, position in pairs if position in on_host}
 
     def rewritten(self) -> compat.ClosedJaxpr:
-        invars, outvars = self.closed.jaxpr.invars, self.closed.jaxpr.outvars
-        aliases = {outvars[number]: invars[position] for number, position in self.returned.items()}
-        state = layerwise_state(self.closed, self.on_host, aliases)
-        run = functools.partial(self._run, state)
-        return flatten(jax.make_jaxpr(run)(*(compat.as_struct(var.aval) for var in invars)))
+        flat = self.flat
+        aliases = {flat.outvars[number]: flat.invars[position] for number, position in self.returned.items()}
+        state = layerwise_state(flat, self.on_host, aliases)
+        return flatten(flat.retraced(functools.partial(self._run, state)))
 
     def _run(self, state: LayerwiseState, *operands: Any) -> list[Any]:
-        outvars, known = self.closed.jaxpr.outvars, bindings(self.closed, operands)
-        for var in filter(self.on_host.__contains__, self.closed.jaxpr.invars):
+        outvars, known = self.flat.outvars, bindings(self.flat.closed, operands)
+        for var in filter(self.on_host.__contains__, self.flat.invars):
             known[var] = jax.device_put(known[var], HOST) if var in state.stacks else _Streamed(known[var])
         results = map(_arrived, interpret_eqns(state.equations, known, outvars, _results, nullcontext))
         return [

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memplan.program import compat, primitives
-from memplan.program.extract import readers
+from memplan.program.flat import Flat
 from memplan.program.transforms.layerwise_scan import StreamedScan, Update, UpdatingScan
 
 _MOVES_ELEMENTS = {"concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "pad", "slice", "split",
@@ -31,20 +31,20 @@ class LayerwiseState:
     equations: tuple[compat.JaxprEqn | Update | StreamedScan | UpdatingScan, ...]
 
 
-def layerwise_state(closed: compat.ClosedJaxpr, on_host: Collection[Any], aliases: Mapping[Any, Any]) -> LayerwiseState:
+def layerwise_state(flat: Flat, on_host: Collection[Any], aliases: Mapping[Any, Any]) -> LayerwiseState:
     """What of a flat jaxpr can be done layer by layer.
 
     Args:
       on_host: variables of inputs in host memory.
       aliases: result of the program -> input in host memory whose buffer it takes.
     """
-    return _Analysis(closed, on_host, aliases).state()
+    return _Analysis(flat, on_host, aliases).state()
 
 
 class _Analysis:
-    def __init__(self, closed: compat.ClosedJaxpr, on_host: Collection[Any], aliases: Mapping[Any, Any]):
-        self.eqns, self.aliases = closed.jaxpr.eqns, aliases
-        self.readers, self.returned = readers(closed), frozenset(filter(compat.is_var, closed.jaxpr.outvars))
+    def __init__(self, flat: Flat, on_host: Collection[Any], aliases: Mapping[Any, Any]):
+        self.eqns, self.aliases = flat.eqns, aliases
+        self.readers, self.returned = flat.readers, flat.returned
         self.scans = {number: scan for number, eqn in enumerate(self.eqns) if (scan := compat.scan_of(eqn))}
         sliced = {scan.trips for number, scan in self.scans.items() if self.sliced(number, on_host)}
         self.trips = sorted(trips for trips in sliced if trips > 1)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from memplan.errors import PlanMismatchError
 from memplan.planning.loop import Loop, Residuals, recomputed_ops
 from memplan.program import compat
-from memplan.program.extract import variables
+from memplan.program.flat import Flat
 from memplan.program.flatten import flatten
 from memplan.program.interpret import bindings, interpret, interpret_eqns
 from memplan.program.trace import LoopResiduals, Program
@@ -34,7 +34,7 @@ def with_residuals(program: Program, decide: Decide) -> Program:
         found.append((loop, decide(loop)))
         return found[-1][1]
 
-    rewritten = rewrite_loops(program.jaxpr, record)
+    rewritten = rewrite_loops(program.flat, record).closed
     decided = any(chosen is not None for _, chosen in found)
     return program.transform(LoopResiduals(tuple(found)), rewritten) if decided else program
 
@@ -42,7 +42,7 @@ def with_residuals(program: Program, decide: Decide) -> Program:
 def outer_loops(program: Program) -> list[Loop]:
     """The pairs of loops of a step that are not inside others."""
     found: list[Loop] = []
-    rewrite_loops(program.jaxpr, found.append)
+    rewrite_loops(program.flat, found.append)
     return found
 
 
@@ -85,28 +85,27 @@ def _mismatch() -> PlanMismatchError:
     )
 
 
-def rewrite_loops(closed: compat.ClosedJaxpr, decide: Decide, runs: int = 1) -> compat.ClosedJaxpr:
+def rewrite_loops(flat: Flat, decide: Decide, runs: int = 1) -> Flat:
     """A flat jaxpr with the residuals of all its pairs of loops as decided; itself where nothing changes.
 
     Args:
       decide: asked once per pair.
       runs: how often the jaxpr runs in a step.
     """
-    return _Rewriter(closed, decide, runs).run()
+    return _Rewriter(flat, decide, runs).run()
 
 
 @dataclass
 class _Rewriter:
-    closed: compat.ClosedJaxpr
+    flat: Flat
     decide: Decide
     runs: int
     replacements: dict[int, Callable[..., list[Any]]] = field(default_factory=dict)  # by the id of an equation
 
-    def run(self) -> compat.ClosedJaxpr:
-        eqns = self.closed.jaxpr.eqns
-        paired = {pair.backward: pair for pair in loop_pairs(self.closed)}
+    def run(self) -> Flat:
+        paired = {pair.backward: pair for pair in loop_pairs(self.flat)}
         partners = {pair.forward for pair in paired.values()}
-        for number, eqn in enumerate(eqns):
+        for number, eqn in enumerate(self.flat.eqns):
             scan = compat.scan_of(eqn)
             pair = paired.get(number)
             if scan is None or number in partners:
@@ -116,19 +115,18 @@ class _Rewriter:
             else:
                 self._rewrite_pair(pair)
         if not self.replacements:
-            return self.closed
-        avals = [compat.as_struct(var.aval) for var in self.closed.jaxpr.invars]
-        return compat.dce(jax.make_jaxpr(self._results)(*avals))
+            return self.flat
+        return Flat(compat.dce(self.flat.retraced(self._results)))
 
     def _rewrite_body(self, eqn: compat.JaxprEqn, scan: compat.Scan) -> None:
         """A loop of its own: there may be pairs in its body."""
-        flat = flatten(scan.body)
+        flat = Flat(flatten(scan.body))
         body = rewrite_loops(flat, self.decide, self.runs * scan.trips)
         if body is not flat:
-            self.replacements[id(eqn)] = lambda operands: scan.run(compat.jaxpr_as_fun(body), operands)
+            self.replacements[id(eqn)] = lambda operands: scan.run(compat.jaxpr_as_fun(body.closed), operands)
 
     def _rewrite_pair(self, pair: LoopPair) -> None:
-        first, second = self.closed.jaxpr.eqns[pair.forward], self.closed.jaxpr.eqns[pair.backward]
+        first, second = self.flat.eqns[pair.forward], self.flat.eqns[pair.backward]
         forward, backward = compat.scan_of(first), compat.scan_of(second)
         assert forward is not None and backward is not None
         loop = loop_of(pair, forward, self.runs)
@@ -136,7 +134,7 @@ class _Rewriter:
         if residuals is not None:
             rewritten = _RewrittenPair(pair, forward, backward, loop, residuals)
             within = self.runs * forward.trips
-            rewritten.write(lambda body: rewrite_loops(body, self.decide, within))
+            rewritten.write(lambda body: rewrite_loops(Flat(flatten(body)), self.decide, within).closed)
             self.replacements[id(first)] = rewritten.run_forward
             self.replacements[id(second)] = rewritten.run_backward
 
@@ -145,7 +143,7 @@ class _Rewriter:
             replacement = self.replacements.get(id(eqn))
             return compat.bind(eqn, operands) if replacement is None else replacement(operands)
 
-        return interpret(self.closed, inputs, rule)
+        return interpret(self.flat.closed, inputs, rule)
 
 
 @dataclass
@@ -161,7 +159,6 @@ class _RewrittenPair:
     backward: compat.Scan
     loop: Loop
     residuals: Residuals
-    known: list[Any] = field(init=False)  # variables of the forward body by value id
     forward_body: compat.ClosedJaxpr = field(init=False)
     backward_body: compat.ClosedJaxpr = field(init=False)
     given: list[Any] = field(default_factory=list)  # constants and stacks of the forward loop
@@ -169,38 +166,38 @@ class _RewrittenPair:
     on_device: list[Any] = field(default_factory=list)
 
     def write(self, within: Callable[[compat.ClosedJaxpr], compat.ClosedJaxpr]) -> None:
-        """Trace the new bodies; `within` rewrites the loops inside them."""
-        flat = self.pair.body
-        inputs = [compat.as_struct(var.aval) for var in flat.jaxpr.invars]
-        self.known = variables(flat)
-        residuals = [compat.as_struct(self.known[value].aval) for value in self.residuals.stacked]
+        """Trace the new bodies; `within` flattens them, and rewrites the loops inside."""
+        inputs = [compat.as_struct(var.aval) for var in self.pair.body.invars]
+        residuals = [compat.as_struct(self._var(value).aval) for value in self.residuals.stacked]
         consts, _, slices = self.forward.split(inputs)
         theirs = [compat.as_struct(var.aval) for var in self.backward.body.jaxpr.invars]
         own_consts, own_carries, own_slices = self.backward.split(theirs)
         kept = [aval for number, aval in enumerate(own_slices) if number not in self.pair.stacks.values()]
-        self.forward_body = within(flatten(jax.make_jaxpr(self._stack)(*inputs)))
+        self.forward_body = within(jax.make_jaxpr(self._stack)(*inputs))
         traced = jax.make_jaxpr(self._recompute)(consts, own_consts, own_carries, kept, slices, residuals)
-        self.backward_body = within(flatten(traced))
+        self.backward_body = within(traced)
+
+    def _var(self, value: int) -> Any:
+        return self.pair.body.values[value]
 
     def _stack(self, *inputs: Any) -> list[Any]:
         """The forward body: its carries, the stacks that stay, the new residuals."""
         flat, carries = self.pair.body, self.forward.carries
-        stay = [atom for n, atom in enumerate(flat.jaxpr.outvars[carries:]) if n not in self.pair.stacks]
-        residuals = [self.known[value] for value in self.residuals.stacked]
-        outputs = [*flat.jaxpr.outvars[:carries], *stay, *residuals]
-        return interpret_eqns(flat.jaxpr.eqns, bindings(flat, inputs), outputs)
+        stay = [atom for n, atom in enumerate(flat.outvars[carries:]) if n not in self.pair.stacks]
+        outputs = [*flat.outvars[:carries], *stay, *map(self._var, self.residuals.stacked)]
+        return interpret_eqns(flat.eqns, bindings(flat.closed, inputs), outputs)
 
     def _recompute(
         self, consts: Any, own_consts: Any, own_carries: Any, kept: Any, slices: Any, residuals: Any
     ) -> list[Any]:
         """The backward body, with what it is not given any more computed again."""
         flat = self.pair.body
-        first, _, last = self.forward.split(flat.jaxpr.invars)
-        known = dict(compat.consts_of(flat))
+        first, _, last = self.forward.split(flat.invars)
+        known = dict(compat.consts_of(flat.closed))
         known.update(zip([*first, *last], [*consts, *slices], strict=True))
-        known.update((self.known[v], value) for v, value in zip(self.residuals.stacked, residuals, strict=True))
-        eqns = [flat.jaxpr.eqns[op] for op in recomputed_ops(self.loop, self.residuals)]
-        results = flat.jaxpr.outvars[self.forward.carries :]
+        known.update((self._var(v), value) for v, value in zip(self.residuals.stacked, residuals, strict=True))
+        eqns = [flat.eqns[op] for op in recomputed_ops(self.loop, self.residuals)]
+        results = flat.outvars[self.forward.carries :]
         source = {taken: results[made] for made, taken in self.pair.stacks.items()}
         replaced = dict(zip(source, interpret_eqns(eqns, known, list(source.values())), strict=True))
         rest = iter(kept)
@@ -232,7 +229,7 @@ class _RewrittenPair:
 
     def _empty(self, value: int) -> HostArray:
         """A stack in host memory. The backward loop's last trip fetches a layer beyond those that there are."""
-        aval, trips = self.known[value].aval, self.forward.trips
+        aval, trips = self._var(value).aval, self.forward.trips
         spare = (1, 0) if self.backward.reverse else (0, 1)
         return HostArray.empty((trips, *aval.shape), aval.dtype, dim=0, rows=1, trips=trips, spare=spare)
 

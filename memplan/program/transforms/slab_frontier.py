@@ -14,10 +14,11 @@ from memplan.planning.slab_price import Price, Pricer, SlabLimits
 from memplan.planning.slabs import SlabGraph, Slabs, least_rows, slab_rows, trips_of
 from memplan.program import compat
 from memplan.program.axes import shape_of
-from memplan.program.extract import variables
+from memplan.program.flat import Flat
+from memplan.program.slab_axis import SlabAxis
 from memplan.program.trace import Program
 from memplan.program.transforms.bands import with_bands
-from memplan.program.transforms.slabs import Axis, axis_at, with_slabs
+from memplan.program.transforms.slabs import axis_at, with_slabs
 
 _SHARES = (4, 8, 16, 32, 64)  # of the room: ops on arrays above such a part are split; 304^3: 4.03 s without the last
 _BEGINNINGS = 3  # shapes of the largest arrays, at whose dimensions axes begin: a decoder's logits, scores, wide layers
@@ -33,7 +34,7 @@ _MARGIN = 0.95  # of the room: what the estimate of a trip does not see (XLA's t
 class Found:
     """Slabs, and what they take by the estimate."""
 
-    axis: Axis
+    axis: SlabAxis
     choice: Choice
     slabs: Slabs
     price: Price
@@ -63,25 +64,25 @@ def slab_programs(
     Nothing of a step with effects, which stay in their order, or one that writes into its arguments.
     """
     try:
-        closed = program.jaxpr
+        flat = program.flat
     except UnsupportedProgramError:
         return
-    if closed.jaxpr.effects:
+    if flat.closed.jaxpr.effects:
         return
     limits = SlabLimits(int(_MARGIN * device_bytes), host_bytes, _resident_bytes(program))
-    for found in frontier(closed, device, limits):
+    for found in frontier(flat, device, limits):
         if found.price.seconds <= seconds:
             yield with_slabs(program, found.slabs, found.axis)
 
 
-def frontier(closed: compat.ClosedJaxpr, device: Device, limits: SlabLimits) -> Iterator[Found]:
+def frontier(flat: Flat, device: Device, limits: SlabLimits) -> Iterator[Found]:
     """Slabs of the first axis along which everything large can be split, the best first.
 
     Where nothing is expected to fit, the best of every axis comes first: how many bytes a plan of kernels makes of what
     is not split is a guess.
     """
     first, others = dict[Price, Found](), list[Found]()
-    for begun in _axes(closed):
+    for begun in _axes(flat):
         best = _best(begun, device, limits)
         if any(limits.fits(one.price) for one in best):
             yield from best
@@ -111,7 +112,7 @@ def _order(found: Found) -> tuple[int, float]:
 class _Begun:
     """An axis that begins at a dimension, of so many rows, of a value."""
 
-    axis: Axis
+    axis: SlabAxis
     value: int
     dim: int
     size: int
@@ -123,19 +124,19 @@ class _Begun:
         return sum(graph.graph.nbytes(value) for value in graph.sizes if graph.maker(value, graph.along) is not None)
 
 
-def _axes(closed: compat.ClosedJaxpr) -> list[_Begun]:
+def _axes(flat: Flat) -> list[_Begun]:
     """The different axes through the largest arrays that a step makes; the one that splits most bytes first."""
-    known, banded = variables(closed), with_bands(closed)
+    known, banded = flat.values, with_bands(flat)
     by_size = sorted(range(len(known)), key=lambda number: compat.nbytes_of(known[number].aval), reverse=True)
-    given, found = set(closed.jaxpr.invars), list[_Begun]()
+    given, found = set(flat.invars), list[_Begun]()
     largest = dict[tuple[int, ...], int]()
     for value in by_size:
         if known[value] not in given:
             largest.setdefault(shape_of(known[value]), value)
     for shape, value in itertools.islice(largest.items(), _BEGINNINGS):
         for dim, size in enumerate(shape):
-            if size > 1 and not any(one.axis.along.dims.get(known[value]) == dim for one in found):
-                found.append(_Begun(axis_at(closed, value, dim, banded), value, dim, size))
+            if size > 1 and not any(one.axis.dims.get(known[value]) == dim for one in found):
+                found.append(_Begun(axis_at(flat, value, dim, banded), value, dim, size))
     return sorted(found, key=lambda one: one.split_nbytes, reverse=True)
 
 
@@ -252,9 +253,9 @@ def _widest(graph: SlabGraph, ops: frozenset[int]) -> int:
 
 def _resident_bytes(program: Program) -> int:
     """Arguments, constants, and outputs that are written over no argument."""
-    inputs, outputs = program.jaxpr.jaxpr.invars, program.jaxpr.jaxpr.outvars
-    closed_over = sum(compat.nbytes_of(var.aval) for var in program.jaxpr.jaxpr.constvars)
-    given = sum(compat.nbytes_of(var.aval) for n, var in enumerate(inputs) if n not in program.on_host)
-    donated = sum(compat.nbytes_of(var.aval) for var, gives in zip(inputs, program.donated, strict=True) if gives)
-    made = sum(compat.nbytes_of(atom.aval) for atom in outputs)
+    flat = program.flat
+    closed_over = sum(compat.nbytes_of(var.aval) for var in flat.closed.jaxpr.constvars)
+    given = sum(compat.nbytes_of(var.aval) for n, var in enumerate(flat.invars) if n not in program.on_host)
+    donated = sum(compat.nbytes_of(var.aval) for var, gives in zip(flat.invars, program.donated, strict=True) if gives)
+    made = sum(compat.nbytes_of(atom.aval) for atom in flat.outvars)
     return given + closed_over + max(made - donated, 0)

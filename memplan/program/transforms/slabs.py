@@ -7,10 +7,8 @@ over the slabs it carries, and of what is cumulative the row before a window (`c
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -19,53 +17,38 @@ from jax import lax
 
 from memplan.errors import PlanMismatchError
 from memplan.planning.rows import Span
-from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, Walls, arrange, least_rows, spare_rows, trips_of
+from memplan.planning.slabs import SlabLoop, Slabs, Walls, arrange, least_rows, spare_rows, trips_of
 from memplan.program import compat
 from memplan.program.axes import shape_of
 from memplan.program.carries import accumulate, identity, row_before, run_cumulative
-from memplan.program.extract import body_graph, variables
+from memplan.program.flat import Flat
 from memplan.program.interpret import bindings
 from memplan.program.moments import Moments
 from memplan.program.row_ops import needed, padding_value, run_rows
-from memplan.program.slab_axis import SlabAxis, slab_axis, slab_graph
+from memplan.program.slab_axis import SlabAxis, slab_axis
 from memplan.program.trace import InSlabs, Program
 from memplan.program.transforms.bands import with_bands
 from memplan.program.transforms.early_sums import early_sums
 from memplan.program.transforms.slab_arrays import Array, HostArray, Stack, joined, whole
 
 
-@dataclass(frozen=True)
-class Axis:
-    """An axis through a flat jaxpr, for whoever plans and for whoever writes."""
-
-    closed: compat.ClosedJaxpr  # the jaxpr, written anew for the axis; numbers of values and ops are those in it
-    along: SlabAxis
-    graph: SlabGraph
-
-
-def axis_at(closed: compat.ClosedJaxpr, value: int, dim: int, banded: compat.ClosedJaxpr | None = None) -> Axis:
+def axis_at(flat: Flat, value: int, dim: int, banded: Flat | None = None) -> SlabAxis:
     """The axis that begins at a dimension of a value, through bands, with sums as early as they can be made.
 
     Args:
       banded: the jaxpr `with_bands`, where it is known.
     """
-    var, banded = variables(closed)[value], banded or with_bands(closed)
-    early = early_sums(banded, slab_axis(banded, var, dim))
-    return axis_through(next(one for one in (early, banded, closed) if var in variables(one)), var, dim)
+    var, banded = flat.values[value], banded or with_bands(flat)
+    early = early_sums(slab_axis(banded, var, dim))
+    return slab_axis(next(one for one in (early, banded, flat) if var in one.number_of), var, dim)
 
 
-def axis_through(closed: compat.ClosedJaxpr, var: Any, dim: int) -> Axis:
-    """The axis that begins at a dimension of a variable, through a jaxpr as it is."""
-    along = slab_axis(closed, var, dim)
-    return Axis(closed, along, slab_graph(closed, body_graph(closed), along))
-
-
-def with_slabs(program: Program, slabs: Slabs, axis: Axis | None = None) -> Program:
+def with_slabs(program: Program, slabs: Slabs, axis: SlabAxis | None = None) -> Program:
     """The program with its ops in loops as planned, along their axis (`axis_at`), where it is known."""
-    axis = axis or axis_at(program.jaxpr, slabs.value, slabs.dim)
+    axis = axis or axis_at(program.flat, slabs.value, slabs.dim)
     loops = tuple(Walls(axis.graph, slabs.ops).loops(slabs))
-    begins = variables(axis.closed).index(variables(program.jaxpr)[slabs.value])
-    record = InSlabs(slabs, axis.graph, begins, loops, axis.along.blocked)
+    begins = axis.flat.number_of[program.flat.values[slabs.value]]
+    record = InSlabs(slabs, axis.graph, begins, loops, axis.blocked)
     return program.transform(record, in_slabs(axis, slabs))
 
 
@@ -76,10 +59,10 @@ def follow_slabs(program: Program, slabs: Sequence[Slabs]) -> Program:
       PlanMismatchError: it has no such values or ops.
     """
     for one in slabs:
-        known = variables(program.jaxpr)
+        known = program.flat.values
         if not (0 <= one.value < len(known) and 0 <= one.dim < len(shape_of(known[one.value])) and one.rows > 0):
             raise _mismatch()
-        axis = axis_at(program.jaxpr, one.value, one.dim)
+        axis = axis_at(program.flat, one.value, one.dim)
         graph = axis.graph
         values = frozenset(value for op in one.ops & graph.along.keys() for value in graph.graph.ops[op].outputs)
         whole_rows = one.ops and one.rows % least_rows(graph, one.ops & graph.along.keys()) == 0
@@ -97,15 +80,13 @@ def _mismatch() -> PlanMismatchError:
     )
 
 
-def in_slabs(axis: Axis, slabs: Slabs) -> compat.ClosedJaxpr:
-    """The flat jaxpr with its ops in loops as planned."""
-    avals = [compat.as_struct(var.aval) for var in axis.closed.jaxpr.invars]
-    return compat.dce(jax.make_jaxpr(functools.partial(_run, axis, slabs))(*avals))
+def in_slabs(axis: SlabAxis, slabs: Slabs) -> compat.ClosedJaxpr:
+    """The flat jaxpr of an axis with its ops in loops as planned."""
+    return compat.dce(axis.flat.retraced(lambda *operands: _run(axis, slabs, operands)))
 
 
-def _run(axis: Axis, slabs: Slabs, *operands: Any) -> list[Any]:
-    closed = axis.closed
-    known: dict[Any, Any] = bindings(closed, operands)
+def _run(axis: SlabAxis, slabs: Slabs, operands: Sequence[Any]) -> list[Any]:
+    known: dict[Any, Any] = bindings(axis.flat.closed, operands)
     numbers, order = itertools.count(1), arrange(axis.graph, slabs)
     loops = [one for one in order if isinstance(one, SlabLoop)]
     for one in order:
@@ -113,48 +94,47 @@ def _run(axis: Axis, slabs: Slabs, *operands: Any) -> list[Any]:
             with jax.named_scope(InSlabs.scope(next(numbers))):
                 _Loop(axis, slabs, one, loops, known).run()
             continue
-        eqn = closed.jaxpr.eqns[one]
+        eqn = axis.flat.eqns[one]
         with compat.user_context(eqn):
             results = compat.bind(eqn, [whole(compat.read(known, atom)) for atom in eqn.invars])
         known.update(zip(eqn.outvars, results, strict=True))
-    return [whole(compat.read(known, atom)) for atom in closed.jaxpr.outvars]
+    return [whole(compat.read(known, atom)) for atom in axis.flat.outvars]
 
 
 class _Loop:
     """One loop, over what is known before it."""
 
-    def __init__(self, axis: Axis, slabs: Slabs, loop: SlabLoop, loops: Sequence[SlabLoop], known: dict[Any, Any]):
+    def __init__(self, axis: SlabAxis, slabs: Slabs, loop: SlabLoop, loops: Sequence[SlabLoop], known: dict[Any, Any]):
         self.axis, self.slabs, self.loop, self.known = axis, slabs, loop, known
-        self.closed, self.along = axis.closed, axis.along
-        self.vars = variables(self.closed)
+        self.eqns, values = axis.flat.eqns, axis.flat.values
         self.trips = trips_of(axis.graph, slabs)
-        self.spans = {self.vars[value]: span for value, span in loop.spans.items()}
-        self.sources = {self.vars[value]: self._source(self.vars[value]) for value in loop.reads}
+        self.spans = {values[value]: span for value, span in loop.spans.items()}
+        self.sources = {values[value]: self._source(values[value]) for value in loop.reads}
         self.fetched = {var: one for var, one in self.sources.items() if isinstance(one, HostArray)}
         self.to_host = {
-            self.vars[value]: [one.spans[value] for one in loops if value in one.reads]
+            values[value]: [one.spans[value] for one in loops if value in one.reads]
             for value in loop.writes
             if value in slabs.on_host
         }
-        self.stacked = [self.vars[value] for value in loop.writes if value not in slabs.on_host]
-        self.sums = [(number, var) for number in loop.sums for var in self.closed.jaxpr.eqns[number].outvars]
+        self.stacked = [values[value] for value in loop.writes if value not in slabs.on_host]
+        self.sums = [(number, var) for number in loop.sums for var in self.eqns[number].outvars]
         self.whole = {number: self._read_whole(number) for number in loop.ops}
 
     def _read_whole(self, number: int) -> dict[int, Any]:
         """By position, what an equation reads otherwise than by slabs; put together once, before the loop."""
-        sliced = self.along.equations[number].sliced
+        sliced = self.axis.equations[number].sliced
         return {
             position: whole(compat.read(self.known, atom))
-            for position, atom in enumerate(self.closed.jaxpr.eqns[number].invars)
+            for position, atom in enumerate(self.eqns[number].invars)
             if position not in sliced
         }
 
     def slab_rows(self, var: Any) -> int:
-        rows = self.slabs.rows * self.along.scales[var]
+        rows = self.slabs.rows * self.axis.scales[var]
         return rows.numerator
 
     def _source(self, var: Any) -> Stack | HostArray | Array:
-        value, dim = self.known[var], self.along.dims[var]
+        value, dim = self.known[var], self.axis.dims[var]
         if isinstance(value, Stack | HostArray):
             return value
         rows = self.slab_rows(var)
@@ -168,7 +148,7 @@ class _Loop:
     def run(self) -> None:
         """What is written to the host is written a trip after it was made, beside what the trip computes."""
         sums = [identity(self._how(number), var.aval) for number, var in self.sums]
-        before = {number: self._row_before(number) for number in self.loop.ops if self.along.equations[number].carries}
+        before = {number: self._row_before(number) for number in self.loop.ops if self.axis.equations[number].carries}
         windows = [[*self._first(var), self._fetch(var, 0, one)] for var, one in self.fetched.items()]
         hosts = [self._empty(var, spans) for var, spans in self.to_host.items()]
         made = [jnp.zeros(self._slab_shape(var), var.aval.dtype) for var in self.to_host]
@@ -179,22 +159,22 @@ class _Loop:
         for var, host, slab in zip(self.to_host, hosts, made, strict=True):
             self.known[var] = host.written(self.trips - 1, slab)
         for var, stack in zip(self.stacked, stacks, strict=True):
-            self.known[var] = Stack(stack, self.along.dims[var], shape_of(var)[self.along.dims[var]])
+            self.known[var] = Stack(stack, self.axis.dims[var], shape_of(var)[self.axis.dims[var]])
 
     def _slab_shape(self, var: Any) -> tuple[int, ...]:
         shape = list(shape_of(var))
-        shape[self.along.dims[var]] = self.slab_rows(var)
+        shape[self.axis.dims[var]] = self.slab_rows(var)
         return tuple(shape)
 
     def _empty(self, var: Any, spans: Sequence[Span]) -> HostArray:
         """Nothing is written to it yet; loops will read these spans."""
-        dim, rows = self.along.dims[var], self.slab_rows(var)
+        dim, rows = self.axis.dims[var], self.slab_rows(var)
         return HostArray.empty(shape_of(var), var.aval.dtype, dim, rows, self.trips, spare_rows(rows, spans))
 
     def _trip(self, carry: Any, _: None) -> Any:
         trip, sums, before, fetched, hosts, made = carry
         hosts = [host.written(trip - 1, slab) for host, slab in zip(hosts, made, strict=True)]
-        windows = [joined(pieces, self.along.dims[var]) for var, pieces in zip(self.fetched, fetched, strict=True)]
+        windows = [joined(pieces, self.axis.dims[var]) for var, pieces in zip(self.fetched, fetched, strict=True)]
         env: dict[Any, Any] = dict(zip(self.fetched, windows, strict=True))
         # What is fetched takes the place of the pieces, so it comes behind them. The barrier holds the arrays, not the
         # index, which XLA must see.
@@ -204,10 +184,10 @@ class _Loop:
                 env[var] = source.rows(trip, self.spans[var])
         added: dict[Any, Any] = {}
         for number in self.loop.ops:
-            eqn = self.closed.jaxpr.eqns[number]
+            eqn = self.eqns[number]
             with compat.user_context(eqn):
                 results = self._apply(number, eqn, trip, env, before)
-            (added if self.along.equations[number].reduces else env).update(zip(eqn.outvars, results, strict=True))
+            (added if self.axis.equations[number].reduces else env).update(zip(eqn.outvars, results, strict=True))
         sums = [
             accumulate(self._how(number), total, added[var])
             for (number, var), total in zip(self.sums, sums, strict=True)
@@ -245,17 +225,17 @@ class _Loop:
         first = self.spans[var][0]
         if span == self.spans[var]:
             return window
-        return lax.slice_in_dim(window, span[0] - first, span[1] - first, axis=self.along.dims[var])
+        return lax.slice_in_dim(window, span[0] - first, span[1] - first, axis=self.axis.dims[var])
 
     def _row_before(self, number: int) -> Any:
-        one = self.along.equations[number]
-        return row_before(self.closed.jaxpr.eqns[number], one.axes, one.axis)
+        one = self.axis.equations[number]
+        return row_before(self.eqns[number], one.axes, one.axis)
 
     def _apply(
         self, number: int, eqn: compat.JaxprEqn, trip: Any, env: Mapping[Any, Any], before: dict[int, Any]
     ) -> Sequence[Any]:
         """The rows of an equation's results, or what they add; rows that are carried become those of the next trip."""
-        one = self.along.equations[number]
+        one = self.axis.equations[number]
         span = self._span(number, eqn)
         spans = needed(one.axes, one.axis, span)
         spans = {position: spans[position] for position in one.sliced}
@@ -278,14 +258,14 @@ class _Loop:
         return run_rows(eqn, one.axes, one.axis, span, spans, operands)
 
     def _span(self, number: int, eqn: compat.JaxprEqn) -> Span:
-        one = self.along.equations[number]
+        one = self.axis.equations[number]
         if one.reduces:
             return 0, self.slab_rows(eqn.invars[one.axes.last_on(one.axis)])
         return next(self.spans[var] for var in eqn.outvars if var in self.spans)
 
     def _masked(self, var: Any, window: Any, span: Span, trip: Any, fill: Any) -> Any:
         """The window with rows that the array does not have filled."""
-        dim, rows = self.along.dims[var], self.slab_rows(var)
+        dim, rows = self.axis.dims[var], self.slab_rows(var)
         size = shape_of(var)[dim]
         if span[0] >= 0 and (self.trips - 1) * rows + span[1] <= size:
             return window
@@ -301,13 +281,13 @@ class _Loop:
         return counted + (trip * self.slab_rows(eqn.outvars[0]) + span[0]).astype(counted.dtype)
 
     def _how(self, number: int) -> str:
-        one = self.along.equations[number]
+        one = self.axis.equations[number]
         return one.axes.reduced[one.axis]
 
     def _finished(self, number: int, var: Any, total: Any) -> Any:
         """A sum in its own type, with what it is added to."""
         total = (total.squares if isinstance(total, Moments) else total).astype(var.aval.dtype)
-        eqn, one = self.closed.jaxpr.eqns[number], self.along.equations[number]
+        eqn, one = self.eqns[number], self.axis.equations[number]
         for position in one.axes.masked:
             total = whole(compat.read(self.known, eqn.invars[position])) + total
         return total

@@ -19,10 +19,11 @@ from memplan.planning.slab_price import Pricer, SlabLimits
 from memplan.planning.slabs import SlabLoop, Slabs, Walls, least_rows, trips_of
 from memplan.program import compat
 from memplan.program.axes import shape_of
-from memplan.program.extract import variables
+from memplan.program.flat import Flat
 from memplan.program.flatten import flatten
+from memplan.program.slab_axis import SlabAxis
 from memplan.program.transforms.slab_frontier import large_ops
-from memplan.program.transforms.slabs import Axis, axis_at
+from memplan.program.transforms.slabs import axis_at
 
 _DEVICE = catalog.named("v100")
 _FEW = 8.0  # numbers of exact steps are cut off there, so that no sum of them leaves the whole numbers of float32
@@ -322,16 +323,16 @@ class Cut(NamedTuple):
     theta: int
     stored: int | None
 
-    def of(self, closed: compat.ClosedJaxpr) -> tuple[Axis, Slabs] | None:
+    def of(self, closed: compat.ClosedJaxpr) -> tuple[SlabAxis, Slabs] | None:
         """None where nothing on the axis runs in slabs."""
-        known = variables(closed)
+        known = Flat(closed).values
         largest = sorted(range(len(known)), key=lambda one: -compat.nbytes_of(known[one].aval))
         value = largest[self.value % min(len(largest), 6)]
         dims = [dim for dim, size in enumerate(shape_of(known[value])) if size > 1]
         if not dims:
             return None
         dim = dims[self.dim % len(dims)]
-        axis = axis_at(closed, value, dim)
+        axis = axis_at(Flat(closed), value, dim)
         ops = large_ops(axis.graph, compat.nbytes_of(known[largest[0]].aval) // self.theta)
         if not ops:
             return None
@@ -340,7 +341,7 @@ class Cut(NamedTuple):
         bare = Slabs(value, dim, -(-rows // least) * least, ops, frozenset(), frozenset())
         return axis, self._stored(axis, bare)
 
-    def _stored(self, axis: Axis, bare: Slabs) -> Slabs:
+    def _stored(self, axis: SlabAxis, bare: Slabs) -> Slabs:
         made = [value for op in sorted(bare.ops) for value in axis.graph.graph.ops[op].outputs]
         if self.stored is not None:
             draw = np.random.default_rng(self.stored)
@@ -365,9 +366,9 @@ CUTS = st.builds(
 )  # fmt: skip
 
 
-def loops_of(axis: Axis, slabs: Slabs) -> list[SlabLoop]:
+def loops_of(axis: SlabAxis, slabs: Slabs) -> list[SlabLoop]:
     return Walls(axis.graph, slabs.ops).loops(slabs)
 
 
-def trips(axis: Axis, slabs: Slabs) -> int:
+def trips(axis: SlabAxis, slabs: Slabs) -> int:
     return trips_of(axis.graph, slabs)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memplan.program import compat
-from memplan.program.extract import variables
+from memplan.program.flat import Flat
 from memplan.program.flatten import flatten
 from memplan.program.interpret import interpret
 from memplan.program.transforms.bands import with_bands
@@ -24,8 +24,8 @@ LINEAR = {"dot_general", "gather", "scatter-add"}
 def rewritten(function: Callable[..., Any], *args: Any) -> tuple[list[str], float]:
     """The primitives that are left, and the greatest difference by the greatest number of its array."""
     closed = flatten(jax.make_jaxpr(function)(*args))
-    new = with_bands(closed)
-    assert new.jaxpr.invars == closed.jaxpr.invars and set(closed.jaxpr.outvars) <= set(variables(new))
+    new = with_bands(Flat(closed)).closed
+    assert new.jaxpr.invars == closed.jaxpr.invars and set(closed.jaxpr.outvars) <= set(Flat(new).values)
     plain, made = jax.jit(lambda *args: [interpret(one, args) for one in (closed, new)])(*args)
     differences = [0.0]
     for a, b in zip(plain, made, strict=True):
@@ -126,7 +126,7 @@ def test_while_another_program_is_traced() -> None:
 
     @jax.jit
     def traced(x: Any) -> Any:
-        return interpret(with_bands(closed), [x])
+        return interpret(with_bands(Flat(closed)).closed, [x])
 
     for one, wanted in zip(traced(normals(1, 11, 8, 1)), interpret(closed, [normals(1, 11, 8, 1)]), strict=True):
         np.testing.assert_allclose(one, wanted, atol=1e-5)

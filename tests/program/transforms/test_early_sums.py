@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from memplan.planning.slabs import Slabs, Walls
 from memplan.program import compat
-from memplan.program.extract import variables
+from memplan.program.flat import Flat
 from memplan.program.flatten import flatten
 from memplan.program.interpret import interpret
 from memplan.program.slab_axis import slab_axis
 from memplan.program.trace import trace
 from memplan.program.transforms.early_sums import early_sums
-from memplan.program.transforms.slabs import axis_through, in_slabs
+from memplan.program.transforms.slabs import in_slabs
 from models.train import unet3d_step
 from models.unet import InstanceNorm
 
@@ -38,12 +38,12 @@ def flat(function: Callable[..., Any], *args: Any) -> compat.ClosedJaxpr:
 
 
 def early(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
-    return early_sums(closed, slab_axis(closed, closed.jaxpr.invars[0], DIM))
+    return early_sums(slab_axis(Flat(closed), closed.jaxpr.invars[0], DIM)).closed
 
 
 def everything(closed: compat.ClosedJaxpr) -> tuple[Any, Slabs]:
     """All that can be in slabs, along the axis through the first argument."""
-    axis = axis_through(closed, closed.jaxpr.invars[0], DIM)
+    axis = slab_axis(Flat(closed), closed.jaxpr.invars[0], DIM)
     return axis, Slabs(0, DIM, ROWS, frozenset(axis.graph.along), frozenset(), frozenset())
 
 
@@ -126,18 +126,17 @@ def test_a_variance_is_added_up_in_one_loop_and_its_gradient_made_in_the_next(na
 def test_a_step_of_a_unet_goes_through_its_volumes_half_as_often() -> None:
     """14 instance norms: of 54 loops at best 14 of the variances and 14 of the gradients of the means can go."""
     step, args = unet3d_step(32, filters=4)
-    closed = trace(step, args, {}, {}).jaxpr
-    values = variables(closed)
-    largest = max(values, key=lambda var: compat.nbytes_of(var.aval))
-    new = early_sums(closed, slab_axis(closed, largest, DIM))
+    flat = trace(step, args, {}, {}).flat
+    largest = max(flat.values, key=lambda var: compat.nbytes_of(var.aval))
+    new = early_sums(slab_axis(flat, largest, DIM))
 
-    def loops_of(closed: compat.ClosedJaxpr) -> int:
-        axis = axis_through(closed, largest, DIM)
-        slabs = Slabs(variables(closed).index(largest), DIM, 8, frozenset(axis.graph.along), frozenset(), frozenset())
+    def loops_of(flat: Flat) -> int:
+        axis = slab_axis(flat, largest, DIM)
+        slabs = Slabs(flat.number_of[largest], DIM, 8, frozenset(axis.graph.along), frozenset(), frozenset())
         return len(Walls(axis.graph, slabs.ops).loops(slabs))
 
-    assert primitives_of(new).count("squares_about_mean") == 14
-    assert loops_of(closed) - loops_of(new) == 28
+    assert primitives_of(new.closed).count("squares_about_mean") == 14
+    assert loops_of(flat) - loops_of(new) == 28
 
 
 @pytest.mark.parametrize("mean", [1e2, 1e4])

@@ -67,7 +67,7 @@ def layerwise(known: Program) -> LayerwiseState:
     inputs, outputs = known.jaxpr.jaxpr.invars, known.jaxpr.jaxpr.outvars
     on_host = large_leaves(known, (0,))
     aliases = {outputs[number]: inputs[position] for number, position in donation_pairs(inputs, outputs, on_host)}
-    return layerwise_state(known.jaxpr, frozenset(inputs[position] for position in on_host), aliases)
+    return layerwise_state(known.flat, frozenset(inputs[position] for position in on_host), aliases)
 
 
 @pytest.mark.slow

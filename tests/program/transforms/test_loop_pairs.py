@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from memplan.program import compat
+from memplan.program.flat import Flat
 from memplan.program.flatten import flatten
 from memplan.program.trace import trace
 from memplan.program.transforms.loop_pairs import LoopPair, loop_of, loop_pairs
@@ -20,8 +21,8 @@ from tests.program.scans import STEPS, traced
 ROWS = jnp.ones((4, 3))
 
 
-def pairs(function: Callable[..., Any], *args: Any) -> tuple[compat.ClosedJaxpr, list[LoopPair]]:
-    flat = flatten(jax.make_jaxpr(function)(*args))
+def pairs(function: Callable[..., Any], *args: Any) -> tuple[Flat, list[LoopPair]]:
+    flat = Flat(flatten(jax.make_jaxpr(function)(*args)))
     return flat, list(loop_pairs(flat))
 
 
@@ -39,10 +40,10 @@ def test_a_pair_says_which_stack_is_read_as_which() -> None:
         return reads(xs, second, first)
 
     flat, (pair,) = pairs(step, ROWS)
-    backward = compat.scan_of(flat.jaxpr.eqns[pair.backward])
+    backward = compat.scan_of(flat.eqns[pair.backward])
     assert backward is not None and pair.forward < pair.backward
     assert pair.stacks == {0: 2, 1: 1}
-    assert not {eqn.primitive.name for eqn in pair.body.jaxpr.eqns} & {"jit", "pjit"}
+    assert not {eqn.primitive.name for eqn in pair.body.eqns} & {"jit", "pjit"}
 
 
 @pytest.mark.parametrize(
@@ -68,14 +69,14 @@ def test_a_loop_is_in_one_pair_and_takes_the_loop_that_stacks_most_for_it() -> N
         return reads(*one, *several)
 
     flat, (pair,) = pairs(step, ROWS)
-    loops = [number for number, eqn in enumerate(flat.jaxpr.eqns) if compat.scan_of(eqn)]
+    loops = [number for number, eqn in enumerate(flat.eqns) if compat.scan_of(eqn)]
     assert (pair.forward, pair.backward) == (loops[1], loops[2]) and len(pair.stacks) == 2
 
 
 def test_a_loop_of_layers_needs_what_its_backward_loop_reads() -> None:
-    closed = traced("layers")[0].jaxpr
-    (pair,) = loop_pairs(closed)
-    forward = compat.scan_of(closed.jaxpr.eqns[pair.forward])
+    flat = traced("layers")[0].flat
+    (pair,) = loop_pairs(flat)
+    forward = compat.scan_of(flat.eqns[pair.forward])
     assert forward is not None
     loop = loop_of(pair, forward, runs=3)
     assert (loop.trips, loop.runs) == (5, 3)

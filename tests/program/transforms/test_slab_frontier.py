@@ -16,7 +16,6 @@ from memplan.hardware import catalog
 from memplan.planning.rows import ALIGNED
 from memplan.planning.slab_price import SlabLimits
 from memplan.planning.slabs import least_rows, trips_of
-from memplan.program.extract import variables
 from memplan.program.trace import Program, trace
 from memplan.program.transforms import slab_frontier
 from memplan.program.transforms.slab_frontier import Found, frontier, large_ops, slab_programs
@@ -106,7 +105,7 @@ def axis_of(found: Found) -> tuple[int, int]:
 
 def test_slabs_of_tokens_fit_where_their_logits_do_not() -> None:
     limits = SlabLimits(200 * KIB, 0, 30 * KIB)
-    found = [*frontier(tokens().jaxpr, DEVICE, limits)]
+    found = [*frontier(tokens().flat, DEVICE, limits)]
     check(found, limits)
     best = found[0]
     assert limits.excess(best.price) == 0 and best.slabs.dim == 0 and best.slabs.rows < 256
@@ -122,11 +121,11 @@ def test_the_axis_that_splits_most_comes_first() -> None:
 
     program = traced(loss, array(256, 4, 4), array(256, 4, 4), array(16, 512))
     limits = SlabLimits(1000 * KIB, 0, 100 * KIB)
-    found = [*frontier(program.jaxpr, DEVICE, limits)]
+    found = [*frontier(program.flat, DEVICE, limits)]
     check(found, limits)
     best = found[0]
     assert limits.excess(best.price) == 0
-    shape = variables(program.jaxpr)[best.slabs.value].aval.shape
+    shape = program.flat.values[best.slabs.value].aval.shape
     assert (shape, best.slabs.dim) == ((4, 256, 256), 1)
 
 
@@ -147,27 +146,27 @@ def convolutions(count: int) -> Program:
 
 def test_what_was_chosen_for_less_room_is_refined_within_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     program, limits = convolutions(4), SlabLimits(100 << 20, 1 << 40, 0)
-    found = [*frontier(program.jaxpr, DEVICE, limits)]
+    found = [*frontier(program.flat, DEVICE, limits)]
     check(found, limits)
     monkeypatch.setattr(slab_frontier, "_LESS", 1.0)
-    without = next(frontier(program.jaxpr, DEVICE, limits))
+    without = next(frontier(program.flat, DEVICE, limits))
     assert limits.fits(found[0].price) and not limits.less(0.6).fits(found[0].price)
     assert limits.fits(without.price) and found[0].price.seconds < 0.95 * without.price.seconds
 
 
 def test_where_nothing_is_expected_to_fit_the_best_of_every_axis_comes_first() -> None:
     limits = SlabLimits(40 * KIB, 0, 30 * KIB)
-    found = [*frontier(tokens().jaxpr, DEVICE, limits)]
+    found = [*frontier(tokens().flat, DEVICE, limits)]
     axes = [axis_of(one) for one in found]
     assert not any(limits.fits(one.price) for one in found)
     assert len(set(axes[:3])) == len(set(axes)) == 3
-    found = [*frontier(convolutions(2).jaxpr, DEVICE, limits)]
+    found = [*frontier(convolutions(2).flat, DEVICE, limits)]
     assert [axis_of(one)[1] for one in found[:2]] == [1, 3]  # the width is as good as the height
 
 
 def test_nothing_is_found_to_fit_below_what_is_resident() -> None:
     limits = SlabLimits(20 * KIB, 0, 30 * KIB)
-    assert not [*frontier(tokens().jaxpr, DEVICE, limits)]
+    assert not [*frontier(tokens().flat, DEVICE, limits)]
 
 
 def test_programs_that_take_too_long_are_left_out() -> None:
@@ -177,7 +176,7 @@ def test_programs_that_take_too_long_are_left_out() -> None:
 
 
 def test_a_step_without_axes_has_no_slabs() -> None:
-    assert not [*frontier(traced(jnp.linalg.inv, array(64, 64)).jaxpr, DEVICE, SlabLimits(KIB, KIB, 0))]
+    assert not [*frontier(traced(jnp.linalg.inv, array(64, 64)).flat, DEVICE, SlabLimits(KIB, KIB, 0))]
 
 
 TABLE = np.ones((256, 512), np.float32)

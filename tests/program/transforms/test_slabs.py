@@ -16,11 +16,12 @@ from jax import lax
 from memplan.errors import PlanMismatchError
 from memplan.planning.slabs import Slabs, least_rows
 from memplan.program import compat
-from memplan.program.extract import variables
+from memplan.program.flat import Flat
 from memplan.program.flatten import flatten
 from memplan.program.interpret import interpret
+from memplan.program.slab_axis import SlabAxis
 from memplan.program.trace import Program, trace
-from memplan.program.transforms.slabs import Axis, axis_at, follow_slabs, in_slabs, with_slabs
+from memplan.program.transforms.slabs import axis_at, follow_slabs, in_slabs, with_slabs
 from tests.program.transforms.slab_programs import CUTS, Cut, Layer, Step, loops_of, slab_programs
 
 _QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # compiled once, run once
@@ -168,17 +169,17 @@ def normals(*shape: int, seed: int = 0) -> jax.Array:
 
 def everything(
     function: Callable[..., Any], args: Sequence[Any], shape: tuple[int, ...], dim: int, rows: int
-) -> tuple[compat.ClosedJaxpr, Axis, Slabs]:
+) -> tuple[compat.ClosedJaxpr, SlabAxis, Slabs]:
     """All that can be in slabs of so many rows of the first array of a shape, nothing stored."""
     closed = flatten(jax.make_jaxpr(function)(*args))
-    value = next(number for number, var in enumerate(variables(closed)) if var.aval.shape == shape)
-    axis = axis_at(closed, value, dim)
+    value = next(number for number, var in enumerate(Flat(closed).values) if var.aval.shape == shape)
+    axis = axis_at(Flat(closed), value, dim)
     ops = frozenset(axis.graph.along)
     assert rows % least_rows(axis.graph, ops) == 0
     return closed, axis, Slabs(value, dim, rows, ops, frozenset(), frozenset())
 
 
-def never_whole(axis: Axis, slabs: Slabs, shape: tuple[int, ...]) -> bool:
+def never_whole(axis: SlabAxis, slabs: Slabs, shape: tuple[int, ...]) -> bool:
     """Some arrays of a shape are made in loops, none outside, and no loop reads or writes one."""
     graph = axis.graph.graph
     loops = loops_of(axis, slabs)
@@ -188,7 +189,7 @@ def never_whole(axis: Axis, slabs: Slabs, shape: tuple[int, ...]) -> bool:
 
 
 def assert_close(
-    closed: compat.ClosedJaxpr, axis: Axis, slabs: Slabs, args: Sequence[Any], within: float = 1e-5
+    closed: compat.ClosedJaxpr, axis: SlabAxis, slabs: Slabs, args: Sequence[Any], within: float = 1e-5
 ) -> None:
     plain, made = results([closed, in_slabs(axis, slabs)], jax.tree.leaves(args))
     for one, expected in zip(made, plain, strict=True):
@@ -234,9 +235,9 @@ def test_attention_by_rows_of_queries_has_the_scores_of_a_slab_alone() -> None:
     args = normals(2, 11, 3), normals(2, 9, 3, seed=1), normals(2, 9, 3, seed=2)
     closed, axis, slabs = everything(jax.value_and_grad(loss, argnums=(0, 1, 2)), args, (2, 11, 9), 1, 4)
     (loop,) = loops_of(axis, slabs)
-    known = variables(axis.closed)
+    known = axis.flat.values
     assert never_whole(axis, slabs, (2, 11, 9))
-    assert [known[value] for value in loop.reads] == [axis.closed.jaxpr.invars[0]]
+    assert [known[value] for value in loop.reads] == [axis.flat.invars[0]]
     summed = [axis.graph.graph.values[value].shape for op in loop.sums for value in axis.graph.graph.ops[op].outputs]
     assert sorted(summed) == [(), (2, 3, 9), (2, 9, 3)] or sorted(summed) == [(), (2, 9, 3), (2, 9, 3)]
     assert_close(closed, axis, slabs, args)
@@ -266,7 +267,7 @@ def test_logits_that_are_resized_to_the_image_never_exist(method: str) -> None:
     closed, axis, slabs = everything(jax.value_and_grad(loss, argnums=(0, 1)), args, (1, 24, 12), 1, 6)
     names = [op.name for op in axis.graph.graph.ops]
     (loop,) = loops_of(axis, slabs)
-    assert never_whole(axis, slabs, (1, 24, 12, 5)) and not axis.along.blocked
+    assert never_whole(axis, slabs, (1, 24, 12, 5)) and not axis.blocked
     assert names.count("banded") == 4
     assert len(loop.sums) == 2  # the loss, the gradient of the weights
     assert_close(closed, axis, slabs, args)
@@ -351,7 +352,7 @@ def test_what_is_cumulative_goes_on_from_slab_to_slab(name: str, dtype: Any) -> 
         (loop,) = loops_of(axis, slabs)
         names = [axis.graph.graph.ops[op].name for op in loop.ops]
         assert [one for one in names if one.startswith("cum")] == [scan.__name__]
-        assert [axis.closed.jaxpr.eqns[one].params["reverse"] for one in axis.along.blocked] == [True]
+        assert [axis.flat.eqns[one].params["reverse"] for one in axis.blocked] == [True]
     for made in others:
         for one, expected in zip(made, plain, strict=True):
             np.testing.assert_array_equal(one, expected)
@@ -377,7 +378,7 @@ def test_cumulative_logarithms_of_sums_are_the_same_but_for_rounding(rows: int) 
 
     args = (normals(9, 3),)
     closed, axis, slabs = everything(function, args, (9, 3), 0, rows)
-    assert len(loops_of(axis, slabs)) == 1 and not axis.along.blocked
+    assert len(loops_of(axis, slabs)) == 1 and not axis.blocked
     assert_close(closed, axis, slabs, args, 1e-6)
 
 
@@ -401,7 +402,7 @@ def step(x: Any, w: Any) -> Any:
 
 def planned() -> tuple[Program, Slabs]:
     program = trace(step, (normals(12, 3), normals(3, 4)), {}, {})
-    axis = axis_at(program.jaxpr, 0, 0)
+    axis = axis_at(program.flat, 0, 0)
     ops = frozenset(axis.graph.along)
     stored = frozenset(next(op.outputs for number, op in enumerate(axis.graph.graph.ops) if number in ops))
     return program, Slabs(0, 0, 4, ops, stored, frozenset())

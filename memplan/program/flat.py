@@ -1,0 +1,142 @@
+"""A flat jaxpr, and what everybody asks of one: its variables by number, who reads them, its graph with costs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from memplan.planning.graph import Graph, Op, Value
+from memplan.program import compat, primitives
+
+
+@dataclass(frozen=True, eq=False)
+class Flat:
+    """A closed jaxpr without calls (`flatten`)."""
+
+    closed: compat.ClosedJaxpr
+
+    @property
+    def eqns(self) -> Sequence[compat.JaxprEqn]:
+        return self.closed.jaxpr.eqns
+
+    @property
+    def invars(self) -> Sequence[Any]:
+        return self.closed.jaxpr.invars
+
+    @property
+    def outvars(self) -> Sequence[Any]:
+        """Variables and literals."""
+        return self.closed.jaxpr.outvars
+
+    @functools.cached_property
+    def values(self) -> list[Any]:
+        """Variables by value id: inputs, constants, results of equations."""
+        made = (var for eqn in self.eqns for var in eqn.outvars)
+        return [*self.invars, *self.closed.jaxpr.constvars, *made]
+
+    @functools.cached_property
+    def number_of(self) -> Mapping[Any, int]:
+        """By variable, its value id."""
+        return {var: number for number, var in enumerate(self.values)}
+
+    @functools.cached_property
+    def readers(self) -> Mapping[Any, set[int]]:
+        """By variable, the numbers of the equations that read it."""
+        found: dict[Any, set[int]] = {}
+        for number, eqn in enumerate(self.eqns):
+            for atom in filter(compat.is_var, eqn.invars):
+                found.setdefault(atom, set()).add(number)
+        return found
+
+    @functools.cached_property
+    def returned(self) -> frozenset[Any]:
+        """Variables that are results of the whole."""
+        return frozenset(filter(compat.is_var, self.outvars))
+
+    @functools.cached_property
+    def graph(self) -> Graph:
+        """Its equations with their costs, its values with their bytes; an op's id is its equation's number."""
+        names = [*compat.input_names(self.closed), *(f"constant:{n}" for n, _ in enumerate(self.closed.consts))]
+        names += [f"{eqn.primitive.name}:{number}" for eqn in self.eqns for number, _ in enumerate(eqn.outvars)]
+        unread = {
+            var
+            for eqn in self.eqns
+            for var in eqn.outvars
+            if isinstance(var, compat.DropVar) and primitives.fusion_of(eqn) != "kernel"
+        }
+
+        def value(var: Any, name: str) -> Value:
+            aval = var.aval
+            nbytes = 0 if var in unread or compat.is_on_host(var) else compat.nbytes_of(aval)
+            return Value(name, nbytes, tuple(getattr(aval, "shape", ())), str(getattr(aval, "dtype", aval)))
+
+        def op(eqn: compat.JaxprEqn) -> Op:
+            return Op(
+                name=eqn.primitive.name,
+                inputs=tuple(self.number_of[atom] for atom in eqn.invars if compat.is_var(atom)),
+                outputs=tuple(self.number_of[var] for var in eqn.outvars),
+                flops=primitives.flops_of(eqn),
+                flops_dtype=primitives.matrix_dtype(eqn),
+                fusion=primitives.fusion_of(eqn),
+                along_rows=primitives.is_along_rows(eqn),
+                traffic_nbytes=primitives.traffic_of(eqn),
+                recomputable=primitives.is_recomputable(eqn),
+                source=compat.relative(compat.source_of(eqn)),
+            )
+
+        return Graph(tuple(map(value, self.values, names)), tuple(map(op, self.eqns)))
+
+    def retraced(self, function: Callable[..., Any]) -> compat.ClosedJaxpr:
+        """The jaxpr of another function of the same inputs."""
+        return jax.make_jaxpr(function)(*(compat.as_struct(var.aval) for var in self.invars))
+
+
+@dataclass
+class Writer:
+    """The equations of a new jaxpr that shares variables with an old one: some of the old, and traced functions."""
+
+    flat: Flat  # the old one
+    eqns: list[compat.JaxprEqn] = field(default_factory=list)
+    constants: dict[Any, np.ndarray] = field(default_factory=dict)  # that the new one has besides
+
+    def write(self, function: Callable[..., Any], *operands: Any) -> Any:
+        """Write the equations of a function of variables, literals and constants; its result, a variable or literal."""
+        fresh = functools.partial(function)  # jax knows what it traced before, with the variables that it had
+        avals = (
+            jax.ShapeDtypeStruct(one.shape, one.dtype) if isinstance(one, np.ndarray) else compat.as_struct(one.aval)
+            for one in operands
+        )
+        part = jax.make_jaxpr(fresh)(*avals).jaxpr
+        known = dict[Any, Any]()
+        for var, one in zip(part.invars, operands, strict=True):
+            if isinstance(one, np.ndarray):
+                self.constants[var] = one
+            else:
+                known[var] = one
+        self.eqns += (eqn.replace(invars=[renamed(known, atom) for atom in eqn.invars]) for eqn in part.eqns)
+        return renamed(known, part.outvars[0])
+
+    def define(self, var: Any, made: Any, first: int) -> None:
+        """Rename a result of the equations from the first on to a variable of the old jaxpr."""
+        known = {made: var}
+        self.eqns[first:] = (
+            eqn.replace(
+                invars=[renamed(known, atom) for atom in eqn.invars],
+                outvars=[known.get(one, one) for one in eqn.outvars],
+            )
+            for eqn in self.eqns[first:]
+        )
+
+    def done(self) -> Flat:
+        """The new jaxpr, without dead equations."""
+        return Flat(compat.dce(compat.with_eqns(self.flat.closed, self.eqns, self.constants)))
+
+
+def renamed(known: Mapping[Any, Any], atom: Any) -> Any:
+    """A variable's new name, if it has one."""
+    return known.get(atom, atom) if compat.is_var(atom) else atom
