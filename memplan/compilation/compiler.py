@@ -14,9 +14,8 @@ from memplan.compilation.outcome import Outcome
 from memplan.compilation.plans import Agree
 from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner
-from memplan.program import compat
-from memplan.program.trace import Program, as_step, dynamic_leaves, flat_function, flat_options
-from memplan.program.transforms.channels_last import channels_last
+from memplan.program.lowerable import lowerable
+from memplan.program.trace import Program
 from memplan.verify.numbers import check_types
 from memplan.xla.hook import Rewrite
 from memplan.xla.replay import Replay, replay
@@ -120,31 +119,8 @@ def compile_program(
     Args:
       args, kwargs: of the step; the others: see `Target.compile`.
     """
-    mesh = target.mesh_for(program.spmd)
-    as_it_is = program.rewritten is None and mesh is None
-    jaxpr = None if as_it_is else _jaxpr(program, target)
-    step, options = program.step if jaxpr is None else as_step(program, jaxpr, mesh), program.options
-    if program.traced.lowers_by_leaves:
-        step = flat_function(program, program.traced.jaxpr if jaxpr is None else jaxpr, mesh)
-        args, kwargs, options = dynamic_leaves(program, args, kwargs), {}, flat_options(program)
-    return target.compile(
-        step,
-        args,
-        kwargs,
-        options,
-        flags,
-        on_host=program.on_host if target.is_gpu else (),
-        returned_to_host=program.returned_to_host if target.is_gpu else (),
-        spmd=program.spmd,
-        profile=profile,
-        rewrite=rewrite,
-    )
-
-
-def _jaxpr(program: Program, target: Target) -> compat.ClosedJaxpr:
-    """Of a transformed program; for a CPU its loops over slabs have convolutions that a library computes."""
-    in_loops = bool(program.in_slabs) and not target.is_gpu
-    return channels_last(program.jaxpr) if in_loops else program.jaxpr
+    made = lowerable(program, args, kwargs, target.is_gpu, target.mesh_for(program.spmd))
+    return target.compile(made, flags, profile, rewrite)
 
 
 def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -10,17 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-from jax.core import Tracer
 
-from memplan.errors import MemplanError, UnsupportedProgramError
+from memplan.errors import MemplanError
 from memplan.hardware.topology import Topology
 from memplan.planning.loop import Loop, Residuals
 from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs
 from memplan.program import compat
 from memplan.program.flat import Flat
 from memplan.program.flatten import flatten
-from memplan.program.interpret import interpret
-from memplan.program.jit_arguments import dynamic_arguments
 from memplan.program.sharding import XLA_DECOMPOSES, Spmd, unwrap_shard_map
 
 _PRIVATE = re.compile(r"0x[0-9a-f]+|id=\d+|/[^\s:]+(?=:\d+)")  # addresses and paths differ from process to process
@@ -220,44 +217,3 @@ def trace(
     traced = Traced(step, dict(options), stage)
     spmd, per_device = unwrap_shard_map(stage.jaxpr, getattr(step, "topology", None)) or (None, stage.jaxpr)
     return Program(traced, spmd, per_device)
-
-
-def flat_function(program: Program, jaxpr: compat.ClosedJaxpr, mesh: Any = None) -> Callable[..., Any]:
-    """A function of the step's flat inputs that evaluates `jaxpr`, over the step's mesh or a like one if it has one."""
-    if program.spmd is None:
-        return compat.jaxpr_as_fun(jaxpr)
-    spmd = program.spmd if mesh is None else program.spmd.on(mesh)
-    return spmd.over_mesh(lambda *operands: interpret(jaxpr, operands))
-
-
-def as_step(program: Program, jaxpr: compat.ClosedJaxpr, mesh: Any = None) -> Callable[..., Any]:
-    """A function with the step's own signature that evaluates `jaxpr`; to be jitted with the step's own options."""
-    evaluate = flat_function(program, jaxpr, mesh)
-
-    @functools.wraps(program.step)
-    def planned(*args: Any, **kwargs: Any) -> Any:
-        leaves = jax.tree_util.tree_leaves((args, kwargs))
-        dynamic = [leaf for leaf in leaves if isinstance(leaf, Tracer)]  # static arguments are not traced
-        return jax.tree_util.tree_unflatten(program.traced.out_tree, evaluate(*dynamic))
-
-    return planned
-
-
-def dynamic_leaves(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """The leaves of the dynamic arguments."""
-    return jax.tree_util.tree_leaves(dynamic_arguments(program.step, args, kwargs, program.options))
-
-
-def flat_options(program: Program) -> dict[str, Any]:
-    """The options of `jax.jit` for a function of the leaves.
-
-    Raises:
-      UnsupportedProgramError: shardings are among them.
-    """
-    kept = {name: program.options[name] for name in ("keep_unused", "compiler_options") if name in program.options}
-    if {"in_shardings", "out_shardings"} & set(program.options):
-        raise UnsupportedProgramError(
-            f"the arguments of {program.name} are in containers that jax cannot lower, and shardings are given for "
-            "them. Leave out in_shardings and out_shardings, or pass what is in the containers."
-        )
-    return {**kept, "donate_argnums": tuple(number for number, given in enumerate(program.donated) if given)}

@@ -11,7 +11,7 @@ import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from memplan.errors import MemplanError, UnknownDeviceError, UnsupportedProgramE
 from memplan.hardware.device import Device
 from memplan.program import compat
 from memplan.program.jit_arguments import infer_static
+from memplan.program.lowerable import Lowerable
 from memplan.program.sharding import Spmd
 from memplan.xla.described_gpu import target_config
 from memplan.xla.hook import Rewrite, intercept
@@ -115,37 +116,32 @@ class Target:
 
     def compile(
         self,
-        step: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        options: Mapping[str, Any],
-        compiler_options: Mapping[str, Any] | None = None,
-        on_host: Collection[int] = (),
-        returned_to_host: Collection[int] = (),
-        spmd: Spmd | None = None,
+        lowerable: Lowerable,
+        flags: Mapping[str, Any] | None = None,
         profile: Mapping[str, float] | None = None,
         rewrite: Rewrite | None = None,
     ) -> Executable:
-        """Compile `jax.jit(step, **options)` for this device; arguments as `jax.jit` takes them.
+        """Compile for this device.
 
         Args:
-          on_host: positions of inputs in host memory; returned_to_host: of outputs.
-          spmd: how inputs lie over a mesh.
+          flags: compiler options beside those in the options of `jax.jit`.
           profile: what instructions of an earlier compilation take (seconds), for XLA's scheduler.
           rewrite: is handed the scheduled module, and may hand back another.
 
         Raises:
           MemplanError: XLA did not hand it over; and whatever `rewrite` raises.
         """
-        own = KEEPS_COLLECTIVES if spmd and self.is_gpu else {}
-        flags = {**own, **(options.get("compiler_options") or {}), **(compiler_options or {})}
-        options = {name: value for name, value in options.items() if name != "compiler_options"}
+        own = KEEPS_COLLECTIVES if lowerable.spmd and self.is_gpu else {}
+        flags = {**own, **(lowerable.options.get("compiler_options") or {}), **(flags or {})}
+        options = {name: value for name, value in lowerable.options.items() if name != "compiler_options"}
+        args, kwargs = lowerable.args, lowerable.kwargs
         if self.described:
             assert self.device.target is not None
             kernels = {"xla_gpu_kernel_cache_file": str(kernel_cache_file(self.device.target))}
             flags = {**_DESCRIBED_OPTIONS, **kernels, **flags}
-            args, kwargs = self._placeholders(step, args, kwargs, options, spmd)
-        lowered = compat.mark_on_host(jax.jit(step, **options).lower(*args, **kwargs), on_host, returned_to_host)
+            args, kwargs = self._placeholders(lowerable)
+        lowered = jax.jit(lowerable.step, **options).lower(*args, **kwargs)
+        lowered = compat.mark_on_host(lowered, lowerable.on_host, lowerable.returned_to_host)
         with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
             if profile:
                 flags |= {"xla_gpu_pgle_profile_file_or_directory_path": _write_profile(profile, Path(folder))}
@@ -213,16 +209,10 @@ class Target:
         """A mesh of so many described devices; None where the step's own will do."""
         return described_mesh(self.device, tuple(spmd.axes.items())) if spmd and self.described else None
 
-    def _placeholders(
-        self,
-        step: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        options: Mapping[str, Any],
-        spmd: Spmd | None,
-    ) -> Any:
+    def _placeholders(self, lowerable: Lowerable) -> Any:
         """Shapes on the described device, or on a mesh of them; static arguments as they are."""
-        positions, names = infer_static(step, len(args), options)
+        args, kwargs, spmd = lowerable.args, lowerable.kwargs, lowerable.spmd
+        positions, names = infer_static(lowerable.step, len(args), lowerable.options)
         dynamic = (
             {number: arg for number, arg in enumerate(args) if number not in positions},
             {name: value for name, value in kwargs.items() if name not in names},

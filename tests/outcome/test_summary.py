@@ -14,6 +14,7 @@ import pytest
 import memplan
 from memplan.hardware import catalog
 from memplan.outcome.summary import versions
+from memplan.program.lowerable import Lowerable
 from memplan.xla.target import Target
 from tests.xla.steps import array, dense
 
@@ -44,7 +45,7 @@ def test_what_jax_jit_takes_is_compiled_where_xla_rematerializes(
     report = memplan.jit(gelu, device="v100", donate_argnums=0).plan(*args).report
     assert "hlo_remat" not in capfd.readouterr().err
     assert report.baseline_peak_bytes is not None and report.xla_limit_bytes is not None
-    plain = Target(catalog.named("v100"), described=True).compile(gelu, args, {}, {"donate_argnums": 0})
+    plain = Target(catalog.named("v100"), described=True).compile(Lowerable(gelu, args, {}, {"donate_argnums": 0}))
     assert report.jit_peak_bytes == pytest.approx(plain.memory.device_bytes, abs=1024)
     rematerializes = ".remat" in plain.text
     assert rematerializes == (layers == 12) == (report.baseline_peak_bytes > report.xla_limit_bytes)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from memplan.program.trace import as_step
+from memplan.program.lowerable import as_step
 from tests.program.steps import CASES, traced
 
 

@@ -17,6 +17,7 @@ from memplan.planning.packing import Packing, pack
 from memplan.planning.problem import Problem, Role
 from memplan.planning.schedule import Action, Kind, Schedule, runs
 from memplan.planning.search.planner import plan
+from memplan.program.lowerable import Lowerable
 from memplan.verify.same_module import judge
 from memplan.xla import hook
 from memplan.xla.buffers import problem_of
@@ -91,7 +92,7 @@ def compile_step(
         target = Target(catalog.DEVICES[device], described=True)
         described_mesh(target.device)
         with hook.intercept(f"jit_{unique.__name__}", rewrite, "cuda") as interception:
-            done = target.compile(unique, args, {}, {"donate_argnums": 0}).compiled
+            done = target.compile(Lowerable(unique, args, {}, {"donate_argnums": 0})).compiled
     else:
         with hook.intercept(f"jit_{unique.__name__}", rewrite, "cpu") as interception:
             done = jax.jit(unique, donate_argnums=0).lower(*args).compile()

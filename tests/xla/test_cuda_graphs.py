@@ -12,6 +12,7 @@ import pytest
 
 import memplan
 from memplan.hardware import catalog
+from memplan.program.lowerable import Lowerable
 from memplan.xla.cuda_graphs import Launches, has_own_rule, launches
 from memplan.xla.module import read_module
 from memplan.xla.target import Target
@@ -87,7 +88,7 @@ def test_a_step_and_its_plan(built: Any, shares: tuple[float, ...], device: str,
 def test_steps_of_other_kinds_are_right_or_not_told(built: Any, device: str, tmp_path: Path) -> None:
     step, args = built()
     target = Target(catalog.named(device), described=True)
-    compiled = target.compile(step, args, {}, {"donate_argnums": 0}, dump_options(tmp_path))
+    compiled = target.compile(Lowerable(step, args, {}, {"donate_argnums": 0}), dump_options(tmp_path))
     found, kinds = launches(read_module(compiled.text), target.device), set(_kinds(dumped_thunks(tmp_path, "", True)))
     assert (found is None) == bool(kinds & {"kDynamicSliceFusion", "kConditional"})
     assert found is None or found == in_xla(tmp_path)

@@ -11,6 +11,7 @@ import pytest
 
 from memplan.errors import UnknownDeviceError
 from memplan.hardware import catalog
+from memplan.program.lowerable import Lowerable
 from memplan.xla.described_gpu import target_config
 from memplan.xla.target import Target
 from tests.xla.thunks import dump_options, dumped_thunks
@@ -52,7 +53,7 @@ def test_products_are_in_cuda_graphs_as_on_a_gpu_with_a_driver(tmp_path: Path) -
     """XLA of jax 0.11 leaves them out of graphs where the driver is older than CUDA 12.3, or not told."""
     square = jax.ShapeDtypeStruct((256, 256), jnp.float32)
     v100 = Target(catalog.named("v100"), described=True)
-    v100.compile(lambda x: jnp.sin(jnp.sin(jnp.sin(x @ x) @ x) @ x), (square,), {}, {}, dump_options(tmp_path))
+    v100.compile(Lowerable(lambda x: jnp.sin(jnp.sin(jnp.sin(x @ x) @ x) @ x), (square,)), dump_options(tmp_path))
     [graph] = dumped_thunks(tmp_path, after_passes=True)
     assert graph.kind == "kCommandBuffer" and graph.has("kCublasLtMatmul")
 

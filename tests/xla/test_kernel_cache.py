@@ -4,6 +4,7 @@ import pytest
 
 from memplan.hardware import catalog
 from memplan.hardware.device import Device, GpuTarget
+from memplan.program.lowerable import Lowerable
 from memplan.xla import kernel_cache
 from memplan.xla.kernel_cache import kernel_cache_file
 from memplan.xla.target import Executable, Target
@@ -31,7 +32,7 @@ def test_a_kernel_is_made_once() -> None:
             return jnp.tanh(x @ x).sum(0), jnp.cumsum(factor * x, axis=1)
 
         shape = jax.ShapeDtypeStruct((96, 96), jnp.float32)
-        return Target(device, described=True).compile(step, (shape,), {}, {})
+        return Target(device, described=True).compile(Lowerable(step, (shape,)))
 
     assert V100.target
     kept = kernel_cache_file(V100.target)

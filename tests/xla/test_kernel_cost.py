@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from memplan.hardware import catalog
+from memplan.program.lowerable import Lowerable
 from memplan.program.primitives import flops_of_jaxpr
 from memplan.xla.kernel_cost import KernelCost
 from memplan.xla.module import read_module
@@ -104,7 +105,7 @@ def jaxpr_flops(step: Callable[..., Any], *args: Any) -> float:
 def compiled(step: Callable[..., Any], *args: Any, device: str = "v100") -> list[float]:
     """FLOPs of the kernels that have some."""
     pytest.importorskip("jax_cuda12_plugin")
-    text = Target(catalog.named(device), True).compile(step, args, {}, {}).text
+    text = Target(catalog.named(device), True).compile(Lowerable(step, args)).text
     return [one.flops for one in kernel_costs(read_module(text)) if one.flops]
 
 

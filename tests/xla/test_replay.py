@@ -12,6 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from memplan.hardware import catalog
 from memplan.hardware.roofline import copy_seconds, kernel_seconds
+from memplan.program.lowerable import Lowerable
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import read_module
 from memplan.xla.replay import Replay, replay
@@ -179,7 +180,7 @@ def test_a_step_of_a_cpu_is_the_sum_of_its_kernels_and_blocks(name: str, product
 
 def compiled_text(step: Callable[..., Any], *args: Any, device: str = "v100", **flags: Any) -> str:
     pytest.importorskip("jax_cuda12_plugin")
-    return Target(catalog.named(device), True).compile(step, args, {}, {}, flags).text
+    return Target(catalog.named(device), True).compile(Lowerable(step, args), flags).text
 
 
 def compiled(step: Callable[..., Any], *args: Any, device: str = "v100", **flags: Any) -> Replay:

@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import memplan
 from memplan.errors import MemplanError, UnknownDeviceError, UnsupportedProgramError
 from memplan.hardware import catalog
+from memplan.program.lowerable import Lowerable
 from memplan.xla.local import local_device
 from memplan.xla.module import read_module
 from memplan.xla.target import Target, described_mesh, without_messages, xla_rematerialization
@@ -40,7 +41,7 @@ class TestDescribedGpu:
     def test_every_kind_of_leaf_is_placed(self) -> None:
         args = (jnp.ones((4, 4), jnp.bfloat16), jax.ShapeDtypeStruct((3,), jnp.int32), 2.0, True, jax.random.key(0))
         compiled = Target(catalog.named("h200"), described=True).compile(
-            lambda a, b, c, d, key: (a * c, b + 1, d, jax.random.bits(key, (4,))), args, {}, {}
+            Lowerable(lambda a, b, c, d, key: (a * c, b + 1, d, jax.random.bits(key, (4,))), args)
         )
         assert compiled.compiled.memory_analysis().argument_size_in_bytes == 32 + 12 + 4 + 1 + 8
         assert compiled.compiled.out_info[0].dtype == jnp.bfloat16
@@ -52,14 +53,14 @@ class TestDescribedGpu:
 
         image = jax.ShapeDtypeStruct((2, 128, 128, 3), jnp.float32)
         h200 = Target(catalog.named("h200"), described=True)
-        compiled = h200.compile(resized, (image,), {}, {}, rewrite=rewrite)
+        compiled = h200.compile(Lowerable(resized, (image,)), rewrite=rewrite)
         assert compiled.compiled.memory_analysis().output_size_in_bytes == 4 * 2 * 512 * 512 * 3
         assert "ENTRY" in compiled.text
 
     def test_donation_is_seen(self) -> None:
         shape = jax.ShapeDtypeStruct((1024,), jnp.float32)
         target = Target(catalog.named("v100"), described=True)
-        memory = target.compile(lambda x: x + 1, (shape,), {}, {"donate_argnums": 0}).memory
+        memory = target.compile(Lowerable(lambda x: x + 1, (shape,), {}, {"donate_argnums": 0})).memory
         assert memory.device_bytes == memory.temp_bytes + 4096
 
     @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ class TestDisabledPasses:
 
 
 def test_the_local_backend_accounts_for_what_it_allocates() -> None:
-    memory = Target(local_device(), described=False).compile(lambda x: jnp.sin(x), (jnp.ones(1024),), {}, {}).memory
+    memory = Target(local_device(), described=False).compile(Lowerable(lambda x: jnp.sin(x), (jnp.ones(1024),))).memory
     assert memory.device_bytes == memory.temp_bytes + 8192
 
 
@@ -123,7 +124,7 @@ def test_whatever_goes_wrong_in_planning_is_told_in_words_of_memplan() -> None:
 
     target = Target(local_device(), described=False)
     with pytest.raises(MemplanError, match=r"StopIteration in raises \(.*test_target.py:\d+\)") as caught:
-        target.compile(lambda x: jnp.sin(x), (jnp.ones(1024),), {}, {}, rewrite=raises)
+        target.compile(Lowerable(lambda x: jnp.sin(x), (jnp.ones(1024),)), rewrite=raises)
     assert isinstance(caught.value.__cause__, StopIteration)
 
 

@@ -24,8 +24,9 @@ from experiments.bench.second_order import drawn_step
 from memplan.hardware import catalog
 from memplan.planning.slabs import Slabs, least_rows
 from memplan.program.axes import shape_of
-from memplan.program.trace import Program, flat_function, trace
-from memplan.program.transforms.channels_last import channels_last
+from memplan.program.channels_last import channels_last
+from memplan.program.lowerable import Lowerable, flat_function
+from memplan.program.trace import Program, trace
 from memplan.program.transforms.slabs import axis_at, with_slabs
 from memplan.verify.numbers import compare, relative_error, roundings
 from memplan.verify.pieces import run_in_pieces
@@ -112,7 +113,7 @@ def judged(number: int) -> Iterator[dict[str, Any]]:
         yield {"at": "slabs on the GPU"}
         shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
         target = Target(catalog.named(GPU), described=True)
-        target.compile(flat_function(made, made.jaxpr), shapes, {}, {}, compiler_options=_QUICK)
+        target.compile(Lowerable(flat_function(made, made.jaxpr), shapes), _QUICK)
     if number % _PLANNED == 0:
         plain_bytes = memplan.jit(step).plan(*args).report.compiled_peak_bytes
         plans = []

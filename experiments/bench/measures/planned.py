@@ -23,6 +23,7 @@ from memplan.outcome.infeasible import floor_of, infeasible
 from memplan.pipeline import Request
 from memplan.planning.loop import Loop, Residuals, stacked_nbytes
 from memplan.planning.schedule import Kind
+from memplan.program.lowerable import Lowerable
 from memplan.units import parse_bytes
 from memplan.xla.replay import replay
 from memplan.xla.target import Executable, Target
@@ -100,7 +101,7 @@ def _compile_plain(
     target: Target, step: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
 ) -> Executable:
     """`jax.jit(step, **options).lower(*args).compile()`, for a GPU that need not be here."""
-    return target.compile(step, args, {}, options, _NO_KERNEL_FILE)
+    return target.compile(Lowerable(step, args, {}, options), _NO_KERNEL_FILE)
 
 
 def _bytes(found: Outcome) -> dict[str, Any]:

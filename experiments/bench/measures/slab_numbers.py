@@ -18,9 +18,10 @@ from experiments.bench.results import Found
 from experiments.bench.slab_steps import Face
 from memplan.planning.slabs import Slabs, least_rows
 from memplan.program.axes import shape_of
+from memplan.program.channels_last import channels_last
+from memplan.program.lowerable import flat_function
 from memplan.program.slab_axis import SlabAxis
-from memplan.program.trace import Program, flat_function, trace
-from memplan.program.transforms.channels_last import channels_last
+from memplan.program.trace import Program, trace
 from memplan.program.transforms.slabs import axis_at, with_slabs
 from memplan.verify.numbers import compare
 from memplan.verify.pieces import in_pieces

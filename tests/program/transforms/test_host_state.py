@@ -21,7 +21,8 @@ from memplan.errors import MemplanError, PlanMismatchError
 from memplan.pipeline import target_of
 from memplan.planning.plan import Plan
 from memplan.program import compat
-from memplan.program.trace import Program, as_step, trace
+from memplan.program.lowerable import Lowerable, as_step
+from memplan.program.trace import Program, trace
 from memplan.program.transforms.host_state import large_leaves, offload_state, place_argument
 from memplan.xla.replay import replay
 from tests.xla.test_target import needs_compiler
@@ -228,11 +229,11 @@ def test_a_described_gpu_holds_the_state_in_host_memory() -> None:
     moved = offload_state(program(), large_leaves(program(), (0,)))
     args = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments())
     step = as_step(moved, moved.jaxpr)
-    executable = target.compile(step, args, {}, moved.options, on_host=moved.on_host)
+    executable = target.compile(Lowerable(step, args, {}, moved.options, on_host=moved.on_host))
     held = sum(compat.nbytes_of(moved.jaxpr.jaxpr.invars[one].aval) for one in moved.on_host)
     assert executable.memory.host_bytes == held  # donated host to host: the updates take no more
     assert executable.compiled.memory_analysis().argument_size_in_bytes < 1 << 20
-    on_device = target.compile(train_step, args, {}, moved.options)
+    on_device = target.compile(Lowerable(train_step, args, {}, moved.options))
     assert on_device.compiled.memory_analysis().argument_size_in_bytes > held and on_device.memory.host_bytes == 0
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from memplan.hardware import catalog
 from memplan.program import compat
+from memplan.program.lowerable import Lowerable
 from memplan.program.transforms.layerwise_scan import DEVICE, HOST, StreamedScan, Update, UpdatingScan, fetch, write
 from memplan.xla.target import Target
 from tests.xla.thunks import dump_options, dumped_thunks, loops
@@ -102,7 +103,7 @@ def test_an_update_layer_by_layer_copies_its_layers(tmp_path: Path) -> None:
         return stacked, on_device(made)
 
     target = Target(catalog.named("a100"), described=True)
-    target.compile(run, (stack, stack, stack, rate), {}, {}, dump_options(tmp_path))
+    target.compile(Lowerable(run, (stack, stack, stack, rate)), dump_options(tmp_path))
     [loop] = loops(dumped_thunks(tmp_path))
     moved = [one for one in loop.inside if one.kind == "kAsyncStart"]
     assert len(moved) >= 3 and all(one.has("kCopy") and not one.has("kCustomKernel") for one in moved)

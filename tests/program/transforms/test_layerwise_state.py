@@ -14,7 +14,8 @@ import pytest
 import memplan
 from memplan.pipeline import target_of
 from memplan.program import compat
-from memplan.program.trace import Program, as_step, trace
+from memplan.program.lowerable import as_step
+from memplan.program.trace import Program, trace
 from memplan.program.transforms.host_state import donation_pairs, large_leaves, offload_state
 from memplan.program.transforms.layerwise_scan import StreamedScan, Update, UpdatingScan
 from memplan.program.transforms.layerwise_state import LayerwiseState, layerwise_state
@@ -140,7 +141,7 @@ def test_a_described_gpu_never_holds_a_stack() -> None:
     moved = offload_state(known, held)
     step = as_step(moved, moved.jaxpr)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, *batch()))
-    compiled = target_of("v100").compile(step, shapes, {}, moved.options, on_host=moved.on_host)
+    compiled = target_of("v100").compile(Lowerable(step, shapes, {}, moved.options, moved.on_host))
     assert compiled.memory.host_bytes == nbytes  # updated in place
     stacks = sum(compat.nbytes_of(var.aval) for var in layerwise(known).stacks)
     assert compiled.memory.device_bytes < stacks  # two stacks of gradients, the table, slices

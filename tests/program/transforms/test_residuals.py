@@ -18,6 +18,7 @@ from memplan.hardware import catalog
 from memplan.planning.loop import Loop, Residuals
 from memplan.planning.residuals import PRICES, cheapest
 from memplan.program import compat
+from memplan.program.lowerable import Lowerable
 from memplan.program.trace import trace
 from memplan.program.transforms.residuals import follow_residuals, outer_loops, with_residuals
 from memplan.xla.target import Target
@@ -91,7 +92,7 @@ def test_stacks_on_the_host_are_copied_at_the_right_places(reverse: bool, tmp_pa
     trips, args = 8, (jax.ShapeDtypeStruct((8, 512, 512), np.float32), jax.ShapeDtypeStruct((4096, 512), np.float32))
     program = with_residuals(trace(jax.grad(loss), args, {}, {}), moved)
     target = Target(catalog.named("a100"), described=True)
-    made = target.compile(compat.jaxpr_as_fun(program.jaxpr), args, {}, {}, dump_options(tmp_path))
+    made = target.compile(Lowerable(compat.jaxpr_as_fun(program.jaxpr), args), dump_options(tmp_path))
     moved_by = [one for loop in loops(dumped_thunks(tmp_path)) for one in loop.inside if one.kind == "kAsyncStart"]
     assert len(moved_by) >= 2 and all(one.has("kCopy") and not one.has("kCustomKernel") for one in moved_by)
     layer = 4 * 4096 * 512

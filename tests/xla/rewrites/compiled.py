@@ -12,6 +12,7 @@ from memplan.hardware import catalog
 from memplan.planning.packing import pack
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import runs
+from memplan.program.lowerable import Lowerable
 from memplan.verify.same_module import judge
 from memplan.xla import hook
 from memplan.xla.buffers import problem_of
@@ -46,7 +47,7 @@ def compile_rewritten(
             done = jax.jit(unique).lower(*args).compile()
         else:
             target = Target(catalog.DEVICES[device], described=True)
-            done = target.compile(unique, args, {}, {}).compiled
+            done = target.compile(Lowerable(unique, args)).compiled
     interception.check()
     plain, found = modules
     if device is not None:

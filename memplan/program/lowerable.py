@@ -1,0 +1,96 @@
+"""Program, arguments -> what `jax.jit` lowers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax.core import Tracer
+
+from memplan.errors import UnsupportedProgramError
+from memplan.program import compat
+from memplan.program.channels_last import channels_last
+from memplan.program.interpret import interpret
+from memplan.program.jit_arguments import dynamic_arguments
+from memplan.program.sharding import Spmd
+from memplan.program.trace import Program
+
+
+@dataclass(frozen=True)
+class Lowerable:
+    """A function and its arguments, as `jax.jit` takes them, and where its inputs and outputs lie."""
+
+    step: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # of `jax.jit`
+    on_host: Collection[int] = ()  # positions of inputs in host memory
+    returned_to_host: Collection[int] = ()  # and of outputs
+    spmd: Spmd | None = None  # how inputs lie over a mesh
+
+
+def lowerable(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any], on_gpu: bool, mesh: Any) -> Lowerable:
+    """A program with the step's arguments.
+
+    Args:
+      on_gpu: it is compiled for a GPU, which has a memory apart from the host's.
+      mesh: in place of the step's own; None where that will do.
+
+    Raises:
+      UnsupportedProgramError: jax cannot lower the arguments but by their leaves, and there are shardings for them.
+    """
+    step, options, jaxpr = program.step, program.options, None
+    if program.rewritten is not None or mesh is not None:
+        jaxpr = program.jaxpr
+        if program.in_slabs and not on_gpu:
+            jaxpr = channels_last(jaxpr)
+        step = as_step(program, jaxpr, mesh)
+    if program.traced.lowers_by_leaves:
+        step = flat_function(program, program.traced.jaxpr if jaxpr is None else jaxpr, mesh)
+        args, kwargs, options = _leaves(program, args, kwargs), {}, _options_of_leaves(program)
+    on_host, returned = (program.on_host, program.returned_to_host) if on_gpu else ((), ())
+    return Lowerable(step, args, kwargs, options, on_host, returned, program.spmd)
+
+
+def flat_function(program: Program, jaxpr: compat.ClosedJaxpr, mesh: Any = None) -> Callable[..., Any]:
+    """A function of the step's flat inputs that evaluates `jaxpr`, over the step's mesh or a like one if it has one."""
+    if program.spmd is None:
+        return compat.jaxpr_as_fun(jaxpr)
+    spmd = program.spmd if mesh is None else program.spmd.on(mesh)
+    return spmd.over_mesh(lambda *operands: interpret(jaxpr, operands))
+
+
+def as_step(program: Program, jaxpr: compat.ClosedJaxpr, mesh: Any = None) -> Callable[..., Any]:
+    """A function with the step's own signature that evaluates `jaxpr`; to be jitted with the step's own options."""
+    evaluate = flat_function(program, jaxpr, mesh)
+
+    @functools.wraps(program.step)
+    def planned(*args: Any, **kwargs: Any) -> Any:
+        leaves = jax.tree_util.tree_leaves((args, kwargs))
+        dynamic = [leaf for leaf in leaves if isinstance(leaf, Tracer)]  # static arguments are not traced
+        return jax.tree_util.tree_unflatten(program.traced.out_tree, evaluate(*dynamic))
+
+    return planned
+
+
+def _leaves(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The leaves of the dynamic arguments."""
+    return jax.tree_util.tree_leaves(dynamic_arguments(program.step, args, kwargs, program.options))
+
+
+def _options_of_leaves(program: Program) -> dict[str, Any]:
+    """The options of `jax.jit` for a function of the leaves.
+
+    Raises:
+      UnsupportedProgramError: shardings are among them.
+    """
+    kept = {name: program.options[name] for name in ("keep_unused", "compiler_options") if name in program.options}
+    if {"in_shardings", "out_shardings"} & set(program.options):
+        raise UnsupportedProgramError(
+            f"the arguments of {program.name} are in containers that jax cannot lower, and shardings are given for "
+            "them. Leave out in_shardings and out_shardings, or pass what is in the containers."
+        )
+    return {**kept, "donate_argnums": tuple(number for number, given in enumerate(program.donated) if given)}
