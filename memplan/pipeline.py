@@ -96,25 +96,28 @@ def best(
     target = target_of(request.device)
     limits = limits_of(request, target)
     notify("tracing", None)
-    program = _transform(trace(step, args, kwargs, options), request, target)
+    plain = trace(step, args, kwargs, options)
+    # Transforms come in one order: residuals of loops, slabs, state on the host.
+    follow = request.plan
+    held = follow.on_host if follow else large_leaves(plain, request.host_state) if request.host_state else ()
+    offload = functools.partial(offload_state, inputs=held, streams=target.is_gpu)
+    followed = follow_residuals(plain, follow.loops) if follow and follow.loops else plain
+    program = offload(follow_slabs(followed, follow.slabs) if follow else plain)
     agree = _agreement(program, args, kwargs, target)
     planner = planner_named(request.planner)
-    compiler = Compiler(target, limits, args, kwargs, planner, request.plan, agree, notify)
+    compiler = Compiler(target, limits, args, kwargs, planner, follow, agree, notify)
 
     def with_fewer_residuals(program: Program, excess_bytes: int) -> Iterator[Program]:
-        for other in fewer_residuals(program, target.device, limits.host_bytes, excess_bytes):
-            yield offload_state(other, program.on_host, streams=target.is_gpu)
+        return map(offload, fewer_residuals(program, target.device, limits.host_bytes, excess_bytes))
 
     def in_slabs(program: Program, seconds: float) -> Iterator[Program]:
         if request.splits and not program.spmd:
             notify("choosing slabs", None)
-            for other in slab_programs(
-                program.original, target.device, limits.device_bytes, limits.host_bytes, seconds
-            ):
-                yield offload_state(other, program.on_host, streams=target.is_gpu)
+            found = slab_programs(plain, target.device, limits.device_bytes, limits.host_bytes, seconds)
+            yield from map(offload, found)
 
     tries = MOST_TRIES if request.verify else 1
-    attempts = Attempts(compiler, with_fewer_residuals, in_slabs, notify, request.plan, tries, target.is_gpu)
+    attempts = Attempts(compiler, with_fewer_residuals, in_slabs, notify, follow, tries, target.is_gpu)
     found = attempts.run(program)
     if found.host_bytes and not target.described and (setting := without_spaces()):
         raise MemplanError(
@@ -171,20 +174,6 @@ def limits_of(request: Request, target: Target) -> Limits:
             f"{export(HOST_LIMIT, str(-(-host_bytes >> 30)))}"
         )
     return Limits(device_bytes, host_bytes)
-
-
-def _transform(program: Program, request: Request, target: Target) -> Program:
-    """As the plan to be followed says, or with the state on the host that is asked for.
-
-    On a CPU, where both memories are one, state on the host leaves the step as it is.
-    """
-    if request.plan is not None:
-        found = follow_residuals(program, request.plan.loops) if request.plan.loops else program
-        found = follow_slabs(found, request.plan.slabs)
-        return offload_state(found, request.plan.on_host, streams=target.is_gpu)
-    if request.host_state:
-        return offload_state(program, large_leaves(program, request.host_state), streams=target.is_gpu)
-    return program
 
 
 def _agreement(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any], target: Target) -> Agree:

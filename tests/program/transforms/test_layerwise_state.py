@@ -14,7 +14,7 @@ import pytest
 import memplan
 from memplan.pipeline import target_of
 from memplan.program import compat
-from memplan.program.lowerable import as_step
+from memplan.program.lowerable import Lowerable, as_step
 from memplan.program.trace import Program, trace
 from memplan.program.transforms.host_state import donation_pairs, large_leaves, offload_state
 from memplan.program.transforms.layerwise_scan import StreamedScan, Update, UpdatingScan
