@@ -24,7 +24,7 @@ from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner, planner_named
 from memplan.program import compat
 from memplan.program.jit_arguments import NnxWrites, dynamic_arguments, explain, static_arguments
-from memplan.program.transforms.host_state import as_traced, place_argument
+from memplan.program.state.host_state import as_traced, place_argument
 from memplan.report.comparison import Comparison
 from memplan.report.curve import Curve
 from memplan.report.frontier import Frontier

@@ -19,12 +19,12 @@ from memplan.outcome.infeasible import infeasible
 from memplan.parallel.agreement import one_plan, processes_of
 from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner, planner_named
+from memplan.program.loops.choose import fewer_residuals
+from memplan.program.loops.residuals import follow_residuals
+from memplan.program.slabs.choose import slab_programs
+from memplan.program.slabs.write import follow_slabs
+from memplan.program.state.host_state import large_leaves, offload_state
 from memplan.program.trace import Program, trace
-from memplan.program.transforms.host_state import large_leaves, offload_state
-from memplan.program.transforms.residual_frontier import fewer_residuals
-from memplan.program.transforms.residuals import follow_residuals
-from memplan.program.transforms.slab_frontier import slab_programs
-from memplan.program.transforms.slabs import follow_slabs
 from memplan.units import Size, parse_bytes, show_bytes
 from memplan.xla.local import HOST_LIMIT, export, host_memory_bytes, is_here, local_device, pools, without_spaces
 from memplan.xla.target import Target

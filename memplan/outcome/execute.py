@@ -16,8 +16,8 @@ from memplan.errors import MemplanError
 from memplan.outcome.out_of_memory import no_block, out_of_memory
 from memplan.program.jit_arguments import dynamic_arguments
 from memplan.program.lowerable import flat_function
+from memplan.program.state.host_state import place_leaf, to_device
 from memplan.program.trace import Program
-from memplan.program.transforms.host_state import place_leaf, to_device
 from memplan.verify.numbers import Gate, compare, roundings
 from memplan.verify.pieces import run_in_pieces
 from memplan.xla import local

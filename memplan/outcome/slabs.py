@@ -13,8 +13,8 @@ from memplan.planning.graph import Graph, Op
 from memplan.planning.slabs import SlabLoop, Slabs, slab_rows, trips_of
 from memplan.program import compat
 from memplan.program.axes import shape_of
+from memplan.program.slabs.write import axis_at
 from memplan.program.trace import InSlabs, Program
-from memplan.program.transforms.slabs import axis_at
 from memplan.report.model import Decision
 from memplan.report.slabs import SlabArray, Unsplit
 from memplan.report.slabs import SlabLoop as LoopRow

@@ -17,8 +17,8 @@ from memplan.hardware import catalog
 from memplan.hardware.roofline import copy_seconds
 from memplan.outcome.slabs import longest_axis, unsplit
 from memplan.planning.slabs import Slabs
+from memplan.program.slabs.write import axis_at, with_slabs
 from memplan.program.trace import Program, trace
-from memplan.program.transforms.slabs import axis_at, with_slabs
 from memplan.report.model import Report
 from memplan.report.slabs import SlabArray
 from tests import vocabulary

@@ -9,7 +9,7 @@ import pytest
 import memplan
 from memplan import pipeline
 from memplan.hardware import catalog
-from memplan.program.transforms.slabs import with_slabs
+from memplan.program.slabs.write import with_slabs
 from memplan.verify.dataflow import NotThePlainModuleError
 from memplan.verify.same_module import judge
 from memplan.xla.host_copies import copy_slices, is_copy

@@ -26,8 +26,8 @@ from memplan.planning.slabs import Slabs, least_rows
 from memplan.program.axes import shape_of
 from memplan.program.channels_last import channels_last
 from memplan.program.lowerable import Lowerable, flat_function
+from memplan.program.slabs.write import axis_at, with_slabs
 from memplan.program.trace import Program, trace
-from memplan.program.transforms.slabs import axis_at, with_slabs
 from memplan.verify.numbers import compare, relative_error, roundings
 from memplan.verify.pieces import run_in_pieces
 from memplan.xla.target import Target

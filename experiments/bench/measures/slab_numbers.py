@@ -20,9 +20,9 @@ from memplan.planning.slabs import Slabs, least_rows
 from memplan.program.axes import shape_of
 from memplan.program.channels_last import channels_last
 from memplan.program.lowerable import flat_function
-from memplan.program.slab_axis import SlabAxis
+from memplan.program.slabs.axis import SlabAxis
+from memplan.program.slabs.write import axis_at, with_slabs
 from memplan.program.trace import Program, trace
-from memplan.program.transforms.slabs import axis_at, with_slabs
 from memplan.verify.numbers import compare
 from memplan.verify.pieces import in_pieces
 

@@ -19,10 +19,10 @@ from memplan.planning.slab_price import Pricer, SlabLimits
 from memplan.planning.slabs import Slabs, least_rows, trips_of
 from memplan.program import compat
 from memplan.program.axes import shape_of
-from memplan.program.slab_axis import SlabAxis
+from memplan.program.slabs.axis import SlabAxis
+from memplan.program.slabs.choose import large_ops
+from memplan.program.slabs.write import axis_at, with_slabs
 from memplan.program.trace import Program, trace
-from memplan.program.transforms.slab_frontier import large_ops
-from memplan.program.transforms.slabs import axis_at, with_slabs
 
 _AMPLE = SlabLimits(UNLIMITED, 0, 0)  # everything that loops write stays on the device
 

@@ -18,10 +18,10 @@ from jax import lax
 
 from memplan.program import compat
 from memplan.program.axes import shape_of
-from memplan.program.broadcasts import Sum, broadcast_of, centred, is_widening, squared
 from memplan.program.flat import Flat, Writer, renamed
 from memplan.program.moments import squares_about_mean
-from memplan.program.slab_axis import SlabAxis
+from memplan.program.slabs.axis import SlabAxis
+from memplan.program.slabs.broadcasts import Sum, broadcast_of, centred, is_widening, squared
 
 Written = Callable[[], Any]
 """Writes the equations of a value, once; gives the variable."""

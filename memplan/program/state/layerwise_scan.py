@@ -12,9 +12,8 @@ from typing import Any
 import jax
 
 from memplan.program import compat
+from memplan.program.host_memory import fetch, write
 from memplan.program.interpret import interpret_eqns
-
-HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
 
 @dataclass(frozen=True)
@@ -173,19 +172,6 @@ class UpdatingScan:
             unroll=scan.unroll,
         )  # fmt: skip
         return [*carried, *stacked, *write(buffers, finished, end)]
-
-
-def fetch(stack: Any, layer: Any) -> Any:
-    """A slice of a stack in host memory, on the device: by memcpy where `layer` is linear in the trip of a loop."""
-    return jax.device_put(jax.lax.dynamic_index_in_dim(stack, layer, keepdims=False), DEVICE)
-
-
-def write(buffers: Sequence[Any], results: Sequence[Any], layer: Any) -> list[Any]:
-    """Stacks in host memory with one layer written anew."""
-    return [
-        jax.lax.dynamic_update_index_in_dim(stack, jax.device_put(result, HOST), layer, 0)
-        for stack, result in zip(buffers, results, strict=True)
-    ]
 
 
 def _bind_on_layer(eqn: compat.JaxprEqn, operands: Sequence[Any]) -> list[Any]:

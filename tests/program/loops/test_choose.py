@@ -7,9 +7,9 @@ import pytest
 from memplan.hardware import catalog
 from memplan.planning.loop import Residuals, stacked_nbytes
 from memplan.planning.residuals import extra_seconds
+from memplan.program.loops.choose import fewer_residuals
+from memplan.program.loops.residuals import outer_loops
 from memplan.program.trace import Program, trace
-from memplan.program.transforms.residual_frontier import fewer_residuals
-from memplan.program.transforms.residuals import outer_loops
 from tests.program.scans import layers, traced
 
 DEVICE = catalog.named("v100")

@@ -16,9 +16,9 @@ from memplan.hardware import catalog
 from memplan.planning.rows import ALIGNED
 from memplan.planning.slab_price import SlabLimits
 from memplan.planning.slabs import least_rows, trips_of
+from memplan.program.slabs import choose
+from memplan.program.slabs.choose import Found, frontier, large_ops, slab_programs
 from memplan.program.trace import Program, trace
-from memplan.program.transforms import slab_frontier
-from memplan.program.transforms.slab_frontier import Found, frontier, large_ops, slab_programs
 from tests.planning.slab_graphs import Made, Written, written
 
 DEVICE = catalog.named("v100")
@@ -148,7 +148,7 @@ def test_what_was_chosen_for_less_room_is_refined_within_all_of_it(monkeypatch: 
     program, limits = convolutions(4), SlabLimits(100 << 20, 1 << 40, 0)
     found = [*frontier(program.flat, DEVICE, limits)]
     check(found, limits)
-    monkeypatch.setattr(slab_frontier, "_LESS", 1.0)
+    monkeypatch.setattr(choose, "_LESS", 1.0)
     without = next(frontier(program.flat, DEVICE, limits))
     assert limits.fits(found[0].price) and not limits.less(0.6).fits(found[0].price)
     assert limits.fits(without.price) and found[0].price.seconds < 0.95 * without.price.seconds
@@ -189,7 +189,7 @@ TABLE = np.ones((256, 512), np.float32)
 def test_what_is_donated_is_resident_once(monkeypatch: Any, step: Any, donated: Any, resident: int) -> None:
     """A state of 512 KiB that the step writes anew; one closes over a table that is as large."""
     asked: list[SlabLimits] = []
-    monkeypatch.setattr(slab_frontier, "frontier", lambda closed, device, limits: asked.append(limits) or [])
+    monkeypatch.setattr(choose, "frontier", lambda closed, device, limits: asked.append(limits) or [])
     program = traced(step, array(256, 512), **donated)
     assert not [*slab_programs(program, DEVICE, 1000 * KIB, 7, 1.0)]
     assert asked == [SlabLimits(950 * KIB, 7, resident * KIB)]

@@ -19,9 +19,9 @@ from memplan.program import compat
 from memplan.program.flat import Flat
 from memplan.program.flatten import flatten
 from memplan.program.interpret import bindings, interpret, interpret_eqns
+from memplan.program.loops.pairs import LoopPair, loop_of, loop_pairs
+from memplan.program.slabs.arrays import HostArray
 from memplan.program.trace import LoopResiduals, Program
-from memplan.program.transforms.loop_pairs import LoopPair, loop_of, loop_pairs
-from memplan.program.transforms.slab_arrays import HostArray
 
 Decide = Callable[[Loop], Residuals | None]  # None leaves the loops as they are
 

@@ -9,8 +9,8 @@ from memplan.errors import UnsupportedProgramError
 from memplan.hardware.device import Device
 from memplan.planning.loop import Loop, Residuals, stacked_nbytes
 from memplan.planning.residuals import PRICES, cheapest, extra_seconds
+from memplan.program.loops.residuals import outer_loops, with_residuals
 from memplan.program.trace import Program
-from memplan.program.transforms.residuals import outer_loops, with_residuals
 
 
 @dataclass(frozen=True)

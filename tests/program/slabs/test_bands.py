@@ -16,7 +16,7 @@ from memplan.program import compat
 from memplan.program.flat import Flat
 from memplan.program.flatten import flatten
 from memplan.program.interpret import interpret
-from memplan.program.transforms.bands import with_bands
+from memplan.program.slabs.bands import with_bands
 
 LINEAR = {"dot_general", "gather", "scatter-add"}
 

@@ -19,10 +19,10 @@ from memplan.program import compat
 from memplan.program.flat import Flat
 from memplan.program.flatten import flatten
 from memplan.program.interpret import interpret
-from memplan.program.slab_axis import SlabAxis
+from memplan.program.slabs.axis import SlabAxis
+from memplan.program.slabs.write import axis_at, follow_slabs, in_slabs, with_slabs
 from memplan.program.trace import Program, trace
-from memplan.program.transforms.slabs import axis_at, follow_slabs, in_slabs, with_slabs
-from tests.program.transforms.slab_programs import CUTS, Cut, Layer, Step, loops_of, slab_programs
+from tests.program.slabs.slab_programs import CUTS, Cut, Layer, Step, loops_of, slab_programs
 
 _QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # compiled once, run once
 

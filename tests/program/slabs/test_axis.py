@@ -14,8 +14,8 @@ from memplan.planning.rows import ALIGNED, Rows
 from memplan.planning.slabs import AlongOp
 from memplan.program.flat import Flat
 from memplan.program.flatten import flatten
-from memplan.program.slab_axis import slab_axis
-from memplan.program.transforms.bands import with_bands
+from memplan.program.slabs.axis import slab_axis
+from memplan.program.slabs.bands import with_bands
 
 X = jax.ShapeDtypeStruct((8, 8), jnp.float32)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from memplan.program import compat, primitives
 from memplan.program.flat import Flat
-from memplan.program.transforms.layerwise_scan import StreamedScan, Update, UpdatingScan
+from memplan.program.state.layerwise_scan import StreamedScan, Update, UpdatingScan
 
 _MOVES_ELEMENTS = {"concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "pad", "slice", "split",
                    "transpose", "random_bits", "random_fold_in", "random_seed", "random_split"}  # fmt: skip

@@ -13,7 +13,7 @@ from jax import lax
 
 from memplan.planning.rows import Span
 from memplan.program import compat
-from memplan.program.transforms.layerwise_scan import DEVICE, HOST
+from memplan.program.host_memory import DEVICE, HOST
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from memplan.hardware import catalog
 from memplan.planning.loop import Loop, Residuals
 from memplan.planning.residuals import PRICES, cheapest
 from memplan.program import compat
+from memplan.program.loops.residuals import follow_residuals, outer_loops, with_residuals
 from memplan.program.lowerable import Lowerable
 from memplan.program.trace import trace
-from memplan.program.transforms.residuals import follow_residuals, outer_loops, with_residuals
 from memplan.xla.target import Target
 from tests.program.scans import STEPS, layers, outputs, plain, random_step, traced
 from tests.xla.thunks import dump_options, dumped_thunks, loops

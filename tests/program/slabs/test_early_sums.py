@@ -19,10 +19,10 @@ from memplan.program import compat
 from memplan.program.flat import Flat
 from memplan.program.flatten import flatten
 from memplan.program.interpret import interpret
-from memplan.program.slab_axis import slab_axis
+from memplan.program.slabs.axis import slab_axis
+from memplan.program.slabs.early_sums import early_sums
+from memplan.program.slabs.write import in_slabs
 from memplan.program.trace import trace
-from memplan.program.transforms.early_sums import early_sums
-from memplan.program.transforms.slabs import in_slabs
 from models.train import unet3d_step
 from models.unet import InstanceNorm
 

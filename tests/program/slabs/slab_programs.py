@@ -21,9 +21,9 @@ from memplan.program import compat
 from memplan.program.axes import shape_of
 from memplan.program.flat import Flat
 from memplan.program.flatten import flatten
-from memplan.program.slab_axis import SlabAxis
-from memplan.program.transforms.slab_frontier import large_ops
-from memplan.program.transforms.slabs import axis_at
+from memplan.program.slabs.axis import SlabAxis
+from memplan.program.slabs.choose import large_ops
+from memplan.program.slabs.write import axis_at
 
 _DEVICE = catalog.named("v100")
 _FEW = 8.0  # numbers of exact steps are cut off there, so that no sum of them leaves the whole numbers of float32

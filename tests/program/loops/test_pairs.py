@@ -13,9 +13,9 @@ import pytest
 from memplan.program import compat
 from memplan.program.flat import Flat
 from memplan.program.flatten import flatten
+from memplan.program.loops.pairs import LoopPair, loop_of, loop_pairs
+from memplan.program.loops.residuals import outer_loops
 from memplan.program.trace import trace
-from memplan.program.transforms.loop_pairs import LoopPair, loop_of, loop_pairs
-from memplan.program.transforms.residuals import outer_loops
 from tests.program.scans import STEPS, traced
 
 ROWS = jnp.ones((4, 3))

@@ -15,10 +15,10 @@ from memplan.planning.slabs import SlabGraph, Slabs, least_rows, slab_rows, trip
 from memplan.program import compat
 from memplan.program.axes import shape_of
 from memplan.program.flat import Flat
-from memplan.program.slab_axis import SlabAxis
+from memplan.program.slabs.axis import SlabAxis
+from memplan.program.slabs.bands import with_bands
+from memplan.program.slabs.write import axis_at, with_slabs
 from memplan.program.trace import Program
-from memplan.program.transforms.bands import with_bands
-from memplan.program.transforms.slabs import axis_at, with_slabs
 
 _SHARES = (4, 8, 16, 32, 64)  # of the room: ops on arrays above such a part are split; 304^3: 4.03 s without the last
 _BEGINNINGS = 3  # shapes of the largest arrays, at whose dimensions axes begin: a decoder's logits, scores, wide layers

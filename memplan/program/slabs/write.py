@@ -25,11 +25,11 @@ from memplan.program.flat import Flat
 from memplan.program.interpret import bindings
 from memplan.program.moments import Moments
 from memplan.program.row_ops import needed, padding_value, run_rows
-from memplan.program.slab_axis import SlabAxis, slab_axis
+from memplan.program.slabs.arrays import Array, HostArray, Stack, joined, whole
+from memplan.program.slabs.axis import SlabAxis, slab_axis
+from memplan.program.slabs.bands import with_bands
+from memplan.program.slabs.early_sums import early_sums
 from memplan.program.trace import InSlabs, Program
-from memplan.program.transforms.bands import with_bands
-from memplan.program.transforms.early_sums import early_sums
-from memplan.program.transforms.slab_arrays import Array, HostArray, Stack, joined, whole
 
 
 def axis_at(flat: Flat, value: int, dim: int, banded: Flat | None = None) -> SlabAxis:
