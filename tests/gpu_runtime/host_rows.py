@@ -11,7 +11,7 @@ from jax import lax
 
 from memplan.hardware import catalog
 from memplan.program import compat
-from memplan.program.slabs.arrays import HostArray
+from memplan.program.host_memory import HostArray
 from memplan.xla.async_pairs import expand_async_pairs
 from memplan.xla.host_copies import copy_slices
 from memplan.xla.module import read_module

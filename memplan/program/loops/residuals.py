@@ -18,9 +18,9 @@ from memplan.planning.loop import Loop, Residuals, recomputed_ops
 from memplan.program import compat
 from memplan.program.flat import Flat
 from memplan.program.flatten import flatten
+from memplan.program.host_memory import HostArray
 from memplan.program.interpret import bindings, interpret, interpret_eqns
 from memplan.program.loops.pairs import LoopPair, loop_of, loop_pairs
-from memplan.program.slabs.arrays import HostArray
 from memplan.program.trace import LoopResiduals, Program
 
 Decide = Callable[[Loop], Residuals | None]  # None leaves the loops as they are

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from memplan.planning.rows import Span
-from memplan.program import compat
-from memplan.program.host_memory import DEVICE, HOST
+from memplan.program.host_memory import HostArray
 
 
 @dataclass(frozen=True)
@@ -43,59 +41,6 @@ class Stack:
             sizes[self.dim + 1] = high - low
             pieces.append(lax.squeeze(lax.dynamic_slice(self.slabs, starts, sizes), (0,)))
         return joined(pieces, self.dim)
-
-
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["dim", "rows_per_slab", "spare", "size"]
-)
-@dataclass(frozen=True)
-class HostArray:
-    """An array in host memory that loops write and read by rows.
-
-    XLA copies rows where it sees that they lie together, at an offset that is linear in the loop's counter; else a
-    kernel reads or writes them (DynamicSliceAnnotator of XLA:GPU). So rows come first, and no index is clamped: there
-    are spare rows before the first and behind the last, of anything.
-    """
-
-    array: Any  # its rows first, then the other dimensions of the array, of which `dim` is missing
-    dim: int
-    rows_per_slab: int  # of so many rows a trip writes
-    spare: int  # rows before the first
-    size: int  # rows of the array
-
-    @classmethod
-    def empty(
-        cls, shape: Sequence[int], dtype: Any, dim: int, rows: int, trips: int, spare: tuple[int, int]
-    ) -> HostArray:
-        """Nothing was written to it yet.
-
-        Args:
-          shape: of the array.
-          spare: rows before the first, and behind those of the last slab.
-        """
-        others = [size for number, size in enumerate(shape) if number != dim]
-        array = compat.empty_on_host((sum(spare) + trips * rows, *others), dtype)
-        return cls(array, dim, rows, spare[0], shape[dim])
-
-    @functools.cached_property
-    def whole(self) -> Any:
-        """The array, on the device."""
-        return self._read(self.spare, self.size)
-
-    def rows(self, trip: Any, span: Span) -> Any:
-        """Rows of the array on the device, counted from the first of a trip's slab; anything where it has none."""
-        return self._read(trip * self.rows_per_slab + (self.spare + span[0]), span[1] - span[0])
-
-    def written(self, trip: Any, slab: Any) -> HostArray:
-        """With the rows of a trip."""
-        slab = jax.device_put(jnp.moveaxis(slab, self.dim, 0), HOST)
-        first = trip * self.rows_per_slab + self.spare
-        array = lax.dynamic_update_slice_in_dim(self.array, slab, first, 0, allow_negative_indices=False)
-        return replace(self, array=array)
-
-    def _read(self, first: Any, rows: int) -> Any:
-        found = lax.dynamic_slice_in_dim(self.array, first, rows, 0, allow_negative_indices=False)
-        return jnp.moveaxis(jax.device_put(found, DEVICE), 0, self.dim)
 
 
 @dataclass(frozen=True)
