@@ -12,8 +12,8 @@ from memplan.outcome.timeline import Origins
 from memplan.planning.graph import Graph, Op
 from memplan.planning.slabs import SlabLoop, Slabs, slab_rows, trips_of
 from memplan.program import compat
-from memplan.program.axes import shape_of
 from memplan.program.extract import variables
+from memplan.program.ops import shape_of
 from memplan.program.trace import InSlabs, Program
 from memplan.program.transforms.slabs import axis_at
 from memplan.report.model import Decision

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memplan.planning.graph import Graph, Op, Value
-from memplan.program import compat, primitives
+from memplan.program import compat, ops
 
 
 def variables(closed: compat.ClosedJaxpr) -> list[Any]:
@@ -33,7 +33,7 @@ def body_graph(flat: compat.ClosedJaxpr) -> Graph:
         var
         for eqn in flat.jaxpr.eqns
         for var in eqn.outvars
-        if isinstance(var, compat.DropVar) and primitives.fusion_of(eqn) != "kernel"
+        if isinstance(var, compat.DropVar) and ops.of(eqn).fusion != "kernel"
     }
     values = tuple(_value(var, name, var in unread) for var, name in zip(known, names, strict=True))
     return Graph(values, tuple(_op(eqn, ids) for eqn in flat.jaxpr.eqns))
@@ -50,11 +50,11 @@ def _op(eqn: compat.JaxprEqn, ids: dict[Any, int]) -> Op:
         name=eqn.primitive.name,
         inputs=tuple(ids[atom] for atom in eqn.invars if compat.is_var(atom)),
         outputs=tuple(ids[var] for var in eqn.outvars),
-        flops=primitives.flops_of(eqn),
-        flops_dtype=primitives.matrix_dtype(eqn),
-        fusion=primitives.fusion_of(eqn),
-        along_rows=primitives.is_along_rows(eqn),
-        traffic_nbytes=primitives.traffic_of(eqn),
-        recomputable=primitives.is_recomputable(eqn),
+        flops=ops.flops_of(eqn),
+        flops_dtype=ops.matrix_dtype(eqn),
+        fusion=ops.of(eqn).fusion,
+        along_rows=ops.is_along_rows(eqn),
+        traffic_nbytes=ops.traffic_of(eqn),
+        recomputable=ops.is_recomputable(eqn),
         source=compat.relative(compat.source_of(eqn)),
     )

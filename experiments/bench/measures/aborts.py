@@ -23,8 +23,8 @@ from experiments.bench.results import Found, Row
 from experiments.bench.second_order import drawn_step
 from memplan.hardware import catalog
 from memplan.planning.slabs import Slabs, least_rows
-from memplan.program.axes import shape_of
 from memplan.program.extract import variables
+from memplan.program.ops import shape_of
 from memplan.program.trace import Program, flat_function, trace
 from memplan.program.transforms.channels_last import channels_last
 from memplan.program.transforms.slabs import axis_at, with_slabs

@@ -17,8 +17,8 @@ from experiments.bench.cases import Case
 from experiments.bench.results import Found
 from experiments.bench.slab_steps import Face
 from memplan.planning.slabs import Slabs, least_rows
-from memplan.program.axes import shape_of
 from memplan.program.extract import variables
+from memplan.program.ops import shape_of
 from memplan.program.trace import Program, flat_function, trace
 from memplan.program.transforms.channels_last import channels_last
 from memplan.program.transforms.slabs import Axis, axis_at, with_slabs

@@ -18,8 +18,8 @@ from memplan.planning.slab_choice import Choice
 from memplan.planning.slab_price import Pricer, SlabLimits
 from memplan.planning.slabs import Slabs, least_rows, trips_of
 from memplan.program import compat
-from memplan.program.axes import shape_of
 from memplan.program.extract import variables
+from memplan.program.ops import shape_of
 from memplan.program.trace import Program, trace
 from memplan.program.transforms.slab_frontier import large_ops
 from memplan.program.transforms.slabs import Axis, axis_at, with_slabs

@@ -18,9 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from memplan.program import compat
-from memplan.program.axes import shape_of
 from memplan.program.broadcasts import Sum, broadcast_of, centred, is_widening, squared
-from memplan.program.moments import squares_about_mean
+from memplan.program.ops import shape_of, squares_about_mean
 from memplan.program.slab_axis import SlabAxis
 
 Written = Callable[[], Any]

@@ -21,12 +21,19 @@ from memplan.errors import PlanMismatchError
 from memplan.planning.rows import Span
 from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, Walls, arrange, least_rows, spare_rows, trips_of
 from memplan.program import compat
-from memplan.program.axes import shape_of
-from memplan.program.carries import accumulate, identity, row_before, run_cumulative
 from memplan.program.extract import body_graph, variables
 from memplan.program.interpret import bindings
-from memplan.program.moments import Moments
-from memplan.program.row_ops import needed, padding_value, run_rows
+from memplan.program.ops import (
+    Moments,
+    accumulate,
+    identity,
+    needed,
+    padding_value,
+    row_before,
+    run_cumulative,
+    run_rows,
+    shape_of,
+)
 from memplan.program.slab_axis import SlabAxis, slab_axis, slab_graph
 from memplan.program.trace import InSlabs, Program
 from memplan.program.transforms.bands import with_bands
