@@ -12,7 +12,7 @@ from memplan.outcome.timeline import Origins
 from memplan.planning.graph import Graph, Op
 from memplan.planning.slabs import SlabLoop, Slabs, slab_rows, trips_of
 from memplan.program import compat
-from memplan.program.axes import shape_of
+from memplan.program.ops import shape_of
 from memplan.program.slabs.write import axis_at
 from memplan.program.trace import InSlabs, Program
 from memplan.report.model import Decision

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from memplan.planning.graph import Graph, Op, Value
-from memplan.program import compat, primitives
+from memplan.program import compat, ops
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class Flat:
             var
             for eqn in self.eqns
             for var in eqn.outvars
-            if isinstance(var, compat.DropVar) and primitives.fusion_of(eqn) != "kernel"
+            if isinstance(var, compat.DropVar) and ops.of(eqn).fusion != "kernel"
         }
 
         def value(var: Any, name: str) -> Value:
@@ -80,12 +80,12 @@ class Flat:
                 name=eqn.primitive.name,
                 inputs=tuple(self.number_of[atom] for atom in eqn.invars if compat.is_var(atom)),
                 outputs=tuple(self.number_of[var] for var in eqn.outvars),
-                flops=primitives.flops_of(eqn),
-                flops_dtype=primitives.matrix_dtype(eqn),
-                fusion=primitives.fusion_of(eqn),
-                along_rows=primitives.is_along_rows(eqn),
-                traffic_nbytes=primitives.traffic_of(eqn),
-                recomputable=primitives.is_recomputable(eqn),
+                flops=ops.flops_of(eqn),
+                flops_dtype=ops.matrix_dtype(eqn),
+                fusion=ops.of(eqn).fusion,
+                along_rows=ops.is_along_rows(eqn),
+                traffic_nbytes=ops.traffic_of(eqn),
+                recomputable=ops.is_recomputable(eqn),
                 source=compat.relative(compat.source_of(eqn)),
             )
 

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from memplan.program.bands import MOST_TAPS, Band, banded, first_of, taps_of
 
 from memplan.planning.rows import Rows
 from memplan.program import primitives
-from memplan.program.bands import MOST_TAPS, Band, banded, first_of, taps_of
 
 
 def band_of(rows: Sequence[Sequence[float]] | np.ndarray) -> Band | None:

@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from memplan.program.linearity import is_linear
 
 from memplan.program import compat
 from memplan.program.flatten import flatten
 from memplan.program.interpret import interpret
-from memplan.program.linearity import is_linear
 from tests.program.test_axis_rules import STEPS
 
 

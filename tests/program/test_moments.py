@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from memplan.program import compat, primitives
 from memplan.program.axis_rules import axes_of
 from memplan.program.moments import Moments, squares_about_mean
+
+from memplan.program import compat, primitives
 
 
 def normals(mean: float, *shape: int) -> jax.Array:

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
+from memplan.program.axis_rules import axes_of
 
 from memplan.program import compat
-from memplan.program.axis_rules import axes_of
 from memplan.program.flatten import flatten
 from memplan.program.interpret import interpret
 from tests.program.test_axis_rules import divided

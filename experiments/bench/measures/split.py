@@ -18,7 +18,7 @@ from memplan.planning.slab_choice import Choice
 from memplan.planning.slab_price import Pricer, SlabLimits
 from memplan.planning.slabs import Slabs, least_rows, trips_of
 from memplan.program import compat
-from memplan.program.axes import shape_of
+from memplan.program.ops import shape_of
 from memplan.program.slabs.axis import SlabAxis
 from memplan.program.slabs.choose import large_ops
 from memplan.program.slabs.write import axis_at, with_slabs

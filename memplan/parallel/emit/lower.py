@@ -14,7 +14,7 @@ from memplan.parallel.emit.collectives import Collectives
 from memplan.parallel.partition.placement import Partial, PerDevice, Placement, Replicate, Shard
 from memplan.parallel.partition.sharded import Sharded, ShardedEqn
 from memplan.program import compat
-from memplan.program.axes import local_params
+from memplan.program.ops import local_params
 
 
 def lower(

@@ -10,7 +10,7 @@ from typing import Any
 from memplan.parallel.partition.placement import Placement, Shard
 from memplan.parallel.partition.sharded import OutputDemand, Sharded, ShardedEqn, shard_along
 from memplan.program import compat
-from memplan.program.axis_rules import axes_of
+from memplan.program.ops import axes_of
 
 
 @dataclass(frozen=True)

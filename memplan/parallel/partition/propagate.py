@@ -16,11 +16,9 @@ from typing import Any
 from memplan.parallel.partition.demands import Demands, demands, per_device
 from memplan.parallel.partition.placement import Partial, PerDevice, Placement, Replicate, Shard
 from memplan.parallel.partition.sharded import OutputDemand, Sharded, ShardedEqn, shard_along
-from memplan.program import compat
-from memplan.program.axes import Axes
-from memplan.program.axis_rules import axes_of
+from memplan.program import compat, ops
 from memplan.program.flatten import flatten
-from memplan.program.linearity import is_linear
+from memplan.program.ops import Axes, axes_of
 
 _ROUNDS = 4
 
@@ -128,7 +126,7 @@ class _Forward:
         if not any(own) or not all(a or b for a, b in zip(own, whole, strict=True)):
             return False
         readers = [self.other_readers[atom] for atom, mine in zip(eqn.invars, own, strict=True) if mine]
-        return max(readers) == 1 and (eqn.primitive.name == "mul" or is_linear(eqn, own, whole))
+        return max(readers) == 1 and (eqn.primitive.name == "mul" or ops.of(eqn).linear(eqn, own, whole))
 
     def reduce(self, var: Any) -> None:
         """Its sum is needed: everywhere, in parts where a reader would have it so, or as each device estimates it."""
@@ -151,7 +149,7 @@ class _Forward:
             for atom in eqn.invars
         )
         partial = [isinstance(one, Partial) for one in terms]
-        if any(partial) and is_linear(eqn, partial, [isinstance(one, Replicate | PerDevice) for one in terms]):
+        if any(partial) and ops.of(eqn).linear(eqn, partial, [isinstance(one, Replicate | PerDevice) for one in terms]):
             return ShardedEqn(terms, tuple(Partial() for _ in eqn.outvars))
         if not self.is_per_device:
             if self.deferrable(eqn, terms):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from memplan.parallel.partition.placement import Partial, PerDevice, Placement, Replicate, Shard
 from memplan.program import compat
-from memplan.program.axes import Axes
+from memplan.program.ops import Axes
 
 
 @dataclass(frozen=True)

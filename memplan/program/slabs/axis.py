@@ -13,11 +13,9 @@ from fractions import Fraction
 from typing import Any
 
 from memplan.planning.slabs import AlongOp, SlabGraph
-from memplan.program import compat
-from memplan.program.axes import Axes, shape_of
-from memplan.program.axis_rules import axes_of
+from memplan.program import compat, ops
 from memplan.program.flat import Flat
-from memplan.program.row_ops import can_run_rows
+from memplan.program.ops import Axes, axes_of, shape_of
 
 Scale = Fraction
 """Rows of an array by rows of the array that the axis begins at."""
@@ -115,7 +113,7 @@ class _Follower:
         heapq.heappush(self.waiting, (-compat.nbytes_of(var.aval), len(self.dims), var))
 
     def _follow(self, number: int, eqn: compat.JaxprEqn, var: Any) -> None:
-        axes = axes_of(eqn) if not eqn.effects and can_run_rows(eqn) else None
+        axes = axes_of(eqn) if not eqn.effects and ops.of(eqn).can_run_rows(eqn) else None
         if axes is None:
             self.blocked.add(number)
             return

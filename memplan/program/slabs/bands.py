@@ -22,10 +22,9 @@ import numpy as np
 from jax import lax
 
 from memplan.program import compat
-from memplan.program.axes import shape_of
-from memplan.program.bands import MOST_TAPS, Band, banded
 from memplan.program.flat import Flat, Writer
 from memplan.program.interpret import interpret_eqns
+from memplan.program.ops import MOST_TAPS, Band, banded, shape_of
 
 _LARGEST = 2**28  # elements of a matrix that is computed to look at it: 1 GiB of float32, in five seconds
 _MOST_NUMBERS = 2**20  # of rows

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from memplan.program import compat
-from memplan.program.axes import shape_of
+from memplan.program.ops import shape_of
 
 Made = Mapping[Any, compat.JaxprEqn]
 """By variable, the equation that makes it."""

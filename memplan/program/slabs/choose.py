@@ -13,8 +13,8 @@ from memplan.planning.slab_choice import Choice
 from memplan.planning.slab_price import Price, Pricer, SlabLimits
 from memplan.planning.slabs import SlabGraph, Slabs, least_rows, slab_rows, trips_of
 from memplan.program import compat
-from memplan.program.axes import shape_of
 from memplan.program.flat import Flat
+from memplan.program.ops import shape_of
 from memplan.program.slabs.axis import SlabAxis
 from memplan.program.slabs.bands import with_bands
 from memplan.program.slabs.write import axis_at, with_slabs

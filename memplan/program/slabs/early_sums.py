@@ -17,9 +17,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from memplan.program import compat
-from memplan.program.axes import shape_of
 from memplan.program.flat import Flat, Writer, renamed
-from memplan.program.moments import squares_about_mean
+from memplan.program.ops import shape_of, squares_about_mean
 from memplan.program.slabs.axis import SlabAxis
 from memplan.program.slabs.broadcasts import Sum, broadcast_of, centred, is_widening, squared
 

@@ -19,13 +19,20 @@ from memplan.errors import PlanMismatchError
 from memplan.planning.rows import Span
 from memplan.planning.slabs import SlabLoop, Slabs, Walls, arrange, least_rows, spare_rows, trips_of
 from memplan.program import compat
-from memplan.program.axes import shape_of
-from memplan.program.carries import accumulate, identity, row_before, run_cumulative
 from memplan.program.flat import Flat
 from memplan.program.host_memory import HostArray
 from memplan.program.interpret import bindings
-from memplan.program.moments import Moments
-from memplan.program.row_ops import needed, padding_value, run_rows
+from memplan.program.ops import (
+    Moments,
+    accumulate,
+    identity,
+    needed,
+    padding_value,
+    row_before,
+    run_cumulative,
+    run_rows,
+    shape_of,
+)
 from memplan.program.slabs.arrays import Array, Stack, joined, whole
 from memplan.program.slabs.axis import SlabAxis, slab_axis
 from memplan.program.slabs.bands import with_bands

@@ -13,12 +13,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memplan.program import compat, primitives
+from memplan.program import compat, ops
 from memplan.program.flat import Flat
 from memplan.program.state.layerwise_scan import StreamedScan, Update, UpdatingScan
-
-_MOVES_ELEMENTS = {"concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "pad", "slice", "split",
-                   "transpose", "random_bits", "random_fold_in", "random_seed", "random_split"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -183,7 +180,7 @@ def _is_layerwise(eqn: compat.JaxprEqn) -> bool:
         return shapes == [()]
     alike = all(one in ((), shape) for one in shapes)
     same = all(getattr(compat.aval_of(var), "shape", None) == shape for var in eqn.outvars)
-    return primitives.fusion_of(eqn) == "elementwise" and name not in _MOVES_ELEMENTS and alike and same
+    return ops.of(eqn).fusion == "elementwise" and not ops.of(eqn).moves_elements and alike and same
 
 
 def _is_in(atom: Any, variables: Collection[Any]) -> bool:

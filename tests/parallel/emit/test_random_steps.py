@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
+from memplan.program.axis_rules import RULES
 
 from memplan.parallel.step import data_parallel
-from memplan.program.axis_rules import RULES
 from tests.parallel.emit import operations
 from tests.parallel.emit.operations import Op
 from tests.parallel.emit.random_steps import Drawn, drawn_step

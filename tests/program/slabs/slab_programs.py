@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
 from jax import lax
+from memplan.program.axes import shape_of
 
 from memplan.hardware import catalog
 from memplan.planning.slab_choice import Choice
 from memplan.planning.slab_price import Pricer, SlabLimits
 from memplan.planning.slabs import SlabLoop, Slabs, Walls, least_rows, trips_of
 from memplan.program import compat
-from memplan.program.axes import shape_of
 from memplan.program.flat import Flat
 from memplan.program.flatten import flatten
 from memplan.program.slabs.axis import SlabAxis

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ from jax import lax
 
 from memplan.planning.rows import Rows, Span
 from memplan.program import compat
+from memplan.program.ops.axes import Axes, shape_of, with_rows
+from memplan.program.ops.record import Eqn, Part, Primitive, register
 
 MOST_TAPS = 64  # rows that one reads: each is another term to add up
 
@@ -108,3 +110,26 @@ def banded(x: Any, weights: Any, dim: int, rows: Rows, size: int, dtype: Any) ->
     """
     operands = (x,) if weights is None else (x, weights)
     return _primitive.bind(*operands, dim=dim, rows=rows, size=size, dtype=np.dtype(dtype))
+
+
+def _axes(eqn: Eqn) -> Axes:
+    """Every dimension; along its own rows read the rows of their band, and the weights go with them."""
+    dim = eqn.params["dim"]
+    found = with_rows(eqn, {(0, dim): eqn.params["rows"]})
+    weights = [(dim, None) for _ in eqn.invars[1:]]
+    return replace(found, operands=(found.operands[0], *weights))
+
+
+def _rows(part: Part, operands: list[Any]) -> list[Any]:
+    if part.axis != part.eqn.params["dim"]:
+        return part.bind(operands)
+    x, weights = (*operands, None)[:2]
+    return [band_rows(x, weights, part.span, part.spans[0], **part.eqn.params)]
+
+
+def _flops(eqn: Eqn) -> float:
+    taps = shape_of(eqn.invars[1])[1] if len(eqn.invars) > 1 else 0
+    return 2.0 * taps * math.prod(shape_of(eqn.outvars[0]))
+
+
+register("banded", Primitive(flops=_flops, axes=_axes, run_rows=_rows))

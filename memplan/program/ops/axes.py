@@ -2,12 +2,12 @@
 
 Dimensions on the same axis are divided together, among devices or in time; an axis that only operands have is summed
 over (or reduced otherwise). A dimension on no axis cannot be divided. Along an axis, rows of a result may read other
-rows of an operand than their own: `Rows` says which. `axis_rules` says which axes there are.
+rows of an operand than their own: `Rows` says which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -80,40 +80,35 @@ class Axes:
         return self.rows_of(position, axis).apart(self.counted(axis, eqn), given, parts)
 
 
-def local_params(eqn: compat.JaxprEqn, axes: Axes, axis: int, resized: Callable[[int], int]) -> dict[str, Any]:
-    """The equation's parameters for one part, where the axis's dimensions have other sizes."""
-    params = dict(eqn.params)
-    known = _SIZES.get(eqn.primitive.name)
-    if known is None:
-        return params
-    name, of_operand = known
-    side = axes.operands[0] if of_operand else axes.results[0]
-    dim, sizes = axes.dim_of(side, axis), list(params[name])
-    if dim is not None and eqn.primitive.name == "random_bits":
-        dim -= len(axes.operands[0])  # its shape is that of one key's draw
-    if dim is None or dim < 0 or (eqn.primitive.name == "gather" and dim in _batched(eqn)):
-        return params
-    sizes[dim] = resized(sizes[dim])
-    return {**params, name: tuple(sizes)}
-
-
-def _batched(gather: compat.JaxprEqn) -> tuple[int, ...]:
-    """Dimensions of its operand of which every slice has one element, the one of its index."""
-    return gather.params["dimension_numbers"].operand_batching_dims
-
-
-# Parameters that hold sizes, by dimension of the first operand (True) or of the first result.
-_SIZES = {
-    "broadcast_in_dim": ("shape", False),
-    "iota": ("shape", False),
-    "reshape": ("new_sizes", False),
-    "slice": ("limit_indices", True),
-    "dynamic_slice": ("slice_sizes", True),
-    "gather": ("slice_sizes", True),
-    "random_bits": ("shape", False),
-    "empty": ("shape", False),
-}
-
-
 def shape_of(atom: Any) -> tuple[int, ...]:
     return tuple(compat.aval_of(atom).shape)
+
+
+def parallel(eqn: compat.JaxprEqn, blocked: Sequence[int] = ()) -> Axes:
+    """Results have the dimensions of the operands, scalars none. Those repeated or `blocked` cannot be divided."""
+    result = shape_of(eqn.outvars[0])
+    rank = len(result)
+    if any(len(shape_of(atom)) not in (0, rank) for atom in eqn.invars):
+        blocked = range(rank)
+    names = tuple(None if dim in blocked or dim - rank in blocked else dim for dim in range(rank))
+
+    def side(atom: Any) -> tuple[Axis, ...]:
+        return tuple(None if size != result[dim] else names[dim] for dim, size in enumerate(shape_of(atom)))
+
+    return Axes(tuple(map(side, eqn.invars)), tuple(names for _ in eqn.outvars))
+
+
+def without(eqn: compat.JaxprEqn, gone: Sequence[int]) -> Axes:
+    """The result has the dimensions of its operand but for these, which cannot be divided."""
+    rank = len(shape_of(eqn.invars[0]))
+    operand = tuple(None if dim in gone or dim - rank in gone else dim for dim in range(rank))
+    return Axes((operand,), (tuple(dim for dim in operand if dim is not None),))
+
+
+def with_rows(eqn: compat.JaxprEqn, rows: Mapping[tuple[int, int], Rows] | Sequence[Rows]) -> Axes:
+    """One axis per dimension; the rows by operand and axis, or by axis the same of all operands (but scalars)."""
+    names = tuple(range(len(shape_of(eqn.outvars[0]))))
+    operands = tuple(names if len(shape_of(atom)) == len(names) else () for atom in eqn.invars)
+    if not isinstance(rows, Mapping):
+        rows = {(position, dim): one for dim, one in enumerate(rows) for position, side in enumerate(operands) if side}
+    return Axes(operands, tuple(names for _ in eqn.outvars), rows=rows)

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from memplan.program import compat
+from memplan.program.ops.axes import Axes, Reduction, shape_of
+from memplan.program.ops.record import Eqn, Part, Primitive, register
 
 
 class Moments(NamedTuple):
@@ -77,3 +79,27 @@ def squares_about_mean(x: Any, counts: Any, axes: Sequence[int]) -> Any:
         not summed over.
     """
     return _primitive.bind(x, counts, axes=tuple(axes))
+
+
+def _axes(eqn: Eqn) -> Axes:
+    """Reduced as a sum is, but parts are put together with their counts and means; the counts go along.
+
+    Where they do not, nobody could say which rows of a part count.
+    """
+    axes = eqn.params["axes"]
+    shape, counts = map(shape_of, eqn.invars)
+    kept = tuple(dim for dim in range(len(shape)) if dim not in axes)
+    counted = tuple(dim if counts[dim] == shape[dim] and dim in axes else None for dim in range(len(shape)))
+    operand = tuple(counted[dim] if dim in axes else dim for dim in range(len(shape)))
+    reduced: dict[int, Reduction] = {dim: "moments" for dim in counted if dim is not None}
+    return Axes((operand, counted), (kept,), reduced)
+
+
+def _rows(part: Part, operands: list[Any]) -> list[Any]:
+    """What these rows add where the axis is reduced: their count and mean too."""
+    if part.axis not in part.axes.reduced:
+        return part.bind(operands)
+    return [Moments.of(operands[0], operands[1], part.eqn.params["axes"])]
+
+
+register("squares_about_mean", Primitive("reduction", flops=4, axes=_axes, run_rows=_rows))

@@ -1,0 +1,75 @@
+"""Gathers, scatters, and slices whose place is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial as with_facts
+from typing import Any
+
+from memplan.program.ops.axes import Axes, Axis, parallel, shape_of
+from memplan.program.ops.record import Eqn, Primitive, of_operand, register
+
+
+def _same_size(eqn: Eqn) -> Axes:
+    """Dimensions may be divided in which first operand, result and further arrays have the same size."""
+    rank = len(shape_of(eqn.outvars[0]))
+    alike = [shape for shape in map(shape_of, (*eqn.invars, *eqn.outvars)) if len(shape) == rank]
+    return parallel(eqn, [dim for dim in range(rank) if len({shape[dim] for shape in alike}) > 1])
+
+
+def _first_of_whole(eqn: Eqn, partial: Sequence[bool], whole: Sequence[bool]) -> bool:
+    return partial[0] and all(whole[1:])
+
+
+def _indexed(
+    atoms: Sequence[Any], window_dims: Any, dropped_dims: Any, batched: Any, batched_indices: Any, indexed_dims: Any
+) -> tuple[int, list[Axis], list[Axis]]:
+    """Of an array, indices, slices: how many axes the indices have, and the axes of the array and of the slices.
+
+    They are those of the indices, and dimensions of the array that every slice has whole.
+    """
+    shape, (*indices, _), slices = map(shape_of, atoms)
+    axes, pairs = iter(range(len(indices))), dict(zip(batched, batched_indices, strict=True))
+    sliced: list[Axis] = [None if dim in window_dims else next(axes) for dim in range(len(slices))]
+    array: list[Axis] = [pairs.get(dim) for dim in range(len(shape))]
+    kept = [dim for dim in range(len(shape)) if dim not in dropped_dims and dim not in pairs]
+    for dim, window in zip(kept, window_dims, strict=True):
+        if slices[window] == shape[dim] and dim not in indexed_dims:
+            array[dim] = sliced[window] = len(indices) + dim
+    return len(indices), array, sliced
+
+
+def _gather(eqn: Eqn) -> Axes:
+    numbers = eqn.params["dimension_numbers"]
+    batched = numbers.operand_batching_dims, numbers.start_indices_batching_dims
+    dims = numbers.offset_dims, numbers.collapsed_slice_dims, *batched, numbers.start_index_map
+    indices, operand, result = _indexed((*eqn.invars, *eqn.outvars), *dims)
+    return Axes((tuple(operand), (*range(indices), None)), (tuple(result),))
+
+
+def _slice_size(eqn: Eqn, axes: Axes, axis: int) -> int | None:
+    """None of a batched dimension: every slice has one element of it, that of its index."""
+    dim = of_operand(eqn, axes, axis)
+    return None if dim in eqn.params["dimension_numbers"].operand_batching_dims else dim
+
+
+def _scatter(eqn: Eqn, adds: bool = False) -> Axes:
+    """Along indices that are not batched only if it adds: all parts are summed, and what they are added to once."""
+    numbers = eqn.params["dimension_numbers"]
+    batched = numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
+    dims = numbers.update_window_dims, numbers.inserted_window_dims, *batched, numbers.scatter_dims_to_operand_dims
+    indices, operand, updates = _indexed(eqn.invars, *dims)
+    free = [axis for axis in range(indices) if axis not in operand]
+    blocked = () if adds else free
+    rows, updates = (tuple(None if axis in blocked else axis for axis in side) for side in (range(indices), updates))
+    masked = (0,) if adds else ()
+    reduced = dict.fromkeys(free if adds else (), "sum")
+    return Axes((tuple(operand), (*rows, None), updates), (tuple(operand),), reduced, masked)
+
+
+_moved = with_facts(Primitive, "elementwise", moves_elements=True)
+register("dynamic_slice", _moved(axes=_same_size, sizes=("slice_sizes", of_operand), linear=_first_of_whole))
+register("dynamic_update_slice", _moved(axes=_same_size))
+register("gather", _moved(axes=_gather, sizes=("slice_sizes", _slice_size)))
+register("scatter scatter-max scatter-min scatter-mul scatter-sub", Primitive(axes=_scatter))
+register("scatter-add", Primitive(axes=with_facts(_scatter, adds=True)))

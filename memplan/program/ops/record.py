@@ -1,0 +1,128 @@
+"""What memplan knows of a primitive: one record, which the file of its family registers.
+
+A primitive without a record is a kernel that needs its operands whole. That is correct, and reported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from memplan.planning.graph import Fusion
+from memplan.planning.rows import Span
+from memplan.program import compat
+from memplan.program.ops.axes import Axes
+
+Eqn = compat.JaxprEqn
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows of an equation's results along one of its axes."""
+
+    eqn: Eqn
+    axes: Axes
+    axis: int
+    span: Span  # rows of the results; where the axis is reduced, of the last operand on it
+    spans: Mapping[int, Span]  # by position of an operand on the axis, the rows of it that are given
+
+    def dim(self, side: Sequence[tuple[int | None, ...]]) -> int:
+        """The dimension of the first operand, or result, that lies on the axis."""
+        return side[0].index(self.axis)
+
+    def padding(self) -> Span:
+        """Rows to add around those given of the first operand, so that a window over them makes exactly the span."""
+        rows, (low, high) = self.axes.rows_of(0, self.axis), self.spans[0]
+        start, stop = rows.window(*self.span)
+        return low * rows.dilation - start, stop - ((high - 1) * rows.dilation + 1)
+
+    def bind(self, operands: Sequence[Any], **params: Any) -> list[Any]:
+        """The primitive applied to other operands, with some parameters replaced."""
+        return compat.bind(self.eqn.replace(params={**self.eqn.params, **params}), operands)
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """The facts of one primitive; the defaults hold for any."""
+
+    fusion: Fusion = "kernel"  # how XLA treats it
+    moves_elements: bool = False  # "elementwise", but an element is computed from those at other places
+    # floating-point operations of one execution, or how many for each element of its largest array
+    flops: int | Callable[[Eqn], float] = 1
+    is_matrix_product: bool = False  # its flops run at the rate of the matrix units
+    recomputable: bool = True  # a second run gives the same result and has no other effect
+    # its axes, along which it can be divided among devices or computed in slabs; None: it has none
+    axes: Callable[[Eqn], Axes | None] = lambda eqn: None
+    # the parameter that holds sizes, and which of them is that of an axis
+    sizes: tuple[str, Callable[[Eqn, Axes, int], int | None]] | None = None
+    can_run_rows: Callable[[Eqn], bool] = lambda eqn: True
+    # those rows of the results, from the rows given of the operands; None: the same equation with other `sizes`
+    run_rows: Callable[[Part, list[Any]], list[Any]] | None = None
+    # equation, position of an operand, operands -> the value of rows out of range; None: zero, or the identity of the
+    # reduction over them
+    padding_value: Callable[[Eqn, int, Sequence[Any]], Any] | None = None
+    accumulate: Callable[[Any, Any], Any] | None = None  # two rows, where it is cumulative
+    # equation, which operands are terms of a sum, which are whole -> its result is a term too
+    linear: Callable[[Eqn, Sequence[bool], Sequence[bool]], bool] = lambda eqn, partial, whole: False
+
+
+RECORDS: dict[str, Primitive] = {}
+_DEFAULT = Primitive()
+
+
+def register(names: str, primitive: Primitive) -> None:
+    """The record of some primitives, named with spaces between."""
+    for name in names.split():
+        assert name not in RECORDS, name
+        RECORDS[name] = primitive
+
+
+def of(eqn: Eqn) -> Primitive:
+    return RECORDS.get(eqn.primitive.name, _DEFAULT)
+
+
+def of_operand(eqn: Eqn, axes: Axes, axis: int) -> int | None:
+    """Sizes are those of the first operand."""
+    return axes.dim_of(axes.operands[0], axis)
+
+
+def of_result(eqn: Eqn, axes: Axes, axis: int) -> int | None:
+    """Sizes are those of the first result."""
+    return axes.dim_of(axes.results[0], axis)
+
+
+def all_terms(eqn: Eqn, partial: Sequence[bool], whole: Sequence[bool]) -> bool:
+    """Linear in all operands together."""
+    return all(partial)
+
+
+def axes_of(eqn: Eqn) -> Axes | None:
+    """The axes of an equation; None where nothing can be divided."""
+    return of(eqn).axes(eqn)
+
+
+def largest(atoms: Sequence[Any]) -> int:
+    """The most elements that one of these has."""
+    return max((math.prod(getattr(atom.aval, "shape", ())) for atom in atoms), default=0)
+
+
+def extreme(dtype: Any, which: str) -> Any:
+    """The least ("min") or greatest value of a type."""
+    if jnp.issubdtype(dtype, jnp.bool_):
+        return which == "max"
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return np.array(-np.inf if which == "min" else np.inf, dtype)
+    return np.array(getattr(jnp.iinfo(dtype), which), dtype)
+
+
+def least(eqn: Eqn, position: int, operands: Sequence[Any]) -> Any:
+    return extreme(operands[position].dtype, "min")
+
+
+def greatest(eqn: Eqn, position: int, operands: Sequence[Any]) -> Any:
+    return extreme(operands[position].dtype, "max")

@@ -1,0 +1,180 @@
+"""Primitives that move elements, or only say otherwise how they lie."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from math import gcd
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from memplan.planning.rows import Rows
+from memplan.program import compat
+from memplan.program.ops.axes import Axes, Axis, parallel, shape_of, with_rows, without
+from memplan.program.ops.record import Eqn, Part, Primitive, all_terms, of_operand, of_result, register
+
+_view = functools.partial(Primitive, "view")
+_moved = functools.partial(Primitive, "elementwise", moves_elements=True)
+
+
+def _transpose(eqn: Eqn) -> Axes:
+    order = tuple(eqn.params["permutation"])
+    return Axes((tuple(range(len(order))),), (order,))
+
+
+def _broadcast_in_dim(eqn: Eqn) -> Axes:
+    shape, dims = eqn.params["shape"], eqn.params["broadcast_dimensions"]
+    given = shape_of(eqn.invars[0])
+    operand = tuple(dim if size == shape[dim] else None for dim, size in zip(dims, given, strict=True))
+    rest = tuple(() for _ in eqn.invars[1:])
+    return Axes((operand, *rest), (tuple(range(len(shape))),))
+
+
+def _repeats_nothing(eqn: Eqn, partial: Sequence[bool], whole: Sequence[bool]) -> bool:
+    return all(partial) and math.prod(shape_of(eqn.outvars[0])) == math.prod(shape_of(eqn.invars[0]))
+
+
+def _new(eqn: Eqn) -> Axes:
+    return Axes(tuple(() for _ in eqn.invars), (tuple(range(len(eqn.params["shape"]))),))
+
+
+# A reversal is no view, but XLA's pattern for the gradient of a convolution needs it beside the convolution.
+register("rev", _view(axes=lambda eqn: parallel(eqn, eqn.params["dimensions"]), linear=all_terms))
+register("create_token expand_dims", _view())
+register("squeeze", _view(axes=lambda eqn: without(eqn, eqn.params["dimensions"]), linear=all_terms))
+register("broadcast_in_dim", _view(axes=_broadcast_in_dim, sizes=("shape", of_result), linear=_repeats_nothing))
+register("empty iota", _view(axes=_new, sizes=("shape", of_result)))
+register("transpose", _moved(axes=_transpose, linear=all_terms))
+
+
+def _stack(eqn: Eqn) -> Axes:
+    """The new dimension cannot be divided: its parts are different operands."""
+    rank, axis = len(shape_of(eqn.invars[0])), eqn.params["axis"]
+    names = tuple(range(rank))
+    return Axes(tuple(names for _ in eqn.invars), ((*names[:axis], None, *names[axis:]),))
+
+
+def _unstack(eqn: Eqn) -> Axes:
+    rank, axis = len(shape_of(eqn.invars[0])), eqn.params["axis"]
+    names = tuple(range(rank - 1))
+    return Axes(((*names[:axis], None, *names[axis:]),), tuple(names for _ in eqn.outvars))
+
+
+register("split", _moved(axes=lambda eqn: parallel(eqn, [eqn.params["axis"]])))
+register("stack", Primitive(axes=_stack, linear=all_terms))
+register("unstack", Primitive(axes=_unstack, linear=all_terms))
+register("tile", Primitive(axes=lambda eqn: parallel(eqn, [dim for dim, n in enumerate(eqn.params["reps"]) if n != 1])))
+
+
+def _pad(eqn: Eqn) -> Axes:
+    return with_rows(eqn, [Rows(1, within + 1, low, 1) for low, _, within in eqn.params["padding_config"]])
+
+
+def _pad_rows(part: Part, operands: list[Any]) -> list[Any]:
+    dim, config = part.dim(part.axes.operands), list(part.eqn.params["padding_config"])
+    config[dim] = (*part.padding(), config[dim][2])
+    made = lax.pad(operands[0], operands[1], config)
+    # XLA folds it into a convolution that reads it, which may have the form on which it ends the process
+    # (`contractions`)
+    return [lax.optimization_barrier(made) if any(one[:2] == (0, 0) and one[2] for one in config) else made]
+
+
+def _padded_with(eqn: Eqn, position: int, operands: Sequence[Any]) -> Any:
+    return operands[1]
+
+
+def _pads_with_zeros(eqn: Eqn, partial: Sequence[bool], whole: Sequence[bool]) -> bool:
+    return partial[0] and isinstance(eqn.invars[1], compat.Literal) and eqn.invars[1].val == 0
+
+
+def _slice(eqn: Eqn) -> Axes:
+    starts = eqn.params["start_indices"]
+    strides = eqn.params["strides"] or (1,) * len(starts)
+    return with_rows(eqn, [Rows(stride, 1, -start, 1) for start, stride in zip(starts, strides, strict=True)])
+
+
+def _slice_rows(part: Part, operands: list[Any]) -> list[Any]:
+    dim = part.dim(part.axes.operands)
+    starts, limits = list(part.eqn.params["start_indices"]), list(part.eqn.params["limit_indices"])
+    starts[dim], limits[dim] = 0, operands[0].shape[dim]
+    return part.bind(operands, start_indices=tuple(starts), limit_indices=tuple(limits))
+
+
+def _concatenate(eqn: Eqn) -> Axes:
+    """Along its dimension every operand begins behind those before it."""
+    dim = eqn.params["dimension"]
+    offsets = accumulate((shape_of(atom)[dim] for atom in eqn.invars[:-1]), initial=0)
+    return with_rows(eqn, {(position, dim): Rows(before=offset) for position, offset in enumerate(offsets)})
+
+
+def _concatenate_rows(part: Part, operands: list[Any]) -> list[Any]:
+    """Along its dimension the windows of all operands added: where one has a row, the others have the padding value."""
+    if part.axis != part.eqn.params["dimension"]:
+        return part.bind(operands)
+    return [functools.reduce(operator.or_ if operands[0].dtype == bool else operator.add, operands)]
+
+
+def _negative_zero(eqn: Eqn, position: int, operands: Sequence[Any]) -> Any:
+    """To which everything can be added and stays as it is, 0.0 too."""
+    return np.array(-0.0, operands[position].dtype)
+
+
+def _reshape(eqn: Eqn) -> Axes | None:
+    """In every group of dimensions that become one another, the outermost can be divided: its blocks stay together."""
+    if eqn.params.get("dimensions") is not None:
+        return None
+    before, after = shape_of(eqn.invars[0]), tuple(eqn.params["new_sizes"])
+    operand: list[Axis] = [None] * len(before)
+    result: list[Axis] = [None] * len(after)
+    rows: dict[tuple[int, int], Rows] = {}
+    for number, (left, right) in enumerate(_groups(before, after)):
+        heads = next((d for d in left if before[d] > 1), None), next((d for d in right if after[d] > 1), None)
+        if heads[0] is not None and heads[1] is not None:
+            operand[heads[0]] = result[heads[1]] = number
+            # a row reads those that it shares elements with
+            given, made = before[heads[0]], after[heads[1]]
+            stride, dilation = given // gcd(given, made), made // gcd(given, made)
+            rows[0, number] = Rows(stride, dilation, dilation - 1, dilation - 1 + stride)
+    return Axes((tuple(operand),), (tuple(result),), rows=rows)
+
+
+def _groups(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """Smallest runs of dimensions with the same number of elements, in order."""
+    i = j = 0
+    while i < len(before) and j < len(after):
+        left, right = [i], [j]
+        a, b = before[i], after[j]
+        i, j = i + 1, j + 1
+        while a != b:
+            if a < b and i < len(before):
+                a, left, i = a * before[i], [*left, i], i + 1
+            elif j < len(after):
+                b, right, j = b * after[j], [*right, j], j + 1
+            else:
+                return
+        yield left, right
+
+
+def _reshape_rows(part: Part, operands: list[Any]) -> list[Any]:
+    """The elements of an operand's rows in steps that its rows and those of the result are whole numbers of."""
+    dim, rows, sizes = part.dim(part.axes.results), part.axes.rows_of(0, part.axis), part.eqn.params["new_sizes"]
+    (first, last), outer, inner = part.spans[0], sizes[:dim], sizes[dim + 1 :]
+    fine = inner if rows.stride == 1 else (math.prod(inner) // rows.stride,)
+    low, high = (row * rows.stride - first * rows.dilation for row in part.span)
+    stepped = lax.reshape(operands[0], (*outer, (last - first) * rows.dilation, *fine))
+    cut = lax.slice_in_dim(stepped, low, high, axis=dim)
+    return [lax.reshape(cut, (*outer, part.span[1] - part.span[0], *inner))]
+
+
+register("pad", _moved(axes=_pad, run_rows=_pad_rows, padding_value=_padded_with, linear=_pads_with_zeros))
+_cut = _moved(axes=_slice, sizes=("limit_indices", of_operand), run_rows=_slice_rows, linear=all_terms)
+register("slice", _cut)
+_joined = _moved(axes=_concatenate, run_rows=_concatenate_rows, padding_value=_negative_zero, linear=all_terms)
+register("concatenate", _joined)
+_reshaped = _view(axes=_reshape, sizes=("new_sizes", of_result), run_rows=_reshape_rows, linear=all_terms)
+register("reshape", _reshaped)
