@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from memplan.program.primitives import flops_of_jaxpr
 
 from memplan.hardware import catalog
 from memplan.program.lowerable import Lowerable
+from memplan.program.ops import flops_of_jaxpr
 from memplan.xla.kernel_cost import KernelCost
 from memplan.xla.module import read_module
 from memplan.xla.target import Target

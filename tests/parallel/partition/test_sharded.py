@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from memplan.program.axes import Axes
 
 from memplan.parallel.partition.placement import Partial, PerDevice, Placement, Replicate, Shard
 from memplan.parallel.partition.sharded import Gather, Sharded, ShardedEqn, gathers, shard_along
+from memplan.program.ops import Axes
 
 REPLICATE, PARTIAL, OWN, ROWS, COLUMNS = Replicate(), Partial(), PerDevice(), Shard(0), Shard(1)
 PRODUCT = Axes(operands=((0, 1), (1, 2)), results=((0, 2),), reduced={1: "sum"})  # of matrices

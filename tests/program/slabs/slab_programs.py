@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
 from jax import lax
-from memplan.program.axes import shape_of
 
 from memplan.hardware import catalog
 from memplan.planning.slab_choice import Choice
@@ -21,6 +20,7 @@ from memplan.planning.slabs import SlabLoop, Slabs, Walls, least_rows, trips_of
 from memplan.program import compat
 from memplan.program.flat import Flat
 from memplan.program.flatten import flatten
+from memplan.program.ops import shape_of
 from memplan.program.slabs.axis import SlabAxis
 from memplan.program.slabs.choose import large_ops
 from memplan.program.slabs.write import axis_at

@@ -7,12 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from memplan.program.linearity import is_linear
 
-from memplan.program import compat
+from memplan.program import compat, ops
 from memplan.program.flatten import flatten
 from memplan.program.interpret import interpret
-from tests.program.test_axis_rules import STEPS
+from tests.program.ops.test_axis_rules import STEPS
 
 
 def rule(eqn: compat.JaxprEqn, operands: list[Any]) -> list[Any]:
@@ -21,7 +20,7 @@ def rule(eqn: compat.JaxprEqn, operands: list[Any]) -> list[Any]:
     for partial in {tuple(inexact)} | {tuple(i == at for i in range(len(operands))) for at in range(len(operands))}:
         if not any(partial) or not all(b for a, b in zip(partial, inexact, strict=True) if a):
             continue
-        if is_linear(eqn, partial, [not one for one in partial]):
+        if ops.of(eqn).linear(eqn, partial, [not one for one in partial]):
             halves = [x / 2 if one else x for x, one in zip(operands, partial, strict=True)]
             for whole, half in zip(results, compat.bind(eqn, halves), strict=True):
                 np.testing.assert_allclose(2 * np.asarray(half), np.asarray(whole), rtol=1e-5)

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memplan.program.axis_rules import axes_of
-from memplan.program.moments import Moments, squares_about_mean
 
-from memplan.program import compat, primitives
+from memplan.program import compat, ops
+from memplan.program.ops import Moments, axes_of, squares_about_mean
 
 
 def normals(mean: float, *shape: int) -> jax.Array:
@@ -79,7 +78,7 @@ def test_its_equation_is_a_reduction_that_nobody_divides_by_devices():
     assert axes is not None and axes.reduced == {0: "moments"}  # of other rows nobody says which ones count
     assert axes.operands == ((0, None, 2), (0, None, None)) and axes.results == ((2,),)
     assert not axes.divisible(0, eqn, 2) and axes.divisible(2, eqn, 2)
-    assert primitives.fusion_of(eqn) == "reduction" and primitives.flops_of(eqn) == 4 * 8 * 4 * 2
+    assert ops.of(eqn).fusion == "reduction" and ops.flops_of(eqn) == 4 * 8 * 4 * 2
     assert compat.aval_of(eqn.outvars[0]).shape == (2,)
 
 

@@ -8,10 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from memplan.program.axes import Axes, local_params
-from memplan.program.axis_rules import axes_of
 
 from memplan.program import compat
+from memplan.program.ops import Axes, axes_of, local_params
 
 X = jax.ShapeDtypeStruct((8, 6), jnp.float32)
 

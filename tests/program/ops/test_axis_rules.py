@@ -11,12 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from memplan.program.axes import Axes, local_params
-from memplan.program.axis_rules import axes_of
 
 from memplan.program import compat
 from memplan.program.flatten import flatten
 from memplan.program.interpret import interpret
+from memplan.program.ops import Axes, axes_of, local_params
 
 PARTS = 2
 RNG = np.random.default_rng(0)

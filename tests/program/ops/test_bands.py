@@ -1,4 +1,4 @@
-"""Bands of matrices, and products with them; on some of their rows in test_row_ops.py."""
+"""Bands of matrices, and products with them; on some of their rows in test_rows.py."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from memplan.program.bands import MOST_TAPS, Band, banded, first_of, taps_of
 
 from memplan.planning.rows import Rows
-from memplan.program import primitives
+from memplan.program import ops
+from memplan.program.ops.bands import MOST_TAPS, Band, banded, first_of, taps_of
 
 
 def band_of(rows: Sequence[Sequence[float]] | np.ndarray) -> Band | None:
@@ -71,4 +71,4 @@ def test_it_costs_two_operations_a_tap() -> None:
     band = band_of(TWICE)
     assert band is not None
     (eqn,) = jax.make_jaxpr(lambda x, w: banded(x, w, 1, band.rows, 6, x.dtype))(jnp.ones((5, 3)), band.weights).eqns
-    assert (primitives.flops_of(eqn), primitives.fusion_of(eqn)) == (2 * 2 * 5 * 6, "kernel")
+    assert (ops.flops_of(eqn), ops.of(eqn).fusion) == (2 * 2 * 5 * 6, "kernel")

@@ -1,4 +1,4 @@
-"""What the rules with rows call divisible among devices; that the rows are right is in test_row_ops.py."""
+"""What the rules with rows call divisible among devices; that the rows are right is in test_rows.py."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
-from memplan.program.axis_rules import axes_of
 
 from memplan.program import compat
 from memplan.program.flatten import flatten
 from memplan.program.interpret import interpret
-from tests.program.test_axis_rules import divided
-from tests.program.windows import SEEDS, Convolution, Windows, convolutions, floats, windows
+from memplan.program.ops import axes_of
+from tests.program.ops.test_axis_rules import divided
+from tests.program.ops.windows import SEEDS, Convolution, Windows, convolutions, floats, windows
 
 PARTS = st.sampled_from([2, 3])
 few = settings(max_examples=4)

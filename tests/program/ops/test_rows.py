@@ -12,17 +12,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
-from memplan.program.axes import Axes
-from memplan.program.axis_rules import axes_of
-from memplan.program.bands import Band, banded
-from memplan.program.carries import row_before, run_cumulative
-from memplan.program.row_ops import extreme, needed, padding_value, run_rows
 
 from memplan.planning.rows import Span
 from memplan.program import compat
 from memplan.program.flatten import flatten
 from memplan.program.interpret import interpret
-from tests.program.windows import SEEDS, Convolution, Dim, Windows, convolutions, floats, windows
+from memplan.program.ops import (
+    Axes,
+    Band,
+    axes_of,
+    banded,
+    extreme,
+    needed,
+    padding_value,
+    row_before,
+    run_cumulative,
+    run_rows,
+)
+from tests.program.ops.windows import SEEDS, Convolution, Dim, Windows, convolutions, floats, windows
 
 BEYOND = 3  # rows that a window may reach beyond an array
 COUNTED = ("iota", "random_bits")  # where a window begins says what is in it: whoever runs them knows
