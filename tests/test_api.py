@@ -325,6 +325,8 @@ class TestRequests:
     def test_unknown_options_are_type_errors_at_once(self) -> None:
         with pytest.raises(TypeError, match=r"bugdet.*donate_argnums"):
             memplan.jit(train, bugdet="16GiB")
+        with pytest.raises(TypeError, match=r"frontier has no argument verify"):
+            memplan.largest(lambda size: (train, SHAPES), low=1, high=2, verify=None)
 
     def test_unknown_names_are_refused_at_once(self) -> None:
         with pytest.raises(UnknownDeviceError, match="v100"):

@@ -23,7 +23,7 @@ def compare(
 
     The policies of `jax.checkpoint` are applied to whatever the step differentiates, as a whole.
     """
-    target = pipeline.target_of(request.device)
+    target = request.target
     limits = pipeline.limits_of(request, target)
     baselines = Baselines(step, args, options, target)
 

@@ -30,7 +30,7 @@ def curve(
     def plan(budget: int | None) -> Outcome:
         return pipeline.best(step, args, {}, options, replace(request, budget=budget), notify)
 
-    target = pipeline.target_of(request.device)
+    target = request.target
     ways = Baselines(step, args, options, target)
     notify("compiling the unmodified step", None)
     plain = ways.plain()

@@ -39,7 +39,7 @@ def frontier(
             "low at most high and the step at least 1. Of two sizes, search one for each value of the other."
         )
     sizes = range(low, high + 1, step)
-    target = pipeline.target_of(request.device)
+    target = request.target
     limits = pipeline.limits_of(request, target)
     outcomes: dict[int, Outcome] = {}
 
