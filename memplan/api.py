@@ -18,7 +18,7 @@ from memplan import pipeline
 from memplan.compilation.outcome import Outcome
 from memplan.errors import UnsupportedProgramError, WrongProgramError
 from memplan.outcome.execute import Runner, numbers_gate
-from memplan.outcome.summary import report_of, status_of
+from memplan.outcome.report import report_of, status_of
 from memplan.pipeline import Request
 from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner

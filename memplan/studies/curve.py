@@ -8,7 +8,7 @@ from typing import Any
 
 from memplan import pipeline
 from memplan.errors import BudgetError
-from memplan.outcome.summary import versions
+from memplan.outcome.report import versions
 from memplan.pipeline import Notify, Outcome, Request
 from memplan.planning.floor import floor
 from memplan.report.curve import BOUND, MEMPLAN, XLA, Curve, Point

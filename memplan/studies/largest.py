@@ -9,7 +9,7 @@ from typing import Any
 from memplan import pipeline
 from memplan.errors import SizeError
 from memplan.outcome.infeasible import floor_of, infeasible
-from memplan.outcome.summary import versions
+from memplan.outcome.report import versions
 from memplan.pipeline import Notify, Outcome, Request
 from memplan.report.frontier import Frontier, Trial
 
