@@ -9,19 +9,19 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, TypedDict, Unpack
 
 import jax
 
 from memplan import pipeline
 from memplan.compilation.outcome import Outcome
-from memplan.errors import MemplanError, UnsupportedProgramError, WrongProgramError
+from memplan.errors import UnsupportedProgramError, WrongProgramError
 from memplan.outcome.execute import Runner, numbers_gate
-from memplan.outcome.summary import report_of, status_of
+from memplan.outcome.report import report_of, status_of
 from memplan.pipeline import Request
 from memplan.planning.plan import Plan
-from memplan.planning.registry import Planner, planner_named
+from memplan.planning.registry import Planner
 from memplan.program import compat
 from memplan.program.jit_arguments import NnxWrites, dynamic_arguments, explain, static_arguments
 from memplan.program.state.host_state import as_traced, place_argument
@@ -39,10 +39,31 @@ __all__ = [
     "Compiled", "Planned", "PlannedJit", "compare", "curve", "frontier", "jit", "largest", "parse_bytes", "progress",
 ]  # fmt: skip
 
-_OPTIONS = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "in_shardings", "out_shardings",
-            "keep_unused", "compiler_options")  # fmt: skip
-_VERIFY = ("compile", "numbers", None)
-_SPLIT = ("auto", False)
+
+class RequestOptions(TypedDict, total=False):
+    """Keyword arguments of every function here that plans; `jit` says what they mean."""
+
+    host_budget: Size
+    device: str | None
+    planner: str | Planner | None
+    host_state: int | Sequence[int]
+    split: str | bool
+    donate_argnums: int | Sequence[int] | None
+
+
+class JitOptions(RequestOptions, total=False):
+    """Those that `jit` takes besides; from the third on they are `jax.jit`'s own."""
+
+    plan: Plan | None
+    verify: str | None
+    static_argnums: int | Sequence[int] | None
+    static_argnames: str | Sequence[str] | None
+    donate_argnames: str | Sequence[str] | None
+    in_shardings: Any
+    out_shardings: Any
+    keep_unused: bool
+    compiler_options: Mapping[str, Any] | None
+
 
 _notify: contextvars.ContextVar[pipeline.Notify] = contextvars.ContextVar("notify", default=lambda stage, share: None)
 
@@ -57,19 +78,7 @@ def progress(callback: pipeline.Notify) -> Iterator[None]:
         _notify.reset(token)
 
 
-def jit(
-    step: Callable[..., Any] | None = None,
-    *,
-    budget: Size = None,
-    host_budget: Size = None,
-    device: str | None = None,
-    planner: str | Planner | None = None,
-    plan: Plan | None = None,
-    verify: str | None = "compile",
-    host_state: int | Sequence[int] = (),
-    split: str | bool = "auto",
-    **options: Any,
-) -> Any:
+def jit(step: Callable[..., Any] | None = None, *, budget: Size = None, **options: Unpack[JitOptions]) -> Any:
     """`jax.jit` with a device-memory budget.
 
     Args:
@@ -81,17 +90,17 @@ def jit(
         that it was made for: a call here plans for the local backend, within as many bytes.
       planner: an object with a `name` and a `plan` (`memplan.planning.registry.Planner`); None is memplan's own.
       plan: a saved plan to follow instead of planning.
-      verify: `"compile"` lets the compiler measure the plan; `"numbers"` also compares the outputs with the unmodified
-        step's; None takes the first plan, whatever the compiler says that it takes.
+      verify: `"compile"` (the default) lets the compiler measure the plan; `"numbers"` also compares the outputs with
+        the unmodified step's; None takes the first plan, whatever the compiler says that it takes.
       host_state: positions of arguments whose large leaves (from 1 MiB) live in host memory, between and during steps.
         They are streamed in where they are read; what takes the buffers of donated ones is streamed out. Pass what
         `Planned.place` returns.
-      split: `"auto"` runs slab by slab what does not fit as it is: in loops over blocks of rows along one axis, such as
-        the depth of a volume or the tokens of a batch, that the large arrays of a step have in common. Such a step has
-        other kernels, and its last digits may differ. It is for one device: a step over a mesh, and one in which there
-        is nothing to split, stay whole. False: all stays whole.
-      **options: `static_argnums`, `static_argnames`, `donate_argnums`, `donate_argnames`, `in_shardings`,
-        `out_shardings`, `keep_unused` and `compiler_options`, as in `jax.jit`.
+      split: `"auto"` (the default) runs slab by slab a step that does not fit otherwise: in loops over blocks of rows
+        along one axis, such as the depth of a volume or the tokens of a batch, that the large arrays of a step have in
+        common. Such a step has other kernels, and its last digits may differ. It is for one device: a step over a mesh,
+        and one in which there is nothing to split, stay whole. False: every step stays whole.
+      donate_argnums, static_argnums, static_argnames, donate_argnames, in_shardings, out_shardings, keep_unused,
+        compiler_options: as in `jax.jit`.
 
     Returns:
       A callable like `jax.jit`'s, with `plan(*args, **kwargs)`.
@@ -101,55 +110,22 @@ def jit(
       InfeasibleBudgetError: when called or planned, where no plan fits.
     """
     if step is None:
-        return functools.partial(
-            jit,
-            budget=budget,
-            host_budget=host_budget,
-            device=device,
-            planner=planner,
-            plan=plan,
-            verify=verify,
-            host_state=host_state,
-            split=split,
-            **options,
-        )
-    unknown = sorted(set(options) - set(_OPTIONS))
-    if unknown:
-        raise TypeError(
-            f"memplan.jit has no argument {', '.join(unknown)}; jax.jit's {', '.join(_OPTIONS)} are passed on."
-        )
-    if verify not in _VERIFY:
-        raise MemplanError(f"verify is {verify!r}; it is one of {', '.join(map(repr, _VERIFY))}.")
-    _check_split(split)
-    for size, what in ((budget, "budget"), (host_budget, "host budget")):
-        parse_bytes(size, 1, what)
-    if device is not None:
-        pipeline.target_of(device)
-    planner_named(planner)
-    given = {name: value for name, value in options.items() if value is not None}
-    request = Request(budget, host_budget, device, planner, plan, verify, _positions(host_state), split)
-    return PlannedJit(step, request, given)
+        return functools.partial(jit, budget=budget, **options)
+    return PlannedJit(step, *_request("memplan.jit", JitOptions, budget, options))
 
 
 def compare(
-    step: Callable[..., Any],
-    args: Sequence[Any],
-    *,
-    budget: Size = None,
-    host_budget: Size = None,
-    device: str | None = None,
-    donate_argnums: int | Sequence[int] = (),
-    split: str | bool = "auto",
+    step: Callable[..., Any], args: Sequence[Any], *, budget: Size = None, **options: Unpack[RequestOptions]
 ) -> Comparison:
     """Compile a step plain, under `jax.checkpoint` policies, with XLA's rematerialization and offload, and planned.
 
     Args:
       step: a plain function; args: arrays or `jax.ShapeDtypeStruct`s. Nothing is run.
-      budget, host_budget, device, donate_argnums, split: as for `jit`.
+      budget, **options: `host_budget`, `device`, `planner`, `host_state`, `split`, `donate_argnums`, as for `jit`.
+        Planner, state on the host and slabs are memplan's alone: the other ways do without.
     """
-    _check_split(split)
-    options, request = {"donate_argnums": donate_argnums}, Request(budget, host_budget, device, split=split)
-    return compare_ways(step, args, options, request, _notify.get())
+    request, given = _request("memplan.api.compare", RequestOptions, budget, options)
+    return compare_ways(step, args, given, request, _notify.get())
 
 
 def curve(
@@ -157,63 +133,35 @@ def curve(
     args: Sequence[Any],
     *,
     points: int | Sequence[float] = 8,
-    host_budget: Size = None,
-    device: str | None = None,
-    planner: str | Planner | None = None,
-    donate_argnums: int | Sequence[int] = (),
-    split: str | bool = "auto",
+    **options: Unpack[RequestOptions],
 ) -> Curve:
     """Step time against memory: the step planned for several budgets, XLA's rematerialization, `jax.checkpoint`.
 
     Args:
       step: a plain function; args: arrays or `jax.ShapeDtypeStruct`s. Nothing is run.
       points: budgets: how many, evenly between the floor and what the plain step takes, or as shares of the latter.
-      host_budget, device, planner, donate_argnums, split: as for `jit`.
+      **options: as for `compare`.
     """
-    _check_split(split)
-    request = Request(None, host_budget, device, planner, split=split)
-    return curve_of(step, args, {"donate_argnums": donate_argnums}, request, points, _notify.get())
+    request, given = _request("memplan.api.curve", RequestOptions, None, options)
+    return curve_of(step, args, given, request, points, _notify.get())
 
 
 def largest(
-    make: Make,
-    *,
-    low: int,
-    high: int,
-    step: int = 1,
-    budget: Size = None,
-    host_budget: Size = None,
-    device: str | None = None,
-    planner: str | Planner | None = None,
-    donate_argnums: int | Sequence[int] | None = None,
-    host_state: int | Sequence[int] = (),
-    split: str | bool = "auto",
+    make: Make, *, low: int, high: int, step: int = 1, budget: Size = None, **options: Unpack[RequestOptions]
 ) -> int:
     """The biggest size whose step fits, out of low, low + step, ... up to high. `frontier` tells more.
 
     Args:
       make: size -> (step, args), the step a plain function, args arrays or `jax.ShapeDtypeStruct`s. Nothing is run.
-        What it needs is taken to rise with the size.
-      donate_argnums: as for `jit`; None is the first of several arguments, the state that a step replaces.
-      budget, host_budget, device, planner, host_state, split: as for `jit`.
+        The memory that the step needs is taken to rise with the size.
+      budget, **options: `host_budget`, `device`, `planner`, `host_state`, `split`, `donate_argnums`, as for `jit`, but
+        `donate_argnums` is by default the first of several arguments, the state that a step replaces.
 
     Raises:
       InfeasibleBudgetError: not even `low` fits.
       SizeError: there is no size between `low` and `high`.
     """
-    return frontier(
-        make,
-        low=low,
-        high=high,
-        step=step,
-        budget=budget,
-        host_budget=host_budget,
-        device=device,
-        planner=planner,
-        donate_argnums=donate_argnums,
-        host_state=host_state,
-        split=split,
-    ).largest
+    return frontier(make, low=low, high=high, step=step, budget=budget, **options).largest
 
 
 def frontier(
@@ -224,33 +172,37 @@ def frontier(
     step: int = 1,
     name: str = "size",
     budget: Size = None,
-    host_budget: Size = None,
-    device: str | None = None,
-    planner: str | Planner | None = None,
-    donate_argnums: int | Sequence[int] | None = None,
-    host_state: int | Sequence[int] = (),
-    split: str | bool = "auto",
+    **options: Unpack[RequestOptions],
 ) -> Frontier:
     """`largest` with everything that was found on the way: bytes, the first size refused and why, what was tried.
 
     Args:
-      name: of the size.
-      The others: as for `largest`.
+      name: of the size. The others: as for `largest`.
     """
-    _check_split(split)
-    request = Request(budget, host_budget, device, planner, host_state=_positions(host_state), split=split)
-    donated = None if donate_argnums is None else _positions(donate_argnums)
+    request, given = _request("memplan.api.frontier", RequestOptions, budget, options)
+    donated = _positions(given["donate_argnums"]) if given else None
     return frontier_of(make, name, low, high, step, donated, request, _notify.get())
+
+
+def _request(function: str, known: type, budget: Size, options: Mapping[str, Any]) -> tuple[Request, dict[str, Any]]:
+    """The request, and the options that are `jax.jit`'s.
+
+    Raises TypeError for an option that is not one of `known`, and what `Request` raises.
+    """
+    if unknown := sorted(set(options) - set(known.__annotations__)):
+        raise TypeError(
+            f"{function} has no argument {', '.join(unknown)}; its options are budget, "
+            f"{', '.join(known.__annotations__)}."
+        )
+    asked = {field.name for field in fields(Request)}
+    ours = {name: value for name, value in options.items() if name in asked}
+    ours["host_state"] = _positions(options.get("host_state", ()))
+    given = {name: value for name, value in options.items() if name not in asked and value is not None}
+    return Request(budget, **ours), given
 
 
 def _positions(argnums: int | Sequence[int]) -> tuple[int, ...]:
     return (argnums,) if isinstance(argnums, int) else tuple(argnums)
-
-
-def _check_split(split: str | bool) -> None:
-    """Raise MemplanError for what `split` cannot be."""
-    if split not in _SPLIT:
-        raise MemplanError(f"split is {split!r}; it is one of {', '.join(map(repr, _SPLIT))}.")
 
 
 def _checked(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -327,7 +279,7 @@ class PlannedJit:
     @functools.cached_property
     def _here(self) -> PlannedJit:
         """This step, planned for the local backend within the same bytes if it was planned for an absent device."""
-        target = pipeline.target_of(self._request.device)
+        target = self._request.target
         if not target.described:
             return self
         local = self._request.local(pipeline.limits_of(self._request, target).device_bytes)

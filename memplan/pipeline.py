@@ -29,10 +29,17 @@ from memplan.units import Size, parse_bytes, show_bytes
 from memplan.xla.local import HOST_LIMIT, export, host_memory_bytes, is_here, local_device, pools, without_spaces
 from memplan.xla.target import Target
 
+_VERIFY = ("compile", "numbers", None)
+_SPLIT = ("auto", False)
+
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for; see `memplan.jit`."""
+    """What the user asked for; see `memplan.jit`.
+
+    Raises:
+      BudgetError, UnknownDeviceError, MemplanError: a value that no step can be planned with.
+    """
 
     budget: Size = None
     host_budget: Size = None
@@ -42,6 +49,21 @@ class Request:
     verify: str | None = "compile"
     host_state: tuple[int, ...] = ()
     split: str | bool = "auto"
+
+    def __post_init__(self) -> None:
+        parse_bytes(self.budget, 1)
+        parse_bytes(self.host_budget, 1, "host budget")
+        planner_named(self.planner)
+        for name, value, known in (("verify", self.verify, _VERIFY), ("split", self.split, _SPLIT)):
+            if value not in known:
+                raise MemplanError(f"{name} is {value!r}; it is one of {', '.join(map(repr, known))}.")
+        if self.device is not None:
+            _ = self.target
+
+    @functools.cached_property
+    def target(self) -> Target:
+        """What to compile for."""
+        return target_of(self.device)
 
     @property
     def splits(self) -> bool:
@@ -93,7 +115,7 @@ def best(
 ) -> Outcome:
     """What fits, or else what takes the least; raises like `run`, but for what does not fit."""
     started = time.perf_counter()
-    target = target_of(request.device)
+    target = request.target
     limits = limits_of(request, target)
     notify("tracing", None)
     plain = trace(step, args, kwargs, options)

@@ -32,7 +32,7 @@ from memplan import pipeline
 from memplan.api import Planned
 from memplan.hardware import measured
 from memplan.outcome.execute import numbers_gate
-from memplan.outcome.summary import report_of
+from memplan.outcome.report import report_of
 from memplan.pipeline import Request
 from memplan.program import compat
 from memplan.report.model import Report

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from memplan import api
+from memplan.cli.output import check_writable, exit_on_error
 
 FactoryArgument = Annotated[
     str,
@@ -15,48 +22,85 @@ FactoryArgument = Annotated[
     ),
 ]
 Budget = Annotated[str | None, typer.Option(help="Device memory: bytes, '16GiB', '80%'. Default: what the device has.")]
-HostBudget = Annotated[str | None, typer.Option(help="Host memory for offloaded values, written likewise.")]
-DeviceName = Annotated[
-    str | None,
-    typer.Option("--device", help="Plan for this device: a name (see `memplan devices`) or a measured PATH.json."),
-]
-Verify = Annotated[str, typer.Option(help="compile, numbers (also runs both steps and compares), or none.")]
-Split = Annotated[
-    bool, typer.Option("--split/--no-split", help="Run slab by slab what does not fit as it is, or leave all whole.")
-]
-Donate = Annotated[
-    str | None,
-    typer.Option(
-        metavar="0,1|none",
-        help="Arguments whose buffers the step may overwrite. Default: the first of several, as in step(state, batch).",
-    ),
-]
 Json = Annotated[Path | None, typer.Option("--json", help="Write JSON to this file; '-' for standard output alone.")]
 Html = Annotated[Path | None, typer.Option("--html", help="Write one self-contained page to this file.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
-def verify_level(verify: str) -> str | None:
-    """As `memplan.jit` takes it."""
-    if verify not in ("compile", "numbers", "none"):
-        raise typer.BadParameter(f"{verify!r} is none of compile, numbers, none.", param_hint="--verify")
-    return None if verify == "none" else verify
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """What every command takes that plans a step."""
+
+    host_budget: Annotated[str | None, typer.Option(help="Host memory for offloaded values, written likewise.")] = None
+    device: Annotated[
+        str | None, typer.Option(help="Plan for this device: a name (see `memplan devices`) or a measured PATH.json.")
+    ] = None
+    split: Annotated[
+        bool, typer.Option("--split/--no-split", help="Run slab by slab a step that does not fit otherwise, or never.")
+    ] = True
+    donate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0,1|none",
+            help="Arguments whose buffers the step may overwrite. Default: the first of several, as in "
+            "step(state, batch).",
+        ),
+    ] = None
+    host_state: Annotated[
+        list[str] | None,
+        typer.Option(metavar="0,1", help="Arguments whose large arrays live in host memory; may be repeated."),
+    ] = None
+    json: Json = None
+    html: Html = None
+    debug: Debug = False
+
+    @property
+    def asks_for_a_plan(self) -> bool:
+        """Something that `memplan.jit` is told, and not only what becomes of the result."""
+        return replace(self, json=None, html=None, debug=False) != StepOptions()
+
+    def of(self, args: tuple[Any, ...]) -> api.RequestOptions:
+        """What they ask for where the step takes `args`. By default the first of several is donated: the state."""
+        if self.donate is None:
+            donated = (0,) if len(args) > 1 else ()
+        else:
+            donated = () if self.donate == "none" else _positions(self.donate, args, "--donate", "0, 0,1 or none")
+        on_host = ",".join(self.host_state or ())
+        return {
+            "host_budget": self.host_budget,
+            "device": self.device,
+            "split": "auto" if self.split else False,
+            "donate_argnums": donated,
+            "host_state": _positions(on_host, args, "--host-state", "0 or 0,1") if on_host else (),
+        }
 
 
-def split_way(split: bool) -> str | bool:
-    """As `memplan.jit` takes it."""
-    return "auto" if split else False
-
-
-def argnums(donate: str | None, args: tuple[Any, ...]) -> tuple[int, ...]:
-    """Positions to donate. By default the first of several: the training state, which a step replaces."""
-    if donate is None:
-        return (0,) if len(args) > 1 else ()
-    if donate == "none":
-        return ()
-    positions = donate.split(",")
+def _positions(text: str, args: tuple[Any, ...], option: str, examples: str) -> tuple[int, ...]:
+    positions = text.split(",")
     if not all(position.strip().isdecimal() and int(position) < len(args) for position in positions):
         raise typer.BadParameter(
-            f"{donate!r} are not positions among {len(args)} arguments. Write 0, 0,1 or none.", param_hint="--donate"
+            f"{text!r} are not positions among {len(args)} arguments. Write {examples}.", param_hint=option
         )
-    return tuple(int(position) for position in positions)
+    return tuple(map(int, positions))
+
+
+def step_command(command: Callable[..., None]) -> Callable[..., None]:
+    """A command for typer, whose options are parameters, from a function with a parameter `options: StepOptions`.
+
+    An error in it becomes a message and an exit code; files that cannot be written are refused before it starts.
+    """
+    shared = list(inspect.signature(StepOptions, eval_str=True).parameters.values())
+    parameters = []
+    for one in inspect.signature(command, eval_str=True).parameters.values():
+        parameters += shared if one.name == "options" else [one.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+
+    @functools.wraps(command)
+    def called(**given: Any) -> None:
+        options = StepOptions(**{one.name: given.pop(one.name) for one in shared})
+        with exit_on_error(options.debug):
+            check_writable(options.json, options.html)
+            command(**given, options=options)
+
+    called.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
+    called.__annotations__ = {one.name: one.annotation for one in parameters}
+    return called

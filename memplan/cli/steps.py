@@ -9,169 +9,120 @@ import typer
 
 from memplan import api
 from memplan.cli import factory
-from memplan.cli.options import (
-    Budget,
-    Debug,
-    DeviceName,
-    Donate,
-    FactoryArgument,
-    HostBudget,
-    Html,
-    Json,
-    Split,
-    Verify,
-    argnums,
-    split_way,
-    verify_level,
-)  # fmt: skip
-from memplan.cli.output import INFEASIBLE, check_extra, check_writable, exit_on_error, print_result, progress, save
+from memplan.cli.options import Budget, FactoryArgument, StepOptions, step_command
+from memplan.cli.output import INFEASIBLE, check_extra, print_result, progress, save
 from memplan.report.progress import Stages
 
 
+@step_command
 def inspect(
     step: FactoryArgument,
+    *,
     budget: Budget = None,
-    host_budget: HostBudget = None,
-    device: DeviceName = None,
-    verify: Verify = "compile",
-    split: Split = True,
-    donate: Donate = None,
-    json: Json = None,
-    html: Html = None,
+    options: StepOptions,
+    verify: Annotated[str, typer.Option(help="compile, numbers (also runs both steps and compares), or none.")] = (
+        "compile"
+    ),
     trace: Annotated[
         Path | None, typer.Option(help="Write a trace for ui.perfetto.dev to this file; needs the extra trace.")
     ] = None,
     png: Annotated[Path | None, typer.Option(help="Draw memory over the step here; needs the extra plots.")] = None,
-    debug: Debug = False,
 ) -> None:
     """Plan one step, compile it and report what it takes; runs nothing unless --verify numbers."""
-    with exit_on_error(debug):
-        check_writable(json, html)
-        check_extra(trace, "--trace", "perfetto", "trace", json, html)
-        check_extra(png, "--png", "matplotlib", "plots", json, html, trace)
-        options: dict[str, Any] = {"budget": budget, "host_budget": host_budget, "device": device}
-        with progress() as stage:
-            function, args = load(step, stage)
-            if not hasattr(function, "plan"):
-                options |= {"verify": verify_level(verify), "split": split_way(split)}
-                function = api.jit(function, **options, donate_argnums=argnums(donate, args))
-            elif donate is not None or verify != "compile" or not split or any(options.values()):
-                raise typer.BadParameter(
-                    "the factory returns a step that memplan.jit already made, with options of its own. Leave out "
-                    "--budget, --host-budget, --device, --verify, --no-split and --donate, or return the "
-                    "plain step."
-                )
-            report = function.plan(*args).report
-        print_result(report, json, html)
-        for path, write in ((trace, report.save_trace), (png, report.save_png)):
-            if path is not None:
-                save(path, write)
+    check_extra(trace, "--trace", "perfetto", "trace", options.json, options.html)
+    check_extra(png, "--png", "matplotlib", "plots", options.json, options.html, trace)
+    if verify not in ("compile", "numbers", "none"):
+        raise typer.BadParameter(f"{verify!r} is none of compile, numbers, none.", param_hint="--verify")
+    with progress() as stage:
+        function, args = _load(step, stage)
+        if not hasattr(function, "plan"):
+            asked = {"budget": budget, "verify": None if verify == "none" else verify, **options.of(args)}
+            function = api.jit(function, **asked)
+        elif budget or verify != "compile" or options.asks_for_a_plan:
+            raise typer.BadParameter(
+                "the factory returns a step that memplan.jit already made, with options of its own. Leave out "
+                "--budget, --host-budget, --device, --verify, --no-split, --donate and --host-state, or return the "
+                "plain step."
+            )
+        report = function.plan(*args).report
+    print_result(report, options.json, options.html)
+    for path, write in ((trace, report.save_trace), (png, report.save_png)):
+        if path is not None:
+            save(path, write)
 
 
-def compare(
-    step: FactoryArgument,
-    budget: Budget = None,
-    host_budget: HostBudget = None,
-    device: DeviceName = None,
-    split: Split = True,
-    donate: Donate = None,
-    json: Json = None,
-    html: Html = None,
-    debug: Debug = False,
-) -> None:
+@step_command
+def compare(step: FactoryArgument, *, budget: Budget = None, options: StepOptions) -> None:
     """Compile one step in several ways, memplan's among them, and say which fit. Exit code 3 where none does."""
-    with exit_on_error(debug):
-        check_writable(json, html)
-        with progress() as stage:
-            function, args = plain_step(step, stage)
-            limits = {"budget": budget, "host_budget": host_budget, "device": device, "split": split_way(split)}
-            comparison = api.compare(function, args, **limits, donate_argnums=argnums(donate, args))
-        print_result(comparison, json, html)
-        if not comparison.any_fits:
-            raise typer.Exit(INFEASIBLE)
+    with progress() as stage:
+        function, args = _plain_step(step, stage)
+        comparison = api.compare(function, args, budget=budget, **options.of(args))
+    print_result(comparison, options.json, options.html)
+    if not comparison.any_fits:
+        raise typer.Exit(INFEASIBLE)
 
 
+@step_command
 def curve(
     step: FactoryArgument,
+    *,
     points: Annotated[int, typer.Option(min=1, help="Budgets, from the floor up to the plain step.")] = 8,
     share: Annotated[
         list[float] | None, typer.Option(help="A budget, as a share of the plain step's peak; may be repeated.")
     ] = None,
-    host_budget: HostBudget = None,
-    device: DeviceName = None,
-    split: Split = True,
-    donate: Donate = None,
-    json: Json = None,
-    html: Html = None,
+    options: StepOptions,
     png: Annotated[Path | None, typer.Option(help="Draw the curve into this file; needs the extra plots.")] = None,
-    debug: Debug = False,
 ) -> None:
     """Step time against memory: planned for several budgets, beside what jax and XLA do without a plan."""
-    with exit_on_error(debug):
-        check_writable(json, html)
-        check_extra(png, "--png", "matplotlib", "plots", json, html)
-        with progress() as stage:
-            function, args = plain_step(step, stage)
-            limits = {"host_budget": host_budget, "device": device, "split": split_way(split)}
-            found = api.curve(function, args, points=share or points, **limits, donate_argnums=argnums(donate, args))
-        if png is not None:
-            save(png, found.save_png)
-        print_result(found, json, html)
+    check_extra(png, "--png", "matplotlib", "plots", options.json, options.html)
+    with progress() as stage:
+        function, args = _plain_step(step, stage)
+        found = api.curve(function, args, points=share or points, **options.of(args))
+    if png is not None:
+        save(png, found.save_png)
+    print_result(found, options.json, options.html)
 
 
+@step_command
 def largest(
     step: FactoryArgument,
+    *,
     vary: Annotated[
         list[str],
         typer.Option(metavar="NAME=LOW:HIGH[:STEP]", help="An integer argument of the factory, and its range."),
     ],
     budget: Budget = None,
-    host_budget: HostBudget = None,
-    device: DeviceName = None,
-    split: Split = True,
-    donate: Donate = None,
-    json: Json = None,
-    html: Html = None,
-    debug: Debug = False,
+    options: StepOptions,
 ) -> None:
     """The biggest size whose step fits."""
-    with exit_on_error(debug):
-        check_writable(json, html)
-        if len(vary) > 1:  # of which typer would take the last
-            raise typer.BadParameter("one size at a time; search it for each value of the other.", param_hint="--vary")
-        name, low, high, by = _range(vary[0])
-        reference = factory.parse(step)
-
-        def make(size: int) -> tuple[Any, tuple[Any, ...]]:
-            return factory.load(reference.with_arguments({name: size}))
-
-        with progress():
-            _, args = make(low)
-            found = api.frontier(
-                make, name=name, low=low, high=high, step=by, budget=budget, host_budget=host_budget, device=device,
-                donate_argnums=argnums(donate, args), split=split_way(split),
-            )  # fmt: skip
-        print_result(found, json, html)
-
-
-def _range(text: str) -> tuple[str, int, int, int]:
-    """`batch=1:64` or `image=224:1024:32`."""
-    name, _, limits = text.partition("=")
+    if len(vary) > 1:  # of which typer would take the last
+        raise typer.BadParameter("one size at a time; search it for each value of the other.", param_hint="--vary")
+    name, _, limits = vary[0].partition("=")
     bounds = limits.split(":")
     if not name.isidentifier() or len(bounds) not in (2, 3) or not all(bound.strip().isdecimal() for bound in bounds):
-        raise typer.BadParameter(f"{text!r} is no range. Write batch=1:64 or image=224:1024:32.", param_hint="--vary")
-    low, high, *step = map(int, bounds)
-    return name, low, high, step[0] if step else 1
+        raise typer.BadParameter(
+            f"{vary[0]!r} is no range. Write batch=1:64 or image=224:1024:32.", param_hint="--vary"
+        )
+    low, high, by = map(int, (*bounds, "1")[:3])
+    reference = factory.parse(step)
+
+    def make(size: int) -> tuple[Any, tuple[Any, ...]]:
+        return factory.load(reference.with_arguments({name: size}))
+
+    with progress():
+        _, args = make(low)
+        found = api.frontier(make, name=name, low=low, high=high, step=by, budget=budget, **options.of(args))
+    print_result(found, options.json, options.html)
 
 
-def load(step: str, stage: Stages) -> tuple[Any, tuple[Any, ...]]:
+def _load(step: str, stage: Stages) -> tuple[Any, tuple[Any, ...]]:
     reference = factory.parse(step)
     stage(f"loading {reference}")
     return factory.load(reference)
 
 
-def plain_step(step: str, stage: Stages) -> tuple[Any, tuple[Any, ...]]:
-    function, args = load(step, stage)
+def _plain_step(step: str, stage: Stages) -> tuple[Any, tuple[Any, ...]]:
+    function, args = _load(step, stage)
     if hasattr(function, "plan"):
         raise typer.BadParameter("comparing needs the plain step: return it without memplan.jit around it.")
     return function, args

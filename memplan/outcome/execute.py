@@ -13,7 +13,7 @@ import numpy as np
 
 from memplan.compilation.outcome import Outcome
 from memplan.errors import MemplanError
-from memplan.outcome.out_of_memory import no_block, out_of_memory
+from memplan.outcome.infeasible import no_block, out_of_memory
 from memplan.program.jit_arguments import dynamic_arguments
 from memplan.program.lowerable import flat_function
 from memplan.program.state.host_state import place_leaf, to_device

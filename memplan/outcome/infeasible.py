@@ -1,18 +1,30 @@
-"""What to say where not even the least that was found fits: the floor, the kernel that sets it, what to try."""
+"""Errors about memory that name a way out: no plan fits the budget, or XLA's pools do not give a step its memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from memplan.compilation.outcome import Outcome
-from memplan.errors import InfeasibleBudgetError
-from memplan.outcome.slabs import axis_of, longest_axis, unsplit
+from memplan.errors import InfeasibleBudgetError, OutOfMemoryError
 from memplan.planning.floor import floor
-from memplan.program.trace import InSlabs
+from memplan.planning.graph import Graph, Op
+from memplan.planning.slabs import Slabs
+from memplan.program import compat
+from memplan.program.ops import shape_of
+from memplan.program.slabs.write import axis_at
+from memplan.program.trace import InSlabs, Program
+from memplan.report.slabs import Unsplit
+from memplan.report.views.table import shape
 from memplan.units import show_bytes
+from memplan.xla import local
 from memplan.xla.sources import sources
 
 _MOST_NAMED = 3  # operations in an error
+_ASKED = re.compile(r"allocate ([\d.]+) ?([KMGT]i)?(?:B|bytes)")
+_PINNED_POOL = "xla_gpu_host_bfc"
+_UNITS = {None: 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 
 
 def infeasible(found: Outcome, splits: bool = True) -> InfeasibleBudgetError:
@@ -37,14 +49,6 @@ def infeasible(found: Outcome, splits: bool = True) -> InfeasibleBudgetError:
     )
 
 
-def _enough_on_the_host(found: Outcome) -> int | None:
-    """Host bytes with which something that was compiled fits; None where they are not what it lacks."""
-    attempt = found.closest_slab_attempt
-    known = [(found.device_bytes, found.host_bytes), *([(attempt.device_bytes, attempt.host_bytes)] if attempt else [])]
-    fitting = [host for device, host in known if device <= found.limits.device_bytes]
-    return min((host for host in fitting if host > found.limits.host_bytes), default=None)
-
-
 def floor_of(found: Outcome) -> tuple[int, str]:
     """Device bytes that no order goes below, and the kernel that sets them, with its `file:line`."""
     least = found.planned.plain.rewrite(0)
@@ -56,20 +60,20 @@ def floor_of(found: Outcome) -> tuple[int, str]:
 
 
 def _in_slabs(found: Outcome) -> str:
-    """What came of slabs, and what stood in their way; '' where there is nothing to tell."""
+    """The bytes of the best attempt in slabs, and the operations that could not be split; '' where there was none."""
     attempt = found.closest_slab_attempt
     if attempt is None:
         axis = longest_axis(found.program.original) if found.program.spmd is None else None
-        whole = _in_the_way(found, [axis]) if axis else ""
+        whole = _too_large(found, [axis]) if axis else ""
         return f" It cannot be split along {axis_of(axis)}: not in slabs is {whole}." if axis and whole else ""
     host = f" and {show_bytes(attempt.host_bytes)} on the host" if attempt.host_bytes else ""
     axes = ", ".join(map(axis_of, attempt.in_slabs))
-    whole = _in_the_way(found, attempt.in_slabs)
+    whole = _too_large(found, attempt.in_slabs)
     rest = f"; not in slabs is {whole}" if whole else ""
     return f" In slabs along {axes} it takes {show_bytes(attempt.device_bytes)}{host}{rest}."
 
 
-def _in_the_way(found: Outcome, records: Sequence[InSlabs]) -> str:
+def _too_large(found: Outcome, records: Sequence[InSlabs]) -> str:
     """Operations that do not fit whole, and are not split."""
     room = found.limits.device_bytes - found.planned.plain.resident_bytes
     large = [one for one in unsplit(records, _MOST_NAMED) if one.nbytes > room]
@@ -77,11 +81,17 @@ def _in_the_way(found: Outcome, records: Sequence[InSlabs]) -> str:
 
 
 def _advice(found: Outcome, needs_slabs: bool) -> Iterator[str]:
-    if found.device_bytes > found.limits.device_bytes:
+    limits, attempt = found.limits, found.closest_slab_attempt
+    if found.device_bytes > limits.device_bytes:
         yield f"a budget of {found.device_bytes} bytes"
-    host_bytes = _enough_on_the_host(found)
-    if host_bytes is not None:
-        yield f"a host_budget of {host_bytes} bytes"
+    # Host bytes that a program takes which fits the device, and not the host.
+    compiled = [
+        (found.device_bytes, found.host_bytes),
+        *([(attempt.device_bytes, attempt.host_bytes)] if attempt else []),
+    ]
+    enough = [host for device, host in compiled if device <= limits.device_bytes and host > limits.host_bytes]
+    if enough:
+        yield f"a host_budget of {min(enough)} bytes"
     if needs_slabs and found.program.spmd is None:
         yield 'split="auto": a kernel that does not fit is then run slab by slab'
     constant_bytes = found.executable.memory.constant_bytes
@@ -91,9 +101,112 @@ def _advice(found: Outcome, needs_slabs: bool) -> Iterator[str]:
             f"{show_bytes(constant_bytes)} that can be neither donated nor kept on the host"
         )
     resident = found.planned.plain.resident_bytes - constant_bytes
-    if 2 * resident > found.limits.device_bytes:
+    if 2 * resident > limits.device_bytes:
         if not all(found.program.donated):
             yield "donate_argnums for the state that the step replaces: its new value then takes the old one's place"
         if not found.program.on_host and found.target.is_gpu:
             yield f"host_state: arguments and outputs take {show_bytes(resident)} of it"
     yield "a smaller batch or image: memplan.largest finds the largest that fits"
+
+
+def unsplit(records: Iterable[InSlabs], most: int) -> tuple[Unsplit, ...]:
+    """The largest operations that read arrays of an axis and could not be split along it; a line of code once."""
+    found: dict[tuple[str, str], Unsplit] = {}
+    for one in records:
+        graph = one.graph.graph
+        rows = (
+            Unsplit(op.name, touched_nbytes(graph, op), op.source) for op in map(graph.ops.__getitem__, one.blocked)
+        )
+        for row in sorted(rows, key=lambda row: -row.nbytes):
+            found.setdefault((row.name, row.source), row)
+    return tuple(sorted(found.values(), key=lambda row: -row.nbytes)[:most])
+
+
+def touched_nbytes(graph: Graph, op: Op) -> int:
+    """Bytes that an operation reads and makes."""
+    return sum(map(graph.nbytes, {*op.inputs, *op.outputs}))
+
+
+def longest_axis(program: Program) -> InSlabs | None:
+    """The axis through a step's largest array that most bytes lie on, with nothing in slabs; None without an array."""
+    known = program.flat.values
+    value = max(range(len(known)), key=lambda number: compat.nbytes_of(known[number].aval), default=None)
+    dims = [dim for dim, size in enumerate(shape_of(known[value])) if size > 1] if value is not None else []
+    if value is None or not dims:
+        return None
+    axes = {dim: axis_at(program.flat, value, dim) for dim in dims}
+    dim = max(dims, key=lambda dim: sum(map(axes[dim].graph.graph.nbytes, axes[dim].graph.sizes)))
+    axis, none = axes[dim], frozenset[int]()
+    begins = axis.flat.number_of[known[value]]
+    return InSlabs(Slabs(value, dim, 1, none, none, none), axis.graph, begins, (), axis.blocked)
+
+
+def axis_of(one: InSlabs) -> str:
+    """The array and the dimension at which an axis begins, in words."""
+    array = one.graph.graph.values[one.begins]
+    return f"dimension {one.slabs.dim} of {shape(array.shape, array.dtype)}"
+
+
+def no_block(needed_bytes: int, room: local.Room) -> OutOfMemoryError:
+    """The error before a step that cannot get its temporaries, which are one block."""
+    return OutOfMemoryError(
+        f"the step was not started, and its arguments are as they were: its temporaries are one block of "
+        f"{show_bytes(needed_bytes)}, and {_there(room)}. Try:\n  " + "\n  ".join(_advice_on_pools()),
+        needed_bytes=needed_bytes,
+        free_bytes=room.block_bytes,
+    )
+
+
+def out_of_memory(error: Exception, donated: Sequence[Any]) -> OutOfMemoryError | None:
+    """XLA's error in memplan's words; None where it is about something else.
+
+    Args:
+      donated: arguments that the step was given for good.
+    """
+    text = str(error)
+    if "RESOURCE_EXHAUSTED" not in text:
+        return None
+    asked = _ASKED.search(text)
+    needed = int(float(asked[1]) * _UNITS[asked[2]]) if asked else None
+    what = f"a block of {show_bytes(needed)}" if needed else "the memory that it needs"
+    lost = sum(leaf.is_deleted() for leaf in donated)
+    state = (
+        f"{lost} of its {len(donated)} donated arguments are lost with it: go on from a checkpoint"
+        if lost
+        else "its arguments are as they were"
+    )
+    if _PINNED_POOL in text:
+        limit = local.pools().host_limit_bytes
+        enough = 1 + max(limit, needed or 0) // 2**30
+        return OutOfMemoryError(
+            f"the step failed: it did not get {what} of pinned host memory. XLA's pinned pool ends at "
+            f"{show_bytes(limit)} per GPU, in regions that no block spans two of; {state}. Try:\n  "
+            f"before Python starts, {local.export(local.HOST_LIMIT, str(enough))} or more\n  a lower host_budget",
+            needed_bytes=needed,
+        )
+    room = local.room()
+    there = _there(room) if room else text.partition(": ")[2].partition("\n")[0].partition(" [")[0]
+    return OutOfMemoryError(
+        f"the step failed: it did not get {what} on the device, and {there}; {state}. Try:\n  "
+        + "\n  ".join(_advice_on_pools()),
+        needed_bytes=needed,
+        free_bytes=room.block_bytes if room else None,
+    )
+
+
+def _there(room: local.Room) -> str:
+    return (
+        f"the largest that the device's pool can give is {show_bytes(room.block_bytes)}: "
+        f"{show_bytes(room.in_use_bytes)} of {show_bytes(room.limit_bytes)} are in use"
+    )
+
+
+def _advice_on_pools() -> Iterator[str]:
+    yield "free what the step does not need: drop arrays, or array.delete()"
+    yield "put the state and the batch on the device before anything else: an array between free parts keeps them apart"
+    if not local.pools().preallocates:
+        yield (
+            f"before Python starts: {local.export(local.PREALLOCATE, 'true')}. The pool is then one region; now it is "
+            "several, and no block spans two"
+        )
+    yield "a lower budget: the temporaries are then less"

@@ -37,6 +37,7 @@ class Comparison(Record):
     """
 
     SCHEMA: ClassVar[str] = "memplan.comparison/1"
+    TITLE: ClassVar[str] = "memplan compare"
 
     rows: tuple[Row, ...]
     device: str = ""
@@ -47,10 +48,6 @@ class Comparison(Record):
     @property
     def any_fits(self) -> bool:
         return any(row.fits for row in self.rows)
-
-    @property
-    def title(self) -> str:
-        return "memplan compare"
 
     def tables(self, rows: int) -> tuple[Table, ...]:
         """One row for each way, whatever `rows` says: green where it fits and red where it does not."""

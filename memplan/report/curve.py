@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from memplan.io import write_atomic
 from memplan.report.result import Record, Versions
-from memplan.report.views import plot
+from memplan.report.views import pictures
 from memplan.report.views.table import Table
 from memplan.units import UNKNOWN, format_bytes, format_seconds
 
@@ -48,6 +48,7 @@ class Curve(Record):
     """
 
     SCHEMA: ClassVar[str] = "memplan.curve/1"
+    TITLE: ClassVar[str] = "memplan curve"
 
     points: tuple[Point, ...]
     device: str
@@ -55,10 +56,6 @@ class Curve(Record):
     plain_step_s: float | None
     floor_bytes: int
     versions: Versions = ()
-
-    @property
-    def title(self) -> str:
-        return "memplan curve"
 
     def tables(self, rows: int) -> tuple[Table, ...]:
         """One row for each point, whatever `rows` says."""
@@ -94,9 +91,9 @@ class Curve(Record):
         ways = dict.fromkeys(point.way for point in self.points)
         series = [found for way in ways if (found := self._series(way)).points]
         axes = "device memory (GiB)", "step (ms)"
-        write_atomic(path, plot.png(self.device, axes, series, ("floor", self.floor_bytes / _GIB)))
+        write_atomic(path, pictures.png_of_series(self.device, axes, series, ("floor", self.floor_bytes / _GIB)))
 
-    def _series(self, way: str) -> plot.Series:
+    def _series(self, way: str) -> pictures.Series:
         points = [point for point in self.points if point.way == way]
         known = [(p.device_bytes / _GIB, 1e3 * p.step_s) for p in points if p.device_bytes is not None and p.step_s]
-        return plot.Series(way, sorted(known), points[0].budget_bytes is not None)
+        return pictures.Series(way, sorted(known), points[0].budget_bytes is not None)

@@ -43,6 +43,7 @@ class Frontier(Record):
     """
 
     SCHEMA: ClassVar[str] = "memplan.frontier/2"
+    TITLE: ClassVar[str] = "memplan largest"
 
     name: str
     largest: int
@@ -52,10 +53,6 @@ class Frontier(Record):
     budget_bytes: int
     host_budget_bytes: int
     versions: Versions = ()
-
-    @property
-    def title(self) -> str:
-        return "memplan largest"
 
     @property
     def compilations(self) -> int:

@@ -23,13 +23,10 @@ class Devices(Result):
     """Every named device, and the host links that it can be put behind, as in `v100@pcie4x16`."""
 
     SCHEMA: ClassVar[str] = "memplan.devices/1"
+    TITLE: ClassVar[str] = "memplan devices"
 
     devices: tuple[Device, ...]
     links: tuple[str, ...]
-
-    @property
-    def title(self) -> str:
-        return "memplan devices"
 
     def entries(self) -> dict[str, Any]:
         devices = [
@@ -73,12 +70,9 @@ class Topologies(Result):
     """Topologies that can be planned for, or one that was measured."""
 
     SCHEMA: ClassVar[str] = "memplan.topologies/1"
+    TITLE: ClassVar[str] = "memplan topologies"
 
     topologies: tuple[Topology, ...]
-
-    @property
-    def title(self) -> str:
-        return "memplan topologies"
 
     def entries(self) -> dict[str, Any]:
         topologies = [
@@ -111,14 +105,11 @@ class Calibration(Result):
     """A device as measured."""
 
     SCHEMA: ClassVar[str] = "memplan.calibration/2"
+    TITLE: ClassVar[str] = "memplan calibrate"
 
     device: Device
     measured: Mapping[str, float]  # by name, which ends with the unit, what plans take from now on
     assumed: Mapping[str, float]  # what they take where nothing was measured
-
-    @property
-    def title(self) -> str:
-        return "memplan calibrate"
 
     def entries(self) -> dict[str, Any]:
         return io.encode(

@@ -15,7 +15,7 @@ from memplan.io import write_atomic
 from memplan.report.result import Record, Versions
 from memplan.report.slabs import SlabLoop, Unsplit, loops_table, unsplit_table
 from memplan.report.timeline import Line, Timeline
-from memplan.report.views import page, perfetto, picture
+from memplan.report.views import page, perfetto, pictures
 from memplan.report.views.table import Table, largest, shape, short_source
 from memplan.units import format_bytes, format_flops, format_seconds
 
@@ -233,7 +233,7 @@ class Report(Record):
           OSError: the file cannot be written; nothing is left behind.
         """
         limits = (("budget", self.budget_bytes), ("floor", self.floor_bytes))
-        write_atomic(path, picture.png(self.title, self._required_timeline(), self.lines, limits))
+        write_atomic(path, pictures.png_of_memory(self.title, self._required_timeline(), self.lines, limits))
 
     def _required_timeline(self) -> Timeline:
         if self.timeline is None or not self.timeline.instants:

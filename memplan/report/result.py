@@ -1,4 +1,4 @@
-"""What every result can do: print as tables, become JSON, be saved as JSON or as a page; a record also comes back."""
+"""Base classes of results: printed as tables, saved as JSON or as a page; a record is also read again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from memplan import io
 from memplan.io import write_atomic
 from memplan.report import document
-from memplan.report.views import html, text
+from memplan.report.views import table
 from memplan.report.views.table import Table
 
 Versions = tuple[tuple[str, str], ...]
@@ -24,15 +24,16 @@ class Result(ABC):
     """Base of the dataclasses that are reported; their `SCHEMA` names and versions the JSON."""
 
     SCHEMA: ClassVar[str]
+    TITLE: ClassVar[str]  # of the page, where it is the same for all
 
     @abstractmethod
     def tables(self, rows: int) -> tuple[Table, ...]:
         """The tables to draw; at most `rows` rows of those that can grow long."""
 
     @property
-    @abstractmethod
     def title(self) -> str:
         """Heading of the page."""
+        return self.TITLE
 
     @abstractmethod
     def entries(self) -> dict[str, Any]:
@@ -40,14 +41,14 @@ class Result(ABC):
 
     def __str__(self) -> str:
         """Plain text tables, 120 columns."""
-        return text.plain(self.tables(_TEXT_ROWS))
+        return table.plain(self.tables(_TEXT_ROWS))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The same tables for `rich.print`, as wide as the terminal."""
-        yield from map(text.render, self.tables(_TEXT_ROWS))
+        yield from map(table.rich, self.tables(_TEXT_ROWS))
 
     def _repr_html_(self) -> str:
-        return html.body(self.tables(_NOTEBOOK_ROWS))
+        return table.html(self.tables(_NOTEBOOK_ROWS))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """In notebooks that show no HTML, and in IPython, the tables."""
@@ -71,7 +72,7 @@ class Result(ABC):
 
     def to_html(self) -> str:
         """The page that `save_html` writes."""
-        return html.page(self.title, self.tables(_PAGE_ROWS))
+        return table.page(self.title, self.tables(_PAGE_ROWS))
 
 
 class Record(Result):

@@ -1,12 +1,9 @@
-"""Memory over one step, and what the device does meanwhile: plain rows, as others found them."""
+"""Memory over one step, and the work of the device beside it, as rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
-
-Origin = Literal["simulated", "compiled"]
-"""By memplan's simulator, or by the compiler's own schedule and buffers at the times of a roofline replay."""
 
 Doing = Literal["compute", "recompute", "wait"]
 Place = Literal["device", "host"]
@@ -73,7 +70,7 @@ class Timeline:
     that of those that stay on the host.
     """
 
-    origin: Origin  # who says so
+    origin: Literal["compiled"]  # the compiler's own schedule and buffers, at the times of a roofline replay
     instants: tuple[Instant, ...]  # in order, without gaps
     # values, stays: what is in memory, and when
     values: tuple[Value, ...]
@@ -97,7 +94,7 @@ class Line:
     """Device memory of another program over its own step."""
 
     name: str  # of that program
-    origin: Origin  # who says so
+    origin: Literal["compiled"]  # likewise
     # starts_s, device_bytes: from when on, and how many; as many of each
     starts_s: tuple[float, ...]
     device_bytes: tuple[int, ...]

@@ -8,7 +8,7 @@ from typing import Any
 from memplan import pipeline
 from memplan.compilation.limits import Limits
 from memplan.compilation.outcome import Outcome
-from memplan.outcome.summary import versions
+from memplan.outcome.report import versions
 from memplan.pipeline import Notify, Request
 from memplan.report.comparison import Comparison, Row
 from memplan.studies.baselines import REFUSALS, Baseline, Baselines, policies, refusal
@@ -23,7 +23,7 @@ def compare(
 
     The policies of `jax.checkpoint` are applied to whatever the step differentiates, as a whole.
     """
-    target = pipeline.target_of(request.device)
+    target = request.target
     limits = pipeline.limits_of(request, target)
     baselines = Baselines(step, args, options, target)
 

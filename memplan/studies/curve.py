@@ -8,7 +8,7 @@ from typing import Any
 
 from memplan import pipeline
 from memplan.errors import BudgetError
-from memplan.outcome.summary import versions
+from memplan.outcome.report import versions
 from memplan.pipeline import Notify, Outcome, Request
 from memplan.planning.floor import floor
 from memplan.report.curve import BOUND, MEMPLAN, XLA, Curve, Point
@@ -30,7 +30,7 @@ def curve(
     def plan(budget: int | None) -> Outcome:
         return pipeline.best(step, args, {}, options, replace(request, budget=budget), notify)
 
-    target = pipeline.target_of(request.device)
+    target = request.target
     ways = Baselines(step, args, options, target)
     notify("compiling the unmodified step", None)
     plain = ways.plain()

@@ -9,7 +9,7 @@ from typing import Any
 from memplan import pipeline
 from memplan.errors import SizeError
 from memplan.outcome.infeasible import floor_of, infeasible
-from memplan.outcome.summary import versions
+from memplan.outcome.report import versions
 from memplan.pipeline import Notify, Outcome, Request
 from memplan.report.frontier import Frontier, Trial
 
@@ -39,7 +39,7 @@ def frontier(
             "low at most high and the step at least 1. Of two sizes, search one for each value of the other."
         )
     sizes = range(low, high + 1, step)
-    target = pipeline.target_of(request.device)
+    target = request.target
     limits = pipeline.limits_of(request, target)
     outcomes: dict[int, Outcome] = {}
 

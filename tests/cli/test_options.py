@@ -24,6 +24,20 @@ def test_donation(planner: Planner, words: list[str], donated: tuple[int, ...]) 
     assert planner.asked[0]["donate_argnums"] == donated
 
 
+@pytest.mark.parametrize(
+    ("words", "on_host"),
+    [
+        ([], ()),
+        (["--host-state", "0"], (0,)),
+        (["--host-state", "0,1"], (0, 1)),
+        (["--host-state", "1", "--host-state", "0"], (1, 0)),
+    ],
+)
+def test_state_on_the_host(planner: Planner, words: list[str], on_host: tuple[int, ...]) -> None:
+    assert run("inspect", "workshop:make", *words).exit_code == 0
+    assert planner.asked[0]["host_state"] == on_host
+
+
 def test_verify_none_is_none(planner: Planner) -> None:
     assert run("inspect", "workshop:make", "--verify", "none").exit_code == 0
     assert planner.asked[0]["verify"] is None
@@ -34,6 +48,8 @@ def test_verify_none_is_none(planner: Planner) -> None:
     [
         (["--donate", "2"], "among 2 arguments"),
         (["--donate", "state"], "are not positions"),
+        (["--host-state", "0,2"], "among 2 arguments"),
+        (["--host-state", ","], "are not positions"),
         (["--verify", "twice"], "none of compile, numbers, none"),
         (["--json", "no/such/folder/r.json"], "is not a folder"),
         (["--html", "."], "it is a folder"),

@@ -31,7 +31,8 @@ def test_inspect_passes_its_options_on(planner: Planner) -> None:
     words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
     assert run("inspect", "workshop:make", *words).exit_code == 0
     assert run("inspect", "workshop:make", "--no-split").exit_code == 0
-    whole, split = {"split": False, "donate_argnums": (0,)}, {"split": "auto", "donate_argnums": (0,)}
+    state = {"donate_argnums": (0,), "host_state": ()}
+    whole, split = {"split": False, **state}, {"split": "auto", **state}
     assert planner.asked == [{**options, **split}, {**dict.fromkeys(options), "verify": "compile", **whole}]
 
 
@@ -41,6 +42,7 @@ def test_a_step_with_its_own_plan_keeps_its_options(planner: Planner, workshop: 
     assert planner.asked == [{"budget": 3}]
     assert "return the plain step" in message(run("inspect", "ready:make", "--budget", "1GiB"), 2)
     assert "return the plain step" in message(run("inspect", "ready:make", "--no-split"), 2)
+    assert "return the plain step" in message(run("inspect", "ready:make", "--host-state", "0"), 2)
     assert "plain step" in message(run("compare", "ready:make"), 2)
 
 
@@ -75,8 +77,8 @@ def test_compare_prints_a_row_for_each_way(compared: list[dict[str, Any]]) -> No
     result = run("compare", "workshop:make(size=4)", "--budget", "1GiB", "--device", "v100")
     assert result.exit_code == 0
     assert "memplan" in result.stdout
-    asked = {"budget": "1GiB", "host_budget": None, "device": "v100", "split": "auto", "donate_argnums": (0,)}
-    assert compared == [{"args": ({"w": 4}, 2), **asked}]
+    asked = {"budget": "1GiB", "host_budget": None, "device": "v100", "split": "auto"}
+    assert compared == [{"args": ({"w": 4}, 2), **asked, "donate_argnums": (0,), "host_state": ()}]
     run("compare", "workshop:make", "--no-split")
     assert compared[1]["split"] is False
 
@@ -143,14 +145,14 @@ def sized(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def test_largest_varies_an_argument_of_the_factory(sized: list[dict[str, Any]], workshop: Path) -> None:
-    words = ["--vary", "size=8:64:8", "--budget", "1GiB", "--json", "l.json", "--no-split"]
+    words = ["--vary", "size=8:64:8", "--budget", "1GiB", "--json", "l.json", "--no-split", "--host-state", "0"]
     result = run("largest", "workshop:make(batch=4, dtype='float32')", *words)
     assert result.exit_code == 0, result.output
     assert "2.00 GiB" in result.stdout and "in 5 programs" in result.stdout
     [asked] = sized
     assert asked["name"] == "size" and asked["step"] == 8 and asked["budget"] == "1GiB"
     assert asked["made"] == ({"w": 64, "batch": 4, "dtype": "float32"}, 2) and asked["donate_argnums"] == (0,)
-    assert asked["split"] is False
+    assert asked["split"] is False and asked["host_state"] == (0,)
     assert Frontier.from_json((workshop / "l.json").read_text()).largest == 8
 
 

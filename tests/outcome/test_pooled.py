@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from memplan.compilation.outcome import Outcome
-from memplan.outcome.pooled import pooled
+from memplan.outcome.report import pooled
 from memplan.program.trace import StateOnHost, trace
 from memplan.xla.local import Pools
 from memplan.xla.pools import Taken

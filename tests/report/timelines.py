@@ -25,7 +25,7 @@ def random_timeline(draw: random.Random, instants: int = 0, values: int = 0) -> 
     device, host = (_sums(rows, stays, place, count) for place in ("device", "host"))
     other = [draw.choice([0, draw.randint(0, 2**20)]) for _ in range(count)]
     return Timeline(
-        origin=draw.choice(["simulated", "compiled"]),
+        origin="compiled",
         instants=tuple(
             Instant(
                 times[index],

@@ -11,7 +11,7 @@ from typing import Any
 
 from experiments.distributed.every_step.worker import CASES
 from experiments.readme import grid, measure_and_tell
-from memplan.outcome.summary import versions
+from memplan.outcome.report import versions
 
 README = Path(__file__).parent / "README.md"
 STEPS = 200

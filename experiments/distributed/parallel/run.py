@@ -18,7 +18,7 @@ import numpy as np
 from experiments.distributed.parallel.cases import CASES, trained
 from experiments.distributed.parallel.table import write_table
 from memplan.io import write_atomic
-from memplan.outcome.summary import versions
+from memplan.outcome.report import versions
 from memplan.program.trace import trace
 from memplan.verify.numbers import compare
 from memplan.verify.pieces import in_pieces

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from experiments.distributed.slow_link.table import write_table
 from memplan.io import write_atomic
-from memplan.outcome.summary import versions
+from memplan.outcome.report import versions
 
 HERE = Path(__file__).parent
 DEVICES, STEPS, PORT = 4, 12, 9377

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial as with_facts
 from typing import Any
 
-from memplan.program.ops.axes import Axes, Axis, parallel, shape_of
+from memplan.program.ops.axes import Axes, Axis, Reduction, parallel, shape_of
 from memplan.program.ops.record import Eqn, Primitive, of_operand, register
 
 
@@ -63,7 +63,7 @@ def _scatter(eqn: Eqn, adds: bool = False) -> Axes:
     blocked = () if adds else free
     rows, updates = (tuple(None if axis in blocked else axis for axis in side) for side in (range(indices), updates))
     masked = (0,) if adds else ()
-    reduced = dict.fromkeys(free if adds else (), "sum")
+    reduced: dict[int, Reduction] = dict.fromkeys(free if adds else (), "sum")
     return Axes((tuple(operand), (*rows, None), updates), (tuple(operand),), reduced, masked)
 
 

@@ -41,7 +41,6 @@ function drawTiles() {
 // ---- memory over the step ----
 
 const ORIGINS = {
-  simulated: "memplan's simulation of the plan, kernel by kernel",
   compiled: "the compiler's own schedule and buffers, at the times of a roofline model",
 };
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from html import escape
 from importlib import resources
 
-from memplan.report.views import html
-from memplan.report.views.table import Table
+from memplan.report.views.table import Table, html
 
 _SCRIPTS = ("format.js", "scale.js", "memory.js", "table.js", "chart.js", "pointer.js", "page.js")
 _BREAKS_OUT = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
@@ -56,8 +55,8 @@ def render(
 <section id="live"><h2 id="live-title">In memory</h2><p class="note" id="live-told"></p>
 <div id="live-table"></div></section>
 <section id="decisions"><h2>Decisions</h2></section>
-<section>{html.body(table for table in tables if table.rows)}</section>
-<section class="undrawn">{html.body(table for table in fallbacks if table.rows)}</section>
+<section>{html(table for table in tables if table.rows)}</section>
+<section class="undrawn">{html(table for table in fallbacks if table.rows)}</section>
 </main>
 <script type="application/json" id="report">{document.translate(_BREAKS_OUT)}</script>
 <script>{script}</script>

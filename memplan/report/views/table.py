@@ -1,9 +1,33 @@
-"""Tables before anyone draws them, and what is written in them. `text` and `html` are the two that draw."""
+"""Tables: what stands in them, and the two ways to draw them, in a terminal and as a self-contained page."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
+
+from rich import box
+from rich import table as rich_table
+from rich.console import Console
+from rich.text import Text
+
+WIDTH = 120  # columns of plain text
+
+_STYLES = {"good": "green", "bad": "red", "": ""}
+_PAGE_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #1d2530; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .4rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; } th, td { padding: .25rem .8rem .25rem 0; text-align: left; vertical-align: top; }
+th { border-bottom: 1px solid #aab2bd; } td { border-bottom: 1px solid #e6e9ed; overflow-wrap: anywhere; }
+.right { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+.good { color: #176b37; } .bad { color: #a3201c; }
+@media (prefers-color-scheme: dark) {
+  body { background: #14181d; color: #dde3ea; } td { border-color: #2b333c; }
+  .good { color: #6fcf97; } .bad { color: #f28b82; }
+}
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,20 +37,77 @@ class Table:
     title: str  # above it; '' for none
     columns: tuple[str, ...]  # headings; a leading '>' sets the column flush right
     rows: tuple[tuple[str, ...], ...]  # each as long as `columns`
-    emphasis: tuple[str, ...] = ()  # what draws the eye in each row: `good`, `bad` or ''; empty for no emphasis at all
+    emphasis: tuple[str, ...] = ()  # how each row stands out: `good`, `bad` or ''; empty for no emphasis at all
 
-    def tone(self, row: int) -> str:
-        return self.emphasis[row] if self.emphasis else ""
+    @property
+    def headings(self) -> list[tuple[str, bool]]:
+        """Of each column the name, and whether it is set flush right."""
+        return [(column.removeprefix(">"), column.startswith(">")) for column in self.columns]
+
+    @property
+    def tones(self) -> tuple[str, ...]:
+        """The emphasis of each row."""
+        return self.emphasis or ("",) * len(self.rows)
 
 
-def heading(column: str) -> tuple[str, bool]:
-    """The heading without its mark, and whether the column is set flush right."""
-    return column.removeprefix(">"), column.startswith(">")
+def rich(table: Table) -> rich_table.Table:
+    """For a terminal. Cells are taken literally: brackets in a name are not markup."""
+    drawn = rich_table.Table(
+        title=Text(table.title, style="bold") if table.title else None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_header=any(name for name, _ in table.headings),
+        pad_edge=False,
+    )
+    for name, right in table.headings:
+        drawn.add_column(Text(name), justify="right" if right else "left", no_wrap=right, overflow="fold")
+    for row, tone in zip(table.rows, table.tones, strict=True):
+        drawn.add_row(*map(Text, row), style=_STYLES[tone])
+    return drawn
+
+
+def plain(tables: Iterable[Table]) -> str:
+    """The tables one below the other, without colour, `WIDTH` columns wide."""
+    out = io.StringIO()
+    console = Console(file=out, width=WIDTH, color_system=None, legacy_windows=False, emoji=False, highlight=False)
+    for table in tables:
+        console.print(rich(table))
+    return "\n".join(line.rstrip() for line in out.getvalue().strip("\n").splitlines())
+
+
+def page(title: str, tables: Iterable[Table]) -> str:
+    """A whole HTML document: no scripts, nothing loaded, everything escaped."""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{_PAGE_STYLE}</style>\n</head>\n<body>\n"
+        f"<h1>{escape(title)}</h1>\n{html(tables)}\n</body>\n</html>\n"
+    )
+
+
+def html(tables: Iterable[Table]) -> str:
+    """The tables alone, for another page."""
+    return "\n".join(map(_html, tables))
+
+
+def _html(table: Table) -> str:
+    sides = [' class="right"' if right else "" for _, right in table.headings]
+
+    def row(tag: str, cells: Iterable[str], tone: str) -> str:
+        marked = f' class="{escape(tone)}"' if tone else ""
+        drawn = "".join(f"<{tag}{side}>{escape(cell)}</{tag}>" for cell, side in zip(cells, sides, strict=True))
+        return f"<tr{marked}>{drawn}</tr>\n"
+
+    names = [name for name, _ in table.headings]
+    title = f"<h2>{escape(table.title)}</h2>\n" if table.title else ""
+    head = row("th", names, "") if any(names) else ""
+    rows = "\n".join(row("td", cells, tone) for cells, tone in zip(table.rows, table.tones, strict=True))
+    return f'{title}<div class="wide"><table>\n{head}{rows}\n</table></div>'
 
 
 def shape(sides: Sequence[int], dtype: str) -> str:
     """`float32[64,112,112]`."""
-    return f"{dtype}[{','.join(str(side) for side in sides)}]"
+    return f"{dtype}[{','.join(map(str, sides))}]"
 
 
 def short_source(source: str) -> str:
@@ -36,5 +117,5 @@ def short_source(source: str) -> str:
 
 
 def largest(title: str, shown: int, total: int) -> str:
-    """A title that owns up to rows left out."""
+    """A title that says how many rows are left out."""
     return f"{title} ({total})" if shown == total else f"{title} (the largest {shown} of {total})"

@@ -13,7 +13,7 @@ import pytest
 
 import memplan
 from memplan.hardware import catalog
-from memplan.outcome.summary import versions
+from memplan.outcome.report import versions
 from memplan.program.lowerable import Lowerable
 from memplan.xla.target import Target
 from tests.xla.steps import array, dense

@@ -1,34 +1,56 @@
-"""A timeline as a picture for papers, by matplotlib (the extra `plots`): memory stacked by layer, streams below."""
+"""Pictures for papers, by matplotlib (the extra `plots`): memory stacked by layer with streams below, and curves.
+
+All of them raise ImportError where matplotlib is not installed.
+"""
 
 from __future__ import annotations
 
+import io
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from memplan.report.timeline import Instant, Line, Timeline
-from memplan.report.views import plot
+from memplan.report.timeline import Line, Timeline
 
-_WIDE, _HIGH = 8.0, 5.0  # inches
+_WIDE, _HIGH, _DOTS = 8.0, 5.0, 150  # inches, and dots per inch
 _DEPTH = 2  # parts of a layer's name
 _SHOWN = 7  # layers with a colour of their own
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")  # Okabe and Ito
 _ALWAYS, _OTHERS, _SCRATCH = "arguments and outputs", "other layers", "scratch"
 _GREYS = {_ALWAYS: "#8b95a1", _OTHERS: "#c3c9d1", _SCRATCH: "#5d6772"}
-_ORIGINS = {"simulated": "simulated", "compiled": "compiler's schedule"}
+_ORIGIN = "compiler's schedule"
 _MIB = 2**20
 _MS = 1e3
 
 
-def png(title: str, timeline: Timeline, lines: Sequence[Line], limits: Sequence[tuple[str, int | None]]) -> bytes:
-    """The picture; layers differ in their first two parts.
+@dataclass(frozen=True)
+class Series:
+    """Points (x, y) under one name."""
 
-    Raises:
-      ImportError: matplotlib is not installed.
-    """
-    figure = plot.figure(_WIDE, _HIGH)
-    memory, streams = figure.subplots(2, sharex=True, height_ratios=(5, 1))
+    name: str
+    points: Sequence[tuple[float, float]]
+    is_joined: bool  # by a line
+
+
+def png_of_series(title: str, axes: tuple[str, str], series: Sequence[Series], limit: tuple[str, float]) -> bytes:
+    """Some series, with a named vertical line."""
+    picture = figure()
+    axis = picture.add_subplot(xlabel=axes[0], ylabel=axes[1], title=title)
+    axis.axvline(limit[1], color="0.6", linestyle=":", label=limit[0])
+    for one in series:
+        axis.plot(*zip(*one.points, strict=True), marker="o", linestyle="-" if one.is_joined else "", label=one.name)
+    axis.legend(fontsize="small")
+    return encode(picture)
+
+
+def png_of_memory(
+    title: str, timeline: Timeline, lines: Sequence[Line], limits: Sequence[tuple[str, int | None]]
+) -> bytes:
+    """Memory over a step, and its streams; layers differ in their first two parts."""
+    picture = figure()
+    memory, streams = picture.subplots(2, sharex=True, height_ratios=(5, 1))
     edges = [_MS * one.start_s for one in timeline.instants] + [_MS * timeline.instants[-1].end_s]
     below = [0.0] * len(edges)
     for name, color, counts in bands(timeline):
@@ -39,15 +61,33 @@ def png(title: str, timeline: Timeline, lines: Sequence[Line], limits: Sequence[
     for line, dash in zip(lines, ("--", ":"), strict=False):
         ends = [_MS * end for end in (*line.starts_s, line.end_s)]
         counts = [count / _MIB for count in (*line.device_bytes, line.device_bytes[-1])]
-        label = f"{line.name} ({_ORIGINS[line.origin]})"
-        memory.step(ends, counts, where="post", color="0.3", linestyle=dash, label=label)
+        memory.step(ends, counts, where="post", color="0.3", linestyle=dash, label=f"{line.name} ({_ORIGIN})")
     for (name, nbytes), dash in zip(limits, ("-", ":"), strict=False):
         if nbytes is not None:
             memory.axhline(nbytes / _MIB, color="#c4372b", linestyle=dash, linewidth=1, label=name)
-    memory.set(ylabel="device memory (MiB)", title=f"{title}, {_ORIGINS[timeline.origin]}", ylim=(0, None))
+    memory.set(ylabel="device memory (MiB)", title=f"{title}, {_ORIGIN}", ylim=(0, None))
     memory.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1, 0.5), reverse=True)
     _draw_streams(streams, timeline)
-    return plot.encode(figure)
+    return encode(picture)
+
+
+def figure() -> Any:
+    """An empty figure."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("drawing needs matplotlib: pip install 'memplan[plots]'.") from error
+    empty = Figure((_WIDE, _HIGH), layout="constrained")
+    FigureCanvasAgg(empty)
+    return empty
+
+
+def encode(figure: Any) -> bytes:
+    """The figure as PNG."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=_DOTS)
+    return picture.getvalue()
 
 
 def bands(timeline: Timeline) -> list[tuple[str, str, Sequence[int]]]:
@@ -57,11 +97,13 @@ def bands(timeline: Timeline) -> list[tuple[str, str, Sequence[int]]]:
     for stay in sorted(timeline.stays, key=lambda stay: stay.first):
         value = timeline.values[stay.value]
         always = value.decision in ("argument", "output")
-        name = _ALWAYS if always else _layer(value.layer or value.source)
+        layer = "/".join((value.layer or value.source).split("/")[:_DEPTH]) or "no layer"
+        name = _ALWAYS if always else layer
         if stay.place == "device":
             changes[name][stay.first] += value.nbytes
             changes[name][stay.last] -= value.nbytes
-            weights[name] += value.nbytes * _seconds(timeline.instants[stay.first], timeline.instants[stay.last - 1])
+            first, last = timeline.instants[stay.first], timeline.instants[stay.last - 1]
+            weights[name] += value.nbytes * (last.end_s - first.start_s)
     largest = set(sorted(changes.keys() - {_ALWAYS}, key=lambda name: (-weights[name], name))[:_SHOWN])
     colors = {**dict(zip((name for name in changes if name in largest), _COLORS, strict=False)), **_GREYS}
     summed = {name: [0] * len(timeline.instants) for name in (_ALWAYS, *(n for n in colors if n in largest), _OTHERS)}
@@ -71,14 +113,6 @@ def bands(timeline: Timeline) -> list[tuple[str, str, Sequence[int]]]:
             band[index] += nbytes
     summed[_SCRATCH] = [one.other_bytes for one in timeline.instants]
     return [(name, colors[name], counts) for name, counts in summed.items() if any(counts)]
-
-
-def _layer(name: str) -> str:
-    return "/".join(name.split("/")[:_DEPTH]) or "no layer"
-
-
-def _seconds(first: Instant, last: Instant) -> float:
-    return last.end_s - first.start_s
 
 
 def _draw_streams(axes: Any, timeline: Timeline) -> None:

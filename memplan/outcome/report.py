@@ -1,0 +1,354 @@
+"""The report of an outcome: its rows and figures, from the compiled and the planned module."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from memplan import io
+from memplan.compilation.compiler import compile_program
+from memplan.compilation.outcome import Outcome
+from memplan.compilation.scheduled import ScheduledModule
+from memplan.hardware.roofline import copy_seconds
+from memplan.outcome.infeasible import axis_of, floor_of, touched_nbytes, unsplit
+from memplan.outcome.memory import Origins, line, peak_lifetimes, timeline
+from memplan.planning.graph import Graph
+from memplan.planning.problem import Role
+from memplan.planning.schedule import Kind
+from memplan.planning.slabs import slab_rows, trips_of
+from memplan.program import compat
+from memplan.program.trace import InSlabs
+from memplan.report.model import Candidate, Choice, Decision, LiveValue, Report
+from memplan.report.slabs import SlabArray, SlabLoop
+from memplan.xla import local
+from memplan.xla.buffers import instruction_of
+from memplan.xla.cuda_graphs import has_own_rule, launches
+from memplan.xla.host_copies import transfers
+from memplan.xla.module import Module, read_module
+from memplan.xla.pools import Taken, least_limit
+from memplan.xla.sources import constants, layer_of
+from memplan.xla.target import Target, rematerializes_above, without_messages
+from memplan.xla.write import original
+
+_MOST_ROWS = 30  # of values that are live at the peak, and of operations outside of slabs
+_REMATERIALIZES = b"hlo_rematerialization.cc", b"gpu_hlo_schedule.cc"  # who says on stderr that a step is too large
+_HUGE = 2**31  # elements: cuDNN counts in int32
+
+
+def report_of(outcome: Outcome) -> Report:
+    """Everything about a step that was compiled."""
+    planned, plain, result = outcome.planned, outcome.planned.plain, outcome.planned.result
+    origins = Origins(planned.base.module)
+    decisions = tuple(_decisions(outcome, origins))
+    by_buffer = {one.name: one.decision for one in decisions}
+    memory = timeline(result, origins, by_buffer)
+    step, unmodified = result.replay, outcome.unmodified
+    if unmodified is None:
+        lines = ()
+    elif unmodified is result:
+        lines = (line("unmodified step", memory),)
+    else:
+        lines = (line("unmodified step", timeline(unmodified, Origins(unmodified.module), {})),)
+    loops = [op for op in result.module.entry.ops.values() if op.opcode == "while"]
+    moved = {loop.name: transfers(result.module, loop, result.device) for loop in loops}
+    return Report(
+        device=outcome.target.device.name,
+        runs_on=jax.devices()[0].device_kind,
+        status=status_of(outcome),
+        planner=outcome.plan.planner if outcome.plan is not None else "none",
+        budget_bytes=outcome.limits.device_bytes,
+        host_budget_bytes=outcome.limits.host_bytes,
+        baseline_peak_bytes=unmodified.device_bytes if unmodified else None,
+        predicted_peak_bytes=planned.predicted_bytes,
+        compiled_peak_bytes=outcome.device_bytes,
+        observed_peak_bytes=None,
+        host_peak_bytes=outcome.host_bytes,
+        offloaded_bytes=step.copied_out_nbytes,
+        recomputed_flops=max(0.0, step.flops - (unmodified or plain).replay.flops),
+        baseline_step_s=unmodified.replay.step_s if unmodified else None,
+        predicted_step_s=step.step_s,
+        floor_bytes=floor_of(outcome)[0],
+        lower_bound_s=planned.bound_s,
+        gap_s=max(0.0, step.step_s - planned.bound_s),
+        attempts=outcome.compilations,
+        copy_s=step.copy_s,
+        hidden_copy_s=step.hidden_copy_s,
+        stall_s=sum(end - start for start, end in step.stalls),
+        decisions=decisions,
+        live_at_peak=_live_at_peak(outcome, origins, by_buffer),
+        candidates=tuple(_candidates(outcome)),
+        versions=versions(),
+        timeline=memory,
+        lines=lines,
+        planning_s=planned.planning_s,
+        preparation_s=outcome.seconds,
+        xla_limit_bytes=_xla_limit(outcome.target, unmodified or plain) if outcome.target.is_gpu else None,
+        slab_loops=tuple(_slab_loops(outcome, origins, moved)),
+        loop_copies=sum(copies for copies, _ in moved.values()),
+        loop_kernels=sum(kernels for _, kernels in moved.values()),
+        unsplit=unsplit(outcome.program.in_slabs, _MOST_ROWS),
+        constant_bytes=outcome.executable.memory.constant_bytes,
+        huge_arrays=_huge_arrays(unmodified) if unmodified and outcome.target.is_gpu else None,
+        **_counts(outcome),
+        **_pooled(outcome),
+        **_by_jit(outcome),
+    )
+
+
+def status_of(outcome: Outcome) -> str:
+    """`Report.status` alone: the rest of a report may compile the plain step."""
+    if not outcome.fits:
+        return "does not fit"
+    return "untouched" if outcome.plan is None else "fits"
+
+
+def versions() -> tuple[tuple[str, str], ...]:
+    """Of whatever changes the figures."""
+    return io.versions("memplan", "jax", "jaxlib")
+
+
+def _candidates(outcome: Outcome) -> Iterator[Candidate]:
+    plain = outcome.unmodified
+    if outcome.plan is not None and plain is not None:
+        verdict = "fits" if outcome.limits.allow(plain.device_bytes, 0) else "over the device budget"
+        yield Candidate("plain", plain.device_bytes, 0, plain.replay.step_s, verdict)
+    verdict = "chosen" if outcome.fits else "does not fit"
+    yield Candidate(outcome.way, outcome.device_bytes, outcome.host_bytes, outcome.step_s, verdict)
+
+
+def _decisions(outcome: Outcome, origins: Origins) -> Iterator[Decision]:
+    """Of residuals of loops, of arrays in slabs, and of buffers that are live at the peak of the unmodified step, or
+    recomputed or copied."""
+    yield from _residual_decisions(outcome)
+    yield from _slab_decisions(outcome)
+    planned, problem = outcome.planned, outcome.planned.base.timed_problem
+    if planned.plan is None:
+        return
+    runs = Counter(one.number for one in planned.schedule if one.kind is Kind.RUN)
+    copies = Counter(one.number for one in planned.schedule if one.kind in (Kind.OFFLOAD, Kind.PREFETCH))
+    at_peak = {one.buffer for one in peak_lifetimes(planned.base)}
+    for number, buffer in enumerate(problem.buffers):
+        recomputed = runs[buffer.maker] - 1 if buffer.maker is not None else 0
+        if buffer.role is not Role.TEMPORARY or not buffer.nbytes:
+            continue
+        if not (number in at_peak or recomputed or copies[number]):
+            continue
+        choice: Choice = "offload" if copies[number] else "recompute" if recomputed else "keep"
+        seconds = copies[number] * copy_seconds(buffer.nbytes, outcome.target.device)
+        if buffer.maker is not None:
+            seconds += recomputed * problem.kernels[buffer.maker].seconds
+        array = origins.array(buffer.name)
+        shape, dtype = (array.dims, array.numpy_name) if array else ((), "")
+        source = origins.source(instruction_of(buffer.name))
+        yield Decision(buffer.name, shape, dtype, buffer.nbytes, source, choice, seconds)
+
+
+def _residual_decisions(outcome: Outcome) -> Iterator[Decision]:
+    """Of every residual of a pair of loops, whether memplan stacks it or the step did."""
+    for loop, residuals in outcome.program.loops:
+        if residuals is None:
+            continue
+        body = loop.body
+        for value in sorted(loop.needed.union(residuals.stacked)):
+            known, kept = body.values[value], value in residuals.kept
+            choice: Choice = "offload" if value in residuals.on_host else "keep" if kept else "recompute"
+            name, shape = f"{known.name} of {loop.trips} trips", (loop.trips, *known.shape)
+            nbytes, source = loop.trips * known.nbytes, _source_of(body, value)
+            yield Decision(name, shape, known.dtype, nbytes, source, choice, 0.0)
+
+
+def _slab_decisions(outcome: Outcome) -> Iterator[Decision]:
+    """Of every array that is made slab by slab and written to memory."""
+    for one in outcome.program.in_slabs:
+        graph, trips = one.graph.graph, trips_of(one.graph, one.slabs)
+        touched = Counter(value for loop in one.loops for value in (*loop.writes, *loop.reads))
+        for loop in one.loops:
+            for value in loop.writes:
+                array, on_host = graph.values[value], value in one.slabs.on_host
+                name = f"{array.name} in {trips} slabs{' on the host' if on_host else ''}"
+                # It is copied when it is written, and by every loop that reads it.
+                copies = touched[value] if on_host else 0
+                seconds = copies * copy_seconds(array.nbytes, outcome.target.device)
+                yield Decision(name, array.shape, array.dtype, array.nbytes, _source_of(graph, value), "split", seconds)
+
+
+def _source_of(graph: Graph, value: int) -> str:
+    made = graph.producer[value]
+    return graph.ops[made].source if made is not None else ""
+
+
+def _slab_loops(outcome: Outcome, origins: Origins, moved: Mapping[str, tuple[int, int]]) -> Iterator[SlabLoop]:
+    """One row for each loop over slabs.
+
+    Args:
+      moved: loop of the compiled program -> transfers between device and host in a trip (`transfers`).
+    """
+    program, blocks = outcome.program, outcome.planned.result.replay.blocks
+    records = program.in_slabs
+    compiled = {origins.scope(name): name for name in moved} if len(records) == 1 else {}
+    inputs = compat.input_names(program.per_device) if records else ()  # the first values of every graph
+
+    def array(one: InSlabs, value: int) -> SlabArray:
+        known = one.graph.graph.values[value]
+        name = inputs[value] if value < len(inputs) else known.name
+        on_host = value in one.slabs.on_host or value in program.on_host
+        return SlabArray(name, known.shape, known.dtype, known.nbytes, "host" if on_host else "device")
+
+    numbered = [(one, number, loop) for one in records for number, loop in enumerate(one.loops, 1)]
+    for position, (one, number, loop) in enumerate(numbered, 1):
+        graph, made = one.graph.graph, compiled.get(one.scope(number), "")
+        copies, kernels = moved.get(made, (0, 0))
+        spans = [(loop.spans[value], slab_rows(one.graph, one.slabs, value)) for value in loop.reads]
+        largest = max((graph.ops[op] for op in loop.ops), key=lambda op: touched_nbytes(graph, op))
+        yield SlabLoop(
+            number=position,
+            axis=axis_of(one),
+            trips=trips_of(one.graph, one.slabs),
+            rows=one.slabs.rows,
+            halo=max((max(-low, high - rows, 0) for (low, high), rows in spans), default=0),
+            ops=len(loop.ops),
+            reads=tuple(array(one, value) for value in loop.reads),
+            writes=tuple(array(one, value) for value in loop.writes),
+            sums=len(loop.sums),
+            seconds=blocks.get(made),
+            source=largest.source,
+            copies=copies,
+            kernels=kernels,
+        )
+
+
+def _live_at_peak(outcome: Outcome, origins: Origins, by_buffer: Mapping[str, str]) -> tuple[LiveValue, ...]:
+    """The largest buffers that are on the device when its memory peaks, arguments and constants among them."""
+    result = outcome.planned.result
+    problem = result.problem
+
+    def rows() -> Iterator[LiveValue]:
+        for one in peak_lifetimes(result):
+            name = problem.buffers[one.buffer].name
+            yield row(name, one.nbytes, origins.source(instruction_of(name)))
+        for one in problem.buffers:
+            if one.role is Role.ARGUMENT:
+                yield row(one.name, one.nbytes, "argument")
+        for op, source in constants(outcome.planned.base.module):
+            yield LiveValue(f"{op.name}, a constant", op.nbytes, op.result[0].in_numpy, source, "")
+
+    def row(name: str, nbytes: int, source: str) -> LiveValue:
+        instruction = instruction_of(name)
+        shown = layer_of(origins.scope(instruction)) or name
+        base = original(instruction)
+        decision = by_buffer.get(name) or by_buffer.get(name.replace(instruction, base), "")
+        return LiveValue(shown, nbytes, origins.shape(name), source, decision)
+
+    return tuple(sorted(rows(), key=lambda one: -one.nbytes)[:_MOST_ROWS])
+
+
+def _counts(outcome: Outcome) -> dict[str, int]:
+    """Of the compiled program: instructions that XLA rematerialized, launches, planned copies and recomputations."""
+    is_gpu, is_planned = outcome.target.is_gpu, outcome.planned.plan is not None
+    if not is_gpu and not is_planned:
+        return {}
+    compiled = read_module(outcome.executable.text)
+    counts = {}
+    if is_gpu:
+        counts["xla_rematerialized"] = _rematerialized(compiled, outcome.planned.result.module)
+        own_rule = has_own_rule(outcome.program.options.get("compiler_options") or {})
+        if not own_rule and (found := launches(compiled, outcome.target.device)):
+            counts |= {"cuda_graphs": found.graphs, "single_launches": found.singles}
+    if is_planned:
+        copies = [n for n in compiled.instructions if any(f".{k.value}" in n for k in (Kind.OFFLOAD, Kind.PREFETCH))]
+        starts = [name for name in copies if not name.rstrip("0123456789").endswith("ed")]
+        remat = [name for name in compiled.instructions if name != original(name) and name not in copies]
+        counts |= {"copies_found": len(starts), "recomputations_found": len(remat)}
+    return counts
+
+
+def _xla_limit(target: Target, module: ScheduledModule) -> int:
+    return rematerializes_above(target.device, module.resident_bytes - module.constant_bytes)
+
+
+def _by_jit(outcome: Outcome) -> dict[str, Any]:
+    """What `jax.jit` makes of the step by default: compiled, where XLA would rematerialize."""
+    target, unmodified = outcome.target, outcome.unmodified
+    if unmodified is None:
+        return {}
+    same = {"jit_peak_bytes": unmodified.device_bytes, "jit_step_s": unmodified.replay.step_s}
+    if not target.is_gpu or unmodified.device_bytes <= _xla_limit(target, unmodified):
+        return same
+    try:
+        with without_messages(*_REMATERIALIZES):
+            found = compile_program(outcome.program.original, target, outcome.args, outcome.kwargs)
+    except jax.errors.JaxRuntimeError:  # out of memory, or a kernel that there is none for
+        return {}
+    made = replace(unmodified, module=read_module(found.text))
+    if not _rematerialized(made.module, unmodified.module):
+        return same
+    return {"jit_peak_bytes": found.memory.device_bytes, "jit_step_s": made.replay.step_s}
+
+
+def _rematerialized(compiled: Module, handed: Module) -> int:
+    """Instructions that XLA's rematerialization added; another pass, before the hook, has names like its own."""
+    return sum(".remat" in name for name in compiled.instructions if name not in handed.instructions)
+
+
+def _huge_arrays(unmodified: ScheduledModule) -> int:
+    """Arrays of so many elements that cuDNN does not count them."""
+    known = Origins(unmodified.module)
+    arrays = (known.array(buffer.name) for buffer in unmodified.problem.buffers)
+    return sum(array is not None and array.size >= _HUGE for array in arrays)
+
+
+def _pooled(outcome: Outcome) -> dict[str, Any]:
+    if not outcome.target.is_gpu:
+        return {}
+    found = pooled(outcome, local.pools())
+    device, host = found.device, found.host
+    return {
+        "pool_peak_bytes": device.in_use_bytes if device and device.refused_nbytes is None else None,
+        "pinned_bytes": host.pool_bytes if host.refused_nbytes is None else None,
+        "exports": found.exports,
+    }
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """A step in XLA's memory pools, empty before it."""
+
+    # its pool, with arguments, outputs and then the temporaries, which are one block; None where a device's memory is
+    # not in a pool
+    device: Taken | None
+    host: Taken  # the pinned pool, with arguments and then the temporaries, likewise
+    exports: tuple[str, ...]  # lines of a shell that set what the environment of this process lacks for the step to run
+
+
+def pooled(found: Outcome, pools: local.Pools) -> Pooled:
+    """A step for a GPU in pools as a client makes them that starts in this environment."""
+    memory, per_device = found.executable.memory, found.program.per_device.jaxpr
+    nbytes = [compat.nbytes_of(var.aval) for var in per_device.invars]
+    held = [nbytes[position] for position in sorted(found.program.on_host)]
+    kept = [one for position, one in enumerate(nbytes) if position not in found.program.on_host]
+    # The driver allocates constants, beside the pool (`GpuExecutable::ResolveConstantGlobals`).
+    in_pool = memory.resident_bytes - memory.constant_bytes
+    on_device = [*kept, max(0, in_pool - sum(kept)), memory.temp_bytes]
+    on_host = [*held, max(0, memory.host_bytes - sum(held))]
+    # The memory that is known of a GPU that is here is the part that jax may use.
+    whole, fraction = found.target.device.memory_bytes, pools.fraction if found.target.described else 1.0
+    device = pools.of_device(whole, fraction).take(on_device) if pools.of_bfc else None
+    host = pools.host.take(on_host)
+
+    def exports() -> Iterator[str]:
+        if host.refused_nbytes is not None:
+            yield local.export(local.HOST_LIMIT, str(least_limit(on_host, 1 << 30)))
+        if device is None or device.refused_nbytes is None:
+            return
+        if not pools.preallocates:
+            yield local.export(local.PREALLOCATE, "true")
+        share = math.ceil(100 * sum(on_device) * (pools.fraction / fraction) / whole) / 100  # of all that the card has
+        if pools.fraction < share <= 1:
+            yield local.export(local.FRACTION, f"{share:.2f}")
+
+    return Pooled(device, host, tuple(exports()))
