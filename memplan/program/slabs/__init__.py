@@ -1,4 +1,4 @@
 """Program -> Program: equations along one axis in loops over slabs.
 
-Imports `program`'s files and types, not `loops` or `state`; from `planning` what prices and chooses slabs.
+May import `program`, not `loops` or `state`; from `planning` what prices and chooses slabs.
 """

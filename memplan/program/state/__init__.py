@@ -1,4 +1,4 @@
 """Program -> Program: parts of the training state in host memory.
 
-Imports `program`'s files and types, not `slabs` or `loops`.
+May import `program`, not `slabs` or `loops`.
 """
