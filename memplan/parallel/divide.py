@@ -20,7 +20,7 @@ from memplan.parallel.partition.propagate import propagate
 from memplan.parallel.partition.refusals import refuse
 from memplan.parallel.partition.sharded import Gather, OutputDemand, Sharded, gathers
 from memplan.program import compat
-from memplan.program.flatten import flatten
+from memplan.program.flat import flatten
 
 Leaf = Any
 GLOBAL, DEVICE = "global", "device"

@@ -16,8 +16,7 @@ from memplan.hardware.topology import Topology
 from memplan.planning.loop import Loop, Residuals
 from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs
 from memplan.program import compat
-from memplan.program.flat import Flat
-from memplan.program.flatten import flatten
+from memplan.program.flat import Flat, flatten
 from memplan.program.sharding import XLA_DECOMPOSES, Spmd, unwrap_shard_map
 
 _PRIVATE = re.compile(r"0x[0-9a-f]+|id=\d+|/[^\s:]+(?=:\d+)")  # addresses and paths differ from process to process

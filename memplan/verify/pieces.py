@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from memplan.program import compat
-from memplan.program.flatten import flatten
+from memplan.program.flat import flatten
 from memplan.program.interpret import bindings, interpret_eqns
 
 

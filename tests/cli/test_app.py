@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
+import memplan
 from tests.cli.command import message, run
 
 
 def test_version_and_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", {"memplan": "1.2.3"}.get)
+    monkeypatch.setattr(memplan, "__version__", "1.2.3")
     assert run("--version").stdout == "1.2.3\n"
     assert "inspect" in run("--help").stdout
     assert run("unheard-of").exit_code == 2

@@ -12,8 +12,8 @@ import pytest
 from jax import lax
 
 from memplan.program import compat
-from memplan.program.channels_last import channels_last
 from memplan.program.interpret import interpret
+from memplan.program.lowerable import channels_last
 
 Numbers = tuple[str, str, str]
 FORMS: tuple[Numbers, ...] = (

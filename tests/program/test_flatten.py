@@ -10,7 +10,7 @@ import pytest
 
 from memplan.errors import UnsupportedProgramError
 from memplan.program import compat
-from memplan.program.flatten import flatten
+from memplan.program.flat import flatten
 from memplan.program.trace import trace
 from tests.program.steps import CASES, X, traced
 

@@ -12,6 +12,7 @@ import pytest
 
 from memplan.hardware import catalog
 from memplan.hardware.device import Device
+from memplan.program.lowerable import Lowerable
 from memplan.studies import baselines
 from memplan.studies.baselines import Baseline, Baselines, policies, refusal
 from memplan.xla.replay import replay
@@ -35,8 +36,8 @@ class Fake:
     def mesh_for(self, spmd: object) -> None:
         return None
 
-    def compile(self, step: Any, args: Any, kwargs: Any, options: Any, flags: Any, *_: Any, **__: Any) -> Any:
-        self.asked.append((str(jax.make_jaxpr(step)(*args)), flags))
+    def compile(self, made: Lowerable, flags: Any, *_: Any) -> Any:
+        self.asked.append((str(jax.make_jaxpr(made.step)(*made.args)), flags))
         return SimpleNamespace(text=TEXT, memory=Memory(100, 7, 30))
 
 

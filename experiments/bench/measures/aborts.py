@@ -23,8 +23,7 @@ from experiments.bench.results import Found, Row
 from experiments.bench.second_order import drawn_step
 from memplan.hardware import catalog
 from memplan.planning.slabs import Slabs, least_rows
-from memplan.program.channels_last import channels_last
-from memplan.program.lowerable import Lowerable, flat_function
+from memplan.program.lowerable import Lowerable, channels_last, flat_function
 from memplan.program.ops import shape_of
 from memplan.program.slabs.write import axis_at, with_slabs
 from memplan.program.trace import Program, trace

@@ -17,8 +17,7 @@ from experiments.bench.cases import Case
 from experiments.bench.results import Found
 from experiments.bench.slab_steps import Face
 from memplan.planning.slabs import Slabs, least_rows
-from memplan.program.channels_last import channels_last
-from memplan.program.lowerable import flat_function
+from memplan.program.lowerable import channels_last, flat_function
 from memplan.program.ops import shape_of
 from memplan.program.slabs.axis import SlabAxis
 from memplan.program.slabs.write import axis_at, with_slabs

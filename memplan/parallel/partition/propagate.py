@@ -17,7 +17,7 @@ from memplan.parallel.partition.demands import Demands, demands, per_device
 from memplan.parallel.partition.placement import Partial, PerDevice, Placement, Replicate, Shard
 from memplan.parallel.partition.sharded import OutputDemand, Sharded, ShardedEqn, shard_along
 from memplan.program import compat, ops
-from memplan.program.flatten import flatten
+from memplan.program.flat import flatten
 from memplan.program.ops import Axes, axes_of
 
 _ROUNDS = 4

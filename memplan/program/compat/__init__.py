@@ -39,6 +39,7 @@ from memplan.program.compat.jaxprs import (
     jaxpr_as_fun,
     nbytes_of,
     needs_barrier,
+    new_primitive,
     read,
     relative,
     scan_of,
@@ -48,7 +49,6 @@ from memplan.program.compat.jaxprs import (
     value_of,
     with_eqns,
 )
-from memplan.program.compat.primitives import new_primitive
 from memplan.program.compat.tracing import (
     BLOCKING_MODULES,
     argument_structures,

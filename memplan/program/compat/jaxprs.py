@@ -18,6 +18,7 @@ from jax._src import source_info_util as _source
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.state import discharge as _discharge
 from jax._src.state.types import AbstractRef
+from jax.interpreters import mlir
 
 ClosedJaxpr = jex.Jaxpr  # one since 0.11
 JaxprEqn = jex.JaxprEqn
@@ -272,3 +273,17 @@ def with_eqns(closed: ClosedJaxpr, eqns: Sequence[JaxprEqn], constants: Mapping[
     return jex.Jaxpr(
         jaxpr.replace(eqns=list(eqns), constvars=[*jaxpr.constvars, *more]), [*closed.consts, *more.values()]
     )
+
+
+def new_primitive(name: str, function: Callable[..., Any]) -> jex.Primitive:
+    """A primitive that computes what a function of jax computes: one array, shaped and lowered as that is."""
+
+    def typed(*avals: Any, **params: Any) -> Any:
+        made = jax.eval_shape(lambda *operands: function(*operands, **params), *avals)
+        return avals[0].update(shape=made.shape, dtype=made.dtype, weak_type=False)
+
+    made = jex.Primitive(name)
+    made.def_impl(function)
+    made.def_abstract_eval(typed)
+    mlir.register_lowering(made, mlir.lower_fun(function, multiple_results=False))
+    return made

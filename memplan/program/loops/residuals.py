@@ -6,7 +6,7 @@ enough to write the same program again. Chooses nothing itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +16,9 @@ import jax.numpy as jnp
 from memplan.errors import PlanMismatchError
 from memplan.planning.loop import Loop, Residuals, recomputed_ops
 from memplan.program import compat
-from memplan.program.flat import Flat
-from memplan.program.flatten import flatten
+from memplan.program.flat import Flat, flatten
 from memplan.program.host_memory import HostArray
 from memplan.program.interpret import bindings, interpret, interpret_eqns
-from memplan.program.loops.pairs import LoopPair, loop_of, loop_pairs
 from memplan.program.trace import LoopResiduals, Program
 
 Decide = Callable[[Loop], Residuals | None]  # None leaves the loops as they are
@@ -265,3 +263,51 @@ class _RewrittenPair:
             reverse=scan.reverse, unroll=scan.unroll,
         )  # fmt: skip
         return [*carried, *made]
+
+
+@dataclass(frozen=True)
+class LoopPair:
+    """A forward and a backward loop in one flat jaxpr."""
+
+    # forward, backward: indices of their equations
+    forward: int
+    backward: int
+    # results of the forward loop (counted after its carries) that only the backward one reads, by the number of the
+    # stack that the backward loop takes them as
+    stacks: dict[int, int]
+    body: Flat  # of the forward loop
+
+
+def loop_pairs(flat: Flat) -> Iterator[LoopPair]:
+    """Every backward loop with the forward loop that stacks most for it."""
+    made: dict[Any, tuple[int, int]] = {}  # a stack -> its loop, its number among that loop's stacks
+    taken: set[int] = set()
+    for number, eqn in enumerate(flat.eqns):
+        scan = compat.scan_of(eqn)
+        if scan is None:
+            continue
+        consts, carries, stacks = scan.split(eqn.invars)
+        found: dict[int, dict[int, int]] = {}
+        for position, atom in enumerate(stacks):
+            is_alone = atom in made and flat.readers[atom] == {number} and stacks.count(atom) == 1
+            if is_alone and atom not in flat.returned:
+                forward, stack = made[atom]
+                if atom not in consts and atom not in carries and forward not in taken:
+                    found.setdefault(forward, {})[stack] = position
+        for forward, matches in sorted(found.items(), key=lambda item: -len(item[1]))[:1]:
+            source = compat.scan_of(flat.eqns[forward])
+            if source is not None and source.trips == scan.trips:
+                taken.update((forward, number))
+                yield LoopPair(forward, number, matches, Flat(flatten(source.body)))
+        for stack, var in enumerate(eqn.outvars[scan.carries :]):
+            made[var] = (number, stack)
+
+
+def loop_of(pair: LoopPair, forward: compat.Scan, runs: int) -> Loop:
+    """The pair as a planner sees it."""
+    flat, graph = pair.body, pair.body.graph
+    carried = range(forward.consts, forward.consts + forward.carries)
+    results = [flat.outvars[forward.carries + made] for made in pair.stacks]
+    needed = {flat.number_of[atom] for atom in results if compat.is_var(atom)}
+    given = frozenset(set(range(len(graph.values))).difference(carried, *(op.outputs for op in graph.ops)))
+    return Loop(graph, forward.trips, runs, given, frozenset(needed - given))

@@ -7,8 +7,10 @@ over the slabs it carries, and of what is cumulative the row before a window (`c
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -33,7 +35,6 @@ from memplan.program.ops import (
     run_rows,
     shape_of,
 )
-from memplan.program.slabs.arrays import Array, Stack, joined, whole
 from memplan.program.slabs.axis import SlabAxis, slab_axis
 from memplan.program.slabs.bands import with_bands
 from memplan.program.slabs.early_sums import early_sums
@@ -299,3 +300,62 @@ class _Loop:
         for position in one.axes.masked:
             total = whole(compat.read(self.known, eqn.invars[position])) + total
         return total
+
+
+@dataclass(frozen=True)
+class Stack:
+    """An array on the device as a loop wrote it: slab upon slab."""
+
+    slabs: Any  # trips first, then the dimensions of the array, of which `dim` has a slab's rows
+    dim: int
+    size: int  # rows of the array
+
+    @functools.cached_property
+    def whole(self) -> Any:
+        shape = list(self.slabs.shape[1:])
+        shape[self.dim] *= self.slabs.shape[0]
+        return lax.slice_in_dim(jnp.moveaxis(self.slabs, 0, self.dim).reshape(shape), 0, self.size, axis=self.dim)
+
+    def rows(self, trip: Any, span: Span) -> Any:
+        """Rows of the array, counted from the first of a trip's slab; anything where it has none."""
+        rows, trips = self.slabs.shape[self.dim + 1], self.slabs.shape[0]
+        pieces = []
+        for slab in range(span[0] // rows, -(-span[1] // rows)):
+            low, high = max(span[0] - slab * rows, 0), min(span[1] - slab * rows, rows)
+            starts = [jnp.zeros((), jnp.int32)] * self.slabs.ndim
+            starts[0] = jnp.clip(trip + slab, 0, trips - 1)
+            starts[self.dim + 1] = jnp.full((), low, jnp.int32)
+            sizes = [1, *self.slabs.shape[1:]]
+            sizes[self.dim + 1] = high - low
+            pieces.append(lax.squeeze(lax.dynamic_slice(self.slabs, starts, sizes), (0,)))
+        return joined(pieces, self.dim)
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array on the device that is read by slabs."""
+
+    array: Any
+    dim: int
+    rows_per_slab: int  # of so many slabs it consists
+
+    def rows(self, trip: Any, span: Span) -> Any:
+        """Rows of the array, counted from the first of a trip's slab; anything where it has none.
+
+        Slab by slab, so that each piece is whole in the array or not in it at all.
+        """
+        rows, size = self.rows_per_slab, self.array.shape[self.dim]
+        pieces = []
+        for slab in range(span[0] // rows, -(-span[1] // rows)):
+            low, high = max(span[0], slab * rows), min(span[1], (slab + 1) * rows)
+            start = jnp.clip(trip * rows + low, 0, size - (high - low))
+            pieces.append(lax.dynamic_slice_in_dim(self.array, start, high - low, self.dim))
+        return joined(pieces, self.dim)
+
+
+def joined(pieces: Sequence[Any], dim: int) -> Any:
+    return pieces[0] if len(pieces) == 1 else lax.concatenate(pieces, dim)
+
+
+def whole(value: Any) -> Any:
+    return value.whole if isinstance(value, Stack | HostArray) else value

@@ -18,12 +18,11 @@ import jax
 
 from memplan.errors import MemplanError, PlanMismatchError
 from memplan.program import compat
-from memplan.program.flatten import flatten
+from memplan.program.flat import flatten
 from memplan.program.host_memory import DEVICE, HOST
 from memplan.program.interpret import bindings, interpret_eqns
 from memplan.program.jit_arguments import infer_static
-from memplan.program.state.layerwise_scan import StreamedScan, Update, UpdatingScan
-from memplan.program.state.layerwise_state import LayerwiseState, layerwise_state
+from memplan.program.state.layerwise import LayerwiseState, StreamedScan, Update, UpdatingScan, layerwise_state
 from memplan.program.trace import Program, StateOnHost
 
 _LEAST_NBYTES = 1 << 20  # smaller leaves stay on the device

@@ -17,7 +17,7 @@ from memplan.parallel.partition.placement import Replicate, Shard
 from memplan.parallel.partition.propagate import propagate
 from memplan.parallel.partition.sharded import OutputDemand, Sharded
 from memplan.parallel.step import data_parallel
-from memplan.program.flatten import flatten
+from memplan.program.flat import flatten
 from tests.parallel.simulator.simulated import mesh
 
 

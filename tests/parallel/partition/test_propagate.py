@@ -12,7 +12,7 @@ import pytest
 from memplan.parallel.partition.placement import Partial, PerDevice, Placement, Replicate, Shard
 from memplan.parallel.partition.propagate import propagate
 from memplan.parallel.partition.sharded import OutputDemand, Sharded, ShardedEqn, gathers
-from memplan.program.flatten import flatten
+from memplan.program.flat import flatten
 
 DEVICES = 4
 REPLICATE, PARTIAL, ROWS, COLUMNS = Replicate(), Partial(), Shard(0), Shard(1)

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 
 from memplan.program import compat
-from memplan.program.flat import Flat
-from memplan.program.flatten import flatten
-from memplan.program.loops.pairs import LoopPair, loop_of, loop_pairs
-from memplan.program.loops.residuals import outer_loops
+from memplan.program.flat import Flat, flatten
+from memplan.program.loops.residuals import LoopPair, loop_of, loop_pairs, outer_loops
 from memplan.program.trace import trace
 from tests.program.scans import STEPS, traced
 

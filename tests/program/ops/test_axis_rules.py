@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 from memplan.program import compat
-from memplan.program.flatten import flatten
+from memplan.program.flat import flatten
 from memplan.program.interpret import interpret
 from memplan.program.ops import Axes, axes_of, local_params
 

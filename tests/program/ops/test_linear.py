@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from memplan.program import compat, ops
-from memplan.program.flatten import flatten
+from memplan.program.flat import flatten
 from memplan.program.interpret import interpret
 from tests.program.ops.test_axis_rules import STEPS
 

@@ -15,7 +15,7 @@ from jax import lax
 
 from memplan.planning.rows import Span
 from memplan.program import compat
-from memplan.program.flatten import flatten
+from memplan.program.flat import flatten
 from memplan.program.interpret import interpret
 from memplan.program.ops import (
     Axes,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from memplan.program import compat
-from memplan.program.flatten import flatten
+from memplan.program.flat import flatten
 from memplan.program.interpret import interpret
 from memplan.program.ops import axes_of
 from tests.program.ops.test_axis_rules import divided

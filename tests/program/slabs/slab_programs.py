@@ -18,8 +18,7 @@ from memplan.planning.slab_choice import Choice
 from memplan.planning.slab_price import Pricer, SlabLimits
 from memplan.planning.slabs import SlabLoop, Slabs, Walls, least_rows, trips_of
 from memplan.program import compat
-from memplan.program.flat import Flat
-from memplan.program.flatten import flatten
+from memplan.program.flat import Flat, flatten
 from memplan.program.ops import shape_of
 from memplan.program.slabs.axis import SlabAxis
 from memplan.program.slabs.choose import large_ops

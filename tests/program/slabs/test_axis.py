@@ -12,8 +12,7 @@ import pytest
 
 from memplan.planning.rows import ALIGNED, Rows
 from memplan.planning.slabs import AlongOp
-from memplan.program.flat import Flat
-from memplan.program.flatten import flatten
+from memplan.program.flat import Flat, flatten
 from memplan.program.slabs.axis import slab_axis
 from memplan.program.slabs.bands import with_bands
 

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memplan.program import compat
-from memplan.program.flat import Flat
-from memplan.program.flatten import flatten
+from memplan.program.flat import Flat, flatten
 from memplan.program.interpret import interpret
 from memplan.program.slabs.bands import with_bands
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from memplan.program import compat
-from memplan.program.flatten import flatten
+from memplan.program.flat import flatten
 from memplan.program.interpret import interpret
-from memplan.program.slabs.broadcasts import Sum, broadcast_of, centred, squared
+from memplan.program.slabs.early_sums import Sum, broadcast_of, centred, squared
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, 8, 4, 3)), jnp.float32)
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from memplan.planning.slabs import Slabs, Walls
 from memplan.program import compat
-from memplan.program.flat import Flat
-from memplan.program.flatten import flatten
+from memplan.program.flat import Flat, flatten
 from memplan.program.interpret import interpret
 from memplan.program.slabs.axis import slab_axis
 from memplan.program.slabs.early_sums import early_sums

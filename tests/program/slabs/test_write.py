@@ -16,8 +16,7 @@ from jax import lax
 from memplan.errors import PlanMismatchError
 from memplan.planning.slabs import Slabs, least_rows
 from memplan.program import compat
-from memplan.program.flat import Flat
-from memplan.program.flatten import flatten
+from memplan.program.flat import Flat, flatten
 from memplan.program.interpret import interpret
 from memplan.program.slabs.axis import SlabAxis
 from memplan.program.slabs.write import axis_at, follow_slabs, in_slabs, with_slabs

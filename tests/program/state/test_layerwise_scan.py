@@ -14,7 +14,7 @@ from memplan.hardware import catalog
 from memplan.program import compat
 from memplan.program.host_memory import DEVICE, HOST, fetch, write
 from memplan.program.lowerable import Lowerable
-from memplan.program.state.layerwise_scan import StreamedScan, Update, UpdatingScan
+from memplan.program.state.layerwise import StreamedScan, Update, UpdatingScan
 from memplan.xla.target import Target
 from tests.xla.thunks import dump_options, dumped_thunks, loops
 
