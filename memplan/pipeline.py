@@ -12,7 +12,7 @@ from memplan.compilation.attempts import MOST_TRIES, Attempts
 from memplan.compilation.compiler import Compiler, Notify
 from memplan.compilation.limits import Limits
 from memplan.compilation.outcome import Outcome
-from memplan.compilation.plans import Agree
+from memplan.compilation.scheduled import Agree
 from memplan.errors import BudgetError, MemplanError
 from memplan.hardware import catalog, measured
 from memplan.outcome.infeasible import infeasible

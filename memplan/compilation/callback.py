@@ -10,8 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from memplan.compilation.limits import Headroom, Limits
-from memplan.compilation.plans import Agree, Plans
-from memplan.compilation.scheduled import ScheduledModule
+from memplan.compilation.scheduled import Agree, Plans, ScheduledModule
 from memplan.errors import PlanMismatchError
 from memplan.hardware.device import Device
 from memplan.hardware.topology import Topology

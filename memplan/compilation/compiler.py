@@ -11,7 +11,7 @@ import jax
 from memplan.compilation.callback import Callback
 from memplan.compilation.limits import Headroom, Limits
 from memplan.compilation.outcome import Outcome
-from memplan.compilation.plans import Agree
+from memplan.compilation.scheduled import Agree
 from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner
 from memplan.program.lowerable import lowerable

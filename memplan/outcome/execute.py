@@ -18,8 +18,7 @@ from memplan.program.jit_arguments import dynamic_arguments
 from memplan.program.lowerable import flat_function
 from memplan.program.state.host_state import place_leaf, to_device
 from memplan.program.trace import Program
-from memplan.verify.numbers import Gate, compare, roundings
-from memplan.verify.pieces import run_in_pieces
+from memplan.verify.numbers import Gate, compare, roundings, run_in_pieces
 from memplan.xla import local
 
 _LENGTHS = (5, 12)  # equations that are compiled together, for the gate

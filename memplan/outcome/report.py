@@ -29,8 +29,8 @@ from memplan.xla import local
 from memplan.xla.buffers import instruction_of
 from memplan.xla.cuda_graphs import has_own_rule, launches
 from memplan.xla.host_copies import transfers
+from memplan.xla.local import Taken, least_limit
 from memplan.xla.module import Module, read_module
-from memplan.xla.pools import Taken, least_limit
 from memplan.xla.sources import constants, layer_of
 from memplan.xla.target import Target, rematerializes_above, without_messages
 from memplan.xla.write import original

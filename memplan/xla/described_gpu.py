@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
+import threading
+from pathlib import Path
+
 from memplan.errors import UnknownDeviceError
-from memplan.hardware.device import Device
+from memplan.hardware.device import Device, GpuTarget
 
 _MOST_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536}  # per core; 2048 elsewhere
 
@@ -55,3 +60,23 @@ platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
 device_description_str: "{device.name}"
 """
+
+
+_MOST_BYTES = 2**26  # XLA reads and writes the whole file at every compilation
+
+
+def kernel_cache_file(target: GpuTarget) -> Path:
+    """The file for `xla_gpu_kernel_cache_file`, which keeps machine code until the process ends.
+
+    That code never runs, yet making it takes XLA most of a compilation, and candidates for one step share most kernels.
+    The keys in the file do not name the GPU, and XLA locks no file: each GPU and thread has its own.
+    """
+    path = Path(_folder(target, threading.get_ident()).name) / "kernels"
+    if path.exists() and path.stat().st_size > _MOST_BYTES:
+        path.unlink()
+    return path
+
+
+@functools.cache
+def _folder(target: GpuTarget, thread: int) -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="memplan-kernels-", ignore_cleanup_errors=True)

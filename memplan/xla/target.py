@@ -28,9 +28,8 @@ from memplan.program import compat
 from memplan.program.jit_arguments import infer_static
 from memplan.program.lowerable import Lowerable
 from memplan.program.sharding import Spmd
-from memplan.xla.described_gpu import target_config
+from memplan.xla.described_gpu import kernel_cache_file, target_config
 from memplan.xla.hook import Rewrite, intercept
-from memplan.xla.kernel_cache import kernel_cache_file
 from memplan.xla.module import UnreadableModuleError, large_constants
 
 HIDES_LATENCY = {

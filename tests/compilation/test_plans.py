@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from memplan.compilation import plans
-from memplan.compilation.plans import Plans
-from memplan.compilation.scheduled import ScheduledModule
+from memplan.compilation import scheduled as scheduled_file
+from memplan.compilation.scheduled import Plans, ScheduledModule
 from memplan.hardware.roofline import copy_seconds
 from memplan.planning.plan import Plan
 from memplan.planning.problem import Problem
@@ -63,8 +62,8 @@ def has_extra(problem: Problem) -> bool:
 def test_extra_outputs_come_first_and_go_where_they_cost_more(
     monkeypatch: pytest.MonkeyPatch, share: float, tries: int, taken: bool
 ) -> None:
-    monkeypatch.setattr(plans, "output_costs", lambda *_: {"masked": 0.5})
-    monkeypatch.setattr(plans, "recomputed_kernels", lambda problem, _: {0})
+    monkeypatch.setattr(scheduled_file, "output_costs", lambda *_: {"masked": 0.5})
+    monkeypatch.setattr(scheduled_file, "recomputed_kernels", lambda problem, _: {0})
     plain = ScheduledModule(read_module(BESIDE), V100)
     planner = InOrder(seconds=lambda problem: (share if has_extra(problem) else 2.0) * plain.replay.step_s)
     plan = within(ROOMY, planner, plain).make()
@@ -79,8 +78,8 @@ def test_values_that_no_plan_recomputes_are_no_extra_outputs(monkeypatch: pytest
         prices.append(problem.kernels[0].seconds)
         return set()
 
-    monkeypatch.setattr(plans, "output_costs", lambda *_: {"masked": 0.5})
-    monkeypatch.setattr(plans, "recomputed_kernels", recomputed)
+    monkeypatch.setattr(scheduled_file, "output_costs", lambda *_: {"masked": 0.5})
+    monkeypatch.setattr(scheduled_file, "recomputed_kernels", recomputed)
     planner, plain = InOrder(), ScheduledModule(read_module(BESIDE), V100)
     assert within(ROOMY, planner, plain).make().handed_on == ()
     assert len(planner.asked) == 1

@@ -13,7 +13,7 @@ import pytest
 import memplan
 from memplan.errors import OutOfMemoryError
 from memplan.outcome import execute
-from memplan.xla.pools import Pool
+from memplan.xla.local import Pool
 from tests.gpu_runtime import stand_in
 
 pytestmark = [

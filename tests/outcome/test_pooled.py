@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from memplan.compilation.outcome import Outcome
 from memplan.outcome.report import pooled
 from memplan.program.trace import StateOnHost, trace
-from memplan.xla.local import Pools
-from memplan.xla.pools import Taken
+from memplan.xla.local import Pools, Taken
 from memplan.xla.target import Executable, Memory, Target
 from tests.compilation.modules import V100
 from tests.compilation.outcomes import outcome

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from memplan.program.trace import trace
-from memplan.verify.pieces import run_in_pieces
+from memplan.verify.numbers import run_in_pieces
 from tests.program.scans import plain, traced
 
 

@@ -9,8 +9,7 @@ import pytest
 from memplan.errors import BudgetError, UnknownDeviceError
 from memplan.hardware import catalog
 from memplan.xla import local
-from memplan.xla.local import closest_name
-from memplan.xla.pools import Pool
+from memplan.xla.local import Pool, closest_name
 
 
 def test_a_card_without_a_specification_is_refused_with_the_nearest() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.xla.pools import Pool, Taken, least_limit
+from memplan.xla.local import Pool, Taken, least_limit
 
 MIB, GIB = 1 << 20, 1 << 30
 REQUESTS = st.lists(st.integers(0, 40 * MIB) | st.sampled_from([2**n * MIB for n in range(9)]), max_size=30)

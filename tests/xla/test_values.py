@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memplan.planning.problem import Role
+from memplan.xla.buffers import Values, leaves_of, map_tree, tree_of
 from memplan.xla.shapes import Array
-from memplan.xla.values import Values, leaves_of, map_tree, tree_of
 
 ARRAY = Array("f32", (2,))
 

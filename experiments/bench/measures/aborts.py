@@ -27,8 +27,7 @@ from memplan.program.lowerable import Lowerable, channels_last, flat_function
 from memplan.program.ops import shape_of
 from memplan.program.slabs.write import axis_at, with_slabs
 from memplan.program.trace import Program, trace
-from memplan.verify.numbers import compare, relative_error, roundings
-from memplan.verify.pieces import run_in_pieces
+from memplan.verify.numbers import compare, relative_error, roundings, run_in_pieces
 from memplan.xla.target import Target
 
 GPU = "v100"

@@ -22,8 +22,7 @@ from memplan.program.ops import shape_of
 from memplan.program.slabs.axis import SlabAxis
 from memplan.program.slabs.write import axis_at, with_slabs
 from memplan.program.trace import Program, trace
-from memplan.verify.numbers import compare
-from memplan.verify.pieces import in_pieces
+from memplan.verify.numbers import compare, in_pieces
 
 STEPS = 10
 _PIECES = (5, 12)  # equations that are compiled together

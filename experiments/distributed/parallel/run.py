@@ -20,8 +20,7 @@ from experiments.distributed.parallel.table import write_table
 from memplan.io import write_atomic
 from memplan.outcome.report import versions
 from memplan.program.trace import trace
-from memplan.verify.numbers import compare
-from memplan.verify.pieces import in_pieces
+from memplan.verify.numbers import compare, in_pieces
 
 STEPS = 20
 LENGTHS = (5, 12)  # equations that are compiled together where the step is cut

@@ -162,3 +162,36 @@ def fused_text(name: str, parameters: Sequence[tuple[str, Shape]], ops: Sequence
 def _bare(shape: Shape) -> str:
     """Without layouts, as a computation's first line has it."""
     return str(Array(shape.dtype, shape.dims)) if isinstance(shape, Array) else f"({', '.join(map(_bare, shape))})"
+
+
+_ONE_BY_ONE = frozenset({"sine", "cosine", "tan", "power", "atan2"})
+_INTEGER = re.compile(r"[su]\d+")
+
+
+def keeps_bits(fused: Computation, result: Instruction) -> bool:
+    """Does a value of a fusion have the same bits where it is read within and where it is written and read again?
+
+    XLA:GPU rounds every product, sum and conversion within a fusion as between two: its PTX says `mul.rn` and `add.rn`,
+    which are never contracted, and rounds to float16 and back. One pair becomes one operation: an integer converted to
+    a float and then to a narrower one (MLIR's `TruncFSIToFPToSIToFP`).
+    """
+    made = fused.behind_bitcasts(result)
+    if made.opcode != "convert":
+        return True
+    (given,) = (fused.ops[name].shape for name in made.operands)
+    return not (isinstance(given, Array) and _INTEGER.fullmatch(given.dtype))
+
+
+def narrowest_bits(op: Instruction, operands: Iterable[Instruction]) -> tuple[int, int]:
+    """Bits of an element of the narrowest array that a fusion reads, and that it makes.
+
+    A sum over many elements adds them in an order that follows from its shape, from this width, and from whether
+    something in the fusion `prevents_vectorization` (XLA's `ReductionFusion`, `MayPreventVectorization`).
+    """
+    read = (array.bits for one in operands for array in one.result)
+    return min(read, default=0), min(array.bits for array in op.result)
+
+
+def prevents_vectorization(fused: Computation) -> bool:
+    """Does it keep sums beside it from reading several elements at once?"""
+    return not _ONE_BY_ONE.isdisjoint(op.opcode for op in fused.ops.values())

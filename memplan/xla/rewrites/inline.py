@@ -21,12 +21,12 @@ from memplan.xla.rewrites.fusion import (
     has_tuple_readers,
     insert,
     is_open,
+    keeps_bits,
     new_fusion,
     rename_operands,
     renumber,
     slice_fusion,
 )
-from memplan.xla.rewrites.rounding import keeps_bits
 from memplan.xla.shapes import Shape
 
 SMALL_BYTES = 1 << 16

@@ -25,8 +25,7 @@ from memplan.xla.rewrites.fusion import (
     tuple_element,
     with_root,
 )
-from memplan.xla.rewrites.fusion_groups import FusionGroups, constraints_of
-from memplan.xla.rewrites.mergeable import Mergeable
+from memplan.xla.rewrites.fusion_groups import FusionGroups, Mergeable, constraints_of
 from memplan.xla.shapes import Shape
 
 MERGED_SHARE = 0.7

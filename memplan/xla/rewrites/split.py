@@ -22,12 +22,12 @@ from memplan.xla.rewrites.fusion import (
     buffer_of,
     has_tuple_readers,
     insert,
+    keeps_bits,
     new_fusion,
     rename_operands,
     renumber,
     with_root,
 )
-from memplan.xla.rewrites.rounding import keeps_bits
 from memplan.xla.shapes import Shape
 
 WHOLE_SHARE = 0.9

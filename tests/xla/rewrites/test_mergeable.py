@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memplan.xla.module import read_module
-from memplan.xla.rewrites.mergeable import Mergeable, mergeable
+from memplan.xla.rewrites.fusion_groups import Mergeable, mergeable
 from tests.xla.rewrites.test_merge import (
     ARRAY,
     BENT,

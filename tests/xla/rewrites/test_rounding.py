@@ -14,7 +14,7 @@ import pytest
 from memplan.hardware import catalog
 from memplan.program.lowerable import Lowerable
 from memplan.xla.module import Computation, Instruction, read_instruction
-from memplan.xla.rewrites.rounding import keeps_bits, narrowest_bits, prevents_vectorization
+from memplan.xla.rewrites.fusion import keeps_bits, narrowest_bits, prevents_vectorization
 from memplan.xla.target import Target, described_mesh
 
 ARRAY = "f32[4]{0}"
