@@ -1,4 +1,4 @@
-"""How a step is divided among devices: what lies where, and which of its sums travel together."""
+"""Divides a step among devices: the placement of every array, and the buckets of its sums."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from memplan.hardware.device import Device
 from memplan.hardware.topology import Topology
 from memplan.parallel import agreement
 from memplan.parallel.emit.buckets import Buckets, assign_buckets, sink_reads
-from memplan.parallel.partition.placement import Placement, Replicate, Shard
 from memplan.parallel.partition.propagate import propagate
 from memplan.parallel.partition.refusals import refuse
-from memplan.parallel.partition.sharded import Gather, OutputDemand, Sharded, gathers
+from memplan.parallel.partition.sharded import Gather, OutputDemand, Placement, Replicate, Shard, Sharded, gathers
 from memplan.program import compat
 from memplan.program.flatten import flatten
 
@@ -57,11 +56,11 @@ def divide(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Divided:
-    """The step's equations with placements, for these (global) shapes. All processes must come to the same.
+    """The step's equations with placements, for these (global) shapes; the same in all processes.
 
     Raises:
-      MeshError: a batch that cannot be divided.
-      UnsupportedProgramError: a step that cannot.
+      MeshError: the batch cannot be divided.
+      UnsupportedProgramError: the step cannot be divided.
     """
     traced = jax.jit(step).trace(*args, **kwargs)
     inputs = placements(args, kwargs, options, topology.devices)
@@ -78,10 +77,10 @@ def divide(
 
 
 def placements(args: Sequence[Any], kwargs: Mapping[str, Any], options: Options, devices: int) -> list[Placement]:
-    """Of every leaf of the arguments; those that only a name says are never the batch.
+    """Of every leaf of the arguments; keyword arguments are never the batch.
 
     Raises:
-      MeshError: a batch that cannot be divided.
+      MeshError: the batch cannot be divided.
     """
     found = []
     for position, arg in [*enumerate(args), *((None, kwargs[name]) for name in sorted(kwargs))]:
@@ -100,17 +99,17 @@ def batch_placement(position: int, name: str, leaf: Leaf, options: Options, devi
     if len(shape) <= axis:
         return Replicate()  # a scalar of the batch: the same for all
     if shape[axis] % devices:
-        near = _nearest(shape[axis], devices)
+        below = shape[axis] // devices * devices
         raise MeshError(
             f"the global batch of {shape[axis]} (argument {position}{name}, dimension {axis}) cannot be divided "
-            f"equally among {devices} devices. Take {near}, or a mesh whose number of "
-            f"devices divides {shape[axis]}."
+            f"equally among {devices} devices. Take {f'{below} or ' if below else ''}{below + devices}, or a mesh "
+            f"whose number of devices divides {shape[axis]}."
         )
     return Shard(axis)
 
 
 def _state_placement(name: str, leaf: Leaf, options: Options, devices: int) -> Placement:
-    """Parts of state that is to be divided, along the largest dimension that can be."""
+    """State that `split_state` names is split along its largest dimension that can be; the rest is replicated."""
     if options.split_state is None:
         return Replicate()
     wanted = options.split_state in name if isinstance(options.split_state, str) else options.split_state(name, leaf)
@@ -122,7 +121,7 @@ def _state_placement(name: str, leaf: Leaf, options: Options, devices: int) -> P
 def _output_demands(
     args: tuple[Any, ...], inputs: Sequence[Placement], out: Any, options: Options
 ) -> list[OutputDemand]:
-    """Outputs that take the place of an argument have its placements; of others, what is split stays so."""
+    """An output with the tree and types of an argument gets its placements; others stay as they are."""
     by_tree: dict[Any, list[Placement]] = {}
     start = 0
     for position, arg in enumerate(args):
@@ -148,17 +147,10 @@ def _types(leaves: Sequence[Leaf]) -> tuple[Any, ...]:
     return tuple((leaf.shape, leaf.dtype) for leaf in map(struct_of, leaves))
 
 
-def _nearest(size: int, devices: int) -> str:
-    """Batches that can be divided, as `8 or 16`."""
-    below = size // devices * devices
-    return f"{below} or {below + devices}" if below else str(devices)
-
-
 def _warning(gather: Gather) -> str:
-    eqn, atom, divides = gather
-    line = compat.relative(compat.source_of(eqn)) or "an unknown line"
-    work = "its part" if divides else "all of it"
+    line = compat.relative(compat.source_of(gather.eqn)) or "an unknown line"
+    work = "its part" if gather.divides else "all of it"
     return (
-        f"{eqn.primitive.name} at {line} cannot be divided along the batch as it lies: every device gathers its "
-        f"operand {atom.aval.str_short()} and computes {work}; what follows is divided where it can be."
+        f"{gather.eqn.primitive.name} at {line} cannot be divided along the batch as it lies: every device gathers its "
+        f"operand {gather.operand.aval.str_short()} and computes {work}; what follows is divided where it can be."
     )

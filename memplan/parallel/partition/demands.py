@@ -1,4 +1,4 @@
-"""The way back: which placement the readers of every array ask for."""
+"""The backward pass: the placement that the readers of every array ask for."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memplan.parallel.partition.placement import Placement, Shard
-from memplan.parallel.partition.sharded import OutputDemand, Sharded, ShardedEqn, shard_along
+from memplan.parallel.partition.sharded import OutputDemand, Placement, Shard, Sharded, ShardedEqn, shard_along
 from memplan.program import compat
 from memplan.program.axis_rules import axes_of
 
 
 @dataclass(frozen=True)
 class Demands:
-    """Variables -> how they should be split, as all their readers ask (`unanimous`), or most that ask for it at all."""
+    """Variable -> the split that its readers ask for."""
 
-    unanimous: Mapping[Any, Shard] = field(default_factory=dict)
-    majority: Mapping[Any, Shard] = field(default_factory=dict)
+    unanimous: Mapping[Any, Shard] = field(default_factory=dict)  # all readers
+    majority: Mapping[Any, Shard] = field(default_factory=dict)  # most of the readers that ask for a split
 
 
 def demands(sharded: Sharded, outputs: Sequence[OutputDemand], devices: int) -> Demands:
-    """What readers ask for; an equation that nobody divided passes on what it is asked."""
+    """What readers ask for; an equation that is not divided passes on the demand on its result."""
     asked: dict[Any, list[Placement]] = {}
 
     def ask(atoms: Sequence[Any], placements: Sequence[Placement]) -> None:
@@ -41,7 +40,7 @@ def demands(sharded: Sharded, outputs: Sequence[OutputDemand], devices: int) -> 
 
 
 def per_device(sharded: Sharded) -> frozenset[int]:
-    """Numbers of equations through which what is not split gets into what is: statistics of the batch."""
+    """Numbers of equations through which split results depend on unsplit ones: statistics of the batch."""
     onward: set[Any] = set()
     numbers: set[int] = set()
     for number in reversed(range(len(sharded.eqns))):
@@ -68,6 +67,6 @@ def _passed_on(
 
 
 def _common(placements: Sequence[Placement]) -> Shard | None:
-    """The shard that all of these are."""
+    """The shard that all of these equal, if any."""
     first = placements[0] if placements else None
     return first if isinstance(first, Shard) and len(set(placements)) == 1 else None

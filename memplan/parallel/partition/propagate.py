@@ -1,8 +1,8 @@
-"""Which placement every array of a step gets, before anything is written: propagation along its equations, and back.
+"""Propagates placements through the arrays of a step: forward along its equations, and backward from their readers.
 
-Forward, what is split makes what depends on it split; a sum over what is split is *partial*, and stays so through what
-is linear. Backward, who reads an array split would have liked it to be made so: that is how a broadcast is made in its
-parts, and how a gradient that only updates a part of the optimizer's state is scattered instead of summed everywhere.
+Forward, results of split operands are split; a sum over a split dimension is `Partial`, and stays so through linear
+equations. Backward, an array gets the split that its readers ask for: a broadcast is then made in parts, and a gradient
+that only updates a part of the optimizer's state is scattered instead of summed everywhere.
 """
 
 from __future__ import annotations
@@ -14,8 +14,17 @@ from dataclasses import replace
 from typing import Any
 
 from memplan.parallel.partition.demands import Demands, demands, per_device
-from memplan.parallel.partition.placement import Partial, PerDevice, Placement, Replicate, Shard
-from memplan.parallel.partition.sharded import OutputDemand, Sharded, ShardedEqn, shard_along
+from memplan.parallel.partition.sharded import (
+    OutputDemand,
+    Partial,
+    PerDevice,
+    Placement,
+    Replicate,
+    Shard,
+    Sharded,
+    ShardedEqn,
+    shard_along,
+)
 from memplan.program import compat
 from memplan.program.axes import Axes
 from memplan.program.axis_rules import axes_of
@@ -35,10 +44,10 @@ def propagate(
     """Placements for every variable of a flat jaxpr.
 
     Args:
-      inputs: placements of its inputs, constants left out: those are replicated.
-      outputs: what is asked of them.
+      inputs: placements of its inputs; constants are replicated.
+      outputs: demands on them.
       devices: how many blocks a split array has.
-      own_statistics: a sum over the batch that goes back into what is split (batch norm) is each device's own, over its
+      own_statistics: a sum over the batch that split arrays depend on (batch norm) is taken by each device over its own
         part of the batch. Not in loops.
     """
     asked, own = Demands(), frozenset[int]()
@@ -53,12 +62,7 @@ def propagate(
 
 
 class _Forward:
-    """Propagation along the equations.
-
-    Attributes:
-      demands: of the last way back.
-      per_device: numbers of the equations that are computed from each device's own estimates.
-    """
+    """One forward pass."""
 
     def __init__(
         self,
@@ -66,8 +70,8 @@ class _Forward:
         inputs: Sequence[Placement],
         outputs: Sequence[OutputDemand],
         devices: int,
-        demands: Demands,
-        per_device: frozenset[int],
+        demands: Demands,  # of the last backward pass
+        per_device: frozenset[int],  # numbers of equations that are computed from each device's own estimates
     ):
         self.jaxpr, self.inputs, self.outputs, self.devices = jaxpr, inputs, outputs, devices
         self.demands, self.per_device = demands, per_device
@@ -75,10 +79,12 @@ class _Forward:
         self.reductions: dict[Any, Placement] = {}
         self.readers = Counter(atom for eqn in jaxpr.jaxpr.eqns for atom in eqn.invars if compat.is_var(atom))
         self.readers.update(atom for atom in jaxpr.jaxpr.outvars if compat.is_var(atom))
-        self.is_per_device = False  # the equation at hand
-        self.averaged: set[Any] = set()  # each device's own for those, the mean for others
-        self.read_per_device: set[Any] = set()  # by equations that are
-        self.other_readers = Counter(filter(compat.is_var, jaxpr.jaxpr.outvars))  # number of the others
+        self.is_per_device = False  # whether the current equation is in `per_device`
+        self.averaged: set[Any] = (
+            set()
+        )  # variables that `per_device` equations read as `PerDevice`, others as their mean
+        self.read_per_device: set[Any] = set()  # variables that `per_device` equations read
+        self.other_readers = Counter(filter(compat.is_var, jaxpr.jaxpr.outvars))  # number of readers that are not
         for number, eqn in enumerate(jaxpr.jaxpr.eqns):
             if number in per_device:
                 self.read_per_device.update(filter(compat.is_var, eqn.invars))
@@ -115,14 +121,14 @@ class _Forward:
         return PerDevice() if self.is_per_device and atom in self.averaged else self.placements[atom]
 
     def average(self, atoms: Sequence[Any]) -> None:
-        """What is each device's own is needed alike everywhere: the mean of all."""
+        """Replicate `PerDevice` values by their mean."""
         for atom in atoms:
             if compat.is_var(atom) and isinstance(self.placements[atom], PerDevice):
                 self.placements[atom] = self.reductions[atom] = Replicate()
                 self.averaged.add(atom)
 
     def deferrable(self, eqn: compat.JaxprEqn, terms: Sequence[Placement]) -> bool:
-        """The mean may wait behind a product or what is linear, if nothing else reads what is each device's own."""
+        """Whether the mean can be taken after this equation: a linear one that alone reads its `PerDevice` operands."""
         own = [isinstance(one, PerDevice) for one in terms]
         whole = [isinstance(one, Replicate) for one in terms]
         if not any(own) or not all(a or b for a, b in zip(own, whole, strict=True)):
@@ -131,7 +137,7 @@ class _Forward:
         return max(readers) == 1 and (eqn.primitive.name == "mul" or is_linear(eqn, own, whole))
 
     def reduce(self, var: Any) -> None:
-        """Its sum is needed: everywhere, in parts where a reader would have it so, or as each device estimates it."""
+        """Sum a partial variable: as most readers demand it, replicated, or each device for itself."""
         if var in self.read_per_device:
             self.placements[var] = PerDevice()
         else:
@@ -159,7 +165,11 @@ class _Forward:
             self.average(eqn.invars)
         given = [self.placement(atom) for atom in eqn.invars]
         if compat.control_bodies(eqn):
-            return self.control(eqn, given)
+            if (scan := compat.scan_of(eqn)) is not None:
+                return self.scan(eqn, scan, given)
+            self.reduce_all(eqn.invars)
+            given = [self.placement(atom) for atom in eqn.invars]
+            return self.cond(eqn, given) if eqn.primitive.name == "cond" else self.while_loop(eqn, given)
         one = self.divided(eqn, given)
         terms_to_sum = [
             atom
@@ -172,7 +182,7 @@ class _Forward:
         return self.divided(eqn, [self.placement(atom) for atom in eqn.invars])
 
     def shard_again(self, eqn: compat.JaxprEqn, one: ShardedEqn) -> ShardedEqn:
-        """What is made from gathered operands is divided again by whoever reads it: a device has its part already."""
+        """Results of gathered operands are split again for their readers: each device takes its part of them."""
         if not one.gathered or one.bodies or one.axis is not None or PerDevice() in one.results:
             return one
         gathered = [eqn.invars[position] for position in one.gathered]
@@ -188,12 +198,11 @@ class _Forward:
 
     def divided(self, eqn: compat.JaxprEqn, given: Sequence[Placement]) -> ShardedEqn:
         axes = axes_of(eqn)
-        return shard_along(given, axes, self.choose_axis(eqn, given, axes), len(eqn.outvars))
+        axis = None if axes is None else self.choose_axis(eqn, given, axes)
+        return shard_along(given, axes, axis, len(eqn.outvars))
 
-    def choose_axis(self, eqn: compat.JaxprEqn, given: Sequence[Placement], axes: Axes | None) -> int | None:
+    def choose_axis(self, eqn: compat.JaxprEqn, given: Sequence[Placement], axes: Axes) -> int | None:
         """The axis that the most bytes of split operands vote for, or the one that all readers of a result demand."""
-        if axes is None:
-            return None
         votes: Counter[int] = Counter()
         for position, (atom, placement) in enumerate(zip(eqn.invars, given, strict=True)):
             axis = axes.of_operand(position, placement.dim) if isinstance(placement, Shard) else None
@@ -208,24 +217,20 @@ class _Forward:
                 return axis
         return None
 
-    def control(self, eqn: compat.JaxprEqn, given: Sequence[Placement]) -> ShardedEqn:
-        scan = compat.scan_of(eqn)
-        if scan is not None:
-            return self.scan(eqn, scan, given)
-        self.reduce_all(eqn.invars)
-        given = [self.placement(atom) for atom in eqn.invars]
-        return self.cond(eqn, given) if eqn.primitive.name == "cond" else self.while_loop(eqn, given)
-
     def scan(self, eqn: compat.JaxprEqn, scan: compat.Scan, given: Sequence[Placement]) -> ShardedEqn:
-        """Carries keep one placement: of what goes in, unless what comes out is split, or partial, then summed once."""
+        """Carries keep one placement, found by repetition; a partial carry is summed once, after the loop."""
         const_vars, carry_vars, stack_vars = scan.split(eqn.invars)
         self.reduce_all([*const_vars, *stack_vars])
         consts, carries, stacks = scan.split([self.placement(atom) for atom in eqn.invars])
         first = len(eqn.invars) - len(stacks)
         whole = [first + number for number, placement in enumerate(stacks) if placement == Shard(0)]
         body = flatten(scan.body)
-        if whole and self.trips_are_alike(scan, body, consts):
-            return self.divide_trips(scan, body)
+        alone = not scan.carries and not body.jaxpr.effects  # no trip depends on another, as in `lax.map`
+        if whole and alone and scan.trips % self.devices == 0 and all(one == Replicate() for one in consts):
+            inputs, gives = [Replicate()] * len(body.jaxpr.invars), [Shard(0)] * len(body.jaxpr.outvars)
+            found = propagate(body, inputs, [OutputDemand(Replicate())] * len(gives), self.devices)
+            needs = (*inputs[: scan.consts], *[Shard(0)] * (len(inputs) - scan.consts))
+            return ShardedEqn(needs, tuple(gives), bodies=(found,), divides_trips=True)
         slices = [
             _slice_placement(placement, compat.aval_of(var).shape, self.devices)
             for placement, var in zip(stacks, stack_vars, strict=True)
@@ -251,20 +256,8 @@ class _Forward:
         gives = (*carries, *map(_stack_placement, found.outputs[scan.carries :]))
         return ShardedEqn(needs, gives, bodies=(found,), gathered=tuple(whole))
 
-    def trips_are_alike(self, scan: compat.Scan, body: compat.ClosedJaxpr, consts: Sequence[Placement]) -> bool:
-        """Trips that know nothing of one another (`lax.map`) are as good on different devices."""
-        alone = not scan.carries and not body.jaxpr.effects
-        return alone and scan.trips % self.devices == 0 and all(one == Replicate() for one in consts)
-
-    def divide_trips(self, scan: compat.Scan, body: compat.ClosedJaxpr) -> ShardedEqn:
-        inputs = [Replicate()] * len(body.jaxpr.invars)
-        found = propagate(body, inputs, [OutputDemand(Replicate())] * len(body.jaxpr.outvars), self.devices)
-        stacks = [Shard(0)] * (len(inputs) - scan.consts)
-        gives = [Shard(0)] * len(body.jaxpr.outvars)
-        return ShardedEqn((*inputs[: scan.consts], *stacks), tuple(gives), bodies=(found,), divides_trips=True)
-
     def while_loop(self, eqn: compat.JaxprEqn, given: Sequence[Placement]) -> ShardedEqn:
-        """A `while`: what decides whether it goes on is whole, carries keep one placement."""
+        """The condition is replicated; carries keep one placement, found by repetition."""
         test_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         tests, consts = [Replicate()] * test_consts, list(given[test_consts : test_consts + body_consts])
         carries = list(given[test_consts + body_consts :])
@@ -292,7 +285,7 @@ class _Forward:
 
 
 def _shard_again(shape: Sequence[int], batch: Collection[int], largest: int, devices: int) -> Placement:
-    """Along a dimension that has the whole batch in it, or of what is as large as an operand along its largest."""
+    """Along a dimension that holds the whole batch; else, if it is as large as an operand, along its largest."""
     whole = [dim for dim, size in enumerate(shape) if size and any(size % one == 0 for one in batch)]
     if not whole and math.prod(shape) >= largest:
         whole = sorted(range(len(shape)), key=lambda dim: -shape[dim])
@@ -300,7 +293,7 @@ def _shard_again(shape: Sequence[int], batch: Collection[int], largest: int, dev
 
 
 def _slice_placement(placement: Placement, shape: Sequence[int], devices: int) -> Placement:
-    """Of the slices of a stack: the dimension that is scanned over cannot be split, another perhaps can."""
+    """Placement of a stack's slices: the scanned dimension cannot be split, so another one is."""
     if not isinstance(placement, Shard):
         return placement
     if placement.dim:
@@ -313,7 +306,7 @@ def _stack_placement(placement: Placement) -> Placement:
 
 
 def _meet(before: Placement, after: Placement) -> Placement:
-    """One placement for what goes into a trip and what comes out of it."""
+    """One placement for a carry before and after a trip."""
     if before == after or before != Replicate():
         return before if before == after or not isinstance(after, Shard) else Replicate()
     return after

@@ -1,4 +1,4 @@
-"""What a step may not hold if it is to be divided: said before anything runs, with the line that has it."""
+"""Refuses steps that cannot be divided, before anything runs and with the line."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from memplan.errors import UnsupportedProgramError
 from memplan.program import compat
 
-_PLACING = "says where arrays lie, and data_parallel decides that for the whole step"
-_PER_DEVICE = "is written for several devices already, and data_parallel divides a step that is written for one"
+_PLACING = "sets the sharding of arrays, which data_parallel decides for the whole step"
+_PER_DEVICE = "is written for several devices already; data_parallel divides a step that is written for one"
 _WITHOUT = "Leave it out of the step that data_parallel is given"
 
 _REFUSED = {
@@ -25,11 +25,11 @@ _PRINTS = ("debug_callback", "debug_print")
 
 
 def refuse(jaxpr: compat.ClosedJaxpr) -> None:
-    """Nothing, for a flat jaxpr that can be divided.
+    """Refuse a flat jaxpr that cannot be divided.
 
     Raises:
-      UnsupportedProgramError: it places its arrays itself, is divided already, or has effects that would come once for
-        each device. Printing is none of these: the first device prints.
+      UnsupportedProgramError: it places its arrays itself, is divided already, or has effects that would happen once
+        for each device. Printing is allowed: the first device prints.
     """
     for eqn in _equations(jaxpr):
         name = eqn.primitive.name
@@ -39,9 +39,9 @@ def refuse(jaxpr: compat.ClosedJaxpr) -> None:
             raise UnsupportedProgramError(f"{name} at {where} {why}. {instead}")
         if eqn.effects and (name not in _PRINTS or eqn.params.get("ordered")):
             raise UnsupportedProgramError(
-                f"{name} at {where} acts outside of the step, in order or with a result; divided, each device would. "
-                "Do it outside of the step with what the step returns; jax.debug.print and jax.debug.callback with "
-                "ordered=False may stay."
+                f"{name} at {where} has an effect outside of the step, ordered or with a result; every device of a "
+                "divided step would repeat it. Do it outside of the step with what the step returns; jax.debug.print "
+                "and jax.debug.callback with ordered=False may stay."
             )
 
 

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from memplan.parallel.partition.demands import demands, per_device
-from memplan.parallel.partition.placement import Placement, Replicate, Shard
-from memplan.parallel.partition.sharded import OutputDemand, Sharded, ShardedEqn
+from memplan.parallel.partition.sharded import OutputDemand, Placement, Replicate, Shard, Sharded, ShardedEqn
 
 WHOLE, ROWS, COLUMNS = Replicate(), Shard(0), Shard(1)
 DEVICES = 4
