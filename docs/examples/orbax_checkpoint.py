@@ -1,4 +1,4 @@
-"""Orbax saves the state of a planned training and restores it: a training that is killed continues with the same losses.
+"""Orbax saves the state of a planned training and restores it: a killed training continues with the same losses.
 
 The environment variable CHECKPOINTS names the folder.
 """
