@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
-from memplan.errors import MeshError
+from memplan.errors import MeshError, UnsupportedProgramError
 from memplan.hardware.device import Device
 from memplan.hardware.topology import Topology
 from memplan.parallel import agreement
 from memplan.parallel.emit.buckets import Buckets, assign_buckets, sink_reads
 from memplan.parallel.partition.propagate import propagate
-from memplan.parallel.partition.refusals import refuse
 from memplan.parallel.partition.sharded import Gather, OutputDemand, Placement, Replicate, Shard, Sharded, gathers
 from memplan.program import compat
 from memplan.program.flatten import flatten
@@ -24,6 +23,23 @@ from memplan.program.flatten import flatten
 Leaf = Any
 GLOBAL, DEVICE = "global", "device"
 SplitState = str | Callable[[str, Leaf], bool] | None
+
+
+_PLACING = "sets the sharding of arrays, which data_parallel decides for the whole step"
+_PER_DEVICE = "is written for several devices already; data_parallel divides a step that is written for one"
+_WITHOUT = "Leave it out of the step that data_parallel is given"
+
+_REFUSED = {
+    "sharding_constraint": (_PLACING, f"{_WITHOUT}; batch_argnums and split_state say what is divided."),
+    "reshard": (_PLACING, f"{_WITHOUT}; batch_argnums and split_state say what is divided."),
+    "mesh_cast": (_PLACING, f"{_WITHOUT}."),
+    "layout_constraint": (_PLACING, f"{_WITHOUT}."),
+    "jit": (_PLACING, "Leave in_shardings and out_shardings out of the jit inside the step."),
+    "pjit": (_PLACING, "Leave in_shardings and out_shardings out of the jit inside the step."),
+    "shard_map": (_PER_DEVICE, "Give data_parallel the function for one device, or jit this step without it."),
+    "xla_pmap": (_PER_DEVICE, "Give data_parallel the function for one device, or jit this step without it."),
+}
+_PRINTS = ("debug_callback", "debug_print")
 
 
 @dataclass(frozen=True)
@@ -66,7 +82,7 @@ def divide(
     inputs = placements(args, kwargs, options, topology.devices)
     outputs = _output_demands(args, inputs, traced.out_info, options)
     flat = flatten(traced.jaxpr)
-    refuse(flat)
+    _refuse(flat)
 
     sharded = sink_reads(propagate(flat, inputs, outputs, topology.devices, options.statistics == DEVICE))
     agreement.same_step(mesh, step, sharded.jaxpr, (options, topology, device.name))
@@ -74,6 +90,32 @@ def divide(
         warnings.warn(warning, stacklevel=2)
     buckets = assign_buckets(sharded, topology, device, options.compress is not None)
     return Divided(sharded, buckets, traced.out_tree)
+
+
+def _refuse(jaxpr: compat.ClosedJaxpr) -> None:
+    """Refuse a flat jaxpr that cannot be divided; printing is allowed, the first device prints."""
+    for eqn in _equations(jaxpr):
+        name = eqn.primitive.name
+        where = compat.relative(compat.source_of(eqn)) or "an unknown line"
+        if name in _REFUSED:
+            why, instead = _REFUSED[name]
+            raise UnsupportedProgramError(f"{name} at {where} {why}. {instead}")
+        if eqn.effects and (name not in _PRINTS or eqn.params.get("ordered")):
+            raise UnsupportedProgramError(
+                f"{name} at {where} has an effect outside of the step, ordered or with a result; every device of a "
+                "divided step would repeat it. Do it outside of the step with what the step returns; jax.debug.print "
+                "and jax.debug.callback with ordered=False may stay."
+            )
+
+
+def _equations(jaxpr: compat.ClosedJaxpr) -> Iterator[compat.JaxprEqn]:
+    for eqn in jaxpr.jaxpr.eqns:
+        called = compat.call_body(eqn)
+        bodies = compat.control_bodies(eqn) if called is None else [called]
+        for body in bodies:
+            yield from _equations(body)
+        if not bodies:
+            yield eqn
 
 
 def placements(args: Sequence[Any], kwargs: Mapping[str, Any], options: Options, devices: int) -> list[Placement]:
