@@ -42,10 +42,10 @@ def initialize(
     timeout_s: float | None = None,
     leaving_s: float = LEAVING_S,
 ) -> Cluster:
-    """Start `jax.distributed`, or adopt it where the script has started it.
+    """Start `jax.distributed`, or adopt the run if the script has started it.
 
-    A process that dies, stops or leaves while others wait for it ends the run: jax stops every other process with an
-    error within 30 seconds.
+    If a process dies, stops or leaves while others wait for it, jax ends every other process with an error within 30
+    seconds.
 
     Args:
       coordinator: host:port of rank 0. Default: from `memplan launch`, else what jax detects.

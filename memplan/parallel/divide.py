@@ -119,7 +119,7 @@ def _equations(jaxpr: compat.ClosedJaxpr) -> Iterator[compat.JaxprEqn]:
 
 
 def placements(args: Sequence[Any], kwargs: Mapping[str, Any], options: Options, devices: int) -> list[Placement]:
-    """Of every leaf of the arguments; keyword arguments are never the batch.
+    """The placement of every leaf of the arguments; keyword arguments are never the batch.
 
     Raises:
       MeshError: the batch cannot be divided.
@@ -136,10 +136,10 @@ def placements(args: Sequence[Any], kwargs: Mapping[str, Any], options: Options,
 
 
 def batch_placement(position: int, name: str, leaf: Leaf, options: Options, devices: int) -> Placement:
-    """Of one leaf of the batch, called `name` in the argument at `position`."""
+    """The placement of one leaf of the batch, called `name` in the argument at `position`."""
     shape, axis = jax.numpy.shape(leaf), options.batch_axis
     if len(shape) <= axis:
-        return Replicate()  # a scalar of the batch: the same for all
+        return Replicate()  # a scalar is the same for all examples
     if shape[axis] % devices:
         below = shape[axis] // devices * devices
         raise MeshError(

@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -38,6 +39,7 @@ from memplan.program.sharding import XLA_DECOMPOSES
 from memplan.xla.local import local_device
 
 
+@dataclass(eq=False, repr=False)
 class DataParallel:
     """What `data_parallel` returns: called with global arrays inside `jax.jit` or `memplan.jit`.
 
@@ -45,22 +47,17 @@ class DataParallel:
       sums: the buckets that were reduced when it was last traced.
     """
 
-    def __init__(
-        self, step: Callable[..., Any], mesh: Mesh | AbstractMesh, topology: Topology, device: Device, options: Options
-    ):
-        functools.update_wrapper(self, step)
-        self.step = step
-        self.mesh = mesh
-        self.topology = topology
-        self.device = device
-        self.options = options
-        self.decomposes = options.decompose
-        self.sums: tuple[Sum, ...] = ()
-        self._known: dict[Any, Divided] = {}
+    step: Callable[..., Any]
+    mesh: Mesh | AbstractMesh
+    topology: Topology
+    device: Device
+    options: Options
+    sums: tuple[Sum, ...] = ()
+    _known: dict[Any, Divided] = field(default_factory=dict)  # by the tree and types of the arguments
 
-    @property
-    def devices(self) -> int:
-        return self.topology.devices
+    def __post_init__(self) -> None:
+        functools.update_wrapper(self, self.step)
+        self.decomposes, self.devices = self.options.decompose, self.topology.devices
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         compresses, errors = self.options.compress is not None, ()

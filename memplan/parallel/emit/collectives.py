@@ -33,9 +33,7 @@ class Collectives:
     """Emits collectives, and records its sums."""
 
     topology: Topology
-    decomposes: bool = (
-        True  # an all-reduce goes in the cheapest phases; False: in one over all axes, left to the engine
-    )
+    decomposes: bool = True  # all-reduce in the cheapest phases; False: in one phase over all axes
     compressor: Compressor | None = None
     trusts_reduce_scatter: bool = True  # see the function of this name
     sums: list[Sum] = field(default_factory=list)
@@ -184,7 +182,7 @@ class Collectives:
 
 
 def trusts_reduce_scatter(mesh: Mesh | AbstractMesh) -> bool:
-    """False on CPU, where gloo's reduce-scatter reads what others overwrite and gives wrong sums now and then.
+    """False on CPU: gloo's reduce-scatter reads memory that others overwrite, so its sums are sometimes wrong.
 
     Reported with its cause as https://github.com/jax-ml/jax/issues/40830. Instead, devices exchange the parts and each
     adds up its own: as many bytes, in a fixed order.
