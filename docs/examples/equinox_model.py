@@ -1,4 +1,4 @@
-"""Equinox: arrays are arguments of the planned step; what is no array (activations, sizes) stays outside it."""
+"""Equinox: arrays are arguments of the planned step; other fields (activations, sizes) stay outside of it."""
 
 import equinox as eqx
 import jax

@@ -1,4 +1,4 @@
-"""Flax NNX: modules go in and come out; the step may write into them as it would under `nnx.jit`."""
+"""Flax NNX: modules are arguments and results; the step may update them in place, as under `nnx.jit`."""
 
 from itertools import pairwise
 
@@ -36,7 +36,7 @@ def train_step(model, optimizer, batch):
 
     loss, gradients = nnx.value_and_grad(loss_of)(model)
     optimizer.update(model, gradients)
-    return model, optimizer, loss  # nnx.jit would carry the changes out by itself
+    return model, optimizer, loss  # nnx.jit would return the changes by itself
 
 
 model, optimizer, batch = start()

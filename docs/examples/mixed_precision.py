@@ -1,4 +1,4 @@
-"""Mixed precision: float32 parameters, bfloat16 activations, and a loss scale that finds its own size.
+"""Mixed precision: float32 parameters, bfloat16 activations, and a loss scale that adapts itself.
 
 The scale is halved when a gradient overflows, and that update is skipped; it is doubled after 200 good steps. bfloat16
 seldom needs one; float16 does.

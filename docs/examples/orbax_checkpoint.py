@@ -1,5 +1,7 @@
-"""Orbax saves the state of a planned training and restores it: started again after a kill, the training goes on to the
-same losses. The environment variable CHECKPOINTS names the folder."""
+"""Orbax saves the state of a planned training and restores it: a killed training continues with the same losses.
+
+The environment variable CHECKPOINTS names the folder.
+"""
 
 import os
 import tempfile
@@ -44,7 +46,7 @@ losses, first = [], 0
 folder = Path(os.environ.get("CHECKPOINTS") or tempfile.mkdtemp())
 options = ocp.CheckpointManagerOptions(max_to_keep=2)
 with ocp.CheckpointManager(folder.absolute(), options=options) as manager:
-    if (last := manager.latest_step()) is not None:  # an interrupted save is no step
+    if (last := manager.latest_step()) is not None:  # without interrupted saves
         like = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), (params, opt_state)
         )

@@ -15,7 +15,7 @@ optimizer = optax.chain(optax.ema(0.9), optax.sgd(0.05))
 def start():
     *keys, data = jax.random.split(jax.random.key(0), len(SIZES))
     params = [jax.random.normal(key, shape) for key, shape in zip(keys, pairwise(SIZES), strict=True)]
-    average = jax.tree.map(jnp.copy, params)  # a donated buffer can be given away only once
+    average = jax.tree.map(jnp.copy, params)  # a buffer can be donated only once
     x = jax.random.normal(data, (4096, 2))
     return params, average, optimizer.init(params), {"x": x, "y": jnp.sin(3 * x).sum(1, keepdims=True)}
 

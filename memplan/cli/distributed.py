@@ -13,7 +13,7 @@ from memplan.cli.output import check_writable, exit_on_error, print_result, prog
 from memplan.hardware.topology import TOPOLOGIES
 from memplan.parallel.launch import Launch
 from memplan.parallel.launch import launch as launch_processes
-from memplan.parallel.measure import measure_topology
+from memplan.parallel.meshes import measure_topology
 from memplan.report.hardware import Topologies
 
 

@@ -1,6 +1,6 @@
-"""The processes of a mesh must run the same: what differs is refused before the first step, and one plan serves all.
+"""All processes of a mesh must run the same: differences are refused before the first step, and all follow one plan.
 
-Nothing is done where a mesh has the devices of one process. Processes are compared where a mesh has devices of all.
+Processes are compared if the mesh has devices of all of them; with one process there is nothing to compare.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Step = Callable[..., Any]
 
 
 def same_state(mesh: Mesh | AbstractMesh, step: Step, args: tuple[Any, ...]) -> None:
-    """Refuse processes whose arguments differ, where every process has the whole of them.
+    """Refuse processes whose arguments differ.
 
     Raises:
-      MemplanError: with the ranks, the argument and its leaf.
+      MemplanError: names the ranks, the argument and its leaf.
     """
     if not _shared_by_all(mesh):
         return
@@ -50,10 +50,10 @@ def same_state(mesh: Mesh | AbstractMesh, step: Step, args: tuple[Any, ...]) -> 
 
 
 def same_step(mesh: Mesh | AbstractMesh, step: Step, program: compat.ClosedJaxpr, options: Any) -> None:
-    """Refuse processes that trace another program, or divide it otherwise.
+    """Refuse processes that trace another program or divide it differently.
 
     Raises:
-      MemplanError: with the ranks, and whether versions, shapes, mesh, equations or constants differ.
+      MemplanError: names the ranks and what differs: versions, shapes, mesh, options, equations or constants.
     """
     if not _shared_by_all(mesh):
         return
@@ -74,10 +74,10 @@ def one_plan(processes: tuple[int, ...], step: Step, fingerprint: str, key: str,
 
     Args:
       fingerprint: of this process's module.
-      key: of all that the plan depends on.
+      key: a digest of everything the plan depends on.
 
     Raises:
-      MemplanError: the first process could not make one, or did not within `_PLAN_S`.
+      MemplanError: the first process could not make one, or not within `_PLAN_S`.
     """
     if len(processes) < 2 or jax.process_index() not in processes:
         return make()
@@ -94,7 +94,7 @@ def one_plan(processes: tuple[int, ...], step: Step, fingerprint: str, key: str,
         text = client.blocking_key_value_get(place, int(1000 * _PLAN_S))
     except jax.errors.JaxRuntimeError as error:
         raise MemplanError(
-            f"process {processes[0]} told no plan for {_name(step)!r} within {_PLAN_S:.0f} s: it stopped, or compiles "
+            f"process {processes[0]} sent no plan for {_name(step)!r} within {_PLAN_S:.0f} s: it stopped, or compiles "
             "another step. All processes must run the same script, versions and options."
         ) from error
     if "error" in (found := json.loads(text)):
@@ -103,16 +103,16 @@ def one_plan(processes: tuple[int, ...], step: Step, fingerprint: str, key: str,
 
 
 def processes_of(tree: Any) -> tuple[int, ...]:
-    """The processes over whose devices the arrays, shapes and shardings of a tree lie."""
+    """The processes whose devices hold the arrays of a tree; leaves may also be shapes or shardings."""
     shardings = (getattr(leaf, "sharding", leaf) for leaf in jax.tree.leaves(tree))
-    meshes = (one.mesh for one in shardings if isinstance(one, jax.sharding.NamedSharding))
-    return tuple(sorted({process for mesh in set(meshes) for process in _processes(mesh)}))
+    meshes = {one.mesh for one in shardings if isinstance(one, jax.sharding.NamedSharding)}
+    return tuple(sorted({process for mesh in meshes for process in _processes(mesh)}))
 
 
 @functools.lru_cache(maxsize=64)
-def _processes(mesh: Mesh | AbstractMesh) -> tuple[int, ...]:
-    """Of an abstract mesh none: it has no devices."""
-    return tuple(sorted({one.process_index for one in mesh.devices.flat})) if isinstance(mesh, Mesh) else ()
+def _processes(mesh: Mesh | AbstractMesh) -> frozenset[int]:
+    """None for an abstract mesh: it has no devices."""
+    return frozenset(one.process_index for one in mesh.devices.flat) if isinstance(mesh, Mesh) else frozenset()
 
 
 def _shared_by_all(mesh: Mesh | AbstractMesh) -> bool:
@@ -121,27 +121,28 @@ def _shared_by_all(mesh: Mesh | AbstractMesh) -> bool:
 
 
 def _refuse_differences(step: Step, parts: Mapping[str, str]) -> None:
-    """Gather a digest of every part from all processes; as many parts in each."""
+    """Gather a digest of each part from all processes, which must have equally many parts."""
     own = np.array([list(hashlib.blake2b(text.encode(), digest_size=16).digest()) for text in parts.values()], np.uint8)
     if not len(own):
         return
     with ThreadPoolExecutor(1) as apart:  # jax gathers nothing in a thread that traces a step
         everyone = np.asarray(apart.submit(multihost_utils.process_allgather, own).result()).reshape(-1, *own.shape)
-    differing: dict[str, list[int]] = {}
+    differing: dict[str, str] = {}  # name of a part -> the ranks that differ from most
     for number, name in enumerate(parts):
         digests = [rows[number].tobytes() for rows in everyone]
         usual = Counter(digests).most_common(1)[0][0]
-        if odd := [rank for rank, digest in enumerate(digests) if digest != usual]:
-            differing[name] = odd
-    if differing:
-        listed = "; ".join(f"{name} on rank {', '.join(map(str, odd))}" for name, odd in list(differing.items())[:5])
-        first = next(iter(differing))
-        short = len(parts[first]) < 200
-        here = f" Here, on rank {jax.process_index()}, {first} is: {parts[first]}." if short else ""
-        raise MemplanError(
-            f"The processes differ in what they give {_name(step)!r}: {listed}.{here} All must run the same script, "
-            "versions and options, and begin with the same state."
-        )
+        if odd := [str(rank) for rank, digest in enumerate(digests) if digest != usual]:
+            differing[name] = ", ".join(odd)
+    if not differing:
+        return
+    listed = "; ".join(f"{name} on rank {odd}" for name, odd in list(differing.items())[:5])
+    first = next(iter(differing))
+    short = len(parts[first]) < 200
+    here = f" Here, on rank {jax.process_index()}, {first} is: {parts[first]}." if short else ""
+    raise MemplanError(
+        f"The processes differ in what they give {_name(step)!r}: {listed}.{here} All must run the same script, "
+        "versions and options, and begin with the same state."
+    )
 
 
 def _versions() -> dict[str, str]:
@@ -173,7 +174,7 @@ def _type(leaf: Any) -> str:
 
 
 def _digest(leaf: Any) -> str:
-    """Of an array's bytes; '-' where this process does not have them all."""
+    """Of an array's bytes; '-' if this process does not have them all."""
     if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
         return "-"
     plain = jax.random.key_data(leaf) if compat.is_key(leaf) else leaf

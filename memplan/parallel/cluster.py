@@ -1,7 +1,7 @@
-"""Join this process to the others of its run: the first call of a training script, before jax is used.
+"""Joins this process to the others of its run by `jax.distributed`: the first call of a script, before jax is used.
 
-`jax.distributed` does the work. Slurm, Open MPI and Kubernetes are detected by jax itself; `memplan launch` says in the
-environment where rank 0 is; without any of these the process is alone.
+jax detects Slurm, Open MPI and Kubernetes; `memplan launch` sets the address of rank 0 in the environment. Without any
+of these, the process is alone.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import jax
 
 from memplan.errors import MemplanError
 
-# jax's heartbeats come from a C++ thread, so a process that compiles or loads data still sends them. With these two, of
-# three processes whose rank 1 is killed, stopped or leaves during a step, the others end within 9, 9 and 20 seconds.
-HEARTBEAT_S = 10  # without a heartbeat before a process counts as lost; jax's default is 100
-LEAVING_S = 20  # that a process waits for the others at its end before all of them end with an error; 300 in jax
+# A C++ thread sends jax's heartbeats, also while the process compiles or loads data. With these two values, if rank 1
+# of three is killed, stopped or leaves during a step, the others end within 9, 9 and 20 seconds.
+HEARTBEAT_S = 10  # without a heartbeat until a process counts as lost; 100 in jax
+LEAVING_S = 20  # for which a process waits for the others at its end, until all end with an error; 300 in jax
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """What a process knows of its run."""
+    """A run, as one of its processes sees it."""
 
-    process: int  # the rank of this process
+    process: int  # rank of this process
     processes: int
     local_devices: int
     devices: int  # of all processes
@@ -42,22 +42,28 @@ def initialize(
     timeout_s: float | None = None,
     leaving_s: float = LEAVING_S,
 ) -> Cluster:
-    """Start `jax.distributed`, or adopt it where the script has started it.
+    """Start `jax.distributed`, or adopt the run if the script has started it.
 
-    A process that dies, stops or leaves while others wait for it ends the run: jax stops every other process with an
-    error within 30 seconds.
+    If a process dies, stops or leaves while others wait for it, jax ends every other process with an error within 30
+    seconds.
 
     Args:
-      coordinator: host:port of rank 0. Default: what `memplan launch` says, else what jax detects.
-      processes, process: how many there are, and the rank of this one; `processes=1` is alone.
-      timeout_s: how long to wait for the others; 60, or what `memplan launch --timeout` says.
-      leaving_s: how long a process waits at its end for the others. Raise it where one rank works on alone.
+      coordinator: host:port of rank 0. Default: from `memplan launch`, else what jax detects.
+      processes, process: how many there are, and the rank of this one; with `processes=1` it is alone.
+      timeout_s: how long to wait for the others at the start. Default: `memplan launch --timeout`, else 60.
+      leaving_s: how long a process waits for the others at its end. Raise it if one rank goes on working alone.
 
     Raises:
       MemplanError: jax was used before, `jax.distributed` runs with another rank, or an argument is missing.
     """
     if jax.distributed.is_initialized():
-        return _adopt(processes, process)
+        found = _cluster()
+        if (process, processes) not in ((found.process, found.processes), (None, None)):
+            raise MemplanError(
+                f"jax.distributed.initialize has made this process rank {found.process} of {found.processes}, not "
+                f"{process} of {processes}. Call memplan.parallel.initialize() without arguments after it."
+            )
+        return found
     _refuse_late()
     environment = os.environ
     if timeout_s is None:
@@ -89,9 +95,8 @@ def initialize(
             shutdown_timeout_seconds=round(leaving_s),
         )
     except ValueError as error:
-        if any(given) or "coordinator_address" not in str(error):
+        if any(given) or "coordinator_address" not in str(error):  # else jax detects no cluster: this process is alone
             raise MemplanError(f"jax.distributed could not start: {error}") from error
-        return _cluster()  # jax detects no cluster here
     return _cluster()
 
 
@@ -99,19 +104,8 @@ def _cluster() -> Cluster:
     return Cluster(jax.process_index(), jax.process_count(), jax.local_device_count(), jax.device_count())
 
 
-def _adopt(processes: int | None, process: int | None) -> Cluster:
-    found = _cluster()
-    if (process, processes) not in ((found.process, found.processes), (None, None)):
-        raise MemplanError(
-            f"jax.distributed.initialize has made this process rank {found.process} of {found.processes}, not "
-            f"{process} of {processes}. Call memplan.parallel.initialize() without arguments after it."
-        )
-    return found
-
-
 def _refuse_late() -> None:
-    """`jax.distributed` checks whether jax was used before it looks at the address."""
-    try:
+    try:  # jax.distributed checks first whether jax was used, then the address
         jax.distributed.initialize(coordinator_address="", cluster_detection_method="deactivate")
     except RuntimeError as error:
         raise MemplanError(

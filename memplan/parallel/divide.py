@@ -1,30 +1,45 @@
-"""How a step is divided among devices: what lies where, and which of its sums travel together."""
+"""Divides a step among devices: the placement of every array, and the buckets of its sums."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
-from memplan.errors import MeshError
+from memplan.errors import MeshError, UnsupportedProgramError
 from memplan.hardware.device import Device
 from memplan.hardware.topology import Topology
 from memplan.parallel import agreement
 from memplan.parallel.emit.buckets import Buckets, assign_buckets, sink_reads
-from memplan.parallel.partition.placement import Placement, Replicate, Shard
 from memplan.parallel.partition.propagate import propagate
-from memplan.parallel.partition.refusals import refuse
-from memplan.parallel.partition.sharded import Gather, OutputDemand, Sharded, gathers
+from memplan.parallel.partition.sharded import Gather, OutputDemand, Placement, Replicate, Shard, Sharded, gathers
 from memplan.program import compat
 from memplan.program.flat import flatten
 
 Leaf = Any
 GLOBAL, DEVICE = "global", "device"
 SplitState = str | Callable[[str, Leaf], bool] | None
+
+
+_PLACING = "sets the sharding of arrays, which data_parallel decides for the whole step"
+_PER_DEVICE = "is written for several devices already; data_parallel divides a step that is written for one"
+_WITHOUT = "Leave it out of the step that data_parallel is given"
+
+_REFUSED = {
+    "sharding_constraint": (_PLACING, f"{_WITHOUT}; batch_argnums and split_state say what is divided."),
+    "reshard": (_PLACING, f"{_WITHOUT}; batch_argnums and split_state say what is divided."),
+    "mesh_cast": (_PLACING, f"{_WITHOUT}."),
+    "layout_constraint": (_PLACING, f"{_WITHOUT}."),
+    "jit": (_PLACING, "Leave in_shardings and out_shardings out of the jit inside the step."),
+    "pjit": (_PLACING, "Leave in_shardings and out_shardings out of the jit inside the step."),
+    "shard_map": (_PER_DEVICE, "Give data_parallel the function for one device, or jit this step without it."),
+    "xla_pmap": (_PER_DEVICE, "Give data_parallel the function for one device, or jit this step without it."),
+}
+_PRINTS = ("debug_callback", "debug_print")
 
 
 @dataclass(frozen=True)
@@ -57,17 +72,17 @@ def divide(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Divided:
-    """The step's equations with placements, for these (global) shapes. All processes must come to the same.
+    """The step's equations with placements, for these (global) shapes; the same in all processes.
 
     Raises:
-      MeshError: a batch that cannot be divided.
-      UnsupportedProgramError: a step that cannot.
+      MeshError: the batch cannot be divided.
+      UnsupportedProgramError: the step cannot be divided.
     """
     traced = jax.jit(step).trace(*args, **kwargs)
     inputs = placements(args, kwargs, options, topology.devices)
     outputs = _output_demands(args, inputs, traced.out_info, options)
     flat = flatten(traced.jaxpr)
-    refuse(flat)
+    _refuse(flat)
 
     sharded = sink_reads(propagate(flat, inputs, outputs, topology.devices, options.statistics == DEVICE))
     agreement.same_step(mesh, step, sharded.jaxpr, (options, topology, device.name))
@@ -77,11 +92,37 @@ def divide(
     return Divided(sharded, buckets, traced.out_tree)
 
 
+def _refuse(jaxpr: compat.ClosedJaxpr) -> None:
+    """Refuse a flat jaxpr that cannot be divided; printing is allowed, the first device prints."""
+    for eqn in _equations(jaxpr):
+        name = eqn.primitive.name
+        where = compat.relative(compat.source_of(eqn)) or "an unknown line"
+        if name in _REFUSED:
+            why, instead = _REFUSED[name]
+            raise UnsupportedProgramError(f"{name} at {where} {why}. {instead}")
+        if eqn.effects and (name not in _PRINTS or eqn.params.get("ordered")):
+            raise UnsupportedProgramError(
+                f"{name} at {where} has an effect outside of the step, ordered or with a result; every device of a "
+                "divided step would repeat it. Do it outside of the step with what the step returns; jax.debug.print "
+                "and jax.debug.callback with ordered=False may stay."
+            )
+
+
+def _equations(jaxpr: compat.ClosedJaxpr) -> Iterator[compat.JaxprEqn]:
+    for eqn in jaxpr.jaxpr.eqns:
+        called = compat.call_body(eqn)
+        bodies = compat.control_bodies(eqn) if called is None else [called]
+        for body in bodies:
+            yield from _equations(body)
+        if not bodies:
+            yield eqn
+
+
 def placements(args: Sequence[Any], kwargs: Mapping[str, Any], options: Options, devices: int) -> list[Placement]:
-    """Of every leaf of the arguments; those that only a name says are never the batch.
+    """The placement of every leaf of the arguments; keyword arguments are never the batch.
 
     Raises:
-      MeshError: a batch that cannot be divided.
+      MeshError: the batch cannot be divided.
     """
     found = []
     for position, arg in [*enumerate(args), *((None, kwargs[name]) for name in sorted(kwargs))]:
@@ -95,22 +136,22 @@ def placements(args: Sequence[Any], kwargs: Mapping[str, Any], options: Options,
 
 
 def batch_placement(position: int, name: str, leaf: Leaf, options: Options, devices: int) -> Placement:
-    """Of one leaf of the batch, called `name` in the argument at `position`."""
+    """The placement of one leaf of the batch, called `name` in the argument at `position`."""
     shape, axis = jax.numpy.shape(leaf), options.batch_axis
     if len(shape) <= axis:
-        return Replicate()  # a scalar of the batch: the same for all
+        return Replicate()  # a scalar is the same for all examples
     if shape[axis] % devices:
-        near = _nearest(shape[axis], devices)
+        below = shape[axis] // devices * devices
         raise MeshError(
             f"the global batch of {shape[axis]} (argument {position}{name}, dimension {axis}) cannot be divided "
-            f"equally among {devices} devices. Take {near}, or a mesh whose number of "
-            f"devices divides {shape[axis]}."
+            f"equally among {devices} devices. Take {f'{below} or ' if below else ''}{below + devices}, or a mesh "
+            f"whose number of devices divides {shape[axis]}."
         )
     return Shard(axis)
 
 
 def _state_placement(name: str, leaf: Leaf, options: Options, devices: int) -> Placement:
-    """Parts of state that is to be divided, along the largest dimension that can be."""
+    """State that `split_state` names is split along its largest dimension that can be; the rest is replicated."""
     if options.split_state is None:
         return Replicate()
     wanted = options.split_state in name if isinstance(options.split_state, str) else options.split_state(name, leaf)
@@ -122,7 +163,7 @@ def _state_placement(name: str, leaf: Leaf, options: Options, devices: int) -> P
 def _output_demands(
     args: tuple[Any, ...], inputs: Sequence[Placement], out: Any, options: Options
 ) -> list[OutputDemand]:
-    """Outputs that take the place of an argument have its placements; of others, what is split stays so."""
+    """An output with the tree and types of an argument gets its placements; others stay as they are."""
     by_tree: dict[Any, list[Placement]] = {}
     start = 0
     for position, arg in enumerate(args):
@@ -148,17 +189,10 @@ def _types(leaves: Sequence[Leaf]) -> tuple[Any, ...]:
     return tuple((leaf.shape, leaf.dtype) for leaf in map(struct_of, leaves))
 
 
-def _nearest(size: int, devices: int) -> str:
-    """Batches that can be divided, as `8 or 16`."""
-    below = size // devices * devices
-    return f"{below} or {below + devices}" if below else str(devices)
-
-
 def _warning(gather: Gather) -> str:
-    eqn, atom, divides = gather
-    line = compat.relative(compat.source_of(eqn)) or "an unknown line"
-    work = "its part" if divides else "all of it"
+    line = compat.relative(compat.source_of(gather.eqn)) or "an unknown line"
+    work = "its part" if gather.divides else "all of it"
     return (
-        f"{eqn.primitive.name} at {line} cannot be divided along the batch as it lies: every device gathers its "
-        f"operand {atom.aval.str_short()} and computes {work}; what follows is divided where it can be."
+        f"{gather.eqn.primitive.name} at {line} cannot be divided along the batch as it lies: every device gathers its "
+        f"operand {gather.operand.aval.str_short()} and computes {work}; what follows is divided where it can be."
     )

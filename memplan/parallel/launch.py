@@ -1,6 +1,6 @@
-"""Start the processes of one run on this machine: their output prefixed, none left behind, restarted on request.
+"""Starts the processes of one run on this machine, prefixes their output, ends them together, restarts them on request.
 
-Where Slurm, Open MPI or Kubernetes starts the processes, nothing of this is needed.
+Slurm, Open MPI and Kubernetes start processes themselves and need none of this.
 """
 
 from __future__ import annotations
@@ -14,22 +14,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 from memplan.errors import MemplanError
 
 _POLL_S = 0.05
-# Linux kills (9) the process when its parent, the launcher, ends in whatever way (PR_SET_PDEATHSIG is 1). Set by a few
-# lines that then become the command: code between fork and exec is not safe in a process with threads.
+# Linux kills (9) the process when its parent, the launcher, ends in any way (PR_SET_PDEATHSIG is 1). These lines set it
+# and then become the command: a preexec_fn is not safe in a process with threads.
 _TIED = """import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)
 if os.getppid() == int(sys.argv[1]): os.execvp(sys.argv[2], sys.argv[2:])"""
-
-Started = Sequence[subprocess.Popen[bytes]]
 
 
 @dataclass(frozen=True)
@@ -38,18 +36,18 @@ class Launch:
 
     command: tuple[str, ...]
     processes: int
-    devices: int | None = None  # CPU devices of each process; None leaves the choice of devices to jax
-    port: int | None = None  # of rank 0; None takes a free one
-    timeout_s: int = 60  # that processes wait for one another at the start
+    devices: int | None = None  # CPU devices of each process; None: jax chooses the devices
+    port: int | None = None  # of rank 0; None: a free one
+    timeout_s: int = 60  # for which processes wait for one another at the start
     restarts: int = 0  # after a failure
     grace_s: float = 5.0  # for the others to end after a failure: SIGTERM after half of it, SIGKILL at its end
 
 
 def launch(wanted: Launch) -> int:
-    """Run to the end, restarts included; the exit code of the first process that failed, 0 where none did.
+    """Run to the end, restarts included; return the exit code of the first process that failed, 0 if none did.
 
     Raises:
-      MemplanError: before anything is started, where the command, the port or the division of the GPUs cannot be.
+      MemplanError: the command or the port cannot be used, or the GPUs cannot be divided. Nothing has been started.
     """
     if not wanted.command:
         raise MemplanError("There is nothing to start. Write the command after --, as in: -n 4 -- python train.py")
@@ -59,27 +57,22 @@ def launch(wanted: Launch) -> int:
     for attempt in range(wanted.restarts + 1):
         if attempt:
             _say(f"starting again, restart {attempt} of {wanted.restarts}")
-        port = _port(wanted.port)
+        try:
+            with socket.create_server(("", wanted.port or 0)) as door:
+                port = door.getsockname()[1]
+        except OSError as error:
+            raise MemplanError(
+                f"Port {wanted.port} cannot be used: {error.strerror}. Take another, or none for a free one."
+            ) from error
         environments = [_environment(wanted, rank, port, attempt, gpus_each) for rank in range(wanted.processes)]
         code = _run(wanted.command, environments, wanted.grace_s)
         if code == 0:
-            return 0
+            break
     return code
 
 
-def _port(port: int | None) -> int:
-    """This port if it is free, or any free one."""
-    try:
-        with socket.create_server(("", port or 0)) as door:
-            return door.getsockname()[1]
-    except OSError as error:
-        raise MemplanError(
-            f"Port {port} cannot be used: {error.strerror}. Take another, or none for a free one."
-        ) from error
-
-
 def _gpus_each(wanted: Launch) -> int:
-    """GPUs for each process; 0 where there are none or CPU devices were asked for."""
+    """GPUs for each process; 0 if there are none or CPU devices were asked for."""
     if wanted.devices is not None or os.environ.get("JAX_PLATFORMS", "").startswith("cpu"):
         return 0
     listed, folder = os.environ.get("CUDA_VISIBLE_DEVICES"), Path("/proc/driver/nvidia/gpus")
@@ -113,63 +106,63 @@ def _environment(wanted: Launch, rank: int, port: int, attempt: int, gpus_each: 
 
 
 def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]], grace_s: float) -> int:
-    """One process for each environment; the exit code of the first that failed, as a shell gives it, or 0."""
+    """Run one process for each environment; return the exit code of the first that fails, as a shell would, or 0."""
     started: list[subprocess.Popen[bytes]] = []
     readers: list[threading.Thread] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    handlers = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    tied = [sys.executable, "-SEc", _TIED, str(os.getpid())] if sys.platform == "linux" else []
     try:
-        with _stoppable():
-            for rank, environment in enumerate(environments):
-                process = _start(command, environment)
-                started.append(process)
-                for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
-                    readers.append(threading.Thread(target=_copy, args=(source, target, rank), daemon=True))
-                    readers[-1].start()
-            return _wait(started, grace_s)
-    except _Stopped as stopped:
-        _say(f"stopped by {signal.Signals(stopped.number).name}: ending all processes")
+        for rank, environment in enumerate(environments):
+            # In a group of its own: its children end with it, and Ctrl-C reaches the launcher alone.
+            process = subprocess.Popen(
+                [*tied, *command],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+            started.append(process)
+            for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+                readers.append(threading.Thread(target=_copy, args=(source, target, rank), daemon=True))
+                readers[-1].start()
+        return _wait(started, grace_s)
+    except SystemExit as stopped:
+        _say(f"stopped by {signal.Signals(int(str(stopped.code)) - 128).name}: ending all processes")
         _end(started, grace_s)
-        raise SystemExit(128 + stopped.number) from None
+        raise
     finally:
-        for process in started:  # a rank's own children may outlive it
+        for process in started:  # children of a rank may outlive it
             _signal(process, signal.SIGKILL)
             process.wait()
         for reader in readers:
             reader.join(1.0)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
-def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """In a group of its own, so that its children can be ended with it and Ctrl-C reaches the launcher alone."""
-    tied = [sys.executable, "-SEc", _TIED, str(os.getpid())] if sys.platform == "linux" else []
-    return subprocess.Popen(
-        [*tied, *command],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-
-
-def _copy(source: BinaryIO, target: object, rank: int) -> None:
-    """Pass lines on with the rank before each."""
-    binary = getattr(target, "buffer", None)
+def _copy(source: BinaryIO, target: TextIO, rank: int) -> None:
+    """Write each line with its rank in front."""
     with source:
         for line in source:
-            with contextlib.suppress(OSError):  # nobody reads any more: the process must not wait for that
-                if binary is not None:
-                    binary.write(f"[{rank}] ".encode() + line.rstrip(b"\n") + b"\n")
-                    binary.flush()
+            with contextlib.suppress(OSError):  # the target is closed; the process must not wait for that
+                target.buffer.write(f"[{rank}] ".encode() + line.rstrip(b"\n") + b"\n")
+                target.buffer.flush()
 
 
-def _wait(started: Started, grace_s: float) -> int:
+def _wait(started: Sequence[subprocess.Popen[bytes]], grace_s: float) -> int:
+    """Wait until all have ended well, or one has failed; then end the others."""
     while not (failed := [rank for rank, process in enumerate(started) if process.poll()]):
         if all(process.returncode == 0 for process in started):
             return 0
         time.sleep(_POLL_S)
     first = started[failed[0]].returncode
     _say(_ended(failed[0], started[failed[0]]))
-    _await_all(started, grace_s / 2)
-    _end(started, grace_s / 2)
+    _end(started, grace_s / 2, alone_s=grace_s / 2)
     for rank, process in enumerate(started):
         if process.returncode and rank != failed[0]:
             _say(f"afterwards {_ended(rank, process)}")
@@ -182,20 +175,16 @@ def _ended(rank: int, process: subprocess.Popen[bytes]) -> str:
     return f"rank {rank} (pid {process.pid}) {how}"
 
 
-def _end(started: Started, grace_s: float) -> None:
-    """SIGTERM to those that still run, and SIGKILL to those that still run after `grace_s`."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+def _end(started: Sequence[subprocess.Popen[bytes]], grace_s: float, alone_s: float = 0.0) -> None:
+    """Wait `alone_s` for those that still run, then send SIGTERM, and SIGKILL after `grace_s`."""
+    for number, seconds in ((None, alone_s), (signal.SIGTERM, grace_s), (signal.SIGKILL, grace_s)):
         for rank, process in enumerate(started):
-            if process.poll() is None:
+            if number is not None and process.poll() is None:
                 _say(f"rank {rank} (pid {process.pid}) still runs: {number.name}")
                 _signal(process, number)
-        _await_all(started, grace_s)
-
-
-def _await_all(started: Started, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while any(process.poll() is None for process in started) and time.monotonic() < end:
-        time.sleep(_POLL_S)
+        end = time.monotonic() + seconds
+        while any(process.poll() is None for process in started) and time.monotonic() < end:
+            time.sleep(_POLL_S)
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
@@ -203,26 +192,5 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
         os.killpg(process.pid, number)
 
 
-class _Stopped(BaseException):
-    def __init__(self, number: int):
-        self.number = number
-
-
-@contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP end the launcher in good order."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise _Stopped(number)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _say(text: str) -> None:
-    sys.stderr.write(f"memplan launch: {text}\n")
-    sys.stderr.flush()
+    print(f"memplan launch: {text}", file=sys.stderr, flush=True)

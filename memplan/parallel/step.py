@@ -1,4 +1,4 @@
-"""A single-device step -> the same step over a mesh, each device with its part of the batch."""
+"""Makes a data-parallel step over a mesh from a step for one device."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -32,65 +33,56 @@ from memplan.parallel.divide import (
 from memplan.parallel.emit.collectives import Collectives, Sum, trusts_reduce_scatter
 from memplan.parallel.emit.compression import WIRE_DTYPES, Compressor, Remembered
 from memplan.parallel.emit.lower import lower
-from memplan.parallel.partition.placement import Placement, Shard
+from memplan.parallel.partition.sharded import Placement, Shard
 from memplan.program import compat
 from memplan.program.sharding import XLA_DECOMPOSES
 from memplan.xla.local import local_device
 
 
+@dataclass(eq=False, repr=False)
 class DataParallel:
     """What `data_parallel` returns: called with global arrays inside `jax.jit` or `memplan.jit`.
 
     Attributes:
-      sums: what travelled when it was last traced.
+      sums: the buckets that were reduced when it was last traced.
     """
 
-    def __init__(
-        self, step: Callable[..., Any], mesh: Mesh | AbstractMesh, topology: Topology, device: Device, options: Options
-    ):
-        functools.update_wrapper(self, step)
-        self.step = step
-        self.mesh = mesh
-        self.topology = topology
-        self.device = device
-        self.options = options
-        self.decomposes = options.decompose
-        self.sums: tuple[Sum, ...] = ()
-        self._known: dict[Any, Divided] = {}
+    step: Callable[..., Any]
+    mesh: Mesh | AbstractMesh
+    topology: Topology
+    device: Device
+    options: Options
+    sums: tuple[Sum, ...] = ()
+    _known: dict[Any, Divided] = field(default_factory=dict)  # by the tree and types of the arguments
 
-    @property
-    def devices(self) -> int:
-        return self.topology.devices
+    def __post_init__(self) -> None:
+        functools.update_wrapper(self, self.step)
+        self.decomposes, self.devices = self.options.decompose, self.topology.devices
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args, errors = self._without_errors(args)
-        args, kwargs = self._by_position(args, kwargs)
+        compresses, errors = self.options.compress is not None, ()
+        if compresses:
+            if not args or not isinstance(args[0], Remembered):
+                raise MemplanError(
+                    "a step with compressed messages also carries their rounding errors: its first argument is what "
+                    "place(state, batch) returns for the state, and then what the step itself returns."
+                )
+            args, errors = (args[0].state, *args[1:]), args[0].errors
+        if kwargs:  # `batch_argnums` counts positions
+            try:
+                bound = inspect.signature(self.step).bind(*args, **kwargs)
+            except TypeError as error:
+                raise MemplanError(f"the step does not take these arguments: {error}.") from error
+            args, kwargs = bound.args, bound.kwargs
         divided = self.divided(args, kwargs)
         leaves = jax.tree_util.tree_leaves((args, kwargs))
         results, after = self._run(divided, self.layouts(*args, **kwargs), leaves, errors)
         out = jax.tree_util.tree_unflatten(divided.out_tree, results)
-        return out if self.options.compress is None else _with_errors(out, after)
-
-    def _without_errors(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], Sequence[Any]]:
-        """The step's own arguments, and what the last step's messages left out."""
-        if self.options.compress is None:
-            return args, ()
-        if not args or not isinstance(args[0], Remembered):
-            raise MemplanError(
-                "a step whose messages are compressed also carries what they left out: its first argument is what "
-                "place(state, batch) makes of the state, and what the step itself returns."
-            )
-        return (args[0].state, *args[1:]), args[0].errors
-
-    def _by_position(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments as `batch_argnums` counts them, whether the caller names them or not."""
-        if not kwargs:
-            return args, kwargs
-        try:
-            bound = inspect.signature(self.step).bind(*args, **kwargs)
-        except TypeError as error:
-            raise MemplanError(f"the step does not take these arguments: {error}.") from error
-        return bound.args, bound.kwargs
+        if not compresses:
+            return out
+        if type(out) is tuple:
+            return (Remembered(out[0], tuple(after)), *out[1:])
+        return Remembered(out, tuple(after))
 
     def divided(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Divided:
         """How the step is divided for the shapes of these (global) arguments."""
@@ -105,7 +97,7 @@ class DataParallel:
     def _run(
         self, divided: Divided, inputs: Sequence[Placement], leaves: Sequence[Any], errors: Sequence[Any] | None
     ) -> tuple[list[Any], list[Any]]:
-        """Results of the step, and what compressed messages left out."""
+        """Results of the step, and the rounding errors of compressed messages."""
         own = self._spec(Shard(0))
         run = jax.shard_map(
             functools.partial(self.local, divided),
@@ -119,11 +111,11 @@ class DataParallel:
     def local(
         self, divided: Divided, parts: Sequence[Any], before: Sequence[Any] | None
     ) -> tuple[list[Any], list[Any]]:
-        """What one device runs: results in their placements, and what its compressed messages left out.
+        """What one device runs: results in their placements, and the rounding errors of its compressed messages.
 
         Args:
-          parts: the device's own of every leaf of the arguments.
-          before: what the last step's messages left out; None where only shapes are asked for.
+          parts: the device's part of every leaf of the arguments.
+          before: errors of the last step; None if only shapes are computed.
         """
         compressor = Compressor(self.options.compress, before) if self.options.compress else None
         collectives = Collectives(self.topology, self.options.decompose, compressor, trusts_reduce_scatter(self.mesh))
@@ -138,43 +130,40 @@ class DataParallel:
 
     @property
     def whole(self) -> NamedSharding:
-        """Of what every device has all of."""
+        """The sharding of replicated arrays."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     def layouts(self, *args: Any, **kwargs: Any) -> list[Placement]:
-        """The placement of every leaf of the arguments; those that only a name says are never the batch.
+        """The placement of every leaf of the arguments; keyword arguments are never the batch.
 
         Raises:
-          MeshError: a batch that cannot be divided.
+          MeshError: the batch cannot be divided.
         """
         return placements(args, kwargs, self.options, self.devices)
 
     def shardings(self, *args: Any) -> Any:
-        """Of every leaf of the arguments (arrays or shapes)."""
+        """The sharding of every leaf of the arguments (arrays or shapes)."""
         found = [NamedSharding(self.mesh, self._spec(placement)) for placement in self.layouts(*args)]
         return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(args), found)
 
     def place(self, *args: Any) -> Any:
         """The arguments on the mesh, from values that every process has whole.
 
-        With compressed messages the first comes back as `Remembered`, nothing left out yet.
+        With compressed messages the first comes back as `Remembered`, with errors of zero.
         """
         agreement.same_state(self.mesh, self.step, args)
         placed = jax.tree.map(_placed, args, self.shardings(*args))
         if self.options.compress is not None:
-            placed = (Remembered(placed[0], self._no_errors(args)), *placed[1:])
+            divided, inputs = self.divided(args), self.layouts(*args)
+            shapes = [struct_of(leaf) for leaf in jax.tree_util.tree_leaves(args)]
+            _, errors = jax.eval_shape(functools.partial(self._run, divided, inputs, errors=None), shapes)
+            own = NamedSharding(self.mesh, self._spec(Shard(0)))
+            zeros = jax.jit(lambda: tuple(jax.numpy.zeros(one.shape, one.dtype) for one in errors), out_shardings=own)
+            placed = (Remembered(placed[0], zeros()), *placed[1:])
         return placed if len(args) > 1 else placed[0]
 
-    def _no_errors(self, args: tuple[Any, ...]) -> tuple[jax.Array, ...]:
-        divided, inputs = self.divided(args), self.layouts(*args)
-        shapes = [struct_of(leaf) for leaf in jax.tree_util.tree_leaves(args)]
-        _, errors = jax.eval_shape(functools.partial(self._run, divided, inputs, errors=None), shapes)
-        own = NamedSharding(self.mesh, self._spec(Shard(0)))
-        make = jax.jit(lambda: [jax.numpy.zeros(one.shape, one.dtype) for one in errors], out_shardings=own)
-        return tuple(make())
-
     def assemble(self, batch: Any, position: int | None = None) -> Any:
-        """The global batch from each process's own rows: equally many, in the order of the processes.
+        """The global batch from the rows of each process: equally many, in the order of the processes.
 
         All processes call it, once for each step.
 
@@ -221,32 +210,32 @@ def data_parallel(
     compress: str | None = None,
     device: str | None = None,
 ) -> DataParallel:
-    """The step of one device at the global batch, computed by all devices of a mesh.
+    """A step that computes on all devices of a mesh what the given step computes on one device at the global batch.
 
     Args:
-      step: `step(state, batch)`, pure, written for one device; nothing in it knows of devices.
-      mesh: one axis per level of the machine, outermost first; by default all devices (`memplan.parallel.mesh`). An
-        `AbstractMesh` for devices that are not here, to plan only.
-      batch_argnums: arguments of which every device gets a part; the rest it has whole.
+      step: `step(state, batch)`, pure, written for one device.
+      mesh: one axis per level of the machine, outermost first; by default all devices (`memplan.parallel.mesh`). With
+        an `AbstractMesh` the step can be planned for absent devices.
+      batch_argnums: arguments that are divided among the devices; the others are replicated.
       batch_axis: dimension of their leaves that is divided.
       topology: links between the devices; axes as in the mesh.
-      split_state: what each device keeps and updates a part of: a name in the path of leaves (`"opt_state"`), or a
+      split_state: leaves of which each device keeps and updates a part: a name in their path (`"opt_state"`), or a
         function of (path, leaf).
-      statistics: of the batch, where they go back into the network: `"global"`, as on one device, or `"device"`, each
-        device's own, over its part of the batch (no communication in the middle of the network, and other numbers).
-      decompose: send every sum in the phases that cost least; False: in one, for XLA or the engine to decompose.
+      statistics: batch statistics (batch norm) are `"global"`, as on one device, or `"device"`: each device takes its
+        own part of the batch, which needs no communication within the network and gives other numbers.
+      decompose: all-reduce in the phases that cost least; False: in one phase, which XLA or the engine may decompose.
       compress: `"bfloat16"` or `"float16"` for gradients on the slowest links, with error feedback; the step then takes
         and returns the state as `place` makes it.
-      device: what each of them is, by name; None: what jax runs on. It says when gradients are ready to be sent.
+      device: name of the devices; None: those that jax runs on. It predicts when gradients are ready to be sent.
 
-    Its numbers are those of one device but for the order of sums: random draws too, also from a key of each example.
-    What cannot be divided along the batch as it lies (a sort of it, a concatenation) is gathered, with a warning that
-    names the line. `jax.debug.print` prints once, what one device would.
+    Results differ from those of one device only by the order of sums; random draws are the same, also from a key per
+    example. An operation that cannot be divided along the batch (a sort of it, a concatenation) gathers its operand,
+    with a warning that names the line. `jax.debug.print` prints once, what one device would print.
 
     Raises:
-      MemplanError: an option that cannot be; when the step is first traced, a batch that cannot be divided (MeshError),
-        or a step that places its arrays itself, is written for several devices, or has effects that would come once
-        for each device (UnsupportedProgramError), with its line.
+      MemplanError: an option is wrong; when the step is first traced: the batch cannot be divided (MeshError), or the
+        step places its arrays itself, is written for several devices, or has effects that would happen once for each
+        device (UnsupportedProgramError, with the line).
     """
     if statistics not in (GLOBAL, DEVICE):
         raise MemplanError(f"statistics is {statistics!r}; it is {GLOBAL!r} or {DEVICE!r}.")
@@ -266,12 +255,6 @@ def data_parallel(
     positions = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
     options = Options(positions, batch_axis, split_state, decompose, compress, statistics)
     return DataParallel(step, mesh, meshes.topology_for(topology, mesh), kind, options)
-
-
-def _with_errors(out: Any, errors: Sequence[Any]) -> Any:
-    if type(out) is tuple:
-        return (Remembered(out[0], tuple(errors)), *out[1:])
-    return Remembered(out, tuple(errors))
 
 
 def _placed(leaf: Leaf, sharding: NamedSharding) -> jax.Array:

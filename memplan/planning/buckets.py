@@ -1,6 +1,6 @@
-"""Which gradients are reduced together: the consecutive buckets of which the last one is done earliest.
+"""Buckets of gradients: consecutive gradients that are reduced together, chosen so that the last bucket ends earliest.
 
-One stream sends the buckets in order. A large bucket pays for one start, a small one starts early.
+One stream sends the buckets in order. A large bucket pays the latency once, a small one starts early.
 """
 
 from __future__ import annotations
@@ -19,29 +19,38 @@ def contiguous_buckets(
     seconds: Callable[[int], float],
     largest_nbytes: int | None = None,
 ) -> tuple[range, ...]:
-    """The buckets of consecutive gradients that are all sent earliest; of such, one with the fewest buckets.
+    """The buckets that end earliest; among these, the fewest.
 
-    With a given number of buckets, the earlier the first gradients are sent the earlier all can be, so one time per
-    prefix and number is all that counts. It holds for any `seconds`, monotonic or not.
+    A dynamic program: for each prefix of the gradients and each number of buckets only the earliest end counts, whether
+    `seconds` is monotonic or not.
 
     Args:
       ready_s: when each gradient is made; in order.
       nbytes: of each gradient.
       seconds: bytes -> seconds that the stream takes to send them; called once per size.
-      largest_nbytes: of a bucket with several gradients; a gradient that is larger is sent alone.
+      largest_nbytes: of a bucket with several gradients; a larger gradient is sent alone.
 
     Raises:
-      ValueError: the gradients are not in order, or not one time and one size each; or `seconds` gives no time.
+      ValueError: the gradients are not in order, have no time or no size each, or `seconds` returns no time.
     """
-    _check(ready_s, nbytes)
+    if len(ready_s) != len(nbytes):
+        raise ValueError(f"{len(ready_s)} times and {len(nbytes)} sizes. Give one of each per gradient.")
+    if not all(map(math.isfinite, ready_s)) or any(later < early for early, later in itertools.pairwise(ready_s)):
+        raise ValueError(
+            "the gradients are not in the order they are made. Sort them by their time, all of them finite."
+        )
+    if any(size < 0 for size in nbytes):
+        raise ValueError(f"a gradient has {min(nbytes)} bytes. A size is 0 or more.")
     count = len(ready_s)
     if not count:
         return ()
     costs = _costs(nbytes, seconds, math.inf if largest_nbytes is None else largest_nbytes)
-    earliest = _earliest_end(ready_s, costs)
-    done, last = np.full(count + 1, math.inf), []  # with exactly so many buckets; where the last one starts
+    earliest = np.zeros(count + 1)  # end of the first gradients, with any number of buckets
+    for stop, ready in enumerate(ready_s, start=1):
+        earliest[stop] = (np.maximum(earliest[:stop], ready) + costs[:stop, stop - 1]).min()
+    done, last = np.full(count + 1, math.inf), []  # the same with exactly so many buckets; where the last one starts
     done[0] = 0.0
-    while done[count] > earliest:
+    while done[count] > earliest[count]:
         ends = np.maximum(done[:-1, None], np.asarray(ready_s)) + costs
         last.append(ends.argmin(axis=0))
         done = np.concatenate(([math.inf], ends.min(axis=0)))
@@ -51,16 +60,8 @@ def contiguous_buckets(
     return tuple(itertools.starmap(range, itertools.pairwise(reversed(stops))))
 
 
-def _earliest_end(ready_s: Sequence[float], costs: np.ndarray) -> float:
-    """When all gradients can be sent, with any number of buckets."""
-    done = np.zeros(len(ready_s) + 1)
-    for stop, ready in enumerate(ready_s, start=1):
-        done[stop] = (np.maximum(done[:stop], ready) + costs[:stop, stop - 1]).min()
-    return float(done[-1])
-
-
 def _costs(nbytes: Sequence[int], seconds: Callable[[int], float], largest_nbytes: float) -> np.ndarray:
-    """Seconds of the bucket from one gradient (row) to another (column); endless where there is no such bucket."""
+    """Seconds of the bucket from one gradient (row) to another (column); infinite if there is no such bucket."""
     seconds_of = functools.cache(seconds)
     costs = np.full((len(nbytes), len(nbytes)), math.inf)
     for first in range(len(nbytes)):
@@ -73,14 +74,3 @@ def _costs(nbytes: Sequence[int], seconds: Callable[[int], float], largest_nbyte
                     f"{total} bytes take {seconds_of(total)} seconds, which no stream does. Check `seconds`."
                 )
     return costs
-
-
-def _check(ready_s: Sequence[float], nbytes: Sequence[int]) -> None:
-    if len(ready_s) != len(nbytes):
-        raise ValueError(f"{len(ready_s)} times and {len(nbytes)} sizes. Give one of each per gradient.")
-    if not all(map(math.isfinite, ready_s)) or any(later < early for early, later in itertools.pairwise(ready_s)):
-        raise ValueError(
-            "the gradients are not in the order they are made. Sort them by their time, all of them finite."
-        )
-    if any(size < 0 for size in nbytes):
-        raise ValueError(f"a gradient has {min(nbytes)} bytes. A size is 0 or more.")

@@ -15,7 +15,7 @@ from memplan.errors import MeshError
 from memplan.hardware import catalog
 from memplan.parallel.divide import Divided, Options, batch_placement, divide, placements
 from memplan.parallel.meshes import links_of
-from memplan.parallel.partition.placement import Replicate, Shard
+from memplan.parallel.partition.sharded import Replicate, Shard
 
 DEVICES = 4
 MESH = AbstractMesh((DEVICES,), ("device",))

@@ -17,6 +17,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 import memplan
 from memplan.errors import MemplanError
+from memplan.parallel.partition.sharded import Replicate, Shard
 from memplan.parallel.step import data_parallel
 from tests.parallel.simulator.simulated import array, mesh
 
@@ -32,7 +33,7 @@ def test_layouts_say_what_is_divided() -> None:
     divided = data_parallel(step, mesh((4,)), split_state="m")
     state = {"w": jnp.ones((6, 6)), "m": jnp.ones((6, 8)), "count": 1}
     batch = X, jnp.ones(())
-    assert list(map(str, divided.layouts(state, batch))) == ["whole", "split(1)", "whole", "split(0)", "whole"]
+    assert divided.layouts(state, batch) == [Replicate(), Shard(1), Replicate(), Shard(0), Replicate()]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_layouts_say_what_is_divided() -> None:
         (lambda: data_parallel(step, mesh((8,)), topology="ddl"), "the mesh has a0"),
         (lambda: data_parallel(step, mesh((4,)), compress="int3"), "one of bfloat16, float16"),
         (lambda: data_parallel(step, mesh((4,)), compress="bfloat16", split_state="m"), "either split_state or comp"),
-        (lambda: data_parallel(step, mesh((4,)), compress="bfloat16")(W, X), r"what place\(state, batch\) makes"),
+        (lambda: data_parallel(step, mesh((4,)), compress="bfloat16")(W, X), r"what place\(state, batch\) returns"),
         (lambda: data_parallel(step, mesh((4,)), statistics="none"), "'global' or 'device'"),
         (
             lambda: data_parallel(step, mesh((4,))).assemble(X),

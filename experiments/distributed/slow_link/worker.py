@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from memplan import parallel
-from memplan.parallel.measure import measure_topology
+from memplan.parallel.meshes import measure_topology
 from models.train import decoder_step
 from models.transformer import DecoderConfig
 

@@ -1,4 +1,4 @@
-"""The step as one device runs it: its own parts, and what travels, in the phases and buckets that cost least.
+"""The step as one device runs it: equations on its own parts, and collectives in the cheapest phases and buckets.
 
-May import `partition`, whose placements it goes by, `program`, `planning` and `hardware`.
+May import `partition`, whose placements it follows, `program`, `planning` and `hardware`.
 """

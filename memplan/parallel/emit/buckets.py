@@ -1,4 +1,4 @@
-"""Which sums travel together: those that nothing waits for, cut into buckets that go under the rest of the step."""
+"""Buckets of sums: gradients that nothing waits for are reduced together, beside the rest of the backward pass."""
 
 from __future__ import annotations
 
@@ -11,41 +11,33 @@ from typing import Any
 from memplan.hardware.collectives import all_reduce_seconds, cheapest
 from memplan.hardware.device import Device
 from memplan.hardware.topology import Topology
-from memplan.parallel.partition.placement import Partial, Replicate
-from memplan.parallel.partition.sharded import Sharded
+from memplan.parallel.partition.sharded import Partial, Replicate, Sharded
 from memplan.planning.buckets import contiguous_buckets
 from memplan.planning.graph import op_seconds
 from memplan.program import compat
 from memplan.program.flat import Flat
 
 _HEAVY = {"dot_general", "conv_general_dilated", "scan", "while", "custom_linear_solve"}
-_LARGEST_NBYTES = 128 << 20
-"""Of a bucket: it is a buffer on the device, as its terms are."""
-
+_LARGEST_NBYTES = 128 << 20  # of a bucket, which is a buffer on the device beside its terms
 _LEFT_UNFUSED = 0.2  # of elementwise traffic, after fusion: ResNet-50 at batch 32 on a P100, compiled
-
 _SURE = 0.7  # the share of the predicted compute time that counts as available for overlap
-
-_SMALLEST_NBYTES = 1 << 12
-"""A smaller sum is not compressed."""
+_SMALLEST_NBYTES = 1 << 12  # smaller sums are not compressed
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """Which sums travel together."""
+    """Which sums are reduced together."""
 
-    # variables, for sums that are first read after heavy work that does not need them. The others (batch statistics, a
-    # norm) are needed at once; they go when they are read.
+    # Variable -> number of its bucket, for sums that heavy work runs before their first read. The others (batch
+    # statistics, a norm) are needed at once and reduced when they are read.
     bucket_of: Mapping[Any, int] = field(default_factory=dict)
-    # buckets that are never compressed: metrics, and what is too small to gain from it
-    uncompressed: frozenset[int] = frozenset()
+    uncompressed: frozenset[int] = frozenset()  # buckets that are never compressed: metrics and small sums
 
 
 def sink_reads(sharded: Sharded) -> Sharded:
-    """The same with what reads sums last, unless heavy work needs it: updates, running statistics, metrics.
+    """Move equations that read sums to the end, unless heavy work needs them: updates, running statistics, metrics.
 
-    The sums then travel beside the heavy work. Level by level: what others wait for is made when the first of them is
-    needed.
+    Sums are then reduced beside the heavy work. Late equations are sorted by how many sums they wait for in a row.
     """
     eqns = sharded.jaxpr.jaxpr.eqns
     order = _terms_first(sharded)
@@ -71,9 +63,9 @@ def sink_reads(sharded: Sharded) -> Sharded:
 
 
 def _terms_first(sharded: Sharded) -> list[int]:
-    """Numbers of equations, those that turn terms into terms as early as can be: `rate * gradient` behind the gradient.
+    """Numbers of equations, with those that turn terms into terms as early as possible: `rate * gradient`, for example.
 
-    Written where the weights are updated, they would hold all sums back until the last gradient is there.
+    Left at the update of the weights, they would delay all sums until the last gradient is made.
     """
     made_at: dict[Any, tuple[int, int]] = {}
     places: list[tuple[int, int]] = []
@@ -88,7 +80,7 @@ def _terms_first(sharded: Sharded) -> list[int]:
 
 
 def assign_buckets(sharded: Sharded, topology: Topology, device: Device, compresses: bool) -> Buckets:
-    """Cut what can wait by the time at which it is made; what is made after all heavy work goes last, together."""
+    """Put deferrable sums into buckets by the time they are made; those after all heavy work form the last bucket."""
     deferrable, final = _deferrable(sharded)
     small = [var for var in (*deferrable, *final) if compresses and compat.nbytes_of(var.aval) < _SMALLEST_NBYTES]
     exact = dict.fromkeys(small, -1)
@@ -110,11 +102,11 @@ def assign_buckets(sharded: Sharded, topology: Topology, device: Device, compres
 
 
 def _deferrable(sharded: Sharded) -> tuple[list[Any], list[Any]]:
-    """Sums in the order they are made: those read after heavy work, and those that are read after all of it alone."""
+    """Sums in the order they are made: those read after further heavy work, and those made after all of it."""
     eqns = sharded.jaxpr.jaxpr.eqns
     first_read: dict[Any, int] = {}
     heavy_before = [0]
-    waiting: set[Any] = set()  # made of sums
+    waiting: set[Any] = set()  # computed from sums
     for number, eqn in enumerate(eqns):
         heavy_before.append(heavy_before[-1] + (eqn.primitive.name in _HEAVY))
         operands = set(filter(compat.is_var, eqn.invars))
@@ -134,7 +126,7 @@ def _deferrable(sharded: Sharded) -> tuple[list[Any], list[Any]]:
 
 
 def _made_s(sharded: Sharded, devices: int, device: Device) -> Mapping[Any, float]:
-    """When every variable is made, equations one after another, each in its part."""
+    """The time at which each variable is made, with equations in order, each on the device's part."""
     graph = Flat(sharded.jaxpr).graph
     now, found = 0.0, {}
     for eqn, op, one in zip(sharded.jaxpr.jaxpr.eqns, graph.ops, sharded.eqns, strict=True):

@@ -1,7 +1,7 @@
-"""An all-reduce with half the bytes on the wire, and what rounding takes away remembered for the next step.
+"""An all-reduce that sends half the bytes, with error feedback.
 
-Error feedback after Seide et al., 1-bit SGD (Interspeech 2014), and Karimireddy et al. (ICML 2019): each device adds
-what its last message left out to its next one. Sums are formed in float32: parts are exchanged, added, and gathered.
+After Seide et al., 1-bit SGD (Interspeech 2014), and Karimireddy et al. (ICML 2019): each device adds the rounding
+error of its last message to its next one. Sums are formed in float32: parts are exchanged, added, and gathered.
 """
 
 from __future__ import annotations
@@ -18,33 +18,30 @@ import numpy as np
 Array = Any
 
 WIRE_DTYPES = ("bfloat16", "float16")
-SMALLEST_NBYTES = 1 << 16
-"""Smaller messages pay for latency, not for bytes: they stay as they are."""
+SMALLEST_NBYTES = 1 << 16  # latency dominates smaller messages, which are not compressed
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Remembered:
-    """A training state, and what every device has yet to send: float32 arrays, split among the devices."""
+    """A training state with the rounding errors of its last messages."""
 
     state: Any
-    errors: tuple[Array, ...]
+    errors: tuple[Array, ...]  # float32, split among the devices
 
 
 @dataclass
 class Compressor:
     """The compressed messages of one step, in the order they are sent."""
 
-    dtype: str  # what floats are on the wire
-    # what the last step left out, one array per rounding; None where only sizes are asked for
-    before: Sequence[Array] | None = None
-    after: list[Array] = field(default_factory=list)  # what this one leaves out
+    dtype: str  # of floats that are sent
+    before: Sequence[Array] | None = None  # errors of the last step, one array per rounding; None: only shapes matter
+    after: list[Array] = field(default_factory=list)  # errors of this step
 
     def pays_for(self, flat: Array) -> bool:
         return flat.dtype == jnp.float32 and flat.nbytes >= SMALLEST_NBYTES
 
     def all_reduce(self, flat: Array, axes: Sequence[str], sizes: Sequence[int]) -> Array:
-        """Over axes of these sizes."""
         devices, names = math.prod(sizes), tuple(axes)
         sent = self._rounded(padded(flat, devices)).reshape(devices, -1)
         parts = self._widened(jax.lax.all_to_all(sent, names, 0, 0, tiled=True))
@@ -52,7 +49,7 @@ class Compressor:
         return self._widened(jax.lax.all_gather(own, names, tiled=True))[: flat.size]
 
     def _rounded(self, value: Array) -> Array:
-        """As bits, which no compiler widens on the way."""
+        """As bits, so that the compiler cannot widen them before they are sent."""
         number = len(self.after)
         known = value if self.before is None else value + self.before[number]
         short = known.astype(self.dtype)
@@ -64,6 +61,6 @@ class Compressor:
 
 
 def padded(flat: Array, parts: int) -> Array:
-    """With zeros behind it, so that it falls into so many equal parts."""
+    """Pad with zeros to a multiple of `parts`."""
     rest = -flat.size % parts
     return jax.lax.pad(flat, np.zeros((), flat.dtype), [(0, rest, 0)]) if rest else flat

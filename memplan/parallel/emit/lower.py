@@ -1,7 +1,8 @@
-"""The step as one device runs it: the equations on its own parts, and collectives where parts do not do."""
+"""The step as one device runs it: equations on its own parts, and collectives between them."""
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +12,7 @@ import jax.numpy as jnp
 
 from memplan.parallel.emit.buckets import Buckets
 from memplan.parallel.emit.collectives import Collectives
-from memplan.parallel.partition.placement import Partial, PerDevice, Placement, Replicate, Shard
-from memplan.parallel.partition.sharded import Sharded, ShardedEqn
+from memplan.parallel.partition.sharded import Partial, PerDevice, Placement, Replicate, Shard, Sharded, ShardedEqn
 from memplan.program import compat
 from memplan.program.ops import local_params
 
@@ -23,31 +23,29 @@ def lower(
     """The outputs on one device, in their placements, from its part of the inputs.
 
     Args:
-      buckets: a bucket goes when its last term is made; sums in none go, all that wait together, when the first of
-        them is read.
+      buckets: a bucket is reduced when its last term is made; sums in no bucket are reduced together, all that wait,
+        when the first of them is read.
     """
     return _Lowering(sharded, collectives, buckets or Buckets()).run(inputs)
 
 
 class _Lowering:
-    """One walk over the equations of a sharded jaxpr.
-
-    Attributes:
-      env: variable -> its value in every placement that it is known in.
-      waiting: terms that are made and not yet sent, by bucket; None for those in no bucket.
-      missing: terms that are still to be made, by bucket.
-      unsummed: variables among `waiting`.
-      in_bucket: sums that are still among those they travelled with.
-    """
+    """One walk over the equations of a sharded jaxpr."""
 
     def __init__(self, sharded: Sharded, collectives: Collectives, buckets: Buckets):
         self.sharded, self.collectives, self.buckets = sharded, collectives, buckets
-        self.env: dict[Any, dict[Placement, Any]] = {}
-        self.waiting: dict[int | None, list[Any]] = {}
-        self.missing = Counter(buckets.bucket_of.values())
-        self.unsummed: set[Any] = set()
-        self.in_bucket: dict[Any, Placement] = {}
-        self.zeros = {eqn.outvars[0] for eqn in sharded.jaxpr.jaxpr.eqns if _is_zero(eqn)}
+        self.env: dict[Any, dict[Placement, Any]] = {}  # variable -> its value in each placement that is known
+        self.waiting: dict[int | None, list[Any]] = {}  # terms not yet sent, by bucket; None: in no bucket
+        self.missing = Counter(buckets.bucket_of.values())  # how many terms are still to be made, by bucket
+        self.unsummed: set[Any] = set()  # variables among `waiting`
+        self.in_bucket: dict[Any, Placement] = {}  # sums not yet sliced out of their bucket
+        self.zeros = {  # broadcasts of zero
+            eqn.outvars[0]
+            for eqn in sharded.jaxpr.jaxpr.eqns
+            if eqn.primitive.name == "broadcast_in_dim"
+            and isinstance(operand := eqn.invars[0], compat.Literal)
+            and operand.val == 0
+        }
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         jaxpr = self.sharded.jaxpr
@@ -81,7 +79,7 @@ class _Lowering:
                 self.reduce(bucket)
 
     def reduce(self, bucket: int | None) -> None:
-        """Sum what waits in a bucket; what comes of it is taken apart where it is read."""
+        """Sum the terms of a bucket; each sum is sliced out of it when it is read."""
         terms = self.waiting.pop(bucket)
         lossy = bucket is not None and bucket not in self.buckets.uncompressed
         placements = [self.sharded.reductions[var] for var in terms]
@@ -107,7 +105,7 @@ class _Lowering:
         return known[need]
 
     def convert(self, var: Any, need: Placement) -> Any:
-        """To another placement than those that it is known in."""
+        """The value in a placement that is not known yet."""
         known = self.env[var]
         if isinstance(need, PerDevice):
             return known[Partial()] * self.collectives.devices if Partial() in known else self.read(var, Replicate())
@@ -124,7 +122,7 @@ class _Lowering:
         return whole if var in self.zeros else self.collectives.on_first(whole)
 
     def gather_outputs(self) -> None:
-        """What is returned whole but is split is gathered together."""
+        """Gather split outputs that are returned whole, all together."""
         found: dict[Any, Shard] = {}
         for atom, placement in zip(self.sharded.jaxpr.jaxpr.outvars, self.sharded.outputs, strict=True):
             known = self.env[atom] if compat.is_var(atom) else {}
@@ -158,7 +156,7 @@ class _Lowering:
         return results
 
     def print_once(self, eqn: compat.JaxprEqn, operands: list[Any]) -> list[Any]:
-        """What is printed is printed by the first device alone."""
+        """Only the first device prints."""
 
         def emit(*values: Any) -> None:
             compat.bind(eqn, values)
@@ -167,7 +165,7 @@ class _Lowering:
         return []
 
     def iota(self, eqn: compat.JaxprEqn, one: ShardedEqn) -> Any:
-        """Counts from where this device's part begins."""
+        """This device's part of the counts."""
         split_dim = next(made.dim for made in one.results if isinstance(made, Shard))
         shape, dim, dtype = list(eqn.params["shape"]), eqn.params["dimension"], eqn.params["dtype"]
         shape[split_dim] //= self.collectives.devices
@@ -177,7 +175,7 @@ class _Lowering:
         return counted + (self.collectives.rank * shape[dim]).astype(dtype)
 
     def random_bits(self, eqn: compat.JaxprEqn, key: Any) -> Any:
-        """The very bits that the undivided draw has in this device's part."""
+        """The bits of the undivided draw in this device's part."""
         shape, width = eqn.params["shape"], eqn.params["bit_width"]
         bits = compat.random_bits_between(key, width, shape, self.collectives.rank, self.collectives.devices)
         if bits is not None:
@@ -185,27 +183,20 @@ class _Lowering:
         (whole,) = compat.bind(eqn, [key])
         return self.collectives.shard(whole, 0)
 
-    def inner(self, body: Sharded, inputs: Sequence[Any]) -> list[Any]:
-        return lower(body, self.collectives, inputs)
-
     def control(self, eqn: compat.JaxprEqn, one: ShardedEqn, operands: list[Any]) -> list[Any]:
+        inner = functools.partial(lower, collectives=self.collectives)
         scan = compat.scan_of(eqn)
         if scan is not None:
             mine = scan.among(self.collectives.devices) if one.divides_trips else scan
-            return mine.run(lambda *inputs: self.inner(one.bodies[0], inputs), operands)
+            return mine.run(lambda *inputs: inner(one.bodies[0], inputs=inputs), operands)
         if eqn.primitive.name == "cond":
-            branches = [lambda *inputs, body=body: self.inner(body, inputs) for body in one.bodies]
+            branches = [lambda *inputs, body=body: inner(body, inputs=inputs) for body in one.bodies]
             return list(jax.lax.switch(operands[0].astype(jnp.int32), branches, *operands[1:]))
         tests, bodies = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         test, body = one.bodies
         known, consts, init = operands[:tests], operands[tests : tests + bodies], operands[tests + bodies :]
         return jax.lax.while_loop(
-            lambda carry: self.inner(test, [*known, *carry])[0],
-            lambda carry: self.inner(body, [*consts, *carry]),
+            lambda carry: inner(test, inputs=[*known, *carry])[0],
+            lambda carry: inner(body, inputs=[*consts, *carry]),
             init,
         )
-
-
-def _is_zero(eqn: compat.JaxprEqn) -> bool:
-    operand = eqn.invars[0] if eqn.invars else None
-    return eqn.primitive.name == "broadcast_in_dim" and isinstance(operand, compat.Literal) and operand.val == 0

@@ -1,26 +1,42 @@
-"""Which placement every array of a step gets, before anything is written: propagation along its equations, and back.
+"""Propagates placements through the arrays of a step: forward along its equations, and backward from their readers.
 
-Forward, what is split makes what depends on it split; a sum over what is split is *partial*, and stays so through what
-is linear. Backward, who reads an array split would have liked it to be made so: that is how a broadcast is made in its
-parts, and how a gradient that only updates a part of the optimizer's state is scattered instead of summed everywhere.
+Forward, results of split operands are split; a sum over a split dimension is `Partial`, and stays so through linear
+equations. Backward, an array gets the split that its readers ask for: a broadcast is then made in parts, and a gradient
+that only updates a part of the optimizer's state is scattered instead of summed everywhere.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from memplan.parallel.partition.demands import Demands, demands, per_device
-from memplan.parallel.partition.placement import Partial, PerDevice, Placement, Replicate, Shard
-from memplan.parallel.partition.sharded import OutputDemand, Sharded, ShardedEqn, shard_along
+from memplan.parallel.partition.sharded import (
+    OutputDemand,
+    Partial,
+    PerDevice,
+    Placement,
+    Replicate,
+    Shard,
+    Sharded,
+    ShardedEqn,
+    shard_along,
+)
 from memplan.program import compat, ops
 from memplan.program.flat import flatten
 from memplan.program.ops import Axes, axes_of
 
 _ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class Demands:
+    """Variable -> the split that its readers ask for."""
+
+    unanimous: Mapping[Any, Shard] = field(default_factory=dict)  # all readers
+    majority: Mapping[Any, Shard] = field(default_factory=dict)  # most of the readers that ask for a split
 
 
 def propagate(
@@ -33,10 +49,10 @@ def propagate(
     """Placements for every variable of a flat jaxpr.
 
     Args:
-      inputs: placements of its inputs, constants left out: those are replicated.
-      outputs: what is asked of them.
+      inputs: placements of its inputs; constants are replicated.
+      outputs: demands on them.
       devices: how many blocks a split array has.
-      own_statistics: a sum over the batch that goes back into what is split (batch norm) is each device's own, over its
+      own_statistics: a sum over the batch that split arrays depend on (batch norm) is taken by each device over its own
         part of the batch. Not in loops.
     """
     asked, own = Demands(), frozenset[int]()
@@ -51,12 +67,7 @@ def propagate(
 
 
 class _Forward:
-    """Propagation along the equations.
-
-    Attributes:
-      demands: of the last way back.
-      per_device: numbers of the equations that are computed from each device's own estimates.
-    """
+    """One forward pass."""
 
     def __init__(
         self,
@@ -64,8 +75,8 @@ class _Forward:
         inputs: Sequence[Placement],
         outputs: Sequence[OutputDemand],
         devices: int,
-        demands: Demands,
-        per_device: frozenset[int],
+        demands: Demands,  # of the last backward pass
+        per_device: frozenset[int],  # numbers of equations that are computed from each device's own estimates
     ):
         self.jaxpr, self.inputs, self.outputs, self.devices = jaxpr, inputs, outputs, devices
         self.demands, self.per_device = demands, per_device
@@ -73,10 +84,12 @@ class _Forward:
         self.reductions: dict[Any, Placement] = {}
         self.readers = Counter(atom for eqn in jaxpr.jaxpr.eqns for atom in eqn.invars if compat.is_var(atom))
         self.readers.update(atom for atom in jaxpr.jaxpr.outvars if compat.is_var(atom))
-        self.is_per_device = False  # the equation at hand
-        self.averaged: set[Any] = set()  # each device's own for those, the mean for others
-        self.read_per_device: set[Any] = set()  # by equations that are
-        self.other_readers = Counter(filter(compat.is_var, jaxpr.jaxpr.outvars))  # number of the others
+        self.is_per_device = False  # whether the current equation is in `per_device`
+        self.averaged: set[Any] = (
+            set()
+        )  # variables that `per_device` equations read as `PerDevice`, others as their mean
+        self.read_per_device: set[Any] = set()  # variables that `per_device` equations read
+        self.other_readers = Counter(filter(compat.is_var, jaxpr.jaxpr.outvars))  # number of readers that are not
         for number, eqn in enumerate(jaxpr.jaxpr.eqns):
             if number in per_device:
                 self.read_per_device.update(filter(compat.is_var, eqn.invars))
@@ -113,14 +126,14 @@ class _Forward:
         return PerDevice() if self.is_per_device and atom in self.averaged else self.placements[atom]
 
     def average(self, atoms: Sequence[Any]) -> None:
-        """What is each device's own is needed alike everywhere: the mean of all."""
+        """Replicate `PerDevice` values by their mean."""
         for atom in atoms:
             if compat.is_var(atom) and isinstance(self.placements[atom], PerDevice):
                 self.placements[atom] = self.reductions[atom] = Replicate()
                 self.averaged.add(atom)
 
     def deferrable(self, eqn: compat.JaxprEqn, terms: Sequence[Placement]) -> bool:
-        """The mean may wait behind a product or what is linear, if nothing else reads what is each device's own."""
+        """Whether the mean can be taken after this equation: a linear one that alone reads its `PerDevice` operands."""
         own = [isinstance(one, PerDevice) for one in terms]
         whole = [isinstance(one, Replicate) for one in terms]
         if not any(own) or not all(a or b for a, b in zip(own, whole, strict=True)):
@@ -129,7 +142,7 @@ class _Forward:
         return max(readers) == 1 and (eqn.primitive.name == "mul" or ops.of(eqn).linear(eqn, own, whole))
 
     def reduce(self, var: Any) -> None:
-        """Its sum is needed: everywhere, in parts where a reader would have it so, or as each device estimates it."""
+        """Sum a partial variable: as most readers demand it, replicated, or each device for itself."""
         if var in self.read_per_device:
             self.placements[var] = PerDevice()
         else:
@@ -157,7 +170,11 @@ class _Forward:
             self.average(eqn.invars)
         given = [self.placement(atom) for atom in eqn.invars]
         if compat.control_bodies(eqn):
-            return self.control(eqn, given)
+            if (scan := compat.scan_of(eqn)) is not None:
+                return self.scan(eqn, scan, given)
+            self.reduce_all(eqn.invars)
+            given = [self.placement(atom) for atom in eqn.invars]
+            return self.cond(eqn, given) if eqn.primitive.name == "cond" else self.while_loop(eqn, given)
         one = self.divided(eqn, given)
         terms_to_sum = [
             atom
@@ -170,7 +187,7 @@ class _Forward:
         return self.divided(eqn, [self.placement(atom) for atom in eqn.invars])
 
     def shard_again(self, eqn: compat.JaxprEqn, one: ShardedEqn) -> ShardedEqn:
-        """What is made from gathered operands is divided again by whoever reads it: a device has its part already."""
+        """Results of gathered operands are split again for their readers: each device takes its part of them."""
         if not one.gathered or one.bodies or one.axis is not None or PerDevice() in one.results:
             return one
         gathered = [eqn.invars[position] for position in one.gathered]
@@ -186,12 +203,11 @@ class _Forward:
 
     def divided(self, eqn: compat.JaxprEqn, given: Sequence[Placement]) -> ShardedEqn:
         axes = axes_of(eqn)
-        return shard_along(given, axes, self.choose_axis(eqn, given, axes), len(eqn.outvars))
+        axis = None if axes is None else self.choose_axis(eqn, given, axes)
+        return shard_along(given, axes, axis, len(eqn.outvars))
 
-    def choose_axis(self, eqn: compat.JaxprEqn, given: Sequence[Placement], axes: Axes | None) -> int | None:
+    def choose_axis(self, eqn: compat.JaxprEqn, given: Sequence[Placement], axes: Axes) -> int | None:
         """The axis that the most bytes of split operands vote for, or the one that all readers of a result demand."""
-        if axes is None:
-            return None
         votes: Counter[int] = Counter()
         for position, (atom, placement) in enumerate(zip(eqn.invars, given, strict=True)):
             axis = axes.of_operand(position, placement.dim) if isinstance(placement, Shard) else None
@@ -206,24 +222,20 @@ class _Forward:
                 return axis
         return None
 
-    def control(self, eqn: compat.JaxprEqn, given: Sequence[Placement]) -> ShardedEqn:
-        scan = compat.scan_of(eqn)
-        if scan is not None:
-            return self.scan(eqn, scan, given)
-        self.reduce_all(eqn.invars)
-        given = [self.placement(atom) for atom in eqn.invars]
-        return self.cond(eqn, given) if eqn.primitive.name == "cond" else self.while_loop(eqn, given)
-
     def scan(self, eqn: compat.JaxprEqn, scan: compat.Scan, given: Sequence[Placement]) -> ShardedEqn:
-        """Carries keep one placement: of what goes in, unless what comes out is split, or partial, then summed once."""
+        """Carries keep one placement, found by repetition; a partial carry is summed once, after the loop."""
         const_vars, carry_vars, stack_vars = scan.split(eqn.invars)
         self.reduce_all([*const_vars, *stack_vars])
         consts, carries, stacks = scan.split([self.placement(atom) for atom in eqn.invars])
         first = len(eqn.invars) - len(stacks)
         whole = [first + number for number, placement in enumerate(stacks) if placement == Shard(0)]
         body = flatten(scan.body)
-        if whole and self.trips_are_alike(scan, body, consts):
-            return self.divide_trips(scan, body)
+        alone = not scan.carries and not body.jaxpr.effects  # no trip depends on another, as in `lax.map`
+        if whole and alone and scan.trips % self.devices == 0 and all(one == Replicate() for one in consts):
+            inputs, gives = [Replicate()] * len(body.jaxpr.invars), [Shard(0)] * len(body.jaxpr.outvars)
+            found = propagate(body, inputs, [OutputDemand(Replicate())] * len(gives), self.devices)
+            needs = (*inputs[: scan.consts], *[Shard(0)] * (len(inputs) - scan.consts))
+            return ShardedEqn(needs, tuple(gives), bodies=(found,), divides_trips=True)
         slices = [
             _slice_placement(placement, compat.aval_of(var).shape, self.devices)
             for placement, var in zip(stacks, stack_vars, strict=True)
@@ -249,20 +261,8 @@ class _Forward:
         gives = (*carries, *map(_stack_placement, found.outputs[scan.carries :]))
         return ShardedEqn(needs, gives, bodies=(found,), gathered=tuple(whole))
 
-    def trips_are_alike(self, scan: compat.Scan, body: compat.ClosedJaxpr, consts: Sequence[Placement]) -> bool:
-        """Trips that know nothing of one another (`lax.map`) are as good on different devices."""
-        alone = not scan.carries and not body.jaxpr.effects
-        return alone and scan.trips % self.devices == 0 and all(one == Replicate() for one in consts)
-
-    def divide_trips(self, scan: compat.Scan, body: compat.ClosedJaxpr) -> ShardedEqn:
-        inputs = [Replicate()] * len(body.jaxpr.invars)
-        found = propagate(body, inputs, [OutputDemand(Replicate())] * len(body.jaxpr.outvars), self.devices)
-        stacks = [Shard(0)] * (len(inputs) - scan.consts)
-        gives = [Shard(0)] * len(body.jaxpr.outvars)
-        return ShardedEqn((*inputs[: scan.consts], *stacks), tuple(gives), bodies=(found,), divides_trips=True)
-
     def while_loop(self, eqn: compat.JaxprEqn, given: Sequence[Placement]) -> ShardedEqn:
-        """A `while`: what decides whether it goes on is whole, carries keep one placement."""
+        """The condition is replicated; carries keep one placement, found by repetition."""
         test_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         tests, consts = [Replicate()] * test_consts, list(given[test_consts : test_consts + body_consts])
         carries = list(given[test_consts + body_consts :])
@@ -290,7 +290,7 @@ class _Forward:
 
 
 def _shard_again(shape: Sequence[int], batch: Collection[int], largest: int, devices: int) -> Placement:
-    """Along a dimension that has the whole batch in it, or of what is as large as an operand along its largest."""
+    """Along a dimension that holds the whole batch; else, if it is as large as an operand, along its largest."""
     whole = [dim for dim, size in enumerate(shape) if size and any(size % one == 0 for one in batch)]
     if not whole and math.prod(shape) >= largest:
         whole = sorted(range(len(shape)), key=lambda dim: -shape[dim])
@@ -298,7 +298,7 @@ def _shard_again(shape: Sequence[int], batch: Collection[int], largest: int, dev
 
 
 def _slice_placement(placement: Placement, shape: Sequence[int], devices: int) -> Placement:
-    """Of the slices of a stack: the dimension that is scanned over cannot be split, another perhaps can."""
+    """Placement of a stack's slices: the scanned dimension cannot be split, so another one is."""
     if not isinstance(placement, Shard):
         return placement
     if placement.dim:
@@ -311,7 +311,59 @@ def _stack_placement(placement: Placement) -> Placement:
 
 
 def _meet(before: Placement, after: Placement) -> Placement:
-    """One placement for what goes into a trip and what comes out of it."""
+    """One placement for a carry before and after a trip."""
     if before == after or before != Replicate():
         return before if before == after or not isinstance(after, Shard) else Replicate()
     return after
+
+
+def demands(sharded: Sharded, outputs: Sequence[OutputDemand], devices: int) -> Demands:
+    """What readers ask for; an equation that is not divided passes on the demand on its result."""
+    asked: dict[Any, list[Placement]] = {}
+
+    def ask(atoms: Sequence[Any], placements: Sequence[Placement]) -> None:
+        for atom, placement in zip(atoms, placements, strict=True):
+            if compat.is_var(atom):
+                asked.setdefault(atom, []).append(placement)
+
+    jaxpr = sharded.jaxpr.jaxpr
+    ask(jaxpr.outvars, [want.placement or made for want, made in zip(outputs, sharded.outputs, strict=True)])
+    for eqn, one in zip(reversed(jaxpr.eqns), reversed(sharded.eqns), strict=True):
+        passes_on = one.axis is None and not one.bodies
+        ask(eqn.invars, _passed_on(eqn, one, asked, devices) if passes_on else one.operands)
+    unanimous = {var: shard for var, placements in asked.items() if (shard := _common(placements))}
+    shards = {var: [one for one in placements if isinstance(one, Shard)] for var, placements in asked.items()}
+    return Demands(unanimous, {var: Counter(known).most_common(1)[0][0] for var, known in shards.items() if known})
+
+
+def per_device(sharded: Sharded) -> frozenset[int]:
+    """Numbers of equations through which split results depend on unsplit ones: statistics of the batch."""
+    onward: set[Any] = set()
+    numbers: set[int] = set()
+    for number in reversed(range(len(sharded.eqns))):
+        eqn, one = sharded.jaxpr.jaxpr.eqns[number], sharded.eqns[number]
+        unsplit = [var for var, made in zip(eqn.outvars, one.results, strict=True) if not isinstance(made, Shard)]
+        if one.bodies or (len(unsplit) == len(eqn.outvars) and onward.isdisjoint(unsplit)):
+            continue
+        numbers.add(number)
+        read = zip(eqn.invars, one.operands, strict=True)
+        onward.update(atom for atom, need in read if compat.is_var(atom) and not isinstance(need, Shard))
+    return frozenset(numbers)
+
+
+def _passed_on(
+    eqn: compat.JaxprEqn, one: ShardedEqn, asked: Mapping[Any, Sequence[Placement]], devices: int
+) -> Sequence[Placement]:
+    axes = axes_of(eqn)
+    for var, side in zip(eqn.outvars, axes.results if axes else (), strict=False):
+        shard = _common(asked.get(var, ()))
+        axis = side[shard.dim] if shard else None
+        if axes and axis is not None and axes.divisible(axis, eqn, devices):
+            return shard_along(one.operands, axes, axis, len(eqn.outvars)).operands
+    return one.operands
+
+
+def _common(placements: Sequence[Placement]) -> Shard | None:
+    """The shard that all of these equal, if any."""
+    first = placements[0] if placements else None
+    return first if isinstance(first, Shard) and len(set(placements)) == 1 else None

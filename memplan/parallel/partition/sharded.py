@@ -1,4 +1,7 @@
-"""A step with a placement for every array: what `propagate` finds, and what `emit` goes by."""
+"""How the arrays of a step are placed on the devices of a mesh; placements are named as in PyTorch's DTensor.
+
+`propagate` makes a `Sharded`, `emit` writes the step that one device runs from it.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,47 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from memplan.parallel.partition.placement import Partial, PerDevice, Placement, Replicate, Shard
 from memplan.program import compat
 from memplan.program.ops import Axes
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """Every device has all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Every device has a term of its sum."""
+
+
+@dataclass(frozen=True, slots=True)
+class PerDevice:
+    """Every device has an estimate of it from its own part of the batch; their mean stands for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Split along `dim`; the blocks follow the devices in the order of the mesh, outermost axis first."""
+
+    dim: int
+
+
+Placement = Replicate | Partial | PerDevice | Shard
 
 
 @dataclass(frozen=True)
 class ShardedEqn:
     """How one equation is divided among the devices."""
 
-    operands: tuple[Placement, ...]  # placement that each is read in
-    results: tuple[Placement, ...]  # placement that each is made in
-    # axes, axis: what it is divided along, if anything
+    operands: tuple[Placement, ...]  # in which each is read
+    results: tuple[Placement, ...]  # in which each is made
     axes: Axes | None = None
-    axis: int | None = None
-    bodies: tuple[Sharded, ...] = ()  # of a loop or conditional, sharded likewise
-    gathered: tuple[int, ...] = ()  # positions of split operands that have to be made whole for want of a rule
-    # every device makes all of the results; that `results` has them split says how they are best read
-    replicated: bool = False
-    divides_trips: bool = False  # of a loop without carries, the trips are divided among the devices
+    axis: int | None = None  # number in `axes` of the axis that it is divided along, if any
+    bodies: tuple[Sharded, ...] = ()  # of a loop or conditional
+    gathered: tuple[int, ...] = ()  # positions of split operands that are gathered, since no rule divides them
+    replicated: bool = False  # every device makes all results; where `results` are split, readers take their part
+    divides_trips: bool = False  # the devices divide the trips of a loop without carries
 
 
 @dataclass(frozen=True)
@@ -32,32 +57,30 @@ class Sharded:
     """A flat jaxpr with a placement for every array."""
 
     jaxpr: compat.ClosedJaxpr
-    # inputs, outputs: placements
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
     eqns: tuple[ShardedEqn, ...]  # one for each equation
-    # variables made partial, or by each device -> the placement of their sum or mean, where that is needed
-    reductions: Mapping[Any, Placement]
+    reductions: Mapping[Any, Placement]  # variables that are `Partial` or `PerDevice` -> placement of their sum or mean
 
 
 @dataclass(frozen=True)
 class OutputDemand:
-    """What is asked of an output: a placement, or none in particular; may it stay partial?"""
+    """The placement that an output must have."""
 
-    placement: Placement | None = None
+    placement: Placement | None = None  # None: any
     may_be_partial: bool = False
 
 
 class Gather(NamedTuple):
-    """An equation with an operand that every device has to make whole; whether its work is divided all the same."""
+    """An equation with an operand that every device gathers."""
 
     eqn: compat.JaxprEqn
     operand: Any
-    divides: bool
+    divides: bool  # whether its work is divided all the same
 
 
 def gathers(sharded: Sharded) -> Iterator[Gather]:
-    """What has to be gathered for want of a rule, loops included."""
+    """All operands that are gathered since no rule divides them, in loops too."""
     for eqn, one in zip(sharded.jaxpr.jaxpr.eqns, sharded.eqns, strict=True):
         for position in one.gathered:
             divides = one.axis is not None or isinstance(one.operands[position], Shard)
@@ -67,7 +90,7 @@ def gathers(sharded: Sharded) -> Iterator[Gather]:
 
 
 def shard_along(operands: Sequence[Placement], axes: Axes | None, axis: int | None, results: int) -> ShardedEqn:
-    """An equation with so many results, divided along a axis, if there is one, whatever its operands are."""
+    """Divide an equation along an axis, if one is given, whatever the placements of its operands."""
     gathered = []
     needs: list[Placement] = []
     for position, placement in enumerate(operands):

@@ -13,9 +13,8 @@ import pytest
 from memplan.hardware.catalog import named
 from memplan.hardware.topology import topology_named
 from memplan.parallel.emit.buckets import assign_buckets, sink_reads
-from memplan.parallel.partition.placement import Replicate, Shard
 from memplan.parallel.partition.propagate import propagate
-from memplan.parallel.partition.sharded import OutputDemand, Sharded
+from memplan.parallel.partition.sharded import OutputDemand, Replicate, Shard, Sharded
 from memplan.parallel.step import data_parallel
 from memplan.program.flat import flatten
 from tests.parallel.simulator.simulated import mesh

@@ -13,7 +13,7 @@ import pytest
 
 from memplan.hardware.topology import topology_named
 from memplan.parallel.emit.collectives import Collectives
-from memplan.parallel.partition.placement import Placement, Replicate, Shard
+from memplan.parallel.partition.sharded import Placement, Replicate, Shard
 from tests.parallel.simulator.lockstep import lockstep
 from tests.parallel.simulator.simulated import array, assert_same, collectives
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from memplan.parallel.partition.placement import Placement, Shard
+from memplan.parallel.partition.sharded import Placement, Shard
 from memplan.parallel.step import DataParallel
 from tests.parallel.simulator.simulated import array, assert_same, collectives, equations
 

@@ -9,9 +9,18 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from memplan.parallel.partition.placement import Partial, PerDevice, Placement, Replicate, Shard
 from memplan.parallel.partition.propagate import propagate
-from memplan.parallel.partition.sharded import OutputDemand, Sharded, ShardedEqn, gathers
+from memplan.parallel.partition.sharded import (
+    OutputDemand,
+    Partial,
+    PerDevice,
+    Placement,
+    Replicate,
+    Shard,
+    Sharded,
+    ShardedEqn,
+    gathers,
+)
 from memplan.program.flat import flatten
 
 DEVICES = 4

@@ -9,8 +9,18 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from memplan.parallel.partition.placement import Partial, PerDevice, Placement, Replicate, Shard
-from memplan.parallel.partition.sharded import Gather, Sharded, ShardedEqn, gathers, shard_along
+from memplan.parallel.partition.sharded import (
+    Gather,
+    Partial,
+    PerDevice,
+    Placement,
+    Replicate,
+    Shard,
+    Sharded,
+    ShardedEqn,
+    gathers,
+    shard_along,
+)
 from memplan.program.ops import Axes
 
 REPLICATE, PARTIAL, OWN, ROWS, COLUMNS = Replicate(), Partial(), PerDevice(), Shard(0), Shard(1)
@@ -73,3 +83,7 @@ def test_gathers_are_told_of_loops_too() -> None:
     )
     inner, outer = body.jaxpr.jaxpr.eqns[0], found.jaxpr.jaxpr.eqns[1]
     assert list(gathers(found)) == [Gather(inner, inner.invars[0], False), Gather(outer, outer.invars[0], True)]
+
+
+def test_a_placement_equals_only_itself() -> None:
+    assert len({Replicate(), Replicate(), Partial(), PerDevice(), Shard(0), Shard(0), Shard(1)}) == 5

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh
 
-from memplan.parallel.partition.placement import Placement, Shard
-from memplan.parallel.partition.sharded import Sharded, ShardedEqn
+from memplan.parallel.partition.sharded import Placement, Shard, Sharded, ShardedEqn
 from memplan.parallel.step import DataParallel, data_parallel
 from memplan.program import compat
 from tests.parallel.simulator.kernels import Keys

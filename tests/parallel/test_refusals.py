@@ -24,13 +24,13 @@ PART = NamedSharding(HERE, PartitionSpec("device"))
 @pytest.mark.parametrize(
     ("step", "told"),
     [
-        (lambda w, x: jax.lax.with_sharding_constraint(x @ w, PART), "sharding_constraint at .*says where arrays lie"),
-        (lambda w, x: jax.jit(jnp.tanh, in_shardings=PART)(x @ w), "jit at .*says where arrays lie"),
+        (lambda w, x: jax.lax.with_sharding_constraint(x @ w, PART), "sharding_constraint at .*sets the sharding"),
+        (lambda w, x: jax.jit(jnp.tanh, in_shardings=PART)(x @ w), "jit at .*sets the sharding"),
         (
             lambda w, x: jax.shard_map(jnp.tanh, mesh=HERE, in_specs=PART.spec, out_specs=PART.spec)(x),
             "shard_map at .*written for several devices already",
         ),
-        (lambda w, x: io_callback(np.tanh, x, x), "io_callback at .*each device would"),
+        (lambda w, x: io_callback(np.tanh, x, x), "io_callback at .*every device of a divided step would"),
         (lambda w, x: jax.lax.map(lambda r: (jax.debug.print("{}", r[0], ordered=True), r)[1], x), "ordered=False"),
     ],
 )

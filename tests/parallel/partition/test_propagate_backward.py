@@ -1,4 +1,4 @@
-"""What the readers of every array ask for, on tiny steps whose equations nobody divided."""
+"""The backward pass of propagation: what the readers of every array ask for, on tiny steps that nobody divided."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from memplan.parallel.partition.demands import demands, per_device
-from memplan.parallel.partition.placement import Placement, Replicate, Shard
-from memplan.parallel.partition.sharded import OutputDemand, Sharded, ShardedEqn
+from memplan.parallel.partition.propagate import demands, per_device
+from memplan.parallel.partition.sharded import OutputDemand, Placement, Replicate, Shard, Sharded, ShardedEqn
 
 WHOLE, ROWS, COLUMNS = Replicate(), Shard(0), Shard(1)
 DEVICES = 4
