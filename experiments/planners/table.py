@@ -44,7 +44,7 @@ CASES: tuple[tuple[str, float, float, str], ...] = (
 )
 
 
-def run(folder: Path, name: str, ratio: float, seconds: float) -> dict[str, Any]:
+def measured(folder: Path, name: str, ratio: float, seconds: float) -> dict[str, Any]:
     """Plan one case, have it judged, and say on what it ran."""
     with tempfile.TemporaryDirectory() as temporary:
         path = folder / f"{name}.json"
@@ -61,30 +61,23 @@ def run(folder: Path, name: str, ratio: float, seconds: float) -> dict[str, Any]
             result["judged"] = right and found.peak <= result["budget"]
             result["recomputed"] = len(result.pop("order")) - len(found.first)
     return result | {
-        "allowed_s": seconds,
-        "load": round(os.getloadavg()[0], 1),
-        "cores": os.cpu_count(),
-        "machine": platform.machine(),
-        "ortools": version("ortools"),
-        "python": platform.python_version(),
-    }
+        "allowed_s": seconds, "load": round(os.getloadavg()[0], 1), "cores": os.cpu_count(),
+        "machine": platform.machine(), "ortools": version("ortools"), "python": platform.python_version(),
+    }  # fmt: skip
 
 
 def table() -> str:
     """One row per case that has a result."""
-    rows = [
-        "| graph | budget | asked for | percent more | lower bound | status | s | CPU s | load | judged |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    head = "graph", "budget", "asked for", "percent more", "lower bound", "status", "s", "CPU s", "load", "judged"
+    rows = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
     for name, ratio, seconds, asked in CASES:
         path = _file(name, ratio, seconds)
         if path.exists():
             r = json.loads(path.read_text())
             percent = f"{r['tdi_percent']:.3f}" if "tdi_percent" in r else "none"
-            rows.append(
-                f"| {name} | {ratio} | {asked} | {percent} | {r['lower_bound_percent']:.3f} | {r['status']} "
-                f"| {r['seconds']} | {r['cpu_seconds']} | {r['load']} | {'yes' if r.get('judged') else 'no'} |"
-            )
+            cells = name, ratio, asked, percent, f"{r['lower_bound_percent']:.3f}", r["status"]
+            times = r["seconds"], r["cpu_seconds"], r["load"], "yes" if r.get("judged") else "no"
+            rows.append(f"| {' | '.join(map(str, cells + times))} |")
     return "\n".join(rows)
 
 
@@ -102,7 +95,7 @@ def main() -> None:
         path = _file(name, ratio, seconds)
         known = name.startswith("layered") or (chosen.folder / f"{name}.json").exists()
         if known and name.startswith(tuple(chosen.only)) and (chosen.force or not path.exists()):
-            write_atomic(path, json.dumps(run(chosen.folder, name, ratio, seconds), indent=1) + "\n")
+            write_atomic(path, json.dumps(measured(chosen.folder, name, ratio, seconds), indent=1) + "\n")
     insert(HERE / "README.md", table())
 
 
