@@ -50,11 +50,7 @@ def conditions(*packages: str) -> dict[str, Any]:
 
 
 def measure_and_tell(
-    told: str | None,
-    cases: Collection[str],
-    measure: Callable[[str], str],
-    readme: Path,
-    table: Callable[[], str],
+    told: str | None, cases: Collection[str], measure: Callable[[str], str], readme: Path, table: Callable[[], str]
 ) -> None:
     """The command line of an experiment with a result per case: `--only NAME ...`, or `--table` for the README alone.
 

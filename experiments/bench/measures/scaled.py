@@ -41,15 +41,11 @@ def rows(single: Outcome, whole: Outcome, links: Topology) -> Iterator[Row]:
     for sizes in shapes(links):
         found = replay(module, device, links.resized(sizes), links)
         yield {
-            "compiled_shape": "x".join(map(str, links.sizes.values())),
-            "compiled_bytes": whole.device_bytes,
-            "single_s": single.step_s,
-            "devices": math.prod(sizes.values()),
-            "step_s": found.step_s,
-            "collective_s": found.collective_s,
-            "hidden_collective_s": found.hidden_collective_s,
+            "compiled_shape": "x".join(map(str, links.sizes.values())), "compiled_bytes": whole.device_bytes,
+            "single_s": single.step_s, "devices": math.prod(sizes.values()), "step_s": found.step_s,
+            "collective_s": found.collective_s, "hidden_collective_s": found.hidden_collective_s,
             "efficiency": best_s / found.step_s,
-        }
+        }  # fmt: skip
 
 
 def shapes(links: Topology) -> Iterator[dict[str, int]]:
