@@ -46,28 +46,17 @@ from models.unet3d import UNet3DConfig
 
 @dataclass(frozen=True)
 class Case:
-    """What a measure is asked of.
+    """A step to measure."""
 
-    Attributes:
-      name: of the case within its question; names its result.
-      make: the step and its arguments, and the positions of those that are donated where these are not (0,).
-      device: name of a described GPU, "v100" or "v100@pcie3x16"; "" is the one that is here.
-      budget: percents of the plain step's bytes; or bytes, such as "15GiB"; None leaves the step as it is.
-      host_state: positions of arguments that stay in host memory.
-      after: name of a case; this one is asked only where that one fits (True) or does not (False).
-      minutes: that it may take.
-      facts: what else the measure or the table wants to know.
-    """
-
-    name: str
-    make: Callable[..., Any]
-    device: str = ""
-    budget: int | str | None = None
+    name: str  # of the case within its question; names its result
+    make: Callable[..., Any]  # the step and its arguments, and the positions that are donated where these are not (0,)
+    device: str = ""  # name of a described GPU, "v100" or "v100@pcie3x16"; "" is the one that is here
+    budget: int | str | None = None  # percents of the plain step's bytes; bytes, such as "15GiB"; None: unmodified
     host_budget: str | None = None
-    host_state: tuple[int, ...] = ()
-    after: tuple[str, bool] | None = None
-    minutes: float = 10.0
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    host_state: tuple[int, ...] = ()  # positions of arguments that stay in host memory
+    after: tuple[str, bool] | None = None  # a case; this one is asked only where that one fits (True) or does not
+    minutes: float = 10.0  # that it may take
+    facts: Mapping[str, Any] = field(default_factory=dict)  # for the measure or the table
 
     def built(self) -> tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]:
         """The step, its arguments, and the positions of those that are donated."""
@@ -111,12 +100,9 @@ BUDGETS = by_name((
 ))  # fmt: skip
 
 
-def _public(name: str) -> Any:
-    return STEPS[name].factory(checkouts_folder())()
-
-
-def _public_small(name: str) -> Any:
-    return STEPS[name].small_factory(checkouts_folder())()
+def _public(name: str, small: bool = False) -> Any:
+    step, folder = STEPS[name], checkouts_folder()
+    return (step.small_factory if small else step.factory)(folder)()
 
 
 def _ladder(name: str, device: str) -> Iterator[Case]:
@@ -131,7 +117,7 @@ def _ladder(name: str, device: str) -> Iterator[Case]:
 PUBLIC = by_name(case for step in STEPS.values() for case in _ladder(step.name, step.device))
 
 BITS = by_name(Case(name, make) for name, make in SMALL.items())
-PUBLIC_BITS = by_name(Case(name, partial(_public_small, name)) for name in STEPS)
+PUBLIC_BITS = by_name(Case(name, partial(_public, name, small=True)) for name in STEPS)
 DRAWN = by_name([Case("500", drawn_step, minutes=90, facts={"count": 500})])
 ABORTS = by_name(
     Case(f"{first}-{first + 49}", second_order.drawn_step, minutes=20, facts={"first": first, "count": 50})
@@ -165,15 +151,10 @@ RIVALS = by_name(
 SIZE = by_name(
     Case(f"resnet50_b{batch}-v100", resnet(batch), "v100", budget, host_budget, facts={"batch": batch})
     for batch, budget, host_budget in (
-        (64, "1250MiB", "0"),
-        (240, "15GiB", "0"),
-        (448, "15GiB", "0"),
-        (768, "15GiB", "256GiB"),
-        (1024, "15GiB", "256GiB"),
-        (1152, "15GiB", "256GiB"),
-        (1216, "15GiB", "256GiB"),
+        (64, "1250MiB", "0"), *((batch, "15GiB", "0") for batch in (240, 448)),
+        *((batch, "15GiB", "256GiB") for batch in (768, 1024, 1152, 1216)),
     )
-)
+)  # fmt: skip
 
 
 def _long(batch: int, tokens: int, layers: int = 12, **config: Any) -> Callable[[], Any]:
@@ -231,14 +212,10 @@ LINKS = by_name([
 ])  # fmt: skip
 
 
-def _wide_decoder(width: int, batch: int, scan: bool) -> Callable[[], Any]:
-    return decoder(batch, 1024, width=width, heads=width // 64, scan=scan)
-
-
 STATE = by_name(
     Case(
         f"{device}-{width}-b{batch}" + ("-scan" if scan else ""),
-        _wide_decoder(width, batch, scan), device, budget, "64GiB", host_state=(0,),
+        decoder(batch, 1024, width=width, heads=width // 64, scan=scan), device, budget, "64GiB", host_state=(0,),
     )
     for device, width, batch, budget, scan in (
         ("v100", 3072, 1, "15GiB", False),
@@ -282,17 +259,12 @@ _NETWORKS: Mapping[str, tuple[Callable[..., Any], int, int]] = {
 
 @dataclass(frozen=True)
 class Growth:
-    """One size of one network that grows.
-
-    Attributes:
-      make: (size, remat=False) -> (step, args); with remat, `jax.checkpoint` around each block.
-      pixels: (size) -> pixels or voxels of a batch.
-    """
+    """One size of one network that grows."""
 
     name: str
-    make: Callable[..., Any]
+    make: Callable[..., Any]  # (size, remat=False) -> (step, args); with remat, `jax.checkpoint` around each block
     sizes: range
-    pixels: Callable[[int], int]
+    pixels: Callable[[int], int]  # of a batch of a size; or voxels
 
 
 def growths(faster: int) -> Iterator[Growth]:
@@ -316,15 +288,10 @@ def _volume(size: int, remat: bool = False) -> Any:
     return unet3d_step(size, remat=remat)
 
 
-def _grown(device: str, way: str, growth: Growth) -> Case:
-    facts = {"of": growth.name, "way": way, "growth": growth}
-    name = f"{growth.name}-{device}-{way}"
-    return Case(name, growth.make, device, CARDS[device][0], "256GiB", minutes=60, facts=facts)
-
-
 LARGE_IMAGES = by_name(
-    _grown(device, way, growth)
-    for device, (_, faster) in CARDS.items()
+    Case(f"{growth.name}-{device}-{way}", growth.make, device, budget, "256GiB", minutes=60,
+         facts={"of": growth.name, "way": way, "growth": growth})
+    for device, (budget, faster) in CARDS.items()
     for growth in growths(faster)
     for way in WAYS
 )  # fmt: skip

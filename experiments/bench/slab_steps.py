@@ -46,19 +46,13 @@ def regions(size: int, classes: int, seed: int = 0) -> Batch:
 
 @dataclass(frozen=True)
 class Face:
-    """A small step, and where an axis begins.
-
-    Attributes:
-      axis: in words.
-      shape: of the first array that has the axis; `dim`: which of its dimensions that is.
-      rows: of that array in a slab.
-    """
+    """A small step, and where an axis begins."""
 
     make: Callable[[], Built]
-    axis: str
-    shape: tuple[int, ...]
-    dim: int
-    rows: int
+    axis: str  # in words
+    shape: tuple[int, ...]  # of the first array that has the axis
+    dim: int  # of that array, which is the axis
+    rows: int  # of that array in a slab
 
 
 def wide_mlp(tokens: int = 96, width: int = 16, wide: int = 256) -> Built:

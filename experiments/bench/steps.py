@@ -51,9 +51,8 @@ def mlp_step(
     def arguments(key: jax.Array) -> tuple[TrainState, Any]:
         x, y, *weights = jax.random.split(key, 2 + layers)
         scale = (2 / width) ** 0.5
-        params = [
-            {"kernel": scale * jax.random.normal(one, (width, width)), "bias": jnp.zeros(width)} for one in weights
-        ]
+        kernels = (scale * jax.random.normal(one, (width, width)) for one in weights)
+        params = [{"kernel": kernel, "bias": jnp.zeros(width)} for kernel in kernels]
         data = {"x": jax.random.normal(x, (batch, width)), "y": jax.random.normal(y, (batch, width))}
         return TrainState(jnp.zeros((), jnp.int32), params, {}, optimizer.init(params)), data
 
@@ -120,9 +119,7 @@ SMALL: Mapping[str, Callable[[], Built]] = {
 
 GROWING: Mapping[str, Callable[..., Built]] = {
     "alexnet-batch": lambda size: alexnet_step(95, size, width=1 / 32, classes=5),
-    "googlenet-batch": lambda size: googlenet_step(
-        32, size, width=1 / 2, classes=5, stages=((), (_BLOCK, _BLOCK))
-    ),
+    "googlenet-batch": lambda size: googlenet_step(32, size, width=1 / 2, classes=5, stages=((), (_BLOCK, _BLOCK))),
     "resnet14-size": lambda size: resnet_step(size, 4, depth=14, filters=8, classes=10),
     "unet2d-size": lambda size: unet2d_step(size, levels=3, filters=4),
     "unet3d-size": lambda size: unet3d_step(size, levels=2, filters=4),
