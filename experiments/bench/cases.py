@@ -29,16 +29,8 @@ from experiments.bench.steps import (
     small_resnet,
     unet3d,
 )
+from models import train
 from models.resnet import ResNetConfig
-from models.train import (
-    decoder_step,
-    deeplab_step,
-    googlenet_step,
-    nnunet3d_step,
-    resnet_step,
-    unet2d_step,
-    unet3d_step,
-)
 from models.transformer import CHECKPOINTS, DecoderConfig
 from models.unet2d import UNet2DConfig
 from models.unet3d import UNet3DConfig
@@ -89,7 +81,7 @@ BUDGETS = by_name((
     *under("unet3d_96_f16", unet3d(96, filters=16), ("p100", (70, 50)), ("a100", (50,))),
     *under("unet3d_96_transpose", unet3d(96, filters=16, upsampling="transpose"), ("a100", (70, 50))),
     *under("unet3d_96_bf16", unet3d(96, dtype=BF16), ("h200", (70, 50))),
-    *under("unet2d_256_b8", partial(unet2d_step, 256, batch=8), ("v100", (70, 50, 40)), ("h200", (50,))),
+    *under("unet2d_256_b8", partial(train.unet2d_step, 256, batch=8), ("v100", (70, 50, 40)), ("h200", (50,))),
     *under("decoder_8_f32", decoder(**DECODER_8, dtype=F32), ("v100", (70, 50))),
     *under("decoder_8_bf16", decoder(**DECODER_8, dtype=BF16), ("h100", (70, 50))),
     *under("decoder_8_scan", decoder(**DECODER_8, dtype=F32, scan=True), ("a100", (95,))),
@@ -127,11 +119,11 @@ JUDGED = by_name(
     Case(f"{name}-{device}", make, device, minutes=20)
     for device in ("v100", "a100")
     for name, make in (
-        ("unet3d", partial(unet3d_step, 32, config=UNet3DConfig(levels=3, filters=8))),
-        ("unet2d", partial(unet2d_step, 128, 2, UNet2DConfig(levels=3, filters=8, norm="group"))),
-        ("resnet", partial(resnet_step, 64, 8, 14, ResNetConfig(filters=8, classes=5))),
-        ("decoder", partial(decoder_step, 2, 64, 4, 128, DecoderConfig(heads=2, vocab=1024))),
-        ("decoder_scan", partial(decoder_step, 4, 64, 8, 128, DecoderConfig(heads=2, vocab=128, scan=True))),
+        ("unet3d", partial(train.unet3d_step, 32, config=UNet3DConfig(levels=3, filters=8))),
+        ("unet2d", partial(train.unet2d_step, 128, 2, UNet2DConfig(levels=3, filters=8, norm="group"))),
+        ("resnet", partial(train.resnet_step, 64, 8, 14, ResNetConfig(filters=8, classes=5))),
+        ("decoder", partial(train.decoder_step, 2, 64, 4, 128, DecoderConfig(heads=2, vocab=1024))),
+        ("decoder_scan", partial(train.decoder_step, 4, 64, 8, 128, DecoderConfig(heads=2, vocab=128, scan=True))),
     )
 )
 
@@ -141,7 +133,7 @@ RIVALS = by_name(
         ("unet3d_144", UNET3D_144, ("v100", "h200")),
         ("resnet50_b64", RESNET50_64, ("v100", "h200")),
         ("resnet152_b32", resnet(32, depth=152), ("v100", "h200")),
-        ("googlenet_b128", partial(googlenet_step, batch=128), ("v100", "h200")),
+        ("googlenet_b128", partial(train.googlenet_step, batch=128), ("v100", "h200")),
         ("decoder_8_f32", decoder(**DECODER_8, dtype=F32), ("v100",)),
         ("decoder_24_bf16", decoder(**DECODER_24, dtype=BF16), ("h200",)),
     )
@@ -173,9 +165,9 @@ SLABS = by_name(
         ("unet3d_512", unet3d(512), "v100@power9-nvlink2", "15GiB", 512**3 / 1e6, "Mvoxel"),
         ("unet3d_768", unet3d(768), "a100", "75GiB", 768**3 / 1e6, "Mvoxel"),
         ("unet3d_768_bf16", unet3d(768, dtype=BF16), "a100", "75GiB", 768**3 / 1e6, "Mvoxel"),
-        ("unet2d_8192", partial(unet2d_step, 8192), "v100", "11GiB", 8192**2 / 1e6, "Mpixel"),
-        ("nnunet3d_512x512x192", partial(nnunet3d_step, _CT, 1), "v100", "15GiB", prod(_CT) / 1e6, "Mvoxel"),
-        ("deeplab_16384", partial(deeplab_step, 16384, batch=1), "v100", "11GiB", 16384**2 / 1e6, "Mpixel"),
+        ("unet2d_8192", partial(train.unet2d_step, 8192), "v100", "11GiB", 8192**2 / 1e6, "Mpixel"),
+        ("nnunet3d_512x512x192", partial(train.nnunet3d_step, _CT, 1), "v100", "15GiB", prod(_CT) / 1e6, "Mvoxel"),
+        ("deeplab_16384", partial(train.deeplab_step, 16384, batch=1), "v100", "11GiB", 16384**2 / 1e6, "Mpixel"),
         ("resnet50_b1920", resnet(1920), "v100", "15GiB", 1920, "images"),
         ("resnet50_b160", resnet(160), "v100", "15GiB", 160, "images"),
         ("decoder_12_128k", _long(8, 4096), "a100", "40GiB", 8 * 4096, "tokens"),
@@ -204,7 +196,7 @@ SLAB_TIME = by_name([
     Case("decoder_4_128k", _long(8, 4096, layers=4), "a100", facts={"dim": 0, "part": 1, "counts": (2, 8)}),
 ])  # fmt: skip
 
-_GOOGLENET = partial(googlenet_step, image=1120, batch=5)
+_GOOGLENET = partial(train.googlenet_step, image=1120, batch=5)
 LINKS = by_name([
     Case("none", _GOOGLENET, "v100", "2GiB", "0"),
     *(Case(link, _GOOGLENET, f"v100@{link}", "2GiB", "256GiB")
@@ -250,9 +242,9 @@ CARDS: Mapping[str, tuple[str, int]] = {
 """What a step may take, of 16, 16, 80 and 141 GB: the rest is for libraries; and how many times faster batches grow."""
 WAYS = ("plain", "jax.checkpoint", "xla", "memplan")
 _NETWORKS: Mapping[str, tuple[Callable[..., Any], int, int]] = {
-    "googlenet": (partial(googlenet_step, aux=True), 5, 16),
-    "resnet50": (partial(resnet_step, depth=50), 5, 16),
-    "deeplab": (deeplab_step, 2, 8),
+    "googlenet": (partial(train.googlenet_step, aux=True), 5, 16),
+    "resnet50": (partial(train.resnet_step, depth=50), 5, 16),
+    "deeplab": (train.deeplab_step, 2, 8),
 }
 """Builder, the batch of enlarged images (IBM's 5 for the classifiers), and from one batch to the next at 224^2."""
 
@@ -285,7 +277,7 @@ def _multiplied(builder: Callable[..., Any], size: int, remat: bool = False) -> 
 
 
 def _volume(size: int, remat: bool = False) -> Any:
-    return unet3d_step(size, remat=remat)
+    return train.unet3d_step(size, remat=remat)
 
 
 LARGE_IMAGES = by_name(

@@ -30,15 +30,12 @@ def apart(question: Question, case: Case, minutes: float | None = None) -> Resul
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=60 * limit, check=False, env=settings, cwd=ROOT
         )
+        reason = f"ended with code {done.returncode}: {done.stderr[-_SHOWN:]}" if done.returncode else ""
     except subprocess.TimeoutExpired:
-        return _failed(question, case, f"was not ready after {limit:g} minutes")
-    if done.returncode:
-        return _failed(question, case, f"ended with code {done.returncode}: {done.stderr[-_SHOWN:]}")  # a finding, too
+        reason = f"was not ready after {limit:g} minutes"
+    if reason:  # a finding, too
+        return made_here(question.name, case.name, Found((), "failed", reason), question.sources)
     return Result(**json.loads(done.stdout.splitlines()[-1]))
-
-
-def _failed(question: Question, case: Case, reason: str) -> Result:
-    return made_here(question.name, case.name, Found((), "failed", reason), question.sources)
 
 
 def selected(question: Question, beginnings: list[str] | None) -> list[Case]:

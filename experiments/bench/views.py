@@ -49,7 +49,7 @@ _UNDER = Column("under computation", _ratio("hidden_copy_s", "copy_s"), "{:.0%}"
 
 
 def missed(row: Row) -> float | None:
-    """What the prediction is off by, as a share of the compiler's bytes; None where nothing was planned."""
+    """The error of the prediction, as a share of the compiler's bytes; None where nothing was planned."""
     return None if row["status"] == "untouched" else more("predicted_bytes", "compiled_bytes")(row)
 
 
@@ -70,8 +70,8 @@ _BUDGETS = (
 
 
 def budgets(rows: Rows) -> str:
-    required, others = ([row for row in rows if bool(row.get("required")) is one] for one in (True, False))
-    return "\n\n".join((table(_BUDGETS, required), table(_BUDGETS, others), listed(summary(rows))))
+    parts = ([row for row in rows if bool(row.get("required")) is required] for required in (True, False))
+    return "\n\n".join((*(table(_BUDGETS, part) for part in parts), listed(summary(rows))))
 
 
 def public(rows: Rows) -> str:
@@ -82,7 +82,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
     """Is the prediction true, what does a plan cost the step, and what does making it cost: one line each."""
     planned, fitting = [row for row in rows if row["status"] != "untouched"], list(filter(fits, rows))
     first = sum(fits(row) and row["compilations"] == 1 for row in planned)
-    off = _spread((None if missed(row) is None else abs(missed(row) or 0.0) for row in planned), "{:.2%}")
+    off = _spread((abs(off) for row in planned if (off := missed(row)) is not None), "{:.2%}")
     over = _spread((slower(row) for row in fitting if row["budget"] == 50), "{:.1%}")
     left = ", ".join(row["case"] for row in rows if not fits(row))
     return [
@@ -122,7 +122,6 @@ state = shown(
 )  # fmt: skip
 
 # Slabs.
-
 
 slabs = shown(
     _CASE, _JIT, _UNMODIFIED, _CHOSEN, Column("loops", "slab_loops"), _DEVICE_MIB, _HOST_MIB,

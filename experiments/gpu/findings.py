@@ -20,11 +20,7 @@ _TOY = "**None of this is a GPU's.** The rows were made to try the script; their
 
 
 def page(rows: Sequence[Row], asked: Sequence[str], toy: bool = False) -> str:
-    """Markdown, with the names of those that were `asked` for and are missing.
-
-    Raises:
-      ValueError: a row is not a real card's, and nobody said `toy`.
-    """
+    """Markdown, with the names of those that were `asked` for and are missing; only of real cards without `toy`."""
     unreal = [row["name"] for row in rows if not row["card"]["real"]]
     if unreal and not toy:
         raise ValueError(f"these rows are not a real card's: {'; '.join(unreal)}. Findings are; --toy tries the page.")
@@ -70,8 +66,7 @@ def _row(row: Row) -> Iterator[str]:
         ratio = f"{measured / predicted:.3f}" if predicted else ""
         yield f"| {_label(name)} | {_figure(name, measured)} | {_figure(name, predicted)} | {ratio} |"
     yield ""
-    for name, value in row["facts"].items():
-        yield f"- {_label(name)}: {_figure(name, value)}"
+    yield from (f"- {_label(name)}: {_figure(name, value)}" for name, value in row["facts"].items())
     if failed:
         yield from ("", "```", row["error"], "```")
 

@@ -57,13 +57,9 @@ def make_evaluate(model_apply: Apply) -> Callable[[Any, Batch], jax.Array]:
 
 
 def factory(
-    size: int = 144,
-    config: UNet3DConfig | None = None,
-    optimizer: optax.GradientTransformation | None = None,
-    *,
-    concrete: bool = False,
-    seed: int = 0,
-) -> Built:
+    size: int = 144, config: UNet3DConfig | None = None, optimizer: optax.GradientTransformation | None = None,
+    *, concrete: bool = False, seed: int = 0,
+) -> Built:  # fmt: skip
     """(step, (state, batch)) for one volume of `size`^3 voxels; default optimizer `poly_sgd()`.
 
     Arguments are `jax.ShapeDtypeStruct` trees, nothing is allocated; `concrete=True` gives an initialised state and a

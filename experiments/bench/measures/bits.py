@@ -23,6 +23,7 @@ import memplan
 from experiments.bench.cases import Case
 from experiments.bench.random_steps import drawn_step
 from experiments.bench.results import Found
+from experiments.compiled import device_bytes
 from memplan.api import Planned
 
 STEPS = 3
@@ -114,13 +115,6 @@ def compared(training: Training, shares: Iterable[int] = SHARES) -> Iterator[Num
         assert report.compiled_peak_bytes is not None
         found = report.compiled_peak_bytes, report.recomputations_found or 0, STEPS, len(expected[0]), unequal
         yield Numbers(asked, percent, nbytes, *found, seconds, gated)
-
-
-def device_bytes(compiled: Any) -> int:
-    """By the compiler."""
-    stats = compiled.memory_analysis()
-    moved = stats.temp_size_in_bytes + stats.argument_size_in_bytes
-    return moved + stats.output_size_in_bytes - stats.alias_size_in_bytes
 
 
 def differing(found: Iterable[dict[str, bytes]], expected: Iterable[dict[str, bytes]]) -> Iterator[str]:

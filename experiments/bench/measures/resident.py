@@ -14,9 +14,9 @@ import jax
 
 import memplan
 from experiments.bench.cases import Case
-from experiments.bench.measures.bits import device_bytes
 from experiments.bench.measures.planned import limit_of
 from experiments.bench.results import Found
+from experiments.compiled import device_bytes
 
 STEPS = 3
 

@@ -48,11 +48,7 @@ class Repository:
 
 
 def checkouts_folder(told: str | None = None) -> Path:
-    """The folder of all clones: as told, else what the environment says.
-
-    Raises:
-      MissingCheckoutError: neither says where, or it is not a folder.
-    """
+    """The folder of all clones: as told, else what the environment says; MissingCheckoutError where it is none."""
     told = told or os.environ.get(VARIABLE)
     if not told:
         raise MissingCheckoutError(f"where are the clones? Say --checkouts DIR, or set {VARIABLE}.")
@@ -62,11 +58,7 @@ def checkouts_folder(told: str | None = None) -> Path:
 
 
 def folder_of(checkouts: Path, repository: Repository, within: str = "") -> Path:
-    """Where a folder of a repository lies.
-
-    Raises:
-      MissingCheckoutError: it does not.
-    """
+    """A folder within a clone; MissingCheckoutError where it is not there."""
     folder = checkouts / repository.name.partition("/")[2] / within
     if not folder.is_dir():
         raise MissingCheckoutError(f"{folder} is missing. In {checkouts}: {repository.clone}")
@@ -86,10 +78,7 @@ def imported(folder: Path, name: str, stand_ins: Collection[str] = ()) -> Any:
 def cut(path: Path, function: str, surroundings: Mapping[str, Any]) -> Any:
     """A function inside another one, compiled by itself; `surroundings` are the names that it reads there.
 
-    Its decorators (`jax.jit` and its shardings) are left off.
-
-    Raises:
-      LookupError: the file has no such function, or several.
+    Its decorators (`jax.jit` and its shardings) are left off. LookupError: there is no such function, or several.
     """
     functions = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef))
     found = [node for node in functions if node.name == function]

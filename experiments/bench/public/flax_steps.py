@@ -100,13 +100,9 @@ def wmt(checkouts: Path, make: Make, *, batch: int, tokens: int, **config_values
 def _transformer_sizes(config: Any, dtype: Any) -> dict[str, Any]:
     """Of a configuration, what the transformers of lm1b and wmt take."""
     same = ("emb_dim", "num_heads", "num_layers", "qkv_dim", "mlp_dim", "dropout_rate", "attention_dropout_rate")
-    return {
-        **{name: config[name] for name in same},
-        "vocab_size": config.vocab_size,
-        "output_vocab_size": config.vocab_size,
-        "dtype": dtype,
-        "max_len": max(config.max_target_length, config.max_eval_target_length),
-    }
+    sizes = {name: config[name] for name in (*same, "vocab_size")}
+    longest = max(config.max_target_length, config.max_eval_target_length)
+    return {**sizes, "output_vocab_size": config.vocab_size, "dtype": dtype, "max_len": longest}
 
 
 def nlp_seq(checkouts: Path, make: Make, *, batch: int, tokens: int, accumulated: int, **sizes: Any) -> TrainingStep:
@@ -138,15 +134,12 @@ def ogbg_molpcba(checkouts: Path, make: Make, *, graphs: int, nodes: int, edges:
     model, optimizer = train.create_model(config, deterministic=False), train.create_optimizer(config)
 
     def molecules() -> Any:
+        senders, receivers = (integers(edges, below=nodes, seed=seed) for seed in (2, 4))
         return train.jraph.GraphsTuple(
-            nodes=images(nodes, 9),
-            edges=images(edges, 3),
-            senders=integers(edges, below=nodes),
-            receivers=integers(edges, below=nodes, seed=4),
-            n_node=jnp.full(graphs, nodes // graphs),
-            n_edge=jnp.full(graphs, edges // graphs),
+            nodes=images(nodes, 9), edges=images(edges, 3), senders=senders, receivers=receivers,
+            n_node=jnp.full(graphs, nodes // graphs), n_edge=jnp.full(graphs, edges // graphs),
             globals=integers(graphs, config.num_classes, below=2).astype(jnp.float32),
-        )
+        )  # fmt: skip
 
     def args() -> Any:
         keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
