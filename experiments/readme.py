@@ -15,7 +15,7 @@ END = "<!-- end -->\n"
 
 
 def inserted(text: str, new: str, name: str = "tables") -> str:
-    """`text` with all between the mark `<!-- NAME -->` and the next `<!-- end -->` replaced; ValueError without them."""
+    """`text` with all from the mark `<!-- NAME -->` to the next `<!-- end -->` replaced; ValueError without them."""
     begin = f"<!-- {name} -->\n"
     before, found, rest = text.partition(begin)
     _, closed, after = rest.partition(END)

@@ -263,21 +263,15 @@ def growths(faster: int) -> Iterator[Growth]:
     """For a card whose batches grow so many times faster."""
     for name, (builder, batch, apart) in _NETWORKS.items():
         images, batches = range(256, 24577, 64), range(apart * faster, 16385, apart * faster)
-        yield Growth(f"{name}-image", partial(_enlarged, builder, batch), images, lambda size, n=batch: n * size**2)
-        yield Growth(f"{name}-batch", partial(_multiplied, builder), batches, lambda size: 224**2 * size)
-    yield Growth("unet3d-volume", _volume, range(64, 769, 8), lambda size: size**3)
+        enlarged = partial(_grown, builder, "image", batch=batch)
+        multiplied = partial(_grown, builder, "batch", image=224)
+        yield Growth(f"{name}-image", enlarged, images, lambda size, n=batch: n * size**2)
+        yield Growth(f"{name}-batch", multiplied, batches, lambda size: 224**2 * size)
+    yield Growth("unet3d-volume", partial(_grown, train.unet3d_step, "size"), range(64, 769, 8), lambda size: size**3)
 
 
-def _enlarged(builder: Callable[..., Any], batch: int, size: int, remat: bool = False) -> Any:
-    return builder(image=size, batch=batch, remat=remat)
-
-
-def _multiplied(builder: Callable[..., Any], size: int, remat: bool = False) -> Any:
-    return builder(image=224, batch=size, remat=remat)
-
-
-def _volume(size: int, remat: bool = False) -> Any:
-    return train.unet3d_step(size, remat=remat)
+def _grown(builder: Callable[..., Any], grows: str, size: int, remat: bool = False, **other: int) -> Any:
+    return builder(**{grows: size}, remat=remat, **other)
 
 
 LARGE_IMAGES = by_name(
@@ -325,7 +319,6 @@ LARGEST = by_name(
 
 _DDL_50 = {"published": ("ResNet-50, ImageNet-1k, 32 images each", 0.95)}
 _DDL_101 = {"published": ("ResNet-101, ImageNet-22k, 20 images each", 0.88)}
-
 SCALING = by_name(
     Case(name, make, device, budget, facts={"topology": topology, "statistics": statistics, **facts})
     for name, make, topology, device, budget, statistics, facts in (

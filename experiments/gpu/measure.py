@@ -42,7 +42,7 @@ from memplan.studies.calibrate import measure, measured_device, rates_of
 from memplan.verify.numbers import relative_error
 from memplan.xla.local import local_device, room
 from memplan.xla.module import Module, read_module
-from memplan.xla.replay import Replay, replay
+from memplan.xla.replay import replay
 
 Run = Callable[..., Any]
 
@@ -263,11 +263,7 @@ def _look_inside(
             found.pairs[f"memcpys {way}_bytes"] = nbytes, report.offloaded_bytes
             found.pairs[f"memcpys {way}_bytes/s"] = nbytes / length(spans), device.link.bandwidth
             found.pairs[f"memcpys {way}, share under kernels"] = hidden, predicted
-    _kernels_by_kind(events, module, result, found)
-
-
-def _kernels_by_kind(events: Sequence[Event], module: Module, result: Replay, found: Found) -> None:
-    """Of those outside loops that the profiler knows the instruction of."""
+    # Kernels by kind: those outside loops that the profiler knows the instruction of.
     entry, spent = module.entry.ops, defaultdict[str, float](float)
     for event in kernels(events):
         spent[event.op] += event.span[1] - event.span[0]

@@ -9,12 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 from experiments.applications.segmentation.decathlon import Volume
-from experiments.applications.segmentation.losses import dice_cross_entropy, hard_dice
+from experiments.applications.segmentation.losses import dice_cross_entropy
 from models.train import Batch, Built, Step, unet3d_step
 from models.train import make_step as descend
 from models.unet3d import UNet3D, UNet3DConfig
@@ -44,16 +43,6 @@ def make_step(model_apply: Apply, optimizer: optax.GradientTransformation) -> St
         return dice_cross_entropy(logits, batch["label"]), batch_stats
 
     return descend(loss, optimizer)
-
-
-def make_evaluate(model_apply: Apply) -> Callable[[Any, Batch], jax.Array]:
-    """A pure evaluate(params, batch) -> hard Dice per class, float32 [C], NaN for a class absent from both maps."""
-
-    def evaluate(params: Any, batch: Batch) -> jax.Array:
-        logits = model_apply({"params": params}, batch["image"])
-        return hard_dice(jnp.argmax(logits, -1), batch["label"], logits.shape[-1])
-
-    return evaluate
 
 
 def factory(
