@@ -15,11 +15,7 @@ END = "<!-- end -->\n"
 
 
 def inserted(text: str, new: str, name: str = "tables") -> str:
-    """`text` with what stands between the mark `<!-- NAME -->` and the next `<!-- end -->` replaced.
-
-    Raises:
-      ValueError: it lacks a mark.
-    """
+    """`text` with all from the mark `<!-- NAME -->` to the next `<!-- end -->` replaced; ValueError without them."""
     begin = f"<!-- {name} -->\n"
     before, found, rest = text.partition(begin)
     _, closed, after = rest.partition(END)
@@ -29,11 +25,7 @@ def inserted(text: str, new: str, name: str = "tables") -> str:
 
 
 def insert(readme: Path, new: str) -> None:
-    """The same in a file, which is written whole or not at all.
-
-    Raises:
-      ValueError: it lacks a mark; nothing is written.
-    """
+    """The same in a file, which is written whole; where it lacks a mark, not at all."""
     write_atomic(readme, inserted(readme.read_text(), new))
 
 
@@ -50,17 +42,11 @@ def conditions(*packages: str) -> dict[str, Any]:
 
 
 def measure_and_tell(
-    told: str | None,
-    cases: Collection[str],
-    measure: Callable[[str], str],
-    readme: Path,
-    table: Callable[[], str],
+    told: str | None, cases: Collection[str], measure: Callable[[str], str], readme: Path, table: Callable[[], str]
 ) -> None:
     """The command line of an experiment with a result per case: `--only NAME ...`, or `--table` for the README alone.
 
-    Args:
-      told: the module's docstring.
-      measure: case -> JSON, written whole to `results/` beside the README.
+    `told` is the module's docstring; `measure` makes JSON of a case, written whole to `results/` beside the README.
     """
     parser = argparse.ArgumentParser(description=told.splitlines()[0] if told else None)
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=cases)

@@ -60,12 +60,9 @@ def _measure(chosen: Iterable[Question], options: argparse.Namespace) -> int:
 
 def _line(result: Result) -> str:
     """One result for those who watch."""
-    figures = (f"{name} {value:.6g}" for row in result.rows[:1] for name, value in row.items() if _is_number(value))
-    return f"{result.question} {result.case}: {', '.join((result.status, *filter(None, [result.reason]), *figures))}"
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    figures = result.rows[0].items() if result.rows else ()
+    told = (f"{name} {value:.6g}" for name, value in figures if type(value) in (int, float))
+    return f"{result.question} {result.case}: {', '.join((result.status, *filter(None, [result.reason]), *told))}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -29,16 +29,8 @@ from experiments.bench.steps import (
     small_resnet,
     unet3d,
 )
+from models import train
 from models.resnet import ResNetConfig
-from models.train import (
-    decoder_step,
-    deeplab_step,
-    googlenet_step,
-    nnunet3d_step,
-    resnet_step,
-    unet2d_step,
-    unet3d_step,
-)
 from models.transformer import CHECKPOINTS, DecoderConfig
 from models.unet2d import UNet2DConfig
 from models.unet3d import UNet3DConfig
@@ -46,28 +38,17 @@ from models.unet3d import UNet3DConfig
 
 @dataclass(frozen=True)
 class Case:
-    """What a measure is asked of.
+    """A step to measure."""
 
-    Attributes:
-      name: of the case within its question; names its result.
-      make: the step and its arguments, and the positions of those that are donated where these are not (0,).
-      device: name of a described GPU, "v100" or "v100@pcie3x16"; "" is the one that is here.
-      budget: percents of the plain step's bytes; or bytes, such as "15GiB"; None leaves the step as it is.
-      host_state: positions of arguments that stay in host memory.
-      after: name of a case; this one is asked only where that one fits (True) or does not (False).
-      minutes: that it may take.
-      facts: what else the measure or the table wants to know.
-    """
-
-    name: str
-    make: Callable[..., Any]
-    device: str = ""
-    budget: int | str | None = None
+    name: str  # of the case within its question; names its result
+    make: Callable[..., Any]  # the step and its arguments, and the positions that are donated where these are not (0,)
+    device: str = ""  # name of a described GPU, "v100" or "v100@pcie3x16"; "" is the one that is here
+    budget: int | str | None = None  # percents of the plain step's bytes; bytes, such as "15GiB"; None: unmodified
     host_budget: str | None = None
-    host_state: tuple[int, ...] = ()
-    after: tuple[str, bool] | None = None
-    minutes: float = 10.0
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    host_state: tuple[int, ...] = ()  # positions of arguments that stay in host memory
+    after: tuple[str, bool] | None = None  # a case; this one is asked only where that one fits (True) or does not
+    minutes: float = 10.0  # that it may take
+    facts: Mapping[str, Any] = field(default_factory=dict)  # for the measure or the table
 
     def built(self) -> tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]:
         """The step, its arguments, and the positions of those that are donated."""
@@ -100,7 +81,7 @@ BUDGETS = by_name((
     *under("unet3d_96_f16", unet3d(96, filters=16), ("p100", (70, 50)), ("a100", (50,))),
     *under("unet3d_96_transpose", unet3d(96, filters=16, upsampling="transpose"), ("a100", (70, 50))),
     *under("unet3d_96_bf16", unet3d(96, dtype=BF16), ("h200", (70, 50))),
-    *under("unet2d_256_b8", partial(unet2d_step, 256, batch=8), ("v100", (70, 50, 40)), ("h200", (50,))),
+    *under("unet2d_256_b8", partial(train.unet2d_step, 256, batch=8), ("v100", (70, 50, 40)), ("h200", (50,))),
     *under("decoder_8_f32", decoder(**DECODER_8, dtype=F32), ("v100", (70, 50))),
     *under("decoder_8_bf16", decoder(**DECODER_8, dtype=BF16), ("h100", (70, 50))),
     *under("decoder_8_scan", decoder(**DECODER_8, dtype=F32, scan=True), ("a100", (95,))),
@@ -111,12 +92,9 @@ BUDGETS = by_name((
 ))  # fmt: skip
 
 
-def _public(name: str) -> Any:
-    return STEPS[name].factory(checkouts_folder())()
-
-
-def _public_small(name: str) -> Any:
-    return STEPS[name].small_factory(checkouts_folder())()
+def _public(name: str, small: bool = False) -> Any:
+    step, folder = STEPS[name], checkouts_folder()
+    return (step.small_factory if small else step.factory)(folder)()
 
 
 def _ladder(name: str, device: str) -> Iterator[Case]:
@@ -131,7 +109,7 @@ def _ladder(name: str, device: str) -> Iterator[Case]:
 PUBLIC = by_name(case for step in STEPS.values() for case in _ladder(step.name, step.device))
 
 BITS = by_name(Case(name, make) for name, make in SMALL.items())
-PUBLIC_BITS = by_name(Case(name, partial(_public_small, name)) for name in STEPS)
+PUBLIC_BITS = by_name(Case(name, partial(_public, name, small=True)) for name in STEPS)
 DRAWN = by_name([Case("500", drawn_step, minutes=90, facts={"count": 500})])
 ABORTS = by_name(
     Case(f"{first}-{first + 49}", second_order.drawn_step, minutes=20, facts={"first": first, "count": 50})
@@ -141,11 +119,11 @@ JUDGED = by_name(
     Case(f"{name}-{device}", make, device, minutes=20)
     for device in ("v100", "a100")
     for name, make in (
-        ("unet3d", partial(unet3d_step, 32, config=UNet3DConfig(levels=3, filters=8))),
-        ("unet2d", partial(unet2d_step, 128, 2, UNet2DConfig(levels=3, filters=8, norm="group"))),
-        ("resnet", partial(resnet_step, 64, 8, 14, ResNetConfig(filters=8, classes=5))),
-        ("decoder", partial(decoder_step, 2, 64, 4, 128, DecoderConfig(heads=2, vocab=1024))),
-        ("decoder_scan", partial(decoder_step, 4, 64, 8, 128, DecoderConfig(heads=2, vocab=128, scan=True))),
+        ("unet3d", partial(train.unet3d_step, 32, config=UNet3DConfig(levels=3, filters=8))),
+        ("unet2d", partial(train.unet2d_step, 128, 2, UNet2DConfig(levels=3, filters=8, norm="group"))),
+        ("resnet", partial(train.resnet_step, 64, 8, 14, ResNetConfig(filters=8, classes=5))),
+        ("decoder", partial(train.decoder_step, 2, 64, 4, 128, DecoderConfig(heads=2, vocab=1024))),
+        ("decoder_scan", partial(train.decoder_step, 4, 64, 8, 128, DecoderConfig(heads=2, vocab=128, scan=True))),
     )
 )
 
@@ -155,7 +133,7 @@ RIVALS = by_name(
         ("unet3d_144", UNET3D_144, ("v100", "h200")),
         ("resnet50_b64", RESNET50_64, ("v100", "h200")),
         ("resnet152_b32", resnet(32, depth=152), ("v100", "h200")),
-        ("googlenet_b128", partial(googlenet_step, batch=128), ("v100", "h200")),
+        ("googlenet_b128", partial(train.googlenet_step, batch=128), ("v100", "h200")),
         ("decoder_8_f32", decoder(**DECODER_8, dtype=F32), ("v100",)),
         ("decoder_24_bf16", decoder(**DECODER_24, dtype=BF16), ("h200",)),
     )
@@ -165,15 +143,10 @@ RIVALS = by_name(
 SIZE = by_name(
     Case(f"resnet50_b{batch}-v100", resnet(batch), "v100", budget, host_budget, facts={"batch": batch})
     for batch, budget, host_budget in (
-        (64, "1250MiB", "0"),
-        (240, "15GiB", "0"),
-        (448, "15GiB", "0"),
-        (768, "15GiB", "256GiB"),
-        (1024, "15GiB", "256GiB"),
-        (1152, "15GiB", "256GiB"),
-        (1216, "15GiB", "256GiB"),
+        (64, "1250MiB", "0"), *((batch, "15GiB", "0") for batch in (240, 448)),
+        *((batch, "15GiB", "256GiB") for batch in (768, 1024, 1152, 1216)),
     )
-)
+)  # fmt: skip
 
 
 def _long(batch: int, tokens: int, layers: int = 12, **config: Any) -> Callable[[], Any]:
@@ -192,9 +165,9 @@ SLABS = by_name(
         ("unet3d_512", unet3d(512), "v100@power9-nvlink2", "15GiB", 512**3 / 1e6, "Mvoxel"),
         ("unet3d_768", unet3d(768), "a100", "75GiB", 768**3 / 1e6, "Mvoxel"),
         ("unet3d_768_bf16", unet3d(768, dtype=BF16), "a100", "75GiB", 768**3 / 1e6, "Mvoxel"),
-        ("unet2d_8192", partial(unet2d_step, 8192), "v100", "11GiB", 8192**2 / 1e6, "Mpixel"),
-        ("nnunet3d_512x512x192", partial(nnunet3d_step, _CT, 1), "v100", "15GiB", prod(_CT) / 1e6, "Mvoxel"),
-        ("deeplab_16384", partial(deeplab_step, 16384, batch=1), "v100", "11GiB", 16384**2 / 1e6, "Mpixel"),
+        ("unet2d_8192", partial(train.unet2d_step, 8192), "v100", "11GiB", 8192**2 / 1e6, "Mpixel"),
+        ("nnunet3d_512x512x192", partial(train.nnunet3d_step, _CT, 1), "v100", "15GiB", prod(_CT) / 1e6, "Mvoxel"),
+        ("deeplab_16384", partial(train.deeplab_step, 16384, batch=1), "v100", "11GiB", 16384**2 / 1e6, "Mpixel"),
         ("resnet50_b1920", resnet(1920), "v100", "15GiB", 1920, "images"),
         ("resnet50_b160", resnet(160), "v100", "15GiB", 160, "images"),
         ("decoder_12_128k", _long(8, 4096), "a100", "40GiB", 8 * 4096, "tokens"),
@@ -223,7 +196,7 @@ SLAB_TIME = by_name([
     Case("decoder_4_128k", _long(8, 4096, layers=4), "a100", facts={"dim": 0, "part": 1, "counts": (2, 8)}),
 ])  # fmt: skip
 
-_GOOGLENET = partial(googlenet_step, image=1120, batch=5)
+_GOOGLENET = partial(train.googlenet_step, image=1120, batch=5)
 LINKS = by_name([
     Case("none", _GOOGLENET, "v100", "2GiB", "0"),
     *(Case(link, _GOOGLENET, f"v100@{link}", "2GiB", "256GiB")
@@ -231,14 +204,10 @@ LINKS = by_name([
 ])  # fmt: skip
 
 
-def _wide_decoder(width: int, batch: int, scan: bool) -> Callable[[], Any]:
-    return decoder(batch, 1024, width=width, heads=width // 64, scan=scan)
-
-
 STATE = by_name(
     Case(
         f"{device}-{width}-b{batch}" + ("-scan" if scan else ""),
-        _wide_decoder(width, batch, scan), device, budget, "64GiB", host_state=(0,),
+        decoder(batch, 1024, width=width, heads=width // 64, scan=scan), device, budget, "64GiB", host_state=(0,),
     )
     for device, width, batch, budget, scan in (
         ("v100", 3072, 1, "15GiB", False),
@@ -273,58 +242,42 @@ CARDS: Mapping[str, tuple[str, int]] = {
 """What a step may take, of 16, 16, 80 and 141 GB: the rest is for libraries; and how many times faster batches grow."""
 WAYS = ("plain", "jax.checkpoint", "xla", "memplan")
 _NETWORKS: Mapping[str, tuple[Callable[..., Any], int, int]] = {
-    "googlenet": (partial(googlenet_step, aux=True), 5, 16),
-    "resnet50": (partial(resnet_step, depth=50), 5, 16),
-    "deeplab": (deeplab_step, 2, 8),
+    "googlenet": (partial(train.googlenet_step, aux=True), 5, 16),
+    "resnet50": (partial(train.resnet_step, depth=50), 5, 16),
+    "deeplab": (train.deeplab_step, 2, 8),
 }
 """Builder, the batch of enlarged images (IBM's 5 for the classifiers), and from one batch to the next at 224^2."""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """One size of one network that grows.
-
-    Attributes:
-      make: (size, remat=False) -> (step, args); with remat, `jax.checkpoint` around each block.
-      pixels: (size) -> pixels or voxels of a batch.
-    """
+    """One size of one network that grows."""
 
     name: str
-    make: Callable[..., Any]
+    make: Callable[..., Any]  # (size, remat=False) -> (step, args); with remat, `jax.checkpoint` around each block
     sizes: range
-    pixels: Callable[[int], int]
+    pixels: Callable[[int], int]  # of a batch of a size; or voxels
 
 
 def growths(faster: int) -> Iterator[Growth]:
     """For a card whose batches grow so many times faster."""
     for name, (builder, batch, apart) in _NETWORKS.items():
         images, batches = range(256, 24577, 64), range(apart * faster, 16385, apart * faster)
-        yield Growth(f"{name}-image", partial(_enlarged, builder, batch), images, lambda size, n=batch: n * size**2)
-        yield Growth(f"{name}-batch", partial(_multiplied, builder), batches, lambda size: 224**2 * size)
-    yield Growth("unet3d-volume", _volume, range(64, 769, 8), lambda size: size**3)
+        enlarged = partial(_grown, builder, "image", batch=batch)
+        multiplied = partial(_grown, builder, "batch", image=224)
+        yield Growth(f"{name}-image", enlarged, images, lambda size, n=batch: n * size**2)
+        yield Growth(f"{name}-batch", multiplied, batches, lambda size: 224**2 * size)
+    yield Growth("unet3d-volume", partial(_grown, train.unet3d_step, "size"), range(64, 769, 8), lambda size: size**3)
 
 
-def _enlarged(builder: Callable[..., Any], batch: int, size: int, remat: bool = False) -> Any:
-    return builder(image=size, batch=batch, remat=remat)
-
-
-def _multiplied(builder: Callable[..., Any], size: int, remat: bool = False) -> Any:
-    return builder(image=224, batch=size, remat=remat)
-
-
-def _volume(size: int, remat: bool = False) -> Any:
-    return unet3d_step(size, remat=remat)
-
-
-def _grown(device: str, way: str, growth: Growth) -> Case:
-    facts = {"of": growth.name, "way": way, "growth": growth}
-    name = f"{growth.name}-{device}-{way}"
-    return Case(name, growth.make, device, CARDS[device][0], "256GiB", minutes=60, facts=facts)
+def _grown(builder: Callable[..., Any], grows: str, size: int, remat: bool = False, **other: int) -> Any:
+    return builder(**{grows: size}, remat=remat, **other)
 
 
 LARGE_IMAGES = by_name(
-    _grown(device, way, growth)
-    for device, (_, faster) in CARDS.items()
+    Case(f"{growth.name}-{device}-{way}", growth.make, device, budget, "256GiB", minutes=60,
+         facts={"of": growth.name, "way": way, "growth": growth})
+    for device, (budget, faster) in CARDS.items()
     for growth in growths(faster)
     for way in WAYS
 )  # fmt: skip
@@ -366,7 +319,6 @@ LARGEST = by_name(
 
 _DDL_50 = {"published": ("ResNet-50, ImageNet-1k, 32 images each", 0.95)}
 _DDL_101 = {"published": ("ResNet-101, ImageNet-22k, 20 images each", 0.88)}
-
 SCALING = by_name(
     Case(name, make, device, budget, facts={"topology": topology, "statistics": statistics, **facts})
     for name, make, topology, device, budget, statistics, facts in (

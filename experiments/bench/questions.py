@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from experiments.bench import cases, slab_views, views
+from experiments.bench import cases, views
 from experiments.bench.cases import Case, Cases
 from experiments.bench.measures import (
     aborts,
@@ -21,7 +21,8 @@ from experiments.bench.measures import (
     split,
 )
 from experiments.bench.public.checkouts import checkouts_folder
-from experiments.bench.results import SOURCES, Found, Result, Row, known
+from experiments.bench.results import SOURCES, Found, Result, known
+from experiments.bench.tables import Rows
 
 _PUBLIC = ("memplan/**/*.py", "experiments/bench/public/checkouts.py", "experiments/bench/public/*steps.py")
 _FITS = ("fits", "untouched")
@@ -30,24 +31,16 @@ _NAMED = 8  # cases without a result, else they are counted
 
 @dataclass(frozen=True)
 class Question:
-    """Something to find out.
-
-    Attributes:
-      measure: measures a case, in this process.
-      view: rows -> markdown. A row has the figures, the facts of its case, and `case`, `device`, `budget`, `status`,
-        `reason`.
-      sources: patterns of files that decide what a result says.
-      needs: raises where something is missing that has to be there before anything is measured.
-      jax: how the version begins of the jax that it is asked of; "" for whichever is installed.
-    """
+    """Something to find out."""
 
     name: str
     cases: Cases
-    measure: Callable[[Case], Found]
-    view: Callable[[list[Row]], str]
-    sources: tuple[str, ...] = SOURCES
-    needs: Callable[[], object] = bool
-    jax: str = ""
+    measure: Callable[[Case], Found]  # measures a case, in this process
+    # To markdown. A row has the figures, the facts of its case, and `case`, `device`, `budget`, `status`, `reason`.
+    view: Callable[[Rows], str]
+    sources: tuple[str, ...] = SOURCES  # patterns of files that decide what a result says
+    needs: Callable[[], object] = bool  # raises where something is missing that has to be there before a measurement
+    jax: str = ""  # the beginning of the version of jax that it is asked of; "" for whichever is installed
 
     def asks(self, case: Case) -> bool:
         """The case that it comes after is known to fit, or not to, as it wants."""
@@ -63,41 +56,31 @@ class Question:
         found = (known(self.name, name) for name, case in self.cases.items() if self.asks(case))
         return [one for one in found if one is not None]
 
-    def rows(self) -> list[Row]:
-        return [row for result in self.results() for row in _rows(self.cases[result.case], result)]
+    def rows(self) -> Rows:
+        found = []
+        for result in self.results():
+            case = self.cases[result.case]
+            of_all = {
+                **case.facts, "case": case.name, "device": case.device, "budget": case.budget, "status": result.status,
+                "reason": result.reason,
+            }  # fmt: skip
+            found += [{**of_all, **row} for row in result.rows or [{}]]
+        return found
 
     def tables(self) -> str:
-        """What README.md shows of it."""
+        """The part of README.md about it: its view, the cases without a result, and by what it was measured."""
         results = self.results()
         asked = [name for name, case in self.cases.items() if self.asks(case)]
         left = [name for name in asked if name not in {one.case for one in results}]
-        parts = [self.view(self.rows()) if results else "", _left(left, len(asked)), *_told(results)]
+        parts = [self.view(self.rows()) if results else ""]
+        if left:
+            told = ", ".join(left) if len(left) <= _NAMED else f"{len(left)} of {len(asked)} cases"
+            parts.append(f"Not measured: {told}.")
+        measured = ((one.source, tuple(one.versions.items()), one.hardware) for one in results)
+        for source, versions, machine in dict.fromkeys(measured):
+            by = ", ".join([*(f"{name} {version}" for name, version in versions), *filter(None, [machine])])
+            parts.append(f"Measured by memplan {source}{f' with {by}' if by else ''}.")
         return "\n\n".join(filter(None, parts))
-
-
-def _rows(case: Case, result: Result) -> Iterable[Row]:
-    of_all = {
-        **case.facts, "case": case.name, "device": case.device, "budget": case.budget, "status": result.status,
-        "reason": result.reason,
-    }  # fmt: skip
-    return [{**of_all, **row} for row in result.rows or [{}]]
-
-
-def _left(names: list[str], count: int) -> str:
-    """What has no result."""
-    told = ", ".join(names) if len(names) <= _NAMED else f"{len(names)} of {count} cases"
-    return f"Not measured: {told}." if names else ""
-
-
-def _told(results: Iterable[Result]) -> list[str]:
-    """A paragraph for each version and machine."""
-    found = {(one.source, tuple(one.versions.items()), one.hardware): None for one in results}
-    return [f"Measured by memplan {source}{_with(dict(versions), machine)}." for source, versions, machine in found]
-
-
-def _with(versions: Mapping[str, str], machine: str) -> str:
-    told = [*(f"{name} {version}" for name, version in versions.items()), *([machine] if machine else [])]
-    return f" with {', '.join(told)}" if told else ""
 
 
 QUESTIONS = {
@@ -106,18 +89,18 @@ QUESTIONS = {
         Question("budgets", cases.BUDGETS, planned.measure, views.budgets),
         Question("bits", cases.BITS, bits.measure, views.same_bits),
         Question("drawn", cases.DRAWN, bits.measure_drawn, views.drawn),
-        Question("aborts", cases.ABORTS, aborts.measure, slab_views.aborts),
-        Question("judged", cases.JUDGED, judged.measure, slab_views.judged),
-        Question("judged_jax011", cases.JUDGED, judged.measure, slab_views.judged, jax="0.11"),
+        Question("aborts", cases.ABORTS, aborts.measure, views.aborts),
+        Question("judged", cases.JUDGED, judged.measure, views.judged),
+        Question("judged_jax011", cases.JUDGED, judged.measure, views.judged, jax="0.11"),
         Question("public", cases.PUBLIC, planned.measure, views.public, _PUBLIC, checkouts_folder),
         Question("public_bits", cases.PUBLIC_BITS, bits.measure, views.same_bits, _PUBLIC, checkouts_folder),
         Question("rivals", cases.RIVALS, curve.measure, views.rivals),
         Question("size", cases.SIZE, planned.measure, views.size),
-        Question("slabs", cases.SLABS, planned.measure, slab_views.slabs),
-        Question("slabs_jax011", cases.SLABS_JAX011, planned.measure, slab_views.slabs, jax="0.11"),
-        Question("resident", cases.RESIDENT, resident.measure, slab_views.resident),
-        Question("slab_numbers", cases.SLAB_NUMBERS, slab_numbers.measure, slab_views.numbers),
-        Question("slab_time", cases.SLAB_TIME, split.measure, slab_views.slab_time),
+        Question("slabs", cases.SLABS, planned.measure, views.slabs),
+        Question("slabs_jax011", cases.SLABS_JAX011, planned.measure, views.slabs, jax="0.11"),
+        Question("resident", cases.RESIDENT, resident.measure, views.resident),
+        Question("slab_numbers", cases.SLAB_NUMBERS, slab_numbers.measure, views.numbers),
+        Question("slab_time", cases.SLAB_TIME, split.measure, views.slab_time),
         Question("large_images", cases.LARGE_IMAGES, growth.largest_of_a_way, views.large_images),
         Question("speed", cases.SPEED, planned.beside_checkpoint, views.speed),
         Question("largest", cases.LARGEST, growth.against_every_size, views.largest),

@@ -21,26 +21,10 @@ Layer = Callable[[Any, Array, Array, Array], Array]
 """(weights, what the layer before made, what an earlier one made, key) -> (rows, width)."""
 
 
-def _dense(weights: Any, x: Array, early: Array, key: Array) -> Array:
-    return jnp.tanh(x @ weights["in"] + weights["bias"])
-
-
-def _residual(weights: Any, x: Array, early: Array, key: Array) -> Array:
-    return x + jax.nn.gelu(x @ weights["in"]) @ weights["out"]
-
-
-def _gated(weights: Any, x: Array, early: Array, key: Array) -> Array:
-    return jax.nn.silu(x @ weights["in"]) * (x @ weights["out"])
-
-
 def _normalized(weights: Any, x: Array, early: Array, key: Array) -> Array:
     wide = x.astype(jnp.float32)
     wide = (wide - wide.mean(1, keepdims=True)) * lax.rsqrt(wide.var(1, keepdims=True) + 1e-5)
     return wide.astype(x.dtype) * (1 + weights["bias"])
-
-
-def _over_batch(weights: Any, x: Array, early: Array, key: Array) -> Array:
-    return jax.nn.relu((x - x.mean(0)) * lax.rsqrt(x.var(0) + 1e-2) + weights["bias"])
 
 
 def _attention(weights: Any, x: Array, early: Array, key: Array) -> Array:
@@ -62,31 +46,27 @@ def _pooled(weights: Any, x: Array, early: Array, key: Array) -> Array:
     return jnp.repeat(most, 4, axis=1).reshape(x.shape) @ weights["in"] + x
 
 
-def _joined(weights: Any, x: Array, early: Array, key: Array) -> Array:
-    return jnp.concatenate([x, early], 1) @ jnp.concatenate([weights["in"], weights["out"]])
-
-
-def _dropped(weights: Any, x: Array, early: Array, key: Array) -> Array:
-    return jnp.where(jax.random.bernoulli(key, 0.7, x.shape), x / jnp.asarray(0.7, x.dtype), 0) + early
-
-
-def _masked(weights: Any, x: Array, early: Array, key: Array) -> Array:
-    return jnp.where(early > 0, jnp.sin(x @ weights["in"]), x * weights["bias"])
-
-
-def _moved(weights: Any, x: Array, early: Array, key: Array) -> Array:
-    return jnp.cumsum(jnp.flip(x, 1) * jnp.asarray(0.1, x.dtype), 1) + jnp.roll(early, 1, 0) @ weights["in"]
-
-
-def _chosen(weights: Any, x: Array, early: Array, key: Array) -> Array:
-    return lax.cond(x[0, 0] > 0, lambda x: jnp.tanh(x @ weights["in"]), lambda x: x @ weights["out"], x)
-
-
 LAYERS: Mapping[str, Layer] = {
-    "dense": _dense, "residual": _residual, "gated": _gated, "normalized": _normalized, "over batch": _over_batch,
-    "attention": _attention, "convolved": _convolved, "pooled": _pooled, "joined": _joined, "dropped": _dropped,
-    "masked": _masked, "moved": _moved, "chosen": _chosen,
-}  # fmt: skip
+    "dense": lambda w, x, early, key: jnp.tanh(x @ w["in"] + w["bias"]),
+    "residual": lambda w, x, early, key: x + jax.nn.gelu(x @ w["in"]) @ w["out"],
+    "gated": lambda w, x, early, key: jax.nn.silu(x @ w["in"]) * (x @ w["out"]),
+    "normalized": _normalized,
+    "over batch": lambda w, x, early, key: jax.nn.relu((x - x.mean(0)) * lax.rsqrt(x.var(0) + 1e-2) + w["bias"]),
+    "attention": _attention,
+    "convolved": _convolved,
+    "pooled": _pooled,
+    "joined": lambda w, x, early, key: jnp.concatenate([x, early], 1) @ jnp.concatenate([w["in"], w["out"]]),
+    "dropped": lambda w, x, early, key: (
+        jnp.where(jax.random.bernoulli(key, 0.7, x.shape), x / jnp.asarray(0.7, x.dtype), 0) + early
+    ),
+    "masked": lambda w, x, early, key: jnp.where(early > 0, jnp.sin(x @ w["in"]), x * w["bias"]),
+    "moved": lambda w, x, early, key: (
+        jnp.cumsum(jnp.flip(x, 1) * jnp.asarray(0.1, x.dtype), 1) + jnp.roll(early, 1, 0) @ w["in"]
+    ),
+    "chosen": lambda w, x, early, key: lax.cond(
+        x[0, 0] > 0, lambda x: jnp.tanh(x @ w["in"]), lambda x: x @ w["out"], x
+    ),
+}
 
 
 def drawn_step(number: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:

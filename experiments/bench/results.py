@@ -7,6 +7,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -28,36 +29,24 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Found:
-    """What a measure makes of a case.
-
-    Attributes:
-      status: "measured"; of one step under one budget "fits", "untouched" (as it is), or "does not fit".
-      reason: of what does not fit.
-    """
+    """What a measure makes of a case."""
 
     rows: Sequence[Row]
-    status: str = "measured"
-    reason: str = ""
+    status: str = "measured"  # of one step under one budget "fits", "untouched" (as it is), or "does not fit"
+    reason: str = ""  # for what does not fit
 
 
 @dataclass(frozen=True)
 class Result:
-    """What was found, and by what.
-
-    Attributes:
-      source: of memplan and the models, see `source_here`.
-      versions: of Python and of the packages that decide what is compiled.
-      status: as `Found` has it, or "failed".
-      reason: of the last, and of what does not fit.
-    """
+    """What was found, and by what."""
 
     question: str
     case: str
-    source: str
-    versions: Mapping[str, str]
+    source: str  # of memplan and the models, see `source_here`
+    versions: Mapping[str, str]  # of Python and of the packages that decide what is compiled
     hardware: str
-    status: str
-    reason: str = ""
+    status: str  # as `Found` has it, or "failed"
+    reason: str = ""  # for the last, and for what does not fit
     rows: Sequence[Row] = field(default_factory=tuple)
 
     @property
@@ -102,10 +91,8 @@ def _packages() -> dict[str, str]:
     """Those that are not installed are left out."""
     found = {}
     for name in _DECIDING:
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found
 
 

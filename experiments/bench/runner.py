@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -26,19 +27,15 @@ def apart(question: Question, case: Case, minutes: float | None = None) -> Resul
     command = [sys.executable, "-m", "experiments.bench", question.name, "--alone", case.name]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     settings = {"JAX_PLATFORMS": "cpu", **os.environ, "MEMPLAN_CACHE": "off", "PYTHONPATH": path}
-    try:
+    reason = f"was not ready after {limit:g} minutes"
+    with contextlib.suppress(subprocess.TimeoutExpired):
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=60 * limit, check=False, env=settings, cwd=ROOT
         )
-    except subprocess.TimeoutExpired:
-        return _failed(question, case, f"was not ready after {limit:g} minutes")
-    if done.returncode:
-        return _failed(question, case, f"ended with code {done.returncode}: {done.stderr[-_SHOWN:]}")  # a finding, too
-    return Result(**json.loads(done.stdout.splitlines()[-1]))
-
-
-def _failed(question: Question, case: Case, reason: str) -> Result:
-    return made_here(question.name, case.name, Found((), "failed", reason), question.sources)
+        if not done.returncode:
+            return Result(**json.loads(done.stdout.splitlines()[-1]))
+        reason = f"ended with code {done.returncode}: {done.stderr[-_SHOWN:]}"
+    return made_here(question.name, case.name, Found((), "failed", reason), question.sources)  # a finding, too
 
 
 def selected(question: Question, beginnings: list[str] | None) -> list[Case]:

@@ -26,7 +26,8 @@ def drawn_step(number: int) -> tuple[Step, tuple[Any, ...]]:
     draw = random.Random(number)
     rank = draw.choice((1, 2, 2, 2, 3))
     normal = np.random.default_rng(number).standard_normal
-    images = normal(_image_shape(draw, rank), np.float32)
+    sides = [draw.randint(2, 4), *(draw.randint(*_SIZES[rank]) for _ in range(rank))]
+    images = normal((*sides, draw.choice(_CHANNELS)), np.float32)
     kernels, layers, shape = [], [], images.shape
     for _ in range(draw.randint(1, 2)):
         kernel, layer = _layer(draw, shape)
@@ -48,10 +49,6 @@ def drawn_step(number: int) -> tuple[Step, tuple[Any, ...]]:
         return [kernel - 0.1 * one for kernel, one in zip(kernels, gradients, strict=True)], value
 
     return step, (kernels, images)
-
-
-def _image_shape(draw: random.Random, rank: int) -> tuple[int, ...]:
-    return (draw.randint(2, 4), *(draw.randint(*_SIZES[rank]) for _ in range(rank)), draw.choice(_CHANNELS))
 
 
 def _layer(draw: random.Random, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Callable[[Array, Array], Array]]:

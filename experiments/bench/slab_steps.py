@@ -46,19 +46,13 @@ def regions(size: int, classes: int, seed: int = 0) -> Batch:
 
 @dataclass(frozen=True)
 class Face:
-    """A small step, and where an axis begins.
-
-    Attributes:
-      axis: in words.
-      shape: of the first array that has the axis; `dim`: which of its dimensions that is.
-      rows: of that array in a slab.
-    """
+    """A small step, and where an axis begins."""
 
     make: Callable[[], Built]
-    axis: str
-    shape: tuple[int, ...]
-    dim: int
-    rows: int
+    axis: str  # in words
+    shape: tuple[int, ...]  # of the first array that has the axis
+    dim: int  # of that array, which is the axis
+    rows: int  # of that array in a slab
 
 
 def wide_mlp(tokens: int = 96, width: int = 16, wide: int = 256) -> Built:
@@ -102,19 +96,15 @@ def _regression(
 
 
 _DECODER: Mapping[str, Any] = {"layers": 2, "width": 32, "heads": 4, "vocab": 512, "context": 64}
+_unet3d = partial(unet3d_step, 24, levels=2, filters=4, concrete=True)
+_unet2d = partial(unet2d_step, 64, 2, levels=3, filters=8, concrete=True)
+_resnet = partial(resnet_step, 32, 16, depth=14, filters=8, classes=10, concrete=True)
+_decoder = partial(decoder_step, batch=2, tokens=64, **_DECODER, concrete=True)
 FACES: Mapping[str, Face] = {
-    "unet3d": Face(
-        partial(unet3d_step, 24, levels=2, filters=4, concrete=True), "depth of a volume", (1, 24, 24, 24, 4), 1, 8
-    ),
-    "unet2d": Face(
-        partial(unet2d_step, 64, 2, levels=3, filters=8, concrete=True), "height of an image", (2, 64, 64, 8), 1, 16
-    ),
-    "resnet": Face(
-        partial(resnet_step, 32, 16, depth=14, filters=8, classes=10, concrete=True), "batch", (16, 32, 32, 3), 0, 4
-    ),
-    "decoder": Face(
-        partial(decoder_step, batch=2, tokens=64, **_DECODER, concrete=True), "tokens of text", (2, 64, 512), 1, 16
-    ),
+    "unet3d": Face(_unet3d, "depth of a volume", (1, 24, 24, 24, 4), 1, 8),
+    "unet2d": Face(_unet2d, "height of an image", (2, 64, 64, 8), 1, 16),
+    "resnet": Face(_resnet, "batch", (16, 32, 32, 3), 0, 4),
+    "decoder": Face(_decoder, "tokens of text", (2, 64, 512), 1, 16),
     "wide_mlp": Face(wide_mlp, "tokens of a wide MLP", (96, 256), 0, 24),
     "attention": Face(attention, "query rows", (96, 96), 0, 24),
 }

@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
-from statistics import median
-from typing import Any
+from statistics import mean, median
 
 from experiments.bench.cases import WAYS
 from experiments.bench.measures.curve import SHARES
 from experiments.bench.results import Row
-from experiments.bench.tables import MIB, Column, listed, mib, ms, seconds, table
+from experiments.bench.tables import MIB, Column, Rows, having, listed, mib, ms, shown, table
 from memplan.hardware.catalog import named
 from memplan.report.curve import BOUND, MEMPLAN, XLA
-
-Rows = list[Row]
 
 
 def _ratio(over: str, under: str) -> Callable[[Row], float | None]:
@@ -24,22 +21,35 @@ def _ratio(over: str, under: str) -> Callable[[Row], float | None]:
 
 
 def more(over: str, under: str) -> Callable[[Row], float | None]:
-    def more(row: Row) -> float | None:
-        found = _ratio(over, under)(row)
-        return None if found is None else found - 1
-
-    return more
+    ratio = _ratio(over, under)
+    return lambda row: None if (found := ratio(row)) is None else found - 1
 
 
 def fits(row: Row) -> bool:
     return row["status"] in ("fits", "untouched")
 
 
+def status(row: Row) -> str:
+    return row["status"] if row["status"] != "does not fit" else f"does not fit: floor {row['floor_bytes'] / MIB:.0f}"
+
+
+_CASE, _STEP, _DEVICE = Column("case", "case"), Column("step", "case"), Column("device", "device")
+_BUDGET, _CHOSEN = (
+    Column("budget", "budget"),
+    Column("chosen", lambda row: row["planner"] if fits(row) else status(row)),
+)
+_JIT, _UNMODIFIED = mib("jax.jit MiB", "plain_bytes"), mib("unmodified MiB", "unmodified_bytes")
+_DEVICE_MIB, _HOST_MIB, _PREDICTED = (
+    mib("device MiB", "compiled_bytes"), mib("host MiB", "host_bytes"), mib("predicted", "predicted_bytes"),
+)  # fmt: skip
+_STEP_MS, _OVER_PLAIN = ms("step ms", "step_s"), Column("over plain", more("step_s", "plain_step_s"), "{:+.1%}")
+_UNDER = Column("under computation", _ratio("hidden_copy_s", "copy_s"), "{:.0%}")
+
 # Steps under budgets.
 
 
 def missed(row: Row) -> float | None:
-    """What the prediction is off by, as a share of the compiler's bytes; None where nothing was planned."""
+    """The error of the prediction, as a share of the compiler's bytes; None where nothing was planned."""
     return None if row["status"] == "untouched" else more("predicted_bytes", "compiled_bytes")(row)
 
 
@@ -48,25 +58,20 @@ def slower(row: Row) -> float | None:
     return more("step_s", "plain_step_s")(row) if fits(row) else None
 
 
-def status(row: Row) -> str:
-    return row["status"] if row["status"] != "does not fit" else f"does not fit: floor {row['floor_bytes'] / MIB:.0f}"
-
-
 cost = _ratio("ready_s", "plain_compile_s")
 cpu_cost = _ratio("ready_cpu_s", "plain_compile_cpu_s")
 _BUDGETS = (
-    Column("case", "case"), mib("plain", "plain_bytes"), mib("budget", "budget_bytes"), Column("status", status),
-    mib("predicted", "predicted_bytes"), mib("compiled", "compiled_bytes"), mib("host", "host_bytes"),
-    ms("plain ms", "plain_step_s"), ms("ms", "step_s"), Column("over plain", slower, "{:+.1%}"),
-    Column("compilations", "compilations"), seconds("planning s", "planning_s"), seconds("ready s", "ready_s"),
-    seconds("plain compile s", "plain_compile_s"), seconds("cost", cost),
+    _CASE, mib("plain", "plain_bytes"), mib("budget", "budget_bytes"), Column("status", status), _PREDICTED,
+    mib("compiled", "compiled_bytes"), mib("host", "host_bytes"), ms("plain ms", "plain_step_s"), ms("ms", "step_s"),
+    Column("over plain", slower, "{:+.1%}"), Column("compilations", "compilations"),
+    Column("planning s", "planning_s", "{:.1f}"), Column("ready s", "ready_s", "{:.1f}"),
+    Column("plain compile s", "plain_compile_s", "{:.1f}"), Column("cost", cost, "{:.1f}"),
 )  # fmt: skip
 
 
 def budgets(rows: Rows) -> str:
-    required = [row for row in rows if row.get("required")]
-    others = [row for row in rows if not row.get("required")]
-    return "\n\n".join((table(_BUDGETS, required), table(_BUDGETS, others), listed(summary(rows))))
+    parts = ([row for row in rows if bool(row.get("required")) is required] for required in (True, False))
+    return "\n\n".join((*(table(_BUDGETS, part) for part in parts), listed(summary(rows))))
 
 
 def public(rows: Rows) -> str:
@@ -77,7 +82,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
     """Is the prediction true, what does a plan cost the step, and what does making it cost: one line each."""
     planned, fitting = [row for row in rows if row["status"] != "untouched"], list(filter(fits, rows))
     first = sum(fits(row) and row["compilations"] == 1 for row in planned)
-    off = _spread((None if missed(row) is None else abs(missed(row) or 0.0) for row in planned), "{:.2%}")
+    off = _spread((abs(off) for row in planned if (off := missed(row)) is not None), "{:.2%}")
     over = _spread((slower(row) for row in fitting if row["budget"] == 50), "{:.1%}")
     left = ", ".join(row["case"] for row in rows if not fits(row))
     return [
@@ -100,66 +105,92 @@ def _spread(numbers: Iterable[float | None], shown: str = "{:.1f}") -> str:
     return f"median {middle}, 90th percentile {high}, worst {worst}"
 
 
-def size(rows: Rows) -> str:
-    return table(
-        (
-            Column("batch", "batch"), Column("budget", "budget"), mib("jax.jit MiB", "plain_bytes"),
-            mib("unmodified MiB", "unmodified_bytes"),
-            Column("chosen", lambda row: row["planner"] if fits(row) else status(row)),
-            mib("device MiB", "compiled_bytes"), mib("host MiB", "host_bytes"), ms("step ms", "step_s"),
-            Column("images/s", _ratio("batch", "step_s"), "{:.0f}"),
-        ),
-        rows,
+size = shown(
+    Column("batch", "batch"), _BUDGET, _JIT, _UNMODIFIED, _CHOSEN, _DEVICE_MIB, _HOST_MIB, _STEP_MS,
+    Column("images/s", _ratio("batch", "step_s"), "{:.0f}"),
+)  # fmt: skip
+links = shown(
+    Column("link", "case"),
+    Column("GB/s", lambda row: named(row["device"]).link.bandwidth if "@" in row["device"] else None, "{:.1f}", 1e9),
+    _DEVICE_MIB, Column("kernels again", "again"), mib("to the host MiB", "offloaded_bytes"),
+    ms("copies ms", "copy_s", "{:.0f}"), _UNDER, _STEP_MS, _OVER_PLAIN,
+)  # fmt: skip
+state = shown(
+    _CASE, mib("state MiB", "state_bytes"), _JIT, _UNMODIFIED, _BUDGET, Column("chosen", "planner"), _DEVICE_MIB,
+    _PREDICTED, _HOST_MIB, ms("plain ms", "plain_step_s", "{:.0f}"), ms("ms", "step_s", "{:.0f}"),
+    ms("copies ms", "copy_s", "{:.0f}"), _UNDER, ms("stalled ms", "stall_s", "{:.0f}"),
+)  # fmt: skip
+
+# Slabs.
+
+slabs = shown(
+    _CASE, _JIT, _UNMODIFIED, _CHOSEN, Column("loops", "slab_loops"), _DEVICE_MIB, _HOST_MIB,
+    ms("step ms", "step_s", "{:.0f}"), ms("unmodified ms", "plain_step_s", "{:.0f}"),
+    Column("a second", lambda row: f"{row['samples'] / row['step_s']:.4g} {row['of']}" if fits(row) else ""),
+    Column("ready s", "ready_s", "{:.0f}"),
+)  # fmt: skip
+slab_time = shown(
+    _CASE, Column("slabs", lambda row: row["slabs"] if row["slabs"] > 1 else "none"), Column("rows", "rows"),
+    Column("operations in them", "ops"), _DEVICE_MIB, _STEP_MS, _OVER_PLAIN,
+)  # fmt: skip
+resident = shown(
+    _CASE, mib("machine MiB", "machine_bytes"), _JIT, mib("budget MiB", "budget_bytes"),
+    mib("compiled MiB", "compiled_bytes"), Column("loops", "slab_loops"), mib("resident set MiB", "peak_rss"),
+    Column("losses", lambda row: ", ".join(f"{loss:.6f}" for loss in row["losses"])),
+    Column("s a step", lambda row: mean(row["seconds"]), "{:.0f}"),
+    Column("s of all threads", lambda row: mean(row["cpu_seconds"]), "{:.0f}"), Column("ready s", "ready_s", "{:.0f}"),
+    of=having("losses"),
+)  # fmt: skip
+
+
+def _beside(name: str) -> tuple[Column, ...]:
+    """A difference, the two that recompilation alone makes, and the first by the greater of those."""
+    return (
+        Column(name, name, "{:.0e}"), Column("pieces", f"pieces_{name}", "{:.0e}"),
+        Column("ulp", f"ulp_{name}", "{:.0e}"),
+        Column("ratio", lambda row: row[name] / max(row[f"pieces_{name}"], row[f"ulp_{name}"]), "{:.2f}"),
     )  # fmt: skip
 
 
-def links(rows: Rows) -> str:
-    def bandwidth(row: Row) -> float | None:
-        return named(row["device"]).link.bandwidth if "@" in row["device"] else None
-
-    return table(
-        (
-            Column("link", "case"), Column("GB/s", bandwidth, "{:.1f}", 1e9), mib("device MiB", "compiled_bytes"),
-            Column("kernels again", "again"), mib("to the host MiB", "offloaded_bytes"),
-            ms("copies ms", "copy_s", "{:.0f}"),
-            Column("under computation", _ratio("hidden_copy_s", "copy_s"), "{:.0%}"),
-            ms("step ms", "step_s"), Column("over plain", more("step_s", "plain_step_s"), "{:+.1%}"),
-        ),
-        rows,
-    )  # fmt: skip
+numbers = shown(
+    _STEP, Column("in slabs of", lambda row: f"{row['face'].rows} rows, {row['face'].axis}"),
+    Column("written", "written"), Column("loops", "loops"), *_beside("loss"), *_beside("parameters"),
+    Column("worst array", "worst_array", "{:.2f}"), of=having("written"),
+)  # fmt: skip
+judged = shown(
+    Column("step and device", "case"), Column("plans that fit", "plans"), Column("in slabs", "in_slabs"),
+    Column("loops rewritten", "with_loops"), Column("budget too small", "too_small"),
+    Column("wrong", lambda row: "; ".join(map(": ".join, row["wrong"].items())) or "none"), of=having("plans"),
+)  # fmt: skip
 
 
-def state(rows: Rows) -> str:
-    return table(
-        (
-            Column("case", "case"), mib("state MiB", "state_bytes"), mib("jax.jit MiB", "plain_bytes"),
-            mib("unmodified MiB", "unmodified_bytes"),
-            Column("budget", "budget"), Column("chosen", "planner"), mib("device MiB", "compiled_bytes"),
-            mib("predicted", "predicted_bytes"), mib("host MiB", "host_bytes"),
-            ms("plain ms", "plain_step_s", "{:.0f}"), ms("ms", "step_s", "{:.0f}"), ms("copies ms", "copy_s", "{:.0f}"),
-            Column("under computation", _ratio("hidden_copy_s", "copy_s"), "{:.0%}"),
-            ms("stalled ms", "stall_s", "{:.0f}"),
-        ),
-        rows,
-    )  # fmt: skip
+def aborts(rows: Rows) -> str:
+    rows = having("steps")(rows)
+    steps, loops, plans, in_slabs = (
+        sum(row[name] for row in rows) for name in ("steps", "loops", "plans", "plans_in_slabs")
+    )
+    wrong = {number: what for row in rows for number, what in row["wrong"].items()}
+    said = f"{steps} steps drawn at random, {loops} loops over slabs, {plans} plans, of which {in_slabs} have slabs"
+    return listed([f"{said}; wrong: {wrong or 'none'}."] if rows else [])
 
 
 # Loops: memplan's residuals against the policies of jax.checkpoint.
 
 
+_off = more("compiled_bytes", "predicted_bytes")
+
+
 def loops(rows: Rows) -> str:
-    off = more("compiled_bytes", "predicted_bytes")
     against = (
         Column("device, type", "of"), Column("share of plain", "share", "{:.0%}"), ms("plain ms", "plain_s"),
         ms("memplan ms", "step_s"), mib("MiB", "compiled_bytes"), Column("best policy that fits", "policy"),
         ms("ms", "policy_s"),
     )  # fmt: skip
     programs = (
-        Column("device, type", "of"), Column("program", _program), mib("device MiB", "compiled_bytes"),
+        Column("device, type", "of"), Column("program", _program), _DEVICE_MIB,
         mib("predicted", lambda row: row["predicted_bytes"] if row["budget"] else None),
-        Column("error", lambda row: off(row) if row["budget"] else None, "{:+.1%}"),
-        mib("host MiB", "host_bytes"), ms("ms", "step_s"), ms("copies ms", lambda row: row["copy_s"] or None),
-        Column("under computation", _ratio("hidden_copy_s", "copy_s"), "{:.0%}"),
+        Column("error", lambda row: _off(row) if row["budget"] else None, "{:+.1%}"),
+        _HOST_MIB, ms("ms", "step_s"), ms("copies ms", lambda row: row["copy_s"] or None), _UNDER,
     )  # fmt: skip
     same = [list(found) for _, found in groupby(rows, lambda row: row["of"])]
     return "\n\n".join((table(against, (row for found in same for row in _against(found))), table(programs, rows)))
@@ -197,23 +228,21 @@ def _fastest(rows: Iterable[Row]) -> Row:
 # The same bits.
 
 
-def same_bits(rows: Rows) -> str:
-    def share(row: Row) -> str:
-        return f"{row['percent']} %" + (f" (for {row['asked']})" if row["percent"] != row["asked"] else "")
+def _share(row: Row) -> str:
+    return f"{row['percent']} %" + (f" (for {row['asked']})" if row["percent"] != row["asked"] else "")
 
-    def verdict(row: Row) -> str:
-        wrong = f"{len(row['unequal'])} arrays differ" if row["unequal"] else "equal"
-        return "by the gate" if row["gated"] else wrong
 
-    return table(
-        (
-            Column("step", "case"), Column("share", share),
-            Column("KiB of plain's", lambda row: f"{row['compiled_bytes'] // 1024} of {row['plain_bytes'] // 1024}"),
-            Column("kernels again", "again"), Column("arrays a step", "outputs"), Column("steps", "steps"),
-            Column("bits", verdict),
-        ),
-        (row for row in rows if "asked" in row),
-    )  # fmt: skip
+def _verdict(row: Row) -> str:
+    wrong = f"{len(row['unequal'])} arrays differ" if row["unequal"] else "equal"
+    return "by the gate" if row["gated"] else wrong
+
+
+same_bits = shown(
+    _STEP, Column("share", _share),
+    Column("KiB of plain's", lambda row: f"{row['compiled_bytes'] // 1024} of {row['plain_bytes'] // 1024}"),
+    Column("kernels again", "again"), Column("arrays a step", "outputs"), Column("steps", "steps"),
+    Column("bits", _verdict), of=having("asked"),
+)  # fmt: skip
 
 
 def drawn(rows: Rows) -> str:
@@ -221,15 +250,14 @@ def drawn(rows: Rows) -> str:
         f"{row['steps']} steps drawn at random: {row['plans']} plans, {row['with_kernels_again']} of them with kernels "
         f"that run again, {row['kernels_again']} in all; of {row['arrays']} arrays "
         f"{sum(map(len, row['unequal'].values()))} differ."
-        for row in rows
-        if "plans" in row
+        for row in having("plans")(rows)
     )
 
 
 # memplan against what JAX users have today.
 
 _RIVALS = (
-    Column("step", "case"), Column("share", "share", "{:.0%}"), ms("plain ms", "plain_s"),
+    _STEP, Column("share", "share", "{:.0%}"), ms("plain ms", "plain_s"),
     Column("memplan ms", lambda row: _told(row["own_s"])), Column("over plain", more("own_s", "plain_s"), "{:+.1%}"),
     Column("XLA ms", lambda row: _told(row["xla_s"])),
     Column("best policy that fits, ms", lambda row: _told(row["policy_s"]) + row["policy"]),
@@ -298,102 +326,82 @@ def _rival(row: Row) -> float:
 # Sizes.
 
 
+_SIZES = (
+    Column("largest", "of"), _DEVICE, *(Column(way, way) for way in WAYS),
+    Column("pixels, plain's", _ratio("own", "plains"), "{:.1f}x"),
+    Column("jax.checkpoint's", _ratio("own", "checkpoints"), "{:.1f}x"), Column("what refuses the next", "limit"),
+)  # fmt: skip
+_AT_ITS_LARGEST = (
+    Column("largest", "of"), _DEVICE, Column("way", "way"), Column("size", "size"), _DEVICE_MIB, _HOST_MIB,
+    ms("step ms", "step_s", "{:.0f}"),
+    Column("Mpixel/s", lambda row: row["growth"].pixels(row["size"]) / row["step_s"] / 1e6, "{:.1f}"),
+)  # fmt: skip
+
+
 def large_images(rows: Rows) -> str:
-    def pixels(row: Row) -> float | None:
-        return row["growth"].pixels(row["size"]) if row.get("size") else None
-
-    def speed_(row: Row) -> float:
-        return row["growth"].pixels(row["size"]) / row["step_s"] / 1e6
-
     def compared(found: dict[str, Row]) -> Row:
-        own, plain, checkpoint = (pixels(found[way]) if way in found else None for way in (WAYS[3], WAYS[0], WAYS[1]))
-        first = next(iter(found.values()))
+        sizes = {way: row.get("size") for way, row in found.items()}
+        pixels = {way: row["growth"].pixels(row["size"]) for way, row in found.items() if row.get("size")}
+        plain, checkpoint, _, own = WAYS
         return {
-            **first, **{way: one.get("size") for way, one in found.items()}, "own": own, "plains": plain,
-            "checkpoints": checkpoint, "limit": found[WAYS[3]].get("limit") if WAYS[3] in found else None,
+            **next(iter(found.values())), **sizes, "own": pixels.get(own), "plains": pixels.get(plain),
+            "checkpoints": pixels.get(checkpoint), "limit": found[own].get("limit") if own in found else None,
         }  # fmt: skip
 
-    sizes = (
-        Column("largest", "of"), Column("device", "device"), *(Column(way, way) for way in WAYS),
-        Column("pixels, plain's", _ratio("own", "plains"), "{:.1f}x"),
-        Column("jax.checkpoint's", _ratio("own", "checkpoints"), "{:.1f}x"), Column("what refuses the next", "limit"),
-    )  # fmt: skip
-    there = (
-        Column("largest", "of"), Column("device", "device"), Column("way", "way"), Column("size", "size"),
-        mib("device MiB", "compiled_bytes"), mib("host MiB", "host_bytes"), ms("step ms", "step_s", "{:.0f}"),
-        Column("Mpixel/s", speed_, "{:.1f}"),
-    )  # fmt: skip
     same = groupby(rows, lambda row: (row["of"], row["device"]))
     by_way = [{row["way"]: row for row in found} for _, found in same]
-    return "\n\n".join((table(sizes, map(compared, by_way)), table(there, (row for row in rows if row.get("size")))))
+    at_its_largest = (row for row in rows if row.get("size"))
+    return "\n\n".join((table(_SIZES, map(compared, by_way)), table(_AT_ITS_LARGEST, at_its_largest)))
 
 
-def speed(rows: Rows) -> str:
-    def mpixels(seconds_: str, nbytes: str) -> Callable[[Row], float | None]:
-        def found(row: Row) -> float | None:
-            return row["pixels"] / row[seconds_] / 1e6 if row[nbytes] <= row["budget_bytes"] else None
-
-        return found
-
-    return table(
-        (
-            Column("speed", "of"), Column("device", "device"), Column("size", "size"),
-            Column("jax.jit Mpixel/s", mpixels("jit_step_s", "plain_bytes"), "{:.1f}"),
-            Column("jax.checkpoint", mpixels("checkpoint_step_s", "checkpoint_bytes"), "{:.1f}"),
-            Column("memplan", mpixels("step_s", "compiled_bytes"), "{:.1f}"),
-            mib("its device MiB", "compiled_bytes"), mib("its host MiB", "host_bytes"),
-        ),
-        filter(fits, rows),
-    )  # fmt: skip
+def _mpixels(seconds: str, nbytes: str) -> Callable[[Row], float | None]:
+    return lambda row: row["pixels"] / row[seconds] / 1e6 if row[nbytes] <= row["budget_bytes"] else None
 
 
-def largest(rows: Rows) -> str:
-    return table(
-        (
-            Column("sizes", lambda row: f"{row['case']} {row['low']} to {row['high']}"), Column("budget", "budget"),
-            Column("largest", "largest"), Column("of every size", "of_every_size"), Column("traced", "traced"),
-            Column("compiled programs", "compilations"), Column("s", "seconds", "{:.0f}"),
-            Column("s for every size", "every_size_s", "{:.0f}"),
-        ),
-        rows,
-    )  # fmt: skip
-
+speed = shown(
+    Column("speed", "of"), _DEVICE, Column("size", "size"),
+    Column("jax.jit Mpixel/s", _mpixels("jit_step_s", "plain_bytes"), "{:.1f}"),
+    Column("jax.checkpoint", _mpixels("checkpoint_step_s", "checkpoint_bytes"), "{:.1f}"),
+    Column("memplan", _mpixels("step_s", "compiled_bytes"), "{:.1f}"),
+    mib("its device MiB", "compiled_bytes"), mib("its host MiB", "host_bytes"), of=lambda rows: filter(fits, rows),
+)  # fmt: skip
+largest = shown(
+    Column("sizes", lambda row: f"{row['case']} {row['low']} to {row['high']}"), _BUDGET, Column("largest", "largest"),
+    Column("of every size", "of_every_size"), Column("traced", "traced"), Column("compiled programs", "compilations"),
+    Column("s", "seconds", "{:.0f}"), Column("s for every size", "every_size_s", "{:.0f}"),
+)  # fmt: skip
 
 # Many devices, simulated.
 
 
-def scaling(rows: Rows) -> str:
-    def hidden(row: Row) -> float:
-        return row["hidden_collective_s"] / row["collective_s"] if row["collective_s"] else 1.0
+_PUBLISHED = (
+    Column("at 64 x 4 P100", lambda row: row["published"][0]),
+    Column("published by DDL", lambda row: row["published"][1], "{:.0%}"), Column("replayed", "efficiency", "{:.1%}"),
+)  # fmt: skip
+_SCALED = (
+    _CASE, Column("statistics of the batch", "statistics"), Column("compiled for", "compiled_shape"), _DEVICE_MIB,
+    ms("one device ms", "single_s"), Column("devices", "devices"), _STEP_MS, ms("collectives ms", "collective_s"),
+    Column("hidden", lambda row: _ratio("hidden_collective_s", "collective_s")(row) or float(not row["collective_s"]),
+           "{:.0%}"),
+    Column("efficiency", "efficiency", "{:.1%}"),
+)  # fmt: skip
 
-    published = (
-        Column("at 64 x 4 P100", lambda row: row["published"][0]),
-        Column("published by DDL", lambda row: row["published"][1], "{:.0%}"),
-        Column("replayed", "efficiency", "{:.1%}"),
-    )  # fmt: skip
-    scaled = (
-        Column("case", "case"), Column("statistics of the batch", "statistics"),
-        Column("compiled for", "compiled_shape"), mib("device MiB", "compiled_bytes"), ms("one device ms", "single_s"),
-        Column("devices", "devices"), ms("step ms", "step_s"), ms("collectives ms", "collective_s"),
-        Column("hidden", hidden, "{:.0%}"), Column("efficiency", "efficiency", "{:.1%}"),
-    )  # fmt: skip
+
+def scaling(rows: Rows) -> str:
     at_256 = [row for row in rows if "published" in row and row["devices"] == 256]
     return "\n\n".join(
-        (table(published, at_256), table(scaled, [row for row in rows if row["devices"] in (16, 256, 4096)]))
+        (table(_PUBLISHED, at_256), table(_SCALED, (r for r in rows if r["devices"] in (16, 256, 4096))))
     )
 
 
 # On the device that is here.
 
 
-def overhead(rows: Rows) -> str:
-    def shown(name: str) -> Callable[[Row], Any]:
-        return lambda row: f"{row[name] / row['unit_s']:.4g} {'s' if row['unit_s'] == 1 else 'us'}"
+def _timed(name: str) -> Callable[[Row], str]:
+    return lambda row: f"{row[name] / row['unit_s']:.4g} {'s' if row['unit_s'] == 1 else 'us'}"
 
-    return table(
-        (
-            Column("", "what"), Column("jax.jit", shown("jax_s")), Column("memplan.jit", shown("memplan_s")),
-            Column("ratio", _ratio("memplan_s", "jax_s"), "{:.3f}"),
-        ),
-        rows,
-    )  # fmt: skip
+
+overhead = shown(
+    Column("", "what"), Column("jax.jit", _timed("jax_s")), Column("memplan.jit", _timed("memplan_s")),
+    Column("ratio", _ratio("memplan_s", "jax_s"), "{:.3f}"),
+)  # fmt: skip

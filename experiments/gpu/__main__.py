@@ -34,16 +34,19 @@ Record = dict[str, Any]
 
 
 def main() -> int:
-    options = _options()
+    options, reason = _options(), ""
     if not options.report:
         card = _in_a_process(_START, _RESULTS, _START.limit_s)
-        if reason := card.get("error") or _why_not(card := card["card"], options):
-            return _refuse(reason)
-        _measure(card, options)
+        reason = card.get("error") or _why_not(card["card"], options)
+        if not reason:
+            _measure(card["card"], options)
     try:
-        return int(any("error" in row for row in _write_page(options)))
+        if not reason:
+            return int(any("error" in row for row in _write_page(options)))
     except ValueError as error:
-        return _refuse(str(error))
+        reason = str(error)
+    print(f"error: {reason}", file=sys.stderr)
+    return 2
 
 
 def _write_page(options: argparse.Namespace) -> Sequence[Record]:
@@ -74,11 +77,6 @@ def _why_not(card: Record, options: argparse.Namespace) -> str:
     if not card["real"] and options.out.resolve() == _RESULTS:
         return f"{_RESULTS} is for real cards. Name another folder with --out."
     return ""
-
-
-def _refuse(reason: str) -> int:
-    print(f"error: {reason}", file=sys.stderr)
-    return 2
 
 
 def _measure(card: Record, options: argparse.Namespace) -> None:

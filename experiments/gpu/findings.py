@@ -20,11 +20,7 @@ _TOY = "**None of this is a GPU's.** The rows were made to try the script; their
 
 
 def page(rows: Sequence[Row], asked: Sequence[str], toy: bool = False) -> str:
-    """Markdown, with the names of those that were `asked` for and are missing.
-
-    Raises:
-      ValueError: a row is not a real card's, and nobody said `toy`.
-    """
+    """Markdown; names the rows that were `asked` for and are missing. ValueError for no real card's, but with `toy`."""
     unreal = [row["name"] for row in rows if not row["card"]["real"]]
     if unreal and not toy:
         raise ValueError(f"these rows are not a real card's: {'; '.join(unreal)}. Findings are; --toy tries the page.")
@@ -50,7 +46,7 @@ def _lines(rows: Sequence[Row], asked: Sequence[str], toy: bool) -> Iterator[str
 
 
 def _ratios(rows: Sequence[Row]) -> Iterator[str]:
-    ratios: dict[str, list[float]] = defaultdict(list)
+    ratios = defaultdict[str, list[float]](list)
     for row in rows:
         for name, (measured, predicted) in row["pairs"].items():
             ratios[name] += [measured / predicted] if predicted else []
@@ -70,8 +66,7 @@ def _row(row: Row) -> Iterator[str]:
         ratio = f"{measured / predicted:.3f}" if predicted else ""
         yield f"| {_label(name)} | {_figure(name, measured)} | {_figure(name, predicted)} | {ratio} |"
     yield ""
-    for name, value in row["facts"].items():
-        yield f"- {_label(name)}: {_figure(name, value)}"
+    yield from (f"- {_label(name)}: {_figure(name, value)}" for name, value in row["facts"].items())
     if failed:
         yield from ("", "```", row["error"], "```")
 

@@ -25,6 +25,7 @@ import jax
 import numpy as np
 
 import memplan
+from experiments.compiled import device_bytes
 from experiments.gpu.card import this_card
 from experiments.gpu.rows import MODELS, Row
 from experiments.gpu.trace import Event, copies, kernels, length, overlap, traced
@@ -41,7 +42,7 @@ from memplan.studies.calibrate import measure, measured_device, rates_of
 from memplan.verify.numbers import relative_error
 from memplan.xla.local import local_device, room
 from memplan.xla.module import Module, read_module
-from memplan.xla.replay import Replay, replay
+from memplan.xla.replay import replay
 
 Run = Callable[..., Any]
 
@@ -94,7 +95,7 @@ class Start:
             return jax.jit(lambda *args: self.step(*args), **_OPTIONS).lower(*self.shapes).compile()
 
     def planned(self, row: Row, budget: Any = None, **options: Any) -> Planned:
-        budget = budget or (int(row.share * _device_bytes(self.plain)) if row.share else row.budget)
+        budget = budget or (int(row.share * device_bytes(self.plain)) if row.share else row.budget)
         on_host = 0 if row.host_state else ()
         try:
             return memplan.jit(self.step, budget=budget, host_state=on_host, **_OPTIONS, **options).plan(*self.shapes)
@@ -148,7 +149,7 @@ def checkpoint(row: Row, folder: Path, found: Found) -> None:
     start = Start.of(row.model)
     for name, policy in itertools.islice(policies().items(), 2):
         compiled = start.checkpointed(policy)
-        nbytes, predicted_s = _device_bytes(compiled), replay(compiled.as_text(), local_device()).step_s
+        nbytes, predicted_s = device_bytes(compiled), replay(compiled.as_text(), local_device()).step_s
         policy_s = _median(_timed(compiled, *start.placed()))
         plan = start.planned(row, nbytes)
         planned_s = _median(_timed(plan.compile(), *start.placed(plan)))
@@ -163,7 +164,7 @@ def gate(row: Row, folder: Path, found: Found) -> None:
     """The numbers of a step that was rewritten, judged by what recompilation does to the step by itself."""
     start = Start.of(row.model)
     args = jax.device_put((start.state, start.batch))
-    outcome = pipeline.best(start.step, args, {}, _OPTIONS, Request(int(row.share * _device_bytes(start.plain))))
+    outcome = pipeline.best(start.step, args, {}, _OPTIONS, Request(int(row.share * device_bytes(start.plain))))
     verdict = numbers_gate(outcome, args, {})
     found.facts |= {"seeds": [0], "way": outcome.way, "passes": verdict.passes, "gate": str(verdict)}
 
@@ -198,7 +199,7 @@ def restart(row: Row, folder: Path, found: Found) -> None:
         found.facts["described"] = f"{type(error).__name__}: {str(error)[:500]}"
     else:
         plain_bytes = report_of(described).baseline_peak_bytes
-        found.pairs["plain step, here and described_bytes"] = _device_bytes(start.plain), plain_bytes
+        found.pairs["plain step, here and described_bytes"] = device_bytes(start.plain), plain_bytes
         ours, theirs = (_largest_workspace(text) for text in (here.compile().as_text(), described.executable.text))
         found.pairs["largest workspace, here and described_bytes"] = ours, theirs
     with tempfile.TemporaryDirectory() as place:
@@ -262,11 +263,7 @@ def _look_inside(
             found.pairs[f"memcpys {way}_bytes"] = nbytes, report.offloaded_bytes
             found.pairs[f"memcpys {way}_bytes/s"] = nbytes / length(spans), device.link.bandwidth
             found.pairs[f"memcpys {way}, share under kernels"] = hidden, predicted
-    _kernels_by_kind(events, module, result, found)
-
-
-def _kernels_by_kind(events: Sequence[Event], module: Module, result: Replay, found: Found) -> None:
-    """Of those outside loops that the profiler knows the instruction of."""
+    # Kernels by kind: those outside loops that the profiler knows the instruction of.
     entry, spent = module.entry.ops, defaultdict[str, float](float)
     for event in kernels(events):
         spent[event.op] += event.span[1] - event.span[0]
@@ -301,7 +298,7 @@ def _beside_plain(row: Row, start: Start, plan: Planned, step_s: float, found: F
     found.pairs["plain_step_s"] = plain_s, report.baseline_step_s
     found.pairs["step over plain"] = step_s / plain_s, _over(report.predicted_step_s, report.baseline_step_s)
     if now := room():
-        found.pairs["plain_peak_bytes"] = now.peak_bytes, _device_bytes(start.plain)
+        found.pairs["plain_peak_bytes"] = now.peak_bytes, device_bytes(start.plain)
     if report.copy_s:  # kernels that run again take time, too: so much is the least
         found.facts["copies hidden, by the clock, at least"] = 1 - max(step_s - plain_s, 0.0) / report.copy_s
 
@@ -311,12 +308,6 @@ def _after(run: Run, state: Any, batch: Any) -> list[np.ndarray]:
     for _ in range(_STEPS):
         state, metrics = run(state, batch)
     return [np.asarray(leaf) for leaf in jax.tree.leaves((state, metrics))]
-
-
-def _device_bytes(compiled: Any) -> int:
-    stats = compiled.memory_analysis()
-    total = stats.temp_size_in_bytes + stats.argument_size_in_bytes + stats.output_size_in_bytes
-    return total - stats.alias_size_in_bytes
 
 
 def _largest_workspace(text: str) -> int:

@@ -28,30 +28,20 @@ MODELS: Mapping[str, Callable[..., Built]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement, in a process of its own.
-
-    Attributes:
-      measure: one of `measure.MEASURES`; model: one of `MODELS`.
-      share: the budget, of what jax compiles the plain step to; budget: or as `memplan.jit` takes it.
-      smallest: where nothing fits that, the smallest budget that works.
-      host_state: the state lives in host memory.
-      plain: the plain step runs, too, and numbers are compared, from states and batches of so many `seeds`.
-      fresh_kernels: XLA's choices of kernels are not shared with the other rows' processes.
-      limit_s: longest time that it may take.
-    """
+    """One measurement, in a process of its own."""
 
     name: str
-    measure: str
-    model: str = ""
-    share: float = 0.0
-    budget: str = ""
-    smallest: bool = False
-    host_state: bool = False
-    plain: bool = True
+    measure: str  # one of `measure.MEASURES`
+    model: str = ""  # one of `MODELS`
+    share: float = 0.0  # the budget, of the bytes that jax compiles the plain step to
+    budget: str = ""  # or as `memplan.jit` takes it
+    smallest: bool = False  # where nothing fits that, the smallest budget that works
+    host_state: bool = False  # the state lives in host memory
+    plain: bool = True  # the plain step runs, too, and numbers are compared, from states and batches of so many `seeds`
     seeds: int = 1
-    fresh_kernels: bool = False
+    fresh_kernels: bool = False  # XLA's choices of kernels are not shared with the other rows' processes
     environment: Mapping[str, str] = field(default_factory=dict)
-    limit_s: float = 150
+    limit_s: float = 150  # longest time that it may take
 
 
 _PREALLOCATED = {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}

@@ -25,18 +25,12 @@ _NO_KERNELS = ("MemcpyD2H", "MemcpyH2D", "MemcpyH2H", "Memset")
 
 @dataclass(frozen=True)
 class Event:
-    """A kernel or a copy.
-
-    Attributes:
-      op: the instruction; "" where the profiler does not tell, as of kernels in a CUDA graph.
-      span: seconds, from and to.
-      nbytes: of a copy.
-    """
+    """A kernel or a copy."""
 
     name: str
-    op: str
-    span: Span
-    nbytes: int
+    op: str  # the instruction; "" where the profiler does not tell, as of kernels in a CUDA graph
+    span: Span  # seconds, from and to
+    nbytes: int  # of a copy
 
 
 def traced(run: Callable[..., Any], *args: Any) -> list[Event]:

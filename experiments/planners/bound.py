@@ -7,29 +7,23 @@ computed from is not counted: the least costly set of gaps that frees enough at 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from ortools.sat.python import cp_model
 
-from experiments.planners.model import Effort
 from experiments.planners.stages import Stages
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What no plan beats.
+    """No plan is better."""
 
-    Attributes:
-      extra_ticks: every plan within the budget takes at least this much longer; None where there is no plan.
-      stage: the stage that proves it: its working set is above the budget, or cannot be freed enough; -1 otherwise.
-      stage_nbytes: the least bytes at that stage.
-    """
-
-    extra_ticks: int | None
-    stage: int = -1
-    stage_nbytes: int = 0
+    extra_ticks: int | None  # every plan within the budget takes at least this much longer; None: there is no plan
+    stage: int = -1  # that proves it: its working set is above the budget, or cannot be freed enough
+    stage_nbytes: int = 0  # at least, at that stage
 
 
 def lower_bound(stages: Stages, seconds: float = 5.0, workers: int = 2) -> Bound:
@@ -46,24 +40,19 @@ def lower_bound(stages: Stages, seconds: float = 5.0, workers: int = 2) -> Bound
     worst = int(needed.argmax())
     if needed[worst] > stages.budget_bytes:
         return Bound(None, worst, int(needed[worst]))
-    return Bound(_cheapest_absence(stages, needed, gaps, Effort(seconds, workers)))
-
-
-def _cheapest_absence(stages: Stages, needed: np.ndarray, gaps: list[tuple[int, int, int]], effort: Effort) -> int:
     over = needed - stages.budget_bytes
     for first, end, item in gaps:
         over[first:end] += stages.nbytes[item]
     model = cp_model.CpModel()
     absent = [model.new_bool_var("") for _ in gaps]
-    starting: dict[int, list[int]] = {}
-    ending: dict[int, list[int]] = {}
+    starting, ending = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
     for number, (first, end, _) in enumerate(gaps):
-        starting.setdefault(first, []).append(number)
-        ending.setdefault(end, []).append(number)
+        starting[first].append(number)
+        ending[end].append(number)
     live: set[int] = set()
     for stage in range(stages.count):
-        live.difference_update(ending.get(stage, ()))
-        live.update(starting.get(stage, ()))
+        live.difference_update(ending[stage])
+        live.update(starting[stage])
         if over[stage] > 0:
             across = sorted(live)
             sizes = [stages.nbytes[gaps[number][2]] for number in across]
@@ -71,9 +60,8 @@ def _cheapest_absence(stages: Stages, needed: np.ndarray, gaps: list[tuple[int, 
     costs = [stages.ticks[item] or 0 for _, _, item in gaps]
     model.minimize(cp_model.LinearExpr.weighted_sum(absent, costs))
     solver = cp_model.CpSolver()
-    solver.parameters.num_workers = effort.workers
-    solver.parameters.max_time_in_seconds = effort.seconds
+    solver.parameters.num_workers = workers
+    solver.parameters.max_time_in_seconds = seconds
     status = solver.solve(model)
-    if status == cp_model.MODEL_INVALID:
-        return 0
-    return max(0, int(np.ceil(solver.best_objective_bound - 1e-6)))
+    best = 0 if status == cp_model.MODEL_INVALID else int(np.ceil(solver.best_objective_bound - 1e-6))
+    return Bound(max(0, best))

@@ -18,18 +18,12 @@ _LATENESS = 4.0  # layers
 
 @dataclass(frozen=True)
 class NodeGraph:
-    """A computation graph in a given order.
+    """A computation graph in the order of first computation."""
 
-    Attributes:
-      names: node ids as the file has them, in the order of first computation.
-      nbytes, ticks: output bytes and duration, by position in that order.
-      inputs: positions that each node reads.
-    """
-
-    names: tuple[int, ...]
-    nbytes: tuple[int, ...]
+    names: tuple[int, ...]  # node ids as the file has them
+    nbytes: tuple[int, ...]  # of outputs
     ticks: tuple[int, ...]
-    inputs: tuple[tuple[int, ...], ...]
+    inputs: tuple[tuple[int, ...], ...]  # positions that each node reads
 
 
 def read(path: Path) -> NodeGraph:
@@ -47,12 +41,8 @@ def read(path: Path) -> NodeGraph:
         inputs[place[link[target]]].add(place[link[source]])
     if len(place) != len(nodes) or any(position <= max(found, default=-1) for position, found in enumerate(inputs)):
         raise ValueError(f"{path}: the given order does not respect the links")
-    return NodeGraph(
-        names=tuple(order),
-        nbytes=tuple(int(nodes[node][size]) for node in order),
-        ticks=tuple(int(nodes[node][duration]) for node in order),
-        inputs=tuple(tuple(sorted(found)) for found in inputs),
-    )
+    nbytes, ticks = (tuple(int(nodes[node][figure]) for node in order) for figure in (size, duration))
+    return NodeGraph(tuple(order), nbytes, ticks, tuple(tuple(sorted(found)) for found in inputs))
 
 
 def random_layered(count: int, seed: int = 0) -> dict[str, object]:
@@ -85,21 +75,15 @@ def random_layered(count: int, seed: int = 0) -> dict[str, object]:
                 links.add((node, draw.choice(layers[depth + 1])))
     order = _ready_order(layers, links, draw)
     names = {node: position for position, node in enumerate(order)}
+    nodes = []
+    for name in range(count):
+        size = 10 + 10 * int(500 * draw.random() ** 1.6)
+        nodes.append({"name": name, "out_cost": size, "param_cost": 0, "duration": draw.randint(1, 1000)})
     return {
-        "directed": True,
-        "multigraph": False,
-        "graph": {"name": f"layered_{count}_{seed}", "order": list(range(count))},
-        "nodes": [
-            {
-                "name": name,
-                "out_cost": 10 + 10 * int(500 * draw.random() ** 1.6),
-                "param_cost": 0,
-                "duration": draw.randint(1, 1000),
-            }
-            for name in range(count)
-        ],
+        "directed": True, "multigraph": False,
+        "graph": {"name": f"layered_{count}_{seed}", "order": list(range(count))}, "nodes": nodes,
         "links": [{"0": names[source], "1": names[target]} for source, target in sorted(links)],
-    }
+    }  # fmt: skip
 
 
 def _ready_order(layers: list[list[int]], links: set[tuple[int, int]], draw: random.Random) -> list[int]:

@@ -20,35 +20,19 @@ from itertools import pairwise
 import numpy as np
 from ortools.sat.python import cp_model
 
-from experiments.planners.stages import Recomputation, Replay, Stages, extra_ticks, replay
+from experiments.planners.stages import Recomputation, Stages, extra_ticks, replay
 
 Literal = cp_model.IntVar | bool
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a search found.
+    """A solution of a model."""
 
-    Attributes:
-      recomputed: by the whole plan, None where no plan was found.
-      extra_ticks: their time.
-      bound_ticks: no choice of the model has less extra time.
-      proven: nothing better exists among the model's choices, or nothing at all.
-    """
-
-    recomputed: frozenset[Recomputation] | None
-    extra_ticks: int
-    bound_ticks: int
-    proven: bool
-
-
-@dataclass(frozen=True)
-class Effort:
-    """Limits of one search."""
-
-    seconds: float
-    workers: int = 2
-    seed: int = 0
+    recomputed: frozenset[Recomputation] | None  # by the whole plan; None where no plan was found
+    extra_ticks: int  # their time
+    bound_ticks: int  # no choice of the model has less extra time
+    proven: bool  # nothing better exists among the model's choices, or nothing at all
 
 
 def all_recomputations(stages: Stages, most_ticks: int | None = None) -> set[Recomputation]:
@@ -62,19 +46,16 @@ def all_recomputations(stages: Stages, most_ticks: int | None = None) -> set[Rec
 
 
 class Model:
-    """Repetitions among `free` are chosen, those of `fixed` are there, no others are.
+    """Recomputations among `free` are chosen, those of `fixed` are there, no others are.
 
     Stages of `excess` may exceed the budget by that much; a byte of it counts more than any time.
     """
 
     def __init__(
         self,
-        stages: Stages,
-        free: Collection[Recomputation],
-        fixed: Iterable[Recomputation] = (),
-        hint: Collection[Recomputation] = (),
-        excess: Mapping[int, int] | None = None,
-    ):
+        stages: Stages, free: Collection[Recomputation], fixed: Iterable[Recomputation] = (),
+        hint: Collection[Recomputation] = (), excess: Mapping[int, int] | None = None,
+    ):  # fmt: skip
         self.stages = stages
         self.fixed = frozenset(fixed)
         self.solver_model = cp_model.CpModel()
@@ -102,20 +83,18 @@ class Model:
         dear = 1 + sum(stages.ticks[item] or 0 for item, _ in self.free) if self.excess else 0
         self.solver_model.minimize(self.extra + dear * cp_model.LinearExpr.sum(list(self.excess.values())))
         self.watched: set[Recomputation] = set()
-        self._hint(hint)
+        self._hint(frozenset(hint))
 
-    def _hint(self, chosen: Collection[Recomputation]) -> None:
+    def _hint(self, chosen: frozenset[Recomputation]) -> None:
         if not chosen:
             return
-        chosen = frozenset(chosen)
-        spans = replay(self.stages, self.fixed | chosen).spans
+        spans = replay(self.stages, self.fixed.union(chosen)).spans
         self.solver_model.clear_hints()
         for pair, var in self.free.items():
             self.solver_model.add_hint(var, pair in chosen)
         for (item, event), var in self.kept.items():
             if not isinstance(var, bool):
-                there = any(first < event <= last for first, last in spans[item])
-                self.solver_model.add_hint(var, there)
+                self.solver_model.add_hint(var, any(first < event <= last for first, last in spans[item]))
 
     def at_most(self, extra_ticks: int) -> None:
         """Only plans with at most this much extra time, the fixed part included."""
@@ -128,14 +107,14 @@ class Model:
                 self.watched.add((item, stage))
                 self._add_step(item, stage)
 
-    def solve(self, effort: Effort) -> Choice:
+    def solve(self, seconds: float, workers: int = 2, seed: int = 0) -> Choice:
         """The best choice that the time allows; whatever is returned has been replayed and fits."""
-        until = time.monotonic() + effort.seconds
+        until = time.monotonic() + seconds
         bound = 0
         while self.possible:
             solver = cp_model.CpSolver()
-            solver.parameters.num_workers = effort.workers
-            solver.parameters.random_seed = effort.seed
+            solver.parameters.num_workers = workers
+            solver.parameters.random_seed = seed
             solver.parameters.max_time_in_seconds = max(0.05, until - time.monotonic())
             status = solver.solve(self.solver_model)
             if status == cp_model.INFEASIBLE:
@@ -146,11 +125,8 @@ class Model:
             chosen = frozenset(pair for pair, var in self.free.items() if solver.boolean_value(var))
             recomputed = self.fixed | chosen
             played = replay(self.stages, recomputed)
-            broken = [
-                step
-                for step, nbytes in zip(played.steps, played.step_nbytes, strict=True)
-                if nbytes > self.stages.budget_bytes + self.allowed.get(step[0], 0)
-            ]
+            sized, budget = zip(played.steps, played.step_nbytes, strict=True), self.stages.budget_bytes
+            broken = [step for step, nbytes in sized if nbytes > budget + self.allowed.get(step[0], 0)]
             if not broken:
                 extra = extra_ticks(self.stages, recomputed)
                 return Choice(recomputed, extra, bound + self.fixed_ticks, status == cp_model.OPTIMAL)
@@ -174,11 +150,10 @@ class Model:
         for event in events[1:]:
             recomputed = self.recomputed.get((item, event), False)
             kept: Literal = self.solver_model.new_bool_var("")
-            if isinstance(recomputed, bool):
-                if recomputed:
-                    kept = False
-                elif event in used:
-                    kept = True
+            if recomputed is True:
+                kept = False
+            elif recomputed is False and event in used:
+                kept = True
             self.kept[item, event] = kept
             self._clause([_not(kept), *before])
             self._clause([_not(kept), _not(recomputed)])
@@ -231,17 +206,13 @@ class Model:
         coming = 0
         for low, high in pairwise(edges.tolist()):
             while coming < len(gaps) and gaps[coming][0] <= low:
-                first, end, nbytes, kept = gaps[coming]
-                live[coming] = (end, nbytes, kept)
+                live[coming] = gaps[coming][1:]
                 coming += 1
             live = {number: gap for number, gap in live.items() if gap[0] > low}
             if crowded[low:high].any():
-                least = int(room[low:high].min())
-                variables = [kept for _, _, kept in live.values()]
-                self.solver_model.add(
-                    cp_model.LinearExpr.weighted_sum(variables, [nbytes for _, nbytes, _ in live.values()])
-                    <= least + self.excess.get(low, 0)
-                )
+                _, sizes, variables = zip(*live.values(), strict=True) if live else ((), (), ())
+                total = cp_model.LinearExpr.weighted_sum(variables, sizes)
+                self.solver_model.add(total <= int(room[low:high].min()) + self.excess.get(low, 0))
 
     def _into(self, item: int, stage: int) -> Literal:
         """Is it there when the stage begins?"""
@@ -263,11 +234,8 @@ class Model:
             if other == item or other in sources or stages.home[other] >= stage:
                 continue
             needs: list[Literal] = [self._into(other, stage + 1), stage in stages.uses[other]]
-            needs += [
-                self.recomputed[dependent, stage]
-                for dependent in stages.dependents[other]
-                if dependent > item and (dependent, stage) in self.recomputed
-            ]
+            later = ((dependent, stage) for dependent in stages.dependents[other] if dependent > item)
+            needs += [self.recomputed[pair] for pair in later if pair in self.recomputed]
             # a later item that is recomputed in this stage is not there yet
             absent = self.recomputed.get((other, stage), False) if other > item else False
             live = self._live([need for need in needs if need is not False], absent)
@@ -277,12 +245,12 @@ class Model:
                 terms.append((stages.nbytes[other], live))
         total = cp_model.LinearExpr.weighted_sum([live for _, live in terms], [nbytes for nbytes, _ in terms])
         recomputed = self.recomputed[item, stage]
-        if isinstance(recomputed, bool):
-            self.solver_model.add(total <= room + self.excess.get(stage, 0))
-        elif room < 0 and stage not in self.excess:
+        if not isinstance(recomputed, bool) and room < 0 and stage not in self.excess:
             self.solver_model.add(recomputed == 0)
-        else:
-            self.solver_model.add(total <= room + self.excess.get(stage, 0)).only_enforce_if(recomputed)
+            return
+        held = self.solver_model.add(total <= room + self.excess.get(stage, 0))
+        if not isinstance(recomputed, bool):
+            held.only_enforce_if(recomputed)
 
     def _live(self, needs: list[Literal], absent: Literal) -> Literal:
         if absent is True or not needs:
@@ -298,9 +266,8 @@ class Model:
 
     def _around(self, stage: int) -> set[int]:
         """Items that may be there in a stage."""
-        return self.rest.around(stage) | {
-            item for item in self.involved if self.events[item][0] < stage <= self.events[item][-1]
-        }
+        events = self.events.items()
+        return self.rest.around(stage) | {item for item, at in events if at[0] < stage <= at[-1]}
 
 
 def _not(literal: Literal) -> cp_model.LiteralT:
@@ -312,8 +279,8 @@ class _Fixed:
 
     def __init__(self, stages: Stages, fixed: frozenset[Recomputation]):
         self.stages = stages
-        self.played: Replay = replay(stages, fixed)
-        flat = [(item, *span) for item, spans in enumerate(self.played.spans) for span in spans]
+        self.spans = replay(stages, fixed).spans
+        flat = [(item, *span) for item, spans in enumerate(self.spans) for span in spans]
         self.item, self.first, self.last = (np.array(column, dtype=np.int64) for column in zip(*flat, strict=True))
         self.nbytes = np.array(stages.nbytes, dtype=np.int64)[self.item]
 
@@ -321,24 +288,15 @@ class _Fixed:
         """Bytes at the own work of each stage, some items left out."""
         counted = ~np.isin(self.item, np.fromiter(without, dtype=np.int64, count=len(without)))
         # a copy whose last need is a recomputation is gone when the stage's own work runs
-        end = self.last + self._by_own_work()
+        pairs, stages = zip(self.item.tolist(), self.last.tolist(), strict=True), self.stages
+        end = self.last + np.array([last == stages.home[item] or last in stages.uses[item] for item, last in pairs])
         change = np.zeros(self.stages.count + 1, dtype=np.int64)
         np.add.at(change, self.first[counted], self.nbytes[counted])
         np.subtract.at(change, end[counted], self.nbytes[counted])
         return np.array(self.stages.working_nbytes, dtype=np.int64) + np.cumsum(change)[:-1]
 
-    def _by_own_work(self) -> np.ndarray:
-        uses = self.stages.uses
-        return np.array(
-            [
-                last == self.stages.home[item] or last in uses[item]
-                for item, last in zip(self.item.tolist(), self.last.tolist(), strict=True)
-            ],
-            dtype=np.int64,
-        )
-
     def into(self, item: int, stage: int) -> bool:
-        return any(first < stage <= last for first, last in self.played.spans[item])
+        return any(first < stage <= last for first, last in self.spans[item])
 
     def around(self, stage: int) -> set[int]:
         return set(self.item[(self.first <= stage) & (stage <= self.last)].tolist())

@@ -21,27 +21,18 @@ Recomputation = tuple[int, int]
 
 @dataclass(frozen=True)
 class Stages:
-    """The problem. Items and stages are indices; items are numbered in the order of their first computation.
+    """The problem. Items and stages are indices; items are numbered in the order of their first computation."""
 
-    Attributes:
-      nbytes: per item.
-      ticks: per item, the time to recompute it, None where that is not allowed. Times are whole ticks.
-      inputs: per item, the items it is computed from.
-      home: per item, the stage that makes it.
-      uses: per item, the stages whose own work reads it, ascending, its home left out.
-      working_nbytes: per stage, device bytes besides the items; below zero where items share buffers.
-      own_ticks: per stage, the time of its own work.
-      budget_bytes: what the device bytes may reach.
-    """
-
+    # Per item.
     nbytes: tuple[int, ...]
-    ticks: tuple[int | None, ...]
-    inputs: tuple[tuple[int, ...], ...]
-    home: tuple[int, ...]
-    uses: tuple[tuple[int, ...], ...]
-    working_nbytes: tuple[int, ...]
-    own_ticks: tuple[int, ...]
-    budget_bytes: int
+    ticks: tuple[int | None, ...]  # the time to recompute it, in whole ticks; None where that is not allowed
+    inputs: tuple[tuple[int, ...], ...]  # the items it is computed from
+    home: tuple[int, ...]  # the stage that makes it
+    uses: tuple[tuple[int, ...], ...]  # the stages whose own work reads it, ascending, its home left out
+    # Per stage.
+    working_nbytes: tuple[int, ...]  # device bytes besides the items; below zero where items share buffers
+    own_ticks: tuple[int, ...]  # the time of its own work
+    budget_bytes: int  # what the device bytes may reach
 
     @property
     def count(self) -> int:
@@ -51,28 +42,17 @@ class Stages:
     @cached_property
     def made(self) -> tuple[tuple[int, ...], ...]:
         """Items that each stage makes."""
-        found: list[list[int]] = [[] for _ in self.working_nbytes]
-        for item, stage in enumerate(self.home):
-            found[stage].append(item)
-        return tuple(map(tuple, found))
+        return _inverse(((stage,) for stage in self.home), self.count)
 
     @cached_property
     def reads(self) -> tuple[tuple[int, ...], ...]:
         """Items that each stage's own work uses."""
-        found: list[list[int]] = [[] for _ in self.working_nbytes]
-        for item, stages in enumerate(self.uses):
-            for stage in stages:
-                found[stage].append(item)
-        return tuple(map(tuple, found))
+        return _inverse(self.uses, self.count)
 
     @cached_property
     def dependents(self) -> tuple[tuple[int, ...], ...]:
         """Items that are computed from each item."""
-        found: list[list[int]] = [[] for _ in self.nbytes]
-        for item, sources in enumerate(self.inputs):
-            for source in sources:
-                found[source].append(item)
-        return tuple(map(tuple, found))
+        return _inverse(self.inputs, len(self.nbytes))
 
     @cached_property
     def least_nbytes(self) -> tuple[int, ...]:
@@ -116,39 +96,31 @@ class Stages:
         )
 
 
+def _inverse(lists: Iterable[Iterable[int]], count: int) -> tuple[tuple[int, ...], ...]:
+    """For each of `count` numbers, the positions of the lists that have it."""
+    found: list[list[int]] = [[] for _ in range(count)]
+    for position, numbers in enumerate(lists):
+        for number in numbers:
+            found[number].append(position)
+    return tuple(map(tuple, found))
+
+
 def stages_of_nodes(
     nbytes: Sequence[int], ticks: Sequence[int], inputs: Sequence[Iterable[int]], budget_bytes: int
 ) -> Stages:
     """Every node a stage of its own, in the given order; any of them may be recomputed."""
-    uses: list[list[int]] = [[] for _ in nbytes]
-    for node, sources in enumerate(inputs):
-        for source in set(sources):
-            uses[source].append(node)
-    return Stages(
-        nbytes=tuple(nbytes),
-        ticks=tuple(ticks),
-        inputs=tuple(tuple(sorted(set(sources))) for sources in inputs),
-        home=tuple(range(len(nbytes))),
-        uses=tuple(map(tuple, uses)),
-        working_nbytes=(0,) * len(nbytes),
-        own_ticks=tuple(ticks),
-        budget_bytes=budget_bytes,
-    )
+    count, sources = len(nbytes), tuple(tuple(sorted(set(numbers))) for numbers in inputs)
+    items = tuple(nbytes), tuple(ticks), sources, tuple(range(count)), _inverse(sources, count)
+    return Stages(*items, working_nbytes=(0,) * count, own_ticks=tuple(ticks), budget_bytes=budget_bytes)
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What a set of recomputations amounts to.
+    """The stages with a set of recomputations."""
 
-    Attributes:
-      steps: (stage, item) in running order; item -1 is the stage's own work.
-      step_nbytes: device bytes at each step.
-      spans: per item, (first stage, last stage) in which each of its copies is there, closed.
-    """
-
-    steps: tuple[tuple[int, int], ...]
-    step_nbytes: tuple[int, ...]
-    spans: tuple[tuple[tuple[int, int], ...], ...]
+    steps: tuple[tuple[int, int], ...]  # (stage, item) in running order; item -1 is the stage's own work
+    step_nbytes: tuple[int, ...]  # device bytes at each step
+    spans: tuple[tuple[tuple[int, int], ...], ...]  # per item, closed: the stages in which each of its copies is there
 
     @property
     def peak_nbytes(self) -> int:
@@ -166,24 +138,17 @@ def replay(stages: Stages, recomputed: Iterable[Recomputation]) -> Replay:
     ends_at: list[int] = []
     current = [-1] * len(stages.nbytes)
     for stage in range(stages.count):
-        for item in sorted(due[stage]):
+        again = [(item, stages.inputs[item], (item,)) for item in sorted(due[stage])]
+        for label, reads, writes in (*again, (-1, stages.reads[stage], stages.made[stage])):
             here = len(steps)
-            for source in stages.inputs[item]:
-                ends_at[current[source]] = here
-            current[item] = len(made_at)
-            made_at.append(here)
-            made_of.append(item)
-            ends_at.append(here)
-            steps.append((stage, item))
-        here = len(steps)
-        for item in stages.reads[stage]:
-            ends_at[current[item]] = here
-        for item in stages.made[stage]:
-            current[item] = len(made_at)
-            made_at.append(here)
-            made_of.append(item)
-            ends_at.append(here)
-        steps.append((stage, -1))
+            for item in reads:
+                ends_at[current[item]] = here
+            for item in writes:
+                current[item] = len(made_at)
+                made_at.append(here)
+                made_of.append(item)
+                ends_at.append(here)
+            steps.append((stage, label))
     change = [0] * (len(steps) + 1)
     spans: list[list[tuple[int, int]]] = [[] for _ in stages.nbytes]
     for first, item, last in zip(made_at, made_of, ends_at, strict=True):
@@ -209,22 +174,13 @@ def fits(stages: Stages, recomputed: Iterable[Recomputation]) -> bool:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a planner found.
+    """A planner's plan, or why there is none."""
 
-    Attributes:
-      recomputed: by the plan, None where none was found.
-      runs: how often a stage may go through the items it recomputes; `recomputed` is of `Stages.refine(runs)`.
-      extra_ticks: their time.
-      bound_ticks: every plan takes at least this much extra time.
-      status: `optimal` is proven among plans that go through the items of a stage `runs` times, `infeasible` likewise;
-        `unknown`: no plan was found and no proof either.
-      stage, stage_nbytes: where infeasible by one stage alone: which, and the least bytes there; else -1, 0.
-    """
-
-    recomputed: frozenset[Recomputation] | None
-    extra_ticks: int
-    bound_ticks: int
+    recomputed: frozenset[Recomputation] | None  # of `Stages.refine(runs)`; None where no plan was found
+    extra_ticks: int  # their time
+    bound_ticks: int  # every plan takes at least this much extra time
+    # Proven among plans that go through the items of a stage `runs` times; "unknown": neither a plan nor a proof.
     status: Literal["optimal", "feasible", "infeasible", "unknown"]
     runs: int = 1
-    stage: int = -1
-    stage_nbytes: int = 0
+    stage: int = -1  # that alone makes it infeasible
+    stage_nbytes: int = 0  # at least, there

@@ -26,25 +26,17 @@ from memplan.io import write_atomic
 HERE = Path(__file__).parent
 # name, ratio, seconds allowed, what was asked for: percent and seconds
 CASES: tuple[tuple[str, float, float, str], ...] = (
-    ("random_layered_n100", 0.9, 60, "0.79 proven, 20 s"),
-    ("random_layered_n100", 0.8, 120, "2.30 proven, 20 s"),
-    ("random_layered_n250", 0.9, 60, "0.90, 60 s"),
-    ("random_layered_n250", 0.8, 120, "4.9, 120 s"),
-    ("resnet50_b256_train", 0.9, 60, "0.11, 60 s"),
-    ("resnet50_b256_train", 0.8, 60, "0.30, 60 s"),
-    ("fcn8_vgg_b32_train", 0.9, 60, "0.03, 60 s"),
-    ("fcn8_vgg_b32_train", 0.8, 60, "0.14, 60 s"),
-    ("layered_1000_1", 0.9, 60, "0.9, 300 s"),
-    ("layered_1000_1", 0.8, 120, "4.5, 300 s"),
-    ("layered_1000_0", 0.9, 120, "0.9, 300 s"),
-    ("layered_1000_0", 0.8, 240, "4.5, 300 s"),
-    ("layered_10000_0", 0.8, 30, "a plan, 30 s"),
-    ("layered_10000_0", 0.8, 120, "-"),
-    ("layered_10000_0", 0.9, 30, "-"),
-)
+    ("random_layered_n100", 0.9, 60, "0.79 proven, 20 s"), ("random_layered_n100", 0.8, 120, "2.30 proven, 20 s"),
+    ("random_layered_n250", 0.9, 60, "0.90, 60 s"), ("random_layered_n250", 0.8, 120, "4.9, 120 s"),
+    ("resnet50_b256_train", 0.9, 60, "0.11, 60 s"), ("resnet50_b256_train", 0.8, 60, "0.30, 60 s"),
+    ("fcn8_vgg_b32_train", 0.9, 60, "0.03, 60 s"), ("fcn8_vgg_b32_train", 0.8, 60, "0.14, 60 s"),
+    ("layered_1000_1", 0.9, 60, "0.9, 300 s"), ("layered_1000_1", 0.8, 120, "4.5, 300 s"),
+    ("layered_1000_0", 0.9, 120, "0.9, 300 s"), ("layered_1000_0", 0.8, 240, "4.5, 300 s"),
+    ("layered_10000_0", 0.8, 30, "a plan, 30 s"), ("layered_10000_0", 0.8, 120, "-"), ("layered_10000_0", 0.9, 30, "-"),
+)  # fmt: skip
 
 
-def run(folder: Path, name: str, ratio: float, seconds: float) -> dict[str, Any]:
+def measured(folder: Path, name: str, ratio: float, seconds: float) -> dict[str, Any]:
     """Plan one case, have it judged, and say on what it ran."""
     with tempfile.TemporaryDirectory() as temporary:
         path = folder / f"{name}.json"
@@ -61,30 +53,23 @@ def run(folder: Path, name: str, ratio: float, seconds: float) -> dict[str, Any]
             result["judged"] = right and found.peak <= result["budget"]
             result["recomputed"] = len(result.pop("order")) - len(found.first)
     return result | {
-        "allowed_s": seconds,
-        "load": round(os.getloadavg()[0], 1),
-        "cores": os.cpu_count(),
-        "machine": platform.machine(),
-        "ortools": version("ortools"),
-        "python": platform.python_version(),
-    }
+        "allowed_s": seconds, "load": round(os.getloadavg()[0], 1), "cores": os.cpu_count(),
+        "machine": platform.machine(), "ortools": version("ortools"), "python": platform.python_version(),
+    }  # fmt: skip
 
 
 def table() -> str:
     """One row per case that has a result."""
-    rows = [
-        "| graph | budget | asked for | percent more | lower bound | status | s | CPU s | load | judged |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    head = "graph", "budget", "asked for", "percent more", "lower bound", "status", "s", "CPU s", "load", "judged"
+    rows = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
     for name, ratio, seconds, asked in CASES:
         path = _file(name, ratio, seconds)
         if path.exists():
             r = json.loads(path.read_text())
             percent = f"{r['tdi_percent']:.3f}" if "tdi_percent" in r else "none"
-            rows.append(
-                f"| {name} | {ratio} | {asked} | {percent} | {r['lower_bound_percent']:.3f} | {r['status']} "
-                f"| {r['seconds']} | {r['cpu_seconds']} | {r['load']} | {'yes' if r.get('judged') else 'no'} |"
-            )
+            cells = name, ratio, asked, percent, f"{r['lower_bound_percent']:.3f}", r["status"]
+            times = r["seconds"], r["cpu_seconds"], r["load"], "yes" if r.get("judged") else "no"
+            rows.append(f"| {' | '.join(map(str, cells + times))} |")
     return "\n".join(rows)
 
 
@@ -102,7 +87,7 @@ def main() -> None:
         path = _file(name, ratio, seconds)
         known = name.startswith("layered") or (chosen.folder / f"{name}.json").exists()
         if known and name.startswith(tuple(chosen.only)) and (chosen.force or not path.exists()):
-            write_atomic(path, json.dumps(run(chosen.folder, name, ratio, seconds), indent=1) + "\n")
+            write_atomic(path, json.dumps(measured(chosen.folder, name, ratio, seconds), indent=1) + "\n")
     insert(HERE / "README.md", table())
 
 

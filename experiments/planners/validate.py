@@ -9,15 +9,14 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Of a whole order: its peak bytes, its duration, and the order of first computations."""
-
-    peak: int
+    peak: int  # bytes
     duration: int
-    first: tuple[int, ...]
+    first: tuple[int, ...]  # the order of first computations
 
 
 def measure(document: Mapping, order: Sequence[int]) -> Measured:
@@ -44,16 +43,9 @@ def measure(document: Mapping, order: Sequence[int]) -> Measured:
     return Measured(peak, sum(duration[node] for node in order), tuple(dict.fromkeys(order)))
 
 
-def main(graph: str, answer: str) -> None:
-    with open(graph) as file:
-        document = json.load(file)
-    with open(answer) as file:
-        claimed = json.load(file)
+if __name__ == "__main__":
+    document, claimed = (json.loads(Path(name).read_text()) for name in sys.argv[1:])
     found = measure(document, claimed["order"])
     right = (found.peak, found.duration) == (claimed["peak"], claimed["duration"]) and found.peak <= claimed["budget"]
     print(json.dumps({"peak": found.peak, "duration": found.duration, "right": right}))
     sys.exit(0 if right else 1)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

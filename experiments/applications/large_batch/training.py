@@ -85,14 +85,10 @@ def train(name: str, batch: int, seeds: Sequence[int], settings: Settings) -> It
         for examples in batches(*images, batch, settings.epochs, seed):
             state, _ = run(state, examples)
         yield {
-            "way": name,
-            "batch": batch,
-            "seed": seed,
-            "steps": int(state.step),
-            "plain_bytes": report.baseline_peak_bytes,
-            "device_bytes": report.compiled_peak_bytes,
+            "way": name, "batch": batch, "seed": seed, "steps": int(state.step),
+            "plain_bytes": report.baseline_peak_bytes, "device_bytes": report.compiled_peak_bytes,
             "accuracy": accuracy(ResNet(config), state, *held_out),
-        }
+        }  # fmt: skip
 
 
 def batches(images: np.ndarray, labels: np.ndarray, batch: int, epochs: int, seed: int) -> Iterator[dict[str, Any]]:

@@ -21,23 +21,14 @@ LESION, MARKER = 4.0, {BRIGHT: 8.0, DARK: -8.0}
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """One phantom.
+    """One phantom."""
 
-    Attributes:
-      volume: image float32 [size, size, size, 1], label int32 [size, size, size]; the marker counts as background.
-      marker: bool [size, size, size].
-    """
-
-    volume: Volume
-    marker: np.ndarray
+    volume: Volume  # image float32 [size, size, size, 1], label int32 [size, size, size]; the marker is background
+    marker: np.ndarray  # bool [size, size, size]
 
 
 def draw(size: int, seed: int, number: int) -> Head:
-    """Phantom `number` of the sequence that `seed` begins; even ones have a bright marker, others a dark one.
-
-    Raises:
-      ValueError: below 16 voxels a side the marker is smaller than a voxel.
-    """
+    """Phantom `number` of the sequence that `seed` begins; even ones have a bright marker, others a dark one."""
     if size < 16:
         raise ValueError(f"a phantom with a marker needs at least 16 voxels a side; got {size}.")
     random = np.random.default_rng([seed, number])

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -16,8 +16,6 @@ from experiments.applications.segmentation.nifti import read_voxels
 from experiments.datasets import DatasetError
 
 __all__ = ["Case", "Dataset", "DatasetError", "Volume", "load_case", "open_dataset"]
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,32 +56,24 @@ def open_dataset(root: str | Path) -> Dataset:
     pairs = _field(path, fields, "training", list)
     count = _field(path, fields, "numTraining", int)
     if not pairs or count != len(pairs):
-        raise DatasetError(
-            path, f"numTraining is {count}, but {len(pairs)} training cases are listed", "Restore the original file."
-        )
+        problem = f"numTraining is {count}, but {len(pairs)} training cases are listed"
+        raise DatasetError(path, problem, "Restore the original file.")
     return Dataset(name, modalities, labels, tuple(_case(root, path, pair) for pair in pairs))
 
 
 def load_case(dataset: Dataset, case: Case, size: int | None = None) -> Volume:
     """Read one case whole, check it against the data set's declarations and z-score the image.
 
-    Args:
-        size: side in voxels of the cube to crop or zero-pad to, centre on centre, after the z-score; None keeps the
-            volume as it is.
-
-    Raises:
-        DatasetError: either file is damaged or does not fit the declarations or the other file.
-        ValueError: `size` is below one.
+    `size` is the side in voxels of the cube to crop or zero-pad to, centre on centre, after the z-score; None keeps the
+    volume as it is. DatasetError: either file is damaged or does not fit the declarations or the other file.
     """
     if size is not None and size < 1:
         raise ValueError(f"size is the side of a cube in voxels and must be at least 1; got {size}.")
     image, label = _read_image(dataset, case.image), _read_label(dataset, case.label)
     if image.shape[:3] != label.shape:
-        raise DatasetError(
-            case.label,
-            f"the label has {label.shape} voxels, its image {case.image} has {image.shape[:3]}",
-            "Check that the two belong to the same case and neither was resampled alone.",
-        )
+        problem = f"the label has {label.shape} voxels, its image {case.image} has {image.shape[:3]}"
+        advice = "Check that the two belong to the same case and neither was resampled alone."
+        raise DatasetError(case.label, problem, advice)
     _standardize(image)
     return Volume(image, label) if size is None else Volume(_centre(image, size), _centre(label, size))
 
@@ -92,11 +82,8 @@ def _read_description(path: Path) -> Mapping[str, Any]:
     try:
         fields = json.loads(path.read_bytes())
     except OSError as error:
-        raise DatasetError(
-            path,
-            f"cannot be read ({error.strerror})",
-            "Point to the unpacked folder of one task, such as Task01_BrainTumour.",
-        ) from error
+        advice = "Point to the unpacked folder of one task, such as Task01_BrainTumour."
+        raise DatasetError(path, f"cannot be read ({error.strerror})", advice) from error
     except ValueError as error:
         raise DatasetError(path, f"not valid JSON ({error})", "Restore the original file.") from error
     if not isinstance(fields, dict):
@@ -118,19 +105,17 @@ def _names(path: Path, fields: Mapping[str, Any], key: str) -> tuple[str, ...]:
     ordered = [table.get(str(index)) for index in range(len(table))]
     names = tuple(name for name in ordered if isinstance(name, str))
     if not names or len(names) < len(table):
-        raise DatasetError(
-            path,
-            f'{key!r} is {table!r}, not {{"0": name, "1": name, ...}} without gaps',
-            "nnU-Net v2 writes its tables the other way round; use the Decathlon's own file.",
-        )
+        problem = f'{key!r} is {table!r}, not {{"0": name, "1": name, ...}} without gaps'
+        advice = "nnU-Net v2 writes its tables the other way round; use the Decathlon's own file."
+        raise DatasetError(path, problem, advice)
     return names
 
 
 def _case(root: Path, path: Path, pair: Any) -> Case:
     """The case of one entry {"image": "./imagesTr/NAME.nii.gz", "label": "./labelsTr/NAME.nii.gz"}."""
     match pair:
-        case {"image": str(listed_image), "label": str(listed_label)}:
-            image, label = _listed_file(root, path, listed_image), _listed_file(root, path, listed_label)
+        case {"image": str(), "label": str()}:
+            image, label = (_listed_file(root, path, pair[name]) for name in ("image", "label"))
         case _:
             raise DatasetError(path, f"training lists {pair!r}", 'Each entry is {"image": path, "label": path}.')
     return Case(image.name.removesuffix(".gz").removesuffix(".nii"), image, label)
@@ -156,12 +141,9 @@ def _read_image(dataset: Dataset, path: Path) -> np.ndarray:
         raise DatasetError(path, f"an image of shape {voxels.shape}", "Images are (x, y, z) or (x, y, z, modality).")
     channels = voxels.shape[3] if voxels.ndim == 4 else 1
     if channels != declared:
-        raise DatasetError(
-            path,
-            f"an image of shape {voxels.shape} has {channels} modalities where {declared} are declared "
-            f"({', '.join(dataset.modalities)})",
-            "Stack the missing modalities in this order, or correct dataset.json.",
-        )
+        problem = f"an image of shape {voxels.shape} has {channels} modalities where {declared} are declared"
+        advice = "Stack the missing modalities in this order, or correct dataset.json."
+        raise DatasetError(path, f"{problem} ({', '.join(dataset.modalities)})", advice)
     with np.errstate(over="ignore"):
         image = np.array(voxels, np.float32, order="C")
     _check_finite(path, image)
@@ -176,21 +158,17 @@ def _read_label(dataset: Dataset, path: Path) -> np.ndarray:
     _check_finite(path, voxels)
     undeclared = np.unique(voxels[~np.isin(voxels, np.arange(len(dataset.labels)))])
     if undeclared.size:
-        raise DatasetError(
-            path,
-            f"label values {undeclared[:5].tolist()} are not declared (0 to {len(dataset.labels) - 1}: "
-            f"{', '.join(dataset.labels)})",
-            "Map them to declared values, or declare them in dataset.json.",
-        )
+        declared = f"0 to {len(dataset.labels) - 1}: {', '.join(dataset.labels)}"
+        problem = f"label values {undeclared[:5].tolist()} are not declared ({declared})"
+        raise DatasetError(path, problem, "Map them to declared values, or declare them in dataset.json.")
     return voxels.astype(np.int32, order="C")
 
 
 def _check_finite(path: Path, voxels: np.ndarray) -> None:
     bad = int(np.count_nonzero(~np.isfinite(voxels)))
     if bad:
-        raise DatasetError(
-            path, f"{bad} of {voxels.size} voxels are NaN or infinite in float32", "Write it again from its source."
-        )
+        problem = f"{bad} of {voxels.size} voxels are NaN or infinite in float32"
+        raise DatasetError(path, problem, "Write it again from its source.")
 
 
 def _standardize(image: np.ndarray) -> None:

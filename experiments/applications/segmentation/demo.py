@@ -81,9 +81,8 @@ def run(way: str, root: Path, size: int, steps: int, bars: Progress, *more: str)
         for line in process.stdout:
             facts = json.loads(line)
             if "loss" in facts:
-                result["losses"].append(facts["loss"])
-                result["seconds"].append(facts["seconds"])
-                result["cpu_seconds"].append(facts["cpu_seconds"])
+                for name, figure in (("losses", "loss"), ("seconds", "seconds"), ("cpu_seconds", "cpu_seconds")):
+                    result[name].append(facts[figure])
                 bars.advance(bar)
             else:
                 result.update(facts)
@@ -104,16 +103,11 @@ def summary(plain: dict[str, Any], planned: dict[str, Any], limit: int, size: in
     above = [one["peak_rss"] - one["idle_rss"] for one in (plain, planned)]
     seconds = [min(one["cpu_seconds"]) for one in (plain, planned)]
     return {
-        "size": size,
-        "steps": steps,
-        "budget_bytes": limit,
-        "runs": {"plain": plain, "planned": planned},
-        "share_above_idle": above[1] / above[0],
-        "slower": seconds[1] / seconds[0] - 1,
-        "same_losses": plain_bits == planned_bits,
-        "loss_falls": planned["losses"][-1] < planned["losses"][0],
+        "size": size, "steps": steps, "budget_bytes": limit, "runs": {"plain": plain, "planned": planned},
+        "share_above_idle": above[1] / above[0], "slower": seconds[1] / seconds[0] - 1,
+        "same_losses": plain_bits == planned_bits, "loss_falls": planned["losses"][-1] < planned["losses"][0],
         "versions": {"jax": jax.__version__},
-    }
+    }  # fmt: skip
 
 
 def show(found: dict[str, Any], console: Console, out: Path) -> None:
@@ -122,7 +116,10 @@ def show(found: dict[str, Any], console: Console, out: Path) -> None:
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "step" else "right")
     for way in WAYS:
-        table.add_row(way, *_cells(found["runs"][way]))
+        run = found["runs"][way]
+        sizes = (show_bytes(nbytes) for nbytes in (run["compiled_bytes"], run["peak_rss"] - run["idle_rss"]))
+        best = (f"{min(run[name]):.1f} s" for name in ("seconds", "cpu_seconds"))
+        table.add_row(way, *best, f"{run['ready_s']:.0f} s", *sizes)
     console.print(table)
     need, limit = show_bytes(found["runs"]["plain"]["compiled_bytes"]), show_bytes(found["budget_bytes"])
     console.print(
@@ -135,9 +132,3 @@ def show(found: dict[str, Any], console: Console, out: Path) -> None:
     console.print(
         f"Losses, {first:.6f} to {last:.6f}, are {verdict}. Written: {out / 'demo.json'}, {out / 'report.json'}"
     )
-
-
-def _cells(run: dict[str, Any]) -> list[str]:
-    sizes = (show_bytes(nbytes) for nbytes in (run["compiled_bytes"], run["peak_rss"] - run["idle_rss"]))
-    best = (f"{min(run[name]):.1f} s" for name in ("seconds", "cpu_seconds"))
-    return [*best, f"{run['ready_s']:.0f} s", *sizes]

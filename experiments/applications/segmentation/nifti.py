@@ -18,6 +18,7 @@ from nibabel.wrapstruct import WrapStructError
 
 from experiments.datasets import DatasetError
 
+_AGAIN = "Fetch or unpack the file again; no voxel of it was used."
 _UNREADABLE = (ImageFileError, HeaderDataError, WrapStructError, ValueError, OverflowError, OSError, EOFError)
 """What nibabel raises on bytes that are not a NIfTI-1 file."""
 
@@ -36,9 +37,8 @@ def read_voxels(path: Path) -> np.ndarray:
     except DatasetError:
         raise
     except _UNREADABLE as error:
-        raise DatasetError(
-            path, f"not a readable NIfTI-1 file ({_reason(error)})", "Fetch it again, or convert it to NIfTI-1."
-        ) from error
+        problem = f"not a readable NIfTI-1 file ({_reason(error)})"
+        raise DatasetError(path, problem, "Fetch it again, or convert it to NIfTI-1.") from error
 
 
 def _inflate(path: Path) -> bytes:
@@ -49,9 +49,7 @@ def _inflate(path: Path) -> bytes:
     except FileNotFoundError as error:
         raise DatasetError(path, "the file is missing", "Unpack the data set again.") from error
     except (OSError, EOFError, zlib.error) as error:
-        raise DatasetError(
-            path, f"truncated or corrupt ({_reason(error)})", "Fetch or unpack the file again; no voxel of it was used."
-        ) from error
+        raise DatasetError(path, f"truncated or corrupt ({_reason(error)})", _AGAIN) from error
 
 
 def _check_header(path: Path, stored: ArrayProxy, nbytes: int) -> None:
@@ -60,16 +58,12 @@ def _check_header(path: Path, stored: ArrayProxy, nbytes: int) -> None:
     if not shape or min(shape) < 1:
         raise DatasetError(path, f"the header declares the dimensions {shape}", "Write the file again from its source.")
     if dtype.kind not in "iuf":
-        raise DatasetError(
-            path, f"voxels have type {dtype}", "Images and labels are integers or floats; convert the file."
-        )
+        advice = "Images and labels are integers or floats; convert the file."
+        raise DatasetError(path, f"voxels have type {dtype}", advice)
     needed = stored.offset + math.prod(shape) * dtype.itemsize
     if nbytes < needed:
-        raise DatasetError(
-            path,
-            f"truncated: the header promises {needed} bytes for dimensions {shape}, the file holds {nbytes}",
-            "Fetch or unpack the file again; no voxel of it was used.",
-        )
+        problem = f"truncated: the header promises {needed} bytes for dimensions {shape}, the file holds {nbytes}"
+        raise DatasetError(path, problem, _AGAIN)
 
 
 def _reason(error: BaseException) -> str:

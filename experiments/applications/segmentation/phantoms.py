@@ -25,15 +25,12 @@ MODALITIES = ("FLAIR", "T1w", "T1gd", "T2w")
 LABELS = ("background", "edema", "non-enhancing tumor", "enhancing tumour")
 EDEMA, CORE, RIM = 1, 2, 3
 
-INTENSITY = np.array(
-    [
-        [300, 600, 350, 480],  # FLAIR: edema bright
-        [500, 380, 260, 420],  # T1w: tumour dark
-        [500, 380, 260, 850],  # T1gd: the rim takes up the contrast agent
-        [350, 700, 800, 500],  # T2w: fluid bright
-    ],
-    np.float32,
-)
+INTENSITY = np.array([
+    [300, 600, 350, 480],  # FLAIR: edema bright
+    [500, 380, 260, 420],  # T1w: tumour dark
+    [500, 380, 260, 850],  # T1gd: the rim takes up the contrast agent
+    [350, 700, 800, 500],  # T2w: fluid bright
+], np.float32)  # fmt: skip
 """Mean intensity per modality of sound tissue, edema, core and rim; scanner units, that is, none."""
 
 FIELD_OF_VIEW_MM = 240.0
@@ -62,13 +59,10 @@ def write_phantoms(root: str | Path, cases: int = 4, size: int = 64, seed: int =
     """Write `cases` phantoms of `size`^3 voxels in Decathlon layout to `root`, or reuse them if they are there already.
 
     Everything is written beside `root` and renamed into place last: an interrupted call leaves no `root` at all.
-
-    Raises:
-        FileExistsError: `root` holds something else, even in a single byte.
-        ValueError: an argument is out of range.
+    FileExistsError: `root` holds something else, even in a single byte.
     """
     root, recipe = Path(root).absolute(), Recipe(cases, size, seed)
-    if not _is_free(root):
+    if os.path.lexists(root) and not (root.is_dir() and not any(root.iterdir())):
         _require(root, recipe)
         return open_dataset(root)
     root.parent.mkdir(parents=True, exist_ok=True)
@@ -167,35 +161,21 @@ def _description(recipe: Recipe, digests: Mapping[str, str]) -> bytes:
         "tensorImageSize": "4D",
         "modality": {str(index): name for index, name in enumerate(MODALITIES)},
         "labels": {str(index): name for index, name in enumerate(LABELS)},
-        "numTraining": recipe.cases,
-        "numTest": 0,
-        "training": _entries(recipe),
-        "test": [],
+        "numTraining": recipe.cases, "numTest": 0, "training": _entries(recipe), "test": [],
         "phantom": {**asdict(recipe), "sha256": digests},
-    }
+    }  # fmt: skip
     return (json.dumps(fields, indent=1) + "\n").encode()
-
-
-def _is_free(root: Path) -> bool:
-    return not os.path.lexists(root) or (root.is_dir() and not any(root.iterdir()))
 
 
 def _require(root: Path, recipe: Recipe) -> None:
     """Raise FileExistsError unless `root` holds exactly the recipe's files, each with the bytes once written."""
-    if not _holds(root, recipe):
+    wanted = {root / path for entry in _entries(recipe) for path in entry.values()} | {root / "dataset.json"}
+    whole = {path for path in root.rglob("*") if not path.is_dir()} == wanted
+    if not whole or (root / "dataset.json").read_bytes() != _description(recipe, _digests(root, recipe)):
         raise FileExistsError(
             f"{root}: exists and is not the untouched phantom data set of {recipe}. Nothing was overwritten. "
             "Choose another folder, or remove this one first."
         )
-
-
-def _holds(root: Path, recipe: Recipe) -> bool:
-    listed = [path for entry in _entries(recipe) for path in entry.values()]
-    wanted = {root / path for path in [*listed, "dataset.json"]}
-    found = {path for path in root.rglob("*") if not path.is_dir()}
-    if found != wanted:
-        return False
-    return (root / "dataset.json").read_bytes() == _description(recipe, _digests(root, recipe))
 
 
 def main() -> None:

@@ -9,12 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 from experiments.applications.segmentation.decathlon import Volume
-from experiments.applications.segmentation.losses import dice_cross_entropy, hard_dice
+from experiments.applications.segmentation.losses import dice_cross_entropy
 from models.train import Batch, Built, Step, unet3d_step
 from models.train import make_step as descend
 from models.unet3d import UNet3D, UNet3DConfig
@@ -46,24 +45,10 @@ def make_step(model_apply: Apply, optimizer: optax.GradientTransformation) -> St
     return descend(loss, optimizer)
 
 
-def make_evaluate(model_apply: Apply) -> Callable[[Any, Batch], jax.Array]:
-    """A pure evaluate(params, batch) -> hard Dice per class, float32 [C], NaN for a class absent from both maps."""
-
-    def evaluate(params: Any, batch: Batch) -> jax.Array:
-        logits = model_apply({"params": params}, batch["image"])
-        return hard_dice(jnp.argmax(logits, -1), batch["label"], logits.shape[-1])
-
-    return evaluate
-
-
 def factory(
-    size: int = 144,
-    config: UNet3DConfig | None = None,
-    optimizer: optax.GradientTransformation | None = None,
-    *,
-    concrete: bool = False,
-    seed: int = 0,
-) -> Built:
+    size: int = 144, config: UNet3DConfig | None = None, optimizer: optax.GradientTransformation | None = None,
+    *, concrete: bool = False, seed: int = 0,
+) -> Built:  # fmt: skip
     """(step, (state, batch)) for one volume of `size`^3 voxels; default optimizer `poly_sgd()`.
 
     Arguments are `jax.ShapeDtypeStruct` trees, nothing is allocated; `concrete=True` gives an initialised state and a

@@ -14,6 +14,7 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import jax.numpy as jnp
 import memplan
 from experiments.applications.segmentation.decathlon import Dataset, load_case, open_dataset
 from experiments.applications.segmentation.training import batch_of, factory
+from experiments.compiled import device_bytes
 from models.unet3d import UNet3DConfig
 
 WAYS = ("plain", "planned")
@@ -73,13 +75,6 @@ def build(
     return planned.compile(), planned.report.compiled_peak_bytes
 
 
-def device_bytes(compiled: Any) -> int:
-    """Of an executable of `jax.jit`: temporaries, arguments and outputs, donated ones once."""
-    stats = compiled.memory_analysis()
-    moved = stats.temp_size_in_bytes + stats.argument_size_in_bytes
-    return moved + stats.output_size_in_bytes - stats.alias_size_in_bytes
-
-
 def give_back() -> None:
     """What compiling left free in the heap goes back, so that it hides nothing of what a step takes."""
     gc.collect()
@@ -100,22 +95,22 @@ def batches(dataset: Dataset, size: int) -> Iterator[Any]:
         yield jax.tree.map(jnp.asarray, batch_of(load_case(dataset, case, size)))
 
 
-class highest_resident:
+@contextmanager
+def highest_resident() -> Iterator[Callable[[], int]]:
     """Samples the resident set while the block runs; calling what it yields gives the largest, in bytes."""
+    largest, done = [resident_bytes()], threading.Event()
 
-    def __enter__(self) -> Callable[[], int]:
-        self.largest, self.done = resident_bytes(), threading.Event()
-        self.thread = threading.Thread(target=self.sample, daemon=True)
-        self.thread.start()
-        return lambda: self.largest
+    def sample() -> None:
+        while not done.wait(0.002):
+            largest[0] = max(largest[0], resident_bytes())
 
-    def sample(self) -> None:
-        while not self.done.wait(0.002):
-            self.largest = max(self.largest, resident_bytes())
-
-    def __exit__(self, *_: Any) -> None:
-        self.done.set()
-        self.thread.join()
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield lambda: largest[0]
+    finally:
+        done.set()
+        thread.join()
 
 
 def resident_bytes() -> int:

@@ -35,11 +35,7 @@ class Dataset:
 
 
 def open_dataset(images: Path, masks: Path, truth: Path) -> Dataset:
-    """Read the table `truth` and see that every photograph and mask is there; no pixel is read yet.
-
-    Raises:
-      DatasetError: the table is no such table, a lesion has no or an unknown class, or a file is missing.
-    """
+    """Read the table `truth` and see that every photograph and mask is there; no pixel is read yet."""
     try:
         with truth.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
@@ -64,20 +60,12 @@ def open_dataset(images: Path, masks: Path, truth: Path) -> Dataset:
 
 
 def pixels(lesion: Lesion, side: int) -> np.ndarray:
-    """The middle square of the photograph, uint8 [side, side, 3]; shrinking averages what falls together.
-
-    Raises:
-      DatasetError: the file is absent, cut short or no picture.
-    """
+    """The middle square of the photograph, uint8 [side, side, 3]; shrinking averages pixels that fall together."""
     return np.asarray(ImageOps.fit(_opened(lesion.image).convert("RGB"), (side, side), Image.Resampling.BILINEAR))
 
 
 def mask_pixels(lesion: Lesion, side: int) -> np.ndarray:
-    """The middle square of the mask, int32 [side, side], 1 on the lesion.
-
-    Raises:
-      DatasetError: damaged, of another size than its photograph, or with other values than 0 and 255.
-    """
+    """The middle square of the mask, int32 [side, side], 1 on the lesion."""
     mask, photograph = _opened(lesion.mask), _opened(lesion.image)
     if mask.size != photograph.size:
         advice = "Check that the two belong together and neither was resized alone."

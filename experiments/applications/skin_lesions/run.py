@@ -40,17 +40,13 @@ def trained(task: training.Task, dataset: Dataset) -> dict[str, Any]:
     state, losses = training.descend(planned.compile(), state, training.batches(task, learnt), task.steps)
     report = planned.report
     return {
-        "name": task.name,
-        "steps": task.steps,
-        "plain_bytes": report.baseline_peak_bytes,
-        "budget_bytes": report.budget_bytes,
-        "device_bytes": report.compiled_peak_bytes,
-        "planner": report.planner,
+        "name": task.name, "steps": task.steps, "plain_bytes": report.baseline_peak_bytes,
+        "budget_bytes": report.budget_bytes, "device_bytes": report.compiled_peak_bytes, "planner": report.planner,
         "first_loss": float(losses[0]),  # nats, and shares of Dice
         "last_loss": float(losses[-max(1, task.steps // 10) :].mean()),
         "losses_off": float(np.max(np.abs(losses[:FIRST] / plain - 1))),  # from the plain step's, relatively
         "scores": training.scores(task, state, dataset.lesions[::HELD_OUT]),
-    }
+    }  # fmt: skip
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -73,11 +69,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             dataset = open_dataset(*args.isic) if args.isic else write_phantoms(Path(scratch) / "isic", LESIONS)
             tasks = training.segmentation(), training.classification(len(dataset.classes))
-            found = {
-                **conditions("pillow", "jax", "flax", "optax", "grain", "numpy"),
-                "photographs": len(dataset.lesions),
-                "trained": [trained(task, dataset) for task in tasks],
-            }
+            found = conditions("pillow", "jax", "flax", "optax", "grain", "numpy")
+            found |= {"photographs": len(dataset.lesions), "trained": [trained(task, dataset) for task in tasks]}
         write_atomic(RESULTS, json.dumps(found, indent=1) + "\n")
     insert(README, table(json.loads(RESULTS.read_text())["trained"]))
 

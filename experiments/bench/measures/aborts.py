@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 
 import memplan
 from experiments.bench.cases import Case
+from experiments.bench.measures.slab_numbers import made_by_kernels
 from experiments.bench.results import Found, Row
 from experiments.bench.second_order import drawn_step
 from memplan.hardware import catalog
@@ -36,6 +37,7 @@ _SHARES = (0.8, 0.7, 0.6, 0.5, 0.4)
 _LIKE_ROUNDING = 1e-5  # of the largest number: what differs more goes through the numbers gate
 _PIECES = (5, 12)  # equations that are compiled together
 _SECONDS = 600
+_COUNTED = ("loops", "convolutions", "plans", "plans_in_slabs")
 _QUICK = {"xla_backend_optimization_level": 0}  # LLVM's: XLA's own passes are the same
 
 
@@ -44,21 +46,9 @@ def measure(case: Case) -> Found:
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         numbers = range(case.facts["first"], case.facts["first"] + case.facts["count"])
         told = dict(zip(numbers, threads.map(alone, numbers), strict=True))
-    return Found([summed(told)])
-
-
-def summed(told_by_number: Mapping[int, Row]) -> Row:
-    told = told_by_number.values()
-    wrong = {str(number): one["wrong"] for number, one in told_by_number.items() if one["wrong"]}
-    return {
-        "steps": len(told),
-        "loops": sum(one["loops"] for one in told),
-        "convolutions": sum(one["convolutions"] for one in told),
-        "plans": sum(one["plans"] for one in told),
-        "plans_in_slabs": sum(one["plans_in_slabs"] for one in told),
-        "gpu": GPU,
-        "wrong": wrong,
-    }
+    sums = {name: sum(one[name] for one in told.values()) for name in _COUNTED}
+    wrong = {str(number): one["wrong"] for number, one in told.items() if one["wrong"]}
+    return Found([{"steps": len(told), **sums, "gpu": GPU, "wrong": wrong}])
 
 
 def alone(number: int) -> Row:
@@ -69,7 +59,7 @@ def alone(number: int) -> Row:
     process = context.Process(target=_tell, args=(number, theirs))
     process.start()
     theirs.close()
-    told: dict[str, Any] = {"loops": 0, "convolutions": 0, "plans": 0, "plans_in_slabs": 0, "wrong": ""}
+    told: dict[str, Any] = {**dict.fromkeys(_COUNTED, 0), "wrong": ""}
     at = "began"
     try:
         while ours.poll(_SECONDS) and (said := ours.recv()):
@@ -130,24 +120,17 @@ def judged(number: int) -> Iterator[dict[str, Any]]:
 
 def in_some_slabs(program: Program, draw: random.Random) -> Program | None:
     """All ops on an axis in loops, of few rows or many; None where no axis has two slabs."""
-    places = [
-        (value, dim)
-        for value, var in enumerate(program.flat.values)
-        if len(shape_of(var)) > 2
-        for dim, size in enumerate(shape_of(var))
-        if size > 1
-    ]
+    shapes = [*map(shape_of, program.flat.values)]
+    deep = [(value, shape) for value, shape in enumerate(shapes) if len(shape) > 2]
+    places = [(value, dim) for value, shape in deep for dim, size in enumerate(shape) if size > 1]
     for value, dim in draw.sample(places, len(places)):
         axis = axis_at(program.flat, value, dim)
         ops = frozenset(axis.graph.along)
-        size = shape_of(program.flat.values[value])[dim]
+        size = shapes[value][dim]
         if len(ops) < 5 or (least := least_rows(axis.graph, ops)) >= size:
             continue
         rows = least * draw.randint(1, max(1, (size - 1) // least // 2))
-        kernels = (
-            one for one in ops if axis.graph.graph.ops[one].fusion == "kernel" and not axis.graph.along[one].reduces
-        )
-        stored = frozenset(value for one in kernels for value in axis.graph.graph.ops[one].outputs)
+        stored = made_by_kernels(axis)
         return with_slabs(program, Slabs(value, dim, rows, ops, draw.choice((stored, frozenset())), frozenset()), axis)
     return None
 

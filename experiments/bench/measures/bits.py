@@ -22,7 +22,8 @@ import numpy as np
 import memplan
 from experiments.bench.cases import Case
 from experiments.bench.random_steps import drawn_step
-from experiments.bench.results import Found, Row
+from experiments.bench.results import Found
+from experiments.compiled import device_bytes
 from memplan.api import Planned
 
 STEPS = 3
@@ -32,27 +33,18 @@ _BOTH = 5  # every fifth step that is drawn is planned within half of its bytes,
 
 @dataclass(frozen=True)
 class Numbers:
-    """A step within a share of its plain bytes.
+    """A step within a share of its plain bytes."""
 
-    Attributes:
-      asked, percent: the share that was asked for, and the one that was planned for.
-      compiled_bytes: of the planned step, by the compiler.
-      again: kernels that are found once more in it.
-      outputs: arrays of state and metrics that were compared after every step.
-      unequal: those that differ in any bit, of all steps.
-      gated: its loops stack other residuals, and the numbers gate passed.
-    """
-
-    asked: int
-    percent: int
+    asked: int  # the share
+    percent: int  # the share that it was planned for
     plain_bytes: int
-    compiled_bytes: int
-    again: int
+    compiled_bytes: int  # of the planned step, by the compiler
+    again: int  # kernels that run again in it
     steps: int
-    outputs: int
-    unequal: tuple[str, ...]
+    outputs: int  # arrays of state and metrics that were compared after every step
+    unequal: tuple[str, ...]  # those that differ in any bit, of all steps
     seconds: float
-    gated: bool = False
+    gated: bool = False  # its loops stack other residuals, and the numbers gate passed
 
 
 @dataclass(frozen=True)
@@ -92,20 +84,14 @@ class Training:
         args, found = jax.tree.map(jnp.copy, list(self.args)), []
         for _ in range(STEPS):
             results = step(*args)
-            found.append({jax.tree_util.keystr(path): bits(leaf) for path, leaf in _leaves(results)})
-            args = self._next(args, results)
+            leaves = jax.tree_util.tree_leaves_with_path(results)
+            found.append({jax.tree_util.keystr(path): bits(leaf) for path, leaf in leaves})
+            # A step returns first the arrays that replace its donated arguments.
+            old, form = jax.tree.flatten([args[number] for number in self.donated])
+            new = jax.tree.unflatten(form, [leaf for _, leaf in leaves[: len(old)]])
+            replaced = dict(zip(self.donated, new, strict=True))
+            args = [replaced.get(number, arg) for number, arg in enumerate(args)]
         return found
-
-    def _next(self, args: list[Any], results: Any) -> list[Any]:
-        """What replaces the donated arguments comes first in what a step returns."""
-        leaves, form = jax.tree.flatten([args[number] for number in self.donated])
-        new = jax.tree.unflatten(form, jax.tree.leaves(results)[: len(leaves)])
-        replaced = dict(zip(self.donated, new, strict=True))
-        return [replaced.get(number, arg) for number, arg in enumerate(args)]
-
-
-def _leaves(tree: Any) -> list[Any]:
-    return jax.tree_util.tree_leaves_with_path(tree)
 
 
 def bits(leaf: Any) -> bytes:
@@ -127,16 +113,8 @@ def compared(training: Training, shares: Iterable[int] = SHARES) -> Iterator[Num
         gated = other_loops and training.passes_gate(nbytes * percent // 100)
         report, seconds = planned.report, time.perf_counter() - started
         assert report.compiled_peak_bytes is not None
-        measured = report.compiled_peak_bytes, report.recomputations_found or 0
-        outputs = len(expected[0])
-        yield Numbers(asked, percent, nbytes, *measured, STEPS, outputs, unequal, seconds, gated)
-
-
-def device_bytes(compiled: Any) -> int:
-    """By the compiler."""
-    stats = compiled.memory_analysis()
-    moved = stats.temp_size_in_bytes + stats.argument_size_in_bytes
-    return moved + stats.output_size_in_bytes - stats.alias_size_in_bytes
+        found = report.compiled_peak_bytes, report.recomputations_found or 0, STEPS, len(expected[0]), unequal
+        yield Numbers(asked, percent, nbytes, *found, seconds, gated)
 
 
 def differing(found: Iterable[dict[str, bytes]], expected: Iterable[dict[str, bytes]]) -> Iterator[str]:
@@ -153,21 +131,17 @@ def measure(case: Case) -> Found:
 def measure_drawn(case: Case) -> Found:
     """One row of all plans for so many steps that are drawn; what differs is named."""
     with get_context("spawn").Pool(maxtasksperchild=50) as pool:
-        numbers = [one for found in pool.imap(_drawn, range(case.facts["count"])) for one in found]
-    return Found([{"steps": case.facts["count"], **_told(numbers)}])
+        plans = [one for found in pool.imap(_drawn, range(case.facts["count"])) for one in found]
+    row = {
+        "steps": case.facts["count"], "plans": len(plans), "with_kernels_again": sum(one.again > 0 for _, one in plans),
+        "kernels_again": sum(one.again for _, one in plans),
+        "arrays": sum(one.outputs * one.steps for _, one in plans),
+        "unequal": {f"{number} at {one.percent} %": one.unequal for number, one in plans if one.unequal},
+    }  # fmt: skip
+    return Found([row])
 
 
 def _drawn(number: int) -> list[tuple[int, Numbers]]:
     jax.clear_caches()
     shares = SHARES if number % _BOTH == 0 else SHARES[:1]
     return [(number, one) for one in compared(Training(*drawn_step(number)), shares)]
-
-
-def _told(plans: Sequence[tuple[int, Numbers]]) -> Row:
-    return {
-        "plans": len(plans),
-        "with_kernels_again": sum(one.again > 0 for _, one in plans),
-        "kernels_again": sum(one.again for _, one in plans),
-        "arrays": sum(one.outputs * one.steps for _, one in plans),
-        "unequal": {f"{number} at {one.percent} %": one.unequal for number, one in plans if one.unequal},
-    }

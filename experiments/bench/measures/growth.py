@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import memplan
@@ -42,10 +43,8 @@ def largest_of_a_way(case: Case) -> Found:
         return any(not one.refused for one in tried[position])
 
     last = last_fitting(count_to_try(len(growth.sizes), fits), fits)
-    row = {
-        "limit": tried[last + 1][-1].refused if last + 1 in tried else "",
-        "compilations": sum(map(len, tried.values())),
-    }
+    limit = tried[last + 1][-1].refused if last + 1 in tried else ""
+    row = {"limit": limit, "compilations": sum(map(len, tried.values()))}
     if last < 0:
         return Found([row])
     one = next(one for one in tried[last] if not one.refused)
@@ -67,17 +66,14 @@ def compiled(case: Case, size: int) -> Iterator[Compiled]:
     step, args = case.make(size, way == "jax.checkpoint")
     if way == "memplan":
         request = Request(case.budget, case.host_budget, case.device)
-        yield _planned(pipeline.best(step, args, {}, _OPTIONS, request))
+        found = pipeline.best(step, args, {}, _OPTIONS, request)
+        yield Compiled(found.device_bytes, found.host_bytes, found.step_s, "" if found.fits else _limit(found))
         return
     ways = Baselines(step, args, _OPTIONS, pipeline.target_of(case.device))
     plain = ways.plain()
     yield _within(plain, budget)
     if way == "xla" and plain.device_bytes > budget:
         yield _within(ways.xla(plain.resident_bytes, budget), budget)
-
-
-def _planned(found: Outcome) -> Compiled:
-    return Compiled(found.device_bytes, found.host_bytes, found.step_s, "" if found.fits else _limit(found))
 
 
 def _limit(found: Outcome) -> str:
@@ -102,18 +98,14 @@ def against_every_size(case: Case) -> Found:
     start = time.perf_counter()
     found = api.frontier(case.make, low=sizes.start, high=sizes[-1], step=sizes.step, **limits)
     between = time.perf_counter()
-    fitting = [size for size in sizes if _fits(*case.make(size), **limits)]
+    fitting = []
+    for size in sizes:
+        step, args = case.make(size)
+        with suppress(InfeasibleBudgetError):
+            memplan.jit(step, **limits, donate_argnums=0).plan(*args)
+            fitting.append(size)
     return Found([{
-        "low": sizes.start, "high": sizes[-1],
-        "largest": found.largest, "of_every_size": max(fitting, default=None),
+        "low": sizes.start, "high": sizes[-1], "largest": found.largest, "of_every_size": max(fitting, default=None),
         "traced": len(found.tried), "compilations": found.compilations,
         "seconds": between - start, "every_size_s": time.perf_counter() - between,
     }])  # fmt: skip
-
-
-def _fits(step, args, **limits) -> bool:
-    try:
-        memplan.jit(step, **limits, donate_argnums=0).plan(*args)
-    except InfeasibleBudgetError:
-        return False
-    return True

@@ -20,15 +20,15 @@ from experiments.bench.results import Found
 FIRST_CALLS, LATER_CALLS = 3, 300
 
 
+Rounds = list[tuple[float, float]]
+"""Seconds by `jax.jit` and by `memplan.jit`."""
+
+
 def measure(case: Case) -> Found:
     """Median seconds of the same call by either."""
     rounds = {"first_call": first_calls, "second_start": second_starts, "later_calls": later_calls}[case.name](case)
     jax_s, memplan_s = map(statistics.median, zip(*rounds, strict=True))
     return Found([{"jax_s": jax_s, "memplan_s": memplan_s}])
-
-
-Rounds = list[tuple[float, float]]
-"""Seconds by `jax.jit` and by `memplan.jit`."""
 
 
 def first_calls(case: Case) -> Rounds:
@@ -54,9 +54,12 @@ def in_turn(wrap: Callable[..., Any], step: Callable[..., Any], args: Any) -> Ro
 
 def first_call(wrap: Callable[..., Any], step: Callable[..., Any], args: Any) -> float:
     jax.clear_caches()
-    wrapped = wrap(lambda state, batch: step(state, batch))
+    return call(wrap(lambda state, batch: step(state, batch)), *args)
+
+
+def call(way: Callable[..., Any], *args: Any) -> float:
     start = time.perf_counter()
-    jax.block_until_ready(wrapped(*args))
+    jax.block_until_ready(way(*args))
     return time.perf_counter() - start
 
 
@@ -69,11 +72,5 @@ def later_calls(case: Case) -> Rounds:
 
     ways = jax.jit(step), memplan.jit(step)
     for way in ways:
-        jax.block_until_ready(way(state))
-    return [(later_call(ways[0], state), later_call(ways[1], state)) for _ in range(LATER_CALLS)]
-
-
-def later_call(way: Callable[..., Any], state: Any) -> float:
-    start = time.perf_counter()
-    jax.block_until_ready(way(state))
-    return time.perf_counter() - start
+        call(way, state)
+    return [(call(ways[0], state), call(ways[1], state)) for _ in range(LATER_CALLS)]

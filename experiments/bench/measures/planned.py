@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -32,47 +32,41 @@ UNLIMITED = 2**62  # bytes: the step stays as it is
 _NO_KERNEL_FILE = {"xla_gpu_kernel_cache_file": ""}
 
 
-@dataclass(frozen=True)
-class Spent:
-    """Seconds by the clock, and of all threads of the process."""
-
-    clock_s: float
-    cpu_s: float
+Spent = tuple[float, float]
+"""Seconds by the clock, and of all threads of the process."""
 
 
-class Clock:
-    """Begins to count when it is made."""
-
-    def __init__(self) -> None:
-        self._started = time.perf_counter(), time.process_time()
-
-    @property
-    def spent(self) -> Spent:
-        clock, cpu = self._started
-        return Spent(time.perf_counter() - clock, time.process_time() - cpu)
+def _since(begun: Spent = (0.0, 0.0)) -> Spent:
+    return time.perf_counter() - begun[0], time.process_time() - begun[1]
 
 
 def measure(case: Case) -> Found:
     """Compile a step as it is, and planned."""
     step, args, donated = case.built()
     target, options = pipeline.target_of(case.device), {"donate_argnums": donated}
-    _load(target)
-    clock = Clock()
-    plain, plain_spent = _compile_plain(target, step, args, options), clock.spent
+    # The first compilation of a process loads much that should not count.
+    _compile_plain(target, lambda x: x + 1, [jax.ShapeDtypeStruct((8,), jnp.float32)], {})
+    begun = _since()
+    plain, plain_spent = _compile_plain(target, step, args, options), _since(begun)
     plain_bytes, jit_step_s = plain.memory.device_bytes, replay(plain.text, target.device).step_s
     del plain  # executables are large
     jax.clear_caches()
     request = Request(limit_of(case, plain_bytes), case.host_budget, case.device, host_state=case.host_state)
-    clock = Clock()
+    begun = _since()
     found = pipeline.best(step, args, {}, options, request)
-    costs = _costs(plain_spent, clock.spent)
-    bytes_of_plan, seconds = _bytes(found), _seconds(found)
-    row = {"plain_bytes": plain_bytes, "jit_step_s": jit_step_s, "budget_bytes": found.limits.device_bytes}
-    row |= {**bytes_of_plan, **seconds, **costs}
+    ready = _since(begun)
+    row = {
+        "plain_bytes": plain_bytes, "jit_step_s": jit_step_s, "budget_bytes": found.limits.device_bytes,
+        **_bytes(found), **_seconds(found),
+        # By the clock and of all threads: a plain compilation, and everything until the planned step could run.
+        **dict(zip(("plain_compile_s", "plain_compile_cpu_s"), plain_spent, strict=True)),
+        **dict(zip(("ready_s", "ready_cpu_s"), ready, strict=True)),
+    }  # fmt: skip
     if case.host_state:
         alone = pipeline.best(step, args, {}, options, Request(UNLIMITED, device=case.device))
-        plain_figures = {"unmodified_bytes": alone.planned.plain.device_bytes, "plain_step_s": alone.step_s}
-        row |= {**plain_figures, "state_bytes": _nbytes([args[one] for one in case.host_state])}
+        nbytes = sum(leaf.dtype.itemsize * leaf.size for leaf in jax.tree.leaves([args[i] for i in case.host_state]))
+        row |= {"unmodified_bytes": alone.planned.plain.device_bytes, "plain_step_s": alone.step_s}
+        row["state_bytes"] = nbytes
     status = "does not fit" if not found.fits else "fits" if found.plan is not None else "untouched"
     return Found([row], status, "" if found.fits else str(infeasible(found)))
 
@@ -92,11 +86,6 @@ def limit_of(case: Case, plain_bytes: int) -> int:
     return plain_bytes * case.budget // 100 if isinstance(case.budget, int) else parse_bytes(case.budget, 0)
 
 
-def _load(target: Target) -> None:
-    """What the first compilation of a process loads should not count."""
-    _compile_plain(target, lambda x: x + 1, [jax.ShapeDtypeStruct((8,), jnp.float32)], {})
-
-
 def _compile_plain(
     target: Target, step: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
 ) -> Executable:
@@ -113,17 +102,14 @@ def _bytes(found: Outcome) -> dict[str, Any]:
     runs = sum(one.kind is Kind.RUN for one in made.schedule)
     return {
         "unmodified_bytes": (found.unmodified or made.plain).device_bytes,
-        "predicted_bytes": made.predicted_bytes,
-        "compiled_bytes": found.device_bytes,
-        "host_bytes": found.host_bytes,
-        "floor_bytes": floor_of(found)[0],
-        "planner": found.plan.planner if found.plan else "none",
+        "predicted_bytes": made.predicted_bytes, "compiled_bytes": found.device_bytes, "host_bytes": found.host_bytes,
+        "floor_bytes": floor_of(found)[0], "planner": found.plan.planner if found.plan else "none",
         "again": runs - len(made.base.problem.kernels) if made.plan is not None else 0,
         "offloaded_bytes": int(made.result.replay.copied_out_nbytes),
         "slab_loops": sum(len(one.loops) for one in found.program.in_slabs),
         "stacked_bytes": sum(stacked_nbytes(*known) for known in loops) if loops else None,
         "moved_bytes": sum(map(_moved_nbytes, loops)) if loops else None,
-    }
+    }  # fmt: skip
 
 
 def _moved_nbytes(known: tuple[Loop, Residuals | None]) -> int:
@@ -136,24 +122,8 @@ def _seconds(found: Outcome) -> dict[str, Any]:
     """By the replay of the compiled schedule; no plan within the budget takes less than the bound."""
     plain, moved = found.unmodified or found.planned.plain, found.planned.result.replay
     return {
-        "plain_step_s": plain.replay.step_s,
-        "step_s": found.step_s,
-        "bound_s": found.planned.bound_s,
-        "copy_s": moved.copy_s,
-        "hidden_copy_s": moved.hidden_copy_s,
-        "stall_s": sum(end - start for start, end in moved.stalls),
-        "compilations": found.compilations,
+        "plain_step_s": plain.replay.step_s, "step_s": found.step_s, "bound_s": found.planned.bound_s,
+        "copy_s": moved.copy_s, "hidden_copy_s": moved.hidden_copy_s,
+        "stall_s": sum(end - start for start, end in moved.stalls), "compilations": found.compilations,
         "planning_s": found.planned.planning_s,
-    }
-
-
-def _costs(plain: Spent, ready: Spent) -> dict[str, float]:
-    """Of a plain compilation, and of everything until the planned step could run; by the clock and of all threads."""
-    return {
-        "plain_compile_s": plain.clock_s, "plain_compile_cpu_s": plain.cpu_s,
-        "ready_s": ready.clock_s, "ready_cpu_s": ready.cpu_s,
     }  # fmt: skip
-
-
-def _nbytes(tree: Any) -> int:
-    return sum(leaf.dtype.itemsize * leaf.size for leaf in jax.tree.leaves(tree))

@@ -14,9 +14,9 @@ import jax
 
 import memplan
 from experiments.bench.cases import Case
-from experiments.bench.measures.bits import device_bytes
 from experiments.bench.measures.planned import limit_of
 from experiments.bench.results import Found
+from experiments.compiled import device_bytes
 
 STEPS = 3
 
@@ -35,19 +35,16 @@ def measure(case: Case) -> Found:
         planned = memplan.jit(step, budget=row["budget_bytes"], donate_argnums=donated).plan(*shapes)
         run, report = planned.compile(), planned.report
         row |= {"compiled_bytes": report.compiled_peak_bytes, "slab_loops": len(report.slab_loops)}
-    row["ready_s"] = time.perf_counter() - clock
-    return Found([{**row, **_trained(run, *args), "peak_rss": _kernel_says("self/status", "VmHWM")}])
-
-
-def _trained(run: Any, state: Any, batch: Any) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {"losses": [], "seconds": [], "cpu_seconds": []}
+    row |= {"ready_s": time.perf_counter() - clock, "losses": [], "seconds": [], "cpu_seconds": []}
+    state, batch = args
+    del args
     for _ in range(STEPS):
         clock, cpu = time.perf_counter(), time.process_time()
         state, metrics = run(state, batch)
-        found["losses"].append(float(metrics["loss"]))
-        found["seconds"].append(time.perf_counter() - clock)
-        found["cpu_seconds"].append(time.process_time() - cpu)
-    return found
+        row["losses"].append(float(metrics["loss"]))
+        row["seconds"].append(time.perf_counter() - clock)
+        row["cpu_seconds"].append(time.process_time() - cpu)
+    return Found([{**row, "peak_rss": _kernel_says("self/status", "VmHWM")}])
 
 
 def _kernel_says(file: str, name: str) -> int:

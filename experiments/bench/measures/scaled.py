@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -26,9 +26,16 @@ def measure(case: Case) -> Found:
     links, statistics = topology_named(case.facts["topology"]), case.facts["statistics"]
     options, request = {"donate_argnums": donated}, Request(case.budget, None, case.device)
     single = pipeline.best(step, args, {}, options, request)
+    state, batch, *rest = args
+
+    def stacked(leaf: Any) -> Any:
+        """Of the global batch: so many times as long."""
+        shape = tuple(leaf.shape)
+        return jax.ShapeDtypeStruct((shape[0] * links.devices, *shape[1:]), leaf.dtype) if shape else leaf
+
     mesh = AbstractMesh(tuple(links.sizes.values()), tuple(links.sizes))
     divided = data_parallel(step, mesh, topology=links, device=case.device, statistics=statistics)
-    whole = pipeline.best(divided, _global_arguments(args, links.devices), {}, options, request)
+    whole = pipeline.best(divided, (state, jax.tree.map(stacked, batch), *rest), {}, options, request)
     if not (single.fits and whole.fits):
         return Found([], "does not fit", f"{case.budget}")
     return Found(list(rows(single, whole, links)))
@@ -41,15 +48,11 @@ def rows(single: Outcome, whole: Outcome, links: Topology) -> Iterator[Row]:
     for sizes in shapes(links):
         found = replay(module, device, links.resized(sizes), links)
         yield {
-            "compiled_shape": "x".join(map(str, links.sizes.values())),
-            "compiled_bytes": whole.device_bytes,
-            "single_s": single.step_s,
-            "devices": math.prod(sizes.values()),
-            "step_s": found.step_s,
-            "collective_s": found.collective_s,
-            "hidden_collective_s": found.hidden_collective_s,
+            "compiled_shape": "x".join(map(str, links.sizes.values())), "compiled_bytes": whole.device_bytes,
+            "single_s": single.step_s, "devices": math.prod(sizes.values()), "step_s": found.step_s,
+            "collective_s": found.collective_s, "hidden_collective_s": found.hidden_collective_s,
             "efficiency": best_s / found.step_s,
-        }
+        }  # fmt: skip
 
 
 def shapes(links: Topology) -> Iterator[dict[str, int]]:
@@ -59,14 +62,3 @@ def shapes(links: Topology) -> Iterator[dict[str, int]]:
     while hosts * devices <= LARGEST:
         yield {**links.sizes, outermost.name: hosts}
         hosts *= 2
-
-
-def _global_arguments(args: Sequence[Any], devices: int) -> tuple[Any, ...]:
-    """The arguments at the global batch: the leaves of the second, so many times as long."""
-
-    def stacked(leaf: Any) -> Any:
-        shape = tuple(leaf.shape)
-        return jax.ShapeDtypeStruct((shape[0] * devices, *shape[1:]), leaf.dtype) if shape else leaf
-
-    state, batch, *rest = args
-    return (state, jax.tree.map(stacked, batch), *rest)

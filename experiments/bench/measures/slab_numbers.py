@@ -59,13 +59,12 @@ def in_slabs(program: Program, face: Face) -> Iterator[tuple[str, Program]]:
     value = next(n for n, var in enumerate(program.flat.values) if shape_of(var) == face.shape)
     axis = axis_at(program.flat, value, face.dim)
     ops = frozenset(axis.graph.along)
-    rows = face.rows
-    assert rows % least_rows(axis.graph, ops) == 0 and rows < face.shape[face.dim]
-    for name, stored in (("what kernels make", _made_by_kernels(axis)), ("sums alone", frozenset[int]())):
-        yield name, with_slabs(program, Slabs(value, face.dim, rows, ops, stored, frozenset()), axis)
+    assert face.rows % least_rows(axis.graph, ops) == 0 and face.rows < face.shape[face.dim]
+    for name, stored in (("what kernels make", made_by_kernels(axis)), ("sums alone", frozenset[int]())):
+        yield name, with_slabs(program, Slabs(value, face.dim, face.rows, ops, stored, frozenset()), axis)
 
 
-def _made_by_kernels(axis: SlabAxis) -> frozenset[int]:
+def made_by_kernels(axis: SlabAxis) -> frozenset[int]:
     ops, along = axis.graph.graph.ops, axis.graph.along
     kernels = (number for number, one in along.items() if ops[number].fusion == "kernel" and not one.reduces)
     return frozenset(value for number in kernels for value in ops[number].outputs)
@@ -73,10 +72,10 @@ def _made_by_kernels(axis: SlabAxis) -> frozenset[int]:
 
 def trained(step: Run, leaves: Sequence[Any], count: int) -> list[Leaves]:
     """What every step returns; the first `count` arguments and results are the state."""
-    state, batch, found = list(leaves[:count]), leaves[count:], []
+    state, batch, found = leaves[:count], leaves[count:], []
     for _ in range(STEPS):
         results = step([*state, *batch]) if not hasattr(step, "lower") else step(*state, *batch)
-        state = list(results[:count])
+        state = results[:count]
         found.append(list(map(np.asarray, results)))
     return found
 
@@ -97,10 +96,8 @@ def difference(expected: list[Leaves], found: list[Leaves], places: Sequence[int
     pairs = [(expected[-1][place].astype(np.float64), found[-1][place].astype(np.float64)) for place in places]
     length = np.sqrt(sum(np.square(one - other).sum() for one, other in pairs))
     losses = [abs(one[-1] - other[-1]) / abs(one[-1]) for one, other in zip(expected, found, strict=True)]
-    return {
-        "loss": float(max(losses)),
-        "parameters": float(length / np.sqrt(sum(np.square(one).sum() for one, _ in pairs))),
-    }
+    whole = np.sqrt(sum(np.square(one).sum() for one, _ in pairs))
+    return {"loss": float(max(losses)), "parameters": float(length / whole)}
 
 
 def worst_array(

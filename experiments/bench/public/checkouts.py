@@ -34,17 +34,11 @@ class MissingCheckoutError(Exception):
 
 @dataclass(frozen=True)
 class Repository:
-    """A public repository at one commit.
+    """A public repository at one commit."""
 
-    Attributes:
-      name: owner/name on GitHub.
-      commit: of what the steps were written for, 40 hexadecimal digits.
-      licence: SPDX identifier.
-    """
-
-    name: str
-    commit: str
-    licence: str
+    name: str  # owner/name on GitHub
+    commit: str  # that the steps were written for, 40 hexadecimal digits
+    licence: str  # SPDX identifier
 
     @property
     def clone(self) -> str:
@@ -54,11 +48,7 @@ class Repository:
 
 
 def checkouts_folder(told: str | None = None) -> Path:
-    """The folder of all clones: as told, else what the environment says.
-
-    Raises:
-      MissingCheckoutError: neither says where, or it is not a folder.
-    """
+    """The folder of all clones: as told, else what the environment says; MissingCheckoutError where it is none."""
     told = told or os.environ.get(VARIABLE)
     if not told:
         raise MissingCheckoutError(f"where are the clones? Say --checkouts DIR, or set {VARIABLE}.")
@@ -68,11 +58,7 @@ def checkouts_folder(told: str | None = None) -> Path:
 
 
 def folder_of(checkouts: Path, repository: Repository, within: str = "") -> Path:
-    """Where a folder of a repository lies.
-
-    Raises:
-      MissingCheckoutError: it does not.
-    """
+    """A folder within a clone; MissingCheckoutError where it is not there."""
     folder = checkouts / repository.name.partition("/")[2] / within
     if not folder.is_dir():
         raise MissingCheckoutError(f"{folder} is missing. In {checkouts}: {repository.clone}")
@@ -92,16 +78,10 @@ def imported(folder: Path, name: str, stand_ins: Collection[str] = ()) -> Any:
 def cut(path: Path, function: str, surroundings: Mapping[str, Any]) -> Any:
     """A function inside another one, compiled by itself; `surroundings` are the names that it reads there.
 
-    Its decorators (`jax.jit` and its shardings) are left off.
-
-    Raises:
-      LookupError: the file has no such function, or several.
+    Its decorators (`jax.jit` and its shardings) are left off. LookupError: there is no such function, or several.
     """
-    found = [
-        node
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef) and node.name == function
-    ]
+    functions = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef))
+    found = [node for node in functions if node.name == function]
     if len(found) != 1:
         raise LookupError(f"{path} has {len(found)} functions {function}, not one.")
     found[0].decorator_list = []
@@ -160,9 +140,7 @@ class _StandInFinder(MetaPathFinder, Loader):
         self._names = names
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if _stands_in(fullname, self._names):
-            return ModuleSpec(fullname, self, is_package=True)
-        return None
+        return ModuleSpec(fullname, self, is_package=True) if _stands_in(fullname, self._names) else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _StandIn(spec.name)
@@ -180,14 +158,14 @@ class _Flags(SimpleNamespace):
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("DEFINE_"):
             raise AttributeError(name)
-        return self._define_float if name == "DEFINE_float" else self._define
+        is_float = name == "DEFINE_float"
 
-    def _define_float(self, name: str, default: float | None = None, *args: Any, **kwargs: Any) -> Any:
-        return self._define(name, None if default is None else float(default))
+        def define(name: str, default: Any = None, *args: Any, **kwargs: Any) -> Any:
+            default = float(default) if is_float and default is not None else default
+            setattr(self.FLAGS, name, default)
+            return SimpleNamespace(name=name, value=default)
 
-    def _define(self, name: str, default: Any = None, *args: Any, **kwargs: Any) -> Any:
-        setattr(self.FLAGS, name, default)
-        return SimpleNamespace(name=name, value=default)
+        return define
 
 
 def _stands_in(name: str, stand_ins: Collection[str]) -> bool:
@@ -209,16 +187,11 @@ def _importing(folder: Path, stand_ins: Collection[str]) -> Iterator[None]:
             yield
     finally:
         sys.meta_path.remove(finder)
-        for name in set(sys.modules) - set(before):
-            _forget(name, own)
+        for name in set(sys.modules) - set(before):  # libraries that came along stay
+            parent, _, last = name.rpartition(".")
+            if name.partition(".")[0] in own:
+                del sys.modules[name]
+            elif isinstance(sys.modules[name], _StandIn):  # its package has it, too
+                vars(sys.modules.get(parent, ModuleType(""))).pop(last, None)
+                del sys.modules[name]
         sys.modules.update(before)
-
-
-def _forget(name: str, own: Collection[str]) -> None:
-    """Lets go of a module of the folder's, or a stand-in (in its package too); libraries that came along stay."""
-    parent, _, last = name.rpartition(".")
-    if name.partition(".")[0] in own:
-        del sys.modules[name]
-    elif isinstance(sys.modules[name], _StandIn):
-        vars(sys.modules.get(parent, ModuleType(""))).pop(last, None)
-        del sys.modules[name]

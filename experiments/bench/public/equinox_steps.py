@@ -24,8 +24,8 @@ def _notebook(checkouts: Path, name: str) -> Notebook:
     return Notebook(folder_of(checkouts, EQUINOX, "docs/examples") / f"{name}.ipynb", STAND_INS)
 
 
-def _taken_apart(eqx: Any, make: Make, build: Callable[[], Any]) -> tuple[Any, Callable[[Any], Any]]:
-    """The arrays of what is built, and how to join arrays like them with the rest."""
+def _step(eqx: Any, make: Make, build: Callable[[], Any], data: Callable[[], Any], update: Any) -> TrainingStep:
+    """Of the arrays of what is built: `update(built, *data())` returns it as it is after the step, and more."""
     rest: list[Any] = []
 
     def arrays() -> Any:
@@ -33,8 +33,15 @@ def _taken_apart(eqx: Any, make: Make, build: Callable[[], Any]) -> tuple[Any, C
         rest.append(eqx.filter(built, eqx.is_array, inverse=True))
         return eqx.filter(built, eqx.is_array)
 
-    made = make(arrays)
-    return made, lambda arrays: eqx.combine(arrays, rest[0])
+    def step(state: Any, *args: Any) -> Any:
+        built, *more = update(eqx.combine(state, rest[0]), *args)
+        return eqx.filter(built, eqx.is_array), *more
+
+    return TrainingStep(step, (make(arrays), *make(data)), (0,))
+
+
+def _with_moments(eqx: Any, model: Any, optimizer: optax.GradientTransformation) -> Any:
+    return model, optimizer.init(eqx.filter(model, eqx.is_inexact_array))
 
 
 def vision_transformer(checkouts: Path, make: Make, *, batch: int, size: int, **sizes: int) -> TrainingStep:
@@ -43,31 +50,21 @@ def vision_transformer(checkouts: Path, make: Make, *, batch: int, size: int, **
     book.set(batch_size=batch, image_size=(size, size, 3), height=size, width=size, **sizes)
     names = book.set(num_patches=(size // book.names.patch_size) ** 2).run(6, 8, 10, 11).names
     eqx, optimizer = names.eqx, optax.adamw(names.lr, b1=names.beta1, b2=names.beta2)
-    shape = {
-        name: getattr(names, name)
-        for name in ("embedding_dim", "hidden_dim", "num_heads", "num_layers", "dropout_rate", "patch_size")
-    }
+    named = ("embedding_dim", "hidden_dim", "num_heads", "num_layers", "dropout_rate", "patch_size", "num_patches")
+    shape = {name: getattr(names, name) for name in (*named, "num_classes")}
 
     def build() -> Any:
-        counts = {"num_patches": names.num_patches, "num_classes": names.num_classes}
-        model = names.VisionTransformer(**shape, **counts, key=jax.random.key(0))
-        return model, optimizer.init(eqx.filter(model, eqx.is_inexact_array))
+        return _with_moments(eqx, names.VisionTransformer(**shape, key=jax.random.key(0)), optimizer)
 
     def data() -> Any:
-        return images(batch, 3, size, size), integers(batch, below=names.num_classes), _keys(batch)
+        keys = jax.random.split(jax.random.key(3), batch)
+        return images(batch, 3, size, size), integers(batch, below=names.num_classes), keys
 
-    state, joined = _taken_apart(eqx, make, build)
+    def update(built: Any, images: Any, labels: Any, keys: Any) -> Any:
+        model, moments, loss = names.step_model(built[0], optimizer, built[1], images, labels, keys)
+        return (model, moments), loss
 
-    def step(state: Any, images: Any, labels: Any, keys: Any) -> Any:
-        model, moments = joined(state)
-        model, moments, loss = names.step_model(model, optimizer, moments, images, labels, keys)
-        return eqx.filter((model, moments), eqx.is_array), loss
-
-    return TrainingStep(step, (state, *make(data)), (0,))
-
-
-def _keys(count: int) -> jax.Array:
-    return jax.random.split(jax.random.key(3), count)
+    return _step(eqx, make, build, data, update)
 
 
 def bert(checkouts: Path, make: Make, *, batch: int, tokens: int, **sizes: int) -> TrainingStep:
@@ -75,32 +72,26 @@ def bert(checkouts: Path, make: Make, *, batch: int, tokens: int, **sizes: int) 
     names = _notebook(checkouts, "bert").run(3, 5, 6, 7, 8, 9, 10, 17).names
     eqx = names.eqx
     config = {
-        "vocab_size": 30522,
-        "max_position_embeddings": 512,
-        "type_vocab_size": 2,
-        "hidden_dropout_prob": 0.1,
-        "attention_probs_dropout_prob": 0.1,
-        **sizes,
-    }
+        "vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 2, "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1, **sizes,
+    }  # fmt: skip
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-5))
 
     def build() -> Any:
         model = names.BertClassifier(config=config, num_classes=2, key=jax.random.key(0))
-        return model, optimizer.init(eqx.filter(model, eqx.is_inexact_array))
+        return _with_moments(eqx, model, optimizer)
 
     def data() -> Any:
         words = integers(batch, tokens, below=config["vocab_size"], least=1)
         labels = integers(batch, below=2)
         return {"token_ids": words, "segment_ids": jnp.zeros_like(words), "label": labels}, jax.random.key(3)
 
-    state, joined = _taken_apart(eqx, make, build)
+    def update(built: Any, inputs: Any, key: Any) -> Any:
+        loss, model, moments, key = names.make_step(built[0], inputs, built[1], key, optimizer)
+        return (model, moments), loss, key
 
-    def step(state: Any, inputs: Any, key: Any) -> Any:
-        model, moments = joined(state)
-        loss, model, moments, key = names.make_step(model, inputs, moments, key, optimizer)
-        return eqx.filter((model, moments), eqx.is_array), loss, key
-
-    return TrainingStep(of_one_replica(step, "devices"), (state, *make(data)), (0,))
+    step, *args = _step(eqx, make, build, data, update)
+    return TrainingStep(of_one_replica(step, "devices"), *args)
 
 
 def convolutional_gan(checkouts: Path, make: Make, *, batch: int, filters: int) -> TrainingStep:
@@ -123,20 +114,17 @@ def convolutional_gan(checkouts: Path, make: Make, *, batch: int, filters: int) 
     def data() -> Any:
         return images(batch, names.channels, names.height, names.width), jax.random.key(3)
 
-    state, joined = _taken_apart(eqx, make, build)
-
-    def step(state: Any, images: Any, key: Any) -> Any:
-        generator, discriminator, made, judged, makers, judges = joined(state)
+    def update(built: Any, images: Any, key: Any) -> Any:
+        generator, discriminator, made, judged, makers, judges = built
         judge_loss, discriminator, judges, made, judged, key = names.step_discriminator(
             discriminator, generator, images, optimizer, judges, made, judged, key
         )
         make_loss, generator, makers, judged, made, key = names.step_generator(
             generator, discriminator, optimizer, makers, judged, made, key
         )
-        whole = generator, discriminator, made, judged, makers, judges
-        return eqx.filter(whole, eqx.is_array), judge_loss, make_loss, key
+        return (generator, discriminator, made, judged, makers, judges), judge_loss, make_loss, key
 
-    return TrainingStep(step, (state, *make(data)), (0,))
+    return _step(eqx, make, build, data, update)
 
 
 def unet_diffusion(
@@ -149,30 +137,19 @@ def unet_diffusion(
 
     def build() -> Any:
         model = unet.UNet(
-            data_shape=(3, size, size),
-            is_biggan=False,
-            dim_mults=list(levels),
-            hidden_size=width,
-            heads=4,
-            dim_head=32,
+            data_shape=(3, size, size), is_biggan=False, dim_mults=list(levels), hidden_size=width, heads=4,
             dropout_rate=0.0,  # the other notebook gives its model no key
-            num_res_blocks=2,
-            attn_resolutions=[size // 2],
-            key=jax.random.key(0),
-        )
-        return model, optimizer.init(eqx.filter(model, eqx.is_inexact_array))
+            dim_head=32, num_res_blocks=2, attn_resolutions=[size // 2], key=jax.random.key(0),
+        )  # fmt: skip
+        return _with_moments(eqx, model, optimizer)
 
     def data() -> Any:
         return images(batch, 3, size, size), jax.random.key(3)
 
-    state, joined = _taken_apart(eqx, make, build)
-
-    def step(state: Any, images: Any, key: Any) -> Any:
-        model, moments = joined(state)
-        made = names.make_step(
-            model, lambda t: 1 - jnp.exp(-t), lambda t: t, images, 10.0, key, moments, optimizer.update
+    def update(built: Any, images: Any, key: Any) -> Any:
+        loss, model, key, moments = names.make_step(
+            built[0], lambda t: 1 - jnp.exp(-t), lambda t: t, images, 10.0, key, built[1], optimizer.update
         )
-        loss, model, key, moments = made
-        return eqx.filter((model, moments), eqx.is_array), loss, key
+        return (model, moments), loss, key
 
-    return TrainingStep(step, (state, *make(data)), (0,))
+    return _step(eqx, make, build, data, update)

@@ -17,20 +17,10 @@ from experiments.bench.public.training import Make, TrainingStep, images, intege
 
 FLAX = Repository("google/flax", "18f8f311c275d57f46d95e41b15aa97b454754c0", "Apache-2.0")
 STAND_INS = (  # data, logs and checkpoints
-    "tensorflow",
-    "tensorflow_datasets",
-    "tensorflow_text",
-    "sentencepiece",
-    "grain",
-    "sklearn",
-    "orbax",
-    "clu.checkpoint",
-    "clu.deterministic_data",
-    "clu.metric_writers",
-    "clu.periodic_actions",
-    "flax.metrics.tensorboard",
-    "flax.training.checkpoints",
-)
+    "tensorflow", "tensorflow_datasets", "tensorflow_text", "sentencepiece", "grain", "sklearn", "orbax",
+    "clu.checkpoint", "clu.deterministic_data", "clu.metric_writers", "clu.periodic_actions",
+    "flax.metrics.tensorboard", "flax.training.checkpoints",
+)  # fmt: skip
 
 
 def _example(checkouts: Path, name: str, module: str = "train") -> Any:
@@ -63,10 +53,8 @@ def imagenet(checkouts: Path, make: Make, *, model: str, batch: int, size: int) 
 def lm1b(checkouts: Path, make: Make, *, batch: int, tokens: int, **config_values: Any) -> TrainingStep:
     """A language model (pre-norm decoder, dropout, bfloat16) with AdamW."""
     train = _example(checkouts, "lm1b")
-    config = _config(
-        checkouts, "lm1b", per_device_batch_size=batch, max_target_length=tokens, max_eval_target_length=tokens
-    )
-    config.update(config_values)
+    lengths = {"max_target_length": tokens, "max_eval_target_length": tokens}
+    config = _config(checkouts, "lm1b", per_device_batch_size=batch, **lengths, **config_values)
     rate = train.create_learning_rate_schedule(config.learning_rate, config.warmup_steps)
     sizes = _transformer_sizes(config, jnp.bfloat16 if config.use_bfloat16 else jnp.float32)
     network = train.models.TransformerConfig(deterministic=False, **sizes)
@@ -87,8 +75,7 @@ def lm1b(checkouts: Path, make: Make, *, batch: int, tokens: int, **config_value
 def wmt(checkouts: Path, make: Make, *, batch: int, tokens: int, **config_values: Any) -> TrainingStep:
     """Translation: encoder and decoder in float16 with a dynamic loss scale, shared embeddings, smoothed labels."""
     train = _example(checkouts, "wmt")
-    config = _config(checkouts, "wmt", max_target_length=tokens, max_eval_target_length=tokens)
-    config.update(config_values)
+    config = _config(checkouts, "wmt", max_target_length=tokens, max_eval_target_length=tokens, **config_values)
     rate = train.create_learning_rate_schedule(config.learning_rate, config.warmup_steps)
     shared = {name: config[name] for name in ("share_embeddings", "logits_via_embedding")}
     network = train.models.TransformerConfig(deterministic=False, **shared, **_transformer_sizes(config, jnp.float16))
@@ -113,13 +100,9 @@ def wmt(checkouts: Path, make: Make, *, batch: int, tokens: int, **config_values
 def _transformer_sizes(config: Any, dtype: Any) -> dict[str, Any]:
     """Of a configuration, what the transformers of lm1b and wmt take."""
     same = ("emb_dim", "num_heads", "num_layers", "qkv_dim", "mlp_dim", "dropout_rate", "attention_dropout_rate")
-    return {
-        **{name: config[name] for name in same},
-        "vocab_size": config.vocab_size,
-        "output_vocab_size": config.vocab_size,
-        "dtype": dtype,
-        "max_len": max(config.max_target_length, config.max_eval_target_length),
-    }
+    sizes = {name: config[name] for name in (*same, "vocab_size")}
+    longest = max(config.max_target_length, config.max_eval_target_length)
+    return {**sizes, "output_vocab_size": config.vocab_size, "dtype": dtype, "max_len": longest}
 
 
 def nlp_seq(checkouts: Path, make: Make, *, batch: int, tokens: int, accumulated: int, **sizes: Any) -> TrainingStep:
@@ -151,15 +134,12 @@ def ogbg_molpcba(checkouts: Path, make: Make, *, graphs: int, nodes: int, edges:
     model, optimizer = train.create_model(config, deterministic=False), train.create_optimizer(config)
 
     def molecules() -> Any:
+        senders, receivers = (integers(edges, below=nodes, seed=seed) for seed in (2, 4))
         return train.jraph.GraphsTuple(
-            nodes=images(nodes, 9),
-            edges=images(edges, 3),
-            senders=integers(edges, below=nodes),
-            receivers=integers(edges, below=nodes, seed=4),
-            n_node=jnp.full(graphs, nodes // graphs),
-            n_edge=jnp.full(graphs, edges // graphs),
+            nodes=images(nodes, 9), edges=images(edges, 3), senders=senders, receivers=receivers,
+            n_node=jnp.full(graphs, nodes // graphs), n_edge=jnp.full(graphs, edges // graphs),
             globals=integers(graphs, config.num_classes, below=2).astype(jnp.float32),
-        )
+        )  # fmt: skip
 
     def args() -> Any:
         keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}

@@ -13,17 +13,11 @@ Make = Callable[[Callable[[], Any]], Any]
 
 
 class TrainingStep(NamedTuple):
-    """A step and what it is called with.
+    """A step and its arguments."""
 
-    Attributes:
-      step: a function of arrays and trees of arrays.
-      args: arrays, or `jax.ShapeDtypeStruct`s.
-      donate_argnums: positions of the state that it replaces.
-    """
-
-    step: Callable[..., Any]
-    args: tuple[Any, ...]
-    donate_argnums: tuple[int, ...]
+    step: Callable[..., Any]  # of arrays and trees of arrays
+    args: tuple[Any, ...]  # arrays, or `jax.ShapeDtypeStruct`s
+    donate_argnums: tuple[int, ...]  # positions of the state that it replaces
 
 
 def of_one_replica(step: Callable[..., Any], axis: str) -> Callable[..., Any]:

@@ -1,12 +1,11 @@
 """What a slow link between two hosts sees: flat, decomposed and compressed sums (root; Debian's iproute2).
 
-python -m experiments.distributed.slow_link.run [RATE ...]     # 100mbit 200mbit; writes results/*.json
-python -m experiments.distributed.slow_link.run --table        # rewrites the table of README.md
+python -m experiments.distributed.slow_link.run [--only RATE ...]     # 100mbit 200mbit; writes results/*.json
+python -m experiments.distributed.slow_link.run --table               # rewrites the table of README.md
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -17,21 +16,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from experiments.distributed.slow_link.table import write_table
-from memplan.io import write_atomic
+from experiments.readme import grid, measure_and_tell
 from memplan.outcome.report import versions
 
 HERE = Path(__file__).parent
 DEVICES, STEPS, PORT = 4, 12, 9377
 ADDRESS = "10.97.0.{}"
-
-
-def space(rank: int) -> str:
-    return f"memplan{rank}"
-
-
-def interface(rank: int) -> str:
-    return f"mplink{rank}"
+SPACES, INTERFACES = ("memplan0", "memplan1"), ("mplink0", "mplink1")  # by rank
 
 
 def ip(*words: str) -> None:
@@ -41,60 +32,71 @@ def ip(*words: str) -> None:
 @contextlib.contextmanager
 def two_hosts(rate: str) -> Iterator[None]:
     """Two network namespaces, joined by a link of this rate in each direction."""
-    folders = [Path("/etc/netns") / space(rank) for rank in (0, 1)]
+    folders = [Path("/etc/netns") / SPACES[rank] for rank in (0, 1)]
     try:
         for rank, folder in enumerate(folders):
-            ip("netns", "add", space(rank))
+            ip("netns", "add", SPACES[rank])
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "hosts").write_text(f"127.0.0.1 localhost\n{ADDRESS.format(rank + 1)} {socket.gethostname()}\n")
-        ends = [["name", interface(rank), "netns", space(rank)] for rank in (0, 1)]
+        ends = [["name", INTERFACES[rank], "netns", SPACES[rank]] for rank in (0, 1)]
         ip("link", "add", *ends[0], "type", "veth", "peer", *ends[1])
         for rank in (0, 1):
-            ip("-n", space(rank), "addr", "add", f"{ADDRESS.format(rank + 1)}/24", "dev", interface(rank))
-            ip("-n", space(rank), "link", "set", interface(rank), "up")
-            ip("-n", space(rank), "link", "set", "lo", "up")
+            ip("-n", SPACES[rank], "addr", "add", f"{ADDRESS.format(rank + 1)}/24", "dev", INTERFACES[rank])
+            ip("-n", SPACES[rank], "link", "set", INTERFACES[rank], "up")
+            ip("-n", SPACES[rank], "link", "set", "lo", "up")
             shape = ["tbf", "rate", rate, "burst", "1mbit", "latency", "400ms"]
-            ip("netns", "exec", space(rank), "tc", "qdisc", "add", "dev", interface(rank), "root", *shape)
+            ip("netns", "exec", SPACES[rank], "tc", "qdisc", "add", "dev", INTERFACES[rank], "root", *shape)
         yield
     finally:
         for rank, folder in enumerate(folders):
-            subprocess.run(["ip", "netns", "del", space(rank)], check=False, capture_output=True)
+            subprocess.run(["ip", "netns", "del", SPACES[rank]], check=False, capture_output=True)
             (folder / "hosts").unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
 
-def measure(rate: str) -> dict[str, object]:
-    """What rank 0 found over a link of this rate."""
+def measure(rate: str) -> str:
+    """Rank 0's figures over a link of this rate, as JSON."""
     with two_hosts(rate), tempfile.TemporaryFile("w+") as log:
         workers = []
         for rank in (1, 0):
-            arguments = [str(rank), f"{ADDRESS.format(1)}:{PORT}", str(DEVICES), interface(rank), str(STEPS)]
+            arguments = [str(rank), f"{ADDRESS.format(1)}:{PORT}", str(DEVICES), INTERFACES[rank], str(STEPS)]
             command = [sys.executable, "-m", "experiments.distributed.slow_link.worker", *arguments]
-            environment = {**os.environ, "GLOO_SOCKET_IFNAME": interface(rank), "JAX_PLATFORMS": "cpu"}
+            environment = {**os.environ, "GLOO_SOCKET_IFNAME": INTERFACES[rank], "JAX_PLATFORMS": "cpu"}
             out = subprocess.PIPE if rank == 0 else log
-            inside = ["ip", "netns", "exec", space(rank), *command]
+            inside = ["ip", "netns", "exec", SPACES[rank], *command]
             workers.append(subprocess.Popen(inside, stdout=out, stderr=log, env=environment, text=True))
         told, _ = workers[1].communicate()
         workers[0].wait()
         if any(worker.returncode for worker in workers):
             log.seek(0)
             raise RuntimeError(f"a host failed:\n{log.read()[-4000:]}")
-    return json.loads(next(line for line in told.splitlines() if line.startswith("{")))
+    found = json.loads(next(line for line in told.splitlines() if line.startswith("{")))
+    return json.dumps({"rate": rate, "hosts": 2, "versions": dict(versions()), **found}, indent=1)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("rates", nargs="*", default=["100mbit", "200mbit"])
-    parser.add_argument("--table", action="store_true")
-    options = parser.parse_args()
-    results = HERE / "results"
-    for rate in options.rates if not options.table else ():
-        document = {"rate": rate, "hosts": 2, "versions": dict(versions()), **measure(rate)}
-        results.mkdir(exist_ok=True)
-        write_atomic(results / f"{rate}.json", json.dumps(document, indent=1) + "\n")
-    write_table(results)
+def table() -> str:
+    head = (
+        "link",
+        "sums",
+        "sent by a host, MiB a step",
+        "over the lower bound",
+        "ms a step",
+        "against flat",
+        "last loss",
+    )
+    lines, told = [], {}
+    for path in sorted((HERE / "results").glob("*.json")):
+        found = json.loads(path.read_text())
+        told |= found["versions"]
+        hosts, flat = found["hosts"], found["ways"]["flat"]
+        for way, one in found["ways"].items():
+            bound = 2 * (hosts - 1) / hosts * found["gradient_bytes"] / (2 if way == "compressed" else 1)
+            over, faster = one["sent_bytes"] / bound, flat["step_s"] / one["step_s"]
+            figures = f"{one['sent_bytes'] / 2**20:.2f}", f"{over:.3f}", f"{1e3 * one['step_s']:.0f}", f"{faster:.2f}x"
+            lines.append((found["rate"], way, *figures, f"{one['losses'][-1]:.4f}"))
+    return f"{grid(head, lines)}\n\n{', '.join(f'{name} {version}' for name, version in told.items())}"
 
 
 if __name__ == "__main__":
-    main()
+    measure_and_tell(__doc__, ("100mbit", "200mbit"), measure, HERE / "README.md", table)

@@ -21,10 +21,8 @@ from models.transformer import DecoderConfig
 
 HOSTS, BATCH, TOKENS = 2, 8, 16
 WAYS: dict[str, dict[str, Any]] = {
-    "flat": {"decompose": False},
-    "decomposed": {},
-    "compressed": {"compress": "bfloat16"},
-}
+    "flat": {"decompose": False}, "decomposed": {}, "compressed": {"compress": "bfloat16"},
+}  # fmt: skip
 
 
 def main(rank: str, coordinator: str, devices: str, interface: str, steps: str) -> None:
@@ -38,9 +36,8 @@ def main(rank: str, coordinator: str, devices: str, interface: str, steps: str) 
     counter = Path(f"/sys/class/net/{interface}/statistics/tx_bytes")
     found = {}
     for way, options in WAYS.items():
-        found[way] = trained(
-            parallel.data_parallel(step, mesh, topology=links, **options), state, batch, counter, steps
-        )
+        divided = parallel.data_parallel(step, mesh, topology=links, **options)
+        found[way] = trained(divided, state, batch, counter, steps)
     if cluster.process == 0:
         gradients = sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))
         axes = {axis.name: {"latency_s": axis.latency_s, "bandwidth": axis.bandwidth} for axis in links.axes}
@@ -59,13 +56,8 @@ def trained(step: parallel.DataParallel, state: Any, batch: Any, counter: Path, 
         sent.append(int(counter.read_text()) - before)
         losses.append(float(metrics["loss"]))
     chosen = sorted({one.how for one in step.sums if one.nbytes > 1 << 16})
-    return {
-        "sent_bytes": float(np.median(sent[1:])),
-        "step_s": float(np.median(seconds[1:])),
-        "losses": losses,
-        "chosen": chosen,
-        "buckets": len(step.sums),
-    }
+    medians = {"sent_bytes": float(np.median(sent[1:])), "step_s": float(np.median(seconds[1:]))}
+    return {**medians, "losses": losses, "chosen": chosen, "buckets": len(step.sums)}
 
 
 if __name__ == "__main__":

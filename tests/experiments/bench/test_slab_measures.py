@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.bench import cases, slab_views
+from experiments.bench import cases, views
 from experiments.bench.cases import Case
 from experiments.bench.measures import aborts, resident, slab_numbers
 from experiments.bench.questions import QUESTIONS
 from experiments.bench.runner import apart
 from experiments.bench.slab_steps import FACES, Face, attention, parcellation, regions
-from experiments.bench.views import Rows
+from experiments.bench.tables import Rows
 
 
 def test_regions_are_whole_numbers_below_the_classes_with_an_intensity_each() -> None:
@@ -30,7 +30,7 @@ def test_a_process_that_trains_has_a_resident_set_and_losses_that_fall() -> None
     [row] = resident.measure(Case("small", partial(parcellation, 16, 8), budget=70)).rows
     assert row["losses"] == sorted(row["losses"], reverse=True) and len(row["seconds"]) == resident.STEPS
     assert row["compiled_bytes"] <= row["budget_bytes"] < row["plain_bytes"] < row["peak_rss"] < row["machine_bytes"]
-    assert "volume" in slab_views.resident([{**row, "case": "volume"}])
+    assert "volume" in views.resident([{**row, "case": "volume"}])
 
 
 @pytest.mark.slow
@@ -49,7 +49,7 @@ def test_numbers_of_ten_steps_in_slabs_are_those_of_a_recompilation() -> None:
     assert [row["written"] for row in rows] == ["what kernels make", "sums alone"]
     assert all(row["loops"] > 1 and row["worst_array"] <= 1 for row in rows)
     assert all(0 < row["pieces_loss"] < 1e-5 and row["loss"] < 1e-5 for row in rows)
-    assert "query rows" in slab_views.numbers([{**row, "case": "attention", "face": face} for row in rows])
+    assert "query rows" in views.numbers([{**row, "case": "attention", "face": face} for row in rows])
 
 
 def test_an_array_that_is_off_is_told() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from experiments.bench import slab_views, views
+from experiments.bench import views
 from experiments.bench.cases import LARGE_IMAGES, SPEED
 from experiments.bench.measures.curve import rows_of
 from experiments.bench.views import comparisons, cost, missed, rival_sums, slower, summary
@@ -129,7 +129,7 @@ def test_sizes_are_told_for_every_way() -> None:
     assert f"| resnet50-batch | v100 | memplan | 480 | 1024 | 1 | 1000 | {480 * 224**2 / 1e6:.1f} |" in told
 
 
-@pytest.mark.parametrize("view", [views.size, views.state, slab_views.slabs])
+@pytest.mark.parametrize("view", [views.size, views.state, views.slabs])
 def test_what_jax_jit_takes_by_default_stands_beside_the_unmodified_step(view: Any) -> None:
     figures = {"plain_bytes": 20 * MIB, "unmodified_bytes": 30 * MIB, "samples": 1, "of": "images"}
     told = view([{**ROW, **figures, "planner": "kernels", "batch": 1}])

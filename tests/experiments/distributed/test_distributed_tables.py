@@ -8,17 +8,11 @@ import pytest
 
 from experiments import distributed
 from experiments.distributed.every_step import run as every_step
-from experiments.distributed.parallel import run as parallel
-from experiments.distributed.parallel import table as parallel_table
-from experiments.distributed.slow_link import table as slow_link
+from experiments.distributed.slow_link import run as slow_link
 from experiments.readme import inserted
 
 FOLDER = Path(distributed.__file__).parent
-TABLES = {
-    "every_step": every_step.table,
-    "parallel": lambda: parallel_table.table(parallel.RESULTS),
-    "slow_link": lambda: slow_link.table(FOLDER / "slow_link" / "results"),
-}
+TABLES = {"every_step": every_step.table, "slow_link": slow_link.table}
 
 
 @pytest.mark.parametrize("name", TABLES)

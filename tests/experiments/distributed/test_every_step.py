@@ -7,16 +7,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from experiments.distributed.every_step.run import MESHES, launched
-from experiments.distributed.every_step.worker import CASES
+from experiments.distributed.every_step.run import FEW, MESHES, launched
+from experiments.distributed.every_step.worker import LAYERS
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("mesh", "cases"), [("3x4", tuple(CASES)), *((mesh, ("split state",)) for mesh in ("6x1", "7x1"))]
+    ("mesh", "cases"),
+    [("3x4", [*LAYERS]), ("2x2", ["unet", "decoder, split state"]), ("6x1", ["split state"]), ("7x1", ["split state"])],
 )
 def test_every_step_is_that_of_one_device(mesh: str, cases: Sequence[str]) -> None:
     found = launched(mesh, 10, cases, timeout_s=300)
-    assert len(found) == MESHES[mesh][0] * len(cases)
+    assert len(found) == {**MESHES, **FEW}[mesh][0] * len(cases)
     assert [one for one in found if one["wrong"]] == []
