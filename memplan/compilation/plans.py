@@ -12,8 +12,8 @@ from memplan.hardware.roofline import copy_seconds
 from memplan.planning.packing import live_nbytes
 from memplan.planning.plan import Plan, name_actions
 from memplan.planning.registry import OWN, Planner
+from memplan.planning.schedule import Solution, rank
 from memplan.planning.search.planner import recomputed_kernels
-from memplan.planning.solution import Solution, rank
 from memplan.xla.rewrites.extra_outputs import output_costs
 
 _LITTLE = (

@@ -6,9 +6,8 @@ from typing import Protocol
 
 from memplan.errors import MemplanError
 from memplan.planning.problem import Problem
+from memplan.planning.schedule import CopySeconds, Solution
 from memplan.planning.search import planner
-from memplan.planning.solution import Solution
-from memplan.planning.timing import CopySeconds
 
 
 class Planner(Protocol):

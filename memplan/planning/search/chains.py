@@ -41,15 +41,13 @@ class Chains:
     def best(self, value: int, slot: int, longest: int) -> RecomputeChain | None:
         """The best way to recompute a value before a slot, None where none takes anything off."""
         ledger, tape = self.ledger, self.ledger.tape
-        start = tape.maker[value]
+        start = tape.values[value].maker
         if (
-            start < 0
-            or slot not in ledger.needs[value]
+            slot not in ledger.needs[value]
             or start in ledger.preludes[slot]
             or ledger.version(value, slot)[0] == 2 * slot
+            or not tape.may_recompute(start, slot)
         ):
-            return None
-        if not tape.may_recompute(start, slot):
             return None
         operations, best = [start], None
         while True:
@@ -64,7 +62,7 @@ class Chains:
     def _priced(self, operations: Collection[int], slot: int) -> tuple[RecomputeChain | None, dict[int, int]]:
         """The chain of these operations, None where it takes nothing off; and what it keeps live, see `_missing`."""
         ledger, tape = self.ledger, self.ledger.tape
-        made = {one for op in operations for one in tape.writes[op]}
+        made = {one for op in operations for one in tape.operations[op].writes}
         spans, first, freed = [], slot, 0  # from a slot to the chain's: bytes that are there more, or less
         for one in made:
             moment, last = ledger.version(one, slot)
@@ -94,14 +92,14 @@ class Chains:
         gain -= self._while_running(order, made, slot, int(ledger.through[slot]) - freed + kept)
         if gain <= 0:
             return None, missing
-        seconds = sum(tape.seconds[op] or 0.0 for op in order) + self.tick_s
+        seconds = sum(tape.operations[op].seconds or 0.0 for op in order) + self.tick_s
         return RecomputeChain(order, slot, gain, seconds), missing
 
     def _missing(self, operations: Collection[int], made: set[int], slot: int) -> dict[int, int]:
         """What the operations read and would have to be kept for, and the last slot that needs it today."""
         found = {}
         for op in operations:
-            for source in self.ledger.tape.reads[op]:
+            for source in self.ledger.tape.operations[op].reads:
                 if source not in made and source not in found:
                     last = self.ledger.version(source, slot)[1]
                     if last < slot:
@@ -113,17 +111,17 @@ class Chains:
         tape, ledger, more = self.ledger.tape, self.ledger, 0.0
         if here + sum(tape.nbytes[value] for value in made) <= self.excess.limit:
             return 0.0
-        last_read = {value: number for number, op in enumerate(order) for value in tape.reads[op]}
+        last_read = {value: number for number, op in enumerate(order) for value in tape.operations[op].reads}
         alive: list[int] = []
-        for number, op in enumerate(order):
-            for value in tape.writes[op]:
-                if not tape.drops_dead_outputs[op] or value in last_read or ledger.version(value, slot)[1] >= slot:
+        for number, op in enumerate(tape.operations[one] for one in order):
+            for value in op.writes:
+                if not op.drops_dead_outputs or value in last_read or ledger.version(value, slot)[1] >= slot:
                     here += tape.nbytes[value]
                     alive.append(value)
             ended = [
                 value for value in alive if ledger.version(value, slot)[1] < slot and last_read.get(value, -1) <= number
             ]
-            over = sum(tape.nbytes[value] for value, sources in tape.over[op] if not set(sources).isdisjoint(ended))
+            over = sum(tape.nbytes[value] for value, sources in op.over if not set(sources).isdisjoint(ended))
             more += self.excess.of_one(here - over)
             here -= sum(tape.nbytes[value] for value in ended)
             alive = [value for value in alive if value not in ended]
@@ -133,7 +131,7 @@ class Chains:
         """The maker of the source that takes most to keep, of those that may be recomputed."""
         ledger, tape, best = self.ledger, self.ledger.tape, None
         for source, last in missing.items():
-            maker = tape.maker[source]
+            maker = tape.values[source].maker
             if maker in operations or not tape.may_recompute(maker, slot):
                 continue
             nbytes = tape.nbytes[source]

@@ -66,7 +66,7 @@ class Eviction:
         self._excess = Excess(self.limit, self.power)
         self._least_nbytes = max(1, int(_LEAST_SHARE * self.limit))
         self._early = 0
-        self._tick_s = 1e-7 * (sum(self._tape.slot_seconds) or 1.0)
+        self._tick_s = 1e-7 * (sum(slot.seconds for slot in self._tape.slots) or 1.0)
         self._chains = Chains(self.ledger, self._excess, self._tick_s)
 
     def run(self) -> bool:
@@ -134,8 +134,8 @@ class Eviction:
 
     def _least_price(self, value: int) -> float | None:
         """What it takes at least to bring a value back, None where that is not possible."""
-        maker = self._tape.maker[value]
-        prices = [] if maker < 0 or self._tape.seconds[maker] is None else [self._tape.seconds[maker] or 0.0]
+        recompute_s = self._tape.operations[self._tape.values[value].maker].seconds
+        prices = [] if recompute_s is None else [recompute_s]
         if self.scheduler is not None and self.scheduler.may_offload(value):
             prices.append(self.idle_price * self.scheduler.busy_s(value))
         return min(prices) + self._tick_s if prices else None
@@ -198,14 +198,14 @@ class Eviction:
         if isinstance(found, PricedOffload):
             yield found.offload.value
         else:
-            for op in found.operations:
-                yield from (*self._tape.writes[op], *self._tape.reads[op])
+            for op in (self._tape.operations[number] for number in found.operations):
+                yield from (*op.writes, *op.reads)
 
 
 def prune(ledger: Ledger, limit: int) -> None:
     """Undo whatever the limit does not need, dearest recomputations first, then offloads, then what nobody uses."""
     limit = max(limit, ledger.peak_nbytes)
-    dear = sorted(ledger.recomputations(), key=lambda one: (-(ledger.tape.seconds[one[0]] or 0.0), one))
+    dear = sorted(ledger.recomputations(), key=lambda one: (-(ledger.tape.operations[one[0]].seconds or 0.0), one))
     for op, slot in dear:
         ledger.undo_recompute(op, slot)
         if ledger.peak_nbytes > limit:
@@ -217,10 +217,10 @@ def prune(ledger: Ledger, limit: int) -> None:
                 for offload in undone:
                     ledger.offload(offload)
     for op, slot in reversed(ledger.recomputations()):
-        if all(ledger.version(value, slot) == (2 * slot, slot) for value in ledger.tape.writes[op]):
-            used = any(slot in ledger.needs[value] for value in ledger.tape.writes[op])
-            if not used:
-                ledger.undo_recompute(op, slot)
+        writes = ledger.tape.operations[op].writes
+        made_here = all(ledger.version(value, slot) == (2 * slot, slot) for value in writes)
+        if made_here and not any(slot in ledger.needs[value] for value in writes):
+            ledger.undo_recompute(op, slot)
 
 
 def undo_offload(ledger: Ledger, offload: Offload) -> list[Offload]:

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from memplan.planning.packing import live_nbytes
+from memplan.planning.problem import Problem
 from memplan.planning.schedule import runs
-from memplan.planning.search.tape import Over, Recording, Tape
+from memplan.planning.search.tape import Over, Tape
 
 Recomputation = tuple[int, int]
 """An operation, and the slot in whose prelude it runs."""
@@ -47,11 +48,11 @@ class Ledger:
         self.tape = tape
         self.preludes: list[list[int]] = [[] for _ in range(tape.count)]
         self.offloads: dict[tuple[int, int], Offload] = {}
-        self._made: list[list[int]] = [[2 * home + 1] for home in tape.home]
+        self._made: list[list[int]] = [[2 * value.first_slot + 1] for value in tape.values]
         self._wanted: list[dict[int, int]] = [{} for _ in tape.nbytes]  # slots -> how many need it there
         self._own: list[dict[int, int]] = [{} for _ in tape.nbytes]  # likewise, until the end of the slot's own work
-        for slot, read in enumerate(tape.slot_reads):
-            for value in read:
+        for slot, work in enumerate(tape.slots):
+            for value in work.reads:
                 self._wanted[value][slot] = self._own[value][slot] = 1
         self.needs: list[list[int]] = [sorted(wanted) for wanted in self._wanted]
         change = np.zeros(tape.count + 1, np.int64)
@@ -63,7 +64,7 @@ class Ledger:
         self._beside = np.zeros(tape.count, np.int64)  # above `through`, at the most
         self._load: np.ndarray | None = None
         self._slack = np.zeros(tape.count, np.int64)
-        self.slot_seconds = np.array(tape.slot_seconds)
+        self.slot_seconds = np.array([slot.seconds for slot in tape.slots])
         for slot in range(tape.count):
             self._recount(slot)
 
@@ -154,19 +155,19 @@ class Ledger:
         self._recompute(op, slot, -1)
 
     def _recompute(self, op: int, slot: int, sign: int) -> None:
-        tape, dirty = self.tape, {slot}
-        for value in tape.writes[op]:
+        operation, dirty = self.tape.operations[op], {slot}
+        for value in operation.writes:
             before = self._open_change(value, dirty)
             if sign > 0:
                 insort(self._made[value], 2 * slot)
             else:
                 self._made[value].remove(2 * slot)
             self._close_change(value, before, dirty)
-        for value in tape.reads[op]:
+        for value in operation.reads:
             before = self._open_change(value, dirty)
             self._need(value, slot, sign)
             self._close_change(value, before, dirty)
-        self.slot_seconds[slot] += sign * (tape.seconds[op] or 0.0)
+        self.slot_seconds[slot] += sign * (operation.seconds or 0.0)
         if sign > 0:
             insort(self.preludes[slot], op)
         else:
@@ -232,35 +233,32 @@ class Ledger:
         for moment, last in self._versions(value):
             if not moment & 1:
                 dirty.add(moment >> 1)
-            if last >= 0 and (self.preludes[last] or self.tape.slot_over[last]):
+            if last >= 0 and (self.preludes[last] or self.tape.slots[last].over):
                 dirty.add(last)
-        op = self.tape.maker[value]
-        if op >= 0 and self.tape.drops_dead_outputs[op]:
-            dirty.add(self.tape.home[value])
+        one = self.tape.values[value]
+        if self.tape.operations[one.maker].drops_dead_outputs:
+            dirty.add(one.first_slot)
 
     def _recount(self, slot: int) -> None:
         """Bytes of a slot above what is there all the time."""
         self._load = None
-        tape, ops = self.tape, self.preludes[slot]
-        beside = tape.slot_nbytes[slot] + sum(map(self._written, tape.slot_writes[slot]))
-        beside -= self._written_over(tape.slot_over[slot], slot)
+        tape, ops, work = self.tape, self.preludes[slot], self.tape.slots[slot]
+        beside = work.nbytes + sum(map(self._written, work.writes)) - self._written_over(work.over, slot)
         if not ops:
             self._beside[slot] = beside
             return
-        last_read: dict[int, int] = {}
-        for number, op in enumerate(ops):
-            for value in tape.reads[op]:
-                last_read[value] = number
+        operations = [tape.operations[op] for op in ops]
+        last_read = {value: number for number, op in enumerate(operations) for value in op.reads}
         change = [0] * (len(ops) + 2)
         made: set[int] = set()
-        for number, op in enumerate(ops):
-            for value in tape.writes[op]:
+        for number, op in enumerate(operations):
+            for value in op.writes:
                 made.add(value)
                 nbytes, (_, last) = tape.nbytes[value], self.version(value, slot)
                 if last > slot or slot in self._own[value]:
                     beside += nbytes
                     change[number] += nbytes
-                elif value in last_read or not tape.drops_dead_outputs[op]:
+                elif value in last_read or not op.drops_dead_outputs:
                     change[number] += nbytes
                     change[last_read.get(value, number) + 1] -= nbytes
         for value, number in last_read.items():
@@ -270,18 +268,18 @@ class Ledger:
                     change[0] += tape.nbytes[value]
                     change[number + 1] -= tape.nbytes[value]
         most = here = 0
-        for number, op in enumerate(ops):
+        for number, op in enumerate(operations):
             here += change[number]
-            sources = {source for _, given in tape.over[op] for source in given}
+            sources = {source for _, given in op.over for source in given}
             read_later = {it for it in sources if last_read[it] > number or slot in self._own[it]}
-            most = max(most, here - self._written_over(tape.over[op], slot, read_later))
+            most = max(most, here - self._written_over(op.over, slot, read_later))
         self._beside[slot] = max(beside, most)
 
     def _written(self, value: int) -> int:
         """Bytes that a slot's own work makes of a value: none where nobody reads it and the operation leaves it out."""
-        op = self.tape.maker[value]
-        left_out = op >= 0 and self.tape.drops_dead_outputs[op] and self._versions(value)[0][1] < 0
-        return 0 if left_out else self.tape.nbytes[value]
+        one = self.tape.values[value]
+        left_out = self.tape.operations[one.maker].drops_dead_outputs and self._versions(value)[0][1] < 0
+        return 0 if left_out else one.nbytes
 
     def _written_over(self, over: Over, slot: int, read_later: Collection[int] = ()) -> int:
         """Bytes that work in the slot writes over what it reads for the last time, but not what was prefetched.
@@ -306,11 +304,12 @@ class Ledger:
 
     def _is_fetched(self, value: int, moment: int) -> bool:
         """Does a prefetch make this version? What it makes is an element of a tuple, which nothing writes over."""
-        return bool(moment & 1) and moment != 2 * self.tape.home[value] + 1
+        return bool(moment & 1) and moment != 2 * self.tape.values[value].first_slot + 1
 
 
-def reconcile(recording: Recording) -> Recording:
+def reconcile(problem: Problem, tape: Tape) -> Tape:
     """With the bytes in every slot that the layout takes in the recorded order and the values do not account for."""
-    there = live_nbytes(recording.problem, runs(recording.order))
-    rest = tuple(int(nbytes) for nbytes in there - Ledger(recording.tape).load)
-    return replace(recording, tape=replace(recording.tape, slot_nbytes=rest))
+    rest = live_nbytes(problem, runs(tape.order)) - Ledger(tape).load
+    return replace(
+        tape, slots=tuple(replace(slot, nbytes=int(more)) for slot, more in zip(tape.slots, rest, strict=True))
+    )

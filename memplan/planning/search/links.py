@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memplan.planning.schedule import Kind
+from memplan.planning.schedule import CopySeconds, Kind
 from memplan.planning.search.ledger import Ledger, Offload
-from memplan.planning.timing import CopySeconds
 
 Busy = list[tuple[float, float]]
 
@@ -108,8 +107,7 @@ class CopyScheduler:
 
     def __init__(self, ledger: Ledger, copy_s: CopySeconds, host_nbytes: int) -> None:
         self._ledger, self._copy_s, self._host_nbytes = ledger, copy_s, host_nbytes
-        level = [*ledger.tape.slot_level, -1]
-        outside = [one == -1 for one in level]
+        outside = [*(slot.level == -1 for slot in ledger.tape.slots), True]
         count = ledger.tape.count
         self._later = list(range(count))  # the next slot behind which a copy may begin or end
         self._earlier = list(range(count))
@@ -127,8 +125,8 @@ class CopyScheduler:
 
     def may_offload(self, value: int) -> bool:
         """Is it made outside of loops, and does the host have room for it?"""
-        tape = self._ledger.tape
-        return self._outside[tape.home[value]] and (value in self.links.on_host or tape.nbytes[value] <= self._left)
+        one = self._ledger.tape.values[value]
+        return self._outside[one.first_slot] and (value in self.links.on_host or one.nbytes <= self._left)
 
     def busy_s(self, value: int) -> float:
         """Seconds of a copy, one way."""
@@ -140,13 +138,13 @@ class CopyScheduler:
         Args:
           crowded: the first and the last slot above the limit that its bytes are in.
         """
-        ledger, links, whole = self._ledger, self.links, self._ledger.tape.whole[value]
+        ledger, links, ready = self._ledger, self.links, self._ledger.tape.values[value].ready_slot
         touched = ledger.last_touch(value, reader)
         if not self._outside[reader] or (value, touched) in ledger.offloads or not self.may_offload(value):
             return
         moment, _ = ledger.version(value, reader)
-        made, before = max(moment >> 1, whole), self._later[touched]
-        if reader <= whole:
+        made, before = max(moment >> 1, ready), self._later[touched]
+        if reader <= ready:
             return
         busy_s = self._copy_s(ledger.tape.nbytes[value])
         if value in links.on_host:

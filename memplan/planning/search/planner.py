@@ -23,15 +23,13 @@ import numpy as np
 from memplan.planning.liveness import eliminate_dead
 from memplan.planning.packing import live_nbytes, pack
 from memplan.planning.problem import Problem
-from memplan.planning.schedule import Action, Kind, Schedule, runs
+from memplan.planning.schedule import Action, CopySeconds, Kind, Schedule, Solution, rank, runs, seconds
 from memplan.planning.search.evict import Eviction, prune
 from memplan.planning.search.ledger import Ledger, Offload, reconcile
 from memplan.planning.search.links import CopyScheduler, events
 from memplan.planning.search.lns import NeighbourhoodSearch
 from memplan.planning.search.reorder import reorder
 from memplan.planning.search.tape import record
-from memplan.planning.solution import Solution, rank
-from memplan.planning.timing import CopySeconds, seconds
 
 
 class Heuristic(NamedTuple):
@@ -73,11 +71,10 @@ def plan(
 
 def recomputed_kernels(problem: Problem, budget_nbytes: int) -> frozenset[int]:
     """Kernels that a first plan recomputes, without offloads, whether it fits or not."""
-    recording = reconcile(record(problem, reorder(problem)))
-    ledger = Ledger(recording.tape)
+    ledger = Ledger(reconcile(problem, record(problem, reorder(problem))))
     Eviction(ledger, max(1, budget_nbytes - problem.tables_nbytes)).run()
     prune(ledger, budget_nbytes)
-    return frozenset(recording.order[op] for op, _ in ledger.recomputations())
+    return frozenset(ledger.tape.operations[op].kernel for op, _ in ledger.recomputations())
 
 
 class _Search:
@@ -124,8 +121,7 @@ class _OrderSearch:
         self._budget_nbytes = search.budget_nbytes - self._problem.tables_nbytes  # for what is no table
         self._best: Solution | None = None
         self._heuristics: Sequence[Heuristic] = search.heuristics
-        self._recording = reconcile(record(self._problem, order))
-        self._ledger = Ledger(self._recording.tape)
+        self._ledger = Ledger(reconcile(self._problem, record(self._problem, order)))
         self._scheduler = self._new_scheduler()
 
     def may_fit(self) -> bool:
@@ -139,19 +135,20 @@ class _OrderSearch:
 
     def _actions(self) -> list[list[Action]]:
         """Of every slot; copies that begin or end behind it are the last."""
-        order, found = self._recording.order, []
+        tape, found = self._ledger.tape, list[list[Action]]()
         before, behind = defaultdict[int, list[Action]](list), defaultdict[int, list[Action]](list)
         for slot, kind, offload in events(self._ledger):
             side = before if kind is Kind.PREFETCHED else behind
-            side[slot].append(Action(kind, self._recording.values[offload.value]))
+            side[slot].append(Action(kind, tape.values[offload.value].buffer))
         for slot, prelude in enumerate(self._ledger.preludes):
-            ran = runs(order[op] for op in (*prelude, *self._recording.work[slot]))
+            work = tape.slots[slot].operation
+            ran = runs(tape.operations[op].kernel for op in (prelude if work is None else (*prelude, work)))
             found.append([*before[slot], *ran, *behind[slot]])
         return found
 
     def run(self) -> Solution:
         """Bring the bytes under the budget, with copies that are waited for where nothing else does; then search."""
-        self._limit = budget = max(1, self._budget_nbytes, int(self._recording.tape.least_nbytes.max()))
+        self._limit = budget = max(1, self._budget_nbytes, int(self._ledger.tape.least_nbytes.max()))
         heuristic = self._construct(budget)
         if Eviction(self._ledger, budget).run() or self._relieve(budget):
             spare = self._fit(heuristic)
@@ -203,9 +200,8 @@ class _OrderSearch:
         slots = [int(slot) for slot in np.flatnonzero(ledger.load > limit) if ledger.preludes[slot]]
         recomputations, offloads = self._decisions()
         later = np.arange(len(ledger.slack)) + np.searchsorted(slots, np.arange(len(ledger.slack)), side="right")
-        self._recording = self._recording.with_empty_slots(frozenset(slots))
-        self._ledger = Ledger(self._recording.tape)
-        slack = np.zeros(self._recording.tape.count, np.int64)
+        self._ledger = Ledger(ledger.tape.with_empty_slots(frozenset(slots)))
+        slack = np.zeros(self._ledger.tape.count, np.int64)
         slack[later] = ledger.slack
         self._ledger.slack = slack
         shifted = (
@@ -238,7 +234,7 @@ class _OrderSearch:
         return -over
 
     def _least_limit(self) -> int:
-        return int((self._recording.tape.least_nbytes + self._ledger.slack).max())
+        return int((self._ledger.tape.least_nbytes + self._ledger.slack).max())
 
     def _reconcile(self) -> None:
         """Count in every slot what the layout of this plan takes there."""

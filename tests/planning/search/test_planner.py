@@ -10,10 +10,9 @@ from memplan.planning.floor import floor
 from memplan.planning.legal import fault
 from memplan.planning.packing import pack
 from memplan.planning.problem import Problem
-from memplan.planning.schedule import Kind, runs
+from memplan.planning.schedule import Kind, runs, seconds
 from memplan.planning.search.planner import plan
 from memplan.planning.search.reorder import reorder
-from memplan.planning.timing import seconds
 from tests.planning.steps import accumulating, fetching, training
 
 
