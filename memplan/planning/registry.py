@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from memplan.errors import MemplanError
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import CopySeconds, Solution
 from memplan.planning.search import planner
+from memplan.planning.search.effort import DEFAULT
 
 
 class Planner(Protocol):
@@ -30,7 +32,7 @@ class KernelPlanner:
         self, problem: Problem, budget_nbytes: int, host_nbytes: int = 0, copy_s: CopySeconds | None = None
     ) -> Solution:
         """With less effort for the smallest plan, whatever it takes: it is for an error, and nobody runs it."""
-        effort = planner.EFFORT if budget_nbytes > 0 else planner.EFFORT // 10
+        effort = DEFAULT if budget_nbytes > 0 else replace(DEFAULT, evaluations=DEFAULT.evaluations // 10)
         return planner.plan(problem, budget_nbytes, host_nbytes, copy_s, effort)
 
 

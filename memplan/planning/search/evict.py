@@ -16,17 +16,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from memplan.planning.search.chains import Chains, RecomputeChain
+from memplan.planning.search.effort import DEFAULT, Effort
 from memplan.planning.search.excess import Excess
 from memplan.planning.search.ledger import Ledger, Offload
 from memplan.planning.search.links import CopyScheduler
-
-# Measured on eight plans, two budgets each of two 3D U-Nets, a 2D U-Net and a decoder with scans: 7.24 % over plain on
-# average, 7.21 and 7.29 with other seeds.
-_LEAST_SHARE = 5e-4  # of the limit: smaller values stay. Ten times as much: 7.46, a U-Net 11.7 for 8.6; none: 7.31
-_NEARLY = 0.9  # of what the next best may be worth is enough. All of it: 7.22; 0.7: 7.65, a U-Net 9.1 for 5.8
-_EFFORTS = ((10, 0), (40, 0), (10, 8))  # in turn where nothing helps: longest chain, slots by which it runs early.
-# The last two are for what else stays stuck, which none of the eight does: 7.19 with the first or the second alone
-_LATER = 1.5  # times the stall that was thought: an offload beyond delays others and is not made. 1: 7.24 as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +52,25 @@ class Eviction:
     idle_price: float = 0.1  # of a second of a link that nobody waits for, in seconds
     may_stall: bool = True  # offloads that the kernels stall for are made too
     early_slots: int = 0  # slots by which something may be recomputed early from the beginning
-    evaluations: int = 0  # how many gaps were evaluated: the effort, whatever the machine
+    effort: Effort = DEFAULT
+    evaluations: int = 0  # how many gaps were evaluated, whatever the machine
 
     def __post_init__(self) -> None:
         self._tape, self.limit = self.ledger.tape, max(1, self.limit)
         self._excess = Excess(self.limit, self.power)
-        self._least_nbytes = max(1, int(_LEAST_SHARE * self.limit))
+        self._least_nbytes = max(1, int(self.effort.least_share * self.limit))
         self._early = 0
         self._tick_s = 1e-7 * (sum(slot.seconds for slot in self._tape.slots) or 1.0)
         self._chains = Chains(self.ledger, self._excess, self._tick_s)
 
     def run(self) -> bool:
         """End gaps until the limit is kept; False where nothing helps any more."""
-        effort = 0
+        escalated = 0
         while self.excess():
-            longest, early = _EFFORTS[effort]
+            longest, early = self.effort.escalation[escalated]
             self._early = max(early, self.early_slots)
-            effort = 0 if self._sweep(longest) else effort + 1
-            if effort == len(_EFFORTS):
+            escalated = 0 if self._sweep(longest) else escalated + 1
+            if escalated == len(self.effort.escalation):
                 return False
         return True
 
@@ -97,7 +91,11 @@ class Eviction:
             if found is None:
                 continue
             worth = found.worth * self._factor(value)
-            if self._heap and worth < _NEARLY * -self._heap[0][0] and evaluated.get((value, slot)) != found:
+            if (
+                self._heap
+                and worth < self.effort.accepted_worth * -self._heap[0][0]
+                and evaluated.get((value, slot)) != found
+            ):
                 evaluated[value, slot] = found
                 heapq.heappush(self._heap, (-worth, value, slot))
                 continue
@@ -187,7 +185,7 @@ class Eviction:
         """Do the kernels stall for longer than for this offload alone, through others that it delays?"""
         if self.scheduler is None or not isinstance(found, PricedOffload):
             return False
-        return self.scheduler.links.seconds - before_s > _LATER * found.stall_s + self._tick_s
+        return self.scheduler.links.seconds - before_s > self.effort.most_delay * found.stall_s + self._tick_s
 
     def _refresh(self) -> None:
         if self.scheduler is not None:

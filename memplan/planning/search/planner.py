@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from memplan.planning.liveness import eliminate_dead
 from memplan.planning.packing import live_nbytes, pack
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import Action, CopySeconds, Kind, Schedule, Solution, rank, runs, seconds
+from memplan.planning.search.effort import DEFAULT, Effort, Heuristic
 from memplan.planning.search.evict import Eviction, prune
 from memplan.planning.search.ledger import Ledger, Offload, reconcile
 from memplan.planning.search.links import CopyScheduler, events
@@ -32,39 +32,19 @@ from memplan.planning.search.reorder import reorder
 from memplan.planning.search.tape import record
 
 
-class Heuristic(NamedTuple):
-    """What construction evicts by, see `Eviction`."""
-
-    power: float
-    idle_price: float  # 0 where nothing is offloaded
-
-
-# Each was the best of all for some step, the first for most: ResNet-50 at half its bytes takes 136.1 ms with it and
-# 135.3 with the last but one, the 24-layer decoder at 75 % 120.1 and 119.4 with the second, at half 126.3 and 126.0
-# with the third; an MLP at half its bytes 12.6 and 12.4 without copies.
-_HEURISTICS = tuple(Heuristic(*one) for one in ((1.0, 0.03), (1.0, 0.003), (1.2, 0.03), (1.5, 0.01), (1.0, 0.0)))
-_HEURISTICS_WITHOUT_HOST = tuple(Heuristic(power, 0.0) for power in (1.0, 1.5, 2.0))
-_INSERTIONS = 3  # times that slots that stay too full get an empty slot before them; the 3D U-Net at 35 % needs one
-_LIMITS = 4  # to bring the packed bytes under the budget; the eight plans of `evict` take 9.02 with one, 7.21 with 8
-_CLOSE = 50  # where a fiftieth of the budget or less is missing, the limit is lowered for the plan that there is; where
-# a fifth or less is, the eight take 7.57 for 7.24
-_MOST_EVALUATIONS = 10_000  # with which another heuristic is begun: 1.5 s; a thousand kernels take no more for all
-EFFORT = 4_000  # evaluations: 2 s for a thousand kernels; five times as many gain ResNet-50 at half its bytes 0.2 %
-
-
 def plan(
     problem: Problem,
     budget_nbytes: int,
     host_nbytes: int = 0,
     copy_s: CopySeconds | None = None,
-    effort: int = EFFORT,
+    effort: Effort = DEFAULT,
 ) -> Solution:
     """A plan whose temporaries take at most `budget_nbytes`, if one is found.
 
     Args:
       host_nbytes: that offloaded values may take.
       copy_s: seconds of a copy, one way; None where nothing is offloaded.
-      effort: how many ways to end a gap are evaluated for something faster.
+      effort: how hard is searched.
     """
     return _Search(problem, budget_nbytes, host_nbytes, copy_s, effort).run()
 
@@ -81,10 +61,10 @@ class _Search:
     """One problem and its budgets."""
 
     def __init__(
-        self, problem: Problem, budget_nbytes: int, host_nbytes: int, copy_s: CopySeconds | None, effort: int
+        self, problem: Problem, budget_nbytes: int, host_nbytes: int, copy_s: CopySeconds | None, effort: Effort
     ) -> None:
         self.effort = effort
-        self.heuristics = _HEURISTICS if copy_s and host_nbytes else _HEURISTICS_WITHOUT_HOST
+        self.heuristics = effort.heuristics if copy_s and host_nbytes else effort.heuristics_without_host
         self.problem, self.budget_nbytes = problem, budget_nbytes
         self.host_nbytes, self.copy_s = host_nbytes, copy_s
         self._bound_s = seconds(problem, runs(range(len(problem.kernels))))
@@ -117,7 +97,7 @@ class _OrderSearch:
     """Plans in one order of kernels."""
 
     def __init__(self, search: _Search, order: Sequence[int]) -> None:
-        self._search, self._problem = search, search.problem
+        self._search, self._problem, self._effort = search, search.problem, search.effort
         self._budget_nbytes = search.budget_nbytes - self._problem.tables_nbytes  # for what is no table
         self._best: Solution | None = None
         self._heuristics: Sequence[Heuristic] = search.heuristics
@@ -150,10 +130,10 @@ class _OrderSearch:
         """Bring the bytes under the budget, with copies that are waited for where nothing else does; then search."""
         self._limit = budget = max(1, self._budget_nbytes, int(self._ledger.tape.least_nbytes.max()))
         heuristic = self._construct(budget)
-        if Eviction(self._ledger, budget).run() or self._relieve(budget):
+        if Eviction(self._ledger, budget, effort=self._effort).run() or self._relieve(budget):
             spare = self._fit(heuristic)
             limit = budget if spare < 0 else self._ledger.peak_nbytes + spare
-            NeighbourhoodSearch(self._ledger, limit, self._scheduler).improve(self._over_nbytes, self._search.effort)
+            self._neighbourhoods(limit).improve(self._over_nbytes, self._effort.evaluations)
         return self._best or self.solution()
 
     def _construct(self, limit: int) -> Heuristic:
@@ -171,7 +151,7 @@ class _OrderSearch:
             prune(self._ledger, limit)
             ready.append((eviction.excess(), self._seconds(), len(ready), heuristic, *self._decisions()))
             evaluations += eviction.evaluations
-            if evaluations > _MOST_EVALUATIONS and not eviction.excess():
+            if evaluations > self._effort.construction_evaluations and not eviction.excess():
                 break
         for excess, took, number, heuristic, recomputations, offloads in sorted(ready, key=lambda one: one[:3]):
             if tried and not excess and took >= min(tried)[1]:
@@ -186,10 +166,10 @@ class _OrderSearch:
 
     def _relieve(self, limit: int) -> bool:
         """Where evicting alone gets stuck: other recomputations, copies that are waited for, room between kernels."""
-        for _ in range(_INSERTIONS):
+        for _ in range(self._effort.empty_slot_rounds):
             self._refresh()
-            Eviction(self._ledger, limit, scheduler=self._scheduler).run()
-            if NeighbourhoodSearch(self._ledger, limit, self._scheduler).reach_limit(self._search.effort // 4):
+            Eviction(self._ledger, limit, scheduler=self._scheduler, effort=self._effort).run()
+            if self._neighbourhoods(limit).reach_limit(self._effort.evaluations // 4):
                 return True
             self._insert_empty_slots(limit)
         return False
@@ -216,25 +196,23 @@ class _OrderSearch:
     def _fit(self, heuristic: Heuristic) -> int:
         """Lower the limit until the packed bytes keep the budget; what the plan that comes nearest leaves of it."""
         tried = []
-        for _ in range(_LIMITS):
+        for _ in range(self._effort.limits):
             prune(self._ledger, self._limit)
             spare = self._spare_nbytes()
             if spare >= 0:
                 return spare
             tried.append((-spare, len(tried), *self._decisions()))
             self._reconcile()
-            self._limit = max(1, self._least_limit(), min(self._limit, self._ledger.peak_nbytes) + spare)
-            if -spare * _CLOSE > self._search.budget_nbytes:
+            least = int((self._ledger.tape.least_nbytes + self._ledger.slack).max())
+            self._limit = max(1, least, min(self._limit, self._ledger.peak_nbytes) + spare)
+            if -spare * self._effort.adjusted_part > self._search.budget_nbytes:
                 heuristic = self._construct(self._limit)
             evicted = self._eviction(self._limit, heuristic).run()
-            if not evicted and not Eviction(self._ledger, self._limit).run():
+            if not evicted and not Eviction(self._ledger, self._limit, effort=self._effort).run():
                 break
         over, _, recomputations, offloads = min(tried)
         self._ledger.restore(recomputations, offloads)
         return -over
-
-    def _least_limit(self) -> int:
-        return int((self._ledger.tape.least_nbytes + self._ledger.slack).max())
 
     def _reconcile(self) -> None:
         """Count in every slot what the layout of this plan takes there."""
@@ -261,7 +239,18 @@ class _OrderSearch:
         self._refresh()
         power, idle_price = heuristic
         scheduler = self._scheduler if idle_price else None
-        return Eviction(self._ledger, limit, power=power, scheduler=scheduler, idle_price=idle_price, may_stall=False)
+        return Eviction(
+            self._ledger,
+            limit,
+            power=power,
+            scheduler=scheduler,
+            idle_price=idle_price,
+            may_stall=False,
+            effort=self._effort,
+        )
+
+    def _neighbourhoods(self, limit: int) -> NeighbourhoodSearch:
+        return NeighbourhoodSearch(self._ledger, limit, self._scheduler, effort=self._effort)
 
     def _decisions(self) -> tuple[list[tuple[int, int]], list[Offload]]:
         """The ledger's plan, for `Ledger.restore`."""
