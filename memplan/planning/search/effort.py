@@ -17,8 +17,8 @@ class Heuristic(NamedTuple):
 class Effort:
     """How hard is searched, and for what.
 
-    Where no step is named, figures are percents over the plain step, the mean of eight plans: two budgets each of two 3D
-    U-Nets, a 2D U-Net and a decoder with scans. They take 7.24 with the defaults, 7.21 and 7.29 with other seeds.
+    Where no step is named, figures are percents over the plain step, the mean of eight plans: two budgets each of two
+    3D U-Nets, a 2D U-Net and a decoder with scans. They take 7.24 with the defaults, 7.21 and 7.29 with other seeds.
     """
 
     # evaluations of ways to end a gap, for something faster: 2 s for a thousand kernels; five times as many gain
@@ -43,20 +43,18 @@ class Effort:
     adjusted_part: int = 50
 
     # Eviction.
-    least_share: float = (
-        5e-4  # of the limit: smaller values stay. Ten times as much: 7.46, a U-Net 11.7 for 8.6; 0: 7.31
-    )
-    accepted_worth: float = (
-        0.9  # of the next best one's bound is enough. All of it: 7.22; 0.7: 7.65, a U-Net 9.1 for 5.8
-    )
+    # values smaller than this share of the limit stay. Ten times as much: 7.46, a U-Net 11.7 for 8.6; none: 7.31
+    least_share: float = 5e-4
+    # a gap is ended that is worth this share of the next one's bound. All of it: 7.22; 0.7: 7.65, a U-Net 9.1 for 5.8
+    accepted_worth: float = 0.9
     # (longest chain, slots by which it runs early), the next one where a sweep makes no progress; none of the eight
     # needs the last two: 7.19 with the first or the second alone
     escalation: tuple[tuple[int, int], ...] = ((10, 0), (40, 0), (10, 8))
     # an offload that adds more than so many times the stall that it was priced at is rejected. 1: 7.24 as well
     most_delay: float = 1.5
 
-    # Neighbourhoods. No single one decides: 6.99 with the middle stretch alone, 7.02 with 0.3 of the decisions at large,
-    # 7.18 with copies always, 7.24 where nothing stalls.
+    # Neighbourhoods. No single one decides: 6.99 with the middle stretch alone, 7.02 with 0.3 of the decisions at
+    # large, 7.18 with copies always, 7.24 where nothing stalls.
     stretches: tuple[float, ...] = (0.02, 0.05, 0.1)  # of the slots
     near_slots: int = 12
     share: float = 0.12  # of all decisions, drawn at large

@@ -91,11 +91,8 @@ class Eviction:
             if found is None:
                 continue
             worth = found.worth * self._factor(value)
-            if (
-                self._heap
-                and worth < self.effort.accepted_worth * -self._heap[0][0]
-                and evaluated.get((value, slot)) != found
-            ):
+            enough = self.effort.accepted_worth * -self._heap[0][0] if self._heap else 0.0
+            if worth < enough and evaluated.get((value, slot)) != found:
                 evaluated[value, slot] = found
                 heapq.heappush(self._heap, (-worth, value, slot))
                 continue

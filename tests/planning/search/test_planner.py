@@ -75,9 +75,8 @@ def test_nothing_is_repeated_where_an_order_fits(layers: int, seed: int) -> None
 def test_the_same_plan_every_time() -> None:
     problem = training(10, 3)
     budget = int(0.7 * pack(problem).nbytes)
-    found = [
-        plan(problem, budget, 2**40, lambda nbytes: nbytes / 2**24, effort=Effort(evaluations=500)) for _ in range(2)
-    ]
+    effort = Effort(evaluations=500)
+    found = [plan(problem, budget, 2**40, lambda nbytes: nbytes / 2**24, effort) for _ in range(2)]
     assert found[0] == found[1]
 
 
