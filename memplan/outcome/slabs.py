@@ -10,7 +10,7 @@ from memplan.compilation.scheduled import ScheduledModule
 from memplan.hardware.roofline import copy_seconds
 from memplan.outcome.timeline import Origins
 from memplan.planning.graph import Graph, Op
-from memplan.planning.slabs import SlabLoop, Slabs, slab_rows, trips_of
+from memplan.planning.slabs.slabs import SlabLoop, Slabs, slab_rows, trips_of
 from memplan.program import compat
 from memplan.program.axes import shape_of
 from memplan.program.extract import variables

@@ -19,7 +19,7 @@ from memplan.outcome.infeasible import floor_of
 from memplan.outcome.pooled import pooled
 from memplan.outcome.slabs import loop_rows, loops_of, split_decisions, unsplit
 from memplan.outcome.timeline import Origins
-from memplan.planning.loop import Loop, Residuals
+from memplan.planning.loops import Loop, Residuals
 from memplan.planning.problem import Role
 from memplan.planning.schedule import Kind
 from memplan.report.model import Candidate, Choice, Decision, LiveValue, Report

@@ -12,10 +12,10 @@ from typing import Any
 
 from memplan.errors import PlanMismatchError
 from memplan.io import write_atomic
-from memplan.planning.loop import Residuals
+from memplan.planning.loops import Residuals
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import Action, Kind, Schedule
-from memplan.planning.slabs import Slabs
+from memplan.planning.slabs.slabs import Slabs
 
 FORMAT = 4
 

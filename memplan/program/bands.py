@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from memplan.planning.rows import Rows, Span
+from memplan.planning.graph import Rows, Span
 from memplan.program import compat
 
 MOST_TAPS = 64  # rows that one reads: each is another term to add up

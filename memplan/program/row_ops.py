@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from memplan.planning.rows import Rows, Span
+from memplan.planning.graph import Rows, Span
 from memplan.program import compat
 from memplan.program.axes import Axes, local_params, shape_of
 from memplan.program.bands import band_rows

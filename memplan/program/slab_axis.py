@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from memplan.planning.graph import Graph
-from memplan.planning.slabs import AlongOp, SlabGraph
+from memplan.planning.slabs.slabs import AlongOp, SlabGraph
 from memplan.program import compat
 from memplan.program.axes import Axes, shape_of
 from memplan.program.axis_rules import axes_of

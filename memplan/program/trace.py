@@ -14,8 +14,8 @@ from jax.core import Tracer
 
 from memplan.errors import MemplanError, UnsupportedProgramError
 from memplan.hardware.topology import Topology
-from memplan.planning.loop import Loop, Residuals
-from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs
+from memplan.planning.loops import Loop, Residuals
+from memplan.planning.slabs.slabs import SlabGraph, SlabLoop, Slabs
 from memplan.program import compat
 from memplan.program.flatten import flatten
 from memplan.program.interpret import interpret

@@ -11,7 +11,7 @@ from itertools import accumulate
 from math import gcd
 from typing import NamedTuple
 
-from memplan.planning.rows import Rows
+from memplan.planning.graph import Rows
 from memplan.program import compat
 from memplan.program.axes import Axes, Axis, Reduction, shape_of
 

@@ -16,7 +16,7 @@ from memplan.api import Planned
 from memplan.hardware import catalog
 from memplan.hardware.roofline import copy_seconds
 from memplan.outcome.slabs import longest_axis, unsplit
-from memplan.planning.slabs import Slabs
+from memplan.planning.slabs.slabs import Slabs
 from memplan.program.extract import variables
 from memplan.program.trace import Program, trace
 from memplan.program.transforms.slabs import axis_at, with_slabs

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from memplan.planning.rows import ALIGNED, Rows
-from memplan.planning.slabs import AlongOp
+from memplan.planning.graph import ALIGNED, Rows
+from memplan.planning.slabs.slabs import AlongOp
 from memplan.program.extract import body_graph
 from memplan.program.flatten import flatten
 from memplan.program.slab_axis import slab_axis, slab_graph

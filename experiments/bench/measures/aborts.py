@@ -22,7 +22,7 @@ from experiments.bench.cases import Case
 from experiments.bench.results import Found, Row
 from experiments.bench.second_order import drawn_step
 from memplan.hardware import catalog
-from memplan.planning.slabs import Slabs, least_rows
+from memplan.planning.slabs.slabs import Slabs, least_rows
 from memplan.program.axes import shape_of
 from memplan.program.extract import variables
 from memplan.program.trace import Program, flat_function, trace

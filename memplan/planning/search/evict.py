@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from memplan.planning.search.chains import Chains, RecomputeChain
+from memplan.planning.search.chains import Chains, Excess, RecomputeChain
 from memplan.planning.search.effort import DEFAULT, Effort
-from memplan.planning.search.excess import Excess
 from memplan.planning.search.ledger import Ledger, Offload
 from memplan.planning.search.links import CopyScheduler
 

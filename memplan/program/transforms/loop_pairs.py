@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from memplan.planning.loop import Loop
+from memplan.planning.loops import Loop
 from memplan.program import compat
 from memplan.program.extract import body_graph, readers, variables
 from memplan.program.flatten import flatten

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from memplan.errors import PlanMismatchError
-from memplan.planning.rows import Span
-from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, Walls, arrange, least_rows, spare_rows, trips_of
+from memplan.planning.graph import Span
+from memplan.planning.slabs.slabs import SlabGraph, SlabLoop, Slabs, Walls, arrange, least_rows, spare_rows, trips_of
 from memplan.program import compat
 from memplan.program.axes import shape_of
 from memplan.program.carries import accumulate, identity, row_before, run_cumulative

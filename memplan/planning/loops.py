@@ -1,21 +1,75 @@
-"""The residuals of a loop that cost least, for a price on every byte: a minimum cut.
+"""A forward loop and the backward loop that reads what it stacked, and the residuals that cost least.
 
-A sweep over prices gives the choices worth a look.
+All trips of a loop are alike, so one choice holds for all of them: a value of the body is stacked, on the device or on
+the host, or the backward body recomputes it from what is. For a price on every byte the cheapest choice is a minimum
+cut; a sweep over prices gives the choices worth a look.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from memplan.hardware.device import Device
 from memplan.hardware.roofline import copy_seconds, has_triton
-from memplan.planning.graph import op_seconds
-from memplan.planning.loop import Loop, Residuals, recomputed_ops
-from memplan.planning.min_cut import chosen
+from memplan.planning.graph import Graph, op_seconds
 
 _WRITTEN_AND_READ = 2.0  # times that a stack crosses device memory: once in each loop
 PRICES = tuple(10.0 ** (exponent / 4) for exponent in range(-56, -31))
 """Seconds per stacked byte, from hardly any to more than a step lasts."""
+_ENDLESS = 1 << 30  # more ticks than all costs together
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A forward loop and the backward loop that reads what it stacked."""
+
+    body: Graph  # of the forward loop
+    trips: int  # of either loop
+    runs: int  # how often the step runs the loops, where they are inside another
+    # values of the body that the backward body has in any case: constants, slices of what comes from outside
+    given: frozenset[int]
+    needed: frozenset[int]  # values of the body that the backward body reads
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """What a forward loop stacks, as ids of values of its body; the backward body recomputes all else."""
+
+    kept: tuple[int, ...]  # on the device
+    on_host: tuple[int, ...] = ()  # on the host
+
+    @property
+    def stacked(self) -> tuple[int, ...]:
+        return tuple(sorted((*self.kept, *self.on_host)))
+
+    @property
+    def stacked_on_host(self) -> tuple[bool, ...]:
+        """Of each that is stacked: is it on the host?"""
+        return tuple(value in self.on_host for value in self.stacked)
+
+
+def stacked_nbytes(loop: Loop, residuals: Residuals | None) -> int:
+    """Bytes of the stacks on the device; None stands for the loop as it is written."""
+    kept = loop.needed if residuals is None else residuals.kept
+    return loop.trips * sum(map(loop.body.nbytes, kept))
+
+
+def recomputed_ops(loop: Loop, residuals: Residuals) -> tuple[int, ...]:
+    """Ops of the forward body that the backward body recomputes, in order."""
+    there = loop.given.union(residuals.stacked)
+    found: set[int] = set()
+    waiting = list(loop.needed - there)
+    while waiting:
+        made = loop.body.producer[waiting.pop()]
+        if made is not None and made not in found:
+            found.add(made)
+            waiting += [value for value in loop.body.ops[made].inputs if value not in there]
+    return tuple(sorted(found))
 
 
 def cheapest(loop: Loop, price: float, device: Device, offload: bool = False) -> Residuals:
@@ -102,3 +156,28 @@ class _Cut:
         if op.fusion == "elementwise" or (op.along_rows and has_triton(self.device)):
             return 0.0
         return runs * op_seconds(body, op, self.device)
+
+
+def chosen(
+    size: int, source: int, sink: int, costs: Sequence[tuple[int, int, float]], bonds: Sequence[tuple[int, int]]
+) -> np.ndarray:
+    """By node, whether it is on the source's side of a minimum cut.
+
+    A choice of projects of which some bring others along (Picard, Management Science 22(11), 1976).
+
+    Args:
+      size: nodes, the source and the sink among them.
+      costs: (start, end, seconds): paid where `start` is on the source's side and `end` is not.
+      bonds: (start, end): where `start` is on the source's side, `end` is, too.
+    """
+    bonds = list(dict.fromkeys(bonds))  # equal ones would be added up, to more ticks than an int32 has
+    tick = (sum(seconds for *_, seconds in costs) or 1.0) / (_ENDLESS - 1)
+    ticks = [*(int(seconds / tick) for *_, seconds in costs), *(_ENDLESS for _ in bonds)]
+    starts, ends = zip(*((start, end) for start, end, *_ in (*costs, *bonds)), strict=True)
+    network = csr_matrix((np.array(ticks, dtype=np.int32), (starts, ends)), shape=(size, size))
+    rest = network - maximum_flow(network, source, sink).flow
+    rest.data = np.maximum(rest.data, 0)
+    rest.eliminate_zeros()
+    found = np.zeros(size, dtype=bool)
+    found[breadth_first_order(rest, source, return_predecessors=False)] = True
+    return found

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
-from memplan.planning.graph import Graph
-from memplan.planning.rows import Rows, Span
+from memplan.planning.graph import Graph, Rows, Span
 
 
 @dataclass(frozen=True)
@@ -80,23 +79,14 @@ class Slabs:
 
 @dataclass(frozen=True, eq=False)
 class SlabLoop:
-    """One loop over slabs; the same one only where it is the same object.
+    """One loop over slabs; equal only to itself."""
 
-    Attributes:
-      level: how many walls lie before it.
-      ops: in order.
-      reads: values that it reads by slabs from whole arrays, or from what earlier loops wrote.
-      writes: values that it writes by slabs.
-      sums: ops whose results it adds up.
-      spans: the rows of each value on the axis that a trip has, counted from its own slab's first row.
-    """
-
-    level: int
-    ops: tuple[int, ...]
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    sums: tuple[int, ...]
-    spans: Mapping[int, Span]
+    level: int  # how many walls lie before it
+    ops: tuple[int, ...]  # in order
+    reads: tuple[int, ...]  # values that it reads by slabs, from whole arrays or from what earlier loops wrote
+    writes: tuple[int, ...]  # values that it writes by slabs
+    sums: tuple[int, ...]  # ops whose results it adds up
+    spans: Mapping[int, Span]  # rows of each value on the axis that a trip has, from its own slab's first row
 
 
 def slab_rows(graph: SlabGraph, slabs: Slabs, value: int) -> int:
@@ -108,9 +98,9 @@ def slab_rows(graph: SlabGraph, slabs: Slabs, value: int) -> int:
 
 
 def spare_rows(rows: int, spans: Iterable[Span]) -> tuple[int, int]:
-    """Rows of a value on the host before its first one, and behind those of the last slab, with anything in them.
+    """Rows of unspecified content that a value on the host has before its first row, and after its last slab.
 
-    The first trip of a loop writes what no trip before it made, and the last fetches for one that does not follow.
+    The first trip of a loop writes for a trip that does not exist, and the last one fetches for one.
 
     Args:
       rows: of the value, in a slab.
@@ -148,18 +138,12 @@ class Walls:
     def __init__(self, graph: SlabGraph, ops: frozenset[int]):
         self.graph, self.ops = graph, ops
         self.levels: dict[int, int] = {}  # by op
+        producer = graph.graph.producer
         for number, op in enumerate(graph.graph.ops):
-            self.levels[number] = max((self._behind(number, value) for value in op.inputs), default=0)
+            made = ((one, value) for value in op.inputs if (one := producer[value]) is not None)
+            behind = (self.levels[one] + (one in ops and not self._by_slabs(number, value)) for one, value in made)
+            self.levels[number] = max(behind, default=0)
         self._known: dict[tuple[int, int], list[_Known]] = {}
-
-    def _behind(self, number: int, value: int) -> int:
-        """The level at which an op can read a value."""
-        made = self.graph.graph.producer[value]
-        if made is None:
-            return 0
-        if made not in self.ops:
-            return self.levels[made]
-        return self.levels[made] + (not self._by_slabs(number, value))
 
     def _by_slabs(self, number: int, value: int) -> bool:
         """An op of a loop reads a value by slabs, that another makes by slabs, and not whole as well."""
@@ -207,7 +191,8 @@ class Walls:
                 return one.loop
         asked: dict[int, bool] = {}
         loop = self._make(level, slabs, written, asked)
-        known.insert(0, _Known(_those(asked, True), _those(asked, False), loop))
+        written = frozenset(value for value, answer in asked.items() if answer)
+        known.insert(0, _Known(written, frozenset(asked.keys() - written), loop))
         del known[_KEPT:]
         return loop
 
@@ -260,10 +245,6 @@ class _Known:
 
 
 _KEPT = 16  # loops by level: what is tried differs by one value from what was found, or is that again
-
-
-def _those(asked: Mapping[int, bool], answer: bool) -> frozenset[int]:
-    return frozenset(value for value, known in asked.items() if known is answer)
 
 
 def _union(spans: Iterable[Span]) -> Span:

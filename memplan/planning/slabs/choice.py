@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from memplan.planning.slab_cut import SlabCut
-from memplan.planning.slab_price import Outside, Price, Pricer, SlabLimits, lifetimes, outside, read_whole
-from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs, Walls
+from memplan.planning.slabs.cut import SlabCut
+from memplan.planning.slabs.price import Price, Pricer, SlabLimits
+from memplan.planning.slabs.slabs import Slabs
 
 _ROUNDS = 6
 _WORTHS = (0.3, 0.1, 0.03, 0.01)  # of a second of kernels in seconds of copies, where memory is what lacks
@@ -59,19 +59,18 @@ class Choice:
 
         One makes room, or leaves a loop waiting for its copies, for which the other makes up.
         """
-        best, tried = (slabs, self._price(slabs)), 0
-        pairs = self._pairs(slabs)
-        while tried < _PAIRS and (other := next(pairs, None)) is not None:
-            tried += 1
-            price = self._price(other)
-            if self.limits.order(price) < self.limits.order(best[1]):
+        best, pairs = (slabs, self._price(slabs)), self._pairs(slabs)
+        for _ in range(_PAIRS):
+            if (other := next(pairs, None)) is None:
+                break
+            if self.limits.order(self._price(other)) < self.limits.order(best[1]):
                 best = self.descended(other)
                 pairs = self._pairs(best[0])
         return best
 
     def _pairs(self, slabs: Slabs) -> Iterator[Slabs]:
         """Something large that is written otherwise, and anything large otherwise."""
-        values, nbytes = self._worth_writing(slabs), self._graph.graph.nbytes
+        values, nbytes = self._worth_writing(slabs), self.pricer.graph.graph.nbytes
         large = max(map(nbytes, values), default=0) // _LARGE
         values = [value for value in values if nbytes(value) > large]
         for first in (value for value in values if value in slabs.stored):
@@ -108,33 +107,25 @@ class Choice:
         there = replace(away, stored=away.stored | {value})
         yield replace(there, on_host=there.on_host | {value})
         yield there
-        levels = [loop.level for loop in self._walls.loops(there) if value in loop.reads]
+        levels = [loop.level for loop in self.pricer.walls.loops(there) if value in loop.reads]
         for first in range(1, len(levels)):
             yield replace(there, again=again | {(value, level) for level in levels[first:]})
 
     def _toggled_recomputation(self, slabs: Slabs) -> Iterator[Slabs]:
         """Slabs in which one loop recomputes a value that it reads now, or reads one that it recomputes."""
-        written = slabs.stored | self._walls.forced
-        pairs = {(value, loop.level) for loop in self._walls.loops(slabs) for value in loop.reads if value in written}
+        walls, written = self.pricer.walls, slabs.stored | self.pricer.walls.forced
+        pairs = {(value, loop.level) for loop in walls.loops(slabs) for value in loop.reads if value in written}
         yield from (replace(slabs, again=slabs.again ^ {one}) for one in sorted(pairs | slabs.again))
 
     def _worth_writing(self, slabs: Slabs) -> list[int]:
         """What is written, and what kernels make by slabs; the last first: earlier loops write for it."""
-        graph, along = self._graph.graph, self._graph.along
+        graph, along = self.pricer.graph.graph, self.pricer.graph.along
         kernels = (op for op in self.bare.ops if graph.ops[op].fusion == "kernel" and not along[op].reduces)
         made = {value for op in kernels for value in graph.ops[op].outputs}
-        return sorted((made | slabs.stored) - self._walls.forced, reverse=True)
+        return sorted((made | slabs.stored) - self.pricer.walls.forced, reverse=True)
 
     def _price(self, slabs: Slabs) -> Price:
-        return self.pricer.price(slabs, self.limits, self._whole, self._read_whole, self._walls.loops(slabs))
-
-    @cached_property
-    def _whole(self) -> Outside:
-        return outside(self._walls, self.pricer.op_seconds)
-
-    @cached_property
-    def _read_whole(self) -> Mapping[int, int]:
-        return read_whole(self._walls)
+        return self.pricer.price(slabs, self.limits)
 
     def _recompute_everything_first(self) -> Iterator[tuple[Slabs, Price]]:
         """First every value that can be recomputed is, however long that takes; then fewer, until it does not fit."""
@@ -147,9 +138,8 @@ class Choice:
                 return
 
     def _at_worth(self, worth: float) -> tuple[Slabs, Price]:
-        weights = dict.fromkeys(self._walls.levels.values(), worth)
-        cut = SlabCut(self.pricer, self.bare, self._walls.levels, self._walls.forced, weights, {}, (), math.inf)
-        slabs = self._placed(self.bare, frozenset(cut.run()))
+        weights = dict.fromkeys(self.pricer.walls.levels.values(), worth)
+        slabs = self._placed(self.bare, frozenset(SlabCut(self.pricer, weights, {}, (), math.inf).run()))
         return slabs, self._price(slabs)
 
     def _rounds(self) -> Iterator[tuple[Slabs, Price]]:
@@ -157,57 +147,42 @@ class Choice:
         shares: Mapping[int, int] = {}
         on_device: Collection[int] = ()
         for _ in range(_ROUNDS):
-            shares = SlabCut(
-                self.pricer, self.bare, self._walls.levels, self._walls.forced, weights, shares, on_device
-            ).run()
+            shares = SlabCut(self.pricer, weights, shares, on_device).run()
             slabs = self._placed(self.bare, frozenset(shares))
             yield slabs, self._price(slabs)
             on_device = slabs.stored - slabs.on_host
-            for loop in self._walls.loops(slabs):
-                weights[loop.level] = weights.get(loop.level, 1.0) * self._growth(loop, slabs)
-
-    @cached_property
-    def _walls(self) -> Walls:
-        return Walls(self._graph, self.bare.ops)
-
-    @property
-    def _graph(self) -> SlabGraph:
-        return self.pricer.graph
-
-    def _growth(self, loop: SlabLoop, slabs: Slabs) -> float:
-        """Of the weight of a loop's kernels: up where it waits for them, down where it waits for copies."""
-        streams = self.pricer.streams(loop, slabs)
-        copies = max(streams.read, streams.written)
-        if not copies or not streams.kernels:
-            return 1.0
-        return (streams.kernels / copies) ** _STEP
+            for loop in self.pricer.walls.loops(slabs):
+                # the weight of a loop's kernels rises where it waits for them, and falls where it waits for copies
+                streams = self.pricer.streams(loop, slabs)
+                if (copies := max(streams.read, streams.written)) and streams.kernels:
+                    weights[loop.level] = weights.get(loop.level, 1.0) * (streams.kernels / copies) ** _STEP
 
     def _placed(self, slabs: Slabs, stored: frozenset[int]) -> Slabs:
         """With everything on the host but what fits on the device beside the loops, the most copied first.
 
         What somebody reads whole has to be on the device for that, and stays there.
         """
-        nbytes = self._graph.graph.nbytes
-        loops = self._walls.loops(replace(slabs, stored=stored))
-        lives = lifetimes(loops, self._read_whole)
+        pricer, nbytes, read_whole = self.pricer, self.pricer.graph.graph.nbytes, self.pricer.read_whole
+        loops = pricer.walls.loops(replace(slabs, stored=stored))
+        lives = pricer.lifetimes(loops)
         slabs = replace(slabs, stored=stored, on_host=frozenset(lives))
         room = self.limits.device_bytes - self.limits.resident_bytes
-        beside = zip(loops, self._whole.beside(loops), strict=True)
-        free = [room - more - self.pricer.trip_bytes(loop, slabs) for loop, more in beside]
-        for value, life in self.pricer.anew(loops).items():
+        beside = zip(loops, pricer.outside.beside(loops), strict=True)
+        free = [room - more - pricer.trip_bytes(loop, slabs) for loop, more in beside]
+        for value, life in pricer.relayouts(loops).items():
             for loop in range(*life):
                 free[loop] -= nbytes(value)
+
+        def order(value: int) -> tuple[bool, float]:
+            """Values read whole, then those that are copied most often for the loops that they would be there for."""
+            first, end = lives[value]
+            return value not in read_whole, -(1 + sum(value in loop.reads for loop in loops[first:end])) / (end - first)
+
         on_host = set(lives)
-        by_worth = sorted(lives, key=lambda value: _worth(value, loops, lives[value]), reverse=True)
-        for value in sorted(by_worth, key=lambda value: value not in self._read_whole):
-            needs = {n: nbytes(value) for n in range(*lives[value])}
-            if value in self._read_whole or all(free[loop] >= more for loop, more in needs.items()):
+        for value in sorted(lives, key=order):
+            there = range(*lives[value])
+            if value in read_whole or all(free[loop] >= nbytes(value) for loop in there):
                 on_host.discard(value)
-                for loop, more in needs.items():
-                    free[loop] -= more
+                for loop in there:
+                    free[loop] -= nbytes(value)
         return replace(slabs, on_host=frozenset(on_host))
-
-
-def _worth(value: int, loops: Sequence[SlabLoop], life: tuple[int, int]) -> float:
-    """Times that it is copied, by the loops that it would be on the device for."""
-    return (1 + sum(value in loop.reads for loop in loops[slice(*life)])) / (life[1] - life[0])
