@@ -45,30 +45,32 @@ class Lifetime:
 
 def pack(problem: Problem, schedule: Schedule | None = None) -> Packing:
     """Lay out a schedule; by default each kernel runs once, in the module's order."""
-    return _Layout(problem, _plain(problem) if schedule is None else schedule).packing()
+    return _Layout(problem, schedule).packing()
 
 
 def live_nbytes(problem: Problem, schedule: Schedule | None = None) -> np.ndarray:
     """Bytes of temporaries that are there at each action, arguments and outputs put to use; as many as actions."""
-    return _Layout(problem, _plain(problem) if schedule is None else schedule).live_nbytes()
+    layout = _Layout(problem, schedule)
+    change = np.zeros(len(layout.schedule) + 2, np.int64)
+    for one in layout.lifetimes():
+        change[one.first] += one.nbytes
+        change[one.end] -= one.nbytes
+    return np.cumsum(change)[: len(layout.schedule)]
 
 
 def lifetimes(problem: Problem) -> tuple[Sequence[Lifetime], Sequence[Lifetime]]:
     """Temporaries of the module's own order: on the device, those of `live_nbytes`; and on the host."""
-    layout = _Layout(problem, _plain(problem))
+    layout = _Layout(problem)
     return layout.lifetimes(), layout.on_host()
-
-
-def _plain(problem: Problem) -> Schedule:
-    return runs(range(len(problem.kernels)))
 
 
 class _Layout:
     """One schedule, laid out."""
 
-    def __init__(self, problem: Problem, schedule: Schedule) -> None:
-        self._problem, self._schedule = problem, schedule
-        self._live = Liveness(problem, schedule)
+    def __init__(self, problem: Problem, schedule: Schedule | None = None) -> None:
+        self._problem = problem
+        self.schedule = runs(range(len(problem.kernels))) if schedule is None else schedule
+        self._live = Liveness(problem, self.schedule)
         self._versions = self._live.versions
         self._position = _post_order(self._live)
 
@@ -77,22 +79,18 @@ class _Layout:
         groups = self._reuse_operands(left)
         tables, alignment = self._tables_nbytes(), self._problem.alignment
         nbytes = heap_nbytes(groups, self._position, alignment)
-        on_host = [self._position[version] for version in self._live.beside]
-        host = heap_nbytes(self._host_groups(), on_host, alignment)
+        # each memory space has a heap of its own (`AssignBuffersWithSequentialOrdering`)
+        versions = self._live.on_host
+        columns = ([one.start for one in versions], [one.end for one in versions], [one.nbytes for one in versions])
+        start, end, sizes = (dict(enumerate(column)) for column in columns)
+        on_host = Groups.of({number: number for number in start}, start, end, sizes)
+        host = heap_nbytes(on_host, [self._position[version] for version in self._live.beside], alignment)
         return Packing(nbytes + tables, groups.live_nbytes() + tables, reused, host)
-
-    def _host_groups(self) -> Groups:
-        """On the host: each memory space has a heap of its own (`AssignBuffersWithSequentialOrdering`)."""
-        versions = dict(enumerate(self._live.on_host))
-        start = {number: one.start for number, one in versions.items()}
-        end = {number: one.end for number, one in versions.items()}
-        nbytes = {number: one.nbytes for number, one in versions.items()}
-        return Groups.of({number: number for number in versions}, start, end, nbytes)
 
     def _tables_nbytes(self) -> int:
         """Those of the module, of what runs again and has several results, and of copies; each aligned by itself."""
         ran, found = set[int](), self._problem.tables_nbytes
-        for time, action in enumerate(self._schedule):
+        for time, action in enumerate(self.schedule):
             if action.kind in (Kind.OFFLOAD, Kind.PREFETCH):
                 found += self._problem.alignment
             elif action.kind is Kind.RUN:
@@ -100,13 +98,6 @@ class _Layout:
                 found += self._problem.alignment * (action.number in ran and results > 1)
                 ran.add(action.number)
         return found
-
-    def live_nbytes(self) -> np.ndarray:
-        change = np.zeros(len(self._schedule) + 2, np.int64)
-        for one in self.lifetimes():
-            change[one.first] += one.nbytes
-            change[one.end] -= one.nbytes
-        return np.cumsum(change)[: len(self._schedule)]
 
     def lifetimes(self) -> list[Lifetime]:
         _, left = self._reuse_places()
@@ -164,7 +155,7 @@ class _Layout:
             starts[self._versions[number].start].append(number)
             ends[self._versions[number].end].append(number)
         clock, start, end, place = 0, {}, {}, {}
-        for time in range(-1, len(self._schedule) + 1):
+        for time in range(-1, len(self.schedule) + 1):
             for number in starts[time]:
                 place[number] = group_of[number]
                 if number not in several:
@@ -243,13 +234,11 @@ class _Places:
             blocked[at[(start < version.end) & (end > version.start)]] = True
         for place in np.flatnonzero(~blocked)[::-1].tolist():
             fits = nbytes is None or self._sizes[place] == nbytes
-            if fits and not (touched[place] and self._interferes(place, group)):
+            pairs = ((one, other) for one in self._inside[place] for other in group)
+            if fits and not (touched[place] and any(self._interfere(*pair) for pair in pairs)):
                 self._put(place, group)
                 return True
         return False
-
-    def _interferes(self, place: int, group: Sequence[int]) -> bool:
-        return any(self._interfere(one, other) for one in self._inside[place] for other in group)
 
     def _put(self, place: int, group: Sequence[int]) -> None:
         self._inside[place] += group

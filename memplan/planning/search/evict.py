@@ -10,8 +10,9 @@ pruned at the end, dearest first.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -44,18 +45,18 @@ class Eviction:
 
     ledger: Ledger
     limit: int
-    banned: set[tuple[int, int]] = field(default_factory=set)  # values and slots that are not tried
-    noise: Sequence[float] = ()  # by value, what its worth is multiplied by; all alike where empty
     power: float = 1.0  # of `Excess`
     scheduler: CopyScheduler | None = None  # of offloads; None where nothing is offloaded
     idle_price: float = 0.1  # of a second of a link that nobody waits for, in seconds
     may_stall: bool = True  # offloads that the kernels stall for are made too
     early_slots: int = 0  # slots by which something may be recomputed early from the beginning
+    noise: Sequence[float] = ()  # by value, what its worth is multiplied by; all alike where empty
     effort: Effort = DEFAULT
-    evaluations: int = 0  # how many gaps were evaluated, whatever the machine
 
     def __post_init__(self) -> None:
         self._tape, self.limit = self.ledger.tape, max(1, self.limit)
+        self.evaluations = 0  # of gaps: the effort, whatever the machine
+        self._banned = set[tuple[int, int]]()  # values and slots that are not tried again
         self._excess = Excess(self.limit, self.power)
         self._least_nbytes = max(1, int(self.effort.least_share * self.limit))
         self._early = 0
@@ -86,9 +87,13 @@ class Eviction:
         evaluated: dict[tuple[int, int], Candidate] = {}
         while self._heap and left:
             _, value, slot = heapq.heappop(self._heap)
-            found = self._evaluate(value, slot, longest)
-            if found is None:
+            self.evaluations += 1
+            chain = self._chains.best(value, slot, longest)
+            candidates: list[Candidate] = [] if chain is None else [chain]
+            candidates += self._offloads(value, slot)
+            if not candidates:
                 continue
+            found = max(candidates, key=lambda one: one.worth)
             worth = found.worth * self._factor(value)
             enough = self.effort.accepted_worth * -self._heap[0][0] if self._heap else 0.0
             if worth < enough and evaluated.get((value, slot)) != found:
@@ -98,9 +103,12 @@ class Eviction:
             before_s = 0.0 if self.scheduler is None else self.scheduler.links.seconds
             fresh = self._apply(found)
             now = self.excess()
-            if now >= left or self._delays_others(found, before_s):
+            delay_s = 0.0 if self.scheduler is None else self.scheduler.links.seconds - before_s
+            # a stall that is longer than the offload's own: it delays others
+            most_s = self.effort.most_delay * found.stall_s if isinstance(found, PricedOffload) else math.inf
+            if now >= left or delay_s > most_s + self._tick_s:
                 self._undo(found, fresh)
-                self.banned.add((value, slot))
+                self._banned.add((value, slot))
                 continue
             left, taken = now, True
             weights = self._excess.of_a_byte(self.ledger.load)
@@ -111,36 +119,23 @@ class Eviction:
 
     def _gaps(self, value: int, weights: Sequence[float]) -> Iterator[tuple[float, int, int]]:
         """Gaps of a value that touch crowded slots, by what ending them could be worth at most."""
-        nbytes = self._tape.nbytes[value]
-        price = self._least_price(value)
-        if nbytes < self._least_nbytes or price is None:
+        nbytes, recompute_s = self._tape.nbytes[value], self._tape.operations[self._tape.values[value].maker].seconds
+        prices = [] if recompute_s is None else [recompute_s]  # of bringing the value back
+        if self.scheduler is not None and self.scheduler.may_offload(value):
+            prices.append(self.idle_price * self.scheduler.busy_s(value))
+        if nbytes < self._least_nbytes or not prices:
             return
+        price = min(prices) + self._tick_s
         for slot in self.ledger.needs[value]:
             before = self.ledger.last_touch(value, slot)
             for at in range(max(before + 1, slot - self._early), slot + 1):
                 weight = weights[at] - weights[min(before + 1, at)]
-                if (weight or self._early) and weights[slot] > weights[before + 1] and (value, at) not in self.banned:
+                if (weight or self._early) and weights[slot] > weights[before + 1] and (value, at) not in self._banned:
                     worth = max(weight, 1e-9) * nbytes / self.limit / price * self._factor(value)
                     yield -worth, value, at
 
     def _factor(self, value: int) -> float:
         return self.noise[value] if self.noise else 1.0
-
-    def _least_price(self, value: int) -> float | None:
-        """What it takes at least to bring a value back, None where that is not possible."""
-        recompute_s = self._tape.operations[self._tape.values[value].maker].seconds
-        prices = [] if recompute_s is None else [recompute_s]
-        if self.scheduler is not None and self.scheduler.may_offload(value):
-            prices.append(self.idle_price * self.scheduler.busy_s(value))
-        return min(prices) + self._tick_s if prices else None
-
-    def _evaluate(self, value: int, slot: int, longest: int) -> Candidate | None:
-        """The best way to end a gap."""
-        self.evaluations += 1
-        chain = self._chains.best(value, slot, longest)
-        candidates: list[Candidate] = [] if chain is None else [chain]
-        candidates += self._offloads(value, slot)
-        return max(candidates, key=lambda one: one.worth, default=None)
 
     def _offloads(self, value: int, slot: int) -> Iterator[PricedOffload]:
         if self.scheduler is None or slot not in self.ledger.needs[value]:
@@ -166,7 +161,8 @@ class Eviction:
             fresh = tuple(op for op in found.operations if op not in self.ledger.preludes[found.slot])
             for op in fresh:
                 self.ledger.recompute(op, found.slot)
-        self._refresh()
+        if self.scheduler is not None:
+            self.scheduler.refresh()
         return fresh
 
     def _undo(self, found: Candidate, fresh: tuple[int, ...]) -> None:
@@ -175,15 +171,6 @@ class Eviction:
         else:
             for op in reversed(fresh):
                 self.ledger.undo_recompute(op, found.slot)
-        self._refresh()
-
-    def _delays_others(self, found: Candidate, before_s: float) -> bool:
-        """Do the kernels stall for longer than for this offload alone, through others that it delays?"""
-        if self.scheduler is None or not isinstance(found, PricedOffload):
-            return False
-        return self.scheduler.links.seconds - before_s > self.effort.most_delay * found.stall_s + self._tick_s
-
-    def _refresh(self) -> None:
         if self.scheduler is not None:
             self.scheduler.refresh()
 

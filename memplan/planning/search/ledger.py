@@ -34,37 +34,29 @@ class Offload:
 
 
 class Ledger:
-    """A plan on a tape, changed by `recompute` and `offload`, and back.
-
-    Attributes:
-      preludes: of each slot, the operations in its prelude, ascending.
-      offloads: by value, and the slot behind which the prefetch begins.
-      needs: of each value, the slots that need it, ascending.
-      through: of each slot, bytes that are there all the time.
-      slot_seconds: of each slot, its prelude included.
-    """
+    """A plan on a tape, changed by `recompute` and `offload`, and back."""
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
-        self.preludes: list[list[int]] = [[] for _ in range(tape.count)]
-        self.offloads: dict[tuple[int, int], Offload] = {}
+        self.preludes: list[list[int]] = [[] for _ in range(tape.count)]  # operations of each slot, ascending
+        self.offloads: dict[tuple[int, int], Offload] = {}  # by value, and slot behind which the prefetch begins
         self._made: list[list[int]] = [[2 * value.first_slot + 1] for value in tape.values]
         self._wanted: list[dict[int, int]] = [{} for _ in tape.nbytes]  # slots -> how many need it there
         self._own: list[dict[int, int]] = [{} for _ in tape.nbytes]  # likewise, until the end of the slot's own work
         for slot, work in enumerate(tape.slots):
             for value in work.reads:
                 self._wanted[value][slot] = self._own[value][slot] = 1
-        self.needs: list[list[int]] = [sorted(wanted) for wanted in self._wanted]
+        self.needs: list[list[int]] = [sorted(wanted) for wanted in self._wanted]  # slots by value, ascending
         change = np.zeros(tape.count + 1, np.int64)
         for value in range(len(tape.nbytes)):
             for first, end in self._through(value):
                 change[first] += tape.nbytes[value]
                 change[end] -= tape.nbytes[value]
-        self.through = np.cumsum(change)[:-1]
+        self.through = np.cumsum(change)[:-1]  # bytes of each slot that are there all the time
         self._beside = np.zeros(tape.count, np.int64)  # above `through`, at the most
         self._load: np.ndarray | None = None
         self._slack = np.zeros(tape.count, np.int64)
-        self.slot_seconds = np.array([slot.seconds for slot in tape.slots])
+        self.slot_seconds = np.array([slot.seconds for slot in tape.slots])  # preludes included
         for slot in range(tape.count):
             self._recount(slot)
 
@@ -151,22 +143,21 @@ class Ledger:
         self._recompute(op, slot, +1)
 
     def undo_recompute(self, op: int, slot: int) -> None:
-        """Do not run it there."""
         self._recompute(op, slot, -1)
 
     def _recompute(self, op: int, slot: int, sign: int) -> None:
         operation, dirty = self.tape.operations[op], {slot}
         for value in operation.writes:
-            before = self._open_change(value, dirty)
+            before = self._before_change(value, dirty)
             if sign > 0:
                 insort(self._made[value], 2 * slot)
             else:
                 self._made[value].remove(2 * slot)
-            self._close_change(value, before, dirty)
+            self._after_change(value, before, dirty)
         for value in operation.reads:
-            before = self._open_change(value, dirty)
+            before = self._before_change(value, dirty)
             self._need(value, slot, sign)
-            self._close_change(value, before, dirty)
+            self._after_change(value, before, dirty)
         self.slot_seconds[slot] += sign * (operation.seconds or 0.0)
         if sign > 0:
             insort(self.preludes[slot], op)
@@ -181,13 +172,12 @@ class Ledger:
         self.offloads[offload.value, offload.prefetch] = offload
 
     def undo_offload(self, offload: Offload) -> None:
-        """Keep it on the device."""
         del self.offloads[offload.value, offload.prefetch]
         self._offload(offload, -1)
 
     def _offload(self, offload: Offload, sign: int) -> None:
         dirty: set[int] = set()
-        before = self._open_change(offload.value, dirty)
+        before = self._before_change(offload.value, dirty)
         if sign > 0:
             insort(self._made[offload.value], 2 * offload.prefetch + 1)
         else:
@@ -198,7 +188,7 @@ class Ledger:
             own[offload.end] = own.get(offload.end, 0) + sign
             if not own[offload.end]:
                 del own[offload.end]
-        self._close_change(offload.value, before, dirty)
+        self._after_change(offload.value, before, dirty)
         for one in dirty:
             self._recount(one)
 
@@ -213,12 +203,12 @@ class Ledger:
             del wanted[slot]
             self.needs[value].remove(slot)
 
-    def _open_change(self, value: int, dirty: set[int]) -> list[tuple[int, int]]:
-        """Where a value was before a change; slots that the change may touch."""
+    def _before_change(self, value: int, dirty: set[int]) -> list[tuple[int, int]]:
+        """Where a value is; adds the slots that a change of it may touch."""
         self._touch(value, dirty)
         return self._through(value)
 
-    def _close_change(self, value: int, before: list[tuple[int, int]], dirty: set[int]) -> None:
+    def _after_change(self, value: int, before: list[tuple[int, int]], dirty: set[int]) -> None:
         after, nbytes = self._through(value), self.tape.nbytes[value]
         self._load = None
         for first, end in before:
@@ -291,20 +281,13 @@ class Ledger:
         for value, sources in over:
             for source in sources:
                 moment, last = self.version(source, slot)
-                if (
-                    last <= slot
-                    and source not in read_later
-                    and source not in taken
-                    and not self._is_fetched(source, moment)
-                ):
+                # a prefetch makes an element of a tuple, which nothing writes over
+                fetched = moment & 1 and moment != 2 * self.tape.values[source].first_slot + 1
+                if last <= slot and source not in read_later and source not in taken and not fetched:
                     taken.add(source)
                     saved += self.tape.nbytes[value]
                     break
         return saved
-
-    def _is_fetched(self, value: int, moment: int) -> bool:
-        """Does a prefetch make this version? What it makes is an element of a tuple, which nothing writes over."""
-        return bool(moment & 1) and moment != 2 * self.tape.values[value].first_slot + 1
 
 
 def reconcile(problem: Problem, tape: Tape) -> Tape:

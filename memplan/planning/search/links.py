@@ -22,26 +22,19 @@ _AT_ONE_SLOT = (Kind.PREFETCHED, Kind.OFFLOAD, Kind.OFFLOADED, Kind.PREFETCH)  #
 
 
 class Links:
-    """The clock of a ledger's plan, stalls for copies included.
-
-    Attributes:
-      seconds: of the whole plan.
-      ends: of every slot, when its own work ends.
-      starts: of every slot, when its prelude begins.
-      offloads, prefetches: when the link each way is busy, in turn.
-      on_host: values -> the slot behind which they are on the host, and when.
-    """
+    """The clock of a ledger's plan, stalls for copies included."""
 
     def __init__(self, ledger: Ledger, copy_s: CopySeconds) -> None:
         self._ledger, self._copy_s = ledger, copy_s
+        # offloads, prefetches: when the link each way is busy, in turn
         self.offloads: Busy = []
         self.prefetches: Busy = []
-        self.on_host: dict[int, tuple[int, float]] = {}
-        stalls_s = self._simulate(np.cumsum(ledger.slot_seconds))
-        self.ends = np.cumsum(ledger.slot_seconds) + np.cumsum(stalls_s)
-        self.starts = np.concatenate([[0.0], self.ends[:-1]])
+        self.on_host: dict[int, tuple[int, float]] = {}  # values -> the slot behind which they are there, and when
+        ends = np.cumsum(ledger.slot_seconds)
+        self.ends = ends + np.cumsum(self._simulate(ends))  # of every slot, when its own work ends
+        self.starts = np.concatenate([[0.0], self.ends[:-1]])  # of every slot, when its prelude begins
         last = (busy[-1][1] for busy in (self.offloads, self.prefetches) if busy)
-        self.seconds = max(float(self.ends[-1]), *last, 0.0)
+        self.seconds = max(float(self.ends[-1]), *last, 0.0)  # of the whole plan
 
     def _simulate(self, ends: np.ndarray) -> np.ndarray:
         """Of every slot, the seconds that the kernels stall before its end or right behind it."""
@@ -74,6 +67,14 @@ class Links:
         end = start + self._copy_s(self._ledger.tape.nbytes[value])
         busy.append((start, end))
         return end
+
+
+def plan_seconds(ledger: Ledger, scheduler: CopyScheduler | None) -> float:
+    """Of a ledger's plan, with its copies where there are any; refreshes the scheduler."""
+    if scheduler is None:
+        return float(ledger.slot_seconds.sum())
+    scheduler.refresh()
+    return scheduler.links.seconds
 
 
 def events(ledger: Ledger) -> list[tuple[int, Kind, Offload]]:

@@ -16,7 +16,7 @@ import numpy as np
 from memplan.planning.search.effort import DEFAULT, Effort
 from memplan.planning.search.evict import Eviction, prune, undo_offload
 from memplan.planning.search.ledger import Ledger, Offload, Recomputation
-from memplan.planning.search.links import CopyScheduler
+from memplan.planning.search.links import CopyScheduler, plan_seconds
 
 Decision = Recomputation | Offload
 
@@ -63,7 +63,10 @@ class NeighbourhoodSearch:
         draw = random.Random(self.seed)
         best, least = self._decisions(), self._cost()
         while evaluations > 0 and least[0]:
-            for decision in self._near_excess(draw):
+            # destroy some of what is near a slot above the limit
+            slot = draw.choice(np.flatnonzero(self.ledger.load > self.limit).tolist())
+            near = [one for one in self._decisions() if abs(_slot(one) - slot) <= self.effort.near_slots]
+            for decision in [one for one in near if draw.random() < (0.7 if _slot(one) == slot else 0.3)]:
                 self._undo(decision)
             evaluations -= self._repair(draw, early_slots=draw.choice((0, 2))) + self.effort.destroying
             cost = self._cost()
@@ -76,10 +79,7 @@ class NeighbourhoodSearch:
     def _cost(self) -> tuple[float, float]:
         """Bytes times slots above the limit, then seconds."""
         excess = float(np.maximum(self.ledger.load - self.limit, 0).sum())
-        if self.scheduler is None:
-            return excess, float(self.ledger.slot_seconds.sum())
-        self.scheduler.refresh()
-        return excess, self.scheduler.links.seconds
+        return excess, plan_seconds(self.ledger, self.scheduler)
 
     def _repair(self, draw: random.Random, early_slots: int = 0) -> int:
         """Evict again; the evaluations that it took."""
@@ -91,13 +91,13 @@ class NeighbourhoodSearch:
         eviction = Eviction(
             self.ledger,
             self.limit,
-            noise=noise,
-            power=draw.choice(self.effort.powers),
-            scheduler=scheduler,
-            idle_price=draw.choice(self.effort.idle_prices),
-            may_stall=early_slots > 0 or draw.random() < self.effort.stalling,
-            early_slots=early_slots,
-            effort=self.effort,
+            draw.choice(self.effort.powers),
+            scheduler,
+            draw.choice(self.effort.idle_prices),
+            early_slots > 0 or draw.random() < self.effort.stalling,
+            early_slots,
+            noise,
+            self.effort,
         )
         eviction.run()
         return eviction.evaluations
@@ -112,12 +112,6 @@ class NeighbourhoodSearch:
             dear = sorted(decisions, key=lambda one: -self._seconds(one) * draw.random())
             return dear[: draw.randint(1, max(1, len(dear) // 8))]
         return [one for one in decisions if draw.random() < self.effort.share] or [draw.choice(decisions)]
-
-    def _near_excess(self, draw: random.Random) -> list[Decision]:
-        """What is near a slot above the limit, some of it."""
-        slot = draw.choice(np.flatnonzero(self.ledger.load > self.limit).tolist())
-        near = [one for one in self._decisions() if abs(_slot(one) - slot) <= self.effort.near_slots]
-        return [one for one in near if draw.random() < (0.7 if _slot(one) == slot else 0.3)]
 
     def _decisions(self) -> list[Decision]:
         return [*self.ledger.recomputations(), *self.ledger.offloads.values()]

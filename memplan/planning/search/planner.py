@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from memplan.planning.schedule import Action, CopySeconds, Kind, Schedule, Solut
 from memplan.planning.search.effort import DEFAULT, Effort, Heuristic
 from memplan.planning.search.evict import Eviction, prune
 from memplan.planning.search.ledger import Ledger, Offload, reconcile
-from memplan.planning.search.links import CopyScheduler, events
+from memplan.planning.search.links import CopyScheduler, events, plan_seconds
 from memplan.planning.search.lns import NeighbourhoodSearch
 from memplan.planning.search.reorder import reorder
 from memplan.planning.search.tape import record
@@ -57,18 +58,19 @@ def recomputed_kernels(problem: Problem, budget_nbytes: int) -> frozenset[int]:
     return frozenset(ledger.tape.operations[op].kernel for op, _ in ledger.recomputations())
 
 
+@dataclass
 class _Search:
     """One problem and its budgets."""
 
-    def __init__(
-        self, problem: Problem, budget_nbytes: int, host_nbytes: int, copy_s: CopySeconds | None, effort: Effort
-    ) -> None:
-        self.effort = effort
-        self.heuristics = effort.heuristics if copy_s and host_nbytes else effort.heuristics_without_host
-        self.problem, self.budget_nbytes = problem, budget_nbytes
-        self.host_nbytes, self.copy_s = host_nbytes, copy_s
-        self._bound_s = seconds(problem, runs(range(len(problem.kernels))))
-        self._latest: Solution | None = None  # each step asks for the layout that the one before ended with
+    problem: Problem
+    budget_nbytes: int
+    host_nbytes: int
+    copy_s: CopySeconds | None
+    effort: Effort
+    latest: Solution | None = None  # each step asks for the layout that the one before ended with
+
+    def __post_init__(self) -> None:
+        self.bound_s = seconds(self.problem, runs(range(len(self.problem.kernels))))
 
     def run(self) -> Solution:
         """In the better order of kernels first; where nothing fits there, in the module's own too."""
@@ -85,12 +87,12 @@ class _Search:
         return min(tried, key=rank)
 
     def solution(self, schedule: Schedule) -> Solution:
-        if self._latest is None or self._latest.schedule != schedule:
+        if self.latest is None or self.latest.schedule != schedule:
             packed = pack(self.problem, schedule)
             took = seconds(self.problem, schedule, self.copy_s)
             fits = packed.nbytes <= self.budget_nbytes
-            self._latest = Solution(schedule, packed.nbytes, took, packed.host_nbytes, self._bound_s, fits)
-        return self._latest
+            self.latest = Solution(schedule, packed.nbytes, took, packed.host_nbytes, self.bound_s, fits)
+        return self.latest
 
 
 class _OrderSearch:
@@ -100,7 +102,10 @@ class _OrderSearch:
         self._search, self._problem, self._effort = search, search.problem, search.effort
         self._budget_nbytes = search.budget_nbytes - self._problem.tables_nbytes  # for what is no table
         self._best: Solution | None = None
-        self._heuristics: Sequence[Heuristic] = search.heuristics
+        offloads = search.copy_s and search.host_nbytes
+        self._heuristics: Sequence[Heuristic] = (
+            self._effort.heuristics if offloads else self._effort.heuristics_without_host
+        )
         self._ledger = Ledger(reconcile(self._problem, record(self._problem, order)))
         self._scheduler = self._new_scheduler()
 
@@ -149,7 +154,15 @@ class _OrderSearch:
             eviction = self._eviction(limit, heuristic)
             eviction.run()
             prune(self._ledger, limit)
-            ready.append((eviction.excess(), self._seconds(), len(ready), heuristic, *self._decisions()))
+            ready.append(
+                (
+                    eviction.excess(),
+                    plan_seconds(self._ledger, self._scheduler),
+                    len(ready),
+                    heuristic,
+                    *self._decisions(),
+                )
+            )
             evaluations += eviction.evaluations
             if evaluations > self._effort.construction_evaluations and not eviction.excess():
                 break
@@ -167,8 +180,7 @@ class _OrderSearch:
     def _relieve(self, limit: int) -> bool:
         """Where evicting alone gets stuck: other recomputations, copies that are waited for, room between kernels."""
         for _ in range(self._effort.empty_slot_rounds):
-            self._refresh()
-            Eviction(self._ledger, limit, scheduler=self._scheduler, effort=self._effort).run()
+            self._eviction(limit).run()
             if self._neighbourhoods(limit).reach_limit(self._effort.evaluations // 4):
                 return True
             self._insert_empty_slots(limit)
@@ -184,13 +196,12 @@ class _OrderSearch:
         slack = np.zeros(self._ledger.tape.count, np.int64)
         slack[later] = ledger.slack
         self._ledger.slack = slack
+        at = later.tolist()
         shifted = (
-            Offload(
-                o.value, None if o.start is None else int(later[o.start]), int(later[o.end]), int(later[o.prefetch])
-            )
-            for o in offloads
+            Offload(one.value, None if one.start is None else at[one.start], at[one.end], at[one.prefetch])
+            for one in offloads
         )
-        self._ledger.restore(((op, int(later[slot]) - (slot in slots)) for op, slot in recomputations), shifted)
+        self._ledger.restore(((op, at[slot] - (slot in slots)) for op, slot in recomputations), shifted)
         self._scheduler = self._new_scheduler()
 
     def _fit(self, heuristic: Heuristic) -> int:
@@ -234,20 +245,15 @@ class _OrderSearch:
     def _over_nbytes(self) -> int:
         return max(0, -self._spare_nbytes())
 
-    def _eviction(self, limit: int, heuristic: Heuristic) -> Eviction:
-        """With copies that nobody stalls for, where the heuristic has a price for them."""
-        self._refresh()
+    def _eviction(self, limit: int, heuristic: Heuristic | None = None) -> Eviction:
+        """With copies that nobody stalls for, where the heuristic has a price for them; without one, with all."""
+        if self._scheduler is not None:
+            self._scheduler.refresh()
+        if heuristic is None:
+            return Eviction(self._ledger, limit, scheduler=self._scheduler, effort=self._effort)
         power, idle_price = heuristic
         scheduler = self._scheduler if idle_price else None
-        return Eviction(
-            self._ledger,
-            limit,
-            power=power,
-            scheduler=scheduler,
-            idle_price=idle_price,
-            may_stall=False,
-            effort=self._effort,
-        )
+        return Eviction(self._ledger, limit, power, scheduler, idle_price, may_stall=False, effort=self._effort)
 
     def _neighbourhoods(self, limit: int) -> NeighbourhoodSearch:
         return NeighbourhoodSearch(self._ledger, limit, self._scheduler, effort=self._effort)
@@ -255,16 +261,6 @@ class _OrderSearch:
     def _decisions(self) -> tuple[list[tuple[int, int]], list[Offload]]:
         """The ledger's plan, for `Ledger.restore`."""
         return self._ledger.recomputations(), [self._ledger.offloads[key] for key in sorted(self._ledger.offloads)]
-
-    def _seconds(self) -> float:
-        self._refresh()
-        if self._scheduler is None:
-            return float(self._ledger.slot_seconds.sum())
-        return self._scheduler.links.seconds
-
-    def _refresh(self) -> None:
-        if self._scheduler is not None:
-            self._scheduler.refresh()
 
     def _new_scheduler(self) -> CopyScheduler | None:
         copy_s, host_nbytes = self._search.copy_s, self._search.host_nbytes
