@@ -1,4 +1,4 @@
-"""What no plan goes below: the bytes that the largest kernel needs by itself, whatever the order."""
+"""The bytes that no plan goes below, in whatever order: those that the largest kernel needs by itself."""
 
 from __future__ import annotations
 

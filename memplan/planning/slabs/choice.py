@@ -1,7 +1,8 @@
-"""Which values loops over slabs write for later ones, and where: what takes the least time under both budgets.
+"""Which values loops over slabs write for later ones, and where: the choice of least time under both budgets.
 
-Round by round: what is written follows from minimum cuts (`slab_cut`), where it lies from the room beside the loops,
-and from the streams of every loop (`slab_price`) what a second of its kernels is worth in seconds of copies.
+Round by round: minimum cuts (`cut`) say what is written, the room beside the loops says where it is stored, and the
+streams of every loop (`price`) say what a second of its kernels is worth in seconds of copies. The best choice is then
+changed value by value, and by two large values at once.
 """
 
 from __future__ import annotations
@@ -42,34 +43,34 @@ class Choice:
     def _tried(self) -> Sequence[tuple[Slabs, Price]]:
         """The first choice, and others that follow from it."""
         first = next(rounds := self._rounds())
-        return [first, *(rounds if self._fits(first) else self._recompute_everything_first())]
+        return [first, *(rounds if self.limits.fits(first[1]) else self._recompute_everything_first())]
 
     def _best(self, found: Iterable[tuple[Slabs, Price]]) -> tuple[Slabs, Price]:
         return min(found, key=lambda one: self.limits.order(one[1]))
 
-    def _fits(self, found: tuple[Slabs, Price]) -> bool:
-        return self.limits.fits(found[1])
+    def _priced(self, slabs: Slabs) -> tuple[Slabs, Price]:
+        return slabs, self.pricer.price(slabs, self.limits)
 
     def refined(self, slabs: Slabs) -> tuple[Slabs, Price]:
-        """What one change after another finds from there, or from the first choice, which writes the most."""
+        """The best that changes of single values reach from there, or from the first choice, which writes the most."""
         return self._best(self.descended(one) for one in dict.fromkeys((slabs, self._tried[0][0])))
 
     def paired(self, slabs: Slabs) -> tuple[Slabs, Price]:
-        """The same with two large values changed at once, and what one change after another finds from there.
+        """The best that changes of two large values at once reach, each improvement refined by `descended`.
 
         One makes room, or leaves a loop waiting for its copies, for which the other makes up.
         """
-        best, pairs = (slabs, self._price(slabs)), self._pairs(slabs)
+        best, pairs = self._priced(slabs), self._pairs(slabs)
         for _ in range(_PAIRS):
             if (other := next(pairs, None)) is None:
                 break
-            if self.limits.order(self._price(other)) < self.limits.order(best[1]):
+            if self.limits.order(self._priced(other)[1]) < self.limits.order(best[1]):
                 best = self.descended(other)
                 pairs = self._pairs(best[0])
         return best
 
     def _pairs(self, slabs: Slabs) -> Iterator[Slabs]:
-        """Something large that is written otherwise, and anything large otherwise."""
+        """Slabs with a large value that is stored changed, and another large one."""
         values, nbytes = self._worth_writing(slabs), self.pricer.graph.graph.nbytes
         large = max(map(nbytes, values), default=0) // _LARGE
         values = [value for value in values if nbytes(value) > large]
@@ -80,20 +81,22 @@ class Choice:
                         yield from self._neighbours(changed, second)
 
     def descended(self, slabs: Slabs) -> tuple[Slabs, Price]:
-        """The same with one value after another elsewhere or not written, until none of them makes it faster."""
-        best, left = (slabs, self._price(slabs)), _CHANGES
+        """The slabs with one value after another changed, until no change makes them faster."""
+        best, left = self._priced(slabs), _CHANGES
         tried: Price | None = None
         while tried != best[1] and left > 0:
             tried = best[1]
             for value in self._worth_writing(best[0]):
                 others = [*self._neighbours(best[0], value)] if left > 0 else []
                 left -= len(others)
-                best = self._better(best, others)
-            best = self._better(best, self._toggled_recomputation(best[0]))
+                best = self._best([best, *map(self._priced, others)])
+            # one loop recomputes a value that it reads now, or reads one that it recomputes
+            walls, (now, _) = self.pricer.walls, best
+            written = now.stored | walls.forced
+            pairs = {(value, loop.level) for loop in walls.loops(now) for value in loop.reads if value in written}
+            toggled = (replace(now, again=now.again ^ {one}) for one in sorted(pairs | now.again))
+            best = self._best([best, *map(self._priced, toggled)])
         return best
-
-    def _better(self, best: tuple[Slabs, Price], others: Iterable[Slabs]) -> tuple[Slabs, Price]:
-        return self._best([best, *((one, self._price(one)) for one in others)])
 
     def _neighbours(self, slabs: Slabs, value: int) -> Iterator[Slabs]:
         """Slabs with one value stored or not: everything placed again; then the value alone changed.
@@ -111,36 +114,25 @@ class Choice:
         for first in range(1, len(levels)):
             yield replace(there, again=again | {(value, level) for level in levels[first:]})
 
-    def _toggled_recomputation(self, slabs: Slabs) -> Iterator[Slabs]:
-        """Slabs in which one loop recomputes a value that it reads now, or reads one that it recomputes."""
-        walls, written = self.pricer.walls, slabs.stored | self.pricer.walls.forced
-        pairs = {(value, loop.level) for loop in walls.loops(slabs) for value in loop.reads if value in written}
-        yield from (replace(slabs, again=slabs.again ^ {one}) for one in sorted(pairs | slabs.again))
-
     def _worth_writing(self, slabs: Slabs) -> list[int]:
-        """What is written, and what kernels make by slabs; the last first: earlier loops write for it."""
+        """Values that are stored or that kernels make by slabs, the last first: earlier loops write for it."""
         graph, along = self.pricer.graph.graph, self.pricer.graph.along
         kernels = (op for op in self.bare.ops if graph.ops[op].fusion == "kernel" and not along[op].reduces)
         made = {value for op in kernels for value in graph.ops[op].outputs}
         return sorted((made | slabs.stored) - self.pricer.walls.forced, reverse=True)
 
-    def _price(self, slabs: Slabs) -> Price:
-        return self.pricer.price(slabs, self.limits)
-
     def _recompute_everything_first(self) -> Iterator[tuple[Slabs, Price]]:
         """First every value that can be recomputed is, however long that takes; then fewer, until it does not fit."""
         least = self._at_worth(0.0)
         yield least
-        for worth in _WORTHS if self._fits(least) else _WORTHS_OF_ROWS:
-            found = self._at_worth(worth)
-            yield found
-            if self._fits(found):
+        for worth in _WORTHS if self.limits.fits(least[1]) else _WORTHS_OF_ROWS:
+            yield (found := self._at_worth(worth))
+            if self.limits.fits(found[1]):
                 return
 
     def _at_worth(self, worth: float) -> tuple[Slabs, Price]:
         weights = dict.fromkeys(self.pricer.walls.levels.values(), worth)
-        slabs = self._placed(self.bare, frozenset(SlabCut(self.pricer, weights, {}, (), math.inf).run()))
-        return slabs, self._price(slabs)
+        return self._priced(self._placed(self.bare, frozenset(SlabCut(self.pricer, weights, {}, (), math.inf).run())))
 
     def _rounds(self) -> Iterator[tuple[Slabs, Price]]:
         weights: dict[int, float] = {}
@@ -149,7 +141,7 @@ class Choice:
         for _ in range(_ROUNDS):
             shares = SlabCut(self.pricer, weights, shares, on_device).run()
             slabs = self._placed(self.bare, frozenset(shares))
-            yield slabs, self._price(slabs)
+            yield self._priced(slabs)
             on_device = slabs.stored - slabs.on_host
             for loop in self.pricer.walls.loops(slabs):
                 # the weight of a loop's kernels rises where it waits for them, and falls where it waits for copies
@@ -158,9 +150,9 @@ class Choice:
                     weights[loop.level] = weights.get(loop.level, 1.0) * (streams.kernels / copies) ** _STEP
 
     def _placed(self, slabs: Slabs, stored: frozenset[int]) -> Slabs:
-        """With everything on the host but what fits on the device beside the loops, the most copied first.
+        """With these values stored: on the device as far as they fit beside the loops, the most copied first.
 
-        What somebody reads whole has to be on the device for that, and stays there.
+        Values that are read whole have to be on the device for that, and stay there.
         """
         pricer, nbytes, read_whole = self.pricer, self.pricer.graph.graph.nbytes, self.pricer.read_whole
         loops = pricer.walls.loops(replace(slabs, stored=stored))
