@@ -7,7 +7,7 @@ cut; a sweep over prices gives the choices worth a look.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,7 +80,7 @@ def cheapest(loop: Loop, price: float, device: Device, offload: bool = False) ->
       offload: stacks may be on the host; their copies count in full.
     """
     cut = _Cut(loop, price, device, offload)
-    stacked = sorted(cut.stacked())
+    stacked = cut.stacked()
     on_host = tuple(value for value in stacked if cut.is_on_host(value))
     return Residuals(tuple(value for value in stacked if value not in on_host), on_host)
 
@@ -92,6 +92,7 @@ def extra_seconds(loop: Loop, residuals: Residuals, device: Device) -> float:
     return recomputed_s + sum(map(cut.offload_seconds, residuals.on_host))
 
 
+@dataclass(frozen=True)
 class _Cut:
     """A node per value that must be there, per value recomputed, and per op that recomputes.
 
@@ -99,45 +100,37 @@ class _Cut:
     recomputed; an op its time. A value recomputed brings its op along, an op the values it reads.
     """
 
-    def __init__(self, loop: Loop, price: float, device: Device, offload: bool):
-        self.loop, self.price, self.device, self.offload = loop, price, device, offload
-        self.values, self.ops = len(loop.body.values), len(loop.body.ops)
-        self.source, self.sink = 2 * self.values + self.ops, 2 * self.values + self.ops + 1
-        self.costs: list[tuple[int, int, float]] = []  # seconds
-        self.bonds: list[tuple[int, int]] = []
+    loop: Loop
+    price: float
+    device: Device
+    offload: bool
 
-    def stacked(self) -> Iterator[int]:
+    def stacked(self) -> list[int]:
         """Values on the source's side that are not recomputed."""
-        self._connect()
-        paid = chosen(self.sink + 1, self.source, self.sink, self.costs, self.bonds)
-        for value in set(range(self.values)) - self.loop.given:
-            if paid[value] and not paid[self.values + value]:
-                yield value
-
-    def _connect(self) -> None:
         body, given = self.loop.body, self.loop.given
-        for value in set(range(self.values)) - given:
-            stack = self._stack_seconds(value)
-            self.costs.append((value, self.sink, stack))
+        count = len(body.values)
+        source = 2 * count + len(body.ops)
+        sink = source + 1
+        costs, bonds = list[tuple[int, int, float]](), list[tuple[int, int]]()
+        free = set(range(count)) - given
+        for value in free:
+            stack_s = self.offload_seconds(value) if self.is_on_host(value) else self._keep_seconds(value)
+            costs.append((value, sink, stack_s))
             if value in self.loop.needed:
-                self.bonds.append((self.source, value))
+                bonds.append((source, value))
             made = body.producer[value]
             if made is not None and body.ops[made].recomputable:
-                recomputed = self.values + value
-                self.costs.append((self.source, recomputed, stack))
-                self.bonds += [(recomputed, value), (recomputed, 2 * self.values + made)]
+                costs.append((source, count + value, stack_s))
+                bonds += [(count + value, value), (count + value, 2 * count + made)]
         for number, op in enumerate(body.ops):
-            node = 2 * self.values + number
-            self.costs.append((node, self.sink, self.recompute_seconds(number)))
-            self.bonds += [(node, value) for value in set(op.inputs) - given]
+            costs.append((2 * count + number, sink, self.recompute_seconds(number)))
+            bonds += [(2 * count + number, value) for value in set(op.inputs) - given]
+        paid = chosen(sink + 1, source, sink, costs, bonds)
+        return sorted(value for value in free if paid[value] and not paid[count + value])
 
     def is_on_host(self, value: int) -> bool:
         """Is it cheaper on the host?"""
         return self.offload and self.offload_seconds(value) < self._keep_seconds(value)
-
-    def _stack_seconds(self, value: int) -> float:
-        keep = self._keep_seconds(value)
-        return min(keep, self.offload_seconds(value)) if self.offload else keep
 
     def _keep_seconds(self, value: int) -> float:
         """Writing a stack and reading it, and the price of holding it."""

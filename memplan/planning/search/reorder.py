@@ -27,31 +27,28 @@ class _Units:
     """One order as units: kernels, or whole loops, with what they read and write."""
 
     def __init__(self, problem: Problem, order: Sequence[int]) -> None:
-        self._problem, self._order = problem, order
+        self._problem = problem
         self._nbytes = [b.nbytes if b.role is Role.TEMPORARY else 0 for b in problem.buffers]
         self._inside: dict[int | None, list[int]] = defaultdict(list)
         for number in order:
             self._inside[problem.kernels[number].within].append(number)
+        self._contents: dict[int, list[int]] = defaultdict(list)
+        for number in order:
+            for loop in problem.loops_around(number):
+                self._contents[loop].append(number)
         self._before = precedence(problem, order)
 
     def order(self, forward: bool, loop: int | None = None) -> tuple[int, ...]:
         """The kernels inside of a loop, bodies in front of their loops."""
         units = self._inside[loop]
         before = {unit: self._before[unit] for unit in units}
-        order = _Level(self._problem, units, self._contents(), before, self._nbytes).run(forward)
+        order = _Level(self._problem, units, self._contents, before, self._nbytes).run(forward)
         found: list[int] = []
         for unit in order:
             if unit in self._inside:
                 found += self.order(forward, unit)
             found.append(unit)
         return tuple(found)
-
-    def _contents(self) -> dict[int, list[int]]:
-        found = defaultdict[int, list[int]](list)
-        for number in self._order:
-            for loop in self._problem.loops_around(number):
-                found[loop].append(number)
-        return found
 
 
 class _Level:
