@@ -166,16 +166,13 @@ class CopyScheduler:
                 continue
             stall_s = 0.0 if start is None else max(0.0, on_host_at - float(links.ends[gone]))
             if back != prefetch:
-                free = max(float(links.ends[back]), self._free(back))
+                # when the link has done what is asked for before the end of the slot
+                at = bisect_right(links.prefetches, (float(links.ends[back]), float("inf")))
+                free = max(float(links.ends[back]), links.prefetches[at - 1][1] if at else 0.0)
                 stall_s += max(0.0, free + busy_s - float(links.starts[reader]))
             else:
                 stall_s += prefetch_stall_s
             yield Placement(Offload(value, start, gone, back), busy_s * (1 if start is None else 2), stall_s)
-
-    def _free(self, slot: int) -> float:
-        """When the link from the host has done what is asked for before the end of a slot."""
-        at = bisect_right(self.links.prefetches, (float(self.links.ends[slot]), float("inf")))
-        return self.links.prefetches[at - 1][1] if at else 0.0
 
     def _offload(self, slot: int, busy_s: float) -> tuple[int, float]:
         """Behind which slot a copy to the host begins that may from this one on, and when it ends."""

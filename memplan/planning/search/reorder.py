@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from memplan.planning.precedence import precedence
 from memplan.planning.problem import Problem, Role
@@ -78,30 +78,19 @@ class _Level:
                 self._readers[read].add(unit)
 
     def run(self, forward: bool) -> list[int]:
-        if forward:
-            return self._run(self._units, self._before, self._after, self._net, most=0)
-        units = self._units[::-1]
-        return self._run(units, self._after, self._before, self._backward_net, most=-1)[::-1]
-
-    def _net(self, unit: int) -> int:
-        """Bytes that a unit makes, without those that it is the last to read."""
-        made = sum(self._nbytes[written] for written in self._writes[unit])
-        return made - sum(self._nbytes[read] for read in self._reads[unit] if self._open[read] == {unit})
-
-    def _backward_net(self, unit: int) -> int:
-        """Bytes that come to be there before a unit, without those that it makes."""
-        waiting = sum(self._nbytes[read] for read in self._reads[unit] if self._open[read] == self._readers[read])
-        return waiting - sum(self._nbytes[written] for written in self._writes[unit])
-
-    def _run(
-        self,
-        units: Sequence[int],
-        before: dict[int, set[int]],
-        after: dict[int, set[int]],
-        net: Callable[[int], int],
-        most: int,
-    ) -> list[int]:
         """In the given order, but whatever frees at least `-most` bytes runs as soon as it can, the best first."""
+        units = self._units if forward else self._units[::-1]
+        before, after = (self._before, self._after) if forward else (self._after, self._before)
+        most = 0 if forward else -1
+
+        def net(unit: int) -> int:
+            """Bytes that a unit makes less those it reads last; backward, those it needs less those it makes."""
+            made = sum(self._nbytes[written] for written in self._writes[unit])
+            if forward:
+                return made - sum(self._nbytes[read] for read in self._reads[unit] if self._open[read] == {unit})
+            needed = (read for read in self._reads[unit] if self._open[read] == self._readers[read])
+            return sum(self._nbytes[read] for read in needed) - made
+
         place = {unit: number for number, unit in enumerate(units)}
         left = {unit: len(before[unit]) for unit in units}
         self._open = {value: set(readers) for value, readers in self._readers.items()}
@@ -125,4 +114,4 @@ class _Level:
                 for one in changed - done:
                     if not left[one] and net(one) <= most:
                         heapq.heappush(ready, (net(one), place[one], one))
-        return found
+        return found if forward else found[::-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -78,6 +78,8 @@ class Pricer:
 
     walls: Walls
     device: Device
+    _known_trips: dict[int, int] = field(default_factory=dict, init=False)  # by rows of a slab
+    _known_work: dict[SlabLoop, _Work] = field(default_factory=dict, init=False)
 
     @property
     def graph(self) -> SlabGraph:
@@ -141,10 +143,6 @@ class Pricer:
             self._known_trips[slabs.rows] = trips_of(self.graph, slabs)
         return self._known_trips[slabs.rows]
 
-    @cached_property
-    def _known_trips(self) -> dict[int, int]:
-        return {}
-
     def _work(self, loop: SlabLoop, slabs: Slabs) -> _Work:
         if loop not in self._known_work:
             seconds = [self.op_seconds[number] for number in loop.ops]
@@ -153,10 +151,6 @@ class Pricer:
             most = max((self._touched(number, loop) for number in loop.ops), default=0)
             self._known_work[loop] = _Work(kernels, 1 + sum(one > 0 for one in seconds), copied + most)
         return self._known_work[loop]
-
-    @cached_property
-    def _known_work(self) -> dict[SlabLoop, _Work]:
-        return {}
 
     def _made(self, number: int, loop: SlabLoop, slabs: Slabs) -> float:
         """The rows that an op makes in all trips, as a multiple of its own: some are made twice, or are padding."""
