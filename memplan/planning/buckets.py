@@ -25,15 +25,11 @@ def contiguous_buckets(
     prefix and number is all that counts. It holds for any `seconds`, monotonic or not.
 
     Args:
-      ready_s: when each gradient is made; in order.
+      ready_s: when each gradient is made; ascending.
       nbytes: of each gradient.
       seconds: bytes -> seconds that the stream takes to send them; called once per size.
       largest_nbytes: of a bucket with several gradients; a gradient that is larger is sent alone.
-
-    Raises:
-      ValueError: the gradients are not in order, or not one time and one size each; or `seconds` gives no time.
     """
-    _check(ready_s, nbytes)
     count = len(ready_s)
     if not count:
         return ()
@@ -68,19 +64,4 @@ def _costs(nbytes: Sequence[int], seconds: Callable[[int], float], largest_nbyte
             if total > largest_nbytes and final > first:
                 break
             costs[first, final] = seconds_of(total)
-            if not 0 <= costs[first, final] < math.inf:
-                raise ValueError(
-                    f"{total} bytes take {seconds_of(total)} seconds, which no stream does. Check `seconds`."
-                )
     return costs
-
-
-def _check(ready_s: Sequence[float], nbytes: Sequence[int]) -> None:
-    if len(ready_s) != len(nbytes):
-        raise ValueError(f"{len(ready_s)} times and {len(nbytes)} sizes. Give one of each per gradient.")
-    if not all(map(math.isfinite, ready_s)) or any(later < early for early, later in itertools.pairwise(ready_s)):
-        raise ValueError(
-            "the gradients are not in the order they are made. Sort them by their time, all of them finite."
-        )
-    if any(size < 0 for size in nbytes):
-        raise ValueError(f"a gradient has {min(nbytes)} bytes. A size is 0 or more.")

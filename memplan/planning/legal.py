@@ -55,7 +55,7 @@ def pair_ends(problem: Problem) -> Mapping[int, int]:
 
 
 def _boundaries_passed(problem: Problem, ran: Iterable[int]) -> list[int]:
-    """Of every run: how many beginnings and ends stand before it in its loop."""
+    """By run: how many beginnings and ends stand before it in its loop."""
     passed: Counter[int | None] = Counter()
     found = []
     for kernel in (problem.kernels[number] for number in ran):
@@ -65,7 +65,7 @@ def _boundaries_passed(problem: Problem, ran: Iterable[int]) -> list[int]:
 
 
 def _body_fault(problem: Problem, schedule: Schedule) -> str | None:
-    """Bodies are whole, their loop behind them, and every run is in the part of them that it stands in."""
+    """Bodies are whole and right before their loop, and no run crosses a beginning or an end in its body."""
     where: dict[int, list[int]] = defaultdict(list)
     for time, action in enumerate(schedule):
         for loop in problem.loops_around(action.number) if action.kind is Kind.RUN else ():
@@ -83,7 +83,7 @@ def _body_fault(problem: Problem, schedule: Schedule) -> str | None:
 
 
 class _Replay:
-    """What every place holds, action by action."""
+    """Replays a schedule: which buffer every place holds."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem

@@ -1,9 +1,9 @@
-"""What is there when: the versions of every buffer in a schedule, who reads each, and which may share a place.
+"""Lifetimes: the versions of every buffer in a schedule, the actions that read each, and which may share a place.
 
 As XLA sees it: a *version* is what one run or one copy writes (`HloValue`), its lifetime goes from the action that
 writes it to the last that reads it (`HloLiveRange`), and versions of what is updated in place or carried by a loop are
 one group (`HloBuffer`). Whether one may be written over another that ends there is `CanShareOperandBufferWithUser`.
-What comes back from the host is a version of its own that no kernel writes over, being an element of a tuple.
+A prefetch makes a version of its own that no kernel writes over, since it is an element of a tuple.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Liveness:
                 one.end = min(one.end, other.start)
 
     def kernel(self, time: int) -> Kernel | None:
-        """What runs at this time; None where a copy begins or ends."""
+        """The kernel that runs at this time; None where a copy begins or ends."""
         action = self._schedule[time]
         return self._problem.kernels[action.number] if action.kind is Kind.RUN else None
 

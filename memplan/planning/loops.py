@@ -1,4 +1,4 @@
-"""A forward loop and the backward loop that reads what it stacked, and the residuals that cost least.
+"""A forward loop, the backward loop that reads its stacks, and the residuals that cost least.
 
 All trips of a loop are alike, so one choice holds for all of them: a value of the body is stacked, on the device or on
 the host, or the backward body recomputes it from what is. For a price on every byte the cheapest choice is a minimum
@@ -38,7 +38,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Residuals:
-    """What a forward loop stacks, as ids of values of its body; the backward body recomputes all else."""
+    """The values of its body that a forward loop stacks, by id; the backward body recomputes all others."""
 
     kept: tuple[int, ...]  # on the device
     on_host: tuple[int, ...] = ()  # on the host
@@ -49,7 +49,7 @@ class Residuals:
 
     @property
     def stacked_on_host(self) -> tuple[bool, ...]:
-        """Of each that is stacked: is it on the host?"""
+        """By stacked value: is it on the host?"""
         return tuple(value in self.on_host for value in self.stacked)
 
 
@@ -86,7 +86,7 @@ def cheapest(loop: Loop, price: float, device: Device, offload: bool = False) ->
 
 
 def extra_seconds(loop: Loop, residuals: Residuals, device: Device) -> float:
-    """Seconds that a step spends on what is not stacked on the device: on recomputing it, or on its copies."""
+    """Seconds that a step spends on recomputing values that are not stacked on the device, or on their copies."""
     cut = _Cut(loop, 0.0, device, bool(residuals.on_host))
     recomputed_s = sum(map(cut.recompute_seconds, recomputed_ops(loop, residuals)))
     return recomputed_s + sum(map(cut.offload_seconds, residuals.on_host))

@@ -1,4 +1,4 @@
-"""Where XLA puts the buffers of a schedule, and how many bytes that takes.
+"""The places that XLA gives the buffers of a schedule, and the bytes that they take.
 
 Source: XLA's `BufferAssigner` and `HeapSimulator`. Three steps, as there:
 
@@ -25,7 +25,7 @@ from memplan.planning.schedule import Kind, Schedule, runs
 
 @dataclass(frozen=True)
 class Packing:
-    """What a schedule takes."""
+    """Bytes of a schedule."""
 
     nbytes: int  # of temporaries on the device, as XLA lays them out
     live_nbytes: int  # of those that are there at once, at the most
@@ -88,7 +88,7 @@ class _Layout:
         return Packing(nbytes + tables, groups.live_nbytes() + tables, reused, host)
 
     def _tables_nbytes(self) -> int:
-        """Those of the module, of what runs again and has several results, and of copies; each aligned by itself."""
+        """Tables of the module, of repeated kernels with several results, and of copies; each aligned by itself."""
         ran, found = set[int](), self._problem.tables_nbytes
         for time, action in enumerate(self.schedule):
             if action.kind in (Kind.OFFLOAD, Kind.PREFETCH):
@@ -174,7 +174,7 @@ class _Layout:
         return Groups.of(place, start, end, nbytes)
 
     def _written_over(self, number: int, ending: Sequence[int], several: set[int]) -> int | None:
-        """What ends here and a version lies over: of what its kernel reads the first that it may write over."""
+        """The first operand that ends here and that the version may be written over."""
         time = self._versions[number].start
         if time < 0:
             return None
@@ -187,7 +187,7 @@ class _Layout:
 
 
 def _post_order(live: Liveness) -> Sequence[int]:
-    """Of every version its place in XLA's walk from results to operands (`MakeInstructionPostOrder`)."""
+    """Position of every version in XLA's walk from results to operands (`MakeInstructionPostOrder`)."""
     read = {number for reads in live.reads for number in reads}.union(live.outputs)
     unread = [writes[0] for writes in live.writes if writes and read.isdisjoint(writes)]
     position, count = [-1] * len(live.versions), 0
@@ -219,7 +219,7 @@ class _Places:
         self._start, self._end, self._at = (np.zeros(len(versions), np.int64) for _ in range(3))
 
     def open(self, nbytes: int, group: Sequence[int]) -> None:
-        """A new place, with what it is of."""
+        """Add a place for these versions."""
         self._sizes.append(nbytes)
         self._inside.append([])
         self._put(len(self._sizes) - 1, group)
@@ -261,7 +261,7 @@ class Groups:
 
     @staticmethod
     def of(place: Mapping[int, int], start: dict[int, int], end: dict[int, int], nbytes: Mapping[int, int]) -> Groups:
-        """Of versions: those with one place together, the first to start first."""
+        """Groups of the versions that share a place, the first to start first."""
         together: dict[int, list[int]] = defaultdict(list)
         for number in sorted(place, key=start.__getitem__):
             together[place[number]].append(number)

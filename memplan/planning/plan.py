@@ -116,7 +116,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """What `to_json` wrote; raises PlanMismatchError for anything else."""
+        """A plan that `to_json` wrote; raises PlanMismatchError for anything else."""
         try:
             document = json.loads(text)
             if document["format"] != FORMAT:

@@ -14,7 +14,7 @@ from memplan.planning.problem import Problem
 
 
 def precedence(problem: Problem, order: Sequence[int] | None = None) -> Mapping[int, set[int]]:
-    """Of every kernel, and of every loop as a whole, those beside it that have to stay in front of it.
+    """Kernel, or loop as a whole -> those in the same computation that have to stay in front of it.
 
     Args:
       order: of the kernels; the problem's own for None.
@@ -41,7 +41,7 @@ def precedence(problem: Problem, order: Sequence[int] | None = None) -> Mapping[
 def _within(
     problem: Problem, units: Sequence[int], contents: Mapping[int, Sequence[int]], fences: Collection[int]
 ) -> Mapping[int, set[int]]:
-    """Of every unit of a computation, those that stay in front of it; nothing crosses a fence."""
+    """Unit of a computation -> those that stay in front of it; nothing crosses a fence."""
     before: dict[int, set[int]] = {unit: set() for unit in units}
     maker_of: dict[int, int] = {}
     touched: dict[int, set[int]] = defaultdict(set)  # of each shared place, since it was written last

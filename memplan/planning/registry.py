@@ -1,4 +1,4 @@
-"""One problem, one family of planners: whoever answers a `Problem` and a budget with a `Solution`."""
+"""Planners: objects that answer a `Problem` and a budget with a `Solution`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memplan.planning.search.effort import DEFAULT
 
 
 class Planner(Protocol):
-    """Whoever makes plans; see `planner.plan` for what is asked of `plan`."""
+    """An object that makes plans; `search.planner.plan` says what `plan` is asked for."""
 
     @property
     def name(self) -> str: ...
@@ -31,7 +31,7 @@ class KernelPlanner:
     def plan(
         self, problem: Problem, budget_nbytes: int, host_nbytes: int = 0, copy_s: CopySeconds | None = None
     ) -> Solution:
-        """With less effort for the smallest plan, whatever it takes: it is for an error, and nobody runs it."""
+        """A budget of 0 asks for the smallest plan, with less effort: it is for an error message, and is not run."""
         effort = DEFAULT if budget_nbytes > 0 else replace(DEFAULT, evaluations=DEFAULT.evaluations // 10)
         return planner.plan(problem, budget_nbytes, host_nbytes, copy_s, effort)
 

@@ -1,4 +1,4 @@
-"""What a planner answers to a problem: a schedule, which is actions in an order, and what it takes."""
+"""The answer of a planner to a problem: a schedule, which is actions in an order, its bytes and its seconds."""
 
 from __future__ import annotations
 

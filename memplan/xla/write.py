@@ -161,7 +161,7 @@ class _BodyWriter:
             self._back[self._now[op.name]][step.index] = name
 
     def _value(self, op: Instruction) -> Value:
-        """What gives an instruction's value now, tuples looked through."""
+        """The instructions that give the value of this one now; tuples are looked through."""
         operands = (self._body.ops[name] for name in op.operands)
         match op.opcode:
             case "opt-barrier" | "add-dependency":
@@ -181,7 +181,7 @@ class _BodyWriter:
         return self._now[op.name]
 
     def _element(self, value: str, index: int, shape: Shape, op: Instruction | None = None) -> str:
-        """An element of a kernel's tuple, or what it was brought back as."""
+        """An element of a kernel's tuple, or the copy that was prefetched."""
         if value in self._back and index in self._back[value]:
             return self._back[value][index]
         key = (value, str(index))

@@ -1,8 +1,8 @@
 """The chain of operations that recomputes a value before a slot, as long as it pays.
 
-It grows source by source. What an operation reads is live anyway, or is kept for longer, or is recomputed with it:
-after each operation the chain is priced, and next comes the maker of the source that is dearest to keep. Of all that
-were priced, the best is the one that takes off most for its seconds.
+It grows source by source. The operands of an operation are live anyway, or are kept for longer, or are recomputed with
+it: after each operation the chain is priced, and next comes the maker of the source that is dearest to keep. The best
+of all that were priced takes off most for its seconds.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Excess:
         return float((((np.maximum(load, self.limit) - self.limit) / self.limit) ** self.power).sum())
 
     def of_one(self, nbytes: int) -> float:
-        """Of one slot."""
+        """The excess of one slot."""
         return (max(0, nbytes - self.limit) / self.limit) ** self.power
 
     def of_a_byte(self, load: np.ndarray) -> list[float]:
-        """Per slot, what one byte less in each of those before would take off, but for the limit's share."""
+        """Per slot, the excess that one byte less in each slot before it would take off, times the limit."""
         over = np.maximum(load - self.limit, 0) / self.limit
         weights = over > 0 if self.power == 1 else self.power * over ** (self.power - 1)
         return np.concatenate([[0.0], np.cumsum(weights)]).tolist()
@@ -119,7 +119,7 @@ class Chains:
         return RecomputeChain(order, slot, gain, seconds), missing
 
     def _missing(self, operations: Collection[int], made: set[int], slot: int) -> dict[int, int]:
-        """What the operations read and would have to be kept for, and the last slot that needs it today."""
+        """Values that the operations read and that would have to be kept, and the last slot that needs each now."""
         found = {}
         for op in operations:
             for source in self.ledger.tape.operations[op].reads:

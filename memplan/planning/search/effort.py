@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Heuristic(NamedTuple):
-    """What construction evicts by, see `Eviction`."""
+    """Parameters of an `Eviction`."""
 
     power: float
     idle_price: float  # 0 where nothing is offloaded

@@ -1,10 +1,10 @@
-"""Evict until it fits: what crosses crowded slots is recomputed or offloaded, where a byte costs the least time.
+"""Evict until it fits: values live in crowded slots are recomputed or offloaded, where a byte costs the least time.
 
 Greedy, as DTR (Kirisame et al., ICLR 2021) with its price per byte, but on a whole step that is known: a *gap* is a
-value, the slot before which it is needed again, and the last slot before that needs it. What ends a gap is a chain of
+value, the slot before which it is needed again, and the last slot before that needs it. A gap is ended by a chain of
 recomputation (`chains`) or an offload (`links`). Gaps wait in a heap by what ending them was worth when they were last
-evaluated, and are evaluated again before they are taken (lazy greedy: Minoux 1978). Whatever the limit does not need is
-pruned at the end, dearest first.
+evaluated, and are evaluated again before they are taken (lazy greedy: Minoux 1978). Decisions that the limit
+does not need are pruned at the end, dearest first.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Eviction:
         return True
 
     def excess(self) -> float:
-        """What is left above the limit."""
+        """The excess that is left."""
         return self._excess.of(self.ledger.load)
 
     def _sweep(self, longest: int) -> bool:
@@ -184,7 +184,7 @@ class Eviction:
 
 
 def prune(ledger: Ledger, limit: int) -> None:
-    """Undo whatever the limit does not need, dearest recomputations first, then offloads, then what nobody uses."""
+    """Undo decisions that the limit does not need: the dearest recomputations first, offloads, then unused ones."""
     limit = max(limit, ledger.peak_nbytes)
     dear = sorted(ledger.recomputations(), key=lambda one: (-(ledger.tape.operations[one[0]].seconds or 0.0), one))
     for op, slot in dear:

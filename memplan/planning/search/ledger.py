@@ -1,4 +1,4 @@
-"""The bytes of a plan, slot by slot, kept up to date while recomputations and offloads come and go.
+"""The bytes of a plan, slot by slot, kept up to date while recomputations and offloads are added and undone.
 
 A *ledger* is a tape (see `tape`) with a plan on it: liveness that is kept up to date, so that the search asks for the
 bytes of a change without laying the plan out. Moments count in halves of slots: 2t is the prelude of slot t, 2t + 1 the
@@ -62,14 +62,14 @@ class Ledger:
 
     @property
     def load(self) -> np.ndarray:
-        """Of each slot, its bytes at the most."""
+        """The most bytes of each slot."""
         if self._load is None:
             self._load = self.through + self._beside + self._slack
         return self._load
 
     @property
     def slack(self) -> np.ndarray:
-        """Of each slot, bytes that the layout was seen to take and that the values do not account for."""
+        """Bytes of each slot that the layout was seen to take and the values do not account for."""
         return self._slack
 
     @slack.setter
@@ -81,7 +81,7 @@ class Ledger:
         return int(self.load.max())
 
     def restore(self, recomputations: Iterable[Recomputation], offloads: Iterable[Offload] = ()) -> None:
-        """Have these recomputations and offloads, and no others."""
+        """Change the plan to these recomputations and offloads."""
         recomputed, on_host = set(recomputations), set(offloads)
         for offload in [offload for offload in self.offloads.values() if offload not in on_host]:
             self.undo_offload(offload)
@@ -204,7 +204,7 @@ class Ledger:
             self.needs[value].remove(slot)
 
     def _before_change(self, value: int, dirty: set[int]) -> list[tuple[int, int]]:
-        """Where a value is; adds the slots that a change of it may touch."""
+        """Slots where a value is live; adds those that a change of it may touch."""
         self._touch(value, dirty)
         return self._through(value)
 
@@ -291,7 +291,7 @@ class Ledger:
 
 
 def reconcile(problem: Problem, tape: Tape) -> Tape:
-    """With the bytes in every slot that the layout takes in the recorded order and the values do not account for."""
+    """The tape with the bytes of every slot that the layout takes and the values do not account for."""
     rest = live_nbytes(problem, runs(tape.order)) - Ledger(tape).load
     return replace(
         tape, slots=tuple(replace(slot, nbytes=int(more)) for slot, more in zip(tape.slots, rest, strict=True))

@@ -1,8 +1,8 @@
-"""When the links to the host are busy beside a plan, and where on them another offload goes.
+"""When the links to the host are busy beside a plan, and when another offload can use them.
 
-One copy at a time in each direction, in the order of their beginnings; kernels stall for what has not come. What XLA's
-latency-hiding scheduler does with copies that are given, `CopyScheduler` does for one that is thought of: as early out
-and as late back as nobody stalls for it.
+One copy at a time in each direction, in the order of their beginnings; kernels stall for a copy that is late.
+`CopyScheduler` places an offload that is only considered as XLA's latency-hiding scheduler places given copies: as
+early out and as late back as no kernel stalls for it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Links:
         self.seconds = max(float(self.ends[-1]), *last, 0.0)  # of the whole plan
 
     def _simulate(self, ends: np.ndarray) -> np.ndarray:
-        """Of every slot, the seconds that the kernels stall before its end or right behind it."""
+        """Seconds by slot that the kernels stall before its end or right behind it."""
         stalls_s = np.zeros(len(ends))
         if not self._ledger.offloads:
             return stalls_s
@@ -70,7 +70,7 @@ class Links:
 
 
 def plan_seconds(ledger: Ledger, scheduler: CopyScheduler | None) -> float:
-    """Of a ledger's plan, with its copies where there are any; refreshes the scheduler."""
+    """Seconds of a ledger's plan with its copies; refreshes the scheduler."""
     if scheduler is None:
         return float(ledger.slot_seconds.sum())
     scheduler.refresh()

@@ -103,7 +103,7 @@ class NeighbourhoodSearch:
         return eviction.evaluations
 
     def _neighbourhood(self, decisions: list[Decision], draw: random.Random) -> list[Decision]:
-        """What to destroy: of a stretch of slots, some of the dearest, or any."""
+        """Decisions to undo: those of a stretch of slots, some of the dearest, or any."""
         kind = draw.random()
         if kind < 0.5:
             centre, width = _slot(draw.choice(decisions)), draw.choice(self.effort.stretches) * self.ledger.tape.count

@@ -73,7 +73,7 @@ class _Search:
         self.bound_s = seconds(self.problem, runs(range(len(self.problem.kernels))))
 
     def run(self) -> Solution:
-        """In the better order of kernels first; where nothing fits there, in the module's own too."""
+        """Search the better order of kernels first; if nothing fits there, the module's own too."""
         orders = dict.fromkeys([tuple(range(len(self.problem.kernels))), tuple(reorder(self.problem))])
         searches = [_OrderSearch(self, order) for order in orders]
         for one in searches:
@@ -110,7 +110,7 @@ class _OrderSearch:
         self._scheduler = self._new_scheduler()
 
     def may_fit(self) -> bool:
-        """As it stands, if the layout has no holes?"""
+        """Does it fit as it stands, if the layout has no holes?"""
         return self._ledger.peak_nbytes <= self._budget_nbytes
 
     def solution(self) -> Solution:
@@ -119,7 +119,7 @@ class _OrderSearch:
         return self._search.solution(eliminate_dead(self._problem, schedule))
 
     def _actions(self) -> list[list[Action]]:
-        """Of every slot; copies that begin or end behind it are the last."""
+        """Actions by slot; copies that begin or end behind it are the last."""
         tape, found = self._ledger.tape, list[list[Action]]()
         before, behind = defaultdict[int, list[Action]](list), defaultdict[int, list[Action]](list)
         for slot, kind, offload in events(self._ledger):
@@ -178,7 +178,7 @@ class _OrderSearch:
         return best
 
     def _relieve(self, limit: int) -> bool:
-        """Where evicting alone gets stuck: other recomputations, copies that are waited for, room between kernels."""
+        """If evicting alone gets stuck: other recomputations, copies that kernels stall for, empty slots."""
         for _ in range(self._effort.empty_slot_rounds):
             self._eviction(limit).run()
             if self._neighbourhoods(limit).reach_limit(self._effort.evaluations // 4):
@@ -187,7 +187,7 @@ class _OrderSearch:
         return False
 
     def _insert_empty_slots(self, limit: int) -> None:
-        """One before each that is above the limit; what is recomputed before it moves there."""
+        """One before each that is above the limit; the recomputations before it move there."""
         ledger = self._ledger
         slots = [int(slot) for slot in np.flatnonzero(ledger.load > limit) if ledger.preludes[slot]]
         recomputations, offloads = self._decisions()
@@ -205,7 +205,7 @@ class _OrderSearch:
         self._scheduler = self._new_scheduler()
 
     def _fit(self, heuristic: Heuristic) -> int:
-        """Lower the limit until the packed bytes keep the budget; what the plan that comes nearest leaves of it."""
+        """Lower the limit until the packed bytes keep the budget; returns what the nearest plan leaves of it."""
         tried = []
         for _ in range(self._effort.limits):
             prune(self._ledger, self._limit)
@@ -226,7 +226,7 @@ class _OrderSearch:
         return -over
 
     def _reconcile(self) -> None:
-        """Count in every slot what the layout of this plan takes there."""
+        """Count in every slot the bytes that the layout of this plan takes there."""
         actions = self._actions()
         there = live_nbytes(self._problem, tuple(action for some in actions for action in some))
         ends = np.cumsum([len(some) for some in actions])
@@ -237,7 +237,7 @@ class _OrderSearch:
         self._ledger.slack = slack
 
     def _spare_nbytes(self) -> int:
-        """What the plan leaves of the budget, packed; negative where it takes more."""
+        """Bytes of the budget that the packed plan leaves; negative if it takes more."""
         found = self.solution()
         self._best = found if self._best is None else min(self._best, found, key=rank)
         return self._search.budget_nbytes - found.nbytes
@@ -246,7 +246,7 @@ class _OrderSearch:
         return max(0, -self._spare_nbytes())
 
     def _eviction(self, limit: int, heuristic: Heuristic | None = None) -> Eviction:
-        """With copies that nobody stalls for, where the heuristic has a price for them; without one, with all."""
+        """Offloads that no kernel stalls for, if the heuristic has a price for them; without a heuristic, all."""
         if self._scheduler is not None:
             self._scheduler.refresh()
         if heuristic is None:

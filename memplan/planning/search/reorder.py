@@ -1,8 +1,8 @@
-"""Another order of the same kernels, which takes no time: what frees memory early, what fills it late.
+"""Another order of the same kernels, at no cost: kernels that free memory early, kernels that fill it late.
 
-Forward, whatever frees at least what it makes runs as soon as it can: gradients of weights and their updates. Then
-backward, which is the same with the roles turned round: what makes more than it keeps waiting runs right before its
-first reader. A loop and its body move as one; a body's kernels move within their part of it.
+Forward, a kernel that frees at least what it makes runs as soon as it can: gradients of weights and their updates. Then
+backward, with the roles exchanged: a kernel that makes more than it keeps waiting runs right before its first reader. A
+loop and its body move as one; a body's kernels move within their part of it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _Level:
                 self._readers[read].add(unit)
 
     def run(self, forward: bool) -> list[int]:
-        """In the given order, but whatever frees at least `-most` bytes runs as soon as it can, the best first."""
+        """The given order, but units that free at least `-most` bytes run as soon as they can, the best first."""
         units = self._units if forward else self._units[::-1]
         before, after = (self._before, self._after) if forward else (self._after, self._before)
         most = 0 if forward else -1

@@ -1,4 +1,4 @@
-"""A step as the search sees it: slots in a row, each with its own work, and what may be recomputed before it.
+"""A step as the search sees it: slots in a row, each with its own work, and operations that may run again before it.
 
 A *tape* is a problem in one order of its kernels, written down as slots. A *slot* does its own work once, a kernel or
 nothing. Before it, in its *prelude*, operations are recomputed in the order of their numbers, each at most once: the
@@ -37,7 +37,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What may be recomputed in a prelude."""
+    """A kernel that may be recomputed in a prelude."""
 
     # reads, writes: values
     reads: tuple[int, ...]
@@ -78,7 +78,7 @@ class Tape:
 
     @cached_property
     def nbytes(self) -> tuple[int, ...]:
-        """Of each value."""
+        """By value."""
         return tuple(value.nbytes for value in self.values)
 
     @property
@@ -88,7 +88,7 @@ class Tape:
 
     @cached_property
     def least_nbytes(self) -> np.ndarray:
-        """Of each slot, the bytes of its own work: in this order no plan goes below it."""
+        """Bytes of each slot's own work: in this order no plan goes below it."""
         found = []
         for slot in self.slots:
             there = {*slot.reads, *slot.writes}
@@ -102,7 +102,7 @@ class Tape:
         return one.seconds is not None and slot <= one.last_recompute_slot and one.level == self.slots[slot].level
 
     def with_empty_slots(self, before: Collection[int]) -> Tape:
-        """With an empty slot before each of these, in which something may be recomputed or be on the host."""
+        """The tape with an empty slot before each of these, in which values may be recomputed or be on the host."""
         slots, later = list[Slot](), list[int]()
         for number, slot in enumerate(self.slots):
             if number in before:
@@ -191,7 +191,7 @@ class _Recorder:
         return len(writes) > 1 and len(self._read.intersection(writes)) == 1
 
     def _slot_reads(self) -> list[tuple[int, ...]]:
-        """What a loop reads from outside is there from its first slot to its last."""
+        """Values by slot that reads them; a loop reads those from outside in its first slot and its last."""
         problem, found = self._problem, defaultdict[int, set[int]](set)
         for slot, number in enumerate(self._order):
             loops = [number, *problem.loops_around(number)]

@@ -18,8 +18,8 @@ from memplan.planning.slabs.slabs import Slabs
 
 _ROUNDS = 6
 _WORTHS = (0.3, 0.1, 0.03, 0.01)  # of a second of kernels in seconds of copies, where memory is what lacks
-# The same where even nothing written does not fit, as what is made again takes rows around a slab of all that it is
-# made of: a U-Net at 32^3 on an A100 takes 12.5 MiB with nothing written, 5.8 MiB at a worth of 10, 6.1 MiB at 1000.
+# The same where nothing fits even with nothing written, since recomputation takes rows around a slab of all operands: a
+# U-Net at 32^3 on an A100 takes 12.5 MiB with nothing written, 5.8 MiB at a worth of 10, 6.1 MiB at 1000.
 _WORTHS_OF_ROWS = (1.0, 10.0, 100.0, 1000.0)
 _CHANGES = 2500  # that are tried from one choice, at the most: no U-Net needs as many; with 200 loops they take 25 s
 _PAIRS = 1200  # that are tried, at the most: half a second of the choice of a U-Net, 3.88 instead of 4.08 s at 304^3
@@ -36,7 +36,7 @@ class Choice:
     limits: SlabLimits
 
     def best(self) -> tuple[Slabs, Price]:
-        """The fastest that fits, or else what takes the least."""
+        """The fastest that fits, or else the smallest."""
         return self._best(self._tried)
 
     @cached_property
@@ -122,7 +122,7 @@ class Choice:
         return sorted((made | slabs.stored) - self.pricer.walls.forced, reverse=True)
 
     def _recompute_everything_first(self) -> Iterator[tuple[Slabs, Price]]:
-        """First every value that can be recomputed is, however long that takes; then fewer, until it does not fit."""
+        """All values that can be recomputed are, however long that takes; then fewer, until they do not fit."""
         least = self._at_worth(0.0)
         yield least
         for worth in _WORTHS if self.limits.fits(least[1]) else _WORTHS_OF_ROWS:

@@ -1,4 +1,4 @@
-"""What every loop over slabs reads of what earlier loops make, and what it recomputes: minimum cuts.
+"""Which values of earlier loops a loop over slabs reads, and which it recomputes: minimum cuts.
 
 Loop by loop, the last one first: by then it is known what later loops read, so also what a loop writes.
 """
@@ -52,7 +52,7 @@ class SlabCut:
         yield from (value for value, end in ends.items() if paid[node[value]] and not paid[end])
 
     def _made(self, op: int) -> Iterator[tuple[int, int]]:
-        """What an op reads by slabs that other ops make by slabs, and those ops."""
+        """Values that an op reads by slabs and other ops make by slabs, and those ops."""
         for value, _ in self.pricer.graph.along[op].reads:
             made = self.pricer.graph.maker(value, self.pricer.walls.ops)
             if made is not None:

@@ -1,4 +1,4 @@
-"""What a program in slabs takes: seconds by the streams of its loops, bytes on device and host."""
+"""Seconds of a program in slabs, by the streams of its loops, and its bytes on device and host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KERNELS = ("kernel", "reduction")  # fusions that are kernels of their own
 
 @dataclass(frozen=True)
 class Price:
-    """What a program in slabs takes."""
+    """Seconds and bytes of a program in slabs."""
 
     seconds: float  # of its loops and its other ops
     device_bytes: int  # of a trip of a loop, what is stored on the device and what is resident, at the most
@@ -42,11 +42,11 @@ class SlabLimits:
         return self.excess(price) == 0
 
     def less(self, part: float) -> SlabLimits:
-        """With a part of the bytes of the device."""
+        """These limits with a part of the bytes of the device."""
         return replace(self, device_bytes=int(part * self.device_bytes))
 
     def order(self, price: Price) -> tuple[int, float]:
-        """What fits before what does not, then the fastest."""
+        """For `min`: the smallest excess, then the fastest."""
         return self.excess(price), price.seconds
 
 
@@ -65,7 +65,7 @@ class Streams(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """Of a loop, wherever its values are stored: seconds of its kernels; launches and bytes of a trip."""
+    """Seconds of a loop's kernels, launches and bytes of a trip, wherever its values are stored."""
 
     kernels: float
     launches: int
@@ -135,7 +135,7 @@ class Pricer:
         return Streams(read, written, work.kernels, work.launches)
 
     def trip_bytes(self, loop: SlabLoop, slabs: Slabs) -> int:
-        """Of one trip: windows and slabs that are copied twice over, and the op that has most at once."""
+        """Bytes of a trip: windows and slabs, each double-buffered, and the op that has most at once."""
         return self._work(loop, slabs).nbytes
 
     def _trips(self, slabs: Slabs) -> int:
@@ -186,7 +186,7 @@ class Pricer:
         return found
 
     def lifetimes(self, loops: Sequence[SlabLoop]) -> Mapping[int, tuple[int, int]]:
-        """Of values that loops write: [first, end) in loops, from the one that writes it to the last that reads it."""
+        """Values that loops write -> [first, end) in loops, from the one that writes it to the last that reads it."""
         found: dict[int, tuple[int, int]] = {}
         for number, loop in enumerate(loops):
             for value in loop.writes:
@@ -248,7 +248,7 @@ class Pricer:
 
 @dataclass(frozen=True)
 class Outside:
-    """What is made outside of all loops, and of it what is in memory."""
+    """Ops outside of all loops, and those of their values that are in memory."""
 
     seconds: float  # that its ops take
     nbytes: Mapping[int, int]  # value -> its bytes

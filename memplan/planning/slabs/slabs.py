@@ -1,9 +1,9 @@
-"""A program in slabs: which of its ops run slab by slab in loops, and what the loops read, write and add up.
+"""A program in slabs: which of its ops run slab by slab in loops, and the values that loops read, write and sum.
 
 A loop computes ops over slabs of one axis: trip `t` makes rows `t * rows` up to `rows` further of every array on it.
-What an op adds up along the axis is whole only after the loop: a wall, behind which another loop begins. So ops have
-levels, and there is one loop per level. A value of an earlier level is read from where that level's loop wrote it
-(`stored`), or made again.
+A sum along the axis is known only after the loop: a wall, behind which another loop begins. So ops have levels, and
+there is one loop per level. A value of an earlier level is read from the array that its loop wrote (`stored`), or
+recomputed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class SlabGraph:
 
 @dataclass(frozen=True)
 class Slabs:
-    """What runs in slabs."""
+    """The ops of a program that run in slabs, and the values that their loops write."""
 
     # value, dim: where the axis begins: value id in the program as it came, dimension
     value: int
@@ -73,7 +73,7 @@ class Slabs:
     ops: frozenset[int]  # that run in loops
     stored: frozenset[int]  # values that the loop that makes them writes for later ones
     on_host: frozenset[int]  # of what is written, what is in host memory
-    # a value that is written, and the level of a loop that makes it again all the same
+    # a value that is written, and the level of a loop that recomputes it all the same
     again: frozenset[tuple[int, int]] = frozenset()
 
 
@@ -163,7 +163,7 @@ class Walls:
 
     @cached_property
     def forced(self) -> frozenset[int]:
-        """Values made by slabs that somebody wants whole: they are written, whatever is stored."""
+        """Values made by slabs that an op or the caller reads whole: they are written, whatever is stored."""
         made = (number for number in self.ops if not self.graph.along[number].reduces)
         return frozenset(
             value
@@ -174,7 +174,7 @@ class Walls:
         )
 
     def loops(self, slabs: Slabs) -> list[SlabLoop]:
-        """In order."""
+        """Loops in order."""
         written, again = self.forced | slabs.stored, dict[int, set[int]]()
         for value, level in slabs.again:
             again.setdefault(level, set()).add(value)
