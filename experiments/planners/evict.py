@@ -8,31 +8,19 @@ from experiments.planners.stages import Recomputation, Stages
 from memplan.planning.search.evict import Eviction
 from memplan.planning.search.evict import prune as prune_ledger
 from memplan.planning.search.ledger import Ledger
-from memplan.planning.search.tape import Tape
+from memplan.planning.search.tape import Operation, Slot, Tape, Value
 
 
 def tape_of_stages(stages: Stages) -> Tape:
     """Every item an operation; recomputations of stages are those of slots."""
-    count, last = len(stages.nbytes), stages.count
-    return Tape(
-        nbytes=stages.nbytes,
-        maker=tuple(range(count)),
-        home=stages.home,
-        whole=stages.home,
-        reads=stages.inputs,
-        writes=tuple((item,) for item in range(count)),
-        seconds=tuple(None if ticks is None else float(ticks) for ticks in stages.ticks),
-        until=(last,) * count,
-        drops_dead_outputs=(False,) * count,
-        over=((),) * count,
-        level=(-1,) * count,
-        slot_reads=stages.reads,
-        slot_writes=stages.made,
-        slot_over=((),) * last,
-        slot_nbytes=stages.working_nbytes,
-        slot_seconds=tuple(map(float, stages.own_ticks)),
-        slot_level=(-1,) * last,
+    values = (Value(stages.nbytes[item], item, slot, slot) for item, slot in enumerate(stages.home))
+    operations = (
+        Operation(stages.inputs[item], (item,), None if ticks is None else float(ticks), stages.count)
+        for item, ticks in enumerate(stages.ticks)
     )
+    work = zip(stages.reads, stages.made, stages.working_nbytes, stages.own_ticks, strict=True)
+    slots = (Slot(reads=reads, writes=made, nbytes=nbytes, seconds=float(ticks)) for reads, made, nbytes, ticks in work)
+    return Tape(tuple(values), tuple(operations), tuple(slots))
 
 
 def evict(stages: Stages) -> frozenset[Recomputation]:

@@ -14,8 +14,8 @@ from memplan.planning.packing import Lifetime, Packing, lifetimes, live_nbytes, 
 from memplan.planning.plan import Plan, name_actions
 from memplan.planning.problem import POINTER_BYTES, Problem, Role
 from memplan.planning.registry import OWN, Planner
+from memplan.planning.schedule import Solution, rank
 from memplan.planning.search.planner import recomputed_kernels
-from memplan.planning.solution import Solution, rank
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import Module, large_constants
 from memplan.xla.replay import Replay, replay

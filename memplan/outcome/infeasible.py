@@ -10,7 +10,7 @@ from memplan.compilation.outcome import Outcome
 from memplan.errors import InfeasibleBudgetError, OutOfMemoryError
 from memplan.planning.floor import floor
 from memplan.planning.graph import Graph, Op
-from memplan.planning.slabs import Slabs
+from memplan.planning.slabs.slabs import Slabs
 from memplan.program import compat
 from memplan.program.ops import shape_of
 from memplan.program.slabs.write import axis_at

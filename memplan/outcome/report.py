@@ -20,7 +20,7 @@ from memplan.outcome.memory import Origins, line, peak_lifetimes, timeline
 from memplan.planning.graph import Graph
 from memplan.planning.problem import Role
 from memplan.planning.schedule import Kind
-from memplan.planning.slabs import slab_rows, trips_of
+from memplan.planning.slabs.slabs import slab_rows, trips_of
 from memplan.program import compat
 from memplan.program.trace import InSlabs
 from memplan.report.model import Candidate, Choice, Decision, LiveValue, Report

@@ -1,4 +1,4 @@
-"""What no plan goes below: the bytes that the largest kernel needs by itself, whatever the order."""
+"""The bytes that no plan goes below, in whatever order: those that the largest kernel needs by itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def floor(problem: Problem) -> tuple[int, int]:
 
 
 class _Bound:
-    """A kernel's values, but those that may lie over one another, or where an argument or an output lies."""
+    """A kernel's values, but those that may alias one another, an argument or an output."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -26,12 +26,15 @@ class _Bound:
         temporary = {p for p, there in places.items() if all(buffers[one].role is Role.TEMPORARY for one in there)}
         self._in_heap = temporary - given
         self._read = {one for kernel in problem.kernels for one in kernel.reads}
-        self._through = {
-            loop: self._all_through(loop) for loop in {kernel.within for kernel in problem.kernels} if loop is not None
-        }
+        self._through: dict[int, set[int]] = {}  # places that a loop carries, or that its body reads from outside
+        for loop in {kernel.within for kernel in problem.kernels if kernel.within is not None}:
+            inside = {number for number in range(len(problem.kernels)) if loop in problem.loops_around(number)}
+            reads = {one for number in inside for one in problem.kernels[number].reads}
+            outside = (one for one in reads if buffers[one].maker not in inside)
+            self._through[loop] = self._places((*problem.kernels[loop].reads, *outside))
 
     def nbytes(self, number: int) -> int:
-        """What stands in the heap while a kernel runs, at the least."""
+        """The least that the heap holds while a kernel runs."""
         kernel = self._problem.kernels[number]
         over = {written: self._sources(kernel, written) for written in kernel.writes}
         there = self._places((*kernel.reads, *self._apart(kernel, over)))
@@ -49,7 +52,7 @@ class _Bound:
         return needed
 
     def _sources(self, kernel: Kernel, written: int) -> list[int]:
-        """What a result may be written over; an element of a tuple only in a place, or where it can be made alone."""
+        """Buffers that a result may alias; an element of a tuple only in a place, or if it can be the only output."""
         problem, found = self._problem, list(kernel.over.get(written, ()))
         for source in kernel.over_elements.get(written, ()):
             maker = problem.buffers[source].maker
@@ -59,19 +62,11 @@ class _Bound:
         return found
 
     def _apart(self, kernel: Kernel, over: Mapping[int, Sequence[int]]) -> Collection[int]:
-        """What it writes beside all that it reads; of results that need not all be made, the largest that is read."""
+        """Results that alias nothing; of those that need not all be made, the largest that is read."""
         apart = [written for written, sources in over.items() if not sources]
         if not kernel.drops_dead_outputs or len(kernel.writes) == 1:
             return apart
         return sorted(self._read.intersection(apart), key=lambda one: self._problem.buffers[one].nbytes)[-1:]
-
-    def _all_through(self, loop: int) -> set[int]:
-        """What a loop carries, and what its body reads from outside."""
-        problem = self._problem
-        inside = {number for number in range(len(problem.kernels)) if loop in problem.loops_around(number)}
-        reads = {one for number in inside for one in problem.kernels[number].reads}
-        outside = (one for one in reads if problem.buffers[one].maker not in inside)
-        return self._places((*problem.kernels[loop].reads, *outside))
 
     def _places(self, buffers: Iterable[int]) -> set[int]:
         return {self._problem.buffers[one].place for one in buffers}

@@ -1,21 +1,28 @@
-"""Is a schedule one that computes what the step computes? What planners hold themselves to, and tests hold them to.
+"""Does a schedule compute what the step computes? Planners keep to these rules, and tests check that they do.
 
-Buffers are places: what was written over in place is read no more, but by what reads it late in the module's own order
-too. What runs once does so in its order, a loop's body right before the loop, copies outside of loops.
+A buffer that was written over in place is not read again, but by kernels that read it late in the module's own order
+too. Kernels that run once do so in their order, a loop's body right before the loop, copies outside of loops.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from memplan.planning.problem import Kernel, Problem, Role
-from memplan.planning.schedule import Action, Kind, Schedule, runs
+from memplan.planning.schedule import Action, Kind, Schedule
 
 
 def fault(problem: Problem, schedule: Schedule) -> str | None:
-    """What is wrong with a schedule first, None where nothing is."""
-    return _runs_fault(problem, schedule) or _body_fault(problem, schedule) or _Replay(problem).fault(schedule)
+    """The first fault of a schedule, None where there is none."""
+    counted = Counter(action.number for action in schedule if action.kind is Kind.RUN)
+    for number, kernel in enumerate(problem.kernels):
+        if must_run_once(problem, number) and counted[number] != 1 and (counted[number] or not kernel.recomputable):
+            return f"{kernel.name} runs {counted[number]} times"
+    effects = [a.number for a in schedule if a.kind is Kind.RUN and not problem.kernels[a.number].recomputable]
+    if effects != sorted(effects):
+        return "what runs once does not run in its order"
+    return _body_fault(problem, schedule) or _Replay(problem).fault(schedule)
 
 
 def must_run_once(problem: Problem, number: int) -> bool:
@@ -35,7 +42,7 @@ def _is_boundary(kernel: Kernel) -> bool:
 
 
 def pair_ends(problem: Problem) -> Mapping[int, int]:
-    """What an asynchronous pair writes -> the kernel that ends it, the first to read it; before, it is not whole."""
+    """Results of asynchronous pairs -> the kernel that ends the pair, the first to read it; before, it is not whole."""
     first: dict[int, int] = {}
     for number, kernel in enumerate(problem.kernels):
         for read in kernel.reads:
@@ -47,52 +54,36 @@ def pair_ends(problem: Problem) -> Mapping[int, int]:
     }
 
 
-def _boundaries_passed(problem: Problem, order: Schedule | None = None) -> list[int]:
-    """Of every run: how many beginnings and ends stand before it in its loop."""
+def _boundaries_passed(problem: Problem, ran: Iterable[int]) -> list[int]:
+    """By run: how many beginnings and ends stand before it in its loop."""
     passed: Counter[int | None] = Counter()
     found = []
-    for action in runs(range(len(problem.kernels))) if order is None else order:
-        if action.kind is not Kind.RUN:
-            continue
-        kernel = problem.kernels[action.number]
+    for kernel in (problem.kernels[number] for number in ran):
         found.append(passed[kernel.within])
         passed[kernel.within] += _is_boundary(kernel)
     return found
 
 
-def _runs_fault(problem: Problem, schedule: Schedule) -> str | None:
-    counted = Counter(action.number for action in schedule if action.kind is Kind.RUN)
-    for number, kernel in enumerate(problem.kernels):
-        if must_run_once(problem, number) and counted[number] != 1 and (counted[number] or not kernel.recomputable):
-            return f"{kernel.name} runs {counted[number]} times"
-    effects = [a.number for a in schedule if a.kind is Kind.RUN and not problem.kernels[a.number].recomputable]
-    if effects != sorted(effects):
-        return "what runs once does not run in its order"
-    return None
-
-
 def _body_fault(problem: Problem, schedule: Schedule) -> str | None:
-    """Bodies are whole, their loop behind them, and every run is in the part of them that it stands in."""
+    """Bodies are whole and right before their loop, and no run crosses a beginning or an end in its body."""
     where: dict[int, list[int]] = defaultdict(list)
     for time, action in enumerate(schedule):
-        around = problem.kernels[action.number].within if action.kind is Kind.RUN else None
-        while around is not None:
-            where[around].append(time)
-            around = problem.kernels[around].within
+        for loop in problem.loops_around(action.number) if action.kind is Kind.RUN else ():
+            where[loop].append(time)
     for time, action in enumerate(schedule):
         inside = where.get(action.number, []) if action.kind is Kind.RUN else []
         if inside and inside != list(range(time - len(inside), time)):
             return f"what is inside of {problem.kernels[action.number].name} is not right before it"
-    plain = _boundaries_passed(problem)
+    plain = _boundaries_passed(problem, range(len(problem.kernels)))
     ran = [action.number for action in schedule if action.kind is Kind.RUN]
-    for number, passed in zip(ran, _boundaries_passed(problem, schedule), strict=True):
+    for number, passed in zip(ran, _boundaries_passed(problem, ran), strict=True):
         if problem.kernels[number].within is not None and passed != plain[number]:
             return f"{problem.kernels[number].name} has left its computation"
     return None
 
 
 class _Replay:
-    """What every place holds, action by action."""
+    """Replays a schedule: which buffer every place holds."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem

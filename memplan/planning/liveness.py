@@ -1,16 +1,15 @@
-"""What is there when: the versions of every buffer in a schedule, who reads each, and which may share a place.
+"""Lifetimes: the versions of every buffer in a schedule, the actions that read each, and which may share a place.
 
 As XLA sees it: a *version* is what one run or one copy writes (`HloValue`), its lifetime goes from the action that
 writes it to the last that reads it (`HloLiveRange`), and versions of what is updated in place or carried by a loop are
 one group (`HloBuffer`). Whether one may be written over another that ends there is `CanShareOperandBufferWithUser`.
-What comes back from the host is a version of its own that no kernel writes over, being an element of a tuple.
+A prefetch makes a version of its own that no kernel writes over, since it is an element of a tuple.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memplan.planning.problem import Kernel, Problem
@@ -32,7 +31,7 @@ class Version:
     nbytes: int
     read: bool = False  # somebody reads it, or it is an output
     made: bool = True  # of a fusion's results that nobody reads it is not
-    alone: bool = False  # its run makes nothing else, but would have
+    alone: bool = False  # the only live output of a run that could have several
 
 
 def eliminate_dead(problem: Problem, schedule: Schedule) -> Schedule:
@@ -64,40 +63,35 @@ def eliminate_dead(problem: Problem, schedule: Schedule) -> Schedule:
 
 
 class Liveness:
-    """Versions of one schedule, by number.
-
-    Attributes:
-      versions: on the device.
-      reads: of every action, the versions that it reads.
-      writes: of every action, the versions that it writes.
-      on_host: versions on the host.
-      beside: of every version on the host, the number that its copy there makes beside it.
-      fetched: a version that comes back -> the version on the host that it comes from.
-      outputs: versions that are there at the end, in the order of the step's results.
-      groups: versions that are one by necessity.
-    """
+    """Versions of one schedule, by number."""
 
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
         self._problem, self._schedule = problem, schedule
-        self.versions: list[Version] = []
+        self.versions: list[Version] = []  # on the device
+        # reads, writes: of every action, the versions that it reads and writes
         self.reads: list[list[int]] = []
         self.writes: list[list[int]] = []
         self.on_host: list[Version] = []
-        self.beside: list[int] = []
-        self.fetched: dict[int, int] = {}
-        self.outputs: list[int] = []
+        self.beside: list[int] = []  # of every version on the host, the number that its copy there makes beside it
+        self.fetched: dict[int, int] = {}  # a version that comes back -> the version on the host that it comes from
         self._replay()
+        # versions that share a place by necessity; a buffer that others share, and its first version, are one group
         self.groups: dict[int, list[int]] = defaultdict(list)
+        buffers = problem.buffers
+        shared = {buffer.place for number, buffer in enumerate(buffers) if buffer.place != number}
         for number, version in enumerate(self.versions):
-            place = problem.buffers[version.buffer].place
-            own = problem.buffers[version.buffer].maker is not None and place == version.buffer
-            self.groups[len(problem.buffers) + number if own else place].append(number)
-        self._join_shared()
+            place = buffers[version.buffer].place
+            own = buffers[version.buffer].maker is not None and place == version.buffer and place not in shared
+            self.groups[len(buffers) + number if own else place].append(number)
         for group in self.groups.values():
-            self._separate(group)
+            # in one place, one version ends when the next begins (`HloLiveRange::NormalizeAliasedBuffers`)
+            versions = sorted((self.versions[number] for number in group), key=lambda one: (one.start, one.end))
+            for one, other in itertools.pairwise(versions):
+                other.end = max(one.end, other.end)
+                one.end = min(one.end, other.start)
 
     def kernel(self, time: int) -> Kernel | None:
-        """What runs at this time; None where a copy begins or ends."""
+        """The kernel that runs at this time; None where a copy begins or ends."""
         action = self._schedule[time]
         return self._problem.kernels[action.number] if action.kind is Kind.RUN else None
 
@@ -169,38 +163,17 @@ class Liveness:
                 self.versions[version].end, self.versions[version].read = time, True
             self.reads.append(reads)
             self.writes.append(writes)
-        self.outputs = [current[number] for number in problem.outputs]
+        self.outputs = [current[number] for number in problem.outputs]  # versions at the end, in the results' order
         for number in self.outputs:
             self.versions[number].end, self.versions[number].read = len(self._schedule), True
         for time, written in enumerate(self.writes):
             kernel = self.kernel(time)
             if kernel is not None and kernel.drops_dead_outputs and len(written) > 1:
-                self._shed([self.versions[version] for version in written])
+                read = sum(self.versions[version].read for version in written)
+                for version in (self.versions[number] for number in written):
+                    version.made, version.alone = version.read or not read, read == 1
 
     def _begin_version(self, buffer: int, time: int, nbytes: int | None = None) -> int:
-        self.versions.append(
-            Version(buffer, time, time, self._problem.buffers[buffer].nbytes if nbytes is None else nbytes)
-        )
+        nbytes = self._problem.buffers[buffer].nbytes if nbytes is None else nbytes
+        self.versions.append(Version(buffer, time, time, nbytes))
         return len(self.versions) - 1
-
-    def _shed(self, results: Sequence[Version]) -> None:
-        """XLA takes out of a fusion what nobody reads."""
-        read = [version for version in results if version.read]
-        for version in results:
-            version.made = version.read or not read
-            version.alone = len(read) == 1
-
-    def _join_shared(self) -> None:
-        """A buffer that others are one with, and its first version, make one group."""
-        shared = {buffer.place for n, buffer in enumerate(self._problem.buffers) if buffer.place != n}
-        for key in [key for key in self.groups if key >= len(self._problem.buffers)]:
-            place = self.versions[key - len(self._problem.buffers)].buffer
-            if place in shared:
-                self.groups[place] = sorted(self.groups[place] + self.groups.pop(key))
-
-    def _separate(self, group: list[int]) -> None:
-        """In one place, one version ends when the next begins (`HloLiveRange::NormalizeAliasedBuffers`)."""
-        versions = sorted((self.versions[number] for number in group), key=lambda one: (one.start, one.end))
-        for one, other in itertools.pairwise(versions):
-            other.end = max(one.end, other.end)
-            one.end = min(one.end, other.start)

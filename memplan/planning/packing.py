@@ -1,23 +1,23 @@
-"""Where XLA puts the buffers of a schedule, and how many bytes that takes.
+"""The places that XLA gives the buffers of a schedule, and the bytes that they take.
 
 Source: XLA's `BufferAssigner` and `HeapSimulator`. Three steps, as there:
 
 1. Every donated argument is a place, every output one of its own. From the largest buffer down, each takes the smallest
    of these places that holds it and is free for as long as it is there.
 2. What is left is walked through in time: a kernel writes over what it reads for the last time, where it may.
-3. The others go into one heap (`heap`), the largest first, or the longest first, each into the smallest gap that
-   holds it.
+3. The others go into one heap, the largest first, or the longest first, each into the smallest gap that holds it
+   (`GlobalDecreasingSizeBestFitHeap`, the better of its two orders: `ChooseBestHeapAlgorithm`).
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from memplan.planning.heap import Groups, heap_nbytes
 from memplan.planning.liveness import Liveness, Version
 from memplan.planning.problem import Problem, Role
 from memplan.planning.schedule import Kind, Schedule, runs
@@ -25,7 +25,7 @@ from memplan.planning.schedule import Kind, Schedule, runs
 
 @dataclass(frozen=True)
 class Packing:
-    """What a schedule takes."""
+    """Bytes of a schedule."""
 
     nbytes: int  # of temporaries on the device, as XLA lays them out
     live_nbytes: int  # of those that are there at once, at the most
@@ -45,30 +45,32 @@ class Lifetime:
 
 def pack(problem: Problem, schedule: Schedule | None = None) -> Packing:
     """Lay out a schedule; by default each kernel runs once, in the module's order."""
-    return _Layout(problem, _plain(problem) if schedule is None else schedule).packing()
+    return _Layout(problem, schedule).packing()
 
 
 def live_nbytes(problem: Problem, schedule: Schedule | None = None) -> np.ndarray:
     """Bytes of temporaries that are there at each action, arguments and outputs put to use; as many as actions."""
-    return _Layout(problem, _plain(problem) if schedule is None else schedule).live_nbytes()
+    layout = _Layout(problem, schedule)
+    change = np.zeros(len(layout.schedule) + 2, np.int64)
+    for one in layout.lifetimes():
+        change[one.first] += one.nbytes
+        change[one.end] -= one.nbytes
+    return np.cumsum(change)[: len(layout.schedule)]
 
 
 def lifetimes(problem: Problem) -> tuple[Sequence[Lifetime], Sequence[Lifetime]]:
     """Temporaries of the module's own order: on the device, those of `live_nbytes`; and on the host."""
-    layout = _Layout(problem, _plain(problem))
+    layout = _Layout(problem)
     return layout.lifetimes(), layout.on_host()
-
-
-def _plain(problem: Problem) -> Schedule:
-    return runs(range(len(problem.kernels)))
 
 
 class _Layout:
     """One schedule, laid out."""
 
-    def __init__(self, problem: Problem, schedule: Schedule) -> None:
-        self._problem, self._schedule = problem, schedule
-        self._live = Liveness(problem, schedule)
+    def __init__(self, problem: Problem, schedule: Schedule | None = None) -> None:
+        self._problem = problem
+        self.schedule = runs(range(len(problem.kernels))) if schedule is None else schedule
+        self._live = Liveness(problem, self.schedule)
         self._versions = self._live.versions
         self._position = _post_order(self._live)
 
@@ -77,22 +79,18 @@ class _Layout:
         groups = self._reuse_operands(left)
         tables, alignment = self._tables_nbytes(), self._problem.alignment
         nbytes = heap_nbytes(groups, self._position, alignment)
-        on_host = [self._position[version] for version in self._live.beside]
-        host = heap_nbytes(self._host_groups(), on_host, alignment)
+        # each memory space has a heap of its own (`AssignBuffersWithSequentialOrdering`)
+        versions = self._live.on_host
+        columns = ([one.start for one in versions], [one.end for one in versions], [one.nbytes for one in versions])
+        start, end, sizes = (dict(enumerate(column)) for column in columns)
+        on_host = Groups.of({number: number for number in start}, start, end, sizes)
+        host = heap_nbytes(on_host, [self._position[version] for version in self._live.beside], alignment)
         return Packing(nbytes + tables, groups.live_nbytes() + tables, reused, host)
 
-    def _host_groups(self) -> Groups:
-        """On the host: each memory space has a heap of its own (`AssignBuffersWithSequentialOrdering`)."""
-        versions = dict(enumerate(self._live.on_host))
-        start = {number: one.start for number, one in versions.items()}
-        end = {number: one.end for number, one in versions.items()}
-        nbytes = {number: one.nbytes for number, one in versions.items()}
-        return Groups.of({number: number for number in versions}, start, end, nbytes)
-
     def _tables_nbytes(self) -> int:
-        """Those of the module, of what runs again and has several results, and of copies; each aligned by itself."""
+        """Tables of the module, of repeated kernels with several results, and of copies; each aligned by itself."""
         ran, found = set[int](), self._problem.tables_nbytes
-        for time, action in enumerate(self._schedule):
+        for time, action in enumerate(self.schedule):
             if action.kind in (Kind.OFFLOAD, Kind.PREFETCH):
                 found += self._problem.alignment
             elif action.kind is Kind.RUN:
@@ -100,13 +98,6 @@ class _Layout:
                 found += self._problem.alignment * (action.number in ran and results > 1)
                 ran.add(action.number)
         return found
-
-    def live_nbytes(self) -> np.ndarray:
-        change = np.zeros(len(self._schedule) + 2, np.int64)
-        for one in self.lifetimes():
-            change[one.first] += one.nbytes
-            change[one.end] -= one.nbytes
-        return np.cumsum(change)[: len(self._schedule)]
 
     def lifetimes(self) -> list[Lifetime]:
         _, left = self._reuse_places()
@@ -164,7 +155,7 @@ class _Layout:
             starts[self._versions[number].start].append(number)
             ends[self._versions[number].end].append(number)
         clock, start, end, place = 0, {}, {}, {}
-        for time in range(-1, len(self._schedule) + 1):
+        for time in range(-1, len(self.schedule) + 1):
             for number in starts[time]:
                 place[number] = group_of[number]
                 if number not in several:
@@ -183,7 +174,7 @@ class _Layout:
         return Groups.of(place, start, end, nbytes)
 
     def _written_over(self, number: int, ending: Sequence[int], several: set[int]) -> int | None:
-        """What ends here and a version lies over: of what its kernel reads the first that it may write over."""
+        """The first operand that ends here and that the version may be written over."""
         time = self._versions[number].start
         if time < 0:
             return None
@@ -196,7 +187,7 @@ class _Layout:
 
 
 def _post_order(live: Liveness) -> Sequence[int]:
-    """Of every version its place in XLA's walk from results to operands (`MakeInstructionPostOrder`)."""
+    """Position of every version in XLA's walk from results to operands (`MakeInstructionPostOrder`)."""
     read = {number for reads in live.reads for number in reads}.union(live.outputs)
     unread = [writes[0] for writes in live.writes if writes and read.isdisjoint(writes)]
     position, count = [-1] * len(live.versions), 0
@@ -228,7 +219,7 @@ class _Places:
         self._start, self._end, self._at = (np.zeros(len(versions), np.int64) for _ in range(3))
 
     def open(self, nbytes: int, group: Sequence[int]) -> None:
-        """A new place, with what it is of."""
+        """Add a place for these versions."""
         self._sizes.append(nbytes)
         self._inside.append([])
         self._put(len(self._sizes) - 1, group)
@@ -243,13 +234,11 @@ class _Places:
             blocked[at[(start < version.end) & (end > version.start)]] = True
         for place in np.flatnonzero(~blocked)[::-1].tolist():
             fits = nbytes is None or self._sizes[place] == nbytes
-            if fits and not (touched[place] and self._interferes(place, group)):
+            pairs = ((one, other) for one in self._inside[place] for other in group)
+            if fits and not (touched[place] and any(self._interfere(*pair) for pair in pairs)):
                 self._put(place, group)
                 return True
         return False
-
-    def _interferes(self, place: int, group: Sequence[int]) -> bool:
-        return any(self._interfere(one, other) for one in self._inside[place] for other in group)
 
     def _put(self, place: int, group: Sequence[int]) -> None:
         self._inside[place] += group
@@ -258,3 +247,83 @@ class _Places:
             self._start[self._count], self._end[self._count] = version.start, version.end
             self._at[self._count] = place
             self._count += 1
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Versions that lie in one place of the heap, XLA's colocations."""
+
+    members: dict[int, list[int]]  # of each group, by its first version
+    # start, end: of versions, in events
+    start: dict[int, int]
+    end: dict[int, int]
+    nbytes: dict[int, int]  # of groups
+
+    @staticmethod
+    def of(place: Mapping[int, int], start: dict[int, int], end: dict[int, int], nbytes: Mapping[int, int]) -> Groups:
+        """Groups of the versions that share a place, the first to start first."""
+        together: dict[int, list[int]] = defaultdict(list)
+        for number in sorted(place, key=start.__getitem__):
+            together[place[number]].append(number)
+        members = {numbers[0]: numbers for numbers in together.values()}
+        sizes = {first: max(nbytes[n] for n in numbers) for first, numbers in members.items()}
+        return Groups(members, start, end, sizes)
+
+    def span(self, group: int) -> int:
+        """Events from the start of a group to its end."""
+        numbers = self.members[group]
+        return max(self.end[n] for n in numbers) - min(self.start[n] for n in numbers)
+
+    def own_span(self, group: int) -> int:
+        """Minus the lifetime of a group's first version: XLA's tie-breaker between equal sizes."""
+        return self.start[group] - self.end[group]
+
+    def live_nbytes(self) -> int:
+        """Bytes that are there at once, at the most."""
+        change = np.zeros(2 * len(self.start) + 2, np.int64)
+        for group, numbers in self.members.items():
+            until = 0
+            for number in numbers:  # where one ends when the next has begun, the place is there once
+                first, until = max(self.start[number], until), max(self.end[number], until)
+                change[first] += self.nbytes[group]
+                change[until] -= self.nbytes[group]
+        return int(np.cumsum(change).max())
+
+
+def heap_nbytes(groups: Groups, position: Sequence[int], alignment: int) -> int:
+    """Bytes of the smaller of the two heaps; equals are placed by their position."""
+    by_size = _best_fit(groups, lambda g: (-groups.nbytes[g], groups.own_span(g), position[g], g), alignment)
+    return _best_fit(groups, lambda g: (-groups.span(g), -groups.nbytes[g], position[g], g), alignment, by_size)
+
+
+def _best_fit(groups: Groups, key: Callable[[int], tuple[int, ...]], alignment: int, most: float = math.inf) -> int:
+    """Bytes of the heap, its groups placed in the order of the key; or `most`, if that is less."""
+    count = sum(map(len, groups.members.values()))
+    start, end = (np.zeros(count, np.int32) for _ in range(2))
+    low, high = (np.zeros(count, np.int64) for _ in range(2))
+    placed = top = 0
+    for group in sorted(groups.members, key=key):
+        nbytes = groups.nbytes[group]
+        beside = np.zeros(placed, bool)
+        for number in groups.members[group]:
+            beside |= (start[:placed] <= groups.end[number]) & (end[:placed] >= groups.start[number])
+        at = _smallest_gap(low[:placed][beside], high[:placed][beside], nbytes, alignment)
+        for number in groups.members[group]:
+            start[placed], end[placed] = groups.start[number], groups.end[number]
+            low[placed], high[placed] = at, at + nbytes
+            placed += 1
+        top = max(top, at + nbytes)
+        if top >= most:
+            return int(most)
+    return top
+
+
+def _smallest_gap(low: np.ndarray, high: np.ndarray, nbytes: int, alignment: int) -> int:
+    """The offset of the smallest gap that holds `nbytes`, the lowest of equal ones; else the top of the heap."""
+    if not len(low):
+        return 0
+    order = np.argsort(low)
+    free = np.concatenate([[0], np.maximum.accumulate(-(-high[order] // alignment) * alignment)])
+    gaps = low[order] - free[:-1]
+    fitting = np.flatnonzero(gaps >= nbytes)
+    return int(free[fitting[np.argmin(gaps[fitting])]] if len(fitting) else free[-1])

@@ -12,10 +12,10 @@ from typing import Any
 
 from memplan.errors import PlanMismatchError
 from memplan.io import write_atomic
-from memplan.planning.loop import Residuals
+from memplan.planning.loops import Residuals
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import Action, Kind, Schedule
-from memplan.planning.slabs import Slabs
+from memplan.planning.slabs.slabs import Slabs
 
 FORMAT = 4
 
@@ -96,20 +96,19 @@ class Plan:
             raise PlanMismatchError(f"{path}: {error}") from error
 
     def to_json(self) -> str:
+        slabs = [
+            {name: sorted(entry) if isinstance(entry, frozenset) else entry for name, entry in vars(one).items()}
+            for one in self.slabs
+        ]
+        known = ("on_host", "room_nbytes", "handed_on", "program", "structure", "kernels", "hides_latency")
         document = {
             "format": FORMAT,
             "fingerprint": self.fingerprint,
             "planner": self.planner,
             "device": self.device,
-            "loops": [known and {"kept": known.kept, "moved": known.on_host} for known in self.loops],
-            "slabs": [_document(one) for one in self.slabs],
-            "on_host": self.on_host,
-            "room_nbytes": self.room_nbytes,
-            "handed_on": self.handed_on,
-            "program": self.program,
-            "structure": self.structure,
-            "kernels": self.kernels,
-            "hides_latency": self.hides_latency,
+            "loops": [one and {"kept": one.kept, "moved": one.on_host} for one in self.loops],
+            "slabs": slabs,
+            **{name: getattr(self, name) for name in known},
             "length": len(self.actions),
             "actions": [[kind.value, name] for kind, name in self.actions],
         }
@@ -117,7 +116,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """What `to_json` wrote; raises PlanMismatchError for anything else."""
+        """A plan that `to_json` wrote; raises PlanMismatchError for anything else."""
         try:
             document = json.loads(text)
             if document["format"] != FORMAT:
@@ -158,11 +157,6 @@ def _residuals(document: Any) -> Residuals | None:
     if document is None:
         return None
     return Residuals(*(tuple(map(operator.index, document[name])) for name in ("kept", "moved")))
-
-
-def _document(slabs: Slabs) -> dict[str, Any]:
-    sets = {name: sorted(getattr(slabs, name)) for name in ("ops", "stored", "on_host")}
-    return {"value": slabs.value, "dim": slabs.dim, "rows": slabs.rows, **sets, "again": sorted(slabs.again)}
 
 
 def _slabs(document: Any) -> Slabs:

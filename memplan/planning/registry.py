@@ -1,18 +1,19 @@
-"""One problem, one family of planners: whoever answers a `Problem` and a budget with a `Solution`."""
+"""Planners: objects that answer a `Problem` and a budget with a `Solution`."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from memplan.errors import MemplanError
 from memplan.planning.problem import Problem
+from memplan.planning.schedule import CopySeconds, Solution
 from memplan.planning.search import planner
-from memplan.planning.solution import Solution
-from memplan.planning.timing import CopySeconds
+from memplan.planning.search.effort import DEFAULT
 
 
 class Planner(Protocol):
-    """Whoever makes plans; see `planner.plan` for what is asked of `plan`."""
+    """An object that makes plans; `search.planner.plan` says what `plan` is asked for."""
 
     @property
     def name(self) -> str: ...
@@ -30,8 +31,8 @@ class KernelPlanner:
     def plan(
         self, problem: Problem, budget_nbytes: int, host_nbytes: int = 0, copy_s: CopySeconds | None = None
     ) -> Solution:
-        """With less effort for the smallest plan, whatever it takes: it is for an error, and nobody runs it."""
-        effort = planner.EFFORT if budget_nbytes > 0 else planner.EFFORT // 10
+        """A budget of 0 asks for the smallest plan, with less effort: it is for an error message, and is not run."""
+        effort = DEFAULT if budget_nbytes > 0 else replace(DEFAULT, evaluations=DEFAULT.evaluations // 10)
         return planner.plan(problem, budget_nbytes, host_nbytes, copy_s, effort)
 
 

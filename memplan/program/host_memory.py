@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memplan.planning.rows import Span
+from memplan.planning.graph import Span
 from memplan.program import compat
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device

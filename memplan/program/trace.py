@@ -13,8 +13,8 @@ import jax
 
 from memplan.errors import MemplanError
 from memplan.hardware.topology import Topology
-from memplan.planning.loop import Loop, Residuals
-from memplan.planning.slabs import SlabGraph, SlabLoop, Slabs
+from memplan.planning.loops import Loop, Residuals
+from memplan.planning.slabs.slabs import SlabGraph, SlabLoop, Slabs
 from memplan.program import compat
 from memplan.program.flat import Flat, flatten
 from memplan.program.sharding import XLA_DECOMPOSES, Spmd, unwrap_shard_map

@@ -1,9 +1,9 @@
 """A module and a schedule -> the module that carries it out: clones, copies to the host and back, another order.
 
-What only names a value is written where it is first read. A clone has the name of its instruction and a number, and
-computations of its own: XLA wants one for every fusion, reduction and loop. A copy is a `copy-start` where it begins
-and a `copy-done` where it is over; memory of the host is a layout's space. XLA moves, merges and deletes nothing after
-this: the order needs no control dependences.
+Instructions that only name a value are written where it is first read. A clone has the name of its instruction and a
+number, and computations of its own: XLA wants one for every fusion, reduction and loop. A copy is a `copy-start` and a
+`copy-done`; host memory is a memory space of the layout. XLA moves, merges and deletes nothing after this: the order
+needs no control dependences.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from memplan.planning.problem import Problem
-from memplan.planning.schedule import Action, Kind, Schedule
+from memplan.planning.schedule import Kind, Schedule, runs
 from memplan.xla.async_pairs import IN_STREAM, OUT_STREAM
 from memplan.xla.buffers import instruction_of, leaf_of
 from memplan.xla.module import Computation, Instruction, Module, Names, with_loops
@@ -32,7 +32,7 @@ _WRITTEN = re.compile(r"\.(?:run|offload|offloaded|prefetch|prefetched)\d+$")
 
 
 def original(name: str) -> str:
-    """The instruction that one of a written module repeats or copies; its own name where it does neither."""
+    """The instruction that an instruction of a written module repeats or copies; its own name where it does neither."""
     return _WRITTEN.sub("", name)
 
 
@@ -57,7 +57,18 @@ def write(module: Module, problem: Problem, schedule: Schedule) -> str:
     Raises:
       ValueError: a copy of what a loop carries or a fixed kernel makes, or one outside of the loop that makes it.
     """
-    return _ModuleWriter(module, problem).text(schedule)
+    home = {op.name: body for body in with_loops(module, module.entry) for op in body.ops.values()}
+    names, texts = Names(module), list[str]()
+    plain = _steps_by_body(home, problem, runs(range(len(problem.kernels))))
+    planned = _steps_by_body(home, problem, schedule)
+    for name, text in module.texts.items():
+        if planned[name] == plain[name]:
+            texts.append(text)
+        else:
+            body = _BodyWriter(module, names, module[name])
+            text = body.text(planned[name])
+            texts += [*body.clones, text]
+    return _joined(module.head, texts)
 
 
 def as_it_stands(module: Module) -> str:
@@ -69,58 +80,33 @@ def _joined(head: str, texts: Iterable[str]) -> str:
     return _FRAME.sub("", "\n\n".join([_TABLES.sub("", head), *texts])) + "\n"
 
 
-class _ModuleWriter:
-    """The module: its computations, and names for new ones."""
-
-    def __init__(self, module: Module, problem: Problem) -> None:
-        self.module, self._problem = module, problem
-        self.names = Names(module)
-        self._home = {op.name: body.name for body in with_loops(module, module.entry) for op in body.ops.values()}
-
-    def text(self, schedule: Schedule) -> str:
-        plain = self._steps_by_body(tuple(Action(Kind.RUN, number) for number in range(len(self._problem.kernels))))
-        planned = self._steps_by_body(schedule)
-        texts = []
-        for name, text in self.module.texts.items():
-            if planned[name] == plain[name]:
-                texts.append(text)
-            else:
-                body = _BodyWriter(self, self.module[name])
-                text = body.text(planned[name])
-                texts += [*body.clones, text]
-        return _joined(self.module.head, texts)
-
-    def _steps_by_body(self, schedule: Schedule) -> Mapping[str, list[_Step]]:
-        """What each computation does."""
-        kernels, within, found = self._problem.kernels, None, defaultdict[str, list[_Step]](list)
-        for action in schedule:
-            if action.kind is Kind.RUN:
-                within, step = kernels[action.number].within, _Step(Kind.RUN, kernels[action.number].name)
-            else:
-                step = self._copy(action, within)
-            if step.name in self._home:  # a loop's beginning and end are no instructions
-                found[self._home[step.name]].append(step)
-        return found
-
-    def _copy(self, action: Action, within: int | None) -> _Step:
-        buffer = self._problem.buffers[action.number]
-        name = instruction_of(buffer.name)
-        if ":" in buffer.name or name not in self._home:
-            raise ValueError(f"{buffer.name} is carried by a loop, or made where nothing is planned")
-        if within != (None if buffer.maker is None else self._problem.kernels[buffer.maker].within):
-            raise ValueError(f"{buffer.name} is copied outside of the loop that makes it")
-        body = self.module[self._home[name]]
-        op = body.ops[name]
-        if op.opcode.endswith("-start"):  # its results are there when it is done
-            op = next(user for user, _ in body.uses[op.name] if user.opcode.endswith("-done"))
-        return _Step(action.kind, op.name, None if isinstance(op.shape, Array) else leaf_of(buffer.name))
+def _steps_by_body(home: Mapping[str, Computation], problem: Problem, schedule: Schedule) -> Mapping[str, list[_Step]]:
+    """Steps by the names of computations."""
+    kernels, within, found = problem.kernels, None, defaultdict[str, list[_Step]](list)
+    for action in schedule:
+        if action.kind is Kind.RUN:
+            within, step = kernels[action.number].within, _Step(Kind.RUN, kernels[action.number].name)
+        else:
+            buffer = problem.buffers[action.number]
+            name = instruction_of(buffer.name)
+            if ":" in buffer.name or name not in home:
+                raise ValueError(f"{buffer.name} is carried by a loop, or made where nothing is planned")
+            if within != (None if buffer.maker is None else kernels[buffer.maker].within):
+                raise ValueError(f"{buffer.name} is copied outside of the loop that makes it")
+            op = home[name].ops[name]
+            if op.opcode.endswith("-start"):  # its results are there when it is done
+                op = next(user for user, _ in home[name].uses[op.name] if user.opcode.endswith("-done"))
+            step = _Step(action.kind, op.name, None if isinstance(op.shape, Array) else leaf_of(buffer.name))
+        if step.name in home:  # a loop's beginning and end are no instructions
+            found[home[step.name].name].append(step)
+    return found
 
 
 class _BodyWriter:
-    """One computation, as it is written anew."""
+    """Writes one computation."""
 
-    def __init__(self, writer: _ModuleWriter, body: Computation) -> None:
-        self._module, self._fresh, self._body = writer.module, writer.names.fresh, body
+    def __init__(self, module: Module, names: Names, body: Computation) -> None:
+        self._module, self._fresh, self._body = module, names.fresh, body
         self.clones: list[str] = []
         self._lines: dict[str, str] = {}
         self._now: dict[str, str] = {}  # kernels, arguments, constants -> the instruction that gives them now
@@ -152,10 +138,11 @@ class _BodyWriter:
     def _begin(self, step: _Step, op: Instruction) -> None:
         array = _array(op, step.index)
         away, here = str(_on_host(array)), str(array)
-        if step.kind is Kind.OFFLOAD:
-            source = self._leaf(op, step.index)
-        else:
+        if step.kind is Kind.PREFETCH:
             source, away, here = self._on_host[op.name, step.index], here, away
+        else:
+            source = self._now[op.name]
+            source = source if step.index is None else self._element(source, step.index, array)
         name = self._fresh(op.name, step.kind.value)
         self._lines[name] = f"  %{name} = ({away}, {here}, u32[]) copy-start(%{source}), {_STREAM[step.kind]}"
         self._under_way[step.kind, op.name, step.index].append(name)
@@ -173,11 +160,8 @@ class _BodyWriter:
         else:
             self._back[self._now[op.name]][step.index] = name
 
-    def _leaf(self, op: Instruction, index: int | None) -> str:
-        return self._now[op.name] if index is None else self._element(self._now[op.name], index, _array(op, index))
-
     def _value(self, op: Instruction) -> Value:
-        """What gives an instruction's value now, tuples looked through."""
+        """The instructions that give the value of this one now; tuples are looked through."""
         operands = (self._body.ops[name] for name in op.operands)
         match op.opcode:
             case "opt-barrier" | "add-dependency":
@@ -185,22 +169,19 @@ class _BodyWriter:
             case "tuple":
                 return tuple(map(self._value, operands))
             case "get-tuple-element":
-                if (part := self._part(next(operands), op.index)) is not None:
-                    return self._value(part)
-                value = self._value(self._body.ops[op.operands[0]])
+                source = next(operands)
+                while source.opcode in ("opt-barrier", "add-dependency"):
+                    source = self._body.ops[source.operands[0]]
+                if source.opcode == "tuple":  # put together here: its other parts may not be made yet
+                    return self._value(self._body.ops[source.operands[op.index]])
+                value = self._value(source)
                 return value[op.index] if isinstance(value, tuple) else self._element(value, op.index, op.shape, op)
             case "bitcast" | "after-all":
                 return self._view(op, list(map(self._name_of, operands)))
         return self._now[op.name]
 
-    def _part(self, op: Instruction, index: int) -> Instruction | None:
-        """What gives an element of a tuple, if that is only put together here: its other parts may not be made yet."""
-        while op.opcode in ("opt-barrier", "add-dependency"):
-            op = self._body.ops[op.operands[0]]
-        return self._body.ops[op.operands[index]] if op.opcode == "tuple" else None
-
     def _element(self, value: str, index: int, shape: Shape, op: Instruction | None = None) -> str:
-        """An element of a kernel's tuple, or what it was brought back as."""
+        """An element of a kernel's tuple, or the copy that was prefetched."""
         if value in self._back and index in self._back[value]:
             return self._back[value][index]
         key = (value, str(index))

@@ -10,9 +10,7 @@ from memplan.hardware import catalog
 from memplan.planning.packing import pack
 from memplan.planning.plan import Plan
 from memplan.planning.problem import Problem
-from memplan.planning.schedule import runs
-from memplan.planning.solution import Solution
-from memplan.planning.timing import CopySeconds
+from memplan.planning.schedule import CopySeconds, Solution, runs
 from memplan.xla.module import read_module
 from tests.xla.rewrites.test_merge import ARRAY, BENT, ENTRY, FUSED, MASKED, NBYTES, changed, library, returned
 

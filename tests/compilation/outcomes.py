@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from memplan.compilation.limits import Limits
 from memplan.compilation.outcome import Outcome
-from memplan.planning.slabs import Slabs
+from memplan.planning.slabs.slabs import Slabs
 from memplan.program.trace import InSlabs, Program, trace
 from memplan.xla.target import Executable, Memory
 

@@ -17,7 +17,7 @@ from memplan.errors import InfeasibleBudgetError
 from memplan.outcome import infeasible as errors
 from memplan.outcome.infeasible import floor_of, infeasible
 from memplan.planning.graph import Graph, Op, Value
-from memplan.planning.slabs import SlabGraph, Slabs
+from memplan.planning.slabs.slabs import SlabGraph, Slabs
 from memplan.program.trace import InSlabs, Program, StateOnHost
 from memplan.xla.target import Executable, Memory
 from tests.compilation.modules import LEAST, scheduled

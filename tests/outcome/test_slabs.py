@@ -16,7 +16,7 @@ from memplan.api import Planned
 from memplan.hardware import catalog
 from memplan.hardware.roofline import copy_seconds
 from memplan.outcome.infeasible import longest_axis, unsplit
-from memplan.planning.slabs import Slabs
+from memplan.planning.slabs.slabs import Slabs
 from memplan.program.slabs.write import axis_at, with_slabs
 from memplan.program.trace import Program, trace
 from memplan.report.model import Report

@@ -9,9 +9,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from memplan.planning.graph import Fusion, Graph, Op, Value
-from memplan.planning.rows import ALIGNED, Rows
-from memplan.planning.slabs import AlongOp, SlabGraph, SlabLoop, Slabs, arrange
+from memplan.planning.graph import ALIGNED, Fusion, Graph, Op, Rows, Value
+from memplan.planning.slabs.slabs import AlongOp, SlabGraph, SlabLoop, Slabs, arrange
 from tests.planning.unit import UNIT
 
 HALO, POOL, UPSAMPLE = Rows(1, 1, 1, 3), Rows(2, 1, 0, 2), Rows(1, 2, 1, 2)

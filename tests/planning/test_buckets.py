@@ -100,24 +100,3 @@ def test_hundreds_of_gradients_take_no_time_and_are_not_worse_than_all_or_each()
         for parts in (found, (range(400),), [range(place, place + 1) for place in range(400)])
     ]
     assert ends[0] == min(ends) and ready[-1] < ends[0]
-
-
-@pytest.mark.parametrize(
-    ("ready", "nbytes", "told"),
-    [
-        ([0.0], [1, 2], "1 times and 2 sizes"),
-        ([1.0, 0.0], [1, 2], "not in the order"),
-        ([0.0, float("nan")], [1, 2], "all of them finite"),
-        ([0.0, float("inf")], [1, 2], "all of them finite"),
-        ([0.0, 0.0], [1, -2], "-2 bytes"),
-    ],
-)
-def test_what_is_out_of_order_is_refused(ready: list[float], nbytes: list[int], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        contiguous_buckets(ready, nbytes, affine)
-
-
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0])
-def test_a_time_that_is_none_is_refused(wrong: float) -> None:
-    with pytest.raises(ValueError, match="which no stream does"):
-        contiguous_buckets([0.0, 1.0], [1, 2], lambda nbytes: wrong)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from memplan.planning.graph import Graph, Op, Value, op_seconds
+from fractions import Fraction
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memplan.planning.graph import ALIGNED, Graph, Op, Rows, Value, op_seconds
 from tests.planning.unit import UNIT
 
 
@@ -15,3 +20,60 @@ def test_an_operation_reads_each_input_once_and_writes_its_outputs() -> None:
 def test_views_cost_nothing() -> None:
     view = Op("view", (0,), (1,), flops=100.0, fusion="view")
     assert op_seconds(Graph((Value("a", 3), Value("b", 9)), (view,)), view, UNIT) == 0
+
+
+ROWS = st.builds(Rows, st.integers(1, 4), st.integers(1, 4), st.integers(-5, 5), st.integers(1, 6))
+SPANS = st.tuples(st.integers(-6, 6), st.integers(1, 8)).map(lambda one: (one[0], one[0] + one[1]))
+
+
+def read(rows: Rows, low: int, high: int) -> set[int]:
+    """Rows of the operand at positions that the window goes over."""
+    positions = {i * rows.stride - rows.before + more for i in range(low, high) for more in range(rows.reach)}
+    return {position // rows.dilation for position in positions if position % rows.dilation == 0}
+
+
+def between(rows: Rows, low: int, high: int) -> set[int]:
+    """Rows from the window's first position to its last: with a large stride it jumps over some."""
+    first, last = low * rows.stride - rows.before, (high - 1) * rows.stride - rows.before + rows.reach
+    return {position // rows.dilation for position in range(first, last) if position % rows.dilation == 0}
+
+
+@given(ROWS, SPANS)
+def test_the_rows_of_a_span(rows: Rows, span: tuple[int, int]) -> None:
+    first, last = rows.of(*span)
+    assert first < last
+    wanted = between(rows, *span)
+    assert read(rows, *span) <= wanted
+    assert set(range(first, last)) == wanted if wanted else last == first + 1
+
+
+@given(ROWS, ROWS, SPANS)
+def test_the_rows_of_another_operands_rows(rows: Rows, other: Rows, span: tuple[int, int]) -> None:
+    chained = Rows(rows.stride, rows.dilation, rows.before, rows.reach, via=other)
+    assert chained.of(*span) == rows.of(*other.of(*span))
+    assert chained.scale == rows.scale * other.scale
+
+
+@given(ROWS, st.integers(1, 8), st.integers(1, 8))
+def test_what_leaves_an_operand(rows: Rows, made: int, given: int) -> None:
+    wanted = between(rows, 0, made)
+    if wanted:
+        assert rows.leave(made, given) == (min(wanted) < 0 or max(wanted) >= given)
+
+
+@given(ROWS, st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
+def test_parts_that_are_apart_read_nothing_of_one_another(rows: Rows, own: int, mine: int, parts: int) -> None:
+    if not rows.apart(own * parts, mine * parts, parts):
+        return
+    for part in range(parts):
+        of_part = read(rows, part * own, (part + 1) * own)
+        assert of_part <= set(range(part * mine, (part + 1) * mine))
+        assert {row - part * mine for row in of_part} == read(rows, 0, own)
+
+
+def test_which_windows_have_parts_apart() -> None:
+    pool, halo, upsampled, cut = Rows(2, 1, 0, 2), Rows(1, 1, 1, 3), Rows(1, 2, 1, 2), Rows(1, 1, -2, 1)
+    assert pool.apart(4, 8, 2) and pool.apart(4, 8, 4) and not pool.apart(4, 9, 2)
+    assert upsampled.apart(8, 4, 4) and ALIGNED.apart(8, 8, 8)
+    assert not halo.apart(8, 8, 2) and not cut.apart(4, 8, 2)
+    assert (pool.scale, upsampled.scale) == (2, Fraction(1, 2))

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memplan.errors import MemplanError, PlanMismatchError
-from memplan.planning.loop import Residuals
+from memplan.planning.loops import Residuals
 from memplan.planning.plan import FORMAT, Plan, name_actions
 from memplan.planning.problem import Buffer, Kernel, Problem, Role
 from memplan.planning.schedule import Action, Kind
-from memplan.planning.slabs import Slabs
+from memplan.planning.slabs.slabs import Slabs
 
 ACTIONS = st.tuples(st.sampled_from(list(Kind)), st.text())
 NUMBERS = st.lists(st.integers(0, 10**6), max_size=3).map(tuple)

@@ -23,7 +23,7 @@ from experiments.bench.measures.slab_numbers import made_by_kernels
 from experiments.bench.results import Found, Row
 from experiments.bench.second_order import drawn_step
 from memplan.hardware import catalog
-from memplan.planning.slabs import Slabs, least_rows
+from memplan.planning.slabs.slabs import Slabs, least_rows
 from memplan.program.lowerable import Lowerable, channels_last, flat_function
 from memplan.program.ops import shape_of
 from memplan.program.slabs.write import axis_at, with_slabs

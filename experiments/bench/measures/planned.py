@@ -21,7 +21,7 @@ from memplan import pipeline
 from memplan.compilation.outcome import Outcome
 from memplan.outcome.infeasible import floor_of, infeasible
 from memplan.pipeline import Request
-from memplan.planning.loop import Loop, Residuals, stacked_nbytes
+from memplan.planning.loops import Loop, Residuals, stacked_nbytes
 from memplan.planning.schedule import Kind
 from memplan.program.lowerable import Lowerable
 from memplan.units import parse_bytes

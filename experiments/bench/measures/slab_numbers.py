@@ -16,7 +16,7 @@ import numpy as np
 from experiments.bench.cases import Case
 from experiments.bench.results import Found
 from experiments.bench.slab_steps import Face
-from memplan.planning.slabs import Slabs, least_rows
+from memplan.planning.slabs.slabs import Slabs, least_rows
 from memplan.program.lowerable import channels_last, flat_function
 from memplan.program.ops import shape_of
 from memplan.program.slabs.axis import SlabAxis

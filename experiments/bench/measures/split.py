@@ -13,9 +13,9 @@ from memplan.compilation.limits import Limits
 from memplan.compilation.outcome import Outcome
 from memplan.hardware.device import Device
 from memplan.planning.registry import planner_named
-from memplan.planning.slab_choice import Choice
-from memplan.planning.slab_price import Pricer, SlabLimits
-from memplan.planning.slabs import Slabs, least_rows, trips_of
+from memplan.planning.slabs.choice import Choice
+from memplan.planning.slabs.price import Pricer, SlabLimits
+from memplan.planning.slabs.slabs import Slabs, Walls, least_rows, trips_of
 from memplan.program import compat
 from memplan.program.ops import shape_of
 from memplan.program.slabs.axis import SlabAxis
@@ -55,7 +55,8 @@ def in_slabs(program: Program, device: Device, dim: int, part: int, count: int) 
     ops = large_ops(axis.graph, compat.nbytes_of(known[value].aval) // part)
     least = least_rows(axis.graph, ops)
     rows = max(shape_of(known[value])[dim] // (count * least), 1) * least
-    choice = Choice(Pricer(axis.graph, device), Slabs(value, dim, rows, ops, frozenset(), frozenset()), _AMPLE)
+    bare = Slabs(value, dim, rows, ops, frozenset(), frozenset())
+    choice = Choice(Pricer(Walls(axis.graph, ops), device), bare, _AMPLE)
     slabs, _ = choice.refined(choice.best()[0])
     return axis, slabs
 

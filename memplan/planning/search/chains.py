@@ -1,8 +1,8 @@
 """The chain of operations that recomputes a value before a slot, as long as it pays.
 
-It grows source by source. What an operation reads is live anyway, or is kept for longer, or is recomputed with it:
-after each operation the chain is priced, and next comes the maker of the source that is dearest to keep. Of all that
-were priced, the best is the one that takes off most for its seconds.
+It grows source by source. The operands of an operation are live anyway, or are kept for longer, or are recomputed with
+it: after each operation the chain is priced, and next comes the maker of the source that is dearest to keep. The best
+of all that were priced takes off most for its seconds.
 """
 
 from __future__ import annotations
@@ -12,8 +12,31 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memplan.planning.search.excess import Excess
 from memplan.planning.search.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class Excess:
+    """Bytes above a limit times slots, as a share of the limit."""
+
+    limit: int
+    power: float = 1.0  # of the share in each slot: 1 weighs all slots alike, more the fullest most
+
+    def of(self, load: np.ndarray) -> float:
+        """The excess of all slots, whose live bytes are `load`."""
+        if self.power == 1:
+            return (int(np.maximum(load, self.limit).sum()) - self.limit * len(load)) / self.limit
+        return float((((np.maximum(load, self.limit) - self.limit) / self.limit) ** self.power).sum())
+
+    def of_one(self, nbytes: int) -> float:
+        """The excess of one slot."""
+        return (max(0, nbytes - self.limit) / self.limit) ** self.power
+
+    def of_a_byte(self, load: np.ndarray) -> list[float]:
+        """Per slot, the excess that one byte less in each slot before it would take off, times the limit."""
+        over = np.maximum(load - self.limit, 0) / self.limit
+        weights = over > 0 if self.power == 1 else self.power * over ** (self.power - 1)
+        return np.concatenate([[0.0], np.cumsum(weights)]).tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +64,13 @@ class Chains:
     def best(self, value: int, slot: int, longest: int) -> RecomputeChain | None:
         """The best way to recompute a value before a slot, None where none takes anything off."""
         ledger, tape = self.ledger, self.ledger.tape
-        start = tape.maker[value]
+        start = tape.values[value].maker
         if (
-            start < 0
-            or slot not in ledger.needs[value]
+            slot not in ledger.needs[value]
             or start in ledger.preludes[slot]
             or ledger.version(value, slot)[0] == 2 * slot
+            or not tape.may_recompute(start, slot)
         ):
-            return None
-        if not tape.may_recompute(start, slot):
             return None
         operations, best = [start], None
         while True:
@@ -64,7 +85,7 @@ class Chains:
     def _priced(self, operations: Collection[int], slot: int) -> tuple[RecomputeChain | None, dict[int, int]]:
         """The chain of these operations, None where it takes nothing off; and what it keeps live, see `_missing`."""
         ledger, tape = self.ledger, self.ledger.tape
-        made = {one for op in operations for one in tape.writes[op]}
+        made = {one for op in operations for one in tape.operations[op].writes}
         spans, first, freed = [], slot, 0  # from a slot to the chain's: bytes that are there more, or less
         for one in made:
             moment, last = ledger.version(one, slot)
@@ -94,14 +115,14 @@ class Chains:
         gain -= self._while_running(order, made, slot, int(ledger.through[slot]) - freed + kept)
         if gain <= 0:
             return None, missing
-        seconds = sum(tape.seconds[op] or 0.0 for op in order) + self.tick_s
+        seconds = sum(tape.operations[op].seconds or 0.0 for op in order) + self.tick_s
         return RecomputeChain(order, slot, gain, seconds), missing
 
     def _missing(self, operations: Collection[int], made: set[int], slot: int) -> dict[int, int]:
-        """What the operations read and would have to be kept for, and the last slot that needs it today."""
+        """Values that the operations read and that would have to be kept, and the last slot that needs each now."""
         found = {}
         for op in operations:
-            for source in self.ledger.tape.reads[op]:
+            for source in self.ledger.tape.operations[op].reads:
                 if source not in made and source not in found:
                     last = self.ledger.version(source, slot)[1]
                     if last < slot:
@@ -113,17 +134,17 @@ class Chains:
         tape, ledger, more = self.ledger.tape, self.ledger, 0.0
         if here + sum(tape.nbytes[value] for value in made) <= self.excess.limit:
             return 0.0
-        last_read = {value: number for number, op in enumerate(order) for value in tape.reads[op]}
+        last_read = {value: number for number, op in enumerate(order) for value in tape.operations[op].reads}
         alive: list[int] = []
-        for number, op in enumerate(order):
-            for value in tape.writes[op]:
-                if not tape.drops_dead_outputs[op] or value in last_read or ledger.version(value, slot)[1] >= slot:
+        for number, op in enumerate(tape.operations[one] for one in order):
+            for value in op.writes:
+                if not op.drops_dead_outputs or value in last_read or ledger.version(value, slot)[1] >= slot:
                     here += tape.nbytes[value]
                     alive.append(value)
             ended = [
                 value for value in alive if ledger.version(value, slot)[1] < slot and last_read.get(value, -1) <= number
             ]
-            over = sum(tape.nbytes[value] for value, sources in tape.over[op] if not set(sources).isdisjoint(ended))
+            over = sum(tape.nbytes[value] for value, sources in op.over if not set(sources).isdisjoint(ended))
             more += self.excess.of_one(here - over)
             here -= sum(tape.nbytes[value] for value in ended)
             alive = [value for value in alive if value not in ended]
@@ -133,7 +154,7 @@ class Chains:
         """The maker of the source that takes most to keep, of those that may be recomputed."""
         ledger, tape, best = self.ledger, self.ledger.tape, None
         for source, last in missing.items():
-            maker = tape.maker[source]
+            maker = tape.values[source].maker
             if maker in operations or not tape.may_recompute(maker, slot):
                 continue
             nbytes = tape.nbytes[source]

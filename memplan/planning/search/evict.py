@@ -1,32 +1,25 @@
-"""Evict until it fits: what crosses crowded slots is recomputed or offloaded, where a byte costs the least time.
+"""Evict until it fits: values live in crowded slots are recomputed or offloaded, where a byte costs the least time.
 
 Greedy, as DTR (Kirisame et al., ICLR 2021) with its price per byte, but on a whole step that is known: a *gap* is a
-value, the slot before which it is needed again, and the last slot before that needs it. What ends a gap is a chain of
+value, the slot before which it is needed again, and the last slot before that needs it. A gap is ended by a chain of
 recomputation (`chains`) or an offload (`links`). Gaps wait in a heap by what ending them was worth when they were last
-evaluated, and are evaluated again before they are taken (lazy greedy: Minoux 1978). Whatever the limit does not need is
-pruned at the end, dearest first.
+evaluated, and are evaluated again before they are taken (lazy greedy: Minoux 1978). Decisions that the limit
+does not need are pruned at the end, dearest first.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from memplan.planning.search.chains import Chains, RecomputeChain
-from memplan.planning.search.excess import Excess
+from memplan.planning.search.chains import Chains, Excess, RecomputeChain
+from memplan.planning.search.effort import DEFAULT, Effort
 from memplan.planning.search.ledger import Ledger, Offload
 from memplan.planning.search.links import CopyScheduler
-
-# Measured on eight plans, two budgets each of two 3D U-Nets, a 2D U-Net and a decoder with scans: 7.24 % over plain on
-# average, 7.21 and 7.29 with other seeds.
-_LEAST_SHARE = 5e-4  # of the limit: smaller values stay. Ten times as much: 7.46, a U-Net 11.7 for 8.6; none: 7.31
-_NEARLY = 0.9  # of what the next best may be worth is enough. All of it: 7.22; 0.7: 7.65, a U-Net 9.1 for 5.8
-_EFFORTS = ((10, 0), (40, 0), (10, 8))  # in turn where nothing helps: longest chain, slots by which it runs early.
-# The last two are for what else stays stuck, which none of the eight does: 7.19 with the first or the second alone
-_LATER = 1.5  # times the stall that was thought: an offload beyond delays others and is not made. 1: 7.24 as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,36 +45,37 @@ class Eviction:
 
     ledger: Ledger
     limit: int
-    banned: set[tuple[int, int]] = field(default_factory=set)  # values and slots that are not tried
-    noise: Sequence[float] = ()  # by value, what its worth is multiplied by; all alike where empty
     power: float = 1.0  # of `Excess`
     scheduler: CopyScheduler | None = None  # of offloads; None where nothing is offloaded
     idle_price: float = 0.1  # of a second of a link that nobody waits for, in seconds
     may_stall: bool = True  # offloads that the kernels stall for are made too
     early_slots: int = 0  # slots by which something may be recomputed early from the beginning
-    evaluations: int = 0  # how many gaps were evaluated: the effort, whatever the machine
+    noise: Sequence[float] = ()  # by value, what its worth is multiplied by; all alike where empty
+    effort: Effort = DEFAULT
 
     def __post_init__(self) -> None:
         self._tape, self.limit = self.ledger.tape, max(1, self.limit)
+        self.evaluations = 0  # of gaps: the effort, whatever the machine
+        self._banned = set[tuple[int, int]]()  # values and slots that are not tried again
         self._excess = Excess(self.limit, self.power)
-        self._least_nbytes = max(1, int(_LEAST_SHARE * self.limit))
+        self._least_nbytes = max(1, int(self.effort.least_share * self.limit))
         self._early = 0
-        self._tick_s = 1e-7 * (sum(self._tape.slot_seconds) or 1.0)
+        self._tick_s = 1e-7 * (sum(slot.seconds for slot in self._tape.slots) or 1.0)
         self._chains = Chains(self.ledger, self._excess, self._tick_s)
 
     def run(self) -> bool:
         """End gaps until the limit is kept; False where nothing helps any more."""
-        effort = 0
+        escalated = 0
         while self.excess():
-            longest, early = _EFFORTS[effort]
+            longest, early = self.effort.escalation[escalated]
             self._early = max(early, self.early_slots)
-            effort = 0 if self._sweep(longest) else effort + 1
-            if effort == len(_EFFORTS):
+            escalated = 0 if self._sweep(longest) else escalated + 1
+            if escalated == len(self.effort.escalation):
                 return False
         return True
 
     def excess(self) -> float:
-        """What is left above the limit."""
+        """The excess that is left."""
         return self._excess.of(self.ledger.load)
 
     def _sweep(self, longest: int) -> bool:
@@ -93,20 +87,28 @@ class Eviction:
         evaluated: dict[tuple[int, int], Candidate] = {}
         while self._heap and left:
             _, value, slot = heapq.heappop(self._heap)
-            found = self._evaluate(value, slot, longest)
-            if found is None:
+            self.evaluations += 1
+            chain = self._chains.best(value, slot, longest)
+            candidates: list[Candidate] = [] if chain is None else [chain]
+            candidates += self._offloads(value, slot)
+            if not candidates:
                 continue
+            found = max(candidates, key=lambda one: one.worth)
             worth = found.worth * self._factor(value)
-            if self._heap and worth < _NEARLY * -self._heap[0][0] and evaluated.get((value, slot)) != found:
+            enough = self.effort.accepted_worth * -self._heap[0][0] if self._heap else 0.0
+            if worth < enough and evaluated.get((value, slot)) != found:
                 evaluated[value, slot] = found
                 heapq.heappush(self._heap, (-worth, value, slot))
                 continue
             before_s = 0.0 if self.scheduler is None else self.scheduler.links.seconds
             fresh = self._apply(found)
             now = self.excess()
-            if now >= left or self._delays_others(found, before_s):
+            delay_s = 0.0 if self.scheduler is None else self.scheduler.links.seconds - before_s
+            # a stall that is longer than the offload's own: it delays others
+            most_s = self.effort.most_delay * found.stall_s if isinstance(found, PricedOffload) else math.inf
+            if now >= left or delay_s > most_s + self._tick_s:
                 self._undo(found, fresh)
-                self.banned.add((value, slot))
+                self._banned.add((value, slot))
                 continue
             left, taken = now, True
             weights = self._excess.of_a_byte(self.ledger.load)
@@ -117,36 +119,23 @@ class Eviction:
 
     def _gaps(self, value: int, weights: Sequence[float]) -> Iterator[tuple[float, int, int]]:
         """Gaps of a value that touch crowded slots, by what ending them could be worth at most."""
-        nbytes = self._tape.nbytes[value]
-        price = self._least_price(value)
-        if nbytes < self._least_nbytes or price is None:
+        nbytes, recompute_s = self._tape.nbytes[value], self._tape.operations[self._tape.values[value].maker].seconds
+        prices = [] if recompute_s is None else [recompute_s]  # of bringing the value back
+        if self.scheduler is not None and self.scheduler.may_offload(value):
+            prices.append(self.idle_price * self.scheduler.busy_s(value))
+        if nbytes < self._least_nbytes or not prices:
             return
+        price = min(prices) + self._tick_s
         for slot in self.ledger.needs[value]:
             before = self.ledger.last_touch(value, slot)
             for at in range(max(before + 1, slot - self._early), slot + 1):
                 weight = weights[at] - weights[min(before + 1, at)]
-                if (weight or self._early) and weights[slot] > weights[before + 1] and (value, at) not in self.banned:
+                if (weight or self._early) and weights[slot] > weights[before + 1] and (value, at) not in self._banned:
                     worth = max(weight, 1e-9) * nbytes / self.limit / price * self._factor(value)
                     yield -worth, value, at
 
     def _factor(self, value: int) -> float:
         return self.noise[value] if self.noise else 1.0
-
-    def _least_price(self, value: int) -> float | None:
-        """What it takes at least to bring a value back, None where that is not possible."""
-        maker = self._tape.maker[value]
-        prices = [] if maker < 0 or self._tape.seconds[maker] is None else [self._tape.seconds[maker] or 0.0]
-        if self.scheduler is not None and self.scheduler.may_offload(value):
-            prices.append(self.idle_price * self.scheduler.busy_s(value))
-        return min(prices) + self._tick_s if prices else None
-
-    def _evaluate(self, value: int, slot: int, longest: int) -> Candidate | None:
-        """The best way to end a gap."""
-        self.evaluations += 1
-        chain = self._chains.best(value, slot, longest)
-        candidates: list[Candidate] = [] if chain is None else [chain]
-        candidates += self._offloads(value, slot)
-        return max(candidates, key=lambda one: one.worth, default=None)
 
     def _offloads(self, value: int, slot: int) -> Iterator[PricedOffload]:
         if self.scheduler is None or slot not in self.ledger.needs[value]:
@@ -172,7 +161,8 @@ class Eviction:
             fresh = tuple(op for op in found.operations if op not in self.ledger.preludes[found.slot])
             for op in fresh:
                 self.ledger.recompute(op, found.slot)
-        self._refresh()
+        if self.scheduler is not None:
+            self.scheduler.refresh()
         return fresh
 
     def _undo(self, found: Candidate, fresh: tuple[int, ...]) -> None:
@@ -181,15 +171,6 @@ class Eviction:
         else:
             for op in reversed(fresh):
                 self.ledger.undo_recompute(op, found.slot)
-        self._refresh()
-
-    def _delays_others(self, found: Candidate, before_s: float) -> bool:
-        """Do the kernels stall for longer than for this offload alone, through others that it delays?"""
-        if self.scheduler is None or not isinstance(found, PricedOffload):
-            return False
-        return self.scheduler.links.seconds - before_s > _LATER * found.stall_s + self._tick_s
-
-    def _refresh(self) -> None:
         if self.scheduler is not None:
             self.scheduler.refresh()
 
@@ -198,14 +179,14 @@ class Eviction:
         if isinstance(found, PricedOffload):
             yield found.offload.value
         else:
-            for op in found.operations:
-                yield from (*self._tape.writes[op], *self._tape.reads[op])
+            for op in (self._tape.operations[number] for number in found.operations):
+                yield from (*op.writes, *op.reads)
 
 
 def prune(ledger: Ledger, limit: int) -> None:
-    """Undo whatever the limit does not need, dearest recomputations first, then offloads, then what nobody uses."""
+    """Undo decisions that the limit does not need: the dearest recomputations first, offloads, then unused ones."""
     limit = max(limit, ledger.peak_nbytes)
-    dear = sorted(ledger.recomputations(), key=lambda one: (-(ledger.tape.seconds[one[0]] or 0.0), one))
+    dear = sorted(ledger.recomputations(), key=lambda one: (-(ledger.tape.operations[one[0]].seconds or 0.0), one))
     for op, slot in dear:
         ledger.undo_recompute(op, slot)
         if ledger.peak_nbytes > limit:
@@ -217,10 +198,10 @@ def prune(ledger: Ledger, limit: int) -> None:
                 for offload in undone:
                     ledger.offload(offload)
     for op, slot in reversed(ledger.recomputations()):
-        if all(ledger.version(value, slot) == (2 * slot, slot) for value in ledger.tape.writes[op]):
-            used = any(slot in ledger.needs[value] for value in ledger.tape.writes[op])
-            if not used:
-                ledger.undo_recompute(op, slot)
+        writes = ledger.tape.operations[op].writes
+        made_here = all(ledger.version(value, slot) == (2 * slot, slot) for value in writes)
+        if made_here and not any(slot in ledger.needs[value] for value in writes):
+            ledger.undo_recompute(op, slot)
 
 
 def undo_offload(ledger: Ledger, offload: Offload) -> list[Offload]:

@@ -1,4 +1,4 @@
-"""The bytes of a plan, slot by slot, kept up to date while recomputations and offloads come and go.
+"""The bytes of a plan, slot by slot, kept up to date while recomputations and offloads are added and undone.
 
 A *ledger* is a tape (see `tape`) with a plan on it: liveness that is kept up to date, so that the search asks for the
 bytes of a change without laying the plan out. Moments count in halves of slots: 2t is the prelude of slot t, 2t + 1 the
@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from memplan.planning.packing import live_nbytes
+from memplan.planning.problem import Problem
 from memplan.planning.schedule import runs
-from memplan.planning.search.tape import Over, Recording, Tape
+from memplan.planning.search.tape import Over, Tape
 
 Recomputation = tuple[int, int]
 """An operation, and the slot in whose prelude it runs."""
@@ -33,50 +34,42 @@ class Offload:
 
 
 class Ledger:
-    """A plan on a tape, changed by `recompute` and `offload`, and back.
-
-    Attributes:
-      preludes: of each slot, the operations in its prelude, ascending.
-      offloads: by value, and the slot behind which the prefetch begins.
-      needs: of each value, the slots that need it, ascending.
-      through: of each slot, bytes that are there all the time.
-      slot_seconds: of each slot, its prelude included.
-    """
+    """A plan on a tape, changed by `recompute` and `offload`, and back."""
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
-        self.preludes: list[list[int]] = [[] for _ in range(tape.count)]
-        self.offloads: dict[tuple[int, int], Offload] = {}
-        self._made: list[list[int]] = [[2 * home + 1] for home in tape.home]
+        self.preludes: list[list[int]] = [[] for _ in range(tape.count)]  # operations of each slot, ascending
+        self.offloads: dict[tuple[int, int], Offload] = {}  # by value, and slot behind which the prefetch begins
+        self._made: list[list[int]] = [[2 * value.first_slot + 1] for value in tape.values]
         self._wanted: list[dict[int, int]] = [{} for _ in tape.nbytes]  # slots -> how many need it there
         self._own: list[dict[int, int]] = [{} for _ in tape.nbytes]  # likewise, until the end of the slot's own work
-        for slot, read in enumerate(tape.slot_reads):
-            for value in read:
+        for slot, work in enumerate(tape.slots):
+            for value in work.reads:
                 self._wanted[value][slot] = self._own[value][slot] = 1
-        self.needs: list[list[int]] = [sorted(wanted) for wanted in self._wanted]
+        self.needs: list[list[int]] = [sorted(wanted) for wanted in self._wanted]  # slots by value, ascending
         change = np.zeros(tape.count + 1, np.int64)
         for value in range(len(tape.nbytes)):
             for first, end in self._through(value):
                 change[first] += tape.nbytes[value]
                 change[end] -= tape.nbytes[value]
-        self.through = np.cumsum(change)[:-1]
+        self.through = np.cumsum(change)[:-1]  # bytes of each slot that are there all the time
         self._beside = np.zeros(tape.count, np.int64)  # above `through`, at the most
         self._load: np.ndarray | None = None
         self._slack = np.zeros(tape.count, np.int64)
-        self.slot_seconds = np.array(tape.slot_seconds)
+        self.slot_seconds = np.array([slot.seconds for slot in tape.slots])  # preludes included
         for slot in range(tape.count):
             self._recount(slot)
 
     @property
     def load(self) -> np.ndarray:
-        """Of each slot, its bytes at the most."""
+        """The most bytes of each slot."""
         if self._load is None:
             self._load = self.through + self._beside + self._slack
         return self._load
 
     @property
     def slack(self) -> np.ndarray:
-        """Of each slot, bytes that the layout was seen to take and that the values do not account for."""
+        """Bytes of each slot that the layout was seen to take and the values do not account for."""
         return self._slack
 
     @slack.setter
@@ -88,7 +81,7 @@ class Ledger:
         return int(self.load.max())
 
     def restore(self, recomputations: Iterable[Recomputation], offloads: Iterable[Offload] = ()) -> None:
-        """Have these recomputations and offloads, and no others."""
+        """Change the plan to these recomputations and offloads."""
         recomputed, on_host = set(recomputations), set(offloads)
         for offload in [offload for offload in self.offloads.values() if offload not in on_host]:
             self.undo_offload(offload)
@@ -150,23 +143,22 @@ class Ledger:
         self._recompute(op, slot, +1)
 
     def undo_recompute(self, op: int, slot: int) -> None:
-        """Do not run it there."""
         self._recompute(op, slot, -1)
 
     def _recompute(self, op: int, slot: int, sign: int) -> None:
-        tape, dirty = self.tape, {slot}
-        for value in tape.writes[op]:
-            before = self._open_change(value, dirty)
+        operation, dirty = self.tape.operations[op], {slot}
+        for value in operation.writes:
+            before = self._before_change(value, dirty)
             if sign > 0:
                 insort(self._made[value], 2 * slot)
             else:
                 self._made[value].remove(2 * slot)
-            self._close_change(value, before, dirty)
-        for value in tape.reads[op]:
-            before = self._open_change(value, dirty)
+            self._after_change(value, before, dirty)
+        for value in operation.reads:
+            before = self._before_change(value, dirty)
             self._need(value, slot, sign)
-            self._close_change(value, before, dirty)
-        self.slot_seconds[slot] += sign * (tape.seconds[op] or 0.0)
+            self._after_change(value, before, dirty)
+        self.slot_seconds[slot] += sign * (operation.seconds or 0.0)
         if sign > 0:
             insort(self.preludes[slot], op)
         else:
@@ -180,13 +172,12 @@ class Ledger:
         self.offloads[offload.value, offload.prefetch] = offload
 
     def undo_offload(self, offload: Offload) -> None:
-        """Keep it on the device."""
         del self.offloads[offload.value, offload.prefetch]
         self._offload(offload, -1)
 
     def _offload(self, offload: Offload, sign: int) -> None:
         dirty: set[int] = set()
-        before = self._open_change(offload.value, dirty)
+        before = self._before_change(offload.value, dirty)
         if sign > 0:
             insort(self._made[offload.value], 2 * offload.prefetch + 1)
         else:
@@ -197,7 +188,7 @@ class Ledger:
             own[offload.end] = own.get(offload.end, 0) + sign
             if not own[offload.end]:
                 del own[offload.end]
-        self._close_change(offload.value, before, dirty)
+        self._after_change(offload.value, before, dirty)
         for one in dirty:
             self._recount(one)
 
@@ -212,12 +203,12 @@ class Ledger:
             del wanted[slot]
             self.needs[value].remove(slot)
 
-    def _open_change(self, value: int, dirty: set[int]) -> list[tuple[int, int]]:
-        """Where a value was before a change; slots that the change may touch."""
+    def _before_change(self, value: int, dirty: set[int]) -> list[tuple[int, int]]:
+        """Slots where a value is live; adds those that a change of it may touch."""
         self._touch(value, dirty)
         return self._through(value)
 
-    def _close_change(self, value: int, before: list[tuple[int, int]], dirty: set[int]) -> None:
+    def _after_change(self, value: int, before: list[tuple[int, int]], dirty: set[int]) -> None:
         after, nbytes = self._through(value), self.tape.nbytes[value]
         self._load = None
         for first, end in before:
@@ -232,35 +223,32 @@ class Ledger:
         for moment, last in self._versions(value):
             if not moment & 1:
                 dirty.add(moment >> 1)
-            if last >= 0 and (self.preludes[last] or self.tape.slot_over[last]):
+            if last >= 0 and (self.preludes[last] or self.tape.slots[last].over):
                 dirty.add(last)
-        op = self.tape.maker[value]
-        if op >= 0 and self.tape.drops_dead_outputs[op]:
-            dirty.add(self.tape.home[value])
+        one = self.tape.values[value]
+        if self.tape.operations[one.maker].drops_dead_outputs:
+            dirty.add(one.first_slot)
 
     def _recount(self, slot: int) -> None:
         """Bytes of a slot above what is there all the time."""
         self._load = None
-        tape, ops = self.tape, self.preludes[slot]
-        beside = tape.slot_nbytes[slot] + sum(map(self._written, tape.slot_writes[slot]))
-        beside -= self._written_over(tape.slot_over[slot], slot)
+        tape, ops, work = self.tape, self.preludes[slot], self.tape.slots[slot]
+        beside = work.nbytes + sum(map(self._written, work.writes)) - self._written_over(work.over, slot)
         if not ops:
             self._beside[slot] = beside
             return
-        last_read: dict[int, int] = {}
-        for number, op in enumerate(ops):
-            for value in tape.reads[op]:
-                last_read[value] = number
+        operations = [tape.operations[op] for op in ops]
+        last_read = {value: number for number, op in enumerate(operations) for value in op.reads}
         change = [0] * (len(ops) + 2)
         made: set[int] = set()
-        for number, op in enumerate(ops):
-            for value in tape.writes[op]:
+        for number, op in enumerate(operations):
+            for value in op.writes:
                 made.add(value)
                 nbytes, (_, last) = tape.nbytes[value], self.version(value, slot)
                 if last > slot or slot in self._own[value]:
                     beside += nbytes
                     change[number] += nbytes
-                elif value in last_read or not tape.drops_dead_outputs[op]:
+                elif value in last_read or not op.drops_dead_outputs:
                     change[number] += nbytes
                     change[last_read.get(value, number) + 1] -= nbytes
         for value, number in last_read.items():
@@ -270,18 +258,18 @@ class Ledger:
                     change[0] += tape.nbytes[value]
                     change[number + 1] -= tape.nbytes[value]
         most = here = 0
-        for number, op in enumerate(ops):
+        for number, op in enumerate(operations):
             here += change[number]
-            sources = {source for _, given in tape.over[op] for source in given}
+            sources = {source for _, given in op.over for source in given}
             read_later = {it for it in sources if last_read[it] > number or slot in self._own[it]}
-            most = max(most, here - self._written_over(tape.over[op], slot, read_later))
+            most = max(most, here - self._written_over(op.over, slot, read_later))
         self._beside[slot] = max(beside, most)
 
     def _written(self, value: int) -> int:
         """Bytes that a slot's own work makes of a value: none where nobody reads it and the operation leaves it out."""
-        op = self.tape.maker[value]
-        left_out = op >= 0 and self.tape.drops_dead_outputs[op] and self._versions(value)[0][1] < 0
-        return 0 if left_out else self.tape.nbytes[value]
+        one = self.tape.values[value]
+        left_out = self.tape.operations[one.maker].drops_dead_outputs and self._versions(value)[0][1] < 0
+        return 0 if left_out else one.nbytes
 
     def _written_over(self, over: Over, slot: int, read_later: Collection[int] = ()) -> int:
         """Bytes that work in the slot writes over what it reads for the last time, but not what was prefetched.
@@ -293,24 +281,18 @@ class Ledger:
         for value, sources in over:
             for source in sources:
                 moment, last = self.version(source, slot)
-                if (
-                    last <= slot
-                    and source not in read_later
-                    and source not in taken
-                    and not self._is_fetched(source, moment)
-                ):
+                # a prefetch makes an element of a tuple, which nothing writes over
+                fetched = moment & 1 and moment != 2 * self.tape.values[source].first_slot + 1
+                if last <= slot and source not in read_later and source not in taken and not fetched:
                     taken.add(source)
                     saved += self.tape.nbytes[value]
                     break
         return saved
 
-    def _is_fetched(self, value: int, moment: int) -> bool:
-        """Does a prefetch make this version? What it makes is an element of a tuple, which nothing writes over."""
-        return bool(moment & 1) and moment != 2 * self.tape.home[value] + 1
 
-
-def reconcile(recording: Recording) -> Recording:
-    """With the bytes in every slot that the layout takes in the recorded order and the values do not account for."""
-    there = live_nbytes(recording.problem, runs(recording.order))
-    rest = tuple(int(nbytes) for nbytes in there - Ledger(recording.tape).load)
-    return replace(recording, tape=replace(recording.tape, slot_nbytes=rest))
+def reconcile(problem: Problem, tape: Tape) -> Tape:
+    """The tape with the bytes of every slot that the layout takes and the values do not account for."""
+    rest = live_nbytes(problem, runs(tape.order)) - Ledger(tape).load
+    return replace(
+        tape, slots=tuple(replace(slot, nbytes=int(more)) for slot, more in zip(tape.slots, rest, strict=True))
+    )

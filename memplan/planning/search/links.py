@@ -1,8 +1,8 @@
-"""When the links to the host are busy beside a plan, and where on them another offload goes.
+"""When the links to the host are busy beside a plan, and when another offload can use them.
 
-One copy at a time in each direction, in the order of their beginnings; kernels stall for what has not come. What XLA's
-latency-hiding scheduler does with copies that are given, `CopyScheduler` does for one that is thought of: as early out
-and as late back as nobody stalls for it.
+One copy at a time in each direction, in the order of their beginnings; kernels stall for a copy that is late.
+`CopyScheduler` places an offload that is only considered as XLA's latency-hiding scheduler places given copies: as
+early out and as late back as no kernel stalls for it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memplan.planning.schedule import Kind
+from memplan.planning.schedule import CopySeconds, Kind
 from memplan.planning.search.ledger import Ledger, Offload
-from memplan.planning.timing import CopySeconds
 
 Busy = list[tuple[float, float]]
 
@@ -23,29 +22,22 @@ _AT_ONE_SLOT = (Kind.PREFETCHED, Kind.OFFLOAD, Kind.OFFLOADED, Kind.PREFETCH)  #
 
 
 class Links:
-    """The clock of a ledger's plan, stalls for copies included.
-
-    Attributes:
-      seconds: of the whole plan.
-      ends: of every slot, when its own work ends.
-      starts: of every slot, when its prelude begins.
-      offloads, prefetches: when the link each way is busy, in turn.
-      on_host: values -> the slot behind which they are on the host, and when.
-    """
+    """The clock of a ledger's plan, stalls for copies included."""
 
     def __init__(self, ledger: Ledger, copy_s: CopySeconds) -> None:
         self._ledger, self._copy_s = ledger, copy_s
+        # offloads, prefetches: when the link each way is busy, in turn
         self.offloads: Busy = []
         self.prefetches: Busy = []
-        self.on_host: dict[int, tuple[int, float]] = {}
-        stalls_s = self._simulate(np.cumsum(ledger.slot_seconds))
-        self.ends = np.cumsum(ledger.slot_seconds) + np.cumsum(stalls_s)
-        self.starts = np.concatenate([[0.0], self.ends[:-1]])
+        self.on_host: dict[int, tuple[int, float]] = {}  # values -> the slot behind which they are there, and when
+        ends = np.cumsum(ledger.slot_seconds)
+        self.ends = ends + np.cumsum(self._simulate(ends))  # of every slot, when its own work ends
+        self.starts = np.concatenate([[0.0], self.ends[:-1]])  # of every slot, when its prelude begins
         last = (busy[-1][1] for busy in (self.offloads, self.prefetches) if busy)
-        self.seconds = max(float(self.ends[-1]), *last, 0.0)
+        self.seconds = max(float(self.ends[-1]), *last, 0.0)  # of the whole plan
 
     def _simulate(self, ends: np.ndarray) -> np.ndarray:
-        """Of every slot, the seconds that the kernels stall before its end or right behind it."""
+        """Seconds by slot that the kernels stall before its end or right behind it."""
         stalls_s = np.zeros(len(ends))
         if not self._ledger.offloads:
             return stalls_s
@@ -75,6 +67,14 @@ class Links:
         end = start + self._copy_s(self._ledger.tape.nbytes[value])
         busy.append((start, end))
         return end
+
+
+def plan_seconds(ledger: Ledger, scheduler: CopyScheduler | None) -> float:
+    """Seconds of a ledger's plan with its copies; refreshes the scheduler."""
+    if scheduler is None:
+        return float(ledger.slot_seconds.sum())
+    scheduler.refresh()
+    return scheduler.links.seconds
 
 
 def events(ledger: Ledger) -> list[tuple[int, Kind, Offload]]:
@@ -108,8 +108,7 @@ class CopyScheduler:
 
     def __init__(self, ledger: Ledger, copy_s: CopySeconds, host_nbytes: int) -> None:
         self._ledger, self._copy_s, self._host_nbytes = ledger, copy_s, host_nbytes
-        level = [*ledger.tape.slot_level, -1]
-        outside = [one == -1 for one in level]
+        outside = [*(slot.level == -1 for slot in ledger.tape.slots), True]
         count = ledger.tape.count
         self._later = list(range(count))  # the next slot behind which a copy may begin or end
         self._earlier = list(range(count))
@@ -127,8 +126,8 @@ class CopyScheduler:
 
     def may_offload(self, value: int) -> bool:
         """Is it made outside of loops, and does the host have room for it?"""
-        tape = self._ledger.tape
-        return self._outside[tape.home[value]] and (value in self.links.on_host or tape.nbytes[value] <= self._left)
+        one = self._ledger.tape.values[value]
+        return self._outside[one.first_slot] and (value in self.links.on_host or one.nbytes <= self._left)
 
     def busy_s(self, value: int) -> float:
         """Seconds of a copy, one way."""
@@ -140,13 +139,13 @@ class CopyScheduler:
         Args:
           crowded: the first and the last slot above the limit that its bytes are in.
         """
-        ledger, links, whole = self._ledger, self.links, self._ledger.tape.whole[value]
+        ledger, links, ready = self._ledger, self.links, self._ledger.tape.values[value].ready_slot
         touched = ledger.last_touch(value, reader)
         if not self._outside[reader] or (value, touched) in ledger.offloads or not self.may_offload(value):
             return
         moment, _ = ledger.version(value, reader)
-        made, before = max(moment >> 1, whole), self._later[touched]
-        if reader <= whole:
+        made, before = max(moment >> 1, ready), self._later[touched]
+        if reader <= ready:
             return
         busy_s = self._copy_s(ledger.tape.nbytes[value])
         if value in links.on_host:
@@ -167,16 +166,13 @@ class CopyScheduler:
                 continue
             stall_s = 0.0 if start is None else max(0.0, on_host_at - float(links.ends[gone]))
             if back != prefetch:
-                free = max(float(links.ends[back]), self._free(back))
+                # when the link has done what is asked for before the end of the slot
+                at = bisect_right(links.prefetches, (float(links.ends[back]), float("inf")))
+                free = max(float(links.ends[back]), links.prefetches[at - 1][1] if at else 0.0)
                 stall_s += max(0.0, free + busy_s - float(links.starts[reader]))
             else:
                 stall_s += prefetch_stall_s
             yield Placement(Offload(value, start, gone, back), busy_s * (1 if start is None else 2), stall_s)
-
-    def _free(self, slot: int) -> float:
-        """When the link from the host has done what is asked for before the end of a slot."""
-        at = bisect_right(self.links.prefetches, (float(self.links.ends[slot]), float("inf")))
-        return self.links.prefetches[at - 1][1] if at else 0.0
 
     def _offload(self, slot: int, busy_s: float) -> tuple[int, float]:
         """Behind which slot a copy to the host begins that may from this one on, and when it ends."""

@@ -13,23 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memplan.planning.search.effort import DEFAULT, Effort
 from memplan.planning.search.evict import Eviction, prune, undo_offload
 from memplan.planning.search.ledger import Ledger, Offload, Recomputation
-from memplan.planning.search.links import CopyScheduler
-
-# No single one decides. The eight plans of `evict`, 7.24 % over plain and with other seeds 7.21 and 7.29,
-# take 6.99 with the middle stretch alone, 7.02 with 0.3 of the decisions at large, 7.18 with copies always, 7.24 where
-# nothing stalls, 7.11 without what destroying counts (for a tenth more time) and 7.33 with five times that.
-_STRETCHES = (0.02, 0.05, 0.1)  # of the slots
-_NEAR = 12  # slots
-_SHARE = 0.12  # of all decisions, drawn at large
-_WITH_COPIES = 0.8  # of the repairs
-_IDLE_PRICES = (0.003, 0.01, 0.03, 0.1)  # of a second of a link that nobody waits for, in seconds
-_HOLES = (0.0, 0.1, 0.3, 0.6, 1.0)  # of the bytes above the budget, what the limit is lowered by
-_POWERS = (1.0, 1.5)  # of `Excess`
-_STALLING = 0.3  # of the repairs with copies: the kernels may stall for them
-_NOISES = (0.0, 0.2, 0.5, 1.0)  # standard deviations of the logarithm
-_DESTROYING = 20  # evaluations: what it takes to destroy and to judge, however little is repaired
+from memplan.planning.search.links import CopyScheduler, plan_seconds
 
 Decision = Recomputation | Offload
 
@@ -42,6 +29,7 @@ class NeighbourhoodSearch:
     limit: int
     scheduler: CopyScheduler | None = None  # of offloads; None where nothing is offloaded
     seed: int = 0
+    effort: Effort = DEFAULT
 
     def improve(self, over_nbytes: Callable[[], int], evaluations: int) -> None:
         """Search until so many gaps were evaluated: for what fits, then for what takes less time.
@@ -57,9 +45,9 @@ class NeighbourhoodSearch:
         while evaluations > 0 and best:
             for decision in self._neighbourhood(best, draw):
                 self._undo(decision)
-            holes = int(draw.choice(_HOLES) * (least[0] or whole - near))
+            holes = int(draw.choice(self.effort.fragmentations) * (least[0] or whole - near))
             self.limit = (near if least[0] else whole) - holes
-            evaluations -= self._repair(draw) + _DESTROYING
+            evaluations -= self._repair(draw) + self.effort.destroying
             if ledger.peak_nbytes <= whole:
                 prune(ledger, self.limit)
             self.limit = whole
@@ -75,9 +63,12 @@ class NeighbourhoodSearch:
         draw = random.Random(self.seed)
         best, least = self._decisions(), self._cost()
         while evaluations > 0 and least[0]:
-            for decision in self._near_excess(draw):
+            # destroy some of what is near a slot above the limit
+            slot = draw.choice(np.flatnonzero(self.ledger.load > self.limit).tolist())
+            near = [one for one in self._decisions() if abs(_slot(one) - slot) <= self.effort.near_slots]
+            for decision in [one for one in near if draw.random() < (0.7 if _slot(one) == slot else 0.3)]:
                 self._undo(decision)
-            evaluations -= self._repair(draw, early_slots=draw.choice((0, 2))) + _DESTROYING
+            evaluations -= self._repair(draw, early_slots=draw.choice((0, 2))) + self.effort.destroying
             cost = self._cost()
             if cost <= least:
                 best, least = self._decisions(), cost
@@ -88,47 +79,39 @@ class NeighbourhoodSearch:
     def _cost(self) -> tuple[float, float]:
         """Bytes times slots above the limit, then seconds."""
         excess = float(np.maximum(self.ledger.load - self.limit, 0).sum())
-        if self.scheduler is None:
-            return excess, float(self.ledger.slot_seconds.sum())
-        self.scheduler.refresh()
-        return excess, self.scheduler.links.seconds
+        return excess, plan_seconds(self.ledger, self.scheduler)
 
     def _repair(self, draw: random.Random, early_slots: int = 0) -> int:
         """Evict again; the evaluations that it took."""
-        deviation = draw.choice(_NOISES)
+        deviation = draw.choice(self.effort.noises)
         noise = [math.exp(draw.gauss(0, deviation)) for _ in self.ledger.tape.nbytes] if deviation else []
-        scheduler = self.scheduler if draw.random() < _WITH_COPIES else None
+        scheduler = self.scheduler if draw.random() < self.effort.with_copies else None
         if scheduler is not None:
             scheduler.refresh()
         eviction = Eviction(
             self.ledger,
             self.limit,
-            noise=noise,
-            power=draw.choice(_POWERS),
-            scheduler=scheduler,
-            idle_price=draw.choice(_IDLE_PRICES),
-            may_stall=early_slots > 0 or draw.random() < _STALLING,
-            early_slots=early_slots,
+            draw.choice(self.effort.powers),
+            scheduler,
+            draw.choice(self.effort.idle_prices),
+            early_slots > 0 or draw.random() < self.effort.stalling,
+            early_slots,
+            noise,
+            self.effort,
         )
         eviction.run()
         return eviction.evaluations
 
     def _neighbourhood(self, decisions: list[Decision], draw: random.Random) -> list[Decision]:
-        """What to destroy: of a stretch of slots, some of the dearest, or any."""
+        """Decisions to undo: those of a stretch of slots, some of the dearest, or any."""
         kind = draw.random()
         if kind < 0.5:
-            centre, width = _slot(draw.choice(decisions)), draw.choice(_STRETCHES) * self.ledger.tape.count
+            centre, width = _slot(draw.choice(decisions)), draw.choice(self.effort.stretches) * self.ledger.tape.count
             return [one for one in decisions if abs(_slot(one) - centre) <= width]
         if kind < 0.8:
             dear = sorted(decisions, key=lambda one: -self._seconds(one) * draw.random())
             return dear[: draw.randint(1, max(1, len(dear) // 8))]
-        return [one for one in decisions if draw.random() < _SHARE] or [draw.choice(decisions)]
-
-    def _near_excess(self, draw: random.Random) -> list[Decision]:
-        """What is near a slot above the limit, some of it."""
-        slot = draw.choice(np.flatnonzero(self.ledger.load > self.limit).tolist())
-        near = [one for one in self._decisions() if abs(_slot(one) - slot) <= _NEAR]
-        return [one for one in near if draw.random() < (0.7 if _slot(one) == slot else 0.3)]
+        return [one for one in decisions if draw.random() < self.effort.share] or [draw.choice(decisions)]
 
     def _decisions(self) -> list[Decision]:
         return [*self.ledger.recomputations(), *self.ledger.offloads.values()]
@@ -146,7 +129,7 @@ class NeighbourhoodSearch:
     def _seconds(self, decision: Decision) -> float:
         if isinstance(decision, Offload):
             return 0.0 if self.scheduler is None else self.scheduler.busy_s(decision.value)
-        return self.ledger.tape.seconds[decision[0]] or 0.0
+        return self.ledger.tape.operations[decision[0]].seconds or 0.0
 
 
 def _slot(decision: Decision) -> int:

@@ -16,42 +16,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
 from memplan.planning.liveness import eliminate_dead
 from memplan.planning.packing import live_nbytes, pack
 from memplan.planning.problem import Problem
-from memplan.planning.schedule import Action, Kind, Schedule, runs
+from memplan.planning.schedule import Action, CopySeconds, Kind, Schedule, Solution, rank, runs, seconds
+from memplan.planning.search.effort import DEFAULT, Effort, Heuristic
 from memplan.planning.search.evict import Eviction, prune
 from memplan.planning.search.ledger import Ledger, Offload, reconcile
-from memplan.planning.search.links import CopyScheduler, events
+from memplan.planning.search.links import CopyScheduler, events, plan_seconds
 from memplan.planning.search.lns import NeighbourhoodSearch
 from memplan.planning.search.reorder import reorder
 from memplan.planning.search.tape import record
-from memplan.planning.solution import Solution, rank
-from memplan.planning.timing import CopySeconds, seconds
-
-
-class Heuristic(NamedTuple):
-    """What construction evicts by, see `Eviction`."""
-
-    power: float
-    idle_price: float  # 0 where nothing is offloaded
-
-
-# Each was the best of all for some step, the first for most: ResNet-50 at half its bytes takes 136.1 ms with it and
-# 135.3 with the last but one, the 24-layer decoder at 75 % 120.1 and 119.4 with the second, at half 126.3 and 126.0
-# with the third; an MLP at half its bytes 12.6 and 12.4 without copies.
-_HEURISTICS = tuple(Heuristic(*one) for one in ((1.0, 0.03), (1.0, 0.003), (1.2, 0.03), (1.5, 0.01), (1.0, 0.0)))
-_HEURISTICS_WITHOUT_HOST = tuple(Heuristic(power, 0.0) for power in (1.0, 1.5, 2.0))
-_INSERTIONS = 3  # times that slots that stay too full get an empty slot before them; the 3D U-Net at 35 % needs one
-_LIMITS = 4  # to bring the packed bytes under the budget; the eight plans of `evict` take 9.02 with one, 7.21 with 8
-_CLOSE = 50  # where a fiftieth of the budget or less is missing, the limit is lowered for the plan that there is; where
-# a fifth or less is, the eight take 7.57 for 7.24
-_MOST_EVALUATIONS = 10_000  # with which another heuristic is begun: 1.5 s; a thousand kernels take no more for all
-EFFORT = 4_000  # evaluations: 2 s for a thousand kernels; five times as many gain ResNet-50 at half its bytes 0.2 %
 
 
 def plan(
@@ -59,42 +38,42 @@ def plan(
     budget_nbytes: int,
     host_nbytes: int = 0,
     copy_s: CopySeconds | None = None,
-    effort: int = EFFORT,
+    effort: Effort = DEFAULT,
 ) -> Solution:
     """A plan whose temporaries take at most `budget_nbytes`, if one is found.
 
     Args:
       host_nbytes: that offloaded values may take.
       copy_s: seconds of a copy, one way; None where nothing is offloaded.
-      effort: how many ways to end a gap are evaluated for something faster.
+      effort: how hard is searched.
     """
     return _Search(problem, budget_nbytes, host_nbytes, copy_s, effort).run()
 
 
 def recomputed_kernels(problem: Problem, budget_nbytes: int) -> frozenset[int]:
     """Kernels that a first plan recomputes, without offloads, whether it fits or not."""
-    recording = reconcile(record(problem, reorder(problem)))
-    ledger = Ledger(recording.tape)
+    ledger = Ledger(reconcile(problem, record(problem, reorder(problem))))
     Eviction(ledger, max(1, budget_nbytes - problem.tables_nbytes)).run()
     prune(ledger, budget_nbytes)
-    return frozenset(recording.order[op] for op, _ in ledger.recomputations())
+    return frozenset(ledger.tape.operations[op].kernel for op, _ in ledger.recomputations())
 
 
+@dataclass
 class _Search:
     """One problem and its budgets."""
 
-    def __init__(
-        self, problem: Problem, budget_nbytes: int, host_nbytes: int, copy_s: CopySeconds | None, effort: int
-    ) -> None:
-        self.effort = effort
-        self.heuristics = _HEURISTICS if copy_s and host_nbytes else _HEURISTICS_WITHOUT_HOST
-        self.problem, self.budget_nbytes = problem, budget_nbytes
-        self.host_nbytes, self.copy_s = host_nbytes, copy_s
-        self._bound_s = seconds(problem, runs(range(len(problem.kernels))))
-        self._latest: Solution | None = None  # each step asks for the layout that the one before ended with
+    problem: Problem
+    budget_nbytes: int
+    host_nbytes: int
+    copy_s: CopySeconds | None
+    effort: Effort
+    latest: Solution | None = None  # each step asks for the layout that the one before ended with
+
+    def __post_init__(self) -> None:
+        self.bound_s = seconds(self.problem, runs(range(len(self.problem.kernels))))
 
     def run(self) -> Solution:
-        """In the better order of kernels first; where nothing fits there, in the module's own too."""
+        """Search the better order of kernels first; if nothing fits there, the module's own too."""
         orders = dict.fromkeys([tuple(range(len(self.problem.kernels))), tuple(reorder(self.problem))])
         searches = [_OrderSearch(self, order) for order in orders]
         for one in searches:
@@ -108,28 +87,30 @@ class _Search:
         return min(tried, key=rank)
 
     def solution(self, schedule: Schedule) -> Solution:
-        if self._latest is None or self._latest.schedule != schedule:
+        if self.latest is None or self.latest.schedule != schedule:
             packed = pack(self.problem, schedule)
             took = seconds(self.problem, schedule, self.copy_s)
             fits = packed.nbytes <= self.budget_nbytes
-            self._latest = Solution(schedule, packed.nbytes, took, packed.host_nbytes, self._bound_s, fits)
-        return self._latest
+            self.latest = Solution(schedule, packed.nbytes, took, packed.host_nbytes, self.bound_s, fits)
+        return self.latest
 
 
 class _OrderSearch:
     """Plans in one order of kernels."""
 
     def __init__(self, search: _Search, order: Sequence[int]) -> None:
-        self._search, self._problem = search, search.problem
+        self._search, self._problem, self._effort = search, search.problem, search.effort
         self._budget_nbytes = search.budget_nbytes - self._problem.tables_nbytes  # for what is no table
         self._best: Solution | None = None
-        self._heuristics: Sequence[Heuristic] = search.heuristics
-        self._recording = reconcile(record(self._problem, order))
-        self._ledger = Ledger(self._recording.tape)
+        offloads = search.copy_s and search.host_nbytes
+        self._heuristics: Sequence[Heuristic] = (
+            self._effort.heuristics if offloads else self._effort.heuristics_without_host
+        )
+        self._ledger = Ledger(reconcile(self._problem, record(self._problem, order)))
         self._scheduler = self._new_scheduler()
 
     def may_fit(self) -> bool:
-        """As it stands, if the layout has no holes?"""
+        """Does it fit as it stands, if the layout has no holes?"""
         return self._ledger.peak_nbytes <= self._budget_nbytes
 
     def solution(self) -> Solution:
@@ -138,25 +119,26 @@ class _OrderSearch:
         return self._search.solution(eliminate_dead(self._problem, schedule))
 
     def _actions(self) -> list[list[Action]]:
-        """Of every slot; copies that begin or end behind it are the last."""
-        order, found = self._recording.order, []
+        """Actions by slot; copies that begin or end behind it are the last."""
+        tape, found = self._ledger.tape, list[list[Action]]()
         before, behind = defaultdict[int, list[Action]](list), defaultdict[int, list[Action]](list)
         for slot, kind, offload in events(self._ledger):
             side = before if kind is Kind.PREFETCHED else behind
-            side[slot].append(Action(kind, self._recording.values[offload.value]))
+            side[slot].append(Action(kind, tape.values[offload.value].buffer))
         for slot, prelude in enumerate(self._ledger.preludes):
-            ran = runs(order[op] for op in (*prelude, *self._recording.work[slot]))
+            work = tape.slots[slot].operation
+            ran = runs(tape.operations[op].kernel for op in (prelude if work is None else (*prelude, work)))
             found.append([*before[slot], *ran, *behind[slot]])
         return found
 
     def run(self) -> Solution:
         """Bring the bytes under the budget, with copies that are waited for where nothing else does; then search."""
-        self._limit = budget = max(1, self._budget_nbytes, int(self._recording.tape.least_nbytes.max()))
+        self._limit = budget = max(1, self._budget_nbytes, int(self._ledger.tape.least_nbytes.max()))
         heuristic = self._construct(budget)
-        if Eviction(self._ledger, budget).run() or self._relieve(budget):
+        if Eviction(self._ledger, budget, effort=self._effort).run() or self._relieve(budget):
             spare = self._fit(heuristic)
             limit = budget if spare < 0 else self._ledger.peak_nbytes + spare
-            NeighbourhoodSearch(self._ledger, limit, self._scheduler).improve(self._over_nbytes, self._search.effort)
+            self._neighbourhoods(limit).improve(self._over_nbytes, self._effort.evaluations)
         return self._best or self.solution()
 
     def _construct(self, limit: int) -> Heuristic:
@@ -172,9 +154,17 @@ class _OrderSearch:
             eviction = self._eviction(limit, heuristic)
             eviction.run()
             prune(self._ledger, limit)
-            ready.append((eviction.excess(), self._seconds(), len(ready), heuristic, *self._decisions()))
+            ready.append(
+                (
+                    eviction.excess(),
+                    plan_seconds(self._ledger, self._scheduler),
+                    len(ready),
+                    heuristic,
+                    *self._decisions(),
+                )
+            )
             evaluations += eviction.evaluations
-            if evaluations > _MOST_EVALUATIONS and not eviction.excess():
+            if evaluations > self._effort.construction_evaluations and not eviction.excess():
                 break
         for excess, took, number, heuristic, recomputations, offloads in sorted(ready, key=lambda one: one[:3]):
             if tried and not excess and took >= min(tried)[1]:
@@ -188,60 +178,55 @@ class _OrderSearch:
         return best
 
     def _relieve(self, limit: int) -> bool:
-        """Where evicting alone gets stuck: other recomputations, copies that are waited for, room between kernels."""
-        for _ in range(_INSERTIONS):
-            self._refresh()
-            Eviction(self._ledger, limit, scheduler=self._scheduler).run()
-            if NeighbourhoodSearch(self._ledger, limit, self._scheduler).reach_limit(self._search.effort // 4):
+        """If evicting alone gets stuck: other recomputations, copies that kernels stall for, empty slots."""
+        for _ in range(self._effort.empty_slot_rounds):
+            self._eviction(limit).run()
+            if self._neighbourhoods(limit).reach_limit(self._effort.evaluations // 4):
                 return True
             self._insert_empty_slots(limit)
         return False
 
     def _insert_empty_slots(self, limit: int) -> None:
-        """One before each that is above the limit; what is recomputed before it moves there."""
+        """One before each that is above the limit; the recomputations before it move there."""
         ledger = self._ledger
         slots = [int(slot) for slot in np.flatnonzero(ledger.load > limit) if ledger.preludes[slot]]
         recomputations, offloads = self._decisions()
         later = np.arange(len(ledger.slack)) + np.searchsorted(slots, np.arange(len(ledger.slack)), side="right")
-        self._recording = self._recording.with_empty_slots(frozenset(slots))
-        self._ledger = Ledger(self._recording.tape)
-        slack = np.zeros(self._recording.tape.count, np.int64)
+        self._ledger = Ledger(ledger.tape.with_empty_slots(frozenset(slots)))
+        slack = np.zeros(self._ledger.tape.count, np.int64)
         slack[later] = ledger.slack
         self._ledger.slack = slack
+        at = later.tolist()
         shifted = (
-            Offload(
-                o.value, None if o.start is None else int(later[o.start]), int(later[o.end]), int(later[o.prefetch])
-            )
-            for o in offloads
+            Offload(one.value, None if one.start is None else at[one.start], at[one.end], at[one.prefetch])
+            for one in offloads
         )
-        self._ledger.restore(((op, int(later[slot]) - (slot in slots)) for op, slot in recomputations), shifted)
+        self._ledger.restore(((op, at[slot] - (slot in slots)) for op, slot in recomputations), shifted)
         self._scheduler = self._new_scheduler()
 
     def _fit(self, heuristic: Heuristic) -> int:
-        """Lower the limit until the packed bytes keep the budget; what the plan that comes nearest leaves of it."""
+        """Lower the limit until the packed bytes keep the budget; returns what the nearest plan leaves of it."""
         tried = []
-        for _ in range(_LIMITS):
+        for _ in range(self._effort.limits):
             prune(self._ledger, self._limit)
             spare = self._spare_nbytes()
             if spare >= 0:
                 return spare
             tried.append((-spare, len(tried), *self._decisions()))
             self._reconcile()
-            self._limit = max(1, self._least_limit(), min(self._limit, self._ledger.peak_nbytes) + spare)
-            if -spare * _CLOSE > self._search.budget_nbytes:
+            least = int((self._ledger.tape.least_nbytes + self._ledger.slack).max())
+            self._limit = max(1, least, min(self._limit, self._ledger.peak_nbytes) + spare)
+            if -spare * self._effort.adjusted_part > self._search.budget_nbytes:
                 heuristic = self._construct(self._limit)
             evicted = self._eviction(self._limit, heuristic).run()
-            if not evicted and not Eviction(self._ledger, self._limit).run():
+            if not evicted and not Eviction(self._ledger, self._limit, effort=self._effort).run():
                 break
         over, _, recomputations, offloads = min(tried)
         self._ledger.restore(recomputations, offloads)
         return -over
 
-    def _least_limit(self) -> int:
-        return int((self._recording.tape.least_nbytes + self._ledger.slack).max())
-
     def _reconcile(self) -> None:
-        """Count in every slot what the layout of this plan takes there."""
+        """Count in every slot the bytes that the layout of this plan takes there."""
         actions = self._actions()
         there = live_nbytes(self._problem, tuple(action for some in actions for action in some))
         ends = np.cumsum([len(some) for some in actions])
@@ -252,7 +237,7 @@ class _OrderSearch:
         self._ledger.slack = slack
 
     def _spare_nbytes(self) -> int:
-        """What the plan leaves of the budget, packed; negative where it takes more."""
+        """Bytes of the budget that the packed plan leaves; negative if it takes more."""
         found = self.solution()
         self._best = found if self._best is None else min(self._best, found, key=rank)
         return self._search.budget_nbytes - found.nbytes
@@ -260,26 +245,22 @@ class _OrderSearch:
     def _over_nbytes(self) -> int:
         return max(0, -self._spare_nbytes())
 
-    def _eviction(self, limit: int, heuristic: Heuristic) -> Eviction:
-        """With copies that nobody stalls for, where the heuristic has a price for them."""
-        self._refresh()
+    def _eviction(self, limit: int, heuristic: Heuristic | None = None) -> Eviction:
+        """Offloads that no kernel stalls for, if the heuristic has a price for them; without a heuristic, all."""
+        if self._scheduler is not None:
+            self._scheduler.refresh()
+        if heuristic is None:
+            return Eviction(self._ledger, limit, scheduler=self._scheduler, effort=self._effort)
         power, idle_price = heuristic
         scheduler = self._scheduler if idle_price else None
-        return Eviction(self._ledger, limit, power=power, scheduler=scheduler, idle_price=idle_price, may_stall=False)
+        return Eviction(self._ledger, limit, power, scheduler, idle_price, may_stall=False, effort=self._effort)
+
+    def _neighbourhoods(self, limit: int) -> NeighbourhoodSearch:
+        return NeighbourhoodSearch(self._ledger, limit, self._scheduler, effort=self._effort)
 
     def _decisions(self) -> tuple[list[tuple[int, int]], list[Offload]]:
         """The ledger's plan, for `Ledger.restore`."""
         return self._ledger.recomputations(), [self._ledger.offloads[key] for key in sorted(self._ledger.offloads)]
-
-    def _seconds(self) -> float:
-        self._refresh()
-        if self._scheduler is None:
-            return float(self._ledger.slot_seconds.sum())
-        return self._scheduler.links.seconds
-
-    def _refresh(self) -> None:
-        if self._scheduler is not None:
-            self._scheduler.refresh()
 
     def _new_scheduler(self) -> CopyScheduler | None:
         copy_s, host_nbytes = self._search.copy_s, self._search.host_nbytes

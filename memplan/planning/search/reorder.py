@@ -1,15 +1,15 @@
-"""Another order of the same kernels, which takes no time: what frees memory early, what fills it late.
+"""Another order of the same kernels, at no cost: kernels that free memory early, kernels that fill it late.
 
-Forward, whatever frees at least what it makes runs as soon as it can: gradients of weights and their updates. Then
-backward, which is the same with the roles turned round: what makes more than it keeps waiting runs right before its
-first reader. A loop and its body move as one; a body's kernels move within their part of it.
+Forward, a kernel that frees at least what it makes runs as soon as it can: gradients of weights and their updates. Then
+backward, with the roles exchanged: a kernel that makes more than it keeps waiting runs right before its first reader. A
+loop and its body move as one; a body's kernels move within their part of it.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from memplan.planning.precedence import precedence
 from memplan.planning.problem import Problem, Role
@@ -27,31 +27,28 @@ class _Units:
     """One order as units: kernels, or whole loops, with what they read and write."""
 
     def __init__(self, problem: Problem, order: Sequence[int]) -> None:
-        self._problem, self._order = problem, order
+        self._problem = problem
         self._nbytes = [b.nbytes if b.role is Role.TEMPORARY else 0 for b in problem.buffers]
         self._inside: dict[int | None, list[int]] = defaultdict(list)
         for number in order:
             self._inside[problem.kernels[number].within].append(number)
+        self._contents: dict[int, list[int]] = defaultdict(list)
+        for number in order:
+            for loop in problem.loops_around(number):
+                self._contents[loop].append(number)
         self._before = precedence(problem, order)
 
     def order(self, forward: bool, loop: int | None = None) -> tuple[int, ...]:
         """The kernels inside of a loop, bodies in front of their loops."""
         units = self._inside[loop]
         before = {unit: self._before[unit] for unit in units}
-        order = _Level(self._problem, units, self._contents(), before, self._nbytes).run(forward)
+        order = _Level(self._problem, units, self._contents, before, self._nbytes).run(forward)
         found: list[int] = []
         for unit in order:
             if unit in self._inside:
                 found += self.order(forward, unit)
             found.append(unit)
         return tuple(found)
-
-    def _contents(self) -> dict[int, list[int]]:
-        found = defaultdict[int, list[int]](list)
-        for number in self._order:
-            for loop in self._problem.loops_around(number):
-                found[loop].append(number)
-        return found
 
 
 class _Level:
@@ -81,30 +78,19 @@ class _Level:
                 self._readers[read].add(unit)
 
     def run(self, forward: bool) -> list[int]:
-        if forward:
-            return self._run(self._units, self._before, self._after, self._net, most=0)
-        units = self._units[::-1]
-        return self._run(units, self._after, self._before, self._backward_net, most=-1)[::-1]
+        """The given order, but units that free at least `-most` bytes run as soon as they can, the best first."""
+        units = self._units if forward else self._units[::-1]
+        before, after = (self._before, self._after) if forward else (self._after, self._before)
+        most = 0 if forward else -1
 
-    def _net(self, unit: int) -> int:
-        """Bytes that a unit makes, without those that it is the last to read."""
-        made = sum(self._nbytes[written] for written in self._writes[unit])
-        return made - sum(self._nbytes[read] for read in self._reads[unit] if self._open[read] == {unit})
+        def net(unit: int) -> int:
+            """Bytes that a unit makes less those it reads last; backward, those it needs less those it makes."""
+            made = sum(self._nbytes[written] for written in self._writes[unit])
+            if forward:
+                return made - sum(self._nbytes[read] for read in self._reads[unit] if self._open[read] == {unit})
+            needed = (read for read in self._reads[unit] if self._open[read] == self._readers[read])
+            return sum(self._nbytes[read] for read in needed) - made
 
-    def _backward_net(self, unit: int) -> int:
-        """Bytes that come to be there before a unit, without those that it makes."""
-        waiting = sum(self._nbytes[read] for read in self._reads[unit] if self._open[read] == self._readers[read])
-        return waiting - sum(self._nbytes[written] for written in self._writes[unit])
-
-    def _run(
-        self,
-        units: Sequence[int],
-        before: dict[int, set[int]],
-        after: dict[int, set[int]],
-        net: Callable[[int], int],
-        most: int,
-    ) -> list[int]:
-        """In the given order, but whatever frees at least `-most` bytes runs as soon as it can, the best first."""
         place = {unit: number for number, unit in enumerate(units)}
         left = {unit: len(before[unit]) for unit in units}
         self._open = {value: set(readers) for value, readers in self._readers.items()}
@@ -128,4 +114,4 @@ class _Level:
                 for one in changed - done:
                     if not left[one] and net(one) <= most:
                         heapq.heappush(ready, (net(one), place[one], one))
-        return found
+        return found if forward else found[::-1]

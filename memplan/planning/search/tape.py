@@ -1,4 +1,4 @@
-"""A step as the search sees it: slots in a row, each with its own work, and what may be recomputed before it.
+"""A step as the search sees it: slots in a row, each with its own work, and operations that may run again before it.
 
 A *tape* is a problem in one order of its kernels, written down as slots. A *slot* does its own work once, a kernel or
 nothing. Before it, in its *prelude*, operations are recomputed in the order of their numbers, each at most once: the
@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from memplan.planning.legal import has_own_place, must_run_once, pair_ends
-from memplan.planning.problem import Problem, Role
+from memplan.planning.problem import Kernel, Problem, Role
 
 Over = tuple[tuple[int, tuple[int, ...]], ...]
 """Values that are written, and those that each may be written over."""
@@ -24,108 +24,109 @@ Over = tuple[tuple[int, tuple[int, ...]], ...]
 _NOWHERE = -2  # level of a prelude in which nothing may run
 
 
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A temporary with a place of its own."""
+
+    nbytes: int
+    maker: int  # the operation that recomputes it
+    first_slot: int  # that makes it
+    ready_slot: int  # behind which it can be offloaded: of an asynchronous pair, the slot that ends it
+    buffer: int = -1  # its number in the problem
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A kernel that may be recomputed in a prelude."""
+
+    # reads, writes: values
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    seconds: float | None  # None where it may not be recomputed
+    last_recompute_slot: int
+    over: Over = ()
+    drops_dead_outputs: bool = False  # results that nobody reads are not made
+    level: int = -1  # the loop that it stands in, -1 outside of loops
+    kernel: int = -1  # its number in the problem
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A slot's own work, nothing where it is empty, and the loop whose operations may run in its prelude."""
+
+    level: int = -1
+    reads: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+    over: Over = ()
+    nbytes: int = 0  # besides the values, during the work
+    seconds: float = 0.0
+    operation: int | None = None  # that is the work
+
+
 @dataclass(frozen=True)
 class Tape:
     """Values, operations and slots, each by number."""
 
-    nbytes: tuple[int, ...]  # of each value
-    maker: tuple[int, ...]  # of each value, the operation that recomputes it
-    home: tuple[int, ...]  # of each value, the slot that makes it first
-    # of each value, the slot behind which it can be offloaded: of an asynchronous pair, the one that ends it
-    whole: tuple[int, ...]
-    # reads, writes: of each operation, values
-    reads: tuple[tuple[int, ...], ...]
-    writes: tuple[tuple[int, ...], ...]
-    seconds: tuple[float | None, ...]  # of each operation; None where it may not be recomputed
-    until: tuple[int, ...]  # of each operation, the last slot before which it may be recomputed
-    drops_dead_outputs: tuple[bool, ...]  # of each operation, whether it leaves out results that nobody reads
-    over: tuple[Over, ...]  # of each operation, values that it writes and those that each may write over
-    level: tuple[int, ...]  # of each operation, the loop that it stands in, -1 outside of loops
-    # slot_reads, slot_writes: of each slot's own work
-    slot_reads: tuple[tuple[int, ...], ...]
-    slot_writes: tuple[tuple[int, ...], ...]
-    slot_over: tuple[Over, ...]  # likewise, of each slot's own work
-    slot_nbytes: tuple[int, ...]  # of each slot, bytes besides the values, during its own work
-    slot_seconds: tuple[float, ...]  # of its own work
-    slot_level: tuple[int, ...]  # the loop whose operations may run in its prelude
+    values: tuple[Value, ...]
+    operations: tuple[Operation, ...]
+    slots: tuple[Slot, ...]
 
     @property
     def count(self) -> int:
         """Number of slots."""
-        return len(self.slot_seconds)
+        return len(self.slots)
+
+    @cached_property
+    def nbytes(self) -> tuple[int, ...]:
+        """By value."""
+        return tuple(value.nbytes for value in self.values)
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Kernels, in the order of the tape."""
+        return tuple(operation.kernel for operation in self.operations)
 
     @cached_property
     def least_nbytes(self) -> np.ndarray:
-        """Of each slot, what its own work takes: no plan goes below it."""
+        """Bytes of each slot's own work: in this order no plan goes below it."""
         found = []
-        for slot, rest in enumerate(self.slot_nbytes):
-            there = {*self.slot_reads[slot], *self.slot_writes[slot]}
-            shared = sum(self.nbytes[value] for value, _ in self.slot_over[slot])
-            found.append(rest + sum(self.nbytes[value] for value in there) - shared)
+        for slot in self.slots:
+            there = {*slot.reads, *slot.writes}
+            shared = sum(self.nbytes[value] for value, _ in slot.over)
+            found.append(slot.nbytes + sum(self.nbytes[value] for value in there) - shared)
         return np.array(found, np.int64)
 
     def may_recompute(self, operation: int, slot: int) -> bool:
         """May an operation be recomputed before a slot?"""
-        return (
-            self.seconds[operation] is not None
-            and slot <= self.until[operation]
-            and self.level[operation] == self.slot_level[slot]
+        one = self.operations[operation]
+        return one.seconds is not None and slot <= one.last_recompute_slot and one.level == self.slots[slot].level
+
+    def with_empty_slots(self, before: Collection[int]) -> Tape:
+        """The tape with an empty slot before each of these, in which values may be recomputed or be on the host."""
+        slots, later = list[Slot](), list[int]()
+        for number, slot in enumerate(self.slots):
+            if number in before:
+                slots.append(Slot(slot.level))
+            later.append(len(slots))
+            slots.append(slot)
+        later.append(len(slots))
+        values = (
+            replace(one, first_slot=later[one.first_slot], ready_slot=later[one.ready_slot]) for one in self.values
         )
+        operations = (replace(one, last_recompute_slot=later[one.last_recompute_slot]) for one in self.operations)
+        return Tape(tuple(values), tuple(operations), tuple(slots))
 
 
-@dataclass(frozen=True)
-class Recording:
-    """A problem in one order of its kernels, and the tape of it."""
-
-    problem: Problem
-    order: tuple[int, ...]  # number of the kernel of each operation
-    values: tuple[int, ...]  # number of the buffer of each value
-    tape: Tape
-    # of each slot, the operation that is its own work; none in slots that stand between two kernels
-    work: tuple[tuple[int, ...], ...]
-
-    def with_empty_slots(self, slots: Collection[int]) -> Recording:
-        """With an empty slot before each of these, in which something may be recomputed or be on the host."""
-        old = self.tape
-        later, passed = [], 0
-        for slot in range(old.count + 1):
-            passed += slot in slots
-            later.append(slot + passed)
-
-        def spread[T](rows: Sequence[T], empty: T | None) -> tuple[T, ...]:
-            found: list[T] = []
-            for slot, row in enumerate(rows):
-                if slot in slots:
-                    found.append(row if empty is None else empty)
-                found.append(row)
-            return tuple(found)
-
-        tape = replace(
-            old,
-            home=tuple(later[slot] for slot in old.home),
-            whole=tuple(later[slot] for slot in old.whole),
-            until=tuple(later[slot] for slot in old.until),
-            slot_reads=spread(old.slot_reads, ()),
-            slot_writes=spread(old.slot_writes, ()),
-            slot_over=spread(old.slot_over, ()),
-            slot_nbytes=spread(old.slot_nbytes, 0),
-            slot_seconds=spread(old.slot_seconds, 0.0),
-            slot_level=spread(old.slot_level, None),
-        )
-        return replace(self, tape=tape, work=spread(self.work, ()))
-
-
-def record(problem: Problem, order: Sequence[int] | None = None) -> Recording:
+def record(problem: Problem, order: Sequence[int] | None = None) -> Tape:
     """Every kernel a slot and an operation; every temporary with a place of its own a value."""
-    order = tuple(range(len(problem.kernels)) if order is None else order)
-    return _Recorder(problem, order).recording()
+    return _Recorder(problem, range(len(problem.kernels)) if order is None else order).tape()
 
 
 class _Recorder:
-    def __init__(self, problem: Problem, order: tuple[int, ...]) -> None:
+    def __init__(self, problem: Problem, order: Sequence[int]) -> None:
         self._problem, self._order = problem, order
         self._slot = {number: slot for slot, number in enumerate(order)}
-        values = [
+        self._buffers = [
             buffer
             for number in order
             for buffer in problem.kernels[number].writes
@@ -133,70 +134,55 @@ class _Recorder:
             and problem.buffers[buffer].nbytes
             and has_own_place(problem, buffer)
         ]
-        self._values = tuple(values)
-        self._value = {buffer: value for value, buffer in enumerate(values)}
+        self._value = {buffer: value for value, buffer in enumerate(self._buffers)}
         self._read = problem.returned.union(*(kernel.reads for kernel in problem.kernels))
         self._first: dict[int, int] = {}  # of each loop: its first slot
         for slot, number in enumerate(order):
             for loop in problem.loops_around(number):
                 self._first.setdefault(loop, slot)
 
-    def recording(self) -> Recording:
-        problem, kernels = self._problem, [self._problem.kernels[number] for number in self._order]
-        reads = tuple(self._known(kernel.reads) for kernel in kernels)
-        writes = tuple(self._known(kernel.writes) for kernel in kernels)
-        times = [problem.times[number] for number in self._order]
-        took = [kernel.seconds * count for kernel, count in zip(kernels, times, strict=True)]
-        recompute_s = tuple(
-            None if problem.kernels[number].fixed or must_run_once(problem, number) else seconds
-            for number, seconds in zip(self._order, took, strict=True)
-        )
-        home = tuple(slot for slot, made in enumerate(writes) for _ in made)
-        level = tuple(-1 if kernel.within is None else kernel.within for kernel in kernels)
-        over = tuple(map(self._over, self._order))
-        tape = Tape(
-            nbytes=tuple(problem.buffers[buffer].nbytes for buffer in self._values),
-            maker=home,
-            home=home,
-            whole=self._whole(home),
-            reads=reads,
-            writes=writes,
-            seconds=recompute_s,
-            until=tuple(map(self._until, self._order)),
-            drops_dead_outputs=tuple(kernel.drops_dead_outputs and len(kernel.writes) > 1 for kernel in kernels),
-            over=over,
-            level=level,
-            slot_reads=self._slot_reads(),
-            slot_writes=writes,
-            slot_over=over,
-            slot_nbytes=(0,) * len(kernels),
-            slot_seconds=tuple(took),
-            slot_level=self._slot_level(level),
-        )
-        return Recording(problem, self._order, self._values, tape, tuple((slot,) for slot in range(len(kernels))))
-
-    def _whole(self, home: Sequence[int]) -> tuple[int, ...]:
-        ended = {
-            self._value[buffer]: number for buffer, number in pair_ends(self._problem).items() if buffer in self._value
-        }
-        return tuple(self._slot[ended[value]] if value in ended else slot for value, slot in enumerate(home))
+    def tape(self) -> Tape:
+        problem, ends = self._problem, pair_ends(self._problem)
+        operations, slots, values = list[Operation](), list[Slot](), list[Value]()
+        reads, levels = self._slot_reads(), self._slot_levels()
+        for slot, number in enumerate(self._order):
+            kernel = problem.kernels[number]
+            took = kernel.seconds * problem.times[number]
+            writes, over = self._known(kernel.writes), self._over(kernel)
+            operations.append(
+                Operation(
+                    self._known(kernel.reads),
+                    writes,
+                    None if kernel.fixed or must_run_once(problem, number) else took,
+                    self._last_recompute_slot(kernel),
+                    over,
+                    kernel.drops_dead_outputs and len(kernel.writes) > 1,
+                    -1 if kernel.within is None else kernel.within,
+                    number,
+                )
+            )
+            slots.append(Slot(levels[slot], reads[slot], writes, over, 0, took, slot))
+            for value in writes:
+                buffer = self._buffers[value]
+                ready = self._slot[ends.get(buffer, number)]
+                values.append(Value(problem.buffers[buffer].nbytes, slot, slot, ready, buffer))
+        return Tape(tuple(values), tuple(operations), tuple(slots))
 
     def _known(self, buffers: Sequence[int]) -> tuple[int, ...]:
         return tuple(sorted(self._value[buffer] for buffer in buffers if buffer in self._value))
 
-    def _over(self, number: int) -> Over:
-        kernel = self._problem.kernels[number]
+    def _over(self, kernel: Kernel) -> Over:
         found = []
         for buffer in kernel.writes:
             nbytes = self._problem.buffers[buffer].nbytes
-            sources = [source for source in kernel.over.get(buffer, ()) if not self._alone(source)]
-            sources += [source for source in kernel.over_elements.get(buffer, ()) if self._alone(source)]
+            sources = [source for source in kernel.over.get(buffer, ()) if not self._is_only_output(source)]
+            sources += [source for source in kernel.over_elements.get(buffer, ()) if self._is_only_output(source)]
             fitting = [source for source in sources if self._problem.buffers[source].nbytes == nbytes]
             if buffer in self._value and (known := self._known(fitting)):
                 found.append((self._value[buffer], known))
         return tuple(found)
 
-    def _alone(self, buffer: int) -> bool:
+    def _is_only_output(self, buffer: int) -> bool:
         """Is it the only result of a kernel with several that anybody reads?"""
         maker = self._problem.buffers[buffer].maker
         if maker is None or not self._problem.kernels[maker].drops_dead_outputs:
@@ -204,8 +190,8 @@ class _Recorder:
         writes = self._problem.kernels[maker].writes
         return len(writes) > 1 and len(self._read.intersection(writes)) == 1
 
-    def _slot_reads(self) -> tuple[tuple[int, ...], ...]:
-        """What a loop reads from outside is there from its first slot to its last."""
+    def _slot_reads(self) -> list[tuple[int, ...]]:
+        """Values by slot that reads them; a loop reads those from outside in its first slot and its last."""
         problem, found = self._problem, defaultdict[int, set[int]](set)
         for slot, number in enumerate(self._order):
             loops = [number, *problem.loops_around(number)]
@@ -220,24 +206,24 @@ class _Recorder:
                 reader = next(loop for loop in loops if problem.kernels[loop].within == outside)
                 for at in {self._first.get(reader, slot), self._slot[reader]}:
                     found[at].add(self._value[buffer])
-        return tuple(tuple(sorted(found[slot])) for slot in range(len(self._order)))
+        return [tuple(sorted(found[slot])) for slot in range(len(self._order))]
 
-    def _slot_level(self, level: Sequence[int]) -> tuple[int, ...]:
-        found = [
-            _NOWHERE if self._problem.kernels[number].fixed else one
-            for number, one in zip(self._order, level, strict=True)
-        ]
+    def _slot_levels(self) -> list[int]:
+        kernels, found = self._problem.kernels, list[int]()
+        for number in self._order:
+            within = kernels[number].within
+            found.append(_NOWHERE if kernels[number].fixed else -1 if within is None else within)
         for loop in self._first:
             found[self._slot[loop]] = _NOWHERE
         for loop, slot in sorted(self._first.items(), key=lambda item: self._slot[item[0]]):
-            around = self._problem.kernels[loop].within
+            around = kernels[loop].within
             found[slot] = -1 if around is None else around
-        return tuple(found)
+        return found
 
-    def _until(self, number: int) -> int:
-        """The last slot before which a kernel may be recomputed: then something is written over what it reads."""
+    def _last_recompute_slot(self, kernel: Kernel) -> int:
+        """The last slot before something is written over what a kernel reads."""
         problem, last = self._problem, len(self._order)
-        for read in problem.kernels[number].reads:
+        for read in kernel.reads:
             maker = problem.buffers[read].maker
             since = -1 if maker is None else self._slot[maker]
             for other in problem.places[problem.buffers[read].place]:

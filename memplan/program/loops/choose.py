@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from memplan.errors import UnsupportedProgramError
 from memplan.hardware.device import Device
-from memplan.planning.loop import Loop, Residuals, stacked_nbytes
-from memplan.planning.residuals import PRICES, cheapest, extra_seconds
+from memplan.planning.loops import PRICES, Loop, Residuals, cheapest, extra_seconds, stacked_nbytes
 from memplan.program.loops.residuals import outer_loops, with_residuals
 from memplan.program.trace import Program
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from memplan.errors import PlanMismatchError
-from memplan.planning.loop import Loop, Residuals, recomputed_ops
+from memplan.planning.loops import Loop, Residuals, recomputed_ops
 from memplan.program import compat
 from memplan.program.flat import Flat, flatten
 from memplan.program.host_memory import HostArray

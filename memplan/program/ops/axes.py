@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from memplan.planning.rows import ALIGNED, Rows
+from memplan.planning.graph import ALIGNED, Rows
 from memplan.program import compat
 
 Axis = int | None

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from memplan.planning.rows import Rows, Span
+from memplan.planning.graph import Rows, Span
 from memplan.program import compat
 from memplan.program.ops.axes import Axes, shape_of, with_rows
 from memplan.program.ops.record import Eqn, Part, Primitive, register

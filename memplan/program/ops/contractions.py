@@ -7,7 +7,7 @@ from typing import Any
 
 from jax import lax
 
-from memplan.planning.rows import Rows
+from memplan.planning.graph import Rows
 from memplan.program.ops.axes import Axes, Axis, Reduction, shape_of
 from memplan.program.ops.record import Eqn, Part, Primitive, register
 from memplan.program.ops.windows import Window

@@ -13,8 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from memplan.planning.graph import Fusion
-from memplan.planning.rows import Span
+from memplan.planning.graph import Fusion, Span
 from memplan.program import compat
 from memplan.program.ops.axes import Axes
 

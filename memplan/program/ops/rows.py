@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from memplan.planning.rows import Span
+from memplan.planning.graph import Span
 from memplan.program import compat
 from memplan.program.ops.axes import Axes
 from memplan.program.ops.moments import Moments

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from memplan.planning.rows import Rows
+from memplan.planning.graph import Rows
 from memplan.program import compat
 from memplan.program.ops.axes import Axes, Axis, parallel, shape_of, with_rows, without
 from memplan.program.ops.record import Eqn, Part, Primitive, all_terms, of_operand, of_result, register

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from memplan.planning.rows import Rows, Span
+from memplan.planning.graph import Rows, Span
 from memplan.program.ops.axes import Axes, with_rows
 from memplan.program.ops.record import Eqn, Part, Primitive, greatest, largest, least, register
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from memplan.planning.slabs import AlongOp, SlabGraph
+from memplan.planning.slabs.slabs import AlongOp, SlabGraph
 from memplan.program import compat, ops
 from memplan.program.flat import Flat
 from memplan.program.ops import Axes, axes_of, shape_of

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from memplan.errors import UnsupportedProgramError
 from memplan.hardware.device import Device
-from memplan.planning.slab_choice import Choice
-from memplan.planning.slab_price import Price, Pricer, SlabLimits
-from memplan.planning.slabs import SlabGraph, Slabs, least_rows, slab_rows, trips_of
+from memplan.planning.slabs.choice import Choice
+from memplan.planning.slabs.price import Price, Pricer, SlabLimits
+from memplan.planning.slabs.slabs import SlabGraph, Slabs, Walls, least_rows, slab_rows, trips_of
 from memplan.program import compat
 from memplan.program.flat import Flat
 from memplan.program.ops import shape_of
@@ -162,7 +162,7 @@ class _Search:
     def _by_rows(self, ops: frozenset[int]) -> Iterator[Found]:
         """In as few slabs as fit, and in more: those leave room for more on the device."""
         graph = self.begun.axis.graph
-        least, pricer, fit = least_rows(graph, ops), Pricer(graph, self.device), 0
+        least, pricer, fit = least_rows(graph, ops), Pricer(Walls(graph, ops), self.device), 0
         smallest = self._found(pricer, ops, least)
         if smallest is None or not self.limits.fits(smallest.price):
             yield from () if smallest is None else (smallest,)

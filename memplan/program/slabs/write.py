@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from memplan.errors import PlanMismatchError
-from memplan.planning.rows import Span
-from memplan.planning.slabs import SlabLoop, Slabs, Walls, arrange, least_rows, spare_rows, trips_of
+from memplan.planning.graph import Span
+from memplan.planning.slabs.slabs import SlabLoop, Slabs, Walls, arrange, least_rows, spare_rows, trips_of
 from memplan.program import compat
 from memplan.program.flat import Flat
 from memplan.program.host_memory import HostArray

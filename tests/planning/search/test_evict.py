@@ -24,7 +24,8 @@ def there_and_back(length: int) -> Ledger:
 
 @given(st.integers(3, 10), st.integers(0, 99), st.sampled_from([0.9, 0.7, 0.5]), st.booleans())
 def test_it_says_whether_the_limit_is_kept(layers: int, seed: int, share: float, offloads: bool) -> None:
-    ledger = Ledger(reconcile(record(training(layers, seed))).tape)
+    problem = training(layers, seed)
+    ledger = Ledger(reconcile(problem, record(problem)))
     limit = int(share * ledger.peak_nbytes)
     scheduler = CopyScheduler(ledger, lambda nbytes: nbytes / 2**23, 2**40) if offloads else None
     eviction = Eviction(ledger, limit, scheduler=scheduler)

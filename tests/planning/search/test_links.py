@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from experiments.planners.evict import tape_of_stages
 from experiments.planners.stages import stages_of_nodes
-from memplan.planning.schedule import Kind
+from memplan.planning.schedule import Kind, seconds
 from memplan.planning.search.ledger import Ledger, Offload
 from memplan.planning.search.links import CopyScheduler, Links, events
-from memplan.planning.timing import seconds
 from tests.planning.search.plans import random_plan, schedule_of
 from tests.planning.steps import training
 
@@ -24,12 +23,12 @@ DRAWS = st.randoms(use_true_random=False)
 def test_the_clock_of_the_links(layers: int, seed: int, draw: Random) -> None:
     """The same seconds as a replay of the schedule."""
     problem = training(layers, seed)
-    recording, ledger = random_plan(problem, draw, offloads=True)
+    ledger = random_plan(problem, draw, offloads=True)
 
     def copy_s(nbytes: int) -> float:
         return 0.1 + nbytes / 2**21
 
-    schedule, _ = schedule_of(recording, ledger)
+    schedule, _ = schedule_of(ledger)
     assert np.isclose(Links(ledger, copy_s).seconds, seconds(problem, schedule, copy_s))
 
 

@@ -14,7 +14,8 @@ from tests.planning.steps import training
 
 
 def evicted(layers: int, seed: int, offloads: bool) -> tuple[Ledger, int, CopyScheduler | None]:
-    ledger = Ledger(reconcile(record(training(layers, seed))).tape)
+    problem = training(layers, seed)
+    ledger = Ledger(reconcile(problem, record(problem)))
     limit = int(0.75 * ledger.peak_nbytes)
     scheduler = CopyScheduler(ledger, lambda nbytes: nbytes / 2**23, 2**40) if offloads else None
     Eviction(ledger, limit, scheduler=scheduler).run()

@@ -10,10 +10,10 @@ from memplan.planning.floor import floor
 from memplan.planning.legal import fault
 from memplan.planning.packing import pack
 from memplan.planning.problem import Problem
-from memplan.planning.schedule import Kind, runs
+from memplan.planning.schedule import Kind, runs, seconds
+from memplan.planning.search.effort import Effort
 from memplan.planning.search.planner import plan
 from memplan.planning.search.reorder import reorder
-from memplan.planning.timing import seconds
 from tests.planning.steps import accumulating, fetching, training
 
 
@@ -23,7 +23,7 @@ def check(problem: Problem, share: float, host_nbytes: int) -> None:
     def copy_s(nbytes: int) -> float:
         return nbytes / 2**23
 
-    found = plan(problem, budget, host_nbytes, copy_s, effort=500)
+    found = plan(problem, budget, host_nbytes, copy_s, effort=Effort(evaluations=500))
     packed = pack(problem, found.schedule)
     assert fault(problem, found.schedule) is None
     assert (found.nbytes, found.host_nbytes) == (packed.nbytes, packed.host_nbytes)
@@ -75,7 +75,8 @@ def test_nothing_is_repeated_where_an_order_fits(layers: int, seed: int) -> None
 def test_the_same_plan_every_time() -> None:
     problem = training(10, 3)
     budget = int(0.7 * pack(problem).nbytes)
-    found = [plan(problem, budget, 2**40, lambda nbytes: nbytes / 2**24, effort=500) for _ in range(2)]
+    effort = Effort(evaluations=500)
+    found = [plan(problem, budget, 2**40, lambda nbytes: nbytes / 2**24, effort) for _ in range(2)]
     assert found[0] == found[1]
 
 

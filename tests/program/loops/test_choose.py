@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memplan.hardware import catalog
-from memplan.planning.loop import Residuals, stacked_nbytes
-from memplan.planning.residuals import extra_seconds
+from memplan.planning.loops import Residuals, extra_seconds, stacked_nbytes
 from memplan.program.loops.choose import fewer_residuals
 from memplan.program.loops.residuals import outer_loops
 from memplan.program.trace import Program, trace

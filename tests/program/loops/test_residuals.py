@@ -15,8 +15,7 @@ import pytest
 
 from memplan.errors import PlanMismatchError
 from memplan.hardware import catalog
-from memplan.planning.loop import Loop, Residuals
-from memplan.planning.residuals import PRICES, cheapest
+from memplan.planning.loops import PRICES, Loop, Residuals, cheapest
 from memplan.program import compat
 from memplan.program.loops.residuals import follow_residuals, outer_loops, with_residuals
 from memplan.program.lowerable import Lowerable

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from memplan.planning.rows import Rows
+from memplan.planning.graph import Rows
 from memplan.program import ops
 from memplan.program.ops.bands import MOST_TAPS, Band, banded, first_of, taps_of
 

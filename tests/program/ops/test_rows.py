@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from memplan.planning.rows import Span
+from memplan.planning.graph import Span
 from memplan.program import compat
 from memplan.program.flat import flatten
 from memplan.program.interpret import interpret

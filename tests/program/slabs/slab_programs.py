@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from jax import lax
 
 from memplan.hardware import catalog
-from memplan.planning.slab_choice import Choice
-from memplan.planning.slab_price import Pricer, SlabLimits
-from memplan.planning.slabs import SlabLoop, Slabs, Walls, least_rows, trips_of
+from memplan.planning.slabs.choice import Choice
+from memplan.planning.slabs.price import Pricer, SlabLimits
+from memplan.planning.slabs.slabs import SlabLoop, Slabs, Walls, least_rows, trips_of
 from memplan.program import compat
 from memplan.program.flat import Flat, flatten
 from memplan.program.ops import shape_of
@@ -351,7 +351,7 @@ class Cut(NamedTuple):
             ]
             return replace(slabs, again=frozenset(one for one in read if draw.integers(0, 3) == 0))
         limits = SlabLimits(1 << 40, 1 << 40, 0)
-        slabs, _ = Choice(Pricer(axis.graph, _DEVICE), bare, limits).best()
+        slabs, _ = Choice(Pricer(Walls(axis.graph, bare.ops), _DEVICE), bare, limits).best()
         return replace(slabs, on_host=frozenset())
 
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from memplan.planning.rows import ALIGNED, Rows
-from memplan.planning.slabs import AlongOp
+from memplan.planning.graph import ALIGNED, Rows
+from memplan.planning.slabs.slabs import AlongOp
 from memplan.program.flat import Flat, flatten
 from memplan.program.slabs.axis import slab_axis
 from memplan.program.slabs.bands import with_bands

@@ -13,9 +13,9 @@ import pytest
 from jax import lax
 
 from memplan.hardware import catalog
-from memplan.planning.rows import ALIGNED
-from memplan.planning.slab_price import SlabLimits
-from memplan.planning.slabs import least_rows, trips_of
+from memplan.planning.graph import ALIGNED
+from memplan.planning.slabs.price import SlabLimits
+from memplan.planning.slabs.slabs import least_rows, trips_of
 from memplan.program.slabs import choose
 from memplan.program.slabs.choose import Found, frontier, large_ops, slab_programs
 from memplan.program.trace import Program, trace

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memplan.planning.slabs import Slabs, Walls
+from memplan.planning.slabs.slabs import Slabs, Walls
 from memplan.program import compat
 from memplan.program.flat import Flat, flatten
 from memplan.program.interpret import interpret

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from jax import lax
 
 from memplan.errors import PlanMismatchError
-from memplan.planning.slabs import Slabs, least_rows
+from memplan.planning.slabs.slabs import Slabs, least_rows
 from memplan.program import compat
 from memplan.program.flat import Flat, flatten
 from memplan.program.interpret import interpret

@@ -1,9 +1,9 @@
-"""A program in slabs: which of its ops run slab by slab in loops, and what the loops read, write and add up.
+"""A program in slabs: which of its ops run slab by slab in loops, and the values that loops read, write and sum.
 
 A loop computes ops over slabs of one axis: trip `t` makes rows `t * rows` up to `rows` further of every array on it.
-What an op adds up along the axis is whole only after the loop: a wall, behind which another loop begins. So ops have
-levels, and there is one loop per level. A value of an earlier level is read from where that level's loop wrote it
-(`stored`), or made again.
+A sum along the axis is known only after the loop: a wall, behind which another loop begins. So ops have levels, and
+there is one loop per level. A value of an earlier level is read from the array that its loop wrote (`stored`), or
+recomputed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
-from memplan.planning.graph import Graph
-from memplan.planning.rows import Rows, Span
+from memplan.planning.graph import Graph, Rows, Span
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class SlabGraph:
 
 @dataclass(frozen=True)
 class Slabs:
-    """What runs in slabs."""
+    """The ops of a program that run in slabs, and the values that their loops write."""
 
     # value, dim: where the axis begins: value id in the program as it came, dimension
     value: int
@@ -74,29 +73,20 @@ class Slabs:
     ops: frozenset[int]  # that run in loops
     stored: frozenset[int]  # values that the loop that makes them writes for later ones
     on_host: frozenset[int]  # of what is written, what is in host memory
-    # a value that is written, and the level of a loop that makes it again all the same
+    # a value that is written, and the level of a loop that recomputes it all the same
     again: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
 class SlabLoop:
-    """One loop over slabs; the same one only where it is the same object.
+    """One loop over slabs; equal only to itself."""
 
-    Attributes:
-      level: how many walls lie before it.
-      ops: in order.
-      reads: values that it reads by slabs from whole arrays, or from what earlier loops wrote.
-      writes: values that it writes by slabs.
-      sums: ops whose results it adds up.
-      spans: the rows of each value on the axis that a trip has, counted from its own slab's first row.
-    """
-
-    level: int
-    ops: tuple[int, ...]
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    sums: tuple[int, ...]
-    spans: Mapping[int, Span]
+    level: int  # how many walls lie before it
+    ops: tuple[int, ...]  # in order
+    reads: tuple[int, ...]  # values that it reads by slabs, from whole arrays or from what earlier loops wrote
+    writes: tuple[int, ...]  # values that it writes by slabs
+    sums: tuple[int, ...]  # ops whose results it adds up
+    spans: Mapping[int, Span]  # rows of each value on the axis that a trip has, from its own slab's first row
 
 
 def slab_rows(graph: SlabGraph, slabs: Slabs, value: int) -> int:
@@ -108,9 +98,9 @@ def slab_rows(graph: SlabGraph, slabs: Slabs, value: int) -> int:
 
 
 def spare_rows(rows: int, spans: Iterable[Span]) -> tuple[int, int]:
-    """Rows of a value on the host before its first one, and behind those of the last slab, with anything in them.
+    """Rows of unspecified content that a value on the host has before its first row, and after its last slab.
 
-    The first trip of a loop writes what no trip before it made, and the last fetches for one that does not follow.
+    The first trip of a loop writes for a trip that does not exist, and the last one fetches for one.
 
     Args:
       rows: of the value, in a slab.
@@ -148,18 +138,12 @@ class Walls:
     def __init__(self, graph: SlabGraph, ops: frozenset[int]):
         self.graph, self.ops = graph, ops
         self.levels: dict[int, int] = {}  # by op
+        producer = graph.graph.producer
         for number, op in enumerate(graph.graph.ops):
-            self.levels[number] = max((self._behind(number, value) for value in op.inputs), default=0)
+            made = ((one, value) for value in op.inputs if (one := producer[value]) is not None)
+            behind = (self.levels[one] + (one in ops and not self._by_slabs(number, value)) for one, value in made)
+            self.levels[number] = max(behind, default=0)
         self._known: dict[tuple[int, int], list[_Known]] = {}
-
-    def _behind(self, number: int, value: int) -> int:
-        """The level at which an op can read a value."""
-        made = self.graph.graph.producer[value]
-        if made is None:
-            return 0
-        if made not in self.ops:
-            return self.levels[made]
-        return self.levels[made] + (not self._by_slabs(number, value))
 
     def _by_slabs(self, number: int, value: int) -> bool:
         """An op of a loop reads a value by slabs, that another makes by slabs, and not whole as well."""
@@ -179,7 +163,7 @@ class Walls:
 
     @cached_property
     def forced(self) -> frozenset[int]:
-        """Values made by slabs that somebody wants whole: they are written, whatever is stored."""
+        """Values made by slabs that an op or the caller reads whole: they are written, whatever is stored."""
         made = (number for number in self.ops if not self.graph.along[number].reduces)
         return frozenset(
             value
@@ -190,7 +174,7 @@ class Walls:
         )
 
     def loops(self, slabs: Slabs) -> list[SlabLoop]:
-        """In order."""
+        """Loops in order."""
         written, again = self.forced | slabs.stored, dict[int, set[int]]()
         for value, level in slabs.again:
             again.setdefault(level, set()).add(value)
@@ -207,7 +191,8 @@ class Walls:
                 return one.loop
         asked: dict[int, bool] = {}
         loop = self._make(level, slabs, written, asked)
-        known.insert(0, _Known(_those(asked, True), _those(asked, False), loop))
+        written = frozenset(value for value, answer in asked.items() if answer)
+        known.insert(0, _Known(written, frozenset(asked.keys() - written), loop))
         del known[_KEPT:]
         return loop
 
@@ -260,10 +245,6 @@ class _Known:
 
 
 _KEPT = 16  # loops by level: what is tried differs by one value from what was found, or is that again
-
-
-def _those(asked: Mapping[int, bool], answer: bool) -> frozenset[int]:
-    return frozenset(value for value, known in asked.items() if known is answer)
 
 
 def _union(spans: Iterable[Span]) -> Span:

@@ -1,4 +1,4 @@
-"""What every loop over slabs reads of what earlier loops make, and what it makes again: minimum cuts.
+"""Which values of earlier loops a loop over slabs reads, and which it recomputes: minimum cuts.
 
 Loop by loop, the last one first: by then it is known what later loops read, so also what a loop writes.
 """
@@ -9,9 +9,8 @@ import heapq
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from memplan.planning.min_cut import chosen
-from memplan.planning.slab_price import Pricer
-from memplan.planning.slabs import Slabs
+from memplan.planning.loops import chosen
+from memplan.planning.slabs.price import Pricer
 
 
 @dataclass
@@ -19,30 +18,24 @@ class SlabCut:
     """One choice of what all loops read."""
 
     pricer: Pricer
-    bare: Slabs
-    levels: Mapping[int, int]  # of the ops
-    forced: Collection[int]  # values that are written, whatever is read
     weights: Mapping[int, float]  # by level, what a second of kernels is worth in seconds of copies
     shares: Mapping[int, int]  # value -> loops that share the costs of writing it, by an earlier choice
     on_device: Collection[int]  # values that would be written to the device: they cost no copies
-    max_recompute: float = 4.0  # times what a value's copies take: nobody makes it again for more
+    max_recompute: float = 4.0  # bound on the time to recompute a value, in times that its copies take
     found: dict[int, int] = field(default_factory=dict)  # value -> how many loops read it
 
     def run(self) -> dict[int, int]:
         """Value -> how many loops read it."""
-        by_level: dict[int, list[int]] = {}
-        for op in self.bare.ops:
-            by_level.setdefault(self.levels[op], []).append(op)
-        for level in sorted(by_level, reverse=True):
-            for value in self._cut(level, by_level[level]):
+        for level, (_, ops) in reversed([*enumerate(self.pricer.walls.by_level)]):
+            for value in self._cut(level, ops):
                 self.found[value] = self.found.get(value, 0) + 1
         return self.found
 
     def _cut(self, level: int, own: Collection[int]) -> Iterator[int]:
-        """Values of earlier levels that the loop of a level reads: what is written for others rather than anew."""
+        """Values of earlier levels that the loop of a level reads rather than recomputes."""
         producer = self.pricer.graph.graph.producer
         needed = self._needed(level, own)
-        ops = self._remakers(needed)
+        ops = self._recomputable(needed)
         values = sorted({value for op in ops for value, _ in self._made(op)} | needed)
         if not values:
             return
@@ -59,20 +52,20 @@ class SlabCut:
         yield from (value for value, end in ends.items() if paid[node[value]] and not paid[end])
 
     def _made(self, op: int) -> Iterator[tuple[int, int]]:
-        """What an op reads by slabs that other ops make by slabs, and those ops."""
+        """Values that an op reads by slabs and other ops make by slabs, and those ops."""
         for value, _ in self.pricer.graph.along[op].reads:
-            made = self.pricer.graph.maker(value, self.bare.ops)
+            made = self.pricer.graph.maker(value, self.pricer.walls.ops)
             if made is not None:
                 yield value, made
 
     def _needed(self, level: int, own: Collection[int]) -> set[int]:
-        """Values of earlier levels that ops of a level read, which somebody wants what they make of it."""
-        graph, along = self.pricer.graph.graph, self.pricer.graph.along
+        """Values of earlier levels that are read, directly or not, for sums and written values of a level."""
+        graph, along, levels = self.pricer.graph.graph, self.pricer.graph.along, self.pricer.walls.levels
         waiting = [op for op in own if along[op].reduces or any(map(self._is_written, graph.ops[op].outputs))]
         seen, needed = set(waiting), set[int]()
         while waiting:
             for value, made in self._made(waiting.pop()):
-                if self.levels[made] < level:
+                if levels[made] < level:
                     needed.add(value)
                 elif made not in seen:
                     seen.add(made)
@@ -80,10 +73,10 @@ class SlabCut:
         return needed
 
     def _is_written(self, value: int) -> bool:
-        return value in self.found or value in self.forced
+        return value in self.found or value in self.pricer.walls.forced
 
-    def _remakers(self, needed: Collection[int]) -> set[int]:
-        """Ops that may make the values again: those that no more than a few copies' time lies between."""
+    def _recomputable(self, needed: Collection[int]) -> set[int]:
+        """Ops that may recompute the values: those that at most `max_recompute` lies between."""
         producer, seconds = self.pricer.graph.graph.producer, self.pricer.op_seconds
         max_recompute = self.max_recompute * max((self.pricer.copy_seconds[value] for value in needed), default=0.0)
         waiting = [(seconds[made], made) for value in needed if (made := producer[value]) is not None]
@@ -105,4 +98,4 @@ class SlabCut:
             return 0.0
         once = self.pricer.copy_seconds[value]
         shared = max(self.shares.get(value, 1), self.found.get(value, 0) + 1)
-        return once if value in self.forced else once + once / shared
+        return once if value in self.pricer.walls.forced else once + once / shared

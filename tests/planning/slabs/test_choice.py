@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memplan.planning.rows import ALIGNED
-from memplan.planning.slab_choice import Choice
-from memplan.planning.slab_price import Price, Pricer, SlabLimits, outside, read_whole
-from memplan.planning.slabs import Slabs, Walls
+from memplan.planning.graph import ALIGNED
+from memplan.planning.slabs.choice import Choice
+from memplan.planning.slabs.price import Price, Pricer, SlabLimits
+from memplan.planning.slabs.slabs import Slabs, Walls
 from tests.planning.slab_graphs import HALO, SOLVABLE, Made, Written, norm, slab_graphs, written
 
 ROOMY = SlabLimits(10**6, 10**6, 0)
 
 
 def choice(one: Written, limits: SlabLimits, rows: int = 2) -> Choice:
-    return Choice(Pricer(one.graph, SOLVABLE), one.slabs(rows), limits)
+    return Choice(Pricer(Walls(one.graph, one.slabs(rows).ops), SOLVABLE), one.slabs(rows), limits)
 
 
 def written_by(one: Written, slabs: Slabs) -> set[int]:
@@ -37,15 +37,14 @@ def test_a_choice_is_what_it_says_and_refined_no_worse(one: Written, device: int
     for slabs, price in (best, refined):
         assert replace(slabs, stored=frozenset(), on_host=frozenset(), again=frozenset()) == one.slabs(2)
         assert slabs.on_host <= written_by(one, slabs)
-        assert not slabs.on_host & read_whole(Walls(one.graph, slabs.ops)).keys()
+        assert not slabs.on_host & found.pricer.read_whole.keys()
         assert price == price_of(one, slabs, limits)
     assert order(limits, refined[1]) <= order(limits, best[1])
     assert found.refined(refined[0])[1] == refined[1]
 
 
 def price_of(one: Written, slabs: Slabs, limits: SlabLimits) -> Price:
-    pricer, walls = Pricer(one.graph, SOLVABLE), Walls(one.graph, slabs.ops)
-    return pricer.price(slabs, limits, outside(walls, pricer.op_seconds), read_whole(walls), walls.loops(slabs))
+    return Pricer(Walls(one.graph, slabs.ops), SOLVABLE).price(slabs, limits)
 
 
 def order(limits: SlabLimits, price: Price) -> tuple[int, float]:

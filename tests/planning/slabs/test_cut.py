@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.planning.rows import ALIGNED
-from memplan.planning.slab_cut import SlabCut
-from memplan.planning.slab_price import Pricer
-from memplan.planning.slabs import Slabs, Walls
+from memplan.planning.graph import ALIGNED
+from memplan.planning.slabs.cut import SlabCut
+from memplan.planning.slabs.price import Pricer
+from memplan.planning.slabs.slabs import Slabs, Walls
 from tests.planning.slab_graphs import HALO, SOLVABLE, Made, Written, norm, written
 
 
@@ -41,8 +41,7 @@ def drawn(draw: st.DrawFn, names: list[str]) -> Made:
 
 
 def cut(one: Written, bare: Slabs, weight: float = 1.0, on_device: Collection[int] = ()) -> set[int]:
-    levels, forced = Walls(one.graph, bare.ops).levels, forced_of(one, bare)
-    return set(SlabCut(Pricer(one.graph, SOLVABLE), bare, levels, forced, {1: weight}, {}, on_device).run())
+    return set(SlabCut(Pricer(Walls(one.graph, bare.ops), SOLVABLE), {1: weight}, {}, on_device).run())
 
 
 def forced_of(one: Written, bare: Slabs) -> set[int]:
@@ -51,7 +50,8 @@ def forced_of(one: Written, bare: Slabs) -> set[int]:
 
 def seconds(one: Written, bare: Slabs, stored: Collection[int], weight: float, on_device: Collection[int]) -> float:
     """Of the second loop: what it makes again, what it reads, and writing that."""
-    pricer, walls = Pricer(one.graph, SOLVABLE), Walls(one.graph, bare.ops)
+    walls = Walls(one.graph, bare.ops)
+    pricer = Pricer(walls, SOLVABLE)
     second = walls.loops(replace(bare, stored=frozenset(stored)))[-1]
     again = sum(pricer.op_seconds[op] for op in set(second.ops) if walls.levels[op] == 0)
     read = [value for value in second.reads if one.graph.graph.producer[value] is not None and value not in on_device]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from collections.abc import Sequence
+from itertools import combinations, product
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,8 +14,7 @@ from memplan.hardware import catalog
 from memplan.hardware.device import Device
 from memplan.hardware.roofline import copy_seconds
 from memplan.planning.graph import Graph, Op, Value, op_seconds
-from memplan.planning.loop import Loop, Residuals, recomputed_ops, stacked_nbytes
-from memplan.planning.residuals import PRICES, cheapest
+from memplan.planning.loops import PRICES, Loop, Residuals, cheapest, chosen, recomputed_ops, stacked_nbytes
 
 DEVICE = catalog.named("v100")
 MIB = 1 << 20
@@ -105,3 +106,35 @@ def test_what_may_run_once_is_stacked(price: float) -> None:
     op = Op("rng_uniform", (0,), (1,), recomputable=False)
     loop = Loop(Graph(values, (op,)), 10, 1, frozenset(), frozenset({1}))
     assert cheapest(loop, price, DEVICE).kept == (1,)
+
+
+SIZE, SOURCE, SINK = 7, 5, 6
+NODES = st.integers(0, SIZE - 3)
+COSTS = st.lists(st.tuples(NODES, NODES | st.just(SINK), st.integers(0, 9).map(float)), min_size=1, max_size=9)
+BONDS = st.lists(st.tuples(NODES | st.just(SOURCE), NODES), min_size=1, max_size=6)
+
+
+def paid(side: Sequence[bool], costs: Sequence[tuple[int, int, float]]) -> float:
+    return sum(seconds for start, end, seconds in costs if side[start] and not side[end])
+
+
+def sides(bonds: Sequence[tuple[int, int]]) -> Any:
+    for some in product([False, True], repeat=SIZE - 2):
+        side = [*some, True, False]
+        if all(side[end] or not side[start] for start, end in bonds):
+            yield side
+
+
+@given(COSTS, BONDS, st.sampled_from([1.0, 1e-6, 1e6]))
+def test_no_set_that_keeps_the_bonds_costs_less(costs: Any, bonds: Any, unit: float) -> None:
+    costs = [(start, end, seconds * unit) for start, end, seconds in costs]
+    found = chosen(SIZE, SOURCE, SINK, costs, bonds).tolist()
+    assert found in list(sides(bonds))
+    assert paid(found, costs) == pytest.approx(min(paid(side, costs) for side in sides(bonds)), rel=1e-6)
+
+
+def test_bonds_hold_however_often_they_are_given() -> None:
+    """They were added up, beyond what an int32 holds, and held no more."""
+    for times in (1, 2, 3):
+        found = chosen(4, 0, 3, [(1, 2, 9.0), (2, 3, 1.0)], [(0, 1)] * times + [(1, 2)] * times)
+        assert found.tolist() == [True, True, True, False]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from memplan.planning.rows import ALIGNED
-from memplan.planning.slab_price import Price, Pricer, SlabLimits, Streams, lifetimes, outside, read_whole
-from memplan.planning.slabs import SlabLoop, Slabs, Walls
+from memplan.planning.graph import ALIGNED
+from memplan.planning.slabs.price import Price, Pricer, SlabLimits, Streams
+from memplan.planning.slabs.slabs import SlabLoop, Slabs, Walls
 from tests.planning.slab_graphs import HALO, SOLVABLE, Made, Written, norm, written
 
 LIMITS = SlabLimits(100, 50, 7)
@@ -16,12 +16,15 @@ def loops(one: Written, slabs: Slabs) -> list[SlabLoop]:
 
 
 def price(one: Written, slabs: Slabs) -> Price:
-    pricer, walls = Pricer(one.graph, SOLVABLE), Walls(one.graph, slabs.ops)
-    return pricer.price(slabs, LIMITS, outside(walls, pricer.op_seconds), read_whole(walls), walls.loops(slabs))
+    return pricer_of(one, slabs).price(slabs, LIMITS)
+
+
+def pricer_of(one: Written, slabs: Slabs) -> Pricer:
+    return Pricer(Walls(one.graph, slabs.ops), SOLVABLE)
 
 
 def test_what_is_elementwise_takes_no_time_and_kernels_take_theirs() -> None:
-    assert Pricer(norm().graph, SOLVABLE).op_seconds == [40.0, 1.0, 0.0, 1.0]
+    assert pricer_of(norm(), norm().slabs(2)).op_seconds == [40.0, 1.0, 0.0, 1.0]
 
 
 def test_streams_of_a_loop_go_on_beside_one_another_but_for_the_first_slab_and_the_last() -> None:
@@ -33,13 +36,13 @@ def test_a_norm_whose_input_is_written_to_the_host() -> None:
     """40 bytes of 8 rows, of which a slab has 2: 10 bytes; the input has 8 bytes, of which a window of 4 rows has 4."""
     one = norm(nbytes=40)
     slabs = one.on_host(one.slabs(2, stored=["a"]), "a")
-    pricer, (first, second) = Pricer(one.graph, SOLVABLE), loops(one, slabs)
+    pricer, (first, second) = pricer_of(one, slabs), loops(one, slabs)
     assert pricer.streams(first, slabs) == Streams(0.0, 40.0, 41.0, 3)
     assert pricer.streams(second, slabs) == Streams(40.0, 0.0, 1.0, 2)
     assert pricer.trip_bytes(first, slabs) == 2 * (4 + 10) + 2 * (4 + 10)  # copies; the convolution
-    assert pricer.anew([first, second]) == {one.values["x"]: (0, 1)}
+    assert pricer.relayouts([first, second]) == {one.values["x"]: (0, 1)}
     assert pricer.trip_bytes(second, slabs) == 2 * 10
-    assert lifetimes([first, second], {}) == {one.values["a"]: (0, 2)}
+    assert pricer.lifetimes([first, second]) == {one.values["a"]: (0, 2)}
     host = 40 + 2 * 10  # a spare slab at each end
     assert price(one, slabs) == Price(41.0 + 40.0 + 2 * 40 / 4 + 4 * (3 + 2) * LAUNCH, 7 + 64, host)
 
@@ -55,7 +58,7 @@ def test_rows_around_a_slab_are_made_twice() -> None:
     """The first of two convolutions makes four rows in a trip, of which two are its slab."""
     one = written({"x": 8}, {"a": Made({"x": HALO}), "b": Made({"a": HALO})}, ["b"])
     (loop,) = loops(one, one.slabs(2))
-    assert Pricer(one.graph, SOLVABLE).streams(loop, one.slabs(2)).kernels == 2.0 + 1.0
+    assert pricer_of(one, one.slabs(2)).streams(loop, one.slabs(2)).kernels == 2.0 + 1.0
 
 
 def test_beyond_the_limits() -> None:
@@ -83,7 +86,7 @@ def test_what_is_made_outside_of_loops_is_there_until_its_last_reader() -> None:
         },
         ["loss"],
     )
-    assert outside(Walls(one.graph, one.slabs(2).ops), Pricer(one.graph, SOLVABLE).op_seconds).by_level == [50, 53, 0]
+    assert pricer_of(one, one.slabs(2)).outside.by_level == [50, 53, 0]
 
 
 def test_what_is_read_whole_lives_until_its_last_reader() -> None:
@@ -99,5 +102,5 @@ def test_what_is_read_whole_lives_until_its_last_reader() -> None:
         ["c"],
     )
     slabs, (a, b, c) = one.slabs(2), (one.values[name] for name in "abc")
-    assert read_whole(Walls(one.graph, slabs.ops)) == {a: 1, b: 2, c: 3}
-    assert lifetimes(loops(one, slabs), read_whole(Walls(one.graph, slabs.ops))) == {a: (0, 1), b: (1, 2), c: (2, 3)}
+    assert pricer_of(one, slabs).read_whole == {a: 1, b: 2, c: 3}
+    assert pricer_of(one, slabs).lifetimes(loops(one, slabs)) == {a: (0, 1), b: (1, 2), c: (2, 3)}

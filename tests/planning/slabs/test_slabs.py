@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.planning.rows import ALIGNED, Rows, Span
-from memplan.planning.slabs import SlabLoop, Slabs, Walls, arrange, least_rows, slab_rows, trips_of
+from memplan.planning.graph import ALIGNED, Rows, Span
+from memplan.planning.slabs.slabs import SlabLoop, Slabs, Walls, arrange, least_rows, slab_rows, trips_of
 from tests.planning.slab_graphs import HALO, POOL, UPSAMPLE, Made, Written, norm, slab_graphs, slabs_of, written
 
 HALF = Fraction(1, 2)

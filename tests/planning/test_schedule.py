@@ -1,4 +1,4 @@
-"""Seconds of schedules, added up by hand."""
+"""Seconds of schedules, added up by hand; of two solutions the better."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from memplan.planning.problem import Buffer, Kernel, Problem, Role
-from memplan.planning.timing import seconds
+from memplan.planning.schedule import Solution, rank, seconds
 from tests.planning.small import actions, looping
 
 
@@ -40,3 +40,9 @@ def test_what_stands_in_a_loop_runs_once_a_trip() -> None:
     problem = replace(problem, kernels=kernels)
     assert problem.times == (1, 3, 3, 3, 3, 1, 1)
     assert seconds(problem, tuple(actions("run 0, run 1, run 2, run 2"))) == 1 + 3 + 3 + 3
+
+
+def test_what_fits_then_what_is_fast_then_what_is_small() -> None:
+    fast, slow = (Solution((), 8, took_s, 0, 1.0, fits=True) for took_s in (2.0, 3.0))
+    small, large = (Solution((), nbytes, 1.0, 0, 1.0, fits=False) for nbytes in (9, 10))
+    assert sorted([large, slow, small, fast], key=rank) == [fast, slow, small, large]
