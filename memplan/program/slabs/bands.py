@@ -9,8 +9,6 @@ added by number.
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -78,13 +76,8 @@ class _Resized:
         writer.define(out, writer.write(function, eqn.invars[self.source], *weights, *more), first)
 
 
-@dataclass(frozen=True)
-class _Constant:
-    """What depends on no argument: constants that are computed alike are one."""
-
-    text: str  # how it is computed, and from what
-    closed: compat.ClosedJaxpr = field(compare=False)
-    values: tuple[Any, ...] = field(compare=False)
+Elements = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Rows, columns and values of what is not zero in a matrix."""
 
 
 @dataclass(frozen=True)
@@ -93,31 +86,40 @@ class _Constants:
 
     values: Mapping[Any, Any]  # those that come with the jaxpr
     made: dict[Any, compat.JaxprEqn] = field(default_factory=dict)  # the others, with their equations
+    elements: dict[Any, Elements | None] = field(default_factory=dict)  # of matrices that were computed
 
     def __contains__(self, atom: Any) -> bool:
         return compat.is_var(atom) and (atom in self.made or atom in self.values)
 
     def add(self, eqn: compat.JaxprEqn) -> None:
-        if not eqn.effects and all(atom in self or _is_scalar_literal(atom) for atom in eqn.invars):
+        if not eqn.effects and all(atom in self or not compat.is_var(atom) for atom in eqn.invars):
             self.made.update((var, eqn) for var in eqn.outvars)
 
-    def find(self, var: Any) -> _Constant:
+    def value(self, var: Any) -> np.ndarray:
+        """Compiled and run."""
         eqns, wanted = list[compat.JaxprEqn](), {var}
         for one, eqn in reversed([*self.made.items()]):
             if one in wanted and (not eqns or eqns[-1] is not eqn):
                 eqns.append(eqn)
                 wanted.update(filter(compat.is_var, eqn.invars))
-        known = {one: value for one, value in self.values.items() if one in wanted}
-        closed = jax.make_jaxpr(
-            lambda values: interpret_eqns(eqns[::-1], dict(zip(known, values, strict=True)), [var])
-        )(list(known.values()))
-        digests = [hashlib.sha256(np.asarray(value).tobytes()).hexdigest() for value in known.values()]
-        return _Constant(f"{closed} {digests}", closed, tuple(known.values()))
+        known = [one for one in self.values if one in wanted]
+        values = [np.asarray(self.values[one]) for one in known]
 
+        def function(values: list[Any]) -> Any:
+            return interpret_eqns(eqns[::-1], dict(zip(known, values, strict=True)), [var])[0]
 
-def _is_scalar_literal(atom: Any) -> bool:
-    """An array would not be in the text of its equation."""
-    return not compat.is_var(atom) and not shape_of(atom)
+        with _on_cpu():
+            return np.asarray(jax.jit(function).lower(values).compile()(values))  # not traced into another program
+
+    def elements_of(self, var: Any) -> Elements | None:
+        """Those of a matrix that are not zero; None where they are more than a band has."""
+        if var not in self.elements:
+            matrix = self.value(var)
+            self.elements[var] = None
+            if np.count_nonzero(matrix) <= MOST_TAPS * max(matrix.shape):
+                rows, columns = np.nonzero(matrix)
+                self.elements[var] = rows, columns, matrix[rows, columns]
+        return self.elements[var]
 
 
 def _product(eqn: compat.JaxprEqn, constants: _Constants) -> _Resized | None:
@@ -183,7 +185,7 @@ def _is_real(atom: Any) -> bool:
 def _band(matrix: Any, constants: _Constants, dim: int) -> Band | None:
     """That of a constant matrix, whose dimension `dim` the result has."""
     shape = shape_of(matrix)
-    elements = _elements(constants.find(matrix)) if math.prod(shape) <= _LARGEST else None
+    elements = constants.elements_of(matrix) if math.prod(shape) <= _LARGEST else None
     if elements is None:
         return None
     *places, values = elements
@@ -195,18 +197,8 @@ def _numbers(indices: Any, constants: _Constants, size: int) -> np.ndarray | Non
     shape = shape_of(indices)
     if indices not in constants or shape[1:] != (1,) or shape[0] > _MOST_NUMBERS:
         return None
-    numbers = _values(constants.find(indices))[:, 0].astype(np.int64)
+    numbers = constants.value(indices)[:, 0].astype(np.int64)
     return numbers if ((numbers >= 0) & (numbers < size)).all() else None
-
-
-def _computed(constant: _Constant) -> np.ndarray:
-    """Compiled and run, also where another program is being traced."""
-    values = [np.asarray(value) for value in constant.values]
-    with _on_cpu():
-        return np.asarray(jax.jit(compat.jaxpr_as_fun(constant.closed)).lower(*values).compile()(*values)[0])
-
-
-_values = functools.lru_cache(maxsize=64)(_computed)
 
 
 def _on_cpu() -> contextlib.AbstractContextManager[Any]:
@@ -215,13 +207,3 @@ def _on_cpu() -> contextlib.AbstractContextManager[Any]:
         return jax.default_device(jax.local_devices(backend="cpu")[0])
     except RuntimeError:
         return contextlib.nullcontext()
-
-
-@functools.lru_cache(maxsize=64)
-def _elements(constant: _Constant) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """Rows, columns and values of what of a matrix is not zero; None where that is more than a band has."""
-    matrix = _computed(constant)
-    if np.count_nonzero(matrix) > MOST_TAPS * max(matrix.shape):
-        return None
-    rows, columns = np.nonzero(matrix)
-    return rows, columns, matrix[rows, columns]
