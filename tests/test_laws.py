@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,3 +81,20 @@ def test_rooms_say_what_they_are_for_and_may_import() -> None:
         assert "May import" in said and len(said.splitlines()) <= 4, room
     loose = {path.name for path in (ROOT / "memplan").glob("*.py")} - {"__init__.py"}
     assert len(loose) <= 5, loose
+
+
+def test_every_judge_has_a_caller() -> None:
+    """Each public function of `verify` is called, and each file that the docs trust is called by who plans or runs."""
+    judges = sorted((ROOT / "memplan" / "verify").glob("*.py"))
+    texts = {path: path.read_text() for path in SOURCES if path.name != "__init__.py"}
+    called = set[str]()
+    for judge in (path for path in judges if path.name != "__init__.py"):
+        defined = [node for node in ast.parse(texts[judge]).body if isinstance(node, ast.FunctionDef)]
+        for name in (node.name for node in defined if not node.name.startswith("_")):
+            callers = [path for path, text in texts.items() if path != judge and re.search(rf"\b{name}\(", text)]
+            inside = len(re.findall(rf"\b{name}\(", texts[judge])) > 1
+            assert callers or inside, f"{judge.name}: nobody calls {name}"
+            called.update(judge.stem for path in callers if path not in judges)
+    trust = (ROOT / "docs" / "architecture.md").read_text().partition("## Trust")[2].partition("\n## ")[0]
+    trusted = set(re.findall(r"`verify\.(\w+)`", trust))
+    assert trusted and trusted <= called

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from memplan.planning.graph import Span
+from memplan.planning.graph import Rows, Span
 from memplan.program import compat
 from memplan.program.flat import flatten
 from memplan.program.interpret import interpret
@@ -29,6 +29,7 @@ from memplan.program.ops import (
     run_cumulative,
     run_rows,
 )
+from memplan.program.ops.record import RECORDS, Primitive
 from tests.program.ops.windows import SEEDS, Convolution, Dim, Windows, convolutions, floats, windows
 
 BEYOND = 3  # rows that a window may reach beyond an array
@@ -372,3 +373,41 @@ def test_a_window_between_two_rows_is_given_the_next_one() -> None:
     assert needed(axes, 0, (1, 3)) == {0: (1, 2)}
     (made,) = run_rows(eqn, axes, 0, (1, 3), {0: (1, 2)}, [jnp.full(1, 7.0), jnp.zeros(())])
     assert made.tolist() == [0.0, 0.0]
+
+
+def _pooled(x: Any, start: Any, how: Callable[..., Any]) -> Any:
+    return lax.reduce_window(x, start, how, (3, 1), (2, 1), ((1, 0), (0, 0)))
+
+
+def _derivatives_of_pooling(x: Any) -> Any:
+    made, forward = jax.linearize(lambda x: _pooled(x, -np.inf, lax.max), x)
+    return forward(x * x), jax.vjp(lambda x: _pooled(x, -np.inf, lax.max), x)[1](made)
+
+
+ONE_OF_EACH: Mapping[str, Callable[[Any], Any]] = {
+    "windows": lambda x: (_pooled(x, 0.0, lax.add), _pooled(x, -np.inf, lax.max), _pooled(x, np.inf, lax.min)),
+    "a window of two arrays": lambda x: lax.reduce_window(
+        (x, x), (-1.0, 0.5), lambda a, b: (lax.max(a[0], b[0]), a[1] + b[1] - 0.5), (3, 1), (1, 1), "SAME"
+    ),
+    "derivatives of windows": _derivatives_of_pooling,
+    "a convolution": lambda x: lax.conv(x[None, None], x[None, None, :3, :2], (1, 1), "SAME"),
+    "pad": lambda x: lax.pad(x, 2.0, ((1, 2, 1), (0, 0, 0))),
+    "slice": lambda x: lax.slice(x, (1, 0), (6, 3), (2, 1)),
+    "concatenate": lambda x: lax.concatenate([x, x + 1], 0),
+    "reshape": lambda x: lax.reshape(x, (2, 4, 3)),
+    "banded": lambda x: banded(x, np.ones((8, 1), np.float32), 0, Rows(1, 1, 1, 1), 8, jnp.float32),
+    "running": lambda x: [
+        scan(x, 0) for scan in (lax.cumsum, lax.cumprod, lax.cummax, lax.cummin, lax.cumlogsumexp)
+    ],
+}  # fmt: skip
+
+
+def test_every_record_with_rows_of_its_own_is_drawn() -> None:
+    fields = ("run_rows", "padding_value", "accumulate")
+    own = {
+        name
+        for name, record in RECORDS.items()
+        if any(getattr(record, field) is not getattr(Primitive, field) for field in fields)
+    }
+    drawn = [check(function, (floats(0, 8, 3),), windows=2, every=True) for function in ONE_OF_EACH.values()]
+    assert own - {"squares_about_mean"} <= set().union(*drawn)  # test_moments.py
