@@ -113,21 +113,19 @@ class _Replay:
     def fault(self, schedule: Schedule) -> str | None:
         self._begin()
         for action in schedule:
-            found = self._run(action.number) if action.kind is Kind.RUN else self._copy(action)
-            if found:
-                return found
+            if action.kind is not Kind.RUN:
+                if found := self._copy(action):
+                    return found
+                continue
+            kernel = self._problem.kernels[action.number]
+            for read in kernel.reads:
+                if read not in self._made or not (self._holds(read) or (action.number, read) in self._late):
+                    return f"{kernel.name} reads {self._problem.buffers[read].name}, which is not there"
+            self._write(action.number)
         if self._under_way:
             return "a copy never ends"
         gone = [self._problem.buffers[output].name for output in self._problem.outputs if not self._holds(output)]
         return f"{gone[0]} is not there at the end" if gone else None
-
-    def _run(self, number: int) -> str | None:
-        kernel = self._problem.kernels[number]
-        for read in kernel.reads:
-            if read not in self._made or not (self._holds(read) or (number, read) in self._late):
-                return f"{kernel.name} reads {self._problem.buffers[read].name}, which is not there"
-        self._write(number)
-        return None
 
     def _copy(self, action: Action) -> str | None:
         number, kind = action.number, action.kind
@@ -136,12 +134,8 @@ class _Replay:
         expected = {Kind.OFFLOADED: Kind.OFFLOAD, Kind.PREFETCHED: Kind.PREFETCH}.get(kind)
         whole = number in self._made and self._ends.get(number, buffer.maker) in self._ran
         there = {Kind.OFFLOAD: whole, Kind.PREFETCH: number in self._on_host}.get(kind, True)
-        if (
-            buffer.role is not Role.TEMPORARY
-            or not has_own_place(self._problem, number)
-            or before != expected
-            or not there
-        ):
+        own = buffer.role is Role.TEMPORARY and has_own_place(self._problem, number)
+        if not own or before != expected or not there:
             return f"{kind.value} of {buffer.name} is out of turn"
         if begins:
             self._under_way[number] = kind

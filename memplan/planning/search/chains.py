@@ -86,7 +86,7 @@ class Chains:
         """The chain of these operations, None where it takes nothing off; and what it keeps live, see `_missing`."""
         ledger, tape = self.ledger, self.ledger.tape
         made = {one for op in operations for one in tape.operations[op].writes}
-        spans, first, freed = [], slot, 0  # from a slot to the chain's: bytes that are there more, or less
+        spans, freed = [], 0  # from a slot to the chain's: bytes that are there more, or less
         for one in made:
             moment, last = ledger.version(one, slot)
             if last < slot or moment == 2 * slot:
@@ -96,11 +96,9 @@ class Chains:
             freed += nbytes if last > slot or ledger.read_by_own_work(one, slot) else 0
             if before + 1 < slot:
                 spans.append((before + 1, -nbytes))
-                first = min(first, before + 1)
         missing = self._missing(operations, made, slot)
-        for source, last in missing.items():
-            spans.append((last + 1, tape.nbytes[source]))
-            first = min(first, last + 1)
+        spans += ((last + 1, tape.nbytes[source]) for source, last in missing.items())
+        first = min((at for at, _ in spans), default=slot)
         if first == slot:
             return None, missing
         change = np.zeros(slot - first + 1, np.int64)

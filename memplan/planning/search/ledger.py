@@ -55,7 +55,7 @@ class Ledger:
         self.through = np.cumsum(change)[:-1]  # bytes of each slot that are there all the time
         self._beside = np.zeros(tape.count, np.int64)  # above `through`, at the most
         self._load: np.ndarray | None = None
-        self._slack = np.zeros(tape.count, np.int64)
+        self.slack = np.zeros(tape.count, np.int64)  # that the layout takes and the values do not account for
         self.slot_seconds = np.array([slot.seconds for slot in tape.slots])  # preludes included
         for slot in range(tape.count):
             self._recount(slot)
@@ -64,17 +64,11 @@ class Ledger:
     def load(self) -> np.ndarray:
         """The most bytes of each slot."""
         if self._load is None:
-            self._load = self.through + self._beside + self._slack
+            self._load = self.through + self._beside + self.slack
         return self._load
 
-    @property
-    def slack(self) -> np.ndarray:
-        """Bytes of each slot that the layout was seen to take and the values do not account for."""
-        return self._slack
-
-    @slack.setter
-    def slack(self, nbytes: np.ndarray) -> None:
-        self._slack, self._load = nbytes, None
+    def set_slack(self, nbytes: np.ndarray) -> None:
+        self.slack, self._load = nbytes, None
 
     @property
     def peak_nbytes(self) -> int:

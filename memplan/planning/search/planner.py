@@ -195,7 +195,7 @@ class _OrderSearch:
         self._ledger = Ledger(ledger.tape.with_empty_slots(frozenset(slots)))
         slack = np.zeros(self._ledger.tape.count, np.int64)
         slack[later] = ledger.slack
-        self._ledger.slack = slack
+        self._ledger.set_slack(slack)
         at = later.tolist()
         shifted = (
             Offload(one.value, None if one.start is None else at[one.start], at[one.end], at[one.prefetch])
@@ -234,7 +234,7 @@ class _OrderSearch:
         for slot, (some, end) in enumerate(zip(actions, ends.tolist(), strict=True)):
             if some:
                 slack[slot] += there[end - len(some) : end].max() - self._ledger.load[slot]
-        self._ledger.slack = slack
+        self._ledger.set_slack(slack)
 
     def _spare_nbytes(self) -> int:
         """Bytes of the budget that the packed plan leaves; negative if it takes more."""
