@@ -152,7 +152,7 @@ class _LaidOut:
 def _laid_out(plan: Plan, plain: ScheduledModule) -> _LaidOut:
     """Raises PlanMismatchError where the plan is for another module."""
     plan.check(plain.module.fingerprint)
-    base = plain.rewrite(plan.room_nbytes, plan.handed_on)
+    base = plain.rewrite(plan.rewritten_for_nbytes, plan.extra_outputs)
     schedule = plan.schedule(base.problem)
     return _LaidOut(plan, base, schedule, pack(base.problem, schedule))
 

@@ -27,7 +27,7 @@ class _Bound:
         self._in_heap = temporary - given
         self._read = {one for kernel in problem.kernels for one in kernel.reads}
         self._through: dict[int, set[int]] = {}  # places that a loop carries, or that its body reads from outside
-        for loop in {kernel.within for kernel in problem.kernels if kernel.within is not None}:
+        for loop in {kernel.parent_loop for kernel in problem.kernels if kernel.parent_loop is not None}:
             inside = {number for number in range(len(problem.kernels)) if loop in problem.loops_around(number)}
             reads = {one for number in inside for one in problem.kernels[number].reads}
             outside = (one for one in reads if buffers[one].maker not in inside)
@@ -53,8 +53,8 @@ class _Bound:
 
     def _sources(self, kernel: Kernel, written: int) -> list[int]:
         """Buffers that a result may alias; an element of a tuple only in a place, or if it can be the only output."""
-        problem, found = self._problem, list(kernel.over.get(written, ()))
-        for source in kernel.over_elements.get(written, ()):
+        problem, found = self._problem, list(kernel.may_alias.get(written, ()))
+        for source in kernel.may_alias_elements.get(written, ()):
             maker = problem.buffers[source].maker
             placed = self._given and problem.buffers[source].nbytes <= self._sizes[self._given[0]]
             if placed or (maker is not None and problem.kernels[maker].drops_dead_outputs):

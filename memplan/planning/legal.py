@@ -59,8 +59,8 @@ def _boundaries_passed(problem: Problem, ran: Iterable[int]) -> list[int]:
     passed: Counter[int | None] = Counter()
     found = []
     for kernel in (problem.kernels[number] for number in ran):
-        found.append(passed[kernel.within])
-        passed[kernel.within] += _is_boundary(kernel)
+        found.append(passed[kernel.parent_loop])
+        passed[kernel.parent_loop] += _is_boundary(kernel)
     return found
 
 
@@ -77,7 +77,7 @@ def _body_fault(problem: Problem, schedule: Schedule) -> str | None:
     plain = _boundaries_passed(problem, range(len(problem.kernels)))
     ran = [action.number for action in schedule if action.kind is Kind.RUN]
     for number, passed in zip(ran, _boundaries_passed(problem, ran), strict=True):
-        if problem.kernels[number].within is not None and passed != plain[number]:
+        if problem.kernels[number].parent_loop is not None and passed != plain[number]:
             return f"{problem.kernels[number].name} has left its computation"
     return None
 

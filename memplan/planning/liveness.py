@@ -121,9 +121,9 @@ class Liveness:
         fetched = source.start >= 0 and self.kernel(source.start) is None
         written, sources = self.versions[new].buffer, ()
         if elements or not fetched:
-            sources += tuple(kernel.over.get(written, ()))
+            sources += tuple(kernel.may_alias.get(written, ()))
         if elements or source.alone:
-            sources += tuple(kernel.over_elements.get(written, ()))
+            sources += tuple(kernel.may_alias_elements.get(written, ()))
         return source.buffer in sources
 
     def _replay(self) -> None:

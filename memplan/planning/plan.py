@@ -17,7 +17,7 @@ from memplan.planning.problem import Problem
 from memplan.planning.schedule import Action, Kind, Schedule
 from memplan.planning.slabs.slabs import Slabs
 
-FORMAT = 4
+FORMAT = 5
 
 NamedAction = tuple[Kind, str]
 """An action, and the name of its kernel or of its buffer."""
@@ -36,13 +36,13 @@ class Plan:
         empty: all are.
       slabs: what of the step runs in loops over slabs, one after another.
       on_host: positions of inputs in host memory.
-      handed_on: names of buffers that are made again beside what reads the same.
+      extra_outputs: names of buffers that are recomputed as additional outputs of later fusions that read their inputs.
       program: digest of the step; with another module of the same program the plan is followed or made again. "": with
         none but its own.
       structure: digest of what reads what in the module, by name.
       kernels: those that XLA's autotuner chose, and which (`xla.module.Module.chosen_kernels`).
       hides_latency: the module was scheduled to hide the latency of copies; None where a saved plan does not say.
-      room_nbytes: for temporaries; kernels that crowd it run in parts. None: all are whole.
+      rewritten_for_nbytes: bytes of temporaries for which fusions were merged and split; None: none were.
     """
 
     actions: tuple[NamedAction, ...]
@@ -51,8 +51,8 @@ class Plan:
     device: str = ""
     loops: tuple[Residuals | None, ...] = ()
     on_host: tuple[int, ...] = ()
-    room_nbytes: int | None = None
-    handed_on: tuple[str, ...] = ()
+    rewritten_for_nbytes: int | None = None
+    extra_outputs: tuple[str, ...] = ()
     slabs: tuple[Slabs, ...] = ()
     program: str = ""
     structure: str = ""
@@ -100,13 +100,13 @@ class Plan:
             {name: sorted(entry) if isinstance(entry, frozenset) else entry for name, entry in vars(one).items()}
             for one in self.slabs
         ]
-        known = ("on_host", "room_nbytes", "handed_on", "program", "structure", "kernels", "hides_latency")
+        known = ("on_host", "rewritten_for_nbytes", "extra_outputs", "program", "structure", "kernels", "hides_latency")
         document = {
             "format": FORMAT,
             "fingerprint": self.fingerprint,
             "planner": self.planner,
             "device": self.device,
-            "loops": [one and {"kept": one.kept, "moved": one.on_host} for one in self.loops],
+            "loops": [one and {"kept": one.kept, "on_host": one.on_host} for one in self.loops],
             "slabs": slabs,
             **{name: getattr(self, name) for name in known},
             "length": len(self.actions),
@@ -126,15 +126,26 @@ class Plan:
                 raise ValueError("actions are missing")
             loops = tuple(_residuals(known) for known in document["loops"])
             on_host = tuple(map(operator.index, document["on_host"]))
-            room_nbytes = document["room_nbytes"] and operator.index(document["room_nbytes"])
+            rewritten_for_nbytes = document["rewritten_for_nbytes"] and operator.index(document["rewritten_for_nbytes"])
             fingerprint, planner, device = (str(document[name]) for name in ("fingerprint", "planner", "device"))
-            handed_on = tuple(map(str, document["handed_on"]))
+            extra_outputs = tuple(map(str, document["extra_outputs"]))
             slabs = tuple(_slabs(one) for one in document["slabs"])
             program, structure = (str(document.get(name, "")) for name in ("program", "structure"))
             chosen = tuple((str(name), str(which)) for name, which in document.get("kernels", ()))
             hides_latency = document.get("hides_latency")
             known = program, structure, chosen, hides_latency if hides_latency is None else bool(hides_latency)
-            return cls(actions, fingerprint, planner, device, loops, on_host, room_nbytes, handed_on, slabs, *known)
+            return cls(
+                actions,
+                fingerprint,
+                planner,
+                device,
+                loops,
+                on_host,
+                rewritten_for_nbytes,
+                extra_outputs,
+                slabs,
+                *known,
+            )
         except (ValueError, KeyError, TypeError, RecursionError) as error:  # ValueError: not JSON
             raise _damaged("this", error) from error
 
@@ -156,11 +167,11 @@ def _damaged(what: str, error: Exception) -> PlanMismatchError:
 def _residuals(document: Any) -> Residuals | None:
     if document is None:
         return None
-    return Residuals(*(tuple(map(operator.index, document[name])) for name in ("kept", "moved")))
+    return Residuals(*(tuple(map(operator.index, document[name])) for name in ("kept", "on_host")))
 
 
 def _slabs(document: Any) -> Slabs:
     value, dim, rows = (operator.index(document[name]) for name in ("value", "dim", "rows"))
     ops, stored, on_host = (frozenset(map(operator.index, document[name])) for name in ("ops", "stored", "on_host"))
-    again = frozenset((operator.index(value), operator.index(level)) for value, level in document["again"])
+    again = frozenset((operator.index(value), operator.index(level)) for value, level in document["recomputed_in"])
     return Slabs(value, dim, rows, ops, stored, on_host, again)

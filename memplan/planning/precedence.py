@@ -22,7 +22,7 @@ def precedence(problem: Problem, order: Sequence[int] | None = None) -> Mapping[
     kernels = problem.kernels
     inside, contents = defaultdict[int | None, list[int]](list), defaultdict[int, list[int]](list)
     for number in range(len(kernels)) if order is None else order:
-        inside[kernels[number].within].append(number)
+        inside[kernels[number].parent_loop].append(number)
         for loop in problem.loops_around(number):
             contents[loop].append(number)
     pairs = set[int]()  # starts and ends of asynchronous pairs: one without results ends what made its operands

@@ -50,28 +50,28 @@ class Kernel:
 
     Attributes:
       reads, writes: numbers of buffers.
-      over: a buffer that it writes -> those that it reads and may write it over, where they are read for the last time.
-      over_elements: likewise, of elements of what has several results; where nobody reads the others, or in a place of
+      may_alias: output -> inputs whose buffer it may take at their last read.
+      may_alias_elements: the same for elements of a tuple; only while nobody reads the others, or in buffers of
         arguments and outputs.
       seconds: of one run.
-      within: number of the loop that it stands in.
+      parent_loop: number of the loop whose body it is in.
       recomputable: it has no effect but its results, and updates nothing in place.
       drops_dead_outputs: results that nobody reads are not made: XLA takes them out of a fusion that ends in a tuple.
       trips: of a loop, how often its body runs.
-      fixed: it stands in a condition's branch or in what is called, where nothing is planned: kept as it is.
+      opaque: it is in a branch of a conditional or in a called computation, where nothing is planned.
     """
 
     name: str
     reads: tuple[int, ...]
     writes: tuple[int, ...]
-    over: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    over_elements: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    may_alias: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    may_alias_elements: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     seconds: float = 0.0
-    within: int | None = None
+    parent_loop: int | None = None
     recomputable: bool = True
     drops_dead_outputs: bool = False
     trips: int = 1
-    fixed: bool = False
+    opaque: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,6 @@ class Problem:
 
     def loops_around(self, number: int) -> Iterator[int]:
         """The loops that a kernel stands in, the innermost first."""
-        while (loop := self.kernels[number].within) is not None:
+        while (loop := self.kernels[number].parent_loop) is not None:
             yield loop
             number = loop

@@ -2,7 +2,7 @@
 
 What only names a value (tuples, their elements, bitcasts, barriers) has no buffer. What a loop carries is one buffer
 from its first value through its body to its result, and so are what is updated in place and the update, and a donated
-argument and the output that is written over it (`HloAliasAnalysis`).
+argument and the output that is written may_alias it (`HloAliasAnalysis`).
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ class _ProblemBuilder:
                 one,
                 reads=now(one.reads),
                 writes=tuple(value for value in now(one.writes) if buffers[value].maker == at),
-                over=among(one.over),
-                over_elements=among(one.over_elements),
+                may_alias=among(one.may_alias),
+                may_alias_elements=among(one.may_alias_elements),
             )
             for at, one in enumerate(self._kernels)
         )
@@ -184,7 +184,7 @@ class _ProblemBuilder:
             self._alignment,
         )
 
-    def _computation(self, body: Computation, given: Sequence[Tree] | None, within: int | None) -> Tree:
+    def _computation(self, body: Computation, given: Sequence[Tree] | None, parent_loop: int | None) -> Tree:
         """Walk one computation; the entry's arguments are made here, others are given. What its root names."""
         trees: dict[str, Tree] = {}
         for op in body.ops.values():
@@ -194,10 +194,10 @@ class _ProblemBuilder:
                     self._arguments[number] = self._new(op, None, Role.ARGUMENT)
                 trees[op.name] = given[number] if given is not None else self._arguments[number]
             else:
-                trees[op.name] = self._instruction(body, op, [trees[name] for name in op.operands], within)
+                trees[op.name] = self._instruction(body, op, [trees[name] for name in op.operands], parent_loop)
         return trees[body.root.name]
 
-    def _instruction(self, body: Computation, op: Instruction, operands: list[Tree], within: int | None) -> Tree:
+    def _instruction(self, body: Computation, op: Instruction, operands: list[Tree], parent_loop: int | None) -> Tree:
         if op.opcode in ("bitcast", "opt-barrier", "add-dependency"):
             return operands[0]
         if op.opcode == "get-tuple-element":
@@ -209,28 +209,28 @@ class _ProblemBuilder:
         if op.opcode in ("constant", "after-all"):
             return self._new(op, None, Role.CONSTANT)
         if op.opcode == "while":
-            return self._loop(op, operands[0], within)
+            return self._loop(op, operands[0], parent_loop)
         if op.opcode == "call":
-            return self._call(op, operands, within)
+            return self._call(op, operands, parent_loop)
         if op.opcode == "conditional":
-            return self._conditional(op, operands, within)
+            return self._conditional(op, operands, parent_loop)
         if op.opcode.endswith("-done"):
-            self._kernel(op, operands, (), within)
+            self._kernel(op, operands, (), parent_loop)
             return _done(op, operands[0])
         if op.opcode.endswith("-start"):
-            return self._start(op, operands, within)
-        return self._compute(body, op, operands, within)
+            return self._start(op, operands, parent_loop)
+        return self._compute(body, op, operands, parent_loop)
 
-    def _compute(self, body: Computation, op: Instruction, operands: list[Tree], within: int | None) -> Tree:
+    def _compute(self, body: Computation, op: Instruction, operands: list[Tree], parent_loop: int | None) -> Tree:
         tree = self._new(op, len(self._kernels), Role.TEMPORARY)
         made = list(leaves_of(tree))
         self._table(op.shape)
         by_name = dict(zip(op.operands, operands, strict=True))
         in_place = dict(updated(self._module, op))
-        over, over_elements = {}, {}
+        may_alias, may_alias_elements = {}, {}
         for leaf, number in enumerate(made):
-            over[number], over_elements[number] = self._sources(body, op, leaf, by_name)
-        self._kernel(op, operands, made, within, over, over_elements, bool(in_place))
+            may_alias[number], may_alias_elements[number] = self._sources(body, op, leaf, by_name)
+        self._kernel(op, operands, made, parent_loop, may_alias, may_alias_elements, bool(in_place))
         for leaf, name in in_place.items():
             (source,) = leaves_of(by_name[name])
             self._values.unite(source, made[leaf])
@@ -256,9 +256,9 @@ class _ProblemBuilder:
         op: Instruction,
         operands: Sequence[Tree],
         writes: Sequence[int],
-        within: int | None,
-        over: Mapping[int, tuple[int, ...]] | None = None,
-        over_elements: Mapping[int, tuple[int, ...]] | None = None,
+        parent_loop: int | None,
+        may_alias: Mapping[int, tuple[int, ...]] | None = None,
+        may_alias_elements: Mapping[int, tuple[int, ...]] | None = None,
         updates: bool = False,
     ) -> None:
         reads = tuple(dict.fromkeys(value for tree in operands for value in leaves_of(tree)))
@@ -269,9 +269,9 @@ class _ProblemBuilder:
                 op.name,
                 reads,
                 tuple(writes),
-                over or {},
-                over_elements or {},
-                within=within,
+                may_alias or {},
+                may_alias_elements or {},
+                parent_loop=parent_loop,
                 recomputable=not once,
                 drops_dead_outputs=self._on_gpu and self._has_many_results(op),
             )
@@ -282,7 +282,7 @@ class _ProblemBuilder:
         fused = op.opcode == "fusion" and "kind=kCustom" not in op.attributes
         return fused and self._module[op.called[0]].root.opcode == "tuple"
 
-    def _start(self, op: Instruction, operands: list[Tree], within: int | None) -> Tree:
+    def _start(self, op: Instruction, operands: list[Tree], parent_loop: int | None) -> Tree:
         """An asynchronous pair begins: its tuple names the operands, and holds what will be written."""
         shape = op.shape
         if op.opcode == "copy-start":
@@ -300,33 +300,35 @@ class _ProblemBuilder:
             tree = tuple(given[i] if i in given else self._new_part(op, part, i) for i, part in parts)
             self._table(shape)
         old = {value for part in given.values() for value in leaves_of(part)}
-        self._kernel(op, operands, [value for value in leaves_of(tree) if value not in old], within)
+        self._kernel(op, operands, [value for value in leaves_of(tree) if value not in old], parent_loop)
         return tree
 
     def _new_part(self, op: Instruction, shape: Shape, index: int) -> Tree:
         return tree_of(shape, self._maker(op, len(self._kernels), Role.TEMPORARY, f"{index},"))
 
-    def _call(self, op: Instruction, operands: list[Tree], within: int | None) -> Tree:
-        """One kernel where it calls one, as XLA:CPU does for what it runs in parallel; else kernels within it."""
+    def _call(self, op: Instruction, operands: list[Tree], parent_loop: int | None) -> Tree:
+        """One kernel where it calls one, as XLA:CPU does for what it runs in parallel; else kernels inside it."""
         first = len(self._kernels)
-        result = self._computation(self._module[op.called[0]], operands, within)
+        result = self._computation(self._module[op.called[0]], operands, parent_loop)
         if len(self._kernels) == first + 1:
             self._kernels[first] = replace(self._kernels[first], name=op.name, recomputable=False)
         else:
-            self._kernel(op, operands, (), within)
-            self._put_within(first, within, fixed=True)
+            self._kernel(op, operands, (), parent_loop)
+            self._put_within(first, parent_loop, opaque=True)
         return result
 
-    def _put_within(self, first: int, around: int | None, fixed: bool = False) -> None:
+    def _put_within(self, first: int, around: int | None, opaque: bool = False) -> None:
         """The last kernel holds those from the first on."""
         last = len(self._kernels) - 1
         for number in range(first, last):
             inner = self._kernels[number]
-            holder = last if inner.within == around else inner.within
-            recomputable = inner.recomputable and not fixed
-            self._kernels[number] = replace(inner, within=holder, recomputable=recomputable, fixed=inner.fixed or fixed)
+            holder = last if inner.parent_loop == around else inner.parent_loop
+            recomputable = inner.recomputable and not opaque
+            self._kernels[number] = replace(
+                inner, parent_loop=holder, recomputable=recomputable, opaque=inner.opaque or opaque
+            )
 
-    def _loop(self, op: Instruction, state: Tree, within: int | None) -> Tree:
+    def _loop(self, op: Instruction, state: Tree, parent_loop: int | None) -> Tree:
         """Body and condition stand in front of the loop itself, as in XLA's flattened schedule."""
         condition, body = op.attribute("condition").lstrip("%"), op.attribute("body").lstrip("%")
         first = len(self._kernels)
@@ -334,21 +336,23 @@ class _ProblemBuilder:
         ends = {}
         for name in (condition, body):
             tree = carried[name]
-            self._kernels.append(Kernel(f"{name}:begin", (), tuple(leaves_of(tree)), within=within, recomputable=False))
+            self._kernels.append(
+                Kernel(f"{name}:begin", (), tuple(leaves_of(tree)), parent_loop=parent_loop, recomputable=False)
+            )
             for value in leaves_of(tree):
                 self._values[value].maker = len(self._kernels) - 1
-            ends[name] = self._computation(self._module[name], [tree], within)
+            ends[name] = self._computation(self._module[name], [tree], parent_loop)
             reads = tuple(dict.fromkeys(leaves_of(ends[name])))
-            self._kernels.append(Kernel(f"{name}:end", reads, (), within=within, recomputable=False))
+            self._kernels.append(Kernel(f"{name}:end", reads, (), parent_loop=parent_loop, recomputable=False))
         result = self._values.add_like(state, op.name)
         self._table(op.shape)
         for value in leaves_of(result):
             self._values[value].maker = len(self._kernels)
-        self._kernel(op, [state], list(leaves_of(result)), within)
+        self._kernel(op, [state], list(leaves_of(result)), parent_loop)
         if trips := _TRIPS.search(op.attributes):
             self._kernels[-1] = replace(self._kernels[-1], trips=int(trips[1]))
         self._tie(state, carried[condition], carried[body], ends[body], result)
-        self._put_within(first, within)
+        self._put_within(first, parent_loop)
         return result
 
     def _tie(self, state: Tree, *others: Tree) -> None:
@@ -361,21 +365,23 @@ class _ProblemBuilder:
                 for value in (tested, inside, end, after):
                     self._values.unite(begin, value)
 
-    def _conditional(self, op: Instruction, operands: list[Tree], within: int | None) -> Tree:
+    def _conditional(self, op: Instruction, operands: list[Tree], parent_loop: int | None) -> Tree:
         """The branches one after another, then the choice: its results are one buffer with theirs."""
         first = len(self._kernels)
         ends = []
         for name, given in zip(op.called, operands[1:], strict=True):
-            end = self._computation(self._module[name], [given], within)
-            self._kernels.append(Kernel(f"{name}:end", tuple(leaves_of(end)), (), within=within, recomputable=False))
+            end = self._computation(self._module[name], [given], parent_loop)
+            self._kernels.append(
+                Kernel(f"{name}:end", tuple(leaves_of(end)), (), parent_loop=parent_loop, recomputable=False)
+            )
             ends.append(end)
         result = self._new(op, len(self._kernels), Role.TEMPORARY)
         self._table(op.shape)
-        self._kernel(op, operands, list(leaves_of(result)), within)
+        self._kernel(op, operands, list(leaves_of(result)), parent_loop)
         for end in ends:
             for made, given in zip(leaves_of(result), leaves_of(end), strict=True):
                 self._values.unite(given, made)
-        self._put_within(first, within, fixed=True)
+        self._put_within(first, parent_loop, opaque=True)
         return result
 
     def _new(self, op: Instruction, maker: int | None, role: Role) -> Tree:

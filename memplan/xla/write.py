@@ -82,16 +82,16 @@ def _joined(head: str, texts: Iterable[str]) -> str:
 
 def _steps_by_body(home: Mapping[str, Computation], problem: Problem, schedule: Schedule) -> Mapping[str, list[_Step]]:
     """Steps by the names of computations."""
-    kernels, within, found = problem.kernels, None, defaultdict[str, list[_Step]](list)
+    kernels, parent_loop, found = problem.kernels, None, defaultdict[str, list[_Step]](list)
     for action in schedule:
         if action.kind is Kind.RUN:
-            within, step = kernels[action.number].within, _Step(Kind.RUN, kernels[action.number].name)
+            parent_loop, step = kernels[action.number].parent_loop, _Step(Kind.RUN, kernels[action.number].name)
         else:
             buffer = problem.buffers[action.number]
             name = instruction_of(buffer.name)
             if ":" in buffer.name or name not in home:
                 raise ValueError(f"{buffer.name} is carried by a loop, or made where nothing is planned")
-            if within != (None if buffer.maker is None else kernels[buffer.maker].within):
+            if parent_loop != (None if buffer.maker is None else kernels[buffer.maker].parent_loop):
                 raise ValueError(f"{buffer.name} is copied outside of the loop that makes it")
             op = home[name].ops[name]
             if op.opcode.endswith("-start"):  # its results are there when it is done

@@ -29,7 +29,7 @@ def within(budget_bytes: int, planner: Planner = OWN, plain: ScheduledModule = P
 
 def test_a_plan_is_for_the_room_that_residents_leave() -> None:
     plan = within(PLAIN.resident_bytes + LEAST).make()
-    assert (plan.room_nbytes, plan.fingerprint) == (LEAST, PLAIN.module.fingerprint)
+    assert (plan.rewritten_for_nbytes, plan.fingerprint) == (LEAST, PLAIN.module.fingerprint)
     assert (plan.planner, plan.device) == ("kernels", "cpu")
     assert plan.actions == tuple((Kind.RUN, name) for name in WITH_RECOMPUTE)
 
@@ -38,7 +38,7 @@ def test_the_smallest_is_the_same_for_every_budget() -> None:
     found = [
         within(PLAIN.resident_bytes + nbytes).make() for nbytes in (LEAST - 1, LEAST // 2, 0, -PLAIN.resident_bytes)
     ]
-    assert len(set(found)) == 1 and found[0].room_nbytes == 0
+    assert len(set(found)) == 1 and found[0].rewritten_for_nbytes == 0
 
 
 def test_copies_are_offered_at_their_price_where_the_host_has_room() -> None:
@@ -68,7 +68,7 @@ def test_extra_outputs_come_first_and_go_where_they_cost_more(
     planner = InOrder(seconds=lambda problem: (share if has_extra(problem) else 2.0) * plain.replay.step_s)
     plan = within(ROOMY, planner, plain).make()
     assert [has_extra(problem) for problem, *_ in planner.asked] == [True, False][:tries]
-    assert plan.handed_on == (("masked",) if taken else ())
+    assert plan.extra_outputs == (("masked",) if taken else ())
 
 
 def test_values_that_no_plan_recomputes_are_no_extra_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def test_values_that_no_plan_recomputes_are_no_extra_outputs(monkeypatch: pytest
     monkeypatch.setattr(scheduled_file, "output_costs", lambda *_: {"masked": 0.5})
     monkeypatch.setattr(scheduled_file, "recomputed_kernels", recomputed)
     planner, plain = InOrder(), ScheduledModule(read_module(BESIDE), V100)
-    assert within(ROOMY, planner, plain).make().handed_on == ()
+    assert within(ROOMY, planner, plain).make().extra_outputs == ()
     assert len(planner.asked) == 1
     assert prices == [plain.rewrite(ROOMY - plain.resident_bytes, whole=True).timed_problem.kernels[0].seconds / 2]
 

@@ -33,7 +33,7 @@ class Builder:
         seconds: float = 1.0,
         place: int | None = None,
         output: bool = False,
-        within: int | None = None,
+        parent_loop: int | None = None,
         recomputable: bool = True,
         over: bool = False,
         drops_dead_outputs: bool = False,
@@ -46,7 +46,7 @@ class Builder:
             self.buffers.append(Buffer(f"buffer{number}", size, role, len(self.kernels), taken))
         sources = {made[0]: tuple(r for r in reads if self.buffers[r].nbytes == sizes[0])} if over and made else {}
         name = f"kernel{len(self.kernels)}"
-        kernel = Kernel(name, reads, made, sources, {}, seconds, within, recomputable, drops_dead_outputs)
+        kernel = Kernel(name, reads, made, sources, {}, seconds, parent_loop, recomputable, drops_dead_outputs)
         self.kernels.append(kernel)
         self.outputs.update(made if output else ())
         return made
@@ -118,7 +118,7 @@ def accumulating(layers: int, trips: int, seed: int) -> Problem:
     (zero,) = b.kernel((), MIB)
     step = training(layers, seed)
     loop = len(b.kernels) + 1 + len(step.kernels) + 2
-    (state,) = b.kernel((), MIB, within=loop, recomputable=False, place=zero)
+    (state,) = b.kernel((), MIB, parent_loop=loop, recomputable=False, place=zero)
     shift, inner = len(b.buffers), len(b.kernels)
     for number, buffer in enumerate(step.buffers):
         role = Role.ARGUMENT if buffer.maker is None else Role.TEMPORARY
@@ -127,10 +127,10 @@ def accumulating(layers: int, trips: int, seed: int) -> Problem:
     for kernel in step.kernels:
         reads = (*(read + shift for read in kernel.reads), *((before,) if not kernel.reads[1:] else ()))
         writes = tuple(written + shift for written in kernel.writes)
-        b.kernels.append(replace(kernel, reads=reads, writes=writes, over={}, within=loop))
+        b.kernels.append(replace(kernel, reads=reads, writes=writes, may_alias={}, parent_loop=loop))
     updates = tuple(output + shift for output in sorted(step.outputs))
-    b.kernel((state, *updates), MIB, within=loop, recomputable=False, place=zero)
-    b.kernel((len(b.buffers) - 1,), (), within=loop, recomputable=False)
+    b.kernel((state, *updates), MIB, parent_loop=loop, recomputable=False, place=zero)
+    b.kernel((len(b.buffers) - 1,), (), parent_loop=loop, recomputable=False)
     (after,) = b.kernel((zero, before), MIB, 0.0, recomputable=False, place=zero)
     b.kernels[-1] = replace(b.kernels[-1], trips=trips)
     b.kernel((after, before), 8, output=True)

@@ -81,7 +81,7 @@ def test_what_is_an_element_is_written_over_in_an_outputs_place_alone() -> None:
         buffers = [Buffer(f"pair{{{i}}}", KIB, Role.TEMPORARY, 0, i) for i in range(2)]
         buffers.append(Buffer("made", KIB, Role.OUTPUT if 2 in outputs else Role.TEMPORARY, 1, 2))
         buffers.append(Buffer("last", 8, Role.OUTPUT, 2, 3))
-        made = Kernel("made", (0, 1), (2,), over_elements={2: (0,)})
+        made = Kernel("made", (0, 1), (2,), may_alias_elements={2: (0,)})
         kernels = (Kernel("pair", (), (0, 1)), made, Kernel("last", (2,), (3,)))
         return pack(Problem(tuple(buffers), kernels, outputs, frozenset())).nbytes
 

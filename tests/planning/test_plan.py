@@ -86,7 +86,7 @@ def test_garbage_is_refused(tmp_path: Path, content: bytes) -> None:
         {"actions": [["explode", "a"]] * 2},
         {"actions": [["run", "a", 2]] * 2},
         {"actions": "abc"},
-        {"loops": [{"kept": [1.5], "moved": []}]},
+        {"loops": [{"kept": [1.5], "on_host": []}]},
         {"loops": [{"kept": [1]}]},
         {"on_host": ["1"]},
         {"on_host": None},

@@ -148,7 +148,7 @@ def movable(problem: Problem, buffer: int) -> bool:
     one = problem.buffers[buffer]
     if one.role is not Role.TEMPORARY or not one.nbytes or one.maker is None or not alone(problem, buffer):
         return False
-    return not problem.kernels[one.maker].fixed
+    return not problem.kernels[one.maker].opaque
 
 
 def alone(problem: Problem, buffer: int) -> bool:
@@ -158,8 +158,8 @@ def alone(problem: Problem, buffer: int) -> bool:
 
 def beside(problem: Problem, number: int) -> list[int]:
     """Kernels of the same computation."""
-    within = problem.kernels[number].within
-    return [n for n, kernel in enumerate(problem.kernels) if kernel.within == within]
+    within = problem.kernels[number].parent_loop
+    return [n for n, kernel in enumerate(problem.kernels) if kernel.parent_loop == within]
 
 
 def reads(problem: Problem, number: int) -> set[int]:

@@ -78,7 +78,7 @@ def test_a_loop_says_how_often_its_body_runs() -> None:
     compile_step(step, args, "scanned", look)
     loops = [kernel.trips for kernel in found[0].kernels if kernel.trips > 1]
     assert loops == [6, 6]
-    inner = {number for number, kernel in enumerate(found[0].kernels) if kernel.within is not None}
+    inner = {number for number, kernel in enumerate(found[0].kernels) if kernel.parent_loop is not None}
     assert {found[0].times[number] for number in inner} == {6}
 
 
@@ -146,5 +146,5 @@ def test_a_fusions_result_may_be_a_tuple_itself() -> None:
     problem = problem_of(module, on_gpu=True)
     made = next(kernel for kernel in problem.kernels if kernel.name == "made")
     assert [problem.buffers[one].nbytes for one in made.writes] == [4096] * 3
-    assert list(made.over) == [made.writes[-1]]  # the root of what is read alone, element by element
+    assert list(made.may_alias) == [made.writes[-1]]  # the root of what is read alone, element by element
     judge(module, module)

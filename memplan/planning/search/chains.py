@@ -142,7 +142,7 @@ class Chains:
             ended = [
                 value for value in alive if ledger.version(value, slot)[1] < slot and last_read.get(value, -1) <= number
             ]
-            over = sum(tape.nbytes[value] for value, sources in op.over if not set(sources).isdisjoint(ended))
+            over = sum(tape.nbytes[value] for value, sources in op.may_alias if not set(sources).isdisjoint(ended))
             more += self.excess.of_one(here - over)
             here -= sum(tape.nbytes[value] for value in ended)
             alive = [value for value in alive if value not in ended]

@@ -217,7 +217,7 @@ class Ledger:
         for moment, last in self._versions(value):
             if not moment & 1:
                 dirty.add(moment >> 1)
-            if last >= 0 and (self.preludes[last] or self.tape.slots[last].over):
+            if last >= 0 and (self.preludes[last] or self.tape.slots[last].may_alias):
                 dirty.add(last)
         one = self.tape.values[value]
         if self.tape.operations[one.maker].drops_dead_outputs:
@@ -227,7 +227,7 @@ class Ledger:
         """Bytes of a slot above what is there all the time."""
         self._load = None
         tape, ops, work = self.tape, self.preludes[slot], self.tape.slots[slot]
-        beside = work.nbytes + sum(map(self._written, work.writes)) - self._written_over(work.over, slot)
+        beside = work.nbytes + sum(map(self._written, work.writes)) - self._written_over(work.may_alias, slot)
         if not ops:
             self._beside[slot] = beside
             return
@@ -254,9 +254,9 @@ class Ledger:
         most = here = 0
         for number, op in enumerate(operations):
             here += change[number]
-            sources = {source for _, given in op.over for source in given}
+            sources = {source for _, given in op.may_alias for source in given}
             read_later = {it for it in sources if last_read[it] > number or slot in self._own[it]}
-            most = max(most, here - self._written_over(op.over, slot, read_later))
+            most = max(most, here - self._written_over(op.may_alias, slot, read_later))
         self._beside[slot] = max(beside, most)
 
     def _written(self, value: int) -> int:

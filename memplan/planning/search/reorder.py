@@ -31,7 +31,7 @@ class _Units:
         self._nbytes = [b.nbytes if b.role is Role.TEMPORARY else 0 for b in problem.buffers]
         self._inside: dict[int | None, list[int]] = defaultdict(list)
         for number in order:
-            self._inside[problem.kernels[number].within].append(number)
+            self._inside[problem.kernels[number].parent_loop].append(number)
         self._contents: dict[int, list[int]] = defaultdict(list)
         for number in order:
             for loop in problem.loops_around(number):

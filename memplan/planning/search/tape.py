@@ -44,7 +44,7 @@ class Operation:
     writes: tuple[int, ...]
     seconds: float | None  # None where it may not be recomputed
     last_recompute_slot: int
-    over: Over = ()
+    may_alias: Over = ()
     drops_dead_outputs: bool = False  # results that nobody reads are not made
     level: int = -1  # the loop that it stands in, -1 outside of loops
     kernel: int = -1  # its number in the problem
@@ -57,7 +57,7 @@ class Slot:
     level: int = -1
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
-    over: Over = ()
+    may_alias: Over = ()
     nbytes: int = 0  # besides the values, during the work
     seconds: float = 0.0
     operation: int | None = None  # that is the work
@@ -92,7 +92,7 @@ class Tape:
         found = []
         for slot in self.slots:
             there = {*slot.reads, *slot.writes}
-            shared = sum(self.nbytes[value] for value, _ in slot.over)
+            shared = sum(self.nbytes[value] for value, _ in slot.may_alias)
             found.append(slot.nbytes + sum(self.nbytes[value] for value in there) - shared)
         return np.array(found, np.int64)
 
@@ -148,20 +148,20 @@ class _Recorder:
         for slot, number in enumerate(self._order):
             kernel = problem.kernels[number]
             took = kernel.seconds * problem.times[number]
-            writes, over = self._known(kernel.writes), self._over(kernel)
+            writes, may_alias = self._known(kernel.writes), self._over(kernel)
             operations.append(
                 Operation(
                     self._known(kernel.reads),
                     writes,
-                    None if kernel.fixed or must_run_once(problem, number) else took,
+                    None if kernel.opaque or must_run_once(problem, number) else took,
                     self._last_recompute_slot(kernel),
-                    over,
+                    may_alias,
                     kernel.drops_dead_outputs and len(kernel.writes) > 1,
-                    -1 if kernel.within is None else kernel.within,
+                    -1 if kernel.parent_loop is None else kernel.parent_loop,
                     number,
                 )
             )
-            slots.append(Slot(levels[slot], reads[slot], writes, over, 0, took, slot))
+            slots.append(Slot(levels[slot], reads[slot], writes, may_alias, 0, took, slot))
             for value in writes:
                 buffer = self._buffers[value]
                 ready = self._slot[ends.get(buffer, number)]
@@ -175,8 +175,8 @@ class _Recorder:
         found = []
         for buffer in kernel.writes:
             nbytes = self._problem.buffers[buffer].nbytes
-            sources = [source for source in kernel.over.get(buffer, ()) if not self._is_only_output(source)]
-            sources += [source for source in kernel.over_elements.get(buffer, ()) if self._is_only_output(source)]
+            sources = [source for source in kernel.may_alias.get(buffer, ()) if not self._is_only_output(source)]
+            sources += [source for source in kernel.may_alias_elements.get(buffer, ()) if self._is_only_output(source)]
             fitting = [source for source in sources if self._problem.buffers[source].nbytes == nbytes]
             if buffer in self._value and (known := self._known(fitting)):
                 found.append((self._value[buffer], known))
@@ -201,9 +201,9 @@ class _Recorder:
                 maker = problem.buffers[buffer].maker
                 assert maker is not None
                 # the innermost block that holds both: what a call or a branch makes may be read behind it
-                blocks = [problem.kernels[one].within for one in (maker, *problem.loops_around(maker))]
+                blocks = [problem.kernels[one].parent_loop for one in (maker, *problem.loops_around(maker))]
                 outside = next(block for block in blocks if block is None or block in loops[1:])
-                reader = next(loop for loop in loops if problem.kernels[loop].within == outside)
+                reader = next(loop for loop in loops if problem.kernels[loop].parent_loop == outside)
                 for at in {self._first.get(reader, slot), self._slot[reader]}:
                     found[at].add(self._value[buffer])
         return [tuple(sorted(found[slot])) for slot in range(len(self._order))]
@@ -211,12 +211,12 @@ class _Recorder:
     def _slot_levels(self) -> list[int]:
         kernels, found = self._problem.kernels, list[int]()
         for number in self._order:
-            within = kernels[number].within
-            found.append(_NOWHERE if kernels[number].fixed else -1 if within is None else within)
+            parent_loop = kernels[number].parent_loop
+            found.append(_NOWHERE if kernels[number].opaque else -1 if parent_loop is None else parent_loop)
         for loop in self._first:
             found[self._slot[loop]] = _NOWHERE
         for loop, slot in sorted(self._first.items(), key=lambda item: self._slot[item[0]]):
-            around = kernels[loop].within
+            around = kernels[loop].parent_loop
             found[slot] = -1 if around is None else around
         return found
 

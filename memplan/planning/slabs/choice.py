@@ -94,7 +94,9 @@ class Choice:
             walls, (now, _) = self.pricer.walls, best
             written = now.stored | walls.forced
             pairs = {(value, loop.level) for loop in walls.loops(now) for value in loop.reads if value in written}
-            toggled = (replace(now, again=now.again ^ {one}) for one in sorted(pairs | now.again))
+            toggled = (
+                replace(now, recomputed_in=now.recomputed_in ^ {one}) for one in sorted(pairs | now.recomputed_in)
+            )
             best = self._best([best, *map(self._priced, toggled)])
         return best
 
@@ -104,15 +106,15 @@ class Choice:
         Alone it is not stored, stored on the host, or stored on the device for its first readers.
         """
         yield self._placed(slabs, slabs.stored ^ {value})
-        again = frozenset(one for one in slabs.again if one[0] != value)
-        away = replace(slabs, stored=slabs.stored - {value}, on_host=slabs.on_host - {value}, again=again)
+        again = frozenset(one for one in slabs.recomputed_in if one[0] != value)
+        away = replace(slabs, stored=slabs.stored - {value}, on_host=slabs.on_host - {value}, recomputed_in=again)
         yield away
         there = replace(away, stored=away.stored | {value})
         yield replace(there, on_host=there.on_host | {value})
         yield there
         levels = [loop.level for loop in self.pricer.walls.loops(there) if value in loop.reads]
         for first in range(1, len(levels)):
-            yield replace(there, again=again | {(value, level) for level in levels[first:]})
+            yield replace(there, recomputed_in=again | {(value, level) for level in levels[first:]})
 
     def _worth_writing(self, slabs: Slabs) -> list[int]:
         """Values that are stored or that kernels make by slabs, the last first: earlier loops write for it."""

@@ -74,7 +74,7 @@ class Slabs:
     stored: frozenset[int]  # values that the loop that makes them writes for later ones
     on_host: frozenset[int]  # of what is written, what is in host memory
     # a value that is written, and the level of a loop that recomputes it all the same
-    again: frozenset[tuple[int, int]] = frozenset()
+    recomputed_in: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +176,7 @@ class Walls:
     def loops(self, slabs: Slabs) -> list[SlabLoop]:
         """Loops in order."""
         written, again = self.forced | slabs.stored, dict[int, set[int]]()
-        for value, level in slabs.again:
+        for value, level in slabs.recomputed_in:
             again.setdefault(level, set()).add(value)
         made = (
             self._loop(level, slabs, written - again[level] if level in again else written)

@@ -75,7 +75,7 @@ def follow_slabs(program: Program, slabs: Sequence[Slabs]) -> Program:
         graph = axis.graph
         values = frozenset(value for op in one.ops & graph.along.keys() for value in graph.graph.ops[op].outputs)
         whole_rows = one.ops and one.rows % least_rows(graph, one.ops & graph.along.keys()) == 0
-        written = one.stored | one.on_host | {value for value, _ in one.again}
+        written = one.stored | one.on_host | {value for value, _ in one.recomputed_in}
         if not (one.ops <= graph.along.keys() and written <= values and whole_rows):
             raise _mismatch()
         program = with_slabs(program, one, axis)

@@ -83,5 +83,5 @@ def test_what_is_recomputed_writes_over_what_it_reads_last() -> None:
     schedule, slots = schedule_of(ledger)
     there = np.zeros(ledger.tape.count, np.int64)
     np.maximum.at(there, slots, live_nbytes(problem, schedule))
-    assert first in problem.kernels[1].over[second]
+    assert first in problem.kernels[1].may_alias[second]
     assert ledger.load.tolist() == there.tolist() == [4 * MIB, 4 * MIB, 5 * MIB, 2 * MIB, 5 * MIB]

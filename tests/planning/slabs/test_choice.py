@@ -35,7 +35,7 @@ def test_a_choice_is_what_it_says_and_refined_no_worse(one: Written, device: int
     best = found.best()
     refined = found.refined(best[0])
     for slabs, price in (best, refined):
-        assert replace(slabs, stored=frozenset(), on_host=frozenset(), again=frozenset()) == one.slabs(2)
+        assert replace(slabs, stored=frozenset(), on_host=frozenset(), recomputed_in=frozenset()) == one.slabs(2)
         assert slabs.on_host <= written_by(one, slabs)
         assert not slabs.on_host & found.pricer.read_whole.keys()
         assert price == price_of(one, slabs, limits)
@@ -100,8 +100,8 @@ def test_a_value_is_written_for_the_first_that_read_it_where_the_last_has_no_roo
     found = choice(one, SlabLimits(10**6, 0, 0))
     (kept, roomy), tight = found.refined(one.slabs(2)), found.refined(one.slabs(2))[1].device_bytes - 1
     slabs, price = choice(one, SlabLimits(tight, 0, 0)).refined(one.slabs(2))
-    assert (kept.stored, kept.again) == ({a}, set())
-    assert (slabs.stored, slabs.again) == ({a}, {(a, 2)})
+    assert (kept.stored, kept.recomputed_in) == ({a}, set())
+    assert (slabs.stored, slabs.recomputed_in) == ({a}, {(a, 2)})
     assert price.device_bytes <= tight and price.seconds == pytest.approx(roomy.seconds + 40, abs=1e-3)
 
 

@@ -349,7 +349,7 @@ class Cut(NamedTuple):
             read = [
                 (value, loop.level) for loop in loops_of(axis, slabs) for value in loop.reads if value in slabs.stored
             ]
-            return replace(slabs, again=frozenset(one for one in read if draw.integers(0, 3) == 0))
+            return replace(slabs, recomputed_in=frozenset(one for one in read if draw.integers(0, 3) == 0))
         limits = SlabLimits(1 << 40, 1 << 40, 0)
         slabs, _ = Choice(Pricer(Walls(axis.graph, bare.ops), _DEVICE), bare, limits).best()
         return replace(slabs, on_host=frozenset())

@@ -432,7 +432,7 @@ def test_a_plan_is_followed_and_recorded() -> None:
         {"stored": frozenset({10_000})},
         {"stored": frozenset({1})},  # an input
         {"on_host": frozenset({1})},
-        {"again": frozenset({(1, 1)})},
+        {"recomputed_in": frozenset({(1, 1)})},
     ],
     ids=str,
 )
