@@ -17,8 +17,6 @@ import jax
 from memplan import pipeline
 from memplan.compilation.outcome import Outcome
 from memplan.errors import UnsupportedProgramError, WrongProgramError
-from memplan.outcome.execute import Runner, numbers_gate
-from memplan.outcome.report import report_of, status_of
 from memplan.pipeline import Request
 from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner
@@ -29,6 +27,8 @@ from memplan.report.comparison import Comparison
 from memplan.report.curve import Curve
 from memplan.report.frontier import Frontier
 from memplan.report.model import Report
+from memplan.results.execute import Runner, numbers_gate
+from memplan.results.report import report_of, status_of
 from memplan.studies.compare import compare as compare_ways
 from memplan.studies.curve import curve as curve_of
 from memplan.studies.largest import Make

@@ -15,7 +15,6 @@ from memplan.compilation.outcome import Outcome
 from memplan.compilation.scheduled import Agree
 from memplan.errors import BudgetError, MemplanError
 from memplan.hardware import catalog, measured
-from memplan.outcome.infeasible import infeasible
 from memplan.parallel.agreement import one_plan, processes_of
 from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner, planner_named
@@ -25,6 +24,7 @@ from memplan.program.slabs.choose import slab_programs
 from memplan.program.slabs.write import follow_slabs
 from memplan.program.state.host_state import large_leaves, offload_state
 from memplan.program.trace import Program, trace
+from memplan.results.infeasible import infeasible
 from memplan.units import Size, parse_bytes, show_bytes
 from memplan.xla.local import HOST_LIMIT, export, host_memory_bytes, is_here, local_device, pools, without_spaces
 from memplan.xla.target import Target

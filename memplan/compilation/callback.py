@@ -64,7 +64,7 @@ class Callback:
     planner: Planner  # makes the plan; `follow`: one to carry out instead
     follow: Plan | None
     agree: Agree  # brings all processes of the step to one plan
-    streams: bool = False  # the module's own loops copy, and do so beside all of a trip
+    overlap_loop_copies: bool = False  # the module's own loops copy, and do so beside all of a trip
     program: str = ""  # digest of the step, where a plan is followed
     _planned: PlannedModule | None = field(default=None, init=False)
 
@@ -76,7 +76,7 @@ class Callback:
     def __call__(self, text: str) -> str | None:
         with _without_collecting():
             scheduled = read_module(text)
-            module = copy_slices(copy_early(scheduled) if self.streams else scheduled, self.device)
+            module = copy_slices(copy_early(scheduled) if self.overlap_loop_copies else scheduled, self.device)
             if module is not scheduled:
                 judge(scheduled, module)
             plain = ScheduledModule(module, self.device, self.topology)

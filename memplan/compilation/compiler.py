@@ -67,7 +67,7 @@ class Compiler:
             self.planner,
             self.follow,
             self.agree,
-            streams=bool(program.in_slabs) and self.target.is_gpu,
+            overlap_loop_copies=bool(program.in_slabs) and self.target.is_gpu,
             program=program.original.digest if self.follow else "",
         )
         executable = self._compile(program, callback, profile, hides_latency)

@@ -8,9 +8,9 @@ from typing import Any
 from memplan import pipeline
 from memplan.compilation.limits import Limits
 from memplan.compilation.outcome import Outcome
-from memplan.outcome.report import versions
 from memplan.pipeline import Notify, Request
 from memplan.report.comparison import Comparison, Row
+from memplan.results.report import versions
 from memplan.studies.baselines import REFUSALS, Baseline, Baselines, policies, refusal
 
 _UNTOUCHED = "plain jax, XLA's rematerialization off"

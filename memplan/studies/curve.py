@@ -8,10 +8,10 @@ from typing import Any
 
 from memplan import pipeline
 from memplan.errors import BudgetError
-from memplan.outcome.report import versions
 from memplan.pipeline import Notify, Outcome, Request
 from memplan.planning.floor import floor
 from memplan.report.curve import BOUND, MEMPLAN, XLA, Curve, Point
+from memplan.results.report import versions
 from memplan.studies.baselines import REFUSALS, Baseline, Baselines, policies, refusal
 
 _SMALLEST = 1.02  # of the floor: what no plan can go below, most can not reach

@@ -8,10 +8,10 @@ from typing import Any
 
 from memplan import pipeline
 from memplan.errors import SizeError
-from memplan.outcome.infeasible import floor_of, infeasible
-from memplan.outcome.report import versions
 from memplan.pipeline import Notify, Outcome, Request
 from memplan.report.frontier import Frontier, Trial
+from memplan.results.infeasible import floor_of, infeasible
+from memplan.results.report import versions
 
 Make = Callable[[int], tuple[Callable[..., Any], Sequence[Any]]]
 """Size -> (step, args)."""

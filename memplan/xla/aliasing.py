@@ -96,9 +96,9 @@ def _elementwise_throughout(fused: Computation, op: Instruction, operand: str) -
 
 def _fused_over(fused: Computation, op: Instruction, leaf: int, operand: str) -> bool:
     key = op.attribute("kind"), leaf, op.operands.index(operand)
-    if key not in fused.overs:
-        fused.overs[key] = _is_fused_over(fused, *key)
-    return fused.overs[key]
+    if key not in fused.alias_cache:
+        fused.alias_cache[key] = _is_fused_over(fused, *key)
+    return fused.alias_cache[key]
 
 
 def _is_fused_over(fused: Computation, kind: str, leaf: int, number: int) -> bool:

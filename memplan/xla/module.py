@@ -92,13 +92,13 @@ class Computation:
     name: str
     text: str  # as it stands, without blank lines around it
     # lines that are the same in it need not be read again
-    like: Computation | None = field(default=None, repr=False, compare=False)
+    reuse_parse_of: Computation | None = field(default=None, repr=False, compare=False)
     # which parameter a result may be written over, as far as `aliasing` has found out
-    overs: dict[tuple[str, int, int], bool] = field(default_factory=dict, repr=False, compare=False)
+    alias_cache: dict[tuple[str, int, int], bool] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def ops(self) -> Mapping[str, Instruction]:
-        known = {} if self.like is None else self.like._by_line
+        known = {} if self.reuse_parse_of is None else self.reuse_parse_of._by_line
         lines = self.text.split("\n")[1:-1]
         return {op.name: op for op in (known.get(line) or read_instruction(line) for line in lines)}
 
@@ -153,14 +153,17 @@ class Module(Mapping[str, Computation]):
     texts: Mapping[str, str]  # of every computation, in order
     entry_name: str  # of the one that runs
     # computations that are the same in it need not be read again
-    like: Module | None = field(default=None, repr=False, compare=False)
+    reuse_parse_of: Module | None = field(default=None, repr=False, compare=False)
     _parsed: dict[str, Computation] = field(default_factory=dict, repr=False, compare=False)
 
     def __getitem__(self, name: str) -> Computation:
         if name not in self._parsed:
             text = self.texts[name]
-            like = self.like[name] if self.like is not None and name in self.like else None
-            self._parsed[name] = like if like is not None and like.text == text else Computation(name, text, like)
+            known = self.reuse_parse_of
+            parsed = known[name] if known is not None and name in known else None
+            if parsed is None or parsed.text != text:
+                parsed = Computation(name, text, parsed)
+            self._parsed[name] = parsed
         return self._parsed[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -249,11 +252,11 @@ class Names:
         return found
 
 
-def read_module(text: str, like: Module | None = None) -> Module:
+def read_module(text: str, reuse_parse_of: Module | None = None) -> Module:
     """The computations of a scheduled module, as XLA prints it.
 
     Args:
-      like: see `Module`.
+      reuse_parse_of: see `Module`.
 
     Raises:
       UnreadableModuleError: the text is not one.
@@ -277,7 +280,7 @@ def read_module(text: str, like: Module | None = None) -> Module:
         raise UnreadableModuleError(
             "This is not scheduled HLO; pass the text of `jax.jit(step).lower(...).compile().as_text()`."
         )
-    return Module("\n".join(head).rstrip("\n"), texts, entry, like)
+    return Module("\n".join(head).rstrip("\n"), texts, entry, reuse_parse_of)
 
 
 def read_instruction(line: str) -> Instruction:

@@ -12,7 +12,7 @@ import pytest
 
 import memplan
 from memplan.errors import OutOfMemoryError
-from memplan.outcome import execute
+from memplan.results import execute
 from memplan.xla.local import Pool
 from tests.gpu_runtime import stand_in
 

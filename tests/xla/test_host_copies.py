@@ -15,7 +15,7 @@ from memplan.verify.same_module import judge
 from memplan.xla.host_copies import copy_slices, is_copy
 from memplan.xla.module import read_module
 from memplan.xla.replay import replay
-from tests.outcome.test_slabs import MIB, image_shapes, images, on_host
+from tests.results.test_slabs import MIB, image_shapes, images, on_host
 from tests.xla.thunks import Thunk, dump_options, dumped_thunks, loops
 
 _HOST, _SLAB = "f32[8,4]{1,0:S(5)}", "f32[1,4]{1,0}"

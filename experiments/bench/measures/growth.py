@@ -13,8 +13,8 @@ from experiments.bench.results import Found
 from memplan import api, pipeline
 from memplan.compilation.outcome import Outcome
 from memplan.errors import InfeasibleBudgetError
-from memplan.outcome.infeasible import floor_of
 from memplan.pipeline import Request
+from memplan.results.infeasible import floor_of
 from memplan.studies.baselines import Baseline, Baselines
 from memplan.studies.largest import last_fitting
 from memplan.units import parse_bytes, show_bytes

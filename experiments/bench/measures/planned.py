@@ -19,11 +19,11 @@ from experiments.bench.cases import Case
 from experiments.bench.results import Found
 from memplan import pipeline
 from memplan.compilation.outcome import Outcome
-from memplan.outcome.infeasible import floor_of, infeasible
 from memplan.pipeline import Request
 from memplan.planning.loops import Loop, Residuals, stacked_nbytes
 from memplan.planning.schedule import Kind
 from memplan.program.lowerable import Lowerable
+from memplan.results.infeasible import floor_of, infeasible
 from memplan.units import parse_bytes
 from memplan.xla.replay import replay
 from memplan.xla.target import Executable, Target

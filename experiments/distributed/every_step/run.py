@@ -11,7 +11,7 @@ from typing import Any
 
 from experiments.distributed.every_step.worker import LAYERS, NETWORKS
 from experiments.readme import grid, measure_and_tell
-from memplan.outcome.report import versions
+from memplan.results.report import versions
 
 README = Path(__file__).parent / "README.md"
 MESHES = {"3x4": (3, 4), "2x2x2": (4, 2), "5x1": (5, 1), "6x1": (6, 1), "7x1": (7, 1)}  # processes, devices of each

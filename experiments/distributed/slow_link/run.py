@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from experiments.readme import grid, measure_and_tell
-from memplan.outcome.report import versions
+from memplan.results.report import versions
 
 HERE = Path(__file__).parent
 DEVICES, STEPS, PORT = 4, 12, 9377

@@ -15,8 +15,6 @@ from memplan.compilation.compiler import compile_program
 from memplan.compilation.outcome import Outcome
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.hardware.roofline import copy_seconds
-from memplan.outcome.infeasible import axis_of, floor_of, touched_nbytes, unsplit
-from memplan.outcome.memory import Origins, line, peak_lifetimes, timeline
 from memplan.planning.graph import Graph
 from memplan.planning.problem import Role
 from memplan.planning.schedule import Kind
@@ -25,6 +23,8 @@ from memplan.program import compat
 from memplan.program.trace import InSlabs
 from memplan.report.model import Candidate, Choice, Decision, LiveValue, Report
 from memplan.report.slabs import SlabArray, SlabLoop
+from memplan.results.infeasible import axis_of, floor_of, touched_nbytes, unsplit
+from memplan.results.memory import Origins, line, peak_lifetimes, timeline
 from memplan.xla import local
 from memplan.xla.buffers import instruction_of
 from memplan.xla.cuda_graphs import has_own_rule, launches

@@ -13,11 +13,11 @@ import numpy as np
 
 from memplan.compilation.outcome import Outcome
 from memplan.errors import MemplanError
-from memplan.outcome.infeasible import no_block, out_of_memory
 from memplan.program.jit_arguments import dynamic_arguments
 from memplan.program.lowerable import flat_function
 from memplan.program.state.host_state import place_leaf, to_device
 from memplan.program.trace import Program
+from memplan.results.infeasible import no_block, out_of_memory
 from memplan.verify.numbers import Gate, compare, roundings, run_in_pieces
 from memplan.xla import local
 

@@ -14,11 +14,11 @@ import memplan
 from memplan.compilation.callback import PlannedModule
 from memplan.compilation.outcome import Outcome, SlabAttempt
 from memplan.errors import InfeasibleBudgetError
-from memplan.outcome import infeasible as errors
-from memplan.outcome.infeasible import floor_of, infeasible
 from memplan.planning.graph import Graph, Op, Value
 from memplan.planning.slabs.slabs import SlabGraph, Slabs
 from memplan.program.trace import InSlabs, Program, StateOnHost
+from memplan.results import infeasible as errors
+from memplan.results.infeasible import floor_of, infeasible
 from memplan.xla.target import Executable, Memory
 from tests.compilation.modules import LEAST, scheduled
 from tests.compilation.outcomes import PROGRAM, outcome

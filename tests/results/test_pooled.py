@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from memplan.compilation.outcome import Outcome
-from memplan.outcome.report import pooled
 from memplan.program.trace import StateOnHost, trace
+from memplan.results.report import pooled
 from memplan.xla.local import Pools, Taken
 from memplan.xla.target import Executable, Memory, Target
 from tests.compilation.modules import V100

@@ -15,10 +15,10 @@ import pytest
 
 from memplan.compilation.outcome import Outcome
 from memplan.errors import MemplanError, OutOfMemoryError
-from memplan.outcome import execute
-from memplan.outcome.execute import Runner, numbers_gate
 from memplan.program.state.host_state import place_leaf
 from memplan.program.trace import StateOnHost, trace
+from memplan.results import execute
+from memplan.results.execute import Runner, numbers_gate
 from memplan.xla import local
 from memplan.xla.target import Executable, Memory, Target
 from tests.compilation.modules import CPU, V100

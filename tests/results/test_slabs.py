@@ -15,12 +15,12 @@ from memplan import pipeline
 from memplan.api import Planned
 from memplan.hardware import catalog
 from memplan.hardware.roofline import copy_seconds
-from memplan.outcome.infeasible import longest_axis, unsplit
 from memplan.planning.slabs.slabs import Slabs
 from memplan.program.slabs.write import axis_at, with_slabs
 from memplan.program.trace import Program, trace
 from memplan.report.model import Report
 from memplan.report.slabs import SlabArray
+from memplan.results.infeasible import longest_axis, unsplit
 from tests import vocabulary
 from tests.vocabulary import LOGITS_BYTES, TOKENS, WIDTH, WORDS
 

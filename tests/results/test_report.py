@@ -13,8 +13,8 @@ import pytest
 
 import memplan
 from memplan.hardware import catalog
-from memplan.outcome.report import versions
 from memplan.program.lowerable import Lowerable
+from memplan.results.report import versions
 from memplan.xla.target import Target
 from tests.xla.steps import array, dense
 

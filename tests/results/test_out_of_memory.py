@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memplan.errors import MemplanError
-from memplan.outcome.infeasible import no_block, out_of_memory
+from memplan.results.infeasible import no_block, out_of_memory
 from memplan.xla import local
 
 ROOM = local.Room(in_use_bytes=128 << 20, peak_bytes=0, limit_bytes=1762 << 20, block_bytes=850 << 20)
