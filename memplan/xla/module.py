@@ -32,6 +32,8 @@ _WHOLE = re.compile(  # what arguments that were put on the one device have, and
     r",? ?sharding=\{(?:mesh\[\], )?(?:replicated|\[(?:\{\}(?:, )?)*\])\}"
 )
 
+# XLA's number of a constant, which in a step with loops differs from one process to the next
+_NUMBERED_CONSTANT = re.compile(r"\bconstant[._]\d[\w.]*")
 _BY = re.compile(r'custom_call_target="([^"]+)"|"kind":"(?!kCustom)([^"]+)"')
 
 
@@ -201,13 +203,13 @@ class Module(Mapping[str, Computation]):
         """Of what it computes and how, in what order; not of its name, nor of the source that it comes from."""
         options = _OF_THE_CALL.sub("", self.head.partition("\n")[0].partition(",")[2])
         plain = (_WHOLE.sub("", _METADATA.sub("", text)) for text in self.texts.values())
-        return hashlib.sha256("\n".join([options, *plain]).encode()).hexdigest()
+        return _digest([options, *plain])
 
     @cached_property
     def structure(self) -> str:
         """Digest of what reads what, by name: it stays where XLA chooses other algorithms for the same kernels."""
         lines = (f"{op.name} {op.opcode} {' '.join(op.operands)}" for op in self.instructions.values())
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        return _digest(lines)
 
     @cached_property
     def chosen_kernels(self) -> Mapping[str, str]:
@@ -250,6 +252,13 @@ class Names:
             number += 1
         self._taken.add(found)
         return found
+
+
+def _digest(lines: Iterable[str]) -> str:
+    """Of lines whose constants are named by the order of their first use."""
+    order: dict[str, str] = {}
+    text = _NUMBERED_CONSTANT.sub(lambda name: order.setdefault(name[0], f"constant#{len(order)}"), "\n".join(lines))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_module(text: str, reuse_parse_of: Module | None = None) -> Module:

@@ -74,6 +74,21 @@ def test_arrays_that_were_put_on_the_device_make_no_other_module() -> None:
     assert fingerprint(x, x) != fingerprint(x, jnp.ones((8, 9)))
 
 
+def test_a_fingerprint_does_not_depend_on_the_numbers_of_constants() -> None:
+    text = """HloModule m, is_scheduled=true, entry_computation_layout={()->s32[]}
+
+ENTRY %main () -> s32[] {
+  %constant_7_0 = s32[] constant(3)
+  %constant_9 = s32[] constant(4)
+  ROOT %sum = s32[] subtract(%constant_7_0, %constant_9)
+}
+"""
+    module, renumbered = read_module(text), read_module(text.replace("constant_7_0", "constant_2111_0"))
+    swapped = read_module(text.replace("(%constant_7_0, %constant_9)", "(%constant_9, %constant_7_0)"))
+    assert (module.fingerprint, module.structure) == (renumbered.fingerprint, renumbered.structure)
+    assert module.fingerprint != swapped.fingerprint and module.structure != swapped.structure
+
+
 @pytest.mark.parametrize(
     ("shape", "nbytes"),
     [
