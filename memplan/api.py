@@ -52,7 +52,7 @@ class RequestOptions(TypedDict, total=False):
 
 
 class JitOptions(RequestOptions, total=False):
-    """Those that `jit` takes besides; from the third on they are `jax.jit`'s own."""
+    """Options of `jit` alone; from the third on they are `jax.jit`'s own."""
 
     plan: Plan | None
     verify: str | None
@@ -219,7 +219,7 @@ def _checked(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class PlannedJit:
-    """What `memplan.jit` returns: plans once per shapes, then runs."""
+    """The result of `memplan.jit`: plans once per shapes, then runs."""
 
     def __init__(self, step: Callable[..., Any], request: Request, options: Mapping[str, Any]):
         functools.update_wrapper(self, step)
@@ -315,7 +315,7 @@ class Planned:
 
     @property
     def report(self) -> Report:
-        """What was planned, predicted and compiled; after a run also what was observed."""
+        """The plan, its prediction and the compiler's figures; after a run also the observed peak."""
         observed = self._runner.observed_bytes if self._runner is not None else None
         return replace(self._report, observed_peak_bytes=observed)
 
@@ -363,7 +363,7 @@ class Compiled:
 
 
 def _type_of(leaf: Any, any_memory: bool) -> Any:
-    """Of an array by the quickest way: 200 of them take 0.1 ms of every call."""
+    """The type of an argument, by the quickest way: 200 arrays take 0.1 ms of every call."""
     aval = getattr(leaf, "aval", None)
     if aval is not None:
         place = compat.placement_of(leaf, any_memory) if leaf.committed else None

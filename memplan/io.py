@@ -24,7 +24,7 @@ _DESCRIPTIONS = {str: "text", int: "a whole number", float: "a number", bool: "t
 
 
 class _Strict(NamedTuple):
-    """What `decode` asks of objects besides types."""
+    """Rules of `decode` for objects besides their types."""
 
     complete: bool
     exact: bool
@@ -105,7 +105,7 @@ def decode[Record](
 
 
 def scalars(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Where each scalar of a document stands, and what it is."""
+    """The path and value of each scalar in a document."""
     if isinstance(value, dict):
         for name, entry in value.items():
             yield from scalars(entry, _join(where, name))
@@ -181,7 +181,7 @@ def versions(*packages: str) -> tuple[tuple[str, str], ...]:
 
 
 def version_of(package: str) -> str:
-    """As it is installed; `0+source` where it is not."""
+    """The installed version; `0+source` if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

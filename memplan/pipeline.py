@@ -35,7 +35,7 @@ _SPLIT = ("auto", False)
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for; see `memplan.jit`.
+    """The user's request; see `memplan.jit`.
 
     Raises:
       BudgetError, UnknownDeviceError, MemplanError: a value that no step can be planned with.
@@ -62,12 +62,12 @@ class Request:
 
     @functools.cached_property
     def target(self) -> Target:
-        """What to compile for."""
+        """The target to compile for."""
         return target_of(self.device)
 
     @property
     def splits(self) -> bool:
-        """What does not fit may be run in slabs."""
+        """May a step that does not fit run in slabs?"""
         return self.split is not False
 
     @property
@@ -113,7 +113,7 @@ def best(
     request: Request,
     notify: Notify = lambda stage, share: None,
 ) -> Outcome:
-    """What fits, or else what takes the least; raises like `run`, but for what does not fit."""
+    """The outcome that fits, or else the smallest; raises like `run`, except if nothing fits."""
     started = time.perf_counter()
     target = request.target
     limits = limits_of(request, target)
@@ -175,7 +175,7 @@ def target_of(device: str | None) -> Target:
 
 
 def limits_of(request: Request, target: Target) -> Limits:
-    """What is asked for, in bytes; of the host by default what this machine has and XLA's pinned pool gives, or twice a
+    """The limits in bytes; by default of the host, what this machine has and XLA's pinned pool gives, or twice a
     described GPU's own memory.
 
     Raises BudgetError where it makes no sense, or where the pinned pool of a GPU that is here ends below it.

@@ -18,7 +18,7 @@ _FLOPS = (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("kF
 UNKNOWN = "not known"
 
 Size = int | str | None
-"""What `parse_bytes` reads."""
+"""Sizes that `parse_bytes` accepts."""
 
 
 def parse_bytes(size: Size, whole: int, what: str = "budget") -> int:

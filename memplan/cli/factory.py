@@ -25,7 +25,7 @@ class FactoryError(MemplanError):
 
 @dataclass(frozen=True)
 class Reference:
-    """Where a step comes from: `module:name(**arguments)`."""
+    """The factory of a step: `module:name(**arguments)`."""
 
     module: str
     name: str

@@ -29,7 +29,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """What every command takes that plans a step."""
+    """Options of every command that plans a step."""
 
     host_budget: Annotated[str | None, typer.Option(help="Host memory for offloaded values, written likewise.")] = None
     device: Annotated[
@@ -60,7 +60,7 @@ class StepOptions:
         return replace(self, json=None, html=None, debug=False) != StepOptions()
 
     def of(self, args: tuple[Any, ...]) -> api.RequestOptions:
-        """What they ask for where the step takes `args`. By default the first of several is donated: the state."""
+        """The request for a step with these arguments. By default the first of several, the state, is donated."""
         if self.donate is None:
             donated = (0,) if len(args) > 1 else ()
         else:

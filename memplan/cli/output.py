@@ -1,4 +1,4 @@
-"""What a command says: results, progress, errors, files."""
+"""Output of the commands: results, progress, errors, files."""
 
 from __future__ import annotations
 

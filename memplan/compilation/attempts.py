@@ -37,7 +37,7 @@ class Compiles(Protocol):
 
 @dataclass
 class _History:
-    """What all compilations of a step have told."""
+    """Facts from all compilations of a step."""
 
     compilations: int = 0
     unmodified: ScheduledModule | None = None  # the first module, if it was the unmodified step's
@@ -131,7 +131,7 @@ class Attempts:
 
 
 def _smallest(found: Outcome) -> tuple[bool, int]:
-    """What fits comes first, then what takes fewer bytes."""
+    """Outcomes that fit come first, then those with fewer bytes."""
     return not found.fits, found.device_bytes
 
 

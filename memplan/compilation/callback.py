@@ -1,4 +1,4 @@
-"""What the compiler calls between its scheduling and its code: read the module, plan, write, judge."""
+"""The compiler's callback between scheduling and code generation: read the module, plan, write, verify."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from memplan.xla.write import as_it_stands, write
 
 @dataclass(frozen=True)
 class PlannedModule:
-    """What was made of a module."""
+    """A module with its plan."""
 
     plain: ScheduledModule  # as XLA scheduled it
     base: ScheduledModule  # what was planned: the same, or its rewrite (`ScheduledModule.rewrite`)
@@ -49,7 +49,7 @@ class PlannedModule:
 
     @property
     def result(self) -> ScheduledModule:
-        """What is compiled."""
+        """The module that is compiled."""
         return self.written or self.plain
 
 

@@ -84,7 +84,7 @@ class Compiler:
         )
 
     def profile(self, program: Program) -> Profile | None:
-        """What every instruction of a step with collectives takes, by a compilation for it alone; None without one.
+        """Seconds of every instruction of a step with collectives, by a separate compilation; None without collectives.
 
         XLA's scheduler guesses from the size of a message what a collective takes, and lets it wait. A profile goes by
         the names that instructions have from fusion on, and XLA calls nobody back between fusion and scheduling.

@@ -18,7 +18,7 @@ from memplan.xla.target import Executable, Target
 
 @dataclass(frozen=True)
 class SlabAttempt:
-    """What a step took that was compiled in slabs."""
+    """The bytes of a step that was compiled in slabs."""
 
     in_slabs: tuple[InSlabs, ...]  # which parts of it
     # device_bytes, host_bytes: by the compiler
@@ -72,7 +72,7 @@ class Outcome:
 
     @functools.cached_property
     def plan(self) -> Plan | None:
-        """What reproduces it; None for the step as it is."""
+        """The plan that reproduces it; None for the unmodified step."""
         plan, program = self.planned.plan, self.program
         if plan is None and not program.on_host and not any(program.residuals) and not program.in_slabs:
             return None

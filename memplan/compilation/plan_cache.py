@@ -26,7 +26,7 @@ _OFF = ("", "0", "off")
 
 
 def folder() -> Path | None:
-    """Where plans are kept: the environment variable MEMPLAN_CACHE, else the user's cache; None where that is `off`."""
+    """The folder of plans: the environment variable MEMPLAN_CACHE, else the user's cache; None if that is `off`."""
     named = os.environ.get("MEMPLAN_CACHE")
     if named is not None:
         return None if named.lower() in _OFF else Path(named).expanduser()

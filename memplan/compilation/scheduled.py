@@ -114,7 +114,7 @@ class ScheduledModule:
 
     @functools.cached_property
     def replay(self) -> Replay:
-        """What a step moves and how long that takes."""
+        """The replay of a step: bytes moved and seconds."""
         return replay(self.module, self.device, self.topology)
 
     @functools.cached_property
@@ -128,7 +128,7 @@ class ScheduledModule:
         return self.problem.with_seconds({**self.replay.seconds, **self.replay.blocks})
 
     def rewrite(self, room_nbytes: int | None, values: Sequence[str] = (), whole: bool = False) -> ScheduledModule:
-        """What is planned for so much room for temporaries; the module as it stands for None.
+        """The module rewritten for this many bytes of temporaries; the module itself for None.
 
         A GPU's with cheap values made inside of their readers, fusions that read the same as one, and what crowds the
         room split. A CPU's as it is: XLA:CPU makes no fusions of several results, and rounds float16 inside of a fusion
@@ -176,12 +176,12 @@ class ScheduledModule:
 
     @functools.cached_property
     def lifetimes(self) -> tuple[Sequence[Lifetime], Sequence[Lifetime]]:
-        """Of temporaries on the device, and on the host."""
+        """Lifetimes of temporaries on the device, and on the host."""
         return lifetimes(self.problem)
 
     @functools.cached_property
     def constant_bytes(self) -> int:
-        """Of large constants, such as arrays that the step closes over."""
+        """Bytes of large constants, such as arrays that the step closes over."""
         return sum(op.nbytes for text in self.module.texts.values() for op in large_constants(text))
 
     @functools.cached_property
@@ -198,5 +198,5 @@ class ScheduledModule:
 
     @property
     def device_bytes(self) -> int:
-        """What XLA will allocate: temporaries, arguments, outputs and large constants."""
+        """Bytes that XLA will allocate: temporaries, arguments, outputs and large constants."""
         return self.resident_bytes + self.packing.nbytes

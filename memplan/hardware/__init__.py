@@ -1,4 +1,4 @@
-"""What machines are: devices, links, topologies, and what work takes on them. The ground: knows no jax.
+"""Machines: devices, links, topologies, and the time that work takes on them. Knows no jax.
 
 May import `errors`, `io` and `units`.
 """

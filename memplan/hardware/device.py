@@ -1,4 +1,4 @@
-"""What a device is: what it holds, how fast it computes, and the link to its host. Types; `catalog` has the figures."""
+"""A device: its memory, its rates, and the link to its host. Types; `catalog` has the figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class HostLink:
 
 @dataclass(frozen=True)
 class GpuTarget:
-    """What XLA needs, besides memory, to compile for a GPU that is absent."""
+    """Facts besides memory that XLA needs to compile for an absent GPU."""
 
     compute_capability: tuple[int, int]  # CUDA's (major, minor)
     core_count: int  # streaming multiprocessors

@@ -17,7 +17,7 @@ POINTER_BYTES = 8  # of a tuple's table, for every element
 
 
 class Role(Enum):
-    """What a buffer is of the step."""
+    """The role of a buffer in the step."""
 
     TEMPORARY = "temporary"
     ARGUMENT = "argument"
@@ -28,7 +28,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """What one kernel writes, or the caller gives.
+    """A buffer that one kernel writes, or that the caller passes.
 
     Attributes:
       name: of the instruction and, of a tuple, the leaf: `fusion.3{1}`.

@@ -12,7 +12,7 @@ CopySeconds = Callable[[int], float]  # bytes -> seconds of a copy, one way
 
 
 class Kind(Enum):
-    """What an action does.
+    """The effect of an action.
 
     Copies are asynchronous: the device's buffer is there until `OFFLOADED`, the host's from `OFFLOAD` to the last
     `PREFETCHED`, the new one on the device from `PREFETCH` on, and may be read after `PREFETCHED`.

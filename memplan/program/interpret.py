@@ -11,7 +11,7 @@ from memplan.program import compat
 
 
 class Equation(Protocol):
-    """What reads variables or literals and defines variables: jax's, or several of them as one."""
+    """An equation of jax's, or several as one: it reads variables or literals and defines variables."""
 
     @property
     def invars(self) -> Sequence[Any]: ...

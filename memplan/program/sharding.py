@@ -43,7 +43,7 @@ class Spmd:
         return NamedSharding(self.mesh, spec)
 
     def over_mesh(self, local: Callable[..., Sequence[Any]]) -> Callable[..., list[Any]]:
-        """What all devices compute, of whole arrays, from what one computes (flat inputs, flat outputs)."""
+        """The function of whole arrays that all devices compute, from the function of one (flat inputs and outputs)."""
         return jax.shard_map(
             lambda *operands: list(local(*operands)),
             mesh=self.mesh,

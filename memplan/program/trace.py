@@ -24,7 +24,7 @@ _UNORDERED = re.compile(r"\{('[^{}]*')\}")  # and so does the order of names in 
 
 
 def comparable(text: str) -> str:
-    """What jax prints, without what differs between processes that run the same."""
+    """jax's print of a program, without the parts that differ between processes."""
     ordered = _UNORDERED.sub(lambda found: "{" + ", ".join(sorted(found[1].split(", "))) + "}", text)
     return _PRIVATE.sub("_", ordered)
 
@@ -98,7 +98,7 @@ class InSlabs:
 
     @staticmethod
     def scope(number: int) -> str:
-        """Of a loop, counted from 1."""
+        """The name scope of a loop, counted from 1."""
         return f"slabs_{number}"
 
 
@@ -141,7 +141,7 @@ class Program:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Of the step's equations and donations: the same in every process, whatever XLA makes of them."""
+        """Digest of the step's equations and donations: the same in every process, for all of XLA's choices."""
         return hashlib.sha256(comparable(f"{self.per_device} {self.donated}").encode()).hexdigest()
 
     @property
@@ -157,7 +157,7 @@ class Program:
         return self.traced.donated
 
     def kept(self, closed: compat.ClosedJaxpr) -> list[bool]:
-        """Of each input of a jaxpr of the step: jax drops those that nothing reads, unless it is told not to."""
+        """For each input of a jaxpr of the step: does jax keep it? Unread inputs go, unless `keep_unused` is set."""
         jaxpr = closed.jaxpr
         read = {*filter(compat.is_var, (atom for eqn in jaxpr.eqns for atom in eqn.invars))}
         read.update(filter(compat.is_var, jaxpr.outvars))
@@ -179,7 +179,7 @@ class Program:
 
     @property
     def residuals(self) -> tuple[Residuals | None, ...]:
-        """What the loops stack, as a plan says it."""
+        """The residuals of its loops, as a plan stores them."""
         return tuple(chosen for _, chosen in self.loops)
 
     @property

@@ -56,16 +56,16 @@ class Frontier(Record):
 
     @property
     def compilations(self) -> int:
-        """Of all sizes together."""
+        """Seconds of all sizes together."""
         return sum(one.compilations for one in self.tried)
 
     def at(self, size: int) -> Trial:
-        """What is known of a size that was compiled."""
+        """The figures of a compiled size."""
         return next(one for one in self.tried if one.size == size)
 
     @property
     def limit(self) -> str:
-        """What keeps the step from the next size: one operation whose working set is over the budget, or its plans."""
+        """The obstacle to the next size: one operation whose working set is over the budget, or its plans."""
         if self.refused is None:
             return "the range ends"
         known = self.at(self.refused)

@@ -1,4 +1,4 @@
-"""What a planned step is reported as: figures that others found, with units in their names.
+"""The report of a planned step: figures that others found, with units in their names.
 
 Its JSON is an object with the fields below under their own names, led by `"schema": "memplan.report/1"`: tuples are
 arrays, `versions` is an object, what is not known is null, and NaN or infinity never occur. Fields may be added under
@@ -26,7 +26,7 @@ Choice = Literal["keep", "offload", "recompute", "split"]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What happens to one value between its making and its last use; `_decisions` and `assets/page.js` show it.
+    """The decision about one value, from its definition to its last use; `_decisions` and `assets/page.js` show it.
 
     Attributes:
       name: as in the graph.

@@ -1,4 +1,4 @@
-"""What is being done, on standard error, once it takes longer than two seconds."""
+"""The current stage, on standard error, once it takes longer than two seconds."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Result(ABC):
 
     @abstractmethod
     def entries(self) -> dict[str, Any]:
-        """Of the JSON: dicts, lists and scalars."""
+        """The entries of the JSON: dicts, lists and scalars."""
 
     def __str__(self) -> str:
         """Plain text tables, 120 columns."""
@@ -85,7 +85,7 @@ class Record(Result):
 
     @classmethod
     def from_json(cls, written: str) -> Self:
-        """What `to_json` wrote; raises ValueError, naming what is wrong, for anything else."""
+        """Read what `to_json` wrote; raises a ValueError that names the fault for anything else."""
         entries = document.read(written, cls.SCHEMA)
         if isinstance(versions := entries.get("versions"), dict):
             entries["versions"] = [list(pair) for pair in versions.items()]

@@ -99,7 +99,7 @@ def loops_table(loops: Sequence[SlabLoop]) -> Table:
 
 
 def unsplit_table(ops: Sequence[Unsplit], limit: int) -> Table:
-    """What was not split, the largest first."""
+    """Operations that were not split, largest first."""
     shown = sorted(ops, key=lambda one: -one.nbytes)[:limit]
     rows = tuple((format_bytes(one.nbytes), one.name, short_source(one.source)) for one in shown)
     return Table(largest("Not in slabs", len(rows), len(ops)), (">bytes", "operation", "source"), rows)

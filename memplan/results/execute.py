@@ -31,7 +31,7 @@ AS_TYPED = {"xla_allow_excess_precision": False}
 
 
 class _Calls:
-    """Of all planned steps on GPUs, by all threads: what two take at once cannot be told apart."""
+    """One lock for all planned steps on GPUs: the memory of two concurrent steps cannot be told apart."""
 
     lock = threading.Lock()
     begun = running = 0
@@ -74,12 +74,11 @@ class Runner:
         return results
 
     def _observe(self, before: local.Room, after: local.Room, args: Any, kwargs: Any) -> None:
-        """What a call took.
+        """Record the peak of a call.
 
-        XLA's allocator knows the most that was ever in use. Where a call raised that, it took what was added to what
-        was in use before, and its arguments, which were, except for those that jax copied from the host. Where it did
-        not, something else took more before, such as the timing of kernels while the step was compiled, and nothing
-        can be said.
+        XLA's allocator knows only the highest peak so far. If a call raised it, the call took the rise above the bytes
+        in use before, and its arguments, without those that jax copied from the host. Otherwise an earlier peak was
+        higher, such as that of the timing of kernels, and the peak of this call is unknown.
         """
         copied = self._copied_nbytes(args, kwargs)
         if after.peak_bytes > before.peak_bytes and copied is not None:
@@ -88,12 +87,12 @@ class Runner:
 
     @functools.cached_property
     def _is_read(self) -> list[bool]:
-        """Of each argument's leaf: jax copies no other from the host."""
+        """For each leaf of the arguments: does the program read it? jax copies only those from the host."""
         program = self._program
         return program.kept(program.per_device if program.rewritten is None else program.rewritten)
 
     def _copied_nbytes(self, args: Any, kwargs: Any) -> int | None:
-        """Of arguments such as NumPy's arrays; None over a mesh, where a device gets a part of each."""
+        """Bytes of arguments such as NumPy arrays; None over a mesh, where a device gets a part of each."""
         inputs = zip(jax.tree_util.tree_leaves((args, kwargs)), self._is_read, strict=True)
         copied = [np.asarray(leaf).nbytes for leaf, read in inputs if read and not isinstance(leaf, jax.Array)]
         return None if copied and self._program.spmd else sum(copied)
@@ -195,6 +194,6 @@ def _rewritten(program: Program, leaves: Sequence[Any]) -> Gate:
 
 
 def _results(call: Callable[..., Any], dynamic: Any) -> list[Any]:
-    """Of a call with copies, which it may be given."""
+    """Results of a call with copies of the arguments, which it may donate."""
     args, kwargs = jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, jax.Array) else leaf, dynamic)
     return jax.tree_util.tree_leaves(call(*args, **kwargs))

@@ -38,7 +38,7 @@ class Origins:
         return op.result[leaf] if op is not None and leaf < len(op.result) else None
 
     def shape(self, buffer: str) -> str:
-        """As `float32[64,112]`, or ''."""
+        """Type and shape, such as `float32[64,112]`, or ''."""
         array = self.array(buffer)
         return array.in_numpy if array else ""
 
@@ -121,7 +121,7 @@ def line(name: str, memory: Timeline) -> Line:
 
 
 def peak_lifetimes(scheduled: ScheduledModule) -> list[Lifetime]:
-    """Of temporaries that are on the device where its memory is highest."""
+    """Lifetimes of the temporaries on the device at its peak."""
     device, _ = _step_lifetimes(scheduled)
     live = list(accumulate(_changes(device, len(scheduled.problem.kernels))))
     peak = live.index(max(live))
@@ -152,7 +152,7 @@ def _kernel_times(names: Sequence[str], replay: Replay) -> list[tuple[float, flo
 
 
 def _step_lifetimes(scheduled: ScheduledModule) -> tuple[list[Lifetime], list[Lifetime]]:
-    """Of buffers while the step runs, on the device and on the host."""
+    """Lifetimes of buffers during the step, on the device and on the host."""
     count = len(scheduled.problem.kernels)
     device, host = (
         [Lifetime(one.buffer, max(one.first, 0), min(one.end, count), one.nbytes) for one in where]

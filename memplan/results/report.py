@@ -108,7 +108,7 @@ def status_of(outcome: Outcome) -> str:
 
 
 def versions() -> tuple[tuple[str, str], ...]:
-    """Of whatever changes the figures."""
+    """Versions of all packages that change the figures."""
     return io.versions("memplan", "jax", "jaxlib")
 
 
@@ -122,8 +122,9 @@ def _candidates(outcome: Outcome) -> Iterator[Candidate]:
 
 
 def _decisions(outcome: Outcome, origins: Origins) -> Iterator[Decision]:
-    """Of residuals of loops, of arrays in slabs, and of buffers that are live at the peak of the unmodified step, or
-    recomputed or copied."""
+    """Decisions about residuals of loops, arrays in slabs, and buffers that are live at the unmodified step's peak, or
+    recomputed or copied.
+    """
     yield from _residual_decisions(outcome)
     yield from _slab_decisions(outcome)
     planned, problem = outcome.planned, outcome.planned.base.timed_problem
@@ -149,7 +150,7 @@ def _decisions(outcome: Outcome, origins: Origins) -> Iterator[Decision]:
 
 
 def _residual_decisions(outcome: Outcome) -> Iterator[Decision]:
-    """Of every residual of a pair of loops, whether memplan stacks it or the step did."""
+    """A row for every residual of a pair of loops, stacked by memplan or by the step."""
     for loop, residuals in outcome.program.loops:
         if residuals is None:
             continue
@@ -163,7 +164,7 @@ def _residual_decisions(outcome: Outcome) -> Iterator[Decision]:
 
 
 def _slab_decisions(outcome: Outcome) -> Iterator[Decision]:
-    """Of every array that is made slab by slab and written to memory."""
+    """A row for every array that is made in slabs and stored."""
     for one in outcome.program.in_slabs:
         graph, trips = one.graph.graph, trips_of(one.graph, one.slabs)
         touched = Counter(value for loop in one.loops for value in (*loop.writes, *loop.reads))
@@ -248,7 +249,7 @@ def _live_at_peak(outcome: Outcome, origins: Origins, by_buffer: Mapping[str, st
 
 
 def _counts(outcome: Outcome) -> dict[str, int]:
-    """Of the compiled program: instructions that XLA rematerialized, launches, planned copies and recomputations."""
+    """Counts in the compiled program: instructions rematerialized by XLA, launches, planned copies, recomputations."""
     is_gpu, is_planned = outcome.target.is_gpu, outcome.planned.plan is not None
     if not is_gpu and not is_planned:
         return {}
@@ -272,7 +273,7 @@ def _xla_limit(target: Target, module: ScheduledModule) -> int:
 
 
 def _by_jit(outcome: Outcome) -> dict[str, Any]:
-    """What `jax.jit` makes of the step by default: compiled, where XLA would rematerialize."""
+    """Figures of plain `jax.jit`: compiled separately if XLA would rematerialize."""
     target, unmodified = outcome.target, outcome.unmodified
     if unmodified is None:
         return {}

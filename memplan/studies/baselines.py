@@ -31,7 +31,7 @@ def policies() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What a way takes: bytes by the compiler, seconds of a step by the replay."""
+    """The cost of one way to compile: bytes by the compiler, seconds of a step by the replay."""
 
     device_bytes: int
     host_bytes: int

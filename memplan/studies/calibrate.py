@@ -118,7 +118,7 @@ def with_rates(base: Device, rates: Mapping[str, float], backend: str) -> Device
 
 
 def rates_of(device: Device) -> dict[str, float]:
-    """What plans take of a device, by the names of `measure`."""
+    """The rates of a device that plans use, by the names of `measure`."""
     return {
         **{MATRIX.format(dtype): device.rate(dtype) for dtype in _DTYPES},
         ELEMENTWISE: device.vector_flops,

@@ -95,7 +95,7 @@ def _xla_point(ways: Baselines, resident_bytes: int, budget: int) -> Point:
 
 
 def _monotone(points: Sequence[Point]) -> Iterator[Point]:
-    """What fits a smaller budget fits a larger one too, and stands for it where it is faster.
+    """A plan for a smaller budget also fits a larger one, and replaces its plan if it is faster.
 
     A bound holds for the module that its plan was made on: where a smaller budget's module has kernels that take less,
     a larger budget's bound is that one's.

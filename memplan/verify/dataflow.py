@@ -32,7 +32,7 @@ def require(holds: bool, what: str) -> None:
 
 
 def entry_dataflow(module: Module, expressions: Expressions) -> Dataflow:
-    """Of the entry, whose outputs may be written over donated arguments."""
+    """Dataflow of the entry, whose outputs may overwrite donated arguments."""
     arguments = {number: Place(op.name, 0) for number, op in module.entry.parameters.items()}
     over = {output: arguments[argument] for output, argument in module.aliases.items()}
     return Dataflow(module, module.entry, ModuleExpressions(module, expressions), over)
@@ -76,7 +76,7 @@ class Dataflow:
 
     @property
     def meaning(self) -> int:
-        """What a loop's computation does, whatever runs again in it and in which order."""
+        """The meaning of a loop's computation, independent of recomputation and order in it."""
         again = tuple(sorted(Counter(self.single).items()))
         return self._by_text.all.number(("loop", tuple(self.outputs), tuple(self.effects), again))
 
@@ -152,7 +152,7 @@ class Dataflow:
             self.single.append(expression)
 
     def _fusion(self, op: Instruction, operands: Sequence[Tree]) -> list[Meaning]:
-        """What a fusion's results mean."""
+        """The meanings of a fusion's results."""
         given = tuple(tuple(self._means[place] for place in places_in(tree)) for tree in operands)
         called = self._module[op.called[0]]
         same = shapes_of(op.shape) == shapes_of(called.root.shape)
@@ -174,7 +174,7 @@ class Dataflow:
         return bool(updates)
 
     def _extend_pair(self, op: Instruction, places: list[Place], position: int) -> None:
-        """What an asynchronous pair reads is read until its end, what it makes is written from its beginning on."""
+        """An asynchronous pair reads its operands until its end and writes its result from its start."""
         if op.opcode.endswith("-start"):
             self._pairs[op.name] = places
         elif op.opcode.endswith("-done"):
@@ -211,7 +211,7 @@ class Dataflow:
             self._versions.read(place, len(self._versions.made), "the end")
 
     def reads_of_overwritten(self) -> dict[Meaning, set[Meaning]]:
-        """Of what fusions overwrite, what is made of it in them: a fusion's threads do so in no order."""
+        """The uses of overwritten operands inside their fusions, whose threads run in no order."""
         found: dict[Meaning, set[Meaning]] = {}
         for loss in self._versions.losses():
             if (fusion := self._fusions.get(loss.writer)) is not None:
@@ -220,7 +220,7 @@ class Dataflow:
         return found
 
     def late_reads(self) -> dict[tuple[int, Meaning], dict[int, str]]:
-        """Of every overwriting and every version that is gone then: who reads it later, by expression."""
+        """For every overwritten version: its later readers, by expression."""
         found: dict[tuple[int, Meaning], dict[int, str]] = {}
         for loss in self._versions.losses():
             late = found.setdefault((self.expressions.get(loss.writer, -2), self._means[loss.version]), {})

@@ -1,4 +1,4 @@
-"""What values of two modules mean: expressions by number, the same for the same, fusions looked through."""
+"""The meanings of values of two modules: numbered expressions, equal for equal values; fusions are looked through."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FusionMeanings:
 
 @dataclass
 class Expressions:
-    """Of both modules."""
+    """Expressions of both modules."""
 
     numbers: dict[object, int] = field(default_factory=dict)
     origins: dict[Meaning, tuple[Meaning, str]] = field(default_factory=dict)  # of views: whose they are, of what shape
@@ -64,7 +64,7 @@ class Expressions:
 
 
 class ModuleExpressions:
-    """Of the instructions and computations of one module, by what they say."""
+    """Expressions of the instructions and computations of one module, by their text."""
 
     def __init__(self, module: Module, expressions: Expressions) -> None:
         self.all, self._module = expressions, module
@@ -72,7 +72,7 @@ class ModuleExpressions:
         self._texts: dict[str, int] = {}
 
     def stated(self, op: Instruction, called: Sequence[int]) -> tuple[object, ...]:
-        """What an instruction says of itself, but for its operands."""
+        """The text of an instruction without its operands."""
         return op.opcode, shapes_of(op.shape), _stated(op.attributes), tuple(called)
 
     def called(self, op: Instruction) -> tuple[int, ...]:
@@ -135,7 +135,7 @@ class ModuleExpressions:
 def _readers(
     body: Computation, inner: dict[str, list[Meaning]], operands: Sequence[Sequence[Meaning]]
 ) -> dict[Meaning, set[Meaning]]:
-    """Of what a fusion is given, what the instructions make that read it, or a view of it."""
+    """For each operand of a fusion: results of the instructions that read it, or a view of it."""
     readers: dict[Meaning, set[Meaning]] = {}
     for number, parameter in body.parameters.items():
         todo = [parameter]
@@ -172,5 +172,5 @@ def _is_same(copy: Instruction, source: Instruction) -> bool:
 
 @functools.lru_cache(maxsize=1 << 12)
 def shapes_of(shape: Shape) -> str:
-    """Of all leaves, as they are written."""
+    """The shapes of all leaves, as written."""
     return str(shape) if isinstance(shape, Array) else ",".join(map(str, leaves(shape)))

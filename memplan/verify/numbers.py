@@ -30,7 +30,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Gate:
-    """What the numbers gate measured, per output.
+    """Measurements of the numbers gate, per output.
 
     Errors are differences over the largest magnitude of the output; for integers and booleans, the share of elements
     that differ. The tolerance is what compiling the step in pieces causes by itself, nothing recomputed or moved: four

@@ -1,4 +1,4 @@
-"""What is written over what: buffers and their versions, updates in place, and who reads a version that is gone."""
+"""Overwrites: buffers and their versions, updates in place, and reads of a version that is gone."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Versions:
             self._buffers[result] = self.buffer(place)
 
     def losses(self) -> Iterator[Loss]:
-        """Of every overwriting the versions that are gone then."""
+        """The versions lost by each overwrite."""
         versions: dict[Place, list[Place]] = {}
         for version in self._reads:
             versions.setdefault(self.buffer(version), []).append(version)
@@ -100,7 +100,7 @@ class Versions:
 
 
 class Updates:
-    """What instructions of a module overwrite of what they are given."""
+    """The operands that instructions of a module overwrite."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
@@ -141,7 +141,7 @@ class Updates:
         return self._parameters[name]
 
     def _within(self, name: str, given: Sequence[Tree]) -> Iterator[Place]:
-        """Of what a computation is given, the buffers that it overwrites."""
+        """The parameters' buffers that a computation overwrites."""
         body = self._module[name]
         inner: dict[Place, Place] = {}
         trees: dict[str, Tree] = {}

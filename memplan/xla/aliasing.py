@@ -51,7 +51,7 @@ def _in_place(op: Instruction) -> dict[int, int]:
 
 
 def _updated_in(fused: Computation, leaf: int) -> Instruction | None:
-    """What a leaf of a fusion's result is an update of, behind bitcasts."""
+    """The operand that a leaf of a fusion's result updates, behind bitcasts."""
     result = fused.root
     if result.opcode == "tuple":
         result, leaf = fused.behind_bitcasts(fused.by_leaf[leaf]), 0

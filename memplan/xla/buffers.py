@@ -21,7 +21,7 @@ Tree = int | tuple["Tree", ...]  # numbers of values, in the structure of a shap
 
 @dataclass
 class Value:
-    """What an instruction makes, or one leaf of that."""
+    """The result of an instruction, or one leaf of it."""
 
     name: str
     array: Array
@@ -61,7 +61,7 @@ class Values:
         return number
 
     def first(self, number: int) -> int:
-        """Of those that are one buffer with it."""
+        """The first of the values that share its buffer."""
         number = self.find(number)
         while self._values[number].first != number:
             number = self.find(self._values[number].first)
@@ -87,7 +87,7 @@ def element_of(tree: Tree, index: int) -> Tree:
 
 
 def tree_of(shape: Shape, make: Callable[[Array, str], int], index: str = "") -> Tree:
-    """Of what is made of every array of a shape and its index, as `0,1`."""
+    """Map a function over the arrays of a shape and their indices, such as `0,1`."""
     if isinstance(shape, Array):
         return make(shape, index.rstrip(","))
     return tuple(tree_of(part, make, f"{index}{i},") for i, part in enumerate(shape))

@@ -31,7 +31,7 @@ _SETTING = re.compile(r"xla_gpu_(enable_command_buffer|graph_min_graph_size)")
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """What XLA's runtime hands a GPU."""
+    """Launches of XLA's runtime on a GPU."""
 
     sizes: tuple[int, ...]  # launches in every graph of the program, in order
     graphs: int  # launched in a step; those of a loop's body in every trip
@@ -39,7 +39,7 @@ class Launches:
 
 
 def launches(module: Module, device: Device) -> Launches | None:
-    """Of a compiled program; None where the text does not tell. With XLA's default flags: see `has_own_rule`."""
+    """Launches of a compiled program; None if the text does not tell. For XLA's default flags: see `has_own_rule`."""
     try:
         runs = list(_runs(module, module.entry, device, 1))
     except _NotToldError:

@@ -70,7 +70,7 @@ def _after_scheduling(proto: bytes) -> bytes | None:
 
 
 def module_name(proto: bytes) -> str:
-    """Of a serialized HloModuleProto, whose first field it is; "" where another one comes first."""
+    """The name in a serialized HloModuleProto, its first field; "" if another field comes first."""
     if not proto.startswith(b"\x0a"):
         return ""
     length = 0

@@ -52,7 +52,7 @@ def transfers(module: Module, loop: Instruction, device: Device) -> tuple[int, i
 
 
 def _transfers(body: Computation) -> Iterator[Instruction]:
-    """What moves something between device and host."""
+    """A transfer between device and host."""
     for op in body.ops.values():
         if op.opcode in ("fusion", "fusion-start", "copy-start"):
             touched = (*op.result, *(array for name in op.operands for array in body.ops[name].result))
@@ -85,7 +85,7 @@ def _written(op: Instruction, custom: bool) -> str:
 
 
 def _with_copy(fused: Computation) -> Iterator[str]:
-    """What a slice makes, or what it is updated with, is copied."""
+    """Lines of a fusion with a copy of the slice's result, or of the update slice's update."""
     for op in fused.ops.values():
         if op.opcode == "dynamic-update-slice":
             update = fused.ops[op.operands[1]]

@@ -1,4 +1,4 @@
-"""What the kernels of a scheduled module cost: bytes of device and host memory, FLOPs of matrix work.
+"""The cost of the kernels of a scheduled module: bytes of device and host memory, FLOPs of matrix work.
 
 A kernel reads its operands and writes its results once; of a sliced operand it reads the slice, of a buffer updated in
 place it writes the update.
@@ -27,7 +27,7 @@ _BATCH_GROUPS = re.compile(r"\bbatch_group_count=(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class KernelCost:
-    """What one run of a kernel moves and computes."""
+    """Bytes and FLOPs of one run of a kernel."""
 
     device_nbytes: int  # of device memory, read and written
     # in_nbytes, out_nbytes: read from host memory, written to it
@@ -42,7 +42,7 @@ class KernelCost:
 
 
 def kernel_cost(module: Module, body: Computation, op: Instruction) -> KernelCost:
-    """Of an instruction that is a kernel of its own in `body`."""
+    """The cost of an instruction that is a kernel in `body`."""
     device = from_host = to_host = 0
     for name in dict.fromkeys(op.operands):
         operand = body.ops[name]
@@ -118,7 +118,7 @@ def _makers(fused: Computation) -> tuple[Instruction, ...]:
 
 
 def _updates_in_place(body: Computation, op: Instruction, fused: bool) -> bool:
-    """As a kernel of its own an update always does; in a fusion, where a parameter is updated and returned."""
+    """Is it updated in place? A separate update always is; one in a fusion, if it returns the updated parameter."""
     if not fused:
         return True
     updated = body.behind_bitcasts(body.ops[op.operands[0]])
@@ -169,5 +169,5 @@ _FLOPS: dict[str, _Rule] = {
 
 @functools.lru_cache(maxsize=256)
 def _rule(kind: str) -> _Rule | None:
-    """Of an opcode or a library call."""
+    """The FLOPs rule of an opcode or a library call."""
     return next((rule for begin, rule in _FLOPS.items() if kind.startswith(begin)), None)

@@ -26,7 +26,7 @@ _LIMIT_GRANULARITY = 2 << 20  # RoundUpGpuMemoryLimit of gpu_helpers.cc
 
 @dataclass(frozen=True)
 class Pools:
-    """What XLA's GPU client takes for its pools. It reads the environment when it starts, with jax's first array.
+    """The sizes of the pools of XLA's GPU client. It reads the environment when it starts, with jax's first array.
 
     Defaults and their rules: jaxlib/xla_client.py, xla/pjrt/gpu/gpu_helpers.cc.
     """
@@ -146,7 +146,7 @@ class Room:
 
 
 def room() -> Room | None:
-    """What the device's pool has now; None where it does not tell, as on a CPU. It takes some 3 us."""
+    """The state of the device's pool; None if it does not tell, as on a CPU. Takes about 3 us."""
     stats = jax.local_devices()[0].memory_stats() or {}
     if not {"pool_bytes", "largest_free_block_bytes", "peak_bytes_in_use"}.issubset(stats):
         return None
@@ -163,7 +163,7 @@ _LARGE_REST_NBYTES = 128 << 20  # max_internal_fragmentation_bytes_ of a pool th
 
 @dataclass(frozen=True)
 class Taken:
-    """What a pool took."""
+    """Bytes that a pool took."""
 
     in_use_bytes: int  # of chunks that were given out, as `bytes_in_use` has them: with what was not split off
     pool_bytes: int  # of regions, from the driver

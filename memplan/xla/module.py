@@ -68,7 +68,7 @@ class Instruction:
         return sum(array.nbytes for array in self.result)
 
     def attribute(self, name: str) -> str:
-        """What is written for an attribute up to the next comma or blank; "" where there is none."""
+        """The text of an attribute up to the next comma or blank; "" if there is none."""
         found = re.search(rf"\b{re.escape(name)}=([^,\s]*)", self.attributes)
         return found[1] if found else ""
 
@@ -83,7 +83,7 @@ class Instruction:
 
     @property
     def index(self) -> int:
-        """Of a get-tuple-element."""
+        """The index of a get-tuple-element."""
         return int(self.attribute("index"))
 
 
@@ -114,7 +114,7 @@ class Computation:
 
     @cached_property
     def uses(self) -> Mapping[str, Sequence[tuple[Instruction, int]]]:
-        """Of every instruction: who reads it, at which position."""
+        """For every instruction: its readers and the operand positions."""
         found: dict[str, list[tuple[Instruction, int]]] = {name: [] for name in self.ops}
         for op in self.ops.values():
             for position, name in enumerate(op.operands):
@@ -127,13 +127,13 @@ class Computation:
 
     @cached_property
     def results(self) -> tuple[Instruction, ...]:
-        """What the root returns, one instruction for each element of its tuple."""
+        """The results of the root, one instruction for each element of its tuple."""
         names = self.root.operands if self.root.opcode == "tuple" else (self.root.name,)
         return tuple(self.ops[name] for name in names)
 
     @cached_property
     def by_leaf(self) -> tuple[Instruction, ...]:
-        """Of every leaf of what the root returns, the element that it is of, which may be a tuple itself."""
+        """For every leaf of the root's results: its element, which may itself be a tuple."""
         return tuple(op for op in self.results for _ in op.result)
 
     def text_with(self, lines: Iterable[str]) -> str:
@@ -188,7 +188,7 @@ class Module(Mapping[str, Computation]):
 
     @cached_property
     def instructions(self) -> Mapping[str, Instruction]:
-        """Of the entry and of the computations that it runs, by name; a fusion is one."""
+        """Instructions of the entry and of the computations that it runs, by name; a fusion is one instruction."""
         return {op.name: op for op in self._run(self.entry)}
 
     def _run(self, body: Computation) -> Iterator[Instruction]:
@@ -200,7 +200,7 @@ class Module(Mapping[str, Computation]):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of what it computes and how, in what order; not of its name, nor of the source that it comes from."""
+        """Digest of the instructions and their order, without the module's name and source lines."""
         options = _OF_THE_CALL.sub("", self.head.partition("\n")[0].partition(",")[2])
         plain = (_WHOLE.sub("", _METADATA.sub("", text)) for text in self.texts.values())
         return _digest([options, *plain])
@@ -213,7 +213,7 @@ class Module(Mapping[str, Computation]):
 
     @cached_property
     def chosen_kernels(self) -> Mapping[str, str]:
-        """Of every kernel that XLA's autotuner chooses: its library or generator, and a digest of its configuration."""
+        """For every autotuned kernel: its library or generator, and a digest of its configuration."""
         found: dict[str, str] = {}
         for op in self.instructions.values():
             if op.opcode == "custom-call" or "kind=kCustom" in op.attributes:
@@ -241,7 +241,7 @@ class Module(Mapping[str, Computation]):
 
 
 class Names:
-    """Those that a module has, and new ones: the old one, a mark and a number."""
+    """Names of a module, and new ones: the old name, a mark and a number."""
 
     def __init__(self, module: Module) -> None:
         self._taken = {name for body in module.values() for name in body.ops} | set(module)
@@ -255,7 +255,7 @@ class Names:
 
 
 def _digest(lines: Iterable[str]) -> str:
-    """Of lines whose constants are named by the order of their first use."""
+    """Digest of lines, with constants named by the order of their first use."""
     order: dict[str, str] = {}
     text = _NUMBERED_CONSTANT.sub(lambda name: order.setdefault(name[0], f"constant#{len(order)}"), "\n".join(lines))
     return hashlib.sha256(text.encode()).hexdigest()
@@ -307,7 +307,7 @@ def read_instruction(line: str) -> Instruction:
 
 
 def _operands_and_attributes(rest: str, literal: bool) -> tuple[str, str]:
-    """Of what follows an opening parenthesis; a parameter's or a constant's literal is an attribute."""
+    """Split the text after an opening parenthesis; a parameter's or constant's literal is an attribute."""
     closed = _CLOSED.search(rest)
     operands, attributes = (rest[: closed.start()], rest[closed.end() :]) if closed else (rest, "")
     if not literal:

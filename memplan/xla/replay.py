@@ -44,7 +44,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Replay:
-    """What one step takes and copies at the device's peak rates."""
+    """Time and copies of one step at the device's peak rates."""
 
     flops: float  # of matrix products and convolutions
     compute_s: float  # sum of the kernels' roofline seconds
@@ -108,7 +108,7 @@ def _result(idle: _Streams) -> Replay:
 
 
 class _KernelCosts:
-    """Of the instructions of a module: worked out once, for all replays."""
+    """Facts of a module's instructions, computed once for all replays."""
 
     def __init__(self, module: Module, device: Device) -> None:
         self.module, self.device = module, device
@@ -250,7 +250,7 @@ class _Streams:
         self._run(body, op)
 
     def _run(self, body: Computation, op: Instruction) -> None:
-        """What touches host memory is a copy that everything waits for."""
+        """Run a kernel; if it touches host memory, it is a copy that everything waits for."""
         cost = self._costs.of(body, op)
         if cost.is_host_copy:
             self._wait(self._copy(op, cost))

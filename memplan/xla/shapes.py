@@ -33,7 +33,7 @@ class Array:
 
     @property
     def bits(self) -> int:
-        """Of an element; tokens have none."""
+        """Bits of an element; tokens have none."""
         return _bits(self.dtype)
 
     @property
@@ -53,7 +53,7 @@ class Array:
 
     @property
     def in_numpy(self) -> str:
-        """As `float32[64,112]`."""
+        """Text such as `float32[64,112]`."""
         return f"{self.numpy_name}[{','.join(map(str, self.dims))}]"
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ def read_shape(text: str) -> Shape:
 
 
 def shape_text(shape: Shape) -> str:
-    """As it is written."""
+    """The shape's text."""
     return str(shape) if isinstance(shape, Array) else f"({', '.join(map(shape_text, shape))})"
 
 

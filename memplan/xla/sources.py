@@ -1,4 +1,4 @@
-"""What a module's text tells about origins -> the line of the user's code and the scope behind every instruction."""
+"""A module's metadata -> the line of the user's code and the scope behind every instruction."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def scopes(module: Module) -> dict[str, str]:
 
 
 def layer_of(scope: str) -> str:
-    """What of a name stack names a layer: `transpose(jvp(UNet))/down_0/down_0.norm/Conv_0` -> `UNet/down_0/Conv_0`."""
+    """The layer in a name stack: `transpose(jvp(UNet))/down_0/down_0.norm/Conv_0` -> `UNet/down_0/Conv_0`."""
     scope = _CALLED.sub("", scope)
     while (bare := _WRAPPED.sub(r"\1", scope)) != scope:
         scope = bare
@@ -71,7 +71,7 @@ def _lines(module: Module) -> dict[str, str]:
 
 
 def _line(frame: int, frames: _Frames) -> str:
-    """Of the innermost frame that is the user's, else of the innermost library's."""
+    """The line of the user's innermost frame, else of the innermost library frame."""
     way = [place for place in _outward(frame, frames) if place[0] and not place[0].startswith(_OWN)]
     own = [(file, line) for file, line in way if not compat.is_installed(file)]
     file, line = next(iter(own or way), ("", ""))

@@ -1,4 +1,4 @@
-"""Where and for what a program is compiled: the local backend, or a described GPU that is not here."""
+"""The target of a compilation: the local backend, or a described GPU that is absent."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Memory:
-    """What the compiler allocated, in bytes.
+    """The compiler's allocation, in bytes.
 
     `device_bytes` is temporaries + arguments + outputs - aliased + large constants, which `memory_analysis()` leaves
     out; `peak_memory_in_bytes` of jax is not used, since it leaves out temporaries on CPU and counts host bytes on GPU.

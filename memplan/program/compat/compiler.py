@@ -128,7 +128,7 @@ class _Uncached:
 
 @contextlib.contextmanager
 def without_compilation_cache() -> Iterator[None]:
-    """What is compiled here is not looked up in jax's cache on disk, nor kept there: it knows nothing of the hook."""
+    """Compile without jax's persistent cache, whose key does not include the hook."""
     cache = _compilation_cache
     with _Uncached.lock:
         if not _Uncached.threads:

@@ -197,7 +197,7 @@ class Scan:
 
 
 def scan_of(eqn: JaxprEqn) -> Scan | None:
-    """What an equation loops over; None where it is no `lax.scan`."""
+    """The scan that an equation is; None if it is no `lax.scan`."""
     if eqn.primitive.name != "scan":
         return None
     params = eqn.params

@@ -16,7 +16,7 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src.lax import lax as _lax
 
-# Where jax waits for values to be ready; on a GPU it may spin there.
+# Modules in which jax waits for values to be ready; on a GPU it may spin there.
 BLOCKING_MODULES = (_array.__name__, _api.__name__)
 
 
@@ -63,7 +63,7 @@ def donated_inputs(traced: Any) -> tuple[bool, ...]:
 
 
 def argument_structures(traced: Any) -> tuple[Any, ...]:
-    """Of the positional, dynamic arguments; `Traced.in_tree` makes descriptions of them first (`has_args_info`)."""
+    """Structures of the positional, dynamic arguments; `Traced.in_tree` needs `has_args_info`."""
     by_position, _ = traced._in_tree.children()
     return tuple(by_position.children())
 
@@ -114,7 +114,7 @@ def draws_by_itself(atom: Any) -> bool:
 
 
 def _is_threefry(dtype: Any) -> bool:
-    """Of keys that jax's default generator draws from."""
+    """The implementation of keys of jax's default generator."""
     return dtype._impl.name == "threefry2x32"
 
 

@@ -14,7 +14,7 @@ from memplan.program.trace import Program
 
 @dataclass(frozen=True)
 class _Choice:
-    """What a price per byte makes of the loops: the bytes that they stack on the device, and what that costs."""
+    """The loops' choice for one price per byte: bytes stacked on the device, and extra seconds."""
 
     price: float
     moves: bool  # stacks may be on the host

@@ -232,7 +232,7 @@ class _RewrittenPair:
         return HostArray.empty((trips, *aval.shape), aval.dtype, dim=0, rows=1, trips=trips, spare=spare)
 
     def _apart(self, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """What is on the host, and the others."""
+        """Residuals on the host, and the others."""
         moved = list(zip(values, self.residuals.stacked_on_host, strict=True))
         return [value for value, moves in moved if moves], [value for value, moves in moved if not moves]
 

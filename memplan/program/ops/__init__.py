@@ -1,4 +1,4 @@
-"""What memplan knows of each primitive of jax: one record each, in the file of its family.
+"""The facts of jax's primitives: one record each, in the file of its family.
 
 May import `compat`, and the types of `planning`.
 """

@@ -21,14 +21,14 @@ MOST_TAPS = 64  # rows that one reads: each is another term to add up
 
 @dataclass(frozen=True)
 class Band:
-    """What of a matrix (made x given) is not zero."""
+    """The nonzero band of a matrix (result rows x operand rows)."""
 
     rows: Rows  # the rows of what is given that those of the result read
     weights: np.ndarray  # (made, taps), of the rows that each reads, from `first_of` on; zero where there is none
 
     @classmethod
     def of(cls, shape: Sequence[int], made: np.ndarray, given: np.ndarray, values: np.ndarray) -> Band | None:
-        """That of the matrix of a shape with these elements; None where it is no narrower than the matrix, or wide.
+        """The band of a matrix with this shape and these elements; None if it is wide, or no narrower than the matrix.
 
         Args:
           made, given, values: where the elements are that are not zero, and what.

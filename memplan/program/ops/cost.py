@@ -1,4 +1,4 @@
-"""What an equation computes and moves, by the records of its primitive and of those in its bodies."""
+"""The cost of an equation, by the records of its primitive and of the primitives in its bodies."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def _product(eqn: Eqn, partial: Sequence[bool], whole: Sequence[bool]) -> bool:
 
 
 def _quotient(eqn: Eqn, partial: Sequence[bool], whole: Sequence[bool]) -> bool:
-    """Of integers it is truncated."""
+    """Integer division truncates, so it is not linear."""
     return jnp.issubdtype(compat.aval_of(eqn.outvars[0]).dtype, jnp.inexact) and partial[0] and all(whole[1:])
 
 

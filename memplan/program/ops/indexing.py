@@ -24,7 +24,7 @@ def _first_of_whole(eqn: Eqn, partial: Sequence[bool], whole: Sequence[bool]) ->
 def _indexed(
     atoms: Sequence[Any], window_dims: Any, dropped_dims: Any, batched: Any, batched_indices: Any, indexed_dims: Any
 ) -> tuple[int, list[Axis], list[Axis]]:
-    """Of an array, indices, slices: how many axes the indices have, and the axes of the array and of the slices.
+    """The number of axes of the indices, and the axes of the array and of the slices.
 
     They are those of the indices, and dimensions of the array that every slice has whole.
     """

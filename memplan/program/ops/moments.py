@@ -15,7 +15,7 @@ from memplan.program.ops.record import Eqn, Part, Primitive, register
 
 
 class Moments(NamedTuple):
-    """Of the elements of an array that are summed over, in float32 or wider."""
+    """Count, mean and squares about the mean of the reduced elements, in float32 or wider."""
 
     count: Any  # how many there are, the same for all means
     mean_hi: Any  # the mean is mean_hi + mean_lo: one number is too coarse for a mean far from zero
@@ -24,13 +24,13 @@ class Moments(NamedTuple):
 
     @classmethod
     def none(cls, shape: Sequence[int], dtype: Any) -> Moments:
-        """Those of no elements."""
+        """The identity: moments of no elements."""
         wide = _wide(dtype)
         return cls(jnp.zeros((), wide), *(jnp.zeros(shape, wide) for _ in range(3)))
 
     @classmethod
     def of(cls, x: Any, counts: Any, axes: Sequence[int]) -> Moments:
-        """Those over some axes of the elements that count; see `squares_about_mean`."""
+        """Moments over some axes, of the elements that count; see `squares_about_mean`."""
         x, counts = x.astype(_wide(x.dtype)), counts.astype(_wide(x.dtype))
         count = counts.sum() * float(math.prod(x.shape[dim] for dim in axes) // counts.size)
         mean_hi = _rounded((x * counts).sum(tuple(axes)) / jnp.maximum(count, 1))
@@ -39,7 +39,7 @@ class Moments(NamedTuple):
         return cls(count, mean_hi, mean_lo, (jnp.square(apart) * counts).sum(tuple(axes)) - jnp.square(mean_lo) * count)
 
     def accumulate(self, more: Moments) -> Moments:
-        """Those of all, as Chan, Golub and LeVeque add them ("Updating formulae", 1979): no large squares cancel.
+        """Moments of both sets, by Chan, Golub and LeVeque ("Updating formulae", 1979): no large squares cancel.
 
         Means are compared relative to the first one, so that their difference is exact.
         """
@@ -96,7 +96,7 @@ def _axes(eqn: Eqn) -> Axes:
 
 
 def _rows(part: Part, operands: list[Any]) -> list[Any]:
-    """What these rows add where the axis is reduced: their count and mean too."""
+    """The contribution of these rows if the axis is reduced, with their count and mean."""
     if part.axis not in part.axes.reduced:
         return part.bind(operands)
     return [Moments.of(operands[0], operands[1], part.eqn.params["axes"])]

@@ -11,7 +11,7 @@ from memplan.program.ops.record import Eqn, Primitive, of_result, register
 
 
 def _keywise(eqn: Eqn) -> Axes | None:
-    """Of arrays of keys, along the dimensions that all have: with threefry each draws by itself, whatever the others.
+    """Axes of arrays of keys, along the dimensions that all have: with threefry each key draws independently.
 
     Other generators do not promise that: one key of a batch draws for all.
     """

@@ -1,4 +1,4 @@
-"""What memplan knows of a primitive: one record, which the file of its family registers.
+"""The facts of a primitive: one record, which the file of its family registers.
 
 A primitive without a record is a kernel that needs its operands whole. That is correct, and reported.
 """

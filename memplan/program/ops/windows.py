@@ -80,7 +80,7 @@ def _initial_value(eqn: Eqn, position: int, operands: Sequence[Any]) -> Any:
 
 
 def _never_selected(eqn: Eqn, position: int, operands: Sequence[Any]) -> Any:
-    """Of the array that is compared; zero of that which is selected from."""
+    """The loser of every comparison for the compared array, zero for the array that is selected from."""
     if position != 1:
         return 0
     return (least if eqn.params["select_prim"].name == "ge" else greatest)(eqn, position, operands)

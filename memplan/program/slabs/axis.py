@@ -56,7 +56,7 @@ class SlabAxis:
 
     @functools.cached_property
     def graph(self) -> SlabGraph:
-        """What a planner wants to know of it; numbers of values and ops are those of `flat`."""
+        """The axis as planners see it; values and ops have the numbers of `flat`."""
         number_of, along = self.flat.number_of, {}
         for number, one in self.equations.items():
             eqn = self.flat.eqns[number]

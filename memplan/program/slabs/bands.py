@@ -112,7 +112,7 @@ class _Constants:
             return np.asarray(jax.jit(function).lower(values).compile()(values))  # not traced into another program
 
     def elements_of(self, var: Any) -> Elements | None:
-        """Those of a matrix that are not zero; None where they are more than a band has."""
+        """The nonzero elements of a matrix; None if there are more than a band has."""
         if var not in self.elements:
             matrix = self.value(var)
             self.elements[var] = None
@@ -183,7 +183,7 @@ def _is_real(atom: Any) -> bool:
 
 
 def _band(matrix: Any, constants: _Constants, dim: int) -> Band | None:
-    """That of a constant matrix, whose dimension `dim` the result has."""
+    """The band of a constant matrix, whose dimension `dim` is the result's."""
     shape = shape_of(matrix)
     elements = constants.elements_of(matrix) if math.prod(shape) <= _LARGEST else None
     if elements is None:
@@ -202,7 +202,7 @@ def _numbers(indices: Any, constants: _Constants, size: int) -> np.ndarray | Non
 
 
 def _on_cpu() -> contextlib.AbstractContextManager[Any]:
-    """Where jax has one: a matrix may be larger than what a device has left."""
+    """On the CPU if jax has one, since a matrix may be larger than the free device memory."""
     try:
         return jax.default_device(jax.local_devices(backend="cpu")[0])
     except RuntimeError:

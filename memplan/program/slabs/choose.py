@@ -186,7 +186,7 @@ class _Search:
 
 
 def _elements(graph: SlabGraph, slabs: Slabs) -> int:
-    """Of a slab that a kernel reads or makes, at the most; the rows around it may be as many again."""
+    """Elements of the largest slab that a kernel reads or makes; its halo may double it."""
     kernels = [number for number in slabs.ops if graph.graph.ops[number].fusion == "kernel"]
     values = {value for number in kernels for value in graph.along[number].values}
     sizes = (math.prod(graph.graph.values[value].shape) // graph.sizes[value] for value in values)

@@ -69,7 +69,7 @@ class _Levels:
         return self.whole.get(atom, 0) if compat.is_var(atom) else 0
 
     def of_sum(self, var: Any) -> int:
-        """Of the sum along the axis of what is on it, or on none."""
+        """The level at which a sum along the axis is known, of a value on the axis or on none."""
         return self.by_slabs.get(var, 0) + 1 if var in self.axis.dims else self.whole.get(var, 0)
 
 
@@ -144,7 +144,7 @@ class _Writer(Writer):
         return self.totals[key]
 
     def _replace(self, var: Any, write: Written) -> None:
-        """What is written, as the variable that others read."""
+        """Write a value, and name its result as the variable that others read."""
         first, made = len(self.eqns), write()
         if not any(made is one for eqn in self.eqns[first:] for one in eqn.outvars):
             made = self.write(jnp.copy, made)
@@ -172,7 +172,7 @@ class _Terms:
         return self.found[atom]
 
     def one(self, atom: Any) -> Written | None:
-        """What every element that is summed is, or is multiplied by."""
+        """The common factor of all elements of a sum."""
         broadcast = broadcast_of(atom, self.total, self.writer.made)
         if broadcast is None or self.writer.levels.of_whole(broadcast.source) > self.level:
             return None
@@ -290,7 +290,7 @@ def centred(atom: Any, total: Sum, made: Made) -> Any | None:
 
 
 def squared(atom: Any, made: Made) -> Any | None:
-    """What an array is the square of."""
+    """The array whose square this is."""
     eqn = _maker(atom, made)
     if eqn is None:
         return None

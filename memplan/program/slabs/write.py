@@ -155,7 +155,7 @@ class _Loop:
         return Array(value, dim, rows)
 
     def run(self) -> None:
-        """What is written to the host is written a trip after it was made, beside what the trip computes."""
+        """Slabs are written to the host one trip after they are made, so that the copy overlaps with computation."""
         sums = [identity(self._how(number), var.aval) for number, var in self.sums]
         before = {number: self._row_before(number) for number in self.loop.ops if self.axis.equations[number].carries}
         windows = [[*self._first(var), self._fetch(var, 0, one)] for var, one in self.fetched.items()]
@@ -185,7 +185,7 @@ class _Loop:
         hosts = [host.written(trip - 1, slab) for host, slab in zip(hosts, made, strict=True)]
         windows = [joined(pieces, self.axis.dims[var]) for var, pieces in zip(self.fetched, fetched, strict=True)]
         env: dict[Any, Any] = dict(zip(self.fetched, windows, strict=True))
-        # What is fetched takes the place of the pieces, so it comes behind them. The barrier holds the arrays, not the
+        # The fetched slab replaces the pieces, so it comes after them. The barrier holds the arrays, not the
         # index, which XLA must see.
         sources, _ = lax.optimization_barrier((list(self.fetched.values()), windows))
         for var, source in self.sources.items():
@@ -213,16 +213,16 @@ class _Loop:
         return max(self.spans[var][0], self.spans[var][1] - self.slab_rows(var))
 
     def _fetch(self, var: Any, trip: Any, source: HostArray) -> Any:
-        """What a trip's window does not have of the window before."""
+        """The rows of a trip's window that the previous window does not have."""
         return source.rows(trip, (self._new(var), self.spans[var][1]))
 
     def _first(self, var: Any) -> list[Any]:
-        """What the first window has besides."""
+        """The other rows of the first window."""
         span = self.spans[var][0], self._new(var)
         return [self.fetched[var].rows(0, span)] if span[0] < span[1] else []
 
     def _kept(self, var: Any, window: Any) -> list[Any]:
-        """What the next trip's window has of this one."""
+        """The rows of this window that the next trip's window has, too."""
         low, high = self.spans[var]
         kept = self._new(var) - low
         return [self._cut(var, window, (high - kept, high))] if kept else []

@@ -23,7 +23,7 @@ from memplan.program.interpret import interpret_eqns
 
 @dataclass(frozen=True)
 class LayerwiseState:
-    """What of a flat jaxpr is done layer by layer."""
+    """The part of a flat jaxpr that runs layer by layer."""
 
     stacks: frozenset[Any]  # inputs in host memory that never come to the device whole
     in_place: Mapping[Any, Any]  # result of an update -> stack that it is written over
@@ -32,7 +32,7 @@ class LayerwiseState:
 
 
 def layerwise_state(flat: Flat, on_host: Collection[Any], aliases: Mapping[Any, Any]) -> LayerwiseState:
-    """What of a flat jaxpr can be done layer by layer.
+    """Find the part of a flat jaxpr that can run layer by layer.
 
     Args:
       on_host: variables of inputs in host memory.
@@ -126,7 +126,7 @@ class _Analysis:
         return [atom for atom in self.scans[number].split(self.eqns[number].invars)[2] if _is_in(atom, among)]
 
     def update(self, trips: int) -> Update | None:
-        """Of all stacks of so many layers."""
+        """The update of all stacks with this number of layers."""
         numbers = sorted(n for n in self.layerwise if compat.aval_of(self.eqns[n].outvars[0]).shape[0] == trips)
         if not numbers:
             return None
@@ -303,7 +303,7 @@ class UpdatingScan:
 
     @property
     def others(self) -> list[Any]:
-        """What the scan stacks, and its update does not read."""
+        """Results that the scan stacks and its update does not read."""
         return [var for var in self.eqn.outvars[_scan(self.eqn).carries :] if var not in self.update.on_device]
 
     @property

@@ -84,5 +84,5 @@ def _script() -> str:
 
 
 def _digest(text: str) -> str:
-    """As a content security policy names an inline script or style."""
+    """The hash by which a content security policy names an inline script or style."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -69,7 +69,7 @@ class _Writer:
         self._event(track, at_s, self.event.TYPE_COUNTER).counter_value = nbytes
 
     def slice(self, track: int, name: str, category: str, start_s: float, end_s: float, notes: dict[str, Any]) -> None:
-        """What takes no time is left out."""
+        """Events of zero duration are left out."""
         if end_s <= start_s:
             return
         begun = self._event(track, start_s, self.event.TYPE_SLICE_BEGIN)

@@ -41,7 +41,7 @@ class Table:
 
     @property
     def headings(self) -> list[tuple[str, bool]]:
-        """Of each column the name, and whether it is set flush right."""
+        """The name of each column, and whether it is right-aligned."""
         return [(column.removeprefix(">"), column.startswith(">")) for column in self.columns]
 
     @property

@@ -31,7 +31,7 @@ def copy_early(module: Module) -> Module:
 
 
 def _ordered(body: Computation) -> Iterator[Instruction]:
-    """What begins a copy as soon as it may, what waits for one when nothing else is left, the others as they were."""
+    """Start copies as early as possible, wait for them as late as possible, and leave the rest in order."""
     ops = list(body.ops.values())
     begins = {op.name for op in ops if op.opcode.endswith("-start") and _touches_host(op)}
     early = _with_sources(body, begins)
@@ -56,7 +56,7 @@ def _ordered(body: Computation) -> Iterator[Instruction]:
 
 
 class _Places:
-    """Where copies of a loop's body read or write: numbers that are made for them alone where they would wait."""
+    """Offsets at which a loop's copies read or write: computed separately where the copy would have to wait."""
 
     def __init__(self, module: Module, body: Computation, names: Names) -> None:
         self._module, self._body, self._names = module, body, names
@@ -68,7 +68,7 @@ class _Places:
         self.fused: dict[str, str] = {}  # texts of what new fusions call
 
     def lines(self) -> Iterator[str]:
-        """Of the body; what is new stands before what makes the same, and reads what that writes over."""
+        """Lines of the body. A new instruction precedes the one that computes the same, which overwrites its operand."""
         now = {
             name: self._made_alone(name)
             for op in self._body.ops.values()
@@ -80,7 +80,7 @@ class _Places:
             yield rename_operands(op, now) if op.opcode == "fusion-start" else op.line
 
     def _made_alone(self, name: str) -> str:
-        """What a number is called that waits for nothing but what it is made of."""
+        """The name of an offset that depends on nothing but its own operands."""
         op = self._body.ops[name]
         is_element = op.opcode == "get-tuple-element"
         maker = self._body.ops[op.operands[0]] if is_element else op
@@ -121,7 +121,7 @@ def _is_carry(body: Computation, element: Instruction) -> bool:
 
 
 def _begun_by(body: Computation, name: str) -> list[str]:
-    """What makes a value, looked through names of it; of a copy what begins it, too."""
+    """The producer of a value, behind aliases of it; for a copy also its start."""
     op = body.ops[name]
     while op.opcode in _NAMING and op.operands:
         op = body.ops[op.operands[0]]

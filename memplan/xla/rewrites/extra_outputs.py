@@ -88,7 +88,7 @@ def _merge(module: Module, clones: Mapping[str, _Value], room_nbytes: int) -> Me
 
 
 def _values(module: Module) -> Iterator[_Value]:
-    """What is made element by element, of some size, and read by kernels alone."""
+    """Elementwise results of some size that only kernels read."""
     for body in with_loops(module, module.entry):
         at = {name: position for position, name in enumerate(body.ops)}
         for op in body.ops.values():
@@ -144,7 +144,7 @@ def _redirect(body: Computation, op: Instruction, name: str, clone: Instruction,
 
 
 def _cost(module: Module, clone: str, beside: Collection[str]) -> float:
-    """What a clone writes, and reads that nobody reads beside it, as a share of all that it moves."""
+    """Bytes that a clone writes, or reads for itself alone, as a share of all bytes that it moves."""
     body = next(one for one in with_loops(module, module.entry) if clone in one.ops)
     op = body.ops[clone]
     reads = {buffer_of(body, operand): body.behind_bitcasts(body.ops[operand]).nbytes for operand in op.operands}

@@ -10,7 +10,7 @@ from memplan.xla.module import NAME, Computation, Instruction, Names, read_instr
 from memplan.xla.shapes import Array, Shape, shape_text
 
 CHEAP = ELEMENTWISE | {"broadcast", "bitcast", "constant", "iota", "parameter"}
-"""What costs next to nothing beside the bytes that a fusion moves, and may be done twice."""
+"""Opcodes that cost little beside the bytes that a fusion moves, and may be repeated."""
 AFTER = re.compile(r", control-predecessors=\{[^}]*\}")  # the order of the text says as much
 _PREDECESSORS = re.compile(r"control-predecessors=\{([^}]*)\}")
 NAMING = frozenset({"bitcast", "get-tuple-element"})
@@ -32,7 +32,7 @@ def buffer_of(body: Computation, name: str) -> str:
 
 
 def result_buffers(op: Instruction) -> tuple[str, ...]:
-    """Of its results, as a problem names them."""
+    """Buffers of its results, as a problem names them."""
     return tuple(f"{op.name}{{{leaf}}}" for leaf in range(len(op.shape))) if isinstance(op.shape, tuple) else (op.name,)
 
 
@@ -67,7 +67,7 @@ def predecessors(op: Instruction) -> list[str]:
 def backward_slice(
     ops: Mapping[str, Instruction], wanted: Iterable[str], given: Collection[str] = ()
 ) -> list[Instruction]:
-    """What makes values of a computation, in order; for those that are given nothing is made."""
+    """The producers of some values of a computation, in order, up to the given values."""
     needed = set(wanted)
     for op in reversed(list(ops.values())):
         if op.name in needed and op.name not in given:

@@ -33,7 +33,7 @@ Touched = tuple[frozenset[tuple[int, int]], frozenset[tuple[int, int]]]
 
 @dataclass(frozen=True)
 class Constraints:
-    """What may not change when kernels become one, of every kernel by name."""
+    """Constraints of every kernel, by name, that merging must keep."""
 
     before: Mapping[str, Sequence[str]]  # those that have to stay in front of it
     shared: Mapping[str, Touched]  # what it reads and what it writes in places of several buffers: place and buffer
@@ -86,7 +86,7 @@ class FusionGroups:
         return [group for group in self._groups.values() if len(group) > 1], [name for name in self._order if name]
 
     def _pairs(self) -> Iterator[tuple[int, int, str, str]]:
-        """What merging saves, negative, how far they are apart, and the two."""
+        """A sort key: negative savings, distance, and the two fusions."""
         readers = defaultdict[str, list[str]](list)
         for name, one in self._fusions.items():
             for read in one.reads:
@@ -172,7 +172,7 @@ class FusionGroups:
         return 32 * (32 * vector + 1) * nbytes <= SHARED_NBYTES
 
     def _nbytes(self, group: Sequence[Mergeable]) -> int:
-        """What is there while they run as one."""
+        """Bytes that are live while they run as one."""
         made = {name for fusion in group for name in fusion.makes}
         reads = {name: nbytes for fusion in group for name, nbytes in fusion.reads.items() if name not in made}
         return sum(reads.values()) + sum(fusion.op.nbytes for fusion in group)
@@ -202,7 +202,7 @@ class FusionGroups:
             self._in[fusion.op.name] = other
 
     def _needed_by(self, one: str, other: str) -> list[str] | None:
-        """What the later one waits for behind the earlier one; None where some of that waits for the earlier one."""
+        """The later one's dependencies after the earlier one; None if one of them depends on the earlier one."""
         begin, found, todo = self._at[one], set[str](), [other]
         while todo:
             name = todo.pop()
@@ -217,7 +217,7 @@ class FusionGroups:
         return sorted(found, key=self._at.__getitem__)
 
     def _waiting_for(self, one: str, between: Sequence[str]) -> list[str]:
-        """What waits for the earlier one."""
+        """Kernels that depend on the earlier one."""
         waiting, found = {one}, list[str]()
         for name in between:
             if not waiting.isdisjoint({self._in[before] for before in self._before[name]}):

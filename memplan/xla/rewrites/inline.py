@@ -113,7 +113,7 @@ def _producers(module: Module, body: Computation, lifetimes: _Lifetimes) -> Iter
 
 
 def _cheap_ops(fused: Computation, result: Instruction) -> tuple[Instruction, ...] | None:
-    """What makes a result, in order; None where not all of it is cheap, or where its last bits could change."""
+    """The producers of a result, in order; None if one is not cheap, or if the last bits could change."""
     ops = backward_slice(fused.ops, [result.name])
     cheap = all(op.opcode in CHEAP for op in ops) and keeps_bits(fused, result)
     return tuple(ops) if cheap else None
@@ -219,7 +219,7 @@ class _BodyRewriter:
         return consumer.parameters[-1]
 
     def _viewed(self, name: str, shape: Shape, wanted: Shape, more: list[Instruction]) -> str:
-        """What gives a value in the shape that is wanted."""
+        """An instruction that gives a value in the wanted shape."""
         if shape == wanted:
             return name
         more.append(bitcast(self.names.fresh(name, "in"), wanted, name))

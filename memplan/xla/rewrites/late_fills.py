@@ -113,7 +113,7 @@ class _BodyRewriter:
         return self._alone.get(name, name) in self._late
 
     def _written(self, op: Instruction) -> Iterator[str]:
-        """With what it reads that is not written yet in front of it."""
+        """An instruction, after its operands that are not written yet."""
         for name in op.operands:
             if late := self._late.pop(self._alone.get(name, name), None):
                 yield from self._written(late)

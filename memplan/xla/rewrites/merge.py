@@ -103,7 +103,7 @@ class _FusedBody:
                 self.made[name] = self._ops[now[result.name]]
 
     def _value(self, operand: str, op: Instruction) -> str:
-        """What gives a parameter's value: what an earlier fusion made, an earlier parameter, or a new one."""
+        """The value of a parameter: an earlier fusion's result, an earlier parameter, or a new one."""
         buffer = buffer_of(self._body, operand)
         if buffer in self.made:
             given = self.made[buffer].name, self.made[buffer].shape
@@ -176,7 +176,7 @@ class _BodyRewriter:
         return {""} if found is None else found
 
     def _name(self, result: str, fusion: Instruction, number: int) -> Iterator[Instruction]:
-        """Where a result is now, and what names it if nothing did."""
+        """The new place of a result, and an instruction that names it if none did."""
         maker, element, _ = result.partition("{")
         if element and isinstance(fusion.shape, tuple):
             self._elements[result] = fusion.name, number

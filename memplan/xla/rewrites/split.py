@@ -83,7 +83,7 @@ class _Fusion:
     sources: Mapping[str, tuple[str, int]]  # of every parameter the buffer, and its bytes if it is a temporary
 
     def pieces(self, limit: int) -> list[_Piece]:
-        """As few as take no more bytes than that each, in order; where that cannot be, as small as can be."""
+        """The fewest pieces of at most this size each, in order; if that is impossible, the smallest pieces."""
         return list(self._split(_Piece(self.makes, frozenset()), limit))
 
     @functools.cached_property
@@ -91,7 +91,7 @@ class _Fusion:
         return max(map(self._nbytes, self.pieces(0)))
 
     def needed(self, piece: _Piece) -> list[Instruction]:
-        """What makes it, in order; parameters and what it is given are among them."""
+        """Its producers, in order, with parameters and given values."""
         return backward_slice(self.fused.ops, piece.makes, piece.given)
 
     def _names(self, piece: _Piece) -> set[str]:
