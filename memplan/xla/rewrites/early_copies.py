@@ -68,7 +68,7 @@ class _Places:
         self.fused: dict[str, str] = {}  # texts of what new fusions call
 
     def lines(self) -> Iterator[str]:
-        """Lines of the body. A new instruction precedes the one that computes the same, which overwrites its operand."""
+        """Lines of the body. A new instruction precedes its original, which overwrites their common operand."""
         now = {
             name: self._made_alone(name)
             for op in self._body.ops.values()
