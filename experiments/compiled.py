@@ -1,7 +1,5 @@
 """The compiler's account of an executable of `jax.jit`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

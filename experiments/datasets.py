@@ -1,7 +1,5 @@
 """What is wrong with a data set."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

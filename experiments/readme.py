@@ -1,7 +1,5 @@
 """Tables of measured results, kept in the README beside them."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform

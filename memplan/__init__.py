@@ -1,7 +1,5 @@
 """memplan: train what does not fit. `memplan.jit` is `jax.jit` with a device-memory budget."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,5 @@
 """Every error that memplan raises on purpose."""
 
-from __future__ import annotations
-
 
 class MemplanError(Exception):
     """Base class: what happened, likely why, and what to try."""

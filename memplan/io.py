@@ -1,7 +1,5 @@
 """Files that appear whole or not at all, and dataclasses as JSON has them: written, and read by their annotations."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Bytes, seconds and FLOPs as people write and read them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from fractions import Fraction

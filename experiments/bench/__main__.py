@@ -5,8 +5,6 @@ README.md. What today's memplan, models, jax and compilers have measured is not 
 beginning of one.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -3,8 +3,6 @@
 A share is in percents of what the compiler says that the step takes there as it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial

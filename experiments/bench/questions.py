@@ -1,7 +1,5 @@
 """The questions: cases, a measure, and a view of the results. Adding one is adding an entry."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

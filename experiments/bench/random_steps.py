@@ -5,8 +5,6 @@ other residuals are stacked, kernels are others. `tests/test_numbers.py` draws s
 budget, of which 2 in 100 run a kernel again. These are training steps large enough to need it: 96 in 100 do.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping
 from typing import Any

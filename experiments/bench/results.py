@@ -1,7 +1,5 @@
 """What was measured of a case: one schema for every question, a JSON file each under results/QUESTION/."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Measures cases, each in a process of its own with a limit of time, and keeps what was found."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

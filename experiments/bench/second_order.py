@@ -4,8 +4,6 @@ One or two convolutions of one, two or three dimensions, with strides, dilation 
 and feature groups. Gradients of single images, as `vmap` writes them, are convolutions with groups of their own.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

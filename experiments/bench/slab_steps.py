@@ -1,7 +1,5 @@
 """Training steps in slabs, with arrays for the CPU: one that memory does not hold, and one for each use of slabs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Training steps to measure: sizes that people train, as shapes, and small ones with arrays for the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

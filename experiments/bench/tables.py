@@ -1,7 +1,5 @@
 """Tables in markdown: columns are data, rows are what was measured; and the README that shows them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What README.md shows of each question: its columns as data, and the sums below."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby

@@ -4,8 +4,6 @@ python -m experiments.gpu [--out FOLDER] [--minutes 25]      # again with the sa
 python -m experiments.gpu --report [--out FOLDER]           # only the page
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """What a row was measured on. It is a real card's only where NVIDIA's own driver answers."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

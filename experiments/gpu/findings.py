@@ -1,7 +1,5 @@
 """Rows as a page: what was measured, what was predicted, and by how much the models of bytes and seconds are off."""
 
-from __future__ import annotations
-
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What is measured on a card, the most telling first; and the same at toy size, to try the script without one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial

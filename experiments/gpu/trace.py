@@ -4,8 +4,6 @@ CUPTI's events stand in lines `Stream #...` of the planes `/device:GPU:...`: cop
 their size in `memcpy_details`, kernels with the instruction that launched them in `hlo_op`.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 import warnings

@@ -1,7 +1,5 @@
 """`python -m experiments.planners GRAPH.json --ratio 0.8 --seconds 60`: one JSON object on standard output."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -5,8 +5,6 @@ neighbouring uses is recomputed before the second, and different gaps need diffe
 computed from is not counted: the least costly set of gaps that frees enough at every crowded stage is a bound.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """memplan's own eviction, asked to plan a bare graph: its stages as a tape."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from experiments.planners.stages import Recomputation, Stages

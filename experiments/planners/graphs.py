@@ -4,8 +4,6 @@ The random graphs follow the description of Gagrani et al., Neural Topological O
 layers of random width, edges mostly to the next layer and seldom far, sizes and durations drawn at random.
 """
 
-from __future__ import annotations
-
 import heapq
 import json
 import math

@@ -4,8 +4,6 @@ A neighbourhood is the recomputations in a run of stages, or those that bridge o
 and those that could take their place. Its size follows what the solver finishes in its share of the time.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from bisect import bisect_left

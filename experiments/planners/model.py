@@ -9,8 +9,6 @@ ever needed, and every round's bound is valid.
 Part of a plan may be held fixed, which makes the same model serve as the neighbourhood of a local search.
 """
 
-from __future__ import annotations
-
 import time
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """One graph, one budget -> one JSON object."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path

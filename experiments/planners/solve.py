@@ -1,7 +1,5 @@
 """Plans for stages: memplan's own eviction first, then CP-SAT, which improves what that found and may prove it."""
 
-from __future__ import annotations
-
 import time
 
 from experiments.planners.bound import lower_bound

@@ -5,8 +5,6 @@
 FOLDER holds the published graphs. Cases that have a result are skipped.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

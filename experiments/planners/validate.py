@@ -3,8 +3,6 @@
 python -m experiments.planners.validate GRAPH.json ANSWER.json
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Results go to standard output, progress and errors to standard error. Exit codes
 or memplan failed, 2 usage, 3 infeasible.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Commands about many devices: start the processes of a run, look at the links between devices."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Commands about devices: the known ones, and the one that is here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

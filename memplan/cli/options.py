@@ -1,7 +1,5 @@
 """Arguments and options that several commands share, and what their text means."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

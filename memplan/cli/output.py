@@ -1,7 +1,5 @@
 """Output of the commands: results, progress, errors, files."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

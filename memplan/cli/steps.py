@@ -1,7 +1,5 @@
 """Commands that plan one step of the user's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

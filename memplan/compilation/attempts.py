@@ -5,8 +5,6 @@ compiled by XLA's latency-hiding schedule where it copies, then by the serial on
 budget lowered by what a prediction missed. A plan that fits but is slow is compared with slabs.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """XLA with a plan in its middle: one program compiled once, for a target, under limits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A program that was compiled, with the plan in its middle, under limits."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ One file each, named by all that a plan depends on; written whole or not at all,
 file that is damaged is planned for again. The oldest go when there are too many.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

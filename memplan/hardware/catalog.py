@@ -8,8 +8,6 @@ What a link achieves is below what it is sold for, and the step feels the former
 assumptions, named as such; calibrate where it matters.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

@@ -10,8 +10,6 @@ several at once in a ring, through every node once, which keeps all links busy b
 are not padded, and phases do not overlap. An engine with better trees across hosts (NCCL's) may do a flat group faster.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """A device: its memory, its rates, and the link to its host. Types; `catalog` has the figures."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

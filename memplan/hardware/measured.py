@@ -1,7 +1,5 @@
 """A device whose rates were measured, and its file: JSON with the fields of `Device` and where it was measured."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Operation facts -> seconds, by the roofline: Williams, Waterman, Patterson, CACM 52(4), 2009."""
 
-from __future__ import annotations
-
 from memplan.hardware.device import Device
 
 _TRITON = (8, 0)  # the least compute capability

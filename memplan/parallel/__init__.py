@@ -3,8 +3,6 @@
 May import `program`, `planning`, `hardware`, and from `xla` what the local device is.
 """
 
-from __future__ import annotations
-
 from memplan.parallel.cluster import Cluster, initialize
 from memplan.parallel.meshes import mesh
 from memplan.parallel.step import DataParallel, data_parallel

@@ -3,8 +3,6 @@
 Processes are compared if the mesh has devices of all of them; with one process there is nothing to compare.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -4,8 +4,6 @@ jax detects Slurm, Open MPI and Kubernetes; `memplan launch` sets the address of
 of these, the process is alone.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Divides a step among devices: the placement of every array, and the buckets of its sums."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

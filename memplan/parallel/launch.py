@@ -3,8 +3,6 @@
 Slurm, Open MPI and Kubernetes start processes themselves and need none of this.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Meshes with one axis per level of the machine, and their links: assumed from presets, or measured by all-reduces."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Makes a data-parallel step over a mesh from a step for one device."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import os

@@ -3,8 +3,6 @@
 One stream sends the buckets in order. A large bucket pays the latency once, a small one starts early.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

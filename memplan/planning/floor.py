@@ -1,7 +1,5 @@
 """The bytes that no plan goes below, in whatever order: those that the largest kernel needs by itself."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from memplan.planning.problem import Kernel, Problem, Role

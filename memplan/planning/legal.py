@@ -4,8 +4,6 @@ A buffer that was written over in place is not read again, but by kernels that r
 too. Kernels that run once do so in their order, a loop's body right before the loop, copies outside of loops.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 

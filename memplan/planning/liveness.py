@@ -6,8 +6,6 @@ one group (`HloBuffer`). Whether one may be written over another that ends there
 A prefetch makes a version of its own that no kernel writes over, since it is an element of a tuple.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ the host, or the backward body recomputes it from what is. For a price on every 
 cut; a sweep over prices gives the choices worth a look.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ run once do so in their order. Nothing crosses the start or the end of an asynch
 kernels as before.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 

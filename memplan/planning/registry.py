@@ -1,7 +1,5 @@
 """Planners: objects that answer a `Problem` and a budget with a `Solution`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Protocol
 

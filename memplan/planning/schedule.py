@@ -1,7 +1,5 @@
 """The answer of a planner to a problem: a schedule, which is actions in an order, its bytes and its seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum

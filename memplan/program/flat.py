@@ -1,7 +1,5 @@
 """A flat jaxpr, and what everybody asks of one: its variables by number, who reads them, its graph with costs."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The one interpreter of jaxprs: what equations make of what is known, each as it is or as a rule has it."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager

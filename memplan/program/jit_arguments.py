@@ -1,7 +1,5 @@
 """Arguments of a step: which are static; what users of Flax NNX and Equinox pass, and `jax.jit` loses or refuses."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Program, arguments -> what `jax.jit` lowers."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Its JSON is an object with the fields below, led by `"schema": "memplan.comparison/1"`; see `memplan.report.model`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

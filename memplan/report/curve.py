@@ -3,8 +3,6 @@
 Its JSON is an object with the fields below, led by `"schema": "memplan.curve/1"`; see `memplan.report.model`.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from typing import ClassVar

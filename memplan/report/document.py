@@ -1,7 +1,5 @@
 """JSON as results have it: led by a schema, an entry to a line, down to rows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ Their JSON says of each what plans depend on, led by `"schema": "memplan.devices
 `"memplan.calibration/2"`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -5,8 +5,6 @@ arrays, `versions` is an object, what is not known is null, and NaN or infinity 
 the same schema; none is removed, renamed or changed in meaning.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from typing import ClassVar, Literal

@@ -1,7 +1,5 @@
 """Base classes of results: printed as tables, saved as JSON or as a page; a record is also read again."""
 
-from __future__ import annotations
-
 import os
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Self

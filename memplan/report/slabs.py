@@ -1,7 +1,5 @@
 """Loops over slabs as report rows: what each reads, makes and writes of arrays that are never whole on the device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Memory over one step, and the work of the device beside it, as rows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

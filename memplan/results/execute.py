@@ -1,7 +1,5 @@
 """A planned step on the local backend, and the gate that compares it with the step as it is."""
 
-from __future__ import annotations
-
 import functools
 import threading
 import time

@@ -1,7 +1,5 @@
 """Errors about memory that name a way out: no plan fits the budget, or XLA's pools do not give a step its memory."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any

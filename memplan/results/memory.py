@@ -1,7 +1,5 @@
 """Memory over the step as rows of a report: by XLA's rules for buffers, at the times of the replay."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 

@@ -1,7 +1,5 @@
 """The report of an outcome: its rows and figures, from the compiled and the planned module."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping

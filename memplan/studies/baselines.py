@@ -1,7 +1,5 @@
 """Ways to compile a step without a plan of memplan's: plain, under policies of `jax.checkpoint`, by XLA's own means."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

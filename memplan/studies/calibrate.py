@@ -4,8 +4,6 @@ Every operation is timed at growing sizes until one run takes long enough; each 
 then several times. The best run at the best size is the rate.
 """
 
-from __future__ import annotations
-
 import datetime
 import math
 import os

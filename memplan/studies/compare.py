@@ -1,7 +1,5 @@
 """Other ways to make a step fit, beside memplan's: what jax and XLA offer without a plan."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 

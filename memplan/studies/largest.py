@@ -1,7 +1,5 @@
 """The largest size whose step fits: the compiler decides."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any

@@ -1,7 +1,5 @@
 """The meanings of values of two modules: numbered expressions, equal for equal values; fusions are looked through."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Same types, same numbers: the gate between the unmodified and the planned step."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext

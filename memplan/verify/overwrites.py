@@ -1,7 +1,5 @@
 """Overwrites: buffers and their versions, updates in place, and reads of a version that is gone."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ Buffers are not in that form: what was overwritten in place, be it a donated arg
 carries, may be read no more, but by what reads it there in the plain module too.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 from memplan.verify.dataflow import Dataflow, entry_dataflow, require

@@ -4,8 +4,6 @@ Sources: `FusionCanShareBufferHint` and `CanShareBufferHint` of XLA:GPU, `CanSha
 `HloDataflowAnalysis` for XLA:CPU and whatever the first two leave open.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import deque

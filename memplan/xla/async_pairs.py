@@ -5,8 +5,6 @@ that takes it for the older instruction of this name, whose shape is another one
 sugar for asynchronous instructions). Here each pair gets its computation back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from memplan.xla.module import Instruction, read_instruction

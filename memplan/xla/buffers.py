@@ -5,8 +5,6 @@ from its first value through its body to its result, and so are what is updated 
 argument and the output that is written may_alias it (`HloAliasAnalysis`).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

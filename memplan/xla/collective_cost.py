@@ -1,7 +1,5 @@
 """Collectives of a compiled program: over which axes of the mesh they go, and what they take on its links."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -9,8 +9,6 @@ The text does not tell what becomes of the rest: collectives, conditionals, sort
 custom calls. The driver is for CUDA 12.3 or later: with an older one XLA of jax 0.11 leaves products out of graphs.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Collection, Iterator

@@ -1,7 +1,5 @@
 """The text that describes an absent GPU to XLA (`gpu_device_info`), from a device's specification."""
 
-from __future__ import annotations
-
 import functools
 import tempfile
 import threading

@@ -6,8 +6,6 @@ compute capability 8.0 on, for the sake of Triton. The memcpy itself asks for no
 is written here as that pass would.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from memplan.hardware.device import Device

@@ -4,8 +4,6 @@ A kernel reads its operands and writes its results once; of a sliced operand it 
 place it writes the update.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import re

@@ -5,8 +5,6 @@ XLA prints every number of a constant, and reads it again: 16 MiB took nine seco
 fields, each a key (number and type) and a content. Numbers of fields are those of XLA's hlo.proto.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 LARGE_NBYTES = 1 << 16  # as text: 40 ms

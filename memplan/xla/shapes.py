@@ -1,7 +1,5 @@
 """Shapes as HLO writes them: arrays with a layout, and tuples of them."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re

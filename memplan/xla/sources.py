@@ -1,7 +1,5 @@
 """A module's metadata -> the line of the user's code and the scope behind every instruction."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping

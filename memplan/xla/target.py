@@ -1,7 +1,5 @@
 """The target of a compilation: the local backend, or a described GPU that is absent."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

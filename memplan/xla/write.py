@@ -6,8 +6,6 @@ number, and computations of its own: XLA wants one for every fusion, reduction a
 needs no control dependences.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ python -m experiments.applications.large_batch.run  # writes results/cpu.json an
 python -m experiments.applications.large_batch.run --table  # the table alone
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

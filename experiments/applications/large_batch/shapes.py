@@ -4,8 +4,6 @@ A shape has any place, size and turn, is brighter or darker than its ground, and
 noise. So a colour or a place says nothing of the class: only the outline does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Training with a large global batch within a budget: which rate and optimizer, the steps, and the accuracy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

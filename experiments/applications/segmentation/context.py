@@ -4,8 +4,6 @@ The lesion lies in the front of the head and looks the same in both classes; the
 At least half a volume is between the two, so no cube of half the volume's side ever holds voxels of both.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

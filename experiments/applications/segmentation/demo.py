@@ -5,8 +5,6 @@ a share of what the compiler says that the plain one takes. Both use the same ke
 last bit.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -4,8 +4,6 @@ python -m experiments.applications.segmentation.run  # all cases; --only NAME ..
 python -m experiments.applications.segmentation.run --table  # rewrites the table of README.md
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Iterator, Sequence

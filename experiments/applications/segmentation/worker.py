@@ -3,8 +3,6 @@
 python -m experiments.applications.segmentation.worker ROOT --way planned --size 96 --steps 4 --budget 440MiB
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import gc

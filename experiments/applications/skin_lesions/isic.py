@@ -4,8 +4,6 @@ Photographs `ISIC_0000000.jpg` of any size; beside them a table of classes, `ima
 (ISIC 2018 task 3 and ISIC 2019), and masks `ISIC_0000000_segmentation.png`, 255 on the lesion and 0 elsewhere.
 """
 
-from __future__ import annotations
-
 import csv
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ and how many dark spots it has. All of these vary within a class, so that classe
 content.
 """
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import NamedTuple

@@ -5,8 +5,6 @@ python -m experiments.applications.skin_lesions.run --isic IMAGES MASKS TRUTH  #
 python -m experiments.applications.skin_lesions.run --table  # the table alone
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

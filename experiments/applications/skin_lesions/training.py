@@ -1,7 +1,5 @@
 """Batches of photographs, decoded by grain's threads while the step runs, and two tasks trained within a budget."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

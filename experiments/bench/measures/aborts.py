@@ -5,8 +5,6 @@ described GPU, run on the CPU and compared with the step as it is. Every tenth i
 bytes, for both. The numbers may differ by what recompilation alone causes.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence

@@ -6,8 +6,6 @@ bit: a plan is made of the plain step's own kernels. Where its loops stack other
 memplan's numbers gate has to pass.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence

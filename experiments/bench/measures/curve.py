@@ -1,7 +1,5 @@
 """A step for shares of its plain peak, beside what jax and XLA do about memory without a plan."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 from experiments.bench.cases import Case

@@ -1,7 +1,5 @@
 """The largest size of a network that grows, in each way to make it fit, and memplan.largest against every size."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Does the judge accept every plan that memplan makes? Ten budgets, from nearly all that a step takes to a fifth."""
 
-from __future__ import annotations
-
 import memplan
 from experiments.bench.cases import Case
 from experiments.bench.results import Found

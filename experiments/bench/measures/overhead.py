@@ -1,7 +1,5 @@
 """First call and later calls of `memplan.jit` beside `jax.jit`, in one process, in turn, on the same arguments."""
 
-from __future__ import annotations
-
 import functools
 import os
 import statistics

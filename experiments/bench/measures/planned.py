@@ -5,8 +5,6 @@ compilation has XLA's file of compiled kernels switched off. The planned one beg
 `memplan.jit` does; the second compilation of a step, where one is needed, finds in it what the first one made.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ The step runs as it is, or planned within the case's budget. The resident set is
 kernel: the interpreter, compilations and the data are in it.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

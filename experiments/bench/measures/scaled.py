@@ -1,7 +1,5 @@
 """How a step scales: replayed on more and more devices, from what XLA compiles for a whole machine that is not here."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

@@ -4,8 +4,6 @@ All that an axis goes through runs in slabs: once so that loops write down what 
 everything again. Recompilation alone: the step in pieces of a few equations, or begun an ulp beside.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A step in so many slabs as are asked for, beside the step as it is, where both fit: what slabs cost by themselves."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from experiments.bench.cases import Case

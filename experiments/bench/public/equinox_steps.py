@@ -3,8 +3,6 @@
 A model of Equinox is a tree of arrays and of other things: the step takes the arrays, the rest stays with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Steps of the examples of google/flax: models, `train_step`, optimizers and configurations are the repository's."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

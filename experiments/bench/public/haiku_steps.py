@@ -1,7 +1,5 @@
 """Steps of the examples of google-deepmind/dm-haiku, with the library as it is in the same clone."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

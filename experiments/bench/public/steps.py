@@ -1,7 +1,5 @@
 """The corpus: training steps of public repositories, at sizes that people train and at sizes for a CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a training step of this corpus is, and what its builders share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Steps of google-research/vision_transformer and google-research/big_vision."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

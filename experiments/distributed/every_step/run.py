@@ -1,7 +1,5 @@
 """Is every step of many processes right? `python -m experiments.distributed.every_step.run` (about ten minutes)."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -5,8 +5,6 @@
 A sum that is wrong now and then, or on one rank, hides in a training that goes on from it: here it cannot.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence

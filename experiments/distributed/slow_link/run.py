@@ -4,8 +4,6 @@ python -m experiments.distributed.slow_link.run [--only RATE ...]     # 100mbit 
 python -m experiments.distributed.slow_link.run --table               # rewrites the table of README.md
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

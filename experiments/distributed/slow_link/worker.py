@@ -3,8 +3,6 @@
 python -m experiments.distributed.slow_link.worker RANK COORDINATOR DEVICES INTERFACE STEPS  # rank 0 prints JSON
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """Buckets of sums: gradients that nothing waits for are reduced together, beside the rest of the backward pass."""
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Mapping

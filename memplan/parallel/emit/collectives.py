@@ -1,7 +1,5 @@
 """Collectives over the axes of a mesh, in the phases that cost least on its links. To be called inside `shard_map`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ After Seide et al., 1-bit SGD (Interspeech 2014), and Karimireddy et al. (ICML 2
 error of its last message to its next one. Sums are formed in float32: parts are exchanged, added, and gathered.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

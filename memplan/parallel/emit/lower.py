@@ -1,7 +1,5 @@
 """The step as one device runs it: equations on its own parts, and collectives between them."""
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Sequence

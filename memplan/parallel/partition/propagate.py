@@ -5,8 +5,6 @@ equations. Backward, an array gets the split that its readers ask for: a broadca
 that only updates a part of the optimizer's state is scattered instead of summed everywhere.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence

@@ -5,8 +5,6 @@ it: after each operation the chain is priced, and next comes the maker of the so
 of all that were priced takes off most for its seconds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 

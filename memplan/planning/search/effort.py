@@ -1,7 +1,5 @@
 """Every number that decides how the search plans, with the measurement that chose it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

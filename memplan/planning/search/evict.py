@@ -7,8 +7,6 @@ evaluated, and are evaluated again before they are taken (lazy greedy: Minoux 19
 does not need are pruned at the end, dearest first.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Iterator, Sequence

@@ -6,8 +6,6 @@ end of its own work. A version of a value is made at home (2t + 1), recomputed i
 slot (2t + 1); each need is served by the last version before it.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ A neighbourhood is a stretch of slots, the dearest decisions, or any; repairs di
 weigh, and by the price of an idle link, all drawn anew each time.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Sequence

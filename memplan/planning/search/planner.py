@@ -12,8 +12,6 @@
 Effort is counted and never timed: the same plan on every machine.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass

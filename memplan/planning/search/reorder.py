@@ -5,8 +5,6 @@ backward, with the roles exchanged: a kernel that makes more than it keeps waiti
 loop and its body move as one; a body's kernels move within their part of it.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import defaultdict
 from collections.abc import Sequence

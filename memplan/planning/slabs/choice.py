@@ -5,8 +5,6 @@ streams of every loop (`price`) say what a second of its kernels is worth in sec
 changed value by value, and by two large values at once.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Loop by loop, the last one first: by then it is known what later loops read, so also what a loop writes.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field

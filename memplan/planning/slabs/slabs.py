@@ -6,8 +6,6 @@ there is one loop per level. A value of an earlier level is read from the array 
 recomputed.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

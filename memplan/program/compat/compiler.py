@@ -1,7 +1,5 @@
 """Lowered modules, XLA's texts and hook, jax's cache of compilations and the store of its processes."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import threading

@@ -1,7 +1,5 @@
 """Arrays, keys and traces: what jax knows of values, and what it traced of a function."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

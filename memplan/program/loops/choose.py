@@ -1,7 +1,5 @@
 """Which residuals: of all that a price per stacked byte makes of a step's loops, the few that are worth compiling."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 

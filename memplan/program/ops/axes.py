@@ -5,8 +5,6 @@ over (or reduced otherwise). A dimension on no axis cannot be divided. Along an 
 rows of an operand than their own: `Rows` says which.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Matrix products and convolutions."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The cost of an equation, by the records of its primitive and of the primitives in its bodies."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from memplan.program import compat

@@ -1,7 +1,5 @@
 """Primitives that compute an element of their results from the elements at its place."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial as with_facts
 

@@ -1,7 +1,5 @@
 """Gathers, scatters, and slices whose place is computed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial as with_facts
 from typing import Any

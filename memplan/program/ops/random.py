@@ -1,7 +1,5 @@
 """Random numbers and keys."""
 
-from __future__ import annotations
-
 from functools import partial as with_facts
 from typing import Any
 

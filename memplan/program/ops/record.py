@@ -3,8 +3,6 @@
 A primitive without a record is a kernel that needs its operands whole. That is correct, and reported.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Reductions, cumulative ones, and sorting."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

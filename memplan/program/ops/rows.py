@@ -5,8 +5,6 @@ one exist in a window at its rim, too: `padding_value` says what an equation wan
 carries accumulated sums, and of a cumulative equation the row before its window.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Primitives that move elements, or only say otherwise how they lie."""
 
-from __future__ import annotations
-
 import functools
 import math
 import operator

@@ -1,7 +1,5 @@
 """Reductions over windows, and their derivatives."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import partial

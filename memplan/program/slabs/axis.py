@@ -3,8 +3,6 @@
 Begun at one dimension of one array it is followed to all that is computed with it, by the table of `axis_rules`.
 """
 
-from __future__ import annotations
-
 import functools
 import heapq
 from collections.abc import Iterable, Iterator, Mapping

@@ -6,8 +6,6 @@ equation becomes `banded`. So do the equations of its gradient: products with th
 added by number.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Mapping

@@ -6,8 +6,6 @@ device, or goes to the host and back as any value may. Stacks of layers stay on 
 slices (`layerwise_state`).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """A report as one self-contained page: its own JSON, a style and a script, both named by their hash, nothing loaded."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """A timeline as a trace for Perfetto (ui.perfetto.dev): counters of bytes, slices of kernels and copies."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

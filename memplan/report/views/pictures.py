@@ -3,8 +3,6 @@
 All of them raise ImportError where matplotlib is not installed.
 """
 
-from __future__ import annotations
-
 import io
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Tables: what stands in them, and the two ways to draw them, in a terminal and as a self-contained page."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

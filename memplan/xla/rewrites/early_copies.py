@@ -7,8 +7,6 @@ XLA also makes the number of the next trip and the place of what is fetched for 
 over this trip's, so the fusion runs behind all that reads this one, and so would the copy: its place is made alone.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Fusions and the computations that they call: what is asked of them, and how they are written anew."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 

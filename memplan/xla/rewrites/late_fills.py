@@ -4,8 +4,6 @@ A loop begins with zeros for what it stacks. XLA of jax 0.11 makes one fusion of
 of that is there from the first of them on: the 3D U-Net at 256^3, in slabs for 6 GiB on an H100, takes 15 GiB so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 
 from memplan.xla.module import Computation, Instruction, Module, Names, with_loops

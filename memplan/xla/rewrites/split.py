@@ -7,8 +7,6 @@ ResNet-50 at batch 1152 on a V100: five fusions in two pieces each; the floor fa
 takes 0.7 % longer.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
