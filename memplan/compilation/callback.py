@@ -33,7 +33,7 @@ class PlannedModule:
     base: ScheduledModule  # what was planned: the same, or its rewrite (`ScheduledModule.rewrite`)
     plan: Plan | None = None  # what it was made into; None where it went through as it is
     schedule: Schedule = ()  # the plan, by the numbers of the base's problem
-    written: ScheduledModule | None = None  # the module that was handed back
+    written: ScheduledModule | None = None  # the module that was returned to XLA
     fits: bool = True  # by the prediction
     # predicted_bytes, predicted_host_bytes: device and host bytes
     predicted_bytes: int = 0

@@ -227,7 +227,7 @@ def topology_named(name_or_path: str) -> Topology:
     """The topology of this name, in any case, or in the file at this path; `name@16x4` has other sizes.
 
     Raises:
-      TopologyError: no such topology, sizes that do not fit it, or a file that is not one; says what there is.
+      TopologyError: no such topology, sizes that do not fit it, or a file that is not one; lists the known ones.
     """
     if is_path(name_or_path):
         return load(name_or_path)

@@ -46,7 +46,7 @@ def contiguous_buckets(
     earliest = np.zeros(count + 1)  # end of the first gradients, with any number of buckets
     for stop, ready in enumerate(ready_s, start=1):
         earliest[stop] = (np.maximum(earliest[:stop], ready) + costs[:stop, stop - 1]).min()
-    done, last = np.full(count + 1, math.inf), []  # the same with exactly so many buckets; where the last one starts
+    done, last = np.full(count + 1, math.inf), []  # the same with exactly this many buckets; start of the last one
     done[0] = 0.0
     while done[count] > earliest[count]:
         ends = np.maximum(done[:-1, None], np.asarray(ready_s)) + costs

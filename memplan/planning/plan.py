@@ -37,7 +37,7 @@ class Plan:
       slabs: what of the step runs in loops over slabs, one after another.
       on_host: positions of inputs in host memory.
       extra_outputs: names of buffers that are recomputed as additional outputs of later fusions that read their inputs.
-      program: digest of the step; with another module of the same program the plan is followed or made again. "": with
+      program: digest of the step; with another module of the same program the plan is followed or replaced. "": with
         none but its own.
       structure: digest of what reads what in the module, by name.
       kernels: those that XLA's autotuner chose, and which (`xla.module.Module.chosen_kernels`).

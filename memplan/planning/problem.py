@@ -113,7 +113,7 @@ class Problem:
         )
 
     def with_seconds(self, seconds: Mapping[str, float]) -> Problem:
-        """With kernels that take so many seconds, by name; those that are not among them take none."""
+        """With these seconds for kernels, by name; all others take none."""
         kernels = (replace(one, seconds=seconds.get(one.name, 0.0)) for one in self.kernels)
         return replace(self, kernels=tuple(kernels))
 

@@ -23,7 +23,7 @@ def fetch(stack: Any, layer: Any) -> Any:
 
 
 def write(buffers: Sequence[Any], results: Sequence[Any], layer: Any) -> list[Any]:
-    """Stacks in host memory with one layer written anew."""
+    """Stacks in host memory with one layer replaced."""
     return [
         jax.lax.dynamic_update_index_in_dim(stack, jax.device_put(result, HOST), layer, 0)
         for stack, result in zip(buffers, results, strict=True)
@@ -44,7 +44,7 @@ class HostArray:
 
     array: Any  # its rows first, then the other dimensions of the array, of which `dim` is missing
     dim: int
-    rows_per_slab: int  # of so many rows a trip writes
+    rows_per_slab: int  # rows that a trip writes
     spare: int  # rows before the first
     size: int  # rows of the array
 

@@ -98,7 +98,7 @@ def _options_of_leaves(program: Program) -> dict[str, Any]:
 def channels_last(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
     """The jaxpr with the convolutions in its loops over channels-last arrays, which they transpose; for XLA:CPU.
 
-    XLA:CPU brings convolutions of the entry computation into this form by itself, and hands them to a library. In the
+    XLA:CPU brings convolutions of the entry computation into this form by itself, and passes them to a library. In the
     body of a loop it leaves them as they are, and computes those of another form, such as every gradient of a
     convolution, element by element: a small U-Net in slabs took three times as long.
     """

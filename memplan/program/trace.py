@@ -70,7 +70,7 @@ class Traced:
 
 @dataclass(frozen=True)
 class LoopResiduals:
-    """A transform: pairs of loops written anew with other residuals."""
+    """A transform: pairs of loops with other residuals."""
 
     # the step's pairs of loops (`transforms.residuals`) and what they stack; None as the user wrote them
     loops: tuple[tuple[Loop, Residuals | None], ...]
@@ -90,7 +90,7 @@ class InSlabs:
     """A transform: equations in loops over slabs (`transforms.slabs`)."""
 
     slabs: Slabs  # what runs in them
-    graph: SlabGraph  # of the program before, as it was written anew for the axis
+    graph: SlabGraph  # of the program before it, rewritten for the axis
     begins: int  # value of that graph at which the axis begins
     loops: tuple[SlabLoop, ...]  # that came of it, by that graph; the name stack of the n-th begins with `scope(n)`
     # ops of that graph that read arrays of the axis, and cannot be split along it

@@ -135,7 +135,7 @@ class Report(Record):
         that is not known, and on a CPU.
       pool_peak_bytes: device bytes that XLA's pool counts for the step alone (`peak_bytes_in_use`): a part that is less
         than what was asked for and than 128 MiB stays with it; None where there is no such pool, or it has not as much.
-      pinned_bytes: host bytes that XLA's pinned pool takes, in regions of which each is twice the last; None likewise.
+      pinned_bytes: host bytes of XLA's pinned pool, in regions, each twice the last; None as above.
       exports: lines of a shell without which XLA's pools do not give the step its memory.
       versions: (name, version) of python, jax, jaxlib and whatever else changes the figures.
     """

@@ -35,7 +35,7 @@ class SlabLoop:
       trips: slabs.
       rows: of that array in each.
       halo: rows of an array that a trip reads before or behind its own slab, at the most.
-      ops: operations in it; those made again for it among them.
+      ops: operations in it, recomputed ones included.
       reads, writes: arrays that it reads from and writes to memory by slabs.
       sums: operations whose results it adds up over the slabs.
       seconds: predicted, of all trips; None where the compiled program does not tell.

@@ -281,7 +281,7 @@ def _by_jit(outcome: Outcome) -> dict[str, Any]:
     try:
         with without_messages(*_REMATERIALIZES):
             found = compile_program(outcome.program.original, target, outcome.args, outcome.kwargs)
-    except jax.errors.JaxRuntimeError:  # out of memory, or a kernel that there is none for
+    except jax.errors.JaxRuntimeError:  # out of memory, or no kernel
         return {}
     made = replace(unmodified, module=read_module(found.text))
     if not _rematerialized(made.module, unmodified.module):
@@ -295,7 +295,7 @@ def _rematerialized(compiled: Module, handed: Module) -> int:
 
 
 def _huge_arrays(unmodified: ScheduledModule) -> int:
-    """Arrays of so many elements that cuDNN does not count them."""
+    """Arrays with more elements than cuDNN can index."""
     known = Origins(unmodified.module)
     arrays = (known.array(buffer.name) for buffer in unmodified.problem.buffers)
     return sum(array is not None and array.size >= _HUGE for array in arrays)
@@ -320,7 +320,7 @@ class Pooled:
     # its pool, with arguments, outputs and then the temporaries, which are one block; None where a device's memory is
     # not in a pool
     device: Taken | None
-    host: Taken  # the pinned pool, with arguments and then the temporaries, likewise
+    host: Taken  # the pinned pool, after arguments and then temporaries
     exports: tuple[str, ...]  # lines of a shell that set what the environment of this process lacks for the step to run
 
 

@@ -21,7 +21,7 @@ _UNDER_WAY: Meaning = (-1, 0)  # nothing yet
 
 
 class NotThePlainModuleError(MemplanError):
-    """A planned module is not the plain one, or reads what is no longer there. Always a bug of memplan's."""
+    """A planned module is not the plain one, or reads a lost value. Always a bug in memplan."""
 
 
 def require(holds: bool, what: str) -> None:

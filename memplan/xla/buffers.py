@@ -354,7 +354,7 @@ class _ProblemBuilder:
         return result
 
     def _tie(self, state: Tree, *others: Tree) -> None:
-        """Leaf by leaf one buffer; what the body hands on as it was given is one value throughout."""
+        """One buffer for each leaf; a leaf that the body passes through unchanged is one value throughout."""
         for begin, tested, inside, end, after in zip(*map(list, map(leaves_of, (state, *others))), strict=True):
             if self._values.find(end) == self._values.find(inside):
                 for value in (tested, inside, after):

@@ -33,7 +33,7 @@ class Launches:
 
     sizes: tuple[int, ...]  # launches in every graph of the program, in order
     graphs: int  # launched in a step; those of a loop's body in every trip
-    singles: int  # kernels, library calls and copies outside of graphs in a step, likewise
+    singles: int  # kernels, library calls and copies outside of graphs in a step
 
 
 def launches(module: Module, device: Device) -> Launches | None:

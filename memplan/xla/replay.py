@@ -58,7 +58,7 @@ class Replay:
     collectives: Mapping[Collective, int] = field(default_factory=dict)  # how often each collective runs
     # of every kernel by name, those in loops' bodies included, where one trip counts
     seconds: Mapping[str, float] = field(default_factory=dict)
-    # likewise of every loop, conditional and call, as a whole
+    # the same for every loop, conditional and call as a whole
     blocks: Mapping[str, float] = field(default_factory=dict)
     # of every instruction by name, when it starts and ends on the compute stream; loops' bodies not included
     clock: Mapping[str, tuple[float, float]] = field(default_factory=dict)

@@ -123,7 +123,7 @@ class Target:
         Args:
           flags: compiler options beside those in the options of `jax.jit`.
           profile: what instructions of an earlier compilation take (seconds), for XLA's scheduler.
-          rewrite: is handed the scheduled module, and may hand back another.
+          rewrite: receives the scheduled module's text, and may return another.
 
         Raises:
           MemplanError: XLA did not hand it over; and whatever `rewrite` raises.
@@ -183,7 +183,7 @@ class Target:
         """Compiled; again with other options where XLA stumbles over something that they avoid.
 
         Raises:
-          UnsupportedProgramError: XLA stumbles all the same.
+          UnsupportedProgramError: XLA still fails.
         """
         try:
             return lowered.compile(compiler_options=dict(flags) or None)
@@ -203,7 +203,7 @@ class Target:
         raise failed
 
     def mesh_for(self, spmd: Spmd | None) -> Mesh | None:
-        """A mesh of so many described devices; None where the step's own will do."""
+        """A mesh of described devices with the step's axes; None if the step's own mesh will do."""
         return described_mesh(self.device, tuple(spmd.axes.items())) if spmd and self.described else None
 
     def _placeholders(self, lowerable: Lowerable) -> Any:

@@ -48,7 +48,7 @@ class Effort:
     # (longest chain, slots by which it runs early), the next one where a sweep makes no progress; none of the eight
     # needs the last two: 7.19 with the first or the second alone
     escalation: tuple[tuple[int, int], ...] = ((10, 0), (40, 0), (10, 8))
-    # an offload that adds more than so many times the stall that it was priced at is rejected. 1: 7.24 as well
+    # reject an offload that adds more than this multiple of the stall that it was priced at. 1: 7.24 as well
     most_delay: float = 1.5
 
     # Neighbourhoods. No single one decides: 6.99 with the middle stretch alone, 7.02 with 0.3 of the decisions at

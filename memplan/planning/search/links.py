@@ -188,7 +188,7 @@ class CopyScheduler:
         return slot, max(time, float(ends[slot])) + busy_s
 
     def _prefetch(self, reader: int, busy_s: float) -> tuple[int, float]:
-        """Behind which slot a copy back begins so that nobody stalls, and for how long they do all the same."""
+        """The slot after which a copy back must begin so that nothing stalls, and the stall that remains."""
         links = self.links
         time = float(links.starts[reader])
         for start, end in reversed(links.prefetches):

@@ -30,7 +30,7 @@ class NeighbourhoodSearch:
     effort: Effort = DEFAULT
 
     def improve(self, over_nbytes: Callable[[], int], evaluations: int) -> None:
-        """Search until so many gaps were evaluated: for what fits, then for what takes less time.
+        """Search until this many gaps were evaluated: first for a plan that fits, then for a faster one.
 
         The limit of each repair lies between what the slots take now and the whole, less what the holes of the layout
         add to it.
@@ -57,7 +57,7 @@ class NeighbourhoodSearch:
                 self._restore(best)
 
     def reach_limit(self, evaluations: int) -> bool:
-        """Search until the limit is kept, or so many gaps were evaluated."""
+        """Search until the limit is kept, or this many gaps were evaluated."""
         draw = random.Random(self.seed)
         best, least = self._decisions(), self._cost()
         while evaluations > 0 and least[0]:

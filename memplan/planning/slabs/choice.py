@@ -21,7 +21,7 @@ _WORTHS = (0.3, 0.1, 0.03, 0.01)  # of a second of kernels in seconds of copies,
 _WORTHS_OF_ROWS = (1.0, 10.0, 100.0, 1000.0)
 _CHANGES = 2500  # that are tried from one choice, at the most: no U-Net needs as many; with 200 loops they take 25 s
 _PAIRS = 1200  # that are tried, at the most: half a second of the choice of a U-Net, 3.88 instead of 4.08 s at 304^3
-_LARGE = 8  # of the largest value: what is larger than one of so many parts of it is changed together with others
+_LARGE = 8  # values above this fraction (1/_LARGE) of the largest value are changed in pairs
 _STEP = 0.5  # power of the ratio of two streams by which a weight follows it
 
 

@@ -71,7 +71,7 @@ class Slabs:
     ops: frozenset[int]  # that run in loops
     stored: frozenset[int]  # values that the loop that makes them writes for later ones
     on_host: frozenset[int]  # of what is written, what is in host memory
-    # a value that is written, and the level of a loop that recomputes it all the same
+    # a value that is stored, and the level of a loop that recomputes it nevertheless
     recomputed_in: frozenset[tuple[int, int]] = frozenset()
 
 
@@ -235,7 +235,7 @@ class Walls:
 
 @dataclass(frozen=True)
 class _Known:
-    """A loop, or that there is none, as long as some values are written and others are not."""
+    """A loop, or None, for as long as the same values are stored."""
 
     written: frozenset[int]
     others: frozenset[int]

@@ -256,7 +256,7 @@ def is_reference(atom: Any) -> bool:
 
 
 def discharge_references(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Mutable references made inside (`jax.new_ref`) become values that are made anew at every write."""
+    """Mutable references made inside (`jax.new_ref`) become values, a new one at every write."""
     refs = [var for eqn in closed.jaxpr.eqns for var in eqn.outvars if is_reference(var)]
     return _discharge.discharge_state(closed) if refs else closed
 

@@ -1,4 +1,4 @@
-"""Pairs of loops written anew with other residuals; what is not stacked any more, the backward body computes again.
+"""Rewrite pairs of loops with other residuals; the backward body recomputes those that are no longer stacked.
 
 A choice is asked for at every pair, outer loops before what is in their bodies, so a list of choices in that order is
 enough to write the same program again. Chooses nothing itself.
@@ -146,7 +146,7 @@ class _Rewriter:
 
 @dataclass
 class _RewrittenPair:
-    """A pair written anew.
+    """Rewrites one pair.
 
     The forward body returns what is to be stacked after its own results; the backward body takes it, and the constants
     and slices of the forward loop, after its own. A stack that is gone is None between the two.

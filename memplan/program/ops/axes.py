@@ -62,7 +62,7 @@ class Axes:
         return self.rows_of(position, axis).leave(self.counted(axis, eqn), given)
 
     def divisible(self, axis: int, eqn: compat.JaxprEqn, parts: int) -> bool:
-        """Every dimension of the axis has a multiple of so many elements, and parts read rows of their own alone."""
+        """Every dimension of the axis is a multiple of this number, and parts read only their own rows."""
         if axis in self.carried or self.reduced.get(axis) == "moments":  # parts want more of others than their results
             return False
         atoms = (*eqn.invars, *eqn.outvars)

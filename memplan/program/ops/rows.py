@@ -93,7 +93,7 @@ def run_cumulative(eqn: Eqn, window: Any, before: Any, rows: int) -> tuple[Any, 
 
     Args:
       before: the row of the result before the window (`row_before`, or as it is given here).
-      rows: by so many the next window lies further on; the window has them at least.
+      rows: distance to the next window; the window has at least as many.
     """
     combined = of(eqn).accumulate
     assert combined is not None

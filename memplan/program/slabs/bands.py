@@ -191,7 +191,7 @@ def _band(matrix: Any, constants: _Constants, dim: int) -> Band | None:
 
 
 def _numbers(indices: Any, constants: _Constants, size: int) -> np.ndarray | None:
-    """The constant numbers (n, 1) of rows of an array that has so many; None where it has not all of them."""
+    """Constant row numbers (n, 1) into an array with this many rows; None if one is out of range."""
     shape = shape_of(indices)
     if indices not in constants or shape[1:] != (1,) or shape[0] > _MOST_NUMBERS:
         return None

@@ -59,7 +59,7 @@ class Found:
 def slab_programs(
     program: Program, device: Device, device_bytes: int, host_bytes: int, seconds: float
 ) -> Iterator[Program]:
-    """The step in slabs that are expected to take no longer than so many seconds, the likeliest first.
+    """The step in slabs, for slabs expected to take at most this many seconds, the most likely to fit first.
 
     Nothing of a step with effects, which stay in their order, or one that writes into its arguments.
     """
@@ -110,7 +110,7 @@ def _order(found: Found) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class _Begun:
-    """An axis that begins at a dimension, of so many rows, of a value."""
+    """An axis, with the value and dimension at which it begins and its rows there."""
 
     axis: SlabAxis
     value: int
@@ -176,7 +176,7 @@ class _Search:
                 return
 
     def _found(self, pricer: Pricer, ops: frozenset[int], rows: int) -> Found | None:
-        """In slabs of so many rows; None where that is one slab, or where a slab has too many elements."""
+        """Slabs of this many rows; None if that is one slab, or if a slab has too many elements."""
         begun = self.begun
         bare = Slabs(begun.value, begun.dim, rows, ops, frozenset(), frozenset())
         if trips_of(begun.axis.graph, bare) < 2 or _elements(begun.axis.graph, bare) >= _MOST_ELEMENTS:
@@ -196,7 +196,7 @@ def _elements(graph: SlabGraph, slabs: Slabs) -> int:
 
 
 def _fewer(size: int, least: int) -> Iterator[int]:
-    """A half of so many rows, a third, a quarter, a sixth, ..., in whole multiples of the least."""
+    """A half, a third, a quarter, a sixth, ... of the rows, in multiples of the least."""
     for power in itertools.count(1):
         for parts in (2**power, 3 * 2 ** (power - 1)):
             rows = max(-(-size // parts) // least, 1) * least

@@ -337,7 +337,7 @@ class Array:
 
     array: Any
     dim: int
-    rows_per_slab: int  # of so many slabs it consists
+    rows_per_slab: int  # rows of one slab
 
     def rows(self, trip: Any, span: Span) -> Any:
         """Rows of the array, counted from the first of a trip's slab; anything where it has none.

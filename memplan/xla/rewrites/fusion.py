@@ -1,4 +1,4 @@
-"""Fusions and the computations that they call: what is asked of them, and how they are written anew."""
+"""Fusions and the computations that they call: queries, and how to rewrite them."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ NAMING = frozenset({"bitcast", "get-tuple-element"})
 _HOLDING = frozenset({"tuple", "opt-barrier", "add-dependency", "after-all"})  # who reads through these is not known
 _INDEX = re.compile(r"\bindex=\d+")
 LEAST_BYTES = 1 << 20
-"""Of a value for which fusions are written anew: a fast GPU reads as much in a fifth of the time of a launch."""
+"""Least bytes of a value for which fusions are rewritten: a fast GPU reads as much in a fifth of a launch's time."""
 
 
 def is_open(op: Instruction) -> bool:
@@ -40,7 +40,7 @@ def has_tuple_readers(body: Computation, op: Instruction) -> bool:
 
 
 def readers_of(body: Computation, maker: Instruction, name: str) -> set[str] | None:
-    """Kernels that read a result, named as a problem names it; None where it is handed to more than kernels."""
+    """Kernels that read a result, named as a problem names it; None if it is passed to something else than kernels."""
     found = set[str]()
     if has_tuple_readers(body, maker):
         return None
