@@ -254,7 +254,7 @@ class PlannedJit:
             gate = numbers_gate(pipeline.local(found, self._request), args, kwargs)
             if not gate.passes:
                 raise WrongProgramError(
-                    f"the planned step does not compute what the step computes ({gate}). Please report it."
+                    f"the results of the planned step differ from those of the step ({gate}). Please report it."
                 )
         return Planned(found, self._request)
 
@@ -290,11 +290,11 @@ class PlannedJit:
         transform = compat.transform_of(jax.tree_util.tree_leaves((args, kwargs)))
         if transform is not None:
             raise UnsupportedProgramError(
-                f"a step planned by memplan.jit cannot be transformed by {transform}: its order would be lost. "
-                f"Decorate the outermost step instead, the one that calls {transform} itself."
+                f"{transform} cannot transform a step planned by memplan.jit: the order of its kernels would be lost. "
+                f"Decorate the outermost step instead, the one that calls {transform}."
             )
         warnings.warn(
-            "a step planned by memplan.jit was called inside another jax.jit, scan or similar: there it is inlined, "
+            "a step planned by memplan.jit was called inside another jax.jit, scan or similar, which inlines it "
             "without a plan. Decorate the outermost step instead.",
             stacklevel=3,
         )

@@ -60,7 +60,7 @@ def read_json(path: str | os.PathLike[str], form: int) -> dict[str, Any]:
     if not isinstance(document, dict) or "format" not in document:
         raise ValueError("it has no entry 'format'")
     if (found := document.pop("format")) != form:
-        raise ValueError(f"its format is {found!r}, this memplan reads {form}")
+        raise ValueError(f"its format is {found!r}, but this version of memplan reads {form}")
     return document
 
 
@@ -81,7 +81,7 @@ def encode(record: Any, where: str = "") -> Any:
         return [encode(entry, f"{where}[{number}]") for number, entry in enumerate(record)]
     if isinstance(record, float) and not math.isfinite(record):
         raise ValueError(
-            f"{where.lstrip('.')} is {record}, which JSON cannot hold. Use None for a figure that is not known."
+            f"{where.lstrip('.')} is {record}, which JSON cannot represent. Use None for an unknown figure."
         )
     return int(record) if isinstance(record, numbers.Integral) else record
 

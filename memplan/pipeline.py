@@ -143,8 +143,8 @@ def best(
     found = attempts.run(program)
     if found.host_bytes and not target.described and (setting := without_spaces()):
         raise MemplanError(
-            f"under {setting} XLA takes host memory from the GPU's: the {show_bytes(found.host_bytes)} that this step "
-            "keeps on the host would be on the device. Start Python without it, or plan with host_budget=0."
+            f"with {setting}, XLA allocates host memory on the GPU, so the {show_bytes(found.host_bytes)} that this "
+            "step keeps on the host would be on the device. Start Python without this setting, or plan with host_budget=0."
         )
     return replace(found, seconds=time.perf_counter() - started)
 
@@ -191,8 +191,8 @@ def limits_of(request: Request, target: Target) -> Limits:
     )
     if host_bytes > pinned:
         raise BudgetError(
-            f"the host budget of {show_bytes(host_bytes)} is more than XLA's pinned pool gives: it ends at "
-            f"{show_bytes(pinned)} per GPU. Lower it, or before Python starts: "
+            f"the host budget of {show_bytes(host_bytes)} is above the limit of XLA's pinned pool, "
+            f"{show_bytes(pinned)} per GPU. Lower the budget, or raise the limit before Python starts: "
             f"{export(HOST_LIMIT, str(-(-host_bytes >> 30)))}"
         )
     return Limits(device_bytes, host_bytes)

@@ -40,7 +40,7 @@ def parse_bytes(size: Size, whole: int, what: str = "budget") -> int:
     number, unit = Fraction(match["number"].rstrip(".")), match["unit"].lower()
     if unit == "%":
         if number > 100:
-            raise BudgetError(f"the {what} of {size} is more than there is. Please {help_text}.")
+            raise BudgetError(f"the {what} of {size} is more than 100 %. Please {help_text}.")
         return int(whole * number / 100)
     if unit not in _UNITS:
         raise BudgetError(f"{match['unit']!r} in the {what} {size!r} is not a unit. Please {help_text}.")

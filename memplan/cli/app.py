@@ -35,7 +35,7 @@ def demo(
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
     budget: Budget = None,
     data: Annotated[Path | None, typer.Option(help="A data set in the Medical Segmentation Decathlon layout.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for what the demo writes.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the files of the demo.")] = None,
     debug: Debug = False,
 ) -> None:
     """Train a 3D U-Net on small phantoms, or on your own volumes, within a budget."""

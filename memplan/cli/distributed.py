@@ -17,33 +17,40 @@ from memplan.report.hardware import Topologies
 
 def launch(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What to start: python train.py ...")],
-    processes: Annotated[int, typer.Option("-n", "--processes", min=1, help="How many to start on this machine.")],
+    processes: Annotated[
+        int, typer.Option("-n", "--processes", min=1, help="Number of processes to start on this machine.")
+    ],
     devices: Annotated[int | None, typer.Option(min=1, help="CPU devices of each process.")] = None,
-    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Of rank 0. Default: a free one.")] = None,
-    timeout: Annotated[int, typer.Option(min=1, help="Seconds that processes wait for one another.")] = 60,
-    restarts: Annotated[int, typer.Option(min=0, help="How often to start again after a failure.")] = 0,
-    grace: Annotated[float, typer.Option(min=0, help="Seconds for the others to end, half after SIGTERM.")] = 5.0,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port of rank 0. Default: a free one.")] = None,
+    timeout: Annotated[
+        int, typer.Option(min=1, help="Seconds for which processes wait for one another at the start.")
+    ] = 60,
+    restarts: Annotated[int, typer.Option(min=0, help="Number of restarts after a failure.")] = 0,
+    grace: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds for the other processes to end after a failure; SIGTERM after half of them."),
+    ] = 5.0,
     debug: Debug = False,
 ) -> None:
-    """Start the processes of a data-parallel run here. Exit code: of the first that failed, 128 + its signal."""
+    """Start the processes of a run on this machine. The exit code is that of the first process that failed (128 + signal)."""
     with exit_on_error(debug):
         run = Launch(tuple(command), processes, devices, port, timeout, restarts, grace)
         raise typer.Exit(launch_processes(run))
 
 
 def topology(
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Time the links between the devices that are here.")
-    ] = False,
-    out: Annotated[Path | None, typer.Option(help="Write what was measured here, for topology=PATH.json.")] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure the links between the local devices.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the measured topology to this file, for topology=PATH.json.")
+    ] = None,
     json: Json = None,
     html: Html = None,
     debug: Debug = False,
 ) -> None:
-    """List the known topologies, or measure the links that are here (under memplan launch: between processes)."""
+    """List the known topologies, or measure the local links (under memplan launch: between processes)."""
     with exit_on_error(debug):
         if out is not None and not measure:
-            raise typer.BadParameter("only what --measure finds is written.", param_hint="--out")
+            raise typer.BadParameter("--out needs --measure.", param_hint="--out")
         check_writable(json, html)
         check_writable(out)
         if not measure:

@@ -47,7 +47,7 @@ def parse(text: str) -> Reference:
     """
     module, colon, call = text.partition(":")
     if not colon or not all(part.isidentifier() for part in module.split(".")):
-        raise FactoryError(f"{text!r} names no factory. {_FORM}")
+        raise FactoryError(f"{text!r} does not name a factory. {_FORM}")
     try:
         node = ast.parse(call.strip(), mode="eval").body
     except SyntaxError as error:
@@ -90,8 +90,8 @@ def demo() -> Callable[..., int | None]:
     except ModuleNotFoundError as error:
         if error.name and f"{DEMO}.".startswith(f"{error.name}."):
             raise FactoryError(
-                f"The demo is not here: it is {DEMO.replace('.', '/')}.py of memplan's repository, which an installed "
-                "memplan does not carry. Run `memplan demo` in the top folder of a checkout."
+                f"The demo is {DEMO.replace('.', '/')}.py of memplan's repository and is not part of the installed "
+                "package. Run `memplan demo` in the top folder of a checkout."
             ) from error
         raise FactoryError(f"The demo needs {error.name}: pip install '.[demo]' in the checkout.") from error
 
@@ -103,10 +103,12 @@ def _module(reference: Reference) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name and f"{reference.module}.".startswith(f"{error.name}."):
             raise FactoryError(
-                f"There is no module {error.name!r}, neither installed nor in {Path.cwd()}. Check the spelling, or run "
-                "memplan where the module lies."
+                f"The module {error.name!r} is neither installed nor in {Path.cwd()}. Check the spelling, or run "
+                "memplan in the folder of the module."
             ) from error
-        raise FactoryError(f"The module {reference.module!r} imports {error.name!r}, which is missing.") from error
+        raise FactoryError(
+            f"The module {reference.module!r} imports {error.name!r}, which is not installed."
+        ) from error
     except (Exception, SystemExit) as error:
         raise FactoryError(f"Importing {reference.module!r} failed with {type(error).__name__}: {error}") from error
 
@@ -142,7 +144,7 @@ def _step_and_args(made: Any, reference: Reference) -> tuple[Callable[..., Any],
     if not isinstance(made, tuple):
         raise FactoryError(f"{reference} returned a {type(made).__name__}. {wanted}")
     if len(made) != 2:
-        raise FactoryError(f"{reference} returned a tuple of {len(made)}. {wanted}")
+        raise FactoryError(f"{reference} returned a tuple of length {len(made)}. {wanted}")
     step, args = made
     if not callable(step):
         raise FactoryError(f"{reference} returned a {type(step).__name__} as its step. {wanted}")

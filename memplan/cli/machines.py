@@ -15,7 +15,7 @@ from memplan.xla.local import local_device
 
 
 def devices(json: Json = None, html: Html = None, debug: Debug = False) -> None:
-    """List the devices that can be planned for, and the host links they can be put behind."""
+    """List the known devices and host links."""
     with exit_on_error(debug):
         check_writable(json, html)
         print_result(Devices(tuple(catalog.DEVICES.values()), tuple(catalog.LINKS)), json, html)
@@ -23,12 +23,12 @@ def devices(json: Json = None, html: Html = None, debug: Debug = False) -> None:
 
 def calibrate(
     out: Annotated[
-        Path | None, typer.Option(help="Write the device here; --device PATH.json then plans with these rates.")
+        Path | None, typer.Option(help="Write the device to this file; --device PATH.json then uses its rates.")
     ] = None,
     json: Json = None,
     debug: Debug = False,
 ) -> None:
-    """Measure this machine's device and the way to its host: half a minute, best on a machine that is idle."""
+    """Measure this machine's device and its link to the host. Takes half a minute; the machine should be idle."""
     with exit_on_error(debug):
         if out is not None and not measured.is_path(str(out)):
             raise typer.BadParameter(f"{out} would not be known as a file: let it end in .json.", param_hint="--out")

@@ -19,8 +19,13 @@ FactoryArgument = Annotated[
         help="A function that returns (step, args); with literal arguments: 'models.train:unet3d_step(size=64)'.",
     ),
 ]
-Budget = Annotated[str | None, typer.Option(help="Device memory: bytes, '16GiB', '80%'. Default: what the device has.")]
-Json = Annotated[Path | None, typer.Option("--json", help="Write JSON to this file; '-' for standard output alone.")]
+Budget = Annotated[
+    str | None, typer.Option(help="Device memory: bytes, '16GiB' or '80%'. Default: what the device has.")
+]
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", help="Write JSON to this file, or with '-' to standard output instead of tables."),
+]
 Html = Annotated[Path | None, typer.Option("--html", help="Write one self-contained page to this file.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
@@ -29,7 +34,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 class StepOptions:
     """Options of every command that plans a step."""
 
-    host_budget: Annotated[str | None, typer.Option(help="Host memory for offloaded values, written likewise.")] = None
+    host_budget: Annotated[str | None, typer.Option(help="Host memory for offloaded values, in the same form.")] = None
     device: Annotated[
         str | None, typer.Option(help="Plan for this device: a name (see `memplan devices`) or a measured PATH.json.")
     ] = None
@@ -77,7 +82,7 @@ def _positions(text: str, args: tuple[Any, ...], option: str, examples: str) -> 
     positions = text.split(",")
     if not all(position.strip().isdecimal() and int(position) < len(args) for position in positions):
         raise typer.BadParameter(
-            f"{text!r} are not positions among {len(args)} arguments. Write {examples}.", param_hint=option
+            f"{text!r} does not name positions of the {len(args)} arguments. Write {examples}.", param_hint=option
         )
     return tuple(map(int, positions))
 

@@ -59,7 +59,9 @@ def progress(*, results: bool = False) -> Iterator[Stages]:
 def check_writable(json: Path | None, html: Path | None = None) -> None:
     """Refuse before minutes of work what could not be written after it."""
     if html == STDOUT:
-        raise typer.BadParameter("only JSON can go to standard output: name a file for the page.", param_hint="--html")
+        raise typer.BadParameter(
+            "only JSON can be written to standard output; give a file name for the page.", param_hint="--html"
+        )
     if json is not None and json == html:
         raise typer.BadParameter(f"{json} cannot hold both --json and --html.")
     for path in (json, html):
@@ -67,7 +69,7 @@ def check_writable(json: Path | None, html: Path | None = None) -> None:
             continue
         folder = path.parent
         if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-            reason = "it is a folder" if path.is_dir() else f"{folder} is not a folder that may be written to"
+            reason = "it is a folder" if path.is_dir() else f"{folder} is not a writable folder"
             raise typer.BadParameter(f"{path} cannot be written: {reason}.")
 
 
@@ -76,7 +78,7 @@ def check_extra(path: Path | None, option: str, package: str, extra: str, *other
     if path is None:
         return
     if path in (STDOUT, *others):
-        raise typer.BadParameter("name a file of its own for it.", param_hint=option)
+        raise typer.BadParameter("give it a file name of its own.", param_hint=option)
     if importlib.util.find_spec(package) is None:
         raise typer.BadParameter(f"it needs {package}: pip install 'memplan[{extra}]'.", param_hint=option)
     check_writable(path)

@@ -18,19 +18,21 @@ def inspect(
     *,
     budget: Budget = None,
     options: StepOptions,
-    verify: Annotated[str, typer.Option(help="compile, numbers (also runs both steps and compares), or none.")] = (
-        "compile"
-    ),
+    verify: Annotated[
+        str, typer.Option(help="compile, numbers (also run both steps and compare their results), or none.")
+    ] = ("compile"),
     trace: Annotated[
         Path | None, typer.Option(help="Write a trace for ui.perfetto.dev to this file; needs the extra trace.")
     ] = None,
-    png: Annotated[Path | None, typer.Option(help="Draw memory over the step here; needs the extra plots.")] = None,
+    png: Annotated[
+        Path | None, typer.Option(help="Draw memory over the step to this file; needs the extra plots.")
+    ] = None,
 ) -> None:
-    """Plan one step, compile it and report what it takes; runs nothing unless --verify numbers."""
+    """Plan and compile one step and report its memory and time. Runs nothing unless --verify numbers."""
     check_extra(trace, "--trace", "perfetto", "trace", options.json, options.html)
     check_extra(png, "--png", "matplotlib", "plots", options.json, options.html, trace)
     if verify not in ("compile", "numbers", "none"):
-        raise typer.BadParameter(f"{verify!r} is none of compile, numbers, none.", param_hint="--verify")
+        raise typer.BadParameter(f"{verify!r} is not one of compile, numbers, none.", param_hint="--verify")
     with progress() as stage:
         function, args = _load(step, stage)
         if not hasattr(function, "plan"):
@@ -38,7 +40,7 @@ def inspect(
             function = api.jit(function, **asked)
         elif budget or verify != "compile" or options.asks_for_a_plan:
             raise typer.BadParameter(
-                "the factory returns a step that memplan.jit already made, with options of its own. Leave out "
+                "the factory returns a step that is already planned by memplan.jit, with its own options. Leave out "
                 "--budget, --host-budget, --device, --verify, --no-split, --donate and --host-state, or return the "
                 "plain step."
             )
@@ -51,7 +53,7 @@ def inspect(
 
 @step_command
 def compare(step: FactoryArgument, *, budget: Budget = None, options: StepOptions) -> None:
-    """Compile one step in several ways, memplan's among them, and say which fit. Exit code 3 where none does."""
+    """Compile one step in several ways, with memplan and without, and show which fit. Exit code 3 if none does."""
     with progress() as stage:
         function, args = _plain_step(step, stage)
         comparison = api.compare(function, args, budget=budget, **options.of(args))
@@ -71,7 +73,7 @@ def curve(
     options: StepOptions,
     png: Annotated[Path | None, typer.Option(help="Draw the curve into this file; needs the extra plots.")] = None,
 ) -> None:
-    """Step time against memory: planned for several budgets, beside what jax and XLA do without a plan."""
+    """Step time against memory: plans for several budgets, and jax and XLA without a plan."""
     check_extra(png, "--png", "matplotlib", "plots", options.json, options.html)
     with progress() as stage:
         function, args = _plain_step(step, stage)
@@ -92,14 +94,14 @@ def largest(
     budget: Budget = None,
     options: StepOptions,
 ) -> None:
-    """The biggest size whose step fits."""
+    """Find the largest size whose step fits."""
     if len(vary) > 1:  # of which typer would take the last
-        raise typer.BadParameter("one size at a time; search it for each value of the other.", param_hint="--vary")
+        raise typer.BadParameter("--vary takes one size; search it for each value of the other.", param_hint="--vary")
     name, _, limits = vary[0].partition("=")
     bounds = limits.split(":")
     if not name.isidentifier() or len(bounds) not in (2, 3) or not all(bound.strip().isdecimal() for bound in bounds):
         raise typer.BadParameter(
-            f"{vary[0]!r} is no range. Write batch=1:64 or image=224:1024:32.", param_hint="--vary"
+            f"{vary[0]!r} is not a range. Write batch=1:64 or image=224:1024:32.", param_hint="--vary"
         )
     low, high, by = map(int, (*bounds, "1")[:3])
     reference = factory.parse(step)
@@ -122,5 +124,5 @@ def _load(step: str, stage: Stages) -> tuple[Any, tuple[Any, ...]]:
 def _plain_step(step: str, stage: Stages) -> tuple[Any, tuple[Any, ...]]:
     function, args = _load(step, stage)
     if hasattr(function, "plan"):
-        raise typer.BadParameter("comparing needs the plain step: return it without memplan.jit around it.")
+        raise typer.BadParameter("compare and curve need the plain step: return it without memplan.jit.")
     return function, args

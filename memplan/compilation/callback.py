@@ -128,8 +128,8 @@ class Callback:
         if found is not None and plain.resident_bytes + found.packing.nbytes > budget:
             found = None
         warnings.warn(
-            f"XLA chose other kernels for this step than when its plan was made ({_changed(plan, module)}); "
-            f"{'the plan is followed all the same' if found else 'it is planned again'}.",
+            f"XLA compiled this step to different kernels than when its plan was made ({_changed(plan, module)}); "
+            f"{'the plan is used anyway' if found else 'the step is planned again'}.",
             stacklevel=2,
         )
         return found or self._planned_anew(plain, budget)

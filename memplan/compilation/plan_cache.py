@@ -59,7 +59,7 @@ def find(name: str) -> Plan | None:
     except OSError:
         return None
     except PlanMismatchError as error:
-        warnings.warn(f"a kept plan is damaged and is made again: {error}", stacklevel=2)
+        warnings.warn(f"a plan in the cache is damaged and will be made again: {error}", stacklevel=2)
         return None
     return plan
 

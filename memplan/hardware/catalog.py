@@ -309,8 +309,8 @@ def _unknown(kind: str, part: str, whole: str, known: Mapping[str, object]) -> U
     inside = "" if part == whole.strip().lower() else f" (in {whole!r})"
     return UnknownDeviceError(
         f"Unknown {kind} {part!r}{inside}.{hint} Known: {', '.join(known)}. "
-        "A device is written as 'v100', as 'v100@pcie4x16' to put it behind another host link, or as the path of a "
-        "specification that `memplan calibrate --out` wrote, which ends in .json."
+        "Write a device as 'v100', as 'v100@pcie4x16' for another host link, or as the path of a .json file from "
+        "`memplan calibrate --out`."
     )
 
 

@@ -48,7 +48,9 @@ class Decomposition:
     def __post_init__(self) -> None:
         names = [name for phase in self.phases for name in phase.axes]
         if not all(phase.axes for phase in self.phases) or len(set(names)) != len(names):
-            raise TopologyError(f"{self} is not an all-reduce. Each phase has axes, and each axis stands in one phase.")
+            raise TopologyError(
+                f"{self} is not an all-reduce. Each phase needs axes, and no axis may be in two phases."
+            )
         if self.phases and self.phases[-1].scatters:
             raise TopologyError(f"{self} is not an all-reduce. Its last phase must not scatter.")
 

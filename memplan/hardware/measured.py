@@ -47,11 +47,11 @@ def load(path: str | os.PathLike[str]) -> MeasuredDevice:
         if "float32" not in device.flops:
             raise ValueError("its 'flops' have no entry 'float32'")
         if device.target is None and where["platform"] != "cpu":
-            raise ValueError("its 'target' is null, so that XLA cannot be told what to compile for")
+            raise ValueError("its 'target' is null, but XLA needs one to compile for")
         for name, value in io.scalars(io.encode(device)):
             may_be_zero = name.startswith("target.compute_capability")
             if isinstance(value, (int, float)) and not (value > 0 or (value == 0 and may_be_zero)):
-                raise ValueError(f"its {name!r} is {value}, which no device has")
+                raise ValueError(f"its {name!r} is {value}, which is not possible")
     except OSError as error:
         raise UnknownDeviceError(
             f"the device file {os.fspath(path)!r} cannot be read: {error.strerror or error}. "
@@ -59,7 +59,7 @@ def load(path: str | os.PathLike[str]) -> MeasuredDevice:
         ) from error
     except (ValueError, OverflowError, RecursionError) as error:  # ValueError: not JSON, not even text
         raise UnknownDeviceError(
-            f"{os.fspath(path)!r} does not hold a whole device ({error}). It may be truncated, or written by another "
+            f"{os.fspath(path)!r} is not a complete device file ({error}). It may be truncated, or from another "
             "program or release; write it again with `memplan calibrate --out PATH`."
         ) from error
     return MeasuredDevice(device, where["platform"], where["device_kind"])

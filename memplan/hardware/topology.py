@@ -149,7 +149,7 @@ def load(path: str | os.PathLike[str]) -> Topology:
         ) from error
     except (ValueError, RecursionError) as error:  # ValueError: not JSON, not even text
         raise TopologyError(
-            f"{os.fspath(path)!r} is not a whole topology ({error}). It may be truncated or written by another "
+            f"{os.fspath(path)!r} is not a complete topology file ({error}). It may be truncated or from another "
             "program; save the topology again."
         ) from error
 
@@ -235,8 +235,8 @@ def topology_named(name_or_path: str) -> Topology:
     if name not in TOPOLOGIES:
         raise TopologyError(
             f"Unknown topology {name_or_path!r}.{_hint(name, TOPOLOGIES)} Known: {', '.join(TOPOLOGIES)}. "
-            "A topology is written as 'ddl', as 'ddl@16x4' for 16 hosts of 4 devices, or as the path of a file that "
-            "`Topology.save` wrote, which ends in .json."
+            "Write a topology as 'ddl', as 'ddl@16x4' for 16 hosts of 4 devices, or as the path of a .json file from "
+            "`Topology.save`."
         )
     topology = TOPOLOGIES[name]
     return topology.resized(_shape(topology, shape, name_or_path)) if at else topology

@@ -76,9 +76,9 @@ class Plan:
         """Raise PlanMismatchError if the plan was made for another module."""
         if self.fingerprint != fingerprint:
             raise PlanMismatchError(
-                f"the plan was made for program {self.fingerprint[:12]}, this step is {fingerprint[:12]}: another "
-                "function, other shapes or dtypes, another device, or another jax version. Plan again, or call with "
-                "the original shapes."
+                f"the plan was made for program {self.fingerprint[:12]}, but this step is {fingerprint[:12]}: the "
+                "function, the shapes or dtypes, the device or the jax version differ. Plan again, or call with the "
+                "original shapes."
             )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -120,7 +120,7 @@ class Plan:
         try:
             document = json.loads(text)
             if document["format"] != FORMAT:
-                raise ValueError(f"format {document['format']}, this memplan reads {FORMAT}")
+                raise ValueError(f"format {document['format']}, but this version of memplan reads {FORMAT}")
             actions = tuple((Kind(kind), str(name)) for kind, name in document["actions"])
             if len(actions) != document["length"]:
                 raise ValueError("actions are missing")
@@ -159,7 +159,7 @@ def name_actions(problem: Problem, schedule: Iterable[Action]) -> tuple[NamedAct
 
 def _damaged(what: str, error: Exception) -> PlanMismatchError:
     return PlanMismatchError(
-        f"{what} is not a whole memplan plan ({type(error).__name__}: {error}). It may be truncated or written by "
+        f"{what} is not a complete memplan plan ({type(error).__name__}: {error}). It may be truncated, or from "
         "another program or release; save the plan again."
     )
 

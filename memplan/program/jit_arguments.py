@@ -52,10 +52,10 @@ class NnxWrites:
 def _lost(names: Sequence[str]) -> UnsupportedProgramError:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return UnsupportedProgramError(
-        f"the step writes into NNX modules that it does not return: {', '.join(names[:3])}{more} of its arguments. "
-        "memplan.jit, like jax.jit and unlike nnx.jit, hands back what is returned and nothing else, so the writes "
-        "would be lost. Return the modules as well (return model, optimizer, loss), or use nnx.split before the step "
-        "and nnx.update after it. Plan the function itself, not nnx.jit of it."
+        f"the step updates NNX modules that it does not return: {', '.join(names[:3])}{more} of its arguments. "
+        "Unlike nnx.jit, memplan.jit (like jax.jit) returns only the results of the step, so these updates would be "
+        "lost. Also return the modules (return model, optimizer, loss), or use nnx.split before the step and "
+        "nnx.update after it. Plan the function itself, not nnx.jit of it."
     )
 
 

@@ -89,8 +89,8 @@ def _options_of_leaves(program: Program) -> dict[str, Any]:
     kept = {name: program.options[name] for name in ("keep_unused", "compiler_options") if name in program.options}
     if {"in_shardings", "out_shardings"} & set(program.options):
         raise UnsupportedProgramError(
-            f"the arguments of {program.name} are in containers that jax cannot lower, and shardings are given for "
-            "them. Leave out in_shardings and out_shardings, or pass what is in the containers."
+            f"the arguments of {program.name} are in containers that jax cannot lower with shardings. Omit "
+            "in_shardings and out_shardings, or pass the contents of the containers."
         )
     return {**kept, "donate_argnums": tuple(number for number, given in enumerate(program.donated) if given)}
 

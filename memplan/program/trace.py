@@ -210,7 +210,7 @@ def trace(
     stage = jax.jit(step, **options).trace(*args, **kwargs)
     if getattr(step, "decomposes", False) and (options.get("compiler_options") or {}).get(XLA_DECOMPOSES):
         raise MemplanError(
-            f"the step's all-reduces are decomposed already, and XLA would do it again ({XLA_DECOMPOSES}). Leave out "
+            f"the step already decomposes its all-reduces, and XLA would decompose them again ({XLA_DECOMPOSES}). Omit "
             "that option, or make the step with data_parallel(..., decompose=False)."
         )
     traced = Traced(step, dict(options), stage)

@@ -22,7 +22,9 @@ def read(text: str, schema: str) -> dict[str, Any]:
         raise ValueError(f"This is not JSON ({error}). The file may be truncated; write it again.") from error
     found = document.get("schema") if isinstance(document, dict) else None
     if found != schema:
-        raise ValueError(f"This document has schema {found!r}, expected {schema!r}. Write it again with this memplan.")
+        raise ValueError(
+            f"This document has schema {found!r}, not {schema!r}. Write it again with this version of memplan."
+        )
     return document
 
 

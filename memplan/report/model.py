@@ -236,8 +236,8 @@ class Report(Record):
     def _required_timeline(self) -> Timeline:
         if self.timeline is None or not self.timeline.instants:
             raise ValueError(
-                f"this report has no memory over time: on {self.device} the compiler tells no schedule, and the step "
-                "was not planned. Plan it for a GPU (device=...), or within a budget that it does not fit as it is."
+                f"this report has no timeline: the compiler gives no schedule for {self.device}, and the step was not "
+                "planned. Plan it for a GPU (device=...), or with a budget that the unmodified step does not fit."
             )
         return self.timeline
 

@@ -90,4 +90,6 @@ class Record(Result):
         try:
             return io.decode(cls, entries)
         except ValueError as error:
-            raise ValueError(f"This document is damaged: {error}. It was cut or edited; write it again.") from error
+            raise ValueError(
+                f"This document is damaged ({error}): it was truncated or edited. Write it again."
+            ) from error

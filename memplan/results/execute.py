@@ -114,8 +114,8 @@ class Runner:
             if not self._program.on_host or "input shardings" not in str(error):
                 raise
             raise MemplanError(
-                f"arguments are not in the memory that the step was planned for; pass what place() of the plan returns "
-                f"(host_state). {error}"
+                "arguments are not in the memory that the step was planned for (host_state); pass those that "
+                f"Planned.place() returns. {error}"
             ) from None
         return results
 

@@ -38,9 +38,9 @@ def infeasible(found: Outcome, splits: bool = True) -> InfeasibleBudgetError:
     resident = "arguments, constants, outputs" if found.executable.memory.constant_bytes else "arguments, outputs"
     advice = "\n  ".join(_advice(found, not splits and floor_bytes > budget))
     return InfeasibleBudgetError(
-        f"no plan fits {show_bytes(budget)} on {found.target.device.name}. The smallest that was found, and compiled, "
-        f"takes {show_bytes(smallest)}{host}; {resident} and the largest kernel alone, {operation}, take "
-        f"{show_bytes(floor_bytes)}.{_in_slabs(found) if splits else ''} Try:\n  {advice}",
+        f"no plan fits {show_bytes(budget)} on {found.target.device.name}. The smallest plan that was found and "
+        f"compiled takes {show_bytes(smallest)}{host}. The floor is {show_bytes(floor_bytes)}: {resident} and the "
+        f"largest kernel, {operation}.{_in_slabs(found) if splits else ''} Try:\n  {advice}",
         floor_bytes=floor_bytes,
         smallest_bytes=smallest,
         operation=operation,
@@ -63,11 +63,11 @@ def _in_slabs(found: Outcome) -> str:
     if attempt is None:
         axis = longest_axis(found.program.original) if found.program.spmd is None else None
         whole = _too_large(found, [axis]) if axis else ""
-        return f" It cannot be split along {axis_of(axis)}: not in slabs is {whole}." if axis and whole else ""
+        return f" It cannot be split along {axis_of(axis)}: {whole} cannot run in slabs." if axis and whole else ""
     host = f" and {show_bytes(attempt.host_bytes)} on the host" if attempt.host_bytes else ""
     axes = ", ".join(map(axis_of, attempt.in_slabs))
     whole = _too_large(found, attempt.in_slabs)
-    rest = f"; not in slabs is {whole}" if whole else ""
+    rest = f"; {whole} cannot run in slabs" if whole else ""
     return f" In slabs along {axes} it takes {show_bytes(attempt.device_bytes)}{host}{rest}."
 
 
@@ -91,19 +91,21 @@ def _advice(found: Outcome, needs_slabs: bool) -> Iterator[str]:
     if enough:
         yield f"a host_budget of {min(enough)} bytes"
     if needs_slabs and found.program.spmd is None:
-        yield 'split="auto": a kernel that does not fit is then run slab by slab'
+        yield 'split="auto": kernels that do not fit then run in slabs'
     constant_bytes = found.executable.memory.constant_bytes
     if constant_bytes:
         yield (
-            "arguments in place of arrays that the step closes over: they are constants of the compiled step, "
-            f"{show_bytes(constant_bytes)} that can be neither donated nor kept on the host"
+            f"arguments instead of arrays that the step closes over: these are {show_bytes(constant_bytes)} of "
+            "constants, which can be neither donated nor kept on the host"
         )
     resident = found.planned.plain.resident_bytes - constant_bytes
     if 2 * resident > limits.device_bytes:
         if not all(found.program.donated):
-            yield "donate_argnums for the state that the step replaces: its new value then takes the old one's place"
+            yield (
+                "donate_argnums for the state that the step replaces: the new value then reuses the buffer of the old one"
+            )
         if not found.program.on_host and found.target.is_gpu:
-            yield f"host_state: arguments and outputs take {show_bytes(resident)} of it"
+            yield f"host_state: arguments and outputs take {show_bytes(resident)} of the budget"
     yield "a smaller batch or image: memplan.largest finds the largest that fits"
 
 
@@ -148,8 +150,8 @@ def axis_of(one: InSlabs) -> str:
 def no_block(needed_bytes: int, room: local.Room) -> OutOfMemoryError:
     """The error before a step that cannot get its temporaries, which are one block."""
     return OutOfMemoryError(
-        f"the step was not started, and its arguments are as they were: its temporaries are one block of "
-        f"{show_bytes(needed_bytes)}, and {_there(room)}. Try:\n  " + "\n  ".join(_advice_on_pools()),
+        f"the step was not started, and its arguments are unchanged. Its temporaries need one block of "
+        f"{show_bytes(needed_bytes)}, but {_there(room)}. Try:\n  " + "\n  ".join(_advice_on_pools()),
         needed_bytes=needed_bytes,
         free_bytes=room.block_bytes,
     )
@@ -169,23 +171,23 @@ def out_of_memory(error: Exception, donated: Sequence[Any]) -> OutOfMemoryError 
     what = f"a block of {show_bytes(needed)}" if needed else "the memory that it needs"
     lost = sum(leaf.is_deleted() for leaf in donated)
     state = (
-        f"{lost} of its {len(donated)} donated arguments are lost with it: go on from a checkpoint"
+        f"{lost} of its {len(donated)} donated arguments are lost: continue from a checkpoint"
         if lost
-        else "its arguments are as they were"
+        else "its arguments are unchanged"
     )
     if _PINNED_POOL in text:
         limit = local.pools().host_limit_bytes
         enough = 1 + max(limit, needed or 0) // 2**30
         return OutOfMemoryError(
-            f"the step failed: it did not get {what} of pinned host memory. XLA's pinned pool ends at "
-            f"{show_bytes(limit)} per GPU, in regions that no block spans two of; {state}. Try:\n  "
+            f"the step failed: XLA could not allocate {what} of pinned host memory. XLA's pinned pool is limited to "
+            f"{show_bytes(limit)} per GPU, and no block spans two of its regions; {state}. Try:\n  "
             f"before Python starts, {local.export(local.HOST_LIMIT, str(enough))} or more\n  a lower host_budget",
             needed_bytes=needed,
         )
     room = local.room()
     there = _there(room) if room else text.partition(": ")[2].partition("\n")[0].partition(" [")[0]
     return OutOfMemoryError(
-        f"the step failed: it did not get {what} on the device, and {there}; {state}. Try:\n  "
+        f"the step failed: XLA could not allocate {what} on the device, and {there}; {state}. Try:\n  "
         + "\n  ".join(_advice_on_pools()),
         needed_bytes=needed,
         free_bytes=room.block_bytes if room else None,
@@ -194,17 +196,17 @@ def out_of_memory(error: Exception, donated: Sequence[Any]) -> OutOfMemoryError 
 
 def _there(room: local.Room) -> str:
     return (
-        f"the largest that the device's pool can give is {show_bytes(room.block_bytes)}: "
+        f"the largest free block in the device's pool is {show_bytes(room.block_bytes)}: "
         f"{show_bytes(room.in_use_bytes)} of {show_bytes(room.limit_bytes)} are in use"
     )
 
 
 def _advice_on_pools() -> Iterator[str]:
-    yield "free what the step does not need: drop arrays, or array.delete()"
+    yield "free arrays that the step does not need: drop references, or call array.delete()"
     yield "put the state and the batch on the device before anything else: an array between free parts keeps them apart"
     if not local.pools().preallocates:
         yield (
-            f"before Python starts: {local.export(local.PREALLOCATE, 'true')}. The pool is then one region; now it is "
-            "several, and no block spans two"
+            f"before Python starts: {local.export(local.PREALLOCATE, 'true')}. The pool is then one region instead of "
+            "several, which no block spans"
         )
-    yield "a lower budget: the temporaries are then less"
+    yield "a lower budget, for smaller temporaries"

@@ -57,7 +57,7 @@ def _budgets(shares: int | Sequence[float], floor: int, plain: int) -> list[int]
     """
     if not isinstance(shares, int):
         if not shares or not all(0 < share <= 1 for share in shares):
-            raise BudgetError(f"shares of the plain step's peak lie above 0 and up to 1, not {list(shares)}.")
+            raise BudgetError(f"shares of the plain step's peak must be above 0 and at most 1, not {list(shares)}.")
         return sorted(int(share * plain) for share in shares)
     low = min(int(_SMALLEST * floor), plain)
     return [low + (plain - low) * number // shares for number in range(shares)]

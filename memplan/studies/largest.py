@@ -33,8 +33,8 @@ def frontier(
     """
     if not all(isinstance(bound, Integral) for bound in (low, high, step)) or step < 1 or low > high:
         raise SizeError(
-            f"{name} from {low} to {high} in steps of {step} is no range of sizes. Let low, high and step be integers, "
-            "low at most high and the step at least 1. Of two sizes, search one for each value of the other."
+            f"{name} from {low} to {high} in steps of {step} is not a range of sizes. low, high and step must be "
+            "integers, low at most high, step at least 1. For two sizes, search one for each value of the other."
         )
     sizes = range(low, high + 1, step)
     target = request.target
@@ -82,7 +82,9 @@ def _compiled(make: Make, size: int, donate: tuple[int, ...] | None, request: Re
         error.add_note(f"while making the step of size {size}")
         raise
     if hasattr(step, "plan"):
-        raise SizeError("the step is planned by memplan.jit already: return the plain one, which is then planned.")
+        raise SizeError(
+            "the step is already planned by memplan.jit; return the plain step, which largest plans itself."
+        )
     donate = donate if donate is not None else (0,) if len(args) > 1 else ()
     return pipeline.best(step, args, {}, {"donate_argnums": donate}, request, notify)
 

@@ -27,7 +27,7 @@ class NotThePlainModuleError(MemplanError):
 def require(holds: bool, what: str) -> None:
     if not holds:
         raise NotThePlainModuleError(
-            f"The planned module {what}. That is a bug of memplan's; nothing was run. Please report it."
+            f"The planned module {what}. This is a bug in memplan; nothing was run. Please report it."
         )
 
 

@@ -52,7 +52,7 @@ class Gate:
         if not self.leaves:
             return "no outputs"
         leaf = self.leaves[self.worst]
-        verdict = "same numbers" if self.passes else "other numbers"
+        verdict = "equal results" if self.passes else "different results"
         errors = f"is off by {leaf.planned:.1e}, recompilation alone by {leaf.recompilation:.1e}"
         return f"{verdict}: output {self.worst} {errors}"
 
@@ -66,7 +66,7 @@ def check_types(original: compat.ClosedJaxpr, planned: compat.ClosedJaxpr) -> No
         shapes = [[(aval.shape, str(aval.dtype)) for aval in map(compat.aval_of, side)] for side in (before, after)]
         if shapes[0] != shapes[1]:
             raise WrongProgramError(
-                f"the planned step has other {what} types than the step: {shapes[0]} became {shapes[1]}."
+                f"the {what} types of the planned step differ from those of the step: {shapes[0]} became {shapes[1]}."
             )
 
 

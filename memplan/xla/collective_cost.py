@@ -37,8 +37,8 @@ def first_group(attributes: str) -> tuple[int, ...]:
         return _along_axes(meshed)
     if "replica_groups=" in attributes:
         raise UnsupportedProgramError(
-            f"the compiler writes the devices of a collective in a way that is not known here: {attributes[:200]}. "
-            "Try a version of jax that memplan is tested with."
+            f"memplan does not understand the device groups of a collective: {attributes[:200]}. Use a version of jax "
+            "that memplan supports."
         )
     return ()
 

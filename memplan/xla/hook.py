@@ -46,7 +46,7 @@ def intercept(name: str, rewrite: Rewrite, platform: str) -> Iterator[Intercepti
             compat.register_after_scheduling(_after_scheduling, platform)
             _platforms.add(platform)
         if name in _awaited:
-            raise RuntimeError(f"{name} is being compiled already")
+            raise RuntimeError(f"{name} is already being compiled")
         _awaited[name] = interception
     try:
         yield interception

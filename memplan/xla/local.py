@@ -70,7 +70,9 @@ def _number[T: (int, float)](environ: Mapping[str, str], name: str, read: Callab
         return read(value) if value else default
     except ValueError:
         example = export(name, str(default))
-        raise BudgetError(f"{name}={value} is not a number. Before Python starts, such as: {example}") from None
+        raise BudgetError(
+            f"{name}={value} is not a number. Set it before Python starts, for example: {example}"
+        ) from None
 
 
 def without_spaces(environ: Mapping[str, str] = os.environ) -> str:
@@ -107,7 +109,7 @@ def closest_name(kind: str) -> str:
     found = [name for name in catalog.names() if name.replace("-", "") in plain]
     if not found:
         raise catalog.UnknownDeviceError(
-            f"this machine's {kind!r} has no specification here. Pass device= with the nearest of: "
+            f"memplan has no specification of this machine's {kind!r}. Pass device= with the most similar of: "
             f"{', '.join(catalog.names())}."
         )
     return max(found, key=len)
@@ -124,7 +126,7 @@ def is_here(device: Device, platform: str, kind: str) -> bool:
     first = jax.local_devices()[0]
     if platform == "cpu" and first.platform != "cpu":
         raise catalog.UnknownDeviceError(
-            f"{device.name} is a measured CPU, and jax runs on {first.device_kind!r} here. Set JAX_PLATFORMS=cpu, or "
+            f"{device.name} is a measured CPU, but jax runs on {first.device_kind!r} here. Set JAX_PLATFORMS=cpu, or "
             "calibrate this device."
         )
     return first.platform == platform and (platform == "cpu" or first.device_kind == kind)

@@ -156,22 +156,22 @@ class Target:
             interception.check()
         except UnreadableModuleError as error:
             raise MemplanError(
-                f"memplan does not understand the schedule that XLA of jaxlib {version} made of the step: {error} It "
-                "works with jax 0.11.2 to 0.12."
+                f"memplan does not understand the schedule of the step from XLA of jaxlib {version}: {error} It "
+                "supports jax 0.11.2 to 0.12."
             ) from error
         except MemplanError:
             raise
         except Exception as error:  # of a module that nobody thought of, or of a planner of the user's
             at = traceback.extract_tb(error.__traceback__)[-1]
             raise MemplanError(
-                f"memplan could not plan the step as XLA of jaxlib {version} scheduled it: {type(error).__name__} in "
-                f"{at.name} ({at.filename}:{at.lineno}): {error} Unless the planner is your own, that is a bug of "
-                "memplan's; nothing was run. Please report it with the step. `jax.jit` compiles it without a plan."
+                f"memplan could not plan the step that XLA of jaxlib {version} scheduled: {type(error).__name__} in "
+                f"{at.name} ({at.filename}:{at.lineno}): {error} Unless you passed your own planner, this is a bug in "
+                "memplan; nothing was run. Please report it with the step. `jax.jit` compiles the step without a plan."
             ) from error
         if not interception.called:
             raise MemplanError(
-                f"XLA of jaxlib {version} compiled the step for {self.device.name} and did not hand its schedule over. "
-                "memplan works with jax 0.11.2 to 0.12; on a GPU its plugin must be of the same release."
+                f"XLA of jaxlib {version} compiled the step for {self.device.name} without calling memplan. memplan "
+                "supports jax 0.11.2 to 0.12; on a GPU, jax's plugin must have the same version."
             )
         return found
 
@@ -196,9 +196,10 @@ class Target:
         if any(words in said for words in _OFFLOAD_FAULTS):
             line = said.strip().partition("\n")[0]
             raise UnsupportedProgramError(
-                f"XLA of jaxlib {io.version_of('jaxlib')} cannot compile what the step holds in host memory ({line}). "
-                "Its host offloading has such faults (openxla/xla#47362, #47380). Try host_budget=0, so that memplan "
-                "keeps nothing there, without host_state=, or without the step's own `jax.device_put` to host memory."
+                f"XLA of jaxlib {io.version_of('jaxlib')} cannot compile this step's values in host memory ({line}); "
+                "its host offloading has known bugs (openxla/xla#47362, #47380). Try host_budget=0, so that memplan "
+                "keeps nothing on the host, or the step without host_state= or without its own `jax.device_put` to "
+                "host memory."
             ) from failed
         raise failed
 
@@ -239,7 +240,7 @@ def described_mesh(device: Device, axes: tuple[tuple[str, int], ...] = (("device
         )
     except (RuntimeError, NotImplementedError, ValueError) as error:
         raise UnknownDeviceError(
-            f"XLA cannot compile for {device.name} here ({error}). Planning for a GPU that is absent needs its "
+            f"XLA cannot compile for {device.name} here ({error}). Planning for an absent GPU needs its "
             "compiler: pip install 'memplan[gpu-aot]'."
         ) from error
     return Mesh(np.array(topology.devices).reshape(sizes), tuple(name for name, _ in axes))

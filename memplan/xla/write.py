@@ -88,7 +88,7 @@ def _steps_by_body(home: Mapping[str, Computation], problem: Problem, schedule: 
             buffer = problem.buffers[action.number]
             name = instruction_of(buffer.name)
             if ":" in buffer.name or name not in home:
-                raise ValueError(f"{buffer.name} is carried by a loop, or made where nothing is planned")
+                raise ValueError(f"{buffer.name} is a loop carry, or is made in a computation that is not planned")
             if parent_loop != (None if buffer.maker is None else kernels[buffer.maker].parent_loop):
                 raise ValueError(f"{buffer.name} is copied outside of the loop that makes it")
             op = home[name].ops[name]

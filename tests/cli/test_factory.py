@@ -21,8 +21,8 @@ def test_factory_arguments_are_literals(planner: Planner) -> None:
 @pytest.mark.parametrize(
     ("reference", "hint"),
     [
-        ("workshop", "names no factory"),
-        ("work shop:make", "names no factory"),
+        ("workshop", "does not name a factory"),
+        ("work shop:make", "does not name a factory"),
         ("workshop:make(", "is not a call"),
         ("workshop:make(1)", "without its name"),
         ("workshop:make(**{'a': 1})", "unpacks a mapping"),
@@ -31,7 +31,7 @@ def test_factory_arguments_are_literals(planner: Planner) -> None:
         ("workshop:make + 1", "is not the name of a factory"),
         ("nowhere_at_all:make", "There is no module 'nowhere_at_all'"),
         ("workshop.inner:make", "There is no module 'workshop.inner'"),
-        ("broken:make", "imports 'no_such_thing_at_all', which is missing"),
+        ("broken:make", "imports 'no_such_thing_at_all', which is not installed"),
         ("raising:make", "failed with ValueError: at import"),
         ("leaving:make", "failed with SystemExit"),
         ("workshop:mak", "Did you mean make?"),
@@ -39,7 +39,7 @@ def test_factory_arguments_are_literals(planner: Planner) -> None:
         ("workshop:alone(size=2)", "unexpected keyword argument"),
         ("workshop:angry", "failed with RuntimeError: no data here"),
         ("workshop:none", "returned a NoneType"),
-        ("workshop:three", "returned a tuple of 3"),
+        ("workshop:three", "returned a tuple of length 3"),
         ("workshop:no_step", "returned a int as its step"),
         ("workshop:no_args", "returned a dict as its args"),
     ],

@@ -55,7 +55,7 @@ def test_inspect_writes_traces_and_pictures(planner: Planner, workshop: Path, mo
 
 def test_inspect_says_why_there_is_no_trace(planner: Planner, workshop: Path) -> None:
     result = run("inspect", "workshop:make", "--trace", "t.pftrace")
-    assert result.exit_code == 2 and "no memory over time" in " ".join(result.stderr.replace("│", " ").split())
+    assert result.exit_code == 2 and "no timeline" in " ".join(result.stderr.replace("│", " ").split())
     assert "greedy" in result.stdout and not (workshop / "t.pftrace").exists()
     assert "of its own" in message(run("inspect", "workshop:make", "--trace", "a", "--json", "a"), 2)
 
@@ -164,5 +164,5 @@ def test_largest_says_how_ranges_are_written(sized: list[dict[str, Any]], words:
 
 def test_largest_varies_one_size_at_a_time(sized: list[dict[str, Any]]) -> None:
     result = run("largest", "workshop:make", "--vary", "size=8:64", "--vary", "batch=1:4")
-    assert "one size at a time" in message(result, 2)
+    assert "--vary takes one size" in message(result, 2)
     assert not sized

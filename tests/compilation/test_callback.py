@@ -115,7 +115,7 @@ def test_a_followed_plan_of_the_same_module_is_not_warned_of() -> None:
 
 
 def test_another_algorithm_of_the_same_program_is_followed_and_named() -> None:
-    with pytest.warns(UserWarning, match=r"grad: grad \w+, now grad \w+\); the plan is followed"):
+    with pytest.warns(UserWarning, match=r"grad: grad \w+, now grad \w+\); the plan is used"):
         found = follows(ALGORITHM, RESIDENT + LEAST)
     assert found.planned.plan == replace(NOTED, fingerprint=scheduled(ALGORITHM).module.fingerprint)
     assert found.planned.predicted_bytes == RESIDENT + LEAST

@@ -52,7 +52,7 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
-        with pytest.raises(PlanMismatchError, match="whole memplan plan"):
+        with pytest.raises(PlanMismatchError, match="complete memplan plan"):
             Plan.load(path)
 
 
@@ -112,7 +112,7 @@ def test_no_file_is_the_callers_mistake(tmp_path: Path) -> None:
 
 def test_another_program_is_refused() -> None:
     SMALL.check("f00d")
-    with pytest.raises(PlanMismatchError, match=r"made for program f00d, this step is another") as caught:
+    with pytest.raises(PlanMismatchError, match=r"made for program f00d, but this step is another") as caught:
         SMALL.check("another")
     assert isinstance(caught.value, MemplanError)
 

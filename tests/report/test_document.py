@@ -62,5 +62,5 @@ def test_what_was_cut_is_no_json(text: str) -> None:
 
 @pytest.mark.parametrize(("text", "found"), [("[]", None), ("3", None), ("{}", None), ('{"schema": "s/1"}', "s/1")])
 def test_another_schema_is_named(text: str, found: str | None) -> None:
-    with pytest.raises(ValueError, match=f"schema {found!r}, expected 's/2'"):
+    with pytest.raises(ValueError, match=f"schema {found!r}, not 's/2'"):
         document.read(text, "s/2")

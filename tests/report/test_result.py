@@ -64,9 +64,9 @@ def test_a_record_is_read_again_with_its_versions_as_an_object() -> None:
 
 def test_a_damaged_record_is_told_with_the_entry() -> None:
     document = {"schema": Rows.SCHEMA, "numbers": [1, "two"], "versions": {}}
-    with pytest.raises(ValueError, match=r"damaged: its 'numbers\[1\]' is 'two'"):
+    with pytest.raises(ValueError, match=r"damaged \(its 'numbers\[1\]' is 'two'"):
         Rows.from_json(json.dumps(document))
-    with pytest.raises(ValueError, match="damaged: it has no entry 'numbers'"):
+    with pytest.raises(ValueError, match=r"damaged \(it has no entry 'numbers'"):
         Rows.from_json(json.dumps({"schema": Rows.SCHEMA}))
 
 

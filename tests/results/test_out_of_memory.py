@@ -49,7 +49,7 @@ def test_before_the_step() -> None:
 
 @pytest.mark.parametrize(
     ("donated", "words"),
-    [(leaves(False, False), "its arguments are as they were"), (leaves(True, True, False), "2 of its 3 donated")],
+    [(leaves(False, False), "its arguments are unchanged"), (leaves(True, True, False), "2 of its 3 donated")],
 )
 def test_what_became_of_the_state_is_said(donated: list[Any], words: str) -> None:
     error = out_of_memory(RuntimeError(ON_DEVICE), donated)

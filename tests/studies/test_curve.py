@@ -73,5 +73,5 @@ def test_budgets_may_be_shares_of_the_plain_peak() -> None:
 @pytest.mark.parametrize("shares", [(), (0.0,), (0.5, 1.5), (-0.1,)])
 def test_shares_that_are_none_are_refused(shares: tuple[float, ...]) -> None:
     args = [jax.ShapeDtypeStruct((8, 8), jnp.float32)], jax.ShapeDtypeStruct((64, 8), jnp.float32)
-    with pytest.raises(BudgetError, match="above 0 and up to 1"):
+    with pytest.raises(BudgetError, match="above 0 and at most 1"):
         api.curve(step, args, points=shares, device="v100")

@@ -110,7 +110,7 @@ def test_an_error_of_the_maker_names_the_size() -> None:
 
 
 def test_a_planned_step_is_refused() -> None:
-    with pytest.raises(SizeError, match="plain one"):
+    with pytest.raises(SizeError, match="plain step"):
         memplan.largest(lambda rows: (memplan.jit(step), make(rows)[1]), low=1, high=3)
 
 

@@ -200,6 +200,6 @@ def test_faults_of_xlas_host_offloading_are_told_in_memplans_words(said: str, mo
         raise jax.errors.JaxRuntimeError(said)
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", fail)
-    with pytest.raises(UnsupportedProgramError, match="cannot compile what the step holds in host memory") as raised:
+    with pytest.raises(UnsupportedProgramError, match="cannot compile this step's values in host memory") as raised:
         memplan.jit(jnp.sin).plan(jax.ShapeDtypeStruct((4,), jnp.float32))
     assert said in str(raised.value) and "host_budget=0" in str(raised.value)

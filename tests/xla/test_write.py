@@ -129,7 +129,7 @@ def test_what_a_loop_carries_is_not_copied() -> None:
     module = read_module(text)
     problem = problem_of(module, on_gpu=True)
     (number,) = (n for n, buffer in enumerate(problem.buffers) if buffer.name.startswith("body.0:"))
-    with pytest.raises(ValueError, match="carried by a loop"):
+    with pytest.raises(ValueError, match="loop carry"):
         write(module, problem, (*runs(range(len(problem.kernels))), Action(Kind.OFFLOAD, number)))
     (number,) = (n for n, buffer in enumerate(problem.buffers) if buffer.name == "h")
     with pytest.raises(ValueError, match="outside of the loop"):

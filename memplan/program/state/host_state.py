@@ -39,7 +39,7 @@ def offload_state(program: Program, inputs: Collection[int], streams: bool = Tru
     if not on_host:
         return program
     if not on_host.issubset(range(len(program.flat.invars))):
-        raise PlanMismatchError("the plan holds arguments in host memory that this step does not have. Plan again.")
+        raise PlanMismatchError("the plan keeps arguments in host memory that this step does not have. Plan again.")
     stream = _Stream(program, on_host)
     record = StateOnHost(on_host, frozenset(stream.returned))
     return program.transform(record, stream.rewritten() if streams else program.rewritten)
@@ -64,7 +64,7 @@ def positions_of(program: Program, argnum: int) -> range:
     dynamic = argnum - sum(position < argnum for position in static)
     if argnum in static or not 0 <= dynamic < len(counts):
         raise MemplanError(
-            f"there is no argument {argnum} that could be held in host memory: the step has {len(counts)} of arrays."
+            f"argument {argnum} cannot be kept in host memory: the step has {len(counts)} arguments with arrays."
         )
     first = sum(counts[:dynamic])
     return range(first, first + counts[dynamic])

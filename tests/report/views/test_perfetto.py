@@ -90,7 +90,7 @@ def test_perfetto_reads_what_the_report_says(load: Any, drawn_report: Report, tm
 
 
 def test_without_memory_over_time_it_says_why(report: Report, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no memory over time"):
+    with pytest.raises(ValueError, match="no timeline"):
         report.save_trace(tmp_path / "report.pftrace")
     assert not list(tmp_path.iterdir())
 

@@ -30,7 +30,7 @@ def test_a_picture_is_drawn(drawn_report: Report, tmp_path: Path) -> None:
 
 
 def test_without_memory_over_time_there_is_no_picture(report: Report, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no memory over time"):
+    with pytest.raises(ValueError, match="no timeline"):
         report.save_png(tmp_path / "report.png")
 
 
