@@ -144,7 +144,7 @@ def best(
     if found.host_bytes and not target.described and (setting := without_spaces()):
         raise MemplanError(
             f"with {setting}, XLA allocates host memory on the GPU, so the {show_bytes(found.host_bytes)} that this "
-            "step keeps on the host would be on the device. Start Python without this setting, or plan with host_budget=0."
+            "step keeps on the host would be on the device. Start Python without it, or plan with host_budget=0."
         )
     return replace(found, seconds=time.perf_counter() - started)
 

@@ -32,7 +32,7 @@ def launch(
     ] = 5.0,
     debug: Debug = False,
 ) -> None:
-    """Start the processes of a run on this machine. The exit code is that of the first process that failed (128 + signal)."""
+    """Start the processes of a run on this machine. Exit code: of the first process that failed (128 + signal)."""
     with exit_on_error(debug):
         run = Launch(tuple(command), processes, devices, port, timeout, restarts, grace)
         raise typer.Exit(launch_processes(run))

@@ -47,6 +47,6 @@ def planner_named(wanted: str | Planner | None) -> Planner:
         return OWN
     if isinstance(wanted, str):
         raise MemplanError(
-            f"there is no planner {wanted!r}. Omit the argument for memplan's own planner, {OWN.name!r}, or pass your own."
+            f"there is no planner {wanted!r}. Omit the argument for memplan's own, {OWN.name!r}, or pass your own."
         )
     return wanted

@@ -101,9 +101,7 @@ def _advice(found: Outcome, needs_slabs: bool) -> Iterator[str]:
     resident = found.planned.plain.resident_bytes - constant_bytes
     if 2 * resident > limits.device_bytes:
         if not all(found.program.donated):
-            yield (
-                "donate_argnums for the state that the step replaces: the new value then reuses the buffer of the old one"
-            )
+            yield ("donate_argnums for the state that the step replaces: the new value then reuses the old buffer")
         if not found.program.on_host and found.target.is_gpu:
             yield f"host_state: arguments and outputs take {show_bytes(resident)} of the budget"
     yield "a smaller batch or image: memplan.largest finds the largest that fits"

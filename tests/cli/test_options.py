@@ -46,12 +46,12 @@ def test_verify_none_is_none(planner: Planner) -> None:
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["--donate", "2"], "among 2 arguments"),
-        (["--donate", "state"], "are not positions"),
-        (["--host-state", "0,2"], "among 2 arguments"),
-        (["--host-state", ","], "are not positions"),
-        (["--verify", "twice"], "none of compile, numbers, none"),
-        (["--json", "no/such/folder/r.json"], "is not a folder"),
+        (["--donate", "2"], "of the 2 arguments"),
+        (["--donate", "state"], "does not name positions"),
+        (["--host-state", "0,2"], "of the 2 arguments"),
+        (["--host-state", ","], "does not name positions"),
+        (["--verify", "twice"], "not one of compile, numbers, none"),
+        (["--json", "no/such/folder/r.json"], "is not a writable folder"),
         (["--html", "."], "it is a folder"),
         (["--json", "same", "--html", "same"], "cannot hold both"),
         (["--html", "-"], "only JSON"),

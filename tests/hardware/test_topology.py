@@ -140,7 +140,7 @@ def test_truncated_anywhere_it_is_refused(tmp_path: Path) -> None:
     path, text = tmp_path / "topology.json", DDL.to_json()
     for length in range(0, len(text) - 1, 41):
         path.write_text(text[:length])
-        with pytest.raises(TopologyError, match=r"topology\.json.*not a whole"):
+        with pytest.raises(TopologyError, match=r"topology\.json.*not a complete"):
             topology.load(path)
 
 
@@ -153,7 +153,7 @@ def changed(where: str, value: Any) -> str:
     [
         ("[]", "no entry 'format'"),
         ("null", "no entry 'format'"),
-        ("[" * 100_000, "not a whole"),
+        ("[" * 100_000, "not a complete"),
         (changed("format", 7), "its format is 7"),
         (changed("format", [1]), r"its format is \[1\]"),
         (changed("axes", None), "no entry 'axes'"),
@@ -187,7 +187,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
         with pytest.raises(TopologyError, match="cannot be read"):
             topology.load(path)
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(TopologyError, match="not a whole"):
+    with pytest.raises(TopologyError, match="not a complete"):
         topology.load(tmp_path / "bytes.json")
 
 

@@ -33,7 +33,7 @@ def test_the_error_names_the_floor_its_kernel_and_what_to_try(monkeypatch: pytes
     for said in (
         "no plan fits 100 B on v100",
         "takes 120 B, with 70 B on the host",
-        "take 60 B",
+        "The floor is 60 B: arguments",
         "a budget of 120 bytes",
     ):
         assert said in str(error)
