@@ -1,4 +1,4 @@
-"""jax: the step as equations. `compat` alone touches what jax keeps to itself.
+"""The step as jax equations. Only `compat` uses jax's internals.
 
 May import the types of `planning` and `hardware`.
 """

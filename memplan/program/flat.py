@@ -1,4 +1,4 @@
-"""A flat jaxpr, and what everybody asks of one: its variables by number, who reads them, its graph with costs."""
+"""A flat jaxpr and its derived facts: variables by number, their readers, its graph with costs."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -15,12 +15,12 @@ from memplan.program.interpret import interpret
 
 
 def flatten(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
-    """Inline every call and drop what nothing depends on.
+    """Inline every call and remove dead equations.
 
-    A differentiated `jax.checkpoint` becomes a barrier over its inputs and its equations: what jax lowers it to.
+    A differentiated `jax.checkpoint` becomes a barrier over its inputs and its equations, as in jax's lowering.
 
     Raises:
-      UnsupportedProgramError: a mutable array comes in from outside; what is done to it could not be done again.
+      UnsupportedProgramError: a mutable array comes from outside; its writes could not be repeated.
     """
     for var, name in zip(closed.jaxpr.invars, compat.input_names(closed), strict=True):
         if compat.is_reference(var):
@@ -92,7 +92,7 @@ class Flat:
 
     @functools.cached_property
     def returned(self) -> frozenset[Any]:
-        """Variables that are results of the whole."""
+        """Variables that the jaxpr returns."""
         return frozenset(filter(compat.is_var, self.outvars))
 
     @functools.cached_property
@@ -129,21 +129,21 @@ class Flat:
         return Graph(tuple(map(value, self.values, names)), tuple(map(op, self.eqns)))
 
     def retraced(self, function: Callable[..., Any]) -> compat.ClosedJaxpr:
-        """The jaxpr of another function of the same inputs."""
+        """The jaxpr of another function with the same inputs."""
         return jax.make_jaxpr(function)(*(compat.as_struct(var.aval) for var in self.invars))
 
 
 @dataclass
 class Writer:
-    """The equations of a new jaxpr that shares variables with an old one: some of the old, and traced functions."""
+    """Equations of a new jaxpr that shares variables with an old one: some of its equations, and traced functions."""
 
     flat: Flat  # the old one
     eqns: list[compat.JaxprEqn] = field(default_factory=list)
-    constants: dict[Any, np.ndarray] = field(default_factory=dict)  # that the new one has besides
+    constants: dict[Any, np.ndarray] = field(default_factory=dict)  # constants that the old one does not have
 
     def write(self, function: Callable[..., Any], *operands: Any) -> Any:
-        """Write the equations of a function of variables, literals and constants; its result, a variable or literal."""
-        fresh = functools.partial(function)  # jax knows what it traced before, with the variables that it had
+        """Write the equations of a function of variables, literals and constants; returns its result."""
+        fresh = functools.partial(function)  # jax caches traces by function, with their variables
         avals = (
             jax.ShapeDtypeStruct(one.shape, one.dtype) if isinstance(one, np.ndarray) else compat.as_struct(one.aval)
             for one in operands
@@ -159,7 +159,7 @@ class Writer:
         return renamed(known, part.outvars[0])
 
     def define(self, var: Any, made: Any, first: int) -> None:
-        """Rename a result of the equations from the first on to a variable of the old jaxpr."""
+        """Rename a result of the equations from `first` on to a variable of the old jaxpr."""
         known = {made: var}
         self.eqns[first:] = (
             eqn.replace(
@@ -175,5 +175,5 @@ class Writer:
 
 
 def renamed(known: Mapping[Any, Any], atom: Any) -> Any:
-    """A variable's new name, if it has one."""
+    """The new name of a variable, if it has one."""
     return known.get(atom, atom) if compat.is_var(atom) else atom

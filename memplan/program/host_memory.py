@@ -18,7 +18,7 @@ HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
 
 def fetch(stack: Any, layer: Any) -> Any:
-    """A slice of a stack in host memory, on the device: by memcpy where `layer` is linear in the trip of a loop."""
+    """A slice of a stack in host memory, on the device: by memcpy if `layer` is linear in a loop's trip."""
     return jax.device_put(jax.lax.dynamic_index_in_dim(stack, layer, keepdims=False), DEVICE)
 
 
@@ -37,12 +37,12 @@ def write(buffers: Sequence[Any], results: Sequence[Any], layer: Any) -> list[An
 class HostArray:
     """An array in host memory that loops write and read by rows.
 
-    XLA copies rows where it sees that they lie together, at an offset that is linear in the loop's counter; else a
-    kernel reads or writes them (DynamicSliceAnnotator of XLA:GPU). So rows come first, and no index is clamped: there
-    are spare rows before the first and behind the last, of anything.
+    XLA copies rows if it sees that they are contiguous, at an offset linear in the loop's counter; otherwise a kernel
+    reads or writes them (DynamicSliceAnnotator of XLA:GPU). So rows are the first dimension, and no index is clamped:
+    there are spare rows, with arbitrary values, before the first and after the last.
     """
 
-    array: Any  # its rows first, then the other dimensions of the array, of which `dim` is missing
+    array: Any  # its rows first, then the other dimensions of the array without `dim`
     dim: int
     rows_per_slab: int  # rows that a trip writes
     spare: int  # rows before the first
@@ -52,11 +52,11 @@ class HostArray:
     def empty(
         cls, shape: Sequence[int], dtype: Any, dim: int, rows: int, trips: int, spare: tuple[int, int]
     ) -> HostArray:
-        """Nothing was written to it yet.
+        """An array that is not written yet.
 
         Args:
           shape: of the array.
-          spare: rows before the first, and behind those of the last slab.
+          spare: rows before the first, and after those of the last slab.
         """
         others = [size for number, size in enumerate(shape) if number != dim]
         array = compat.empty_on_host((sum(spare) + trips * rows, *others), dtype)
@@ -68,11 +68,13 @@ class HostArray:
         return self._read(self.spare, self.size)
 
     def rows(self, trip: Any, span: Span) -> Any:
-        """Rows of the array on the device, counted from the first of a trip's slab; anything where it has none."""
+        """Rows of the array on the device, relative to the first row of a trip's slab; arbitrary values outside of the
+        array.
+        """
         return self._read(trip * self.rows_per_slab + (self.spare + span[0]), span[1] - span[0])
 
     def written(self, trip: Any, slab: Any) -> HostArray:
-        """With the rows of a trip."""
+        """The array with the rows of a trip written."""
         slab = jax.device_put(jnp.moveaxis(slab, self.dim, 0), HOST)
         first = trip * self.rows_per_slab + self.spare
         array = lax.dynamic_update_slice_in_dim(self.array, slab, first, 0, allow_negative_indices=False)

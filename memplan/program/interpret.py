@@ -1,4 +1,4 @@
-"""The one interpreter of jaxprs: what equations make of what is known, each as it is or as a rule has it."""
+"""The interpreter of jaxprs: evaluates equations as they are, or by a rule."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ def interpret(
 
 
 def bindings(closed: compat.ClosedJaxpr, operands: Sequence[Any]) -> dict[compat.Var, Any]:
-    """The values of a jaxpr's constants and inputs."""
+    """A jaxpr's constants and inputs with their values."""
     return {**dict(compat.consts_of(closed)), **dict(zip(closed.jaxpr.invars, operands, strict=True))}
 
 
@@ -40,11 +40,11 @@ def interpret_eqns[E: Equation](
     rule: Callable[[E, list[Any]], Sequence[Any]] = compat.bind,
     context: Callable[[E], AbstractContextManager[Any]] = compat.user_context,
 ) -> list[Any]:
-    """The values of variables and literals behind equations, in their order; of what is known, as it is known.
+    """Evaluate equations in order, and return the values of variables and literals; known values are not computed.
 
     Args:
       rule: the results of an equation, from its operands.
-      context: in which the rule runs; by default the equation's own source, name stack and mesh.
+      context: surrounds the rule; by default the equation's own source, name stack and mesh.
     """
     env, dead = dict(known), _dead_after(eqns, outputs)
     for number, eqn in enumerate(eqns):
@@ -59,7 +59,7 @@ def interpret_eqns[E: Equation](
 
 
 def _dead_after(eqns: Sequence[Equation], outputs: Sequence[Any]) -> Mapping[int, list[Any]]:
-    """By equation, the variables that nothing behind it reads."""
+    """For each equation, the variables that no later one reads."""
     last: dict[Any, int] = {}
     for number, eqn in enumerate(eqns):
         last.update((atom, number) for atom in (*eqn.outvars, *eqn.invars) if compat.is_var(atom))

@@ -1,4 +1,4 @@
-"""Arguments of a step: which are static; what users of Flax NNX and Equinox pass, and `jax.jit` loses or refuses."""
+"""Arguments of a step: which are static; help for arguments of Flax NNX and Equinox that `jax.jit` loses or refuses."""
 
 import inspect
 import sys
@@ -17,26 +17,26 @@ _NO_ARRAYS = (
 
 
 def explain(error: TypeError, dynamic: Any) -> None:
-    """Add to jax's refusal of arguments what to do about those that are no arrays."""
+    """Add advice to jax's refusal of arguments that are no arrays."""
     if any(callable(leaf) or isinstance(leaf, (str, bytes)) for leaf in jax.tree.leaves(dynamic)):
         error.add_note(_NO_ARRAYS)
 
 
 class NnxWrites:
-    """Variables in NNX modules among a step's (args, kwargs), and what was in them before the step ran."""
+    """Variables in NNX modules among a step's (args, kwargs), with their values before the step ran."""
 
     def __init__(self, arguments: tuple[Any, Any]):
-        nnx = sys.modules.get("flax.nnx")  # flax takes a while to load; who has modules to pass has loaded it
+        nnx = sys.modules.get("flax.nnx")  # flax loads slowly; if modules are passed, it is loaded already
         self._before: list[tuple[str, Any, list[Any]]] = []
         if nnx is None:
             return
-        ends = (nnx.Variable, nnx.State)  # whoever splits a module says himself what comes back
+        ends = (nnx.Variable, nnx.State)  # a module that was split is returned by the caller
         for path, node in jax.tree_util.tree_leaves_with_path(arguments, is_leaf=lambda node: isinstance(node, ends)):
             if isinstance(node, nnx.Variable):
                 self._before.append((jax.tree_util.keystr(path[1:]), node, jax.tree.leaves(node)))
 
     def check(self, results: Any) -> None:
-        """Raise UnsupportedProgramError where the step wrote into a module and does not return what it wrote."""
+        """Raise UnsupportedProgramError if the step wrote into a module and does not return the written value."""
         if not self._before:
             return
         returned = set(map(id, jax.tree.leaves(results)))
@@ -73,7 +73,7 @@ def dynamic_arguments(
 def static_arguments(
     step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
 ) -> tuple[tuple[int | str, Any], ...]:
-    """The static arguments, each with its position or name: another value is another program."""
+    """The static arguments, each with its position or name: another value makes another program."""
     positions, names = infer_static(step, len(args), options)
     return (
         *((position, args[position]) for position in sorted(positions) if position < len(args)),
@@ -84,7 +84,7 @@ def static_arguments(
 def infer_static(step: Callable[..., Any], count: int, options: Mapping[str, Any]) -> tuple[set[int], set[str]]:
     """Static positions among `count` arguments, and names.
 
-    Like in jax, where one is not given it is inferred from the other by the signature.
+    As in jax, if one is not given it is inferred from the other by the signature.
     """
     numbers, words = options.get("static_argnums"), options.get("static_argnames")
     if numbers is None and words is None:

@@ -20,7 +20,7 @@ from memplan.program.trace import Program
 
 @dataclass(frozen=True)
 class Lowerable:
-    """A function and its arguments, as `jax.jit` takes them, and where its inputs and outputs lie."""
+    """A function and its arguments, as `jax.jit` takes them, and the memory or mesh of its inputs and outputs."""
 
     step: Callable[..., Any]
     args: Sequence[Any]
@@ -28,18 +28,18 @@ class Lowerable:
     options: Mapping[str, Any] = field(default_factory=dict)  # of `jax.jit`
     on_host: Collection[int] = ()  # positions of inputs in host memory
     returned_to_host: Collection[int] = ()  # and of outputs
-    spmd: Spmd | None = None  # how inputs lie over a mesh
+    spmd: Spmd | None = None  # the inputs' partition over a mesh
 
 
 def lowerable(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any], on_gpu: bool, mesh: Any) -> Lowerable:
     """A program with the step's arguments.
 
     Args:
-      on_gpu: it is compiled for a GPU, which has a memory apart from the host's.
-      mesh: in place of the step's own; None where that will do.
+      on_gpu: compile for a GPU, whose memory is apart from the host's.
+      mesh: replaces the step's own; None keeps it.
 
     Raises:
-      UnsupportedProgramError: jax cannot lower the arguments but by their leaves, and there are shardings for them.
+      UnsupportedProgramError: jax can lower the arguments only by their leaves, and there are shardings for them.
     """
     step, options, jaxpr = program.step, program.options, None
     if program.rewritten is not None or mesh is not None:
@@ -55,7 +55,7 @@ def lowerable(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any], 
 
 
 def flat_function(program: Program, jaxpr: compat.ClosedJaxpr, mesh: Any = None) -> Callable[..., Any]:
-    """A function of the step's flat inputs that evaluates `jaxpr`, over the step's mesh or a like one if it has one."""
+    """A function of the step's flat inputs that evaluates `jaxpr`, over this mesh, or the step's own, if it has one."""
     if program.spmd is None:
         return compat.jaxpr_as_fun(jaxpr)
     spmd = program.spmd if mesh is None else program.spmd.on(mesh)
@@ -96,11 +96,11 @@ def _options_of_leaves(program: Program) -> dict[str, Any]:
 
 
 def channels_last(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
-    """The jaxpr with the convolutions in its loops over channels-last arrays, which they transpose; for XLA:CPU.
+    """The jaxpr with channels-last convolutions in its loops, for XLA:CPU.
 
-    XLA:CPU brings convolutions of the entry computation into this form by itself, and passes them to a library. In the
-    body of a loop it leaves them as they are, and computes those of another form, such as every gradient of a
-    convolution, element by element: a small U-Net in slabs took three times as long.
+    XLA:CPU brings convolutions of the entry computation into this form and calls a library. In the body of a loop it
+    does not, and computes those of another form, such as every gradient of a convolution, element by element: a small
+    U-Net in slabs took three times as long.
     """
     return _traced(closed, in_loop=False)
 

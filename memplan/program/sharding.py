@@ -1,7 +1,7 @@
-"""A step that is one `shard_map` over a mesh: what one device runs of it is planned, and put back over a mesh.
+"""A step that is one `shard_map` over a mesh: the program of one device is planned, and then mapped over a mesh again.
 
-`memplan.parallel` makes such steps. All arrays of what one device runs have its own part's shape; collectives among the
-equations are operations like any other.
+`memplan.parallel` makes such steps. Arrays of the device program have the shape of its part; its collectives are
+operations like any other.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ XLA_DECOMPOSES = "xla_gpu_all_reduce_blueconnect_num_devices_per_host"
 
 @dataclass(frozen=True)
 class Spmd:
-    """How the inputs and outputs of a step lie over a mesh."""
+    """The partition of a step's inputs and outputs over a mesh."""
 
-    mesh: Any  # a `Mesh`, or an `AbstractMesh` where the devices are not here
+    mesh: Any  # a `Mesh`, or an `AbstractMesh` for absent devices
     # inputs, outputs: one partition spec each
     inputs: tuple[PartitionSpec, ...]
     outputs: tuple[PartitionSpec, ...]
-    topology: Topology | None = None  # the links between its devices, where the step tells them
+    topology: Topology | None = None  # the links between its devices, if the step has them
 
     @property
     def axes(self) -> dict[str, int]:
@@ -56,7 +56,7 @@ class Spmd:
 def unwrap_shard_map(
     closed: compat.ClosedJaxpr, topology: Topology | None = None
 ) -> tuple[Spmd, compat.ClosedJaxpr] | None:
-    """The mesh of a step that is one `shard_map` over all axes, and what one device runs; None for any other step."""
+    """The mesh and the device program of a step that is one `shard_map` over all axes; None for any other step."""
     eqns = closed.jaxpr.eqns
     if len(eqns) != 1 or eqns[0].primitive.name != "shard_map":
         return None

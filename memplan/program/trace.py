@@ -1,4 +1,4 @@
-"""step + arguments -> Program: what jax traced, how it lies over a mesh, and the transforms that it went through."""
+"""step + arguments -> Program: the traced step, its mesh, and the transforms applied to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from memplan.program import compat
 from memplan.program.flat import Flat, flatten
 from memplan.program.sharding import XLA_DECOMPOSES, Spmd, unwrap_shard_map
 
-_PRIVATE = re.compile(r"0x[0-9a-f]+|id=\d+|/[^\s:]+(?=:\d+)")  # addresses and paths differ from process to process
+_PRIVATE = re.compile(r"0x[0-9a-f]+|id=\d+|/[^\s:]+(?=:\d+)")  # addresses and paths differ between processes
 _UNORDERED = re.compile(r"\{('[^{}]*')\}")  # and so does the order of names in a set
 
 
@@ -64,7 +64,7 @@ class Traced:
 
     @functools.cached_property
     def lowers_by_leaves(self) -> bool:
-        """True where jax cannot lower it with its own containers (jmp's loss scales, for one); its leaves it can."""
+        """False if jax can lower the step with its own containers; jmp's loss scales, for one, only by their leaves."""
         return not compat.has_args_info(self.stage)
 
 
@@ -72,13 +72,13 @@ class Traced:
 class LoopResiduals:
     """A transform: pairs of loops with other residuals."""
 
-    # the step's pairs of loops (`transforms.residuals`) and what they stack; None as the user wrote them
+    # the step's pairs of loops (`loops.residuals`) and their residuals; None as the user wrote them
     loops: tuple[tuple[Loop, Residuals | None], ...]
 
 
 @dataclass(frozen=True)
 class StateOnHost:
-    """A transform: state in host memory (`transforms.host_state`)."""
+    """A transform: state in host memory (`state.host_state`)."""
 
     # inputs, outputs: their positions
     inputs: frozenset[int]
@@ -87,13 +87,13 @@ class StateOnHost:
 
 @dataclass(frozen=True)
 class InSlabs:
-    """A transform: equations in loops over slabs (`transforms.slabs`)."""
+    """A transform: equations in loops over slabs (`slabs.write`)."""
 
-    slabs: Slabs  # what runs in them
+    slabs: Slabs  # the decision
     graph: SlabGraph  # of the program before it, rewritten for the axis
     begins: int  # value of that graph at which the axis begins
-    loops: tuple[SlabLoop, ...]  # that came of it, by that graph; the name stack of the n-th begins with `scope(n)`
-    # ops of that graph that read arrays of the axis, and cannot be split along it
+    loops: tuple[SlabLoop, ...]  # the resulting loops, by that graph; the name stack of the n-th begins with `scope(n)`
+    # ops of that graph that read arrays of the axis and cannot be split along it
     blocked: frozenset[int] = frozenset()
 
     @staticmethod
@@ -107,18 +107,18 @@ Transform = LoopResiduals | StateOnHost | InSlabs
 
 @dataclass(frozen=True)
 class Program:
-    """A step, and what was made of it."""
+    """A step and its transforms."""
 
     traced: Traced  # the unmodified step
-    spmd: Spmd | None  # its mesh, where the step is one `shard_map`
-    # the jaxpr that jax traced, calls and all; of a step with a mesh, what one device runs
+    spmd: Spmd | None  # its mesh, if the step is one `shard_map`
+    # the jaxpr that jax traced, with calls; for a step with a mesh, the program of one device
     per_device: compat.ClosedJaxpr
-    transforms: tuple[Transform, ...] = ()  # what it went through, in order
-    rewritten: compat.ClosedJaxpr | None = None  # the flat jaxpr that came of it; None while it is the step's own
+    transforms: tuple[Transform, ...] = ()  # in order of application
+    rewritten: compat.ClosedJaxpr | None = None  # the flat jaxpr after them; None while it is the step's own
 
     @functools.cached_property
     def flat(self) -> Flat:
-        """Its inputs are the leaves of the dynamic arguments, in order. Made when first needed.
+        """The flat jaxpr, made when first needed; its inputs are the leaves of the dynamic arguments, in order.
 
         Raises:
           UnsupportedProgramError: see `flatten`.
@@ -169,12 +169,12 @@ class Program:
 
     @property
     def topology(self) -> Topology | None:
-        """The links between its devices, where the step tells them."""
+        """The links between its devices, if the step has them."""
         return self.spmd.topology if self.spmd else None
 
     @property
     def loops(self) -> tuple[tuple[Loop, Residuals | None], ...]:
-        """Its pairs of loops and what they stack; empty where all are as the user wrote them."""
+        """Its pairs of loops and their residuals; empty if all are as the user wrote them."""
         return tuple(loop for one in self.transforms if isinstance(one, LoopResiduals) for loop in one.loops)
 
     @property

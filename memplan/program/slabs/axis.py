@@ -1,6 +1,6 @@
-"""One axis through a program: which dimension of which array is made of slabs, and by which equations.
+"""One axis through a program: the dimension of each array that is split into slabs, and the equations that do it.
 
-Begun at one dimension of one array it is followed to all that is computed with it, by the table of `axis_rules`.
+The axis begins at one dimension of one array and is followed through all equations whose records (`ops`) relate it.
 """
 
 import functools
@@ -16,17 +16,17 @@ from memplan.program.flat import Flat
 from memplan.program.ops import Axes, axes_of, shape_of
 
 Scale = Fraction
-"""Rows of an array by rows of the array that the axis begins at."""
+"""Rows of an array per row of the array at which the axis begins."""
 
 
 @dataclass(frozen=True)
 class AlongAxis:
     """An equation on the axis."""
 
-    # axes, axis: which of its axes it is
+    # axes, axis: the equation's axes, and the one that is on the program's axis
     axes: Axes
     axis: int
-    sliced: tuple[int, ...]  # positions of the operands that it reads by slabs; it reads the others whole
+    sliced: tuple[int, ...]  # positions of operands that it reads by slabs; it reads the others whole
 
     @property
     def reduces(self) -> bool:
@@ -38,7 +38,7 @@ class AlongAxis:
 
     @property
     def reads_all_by_slabs(self) -> bool:
-        """No operand on its axis lies otherwise on the program's: in `a + a.T` one does."""
+        """Are all operands on this axis also on the program's axis? In `a + a.T` one is not."""
         return len(self.sliced) == sum(self.axis in side for side in self.axes.operands)
 
 
@@ -48,9 +48,9 @@ class SlabAxis:
 
     flat: Flat
     dims: Mapping[Any, int]  # variable -> its dimension on the axis
-    scales: Mapping[Any, Scale]  # variable -> its rows by those of the array that the axis begins at
-    equations: Mapping[int, AlongAxis]  # number of an equation -> how it lies on the axis
-    blocked: frozenset[int] = frozenset()  # numbers of equations that read arrays of the axis and have no rule for it
+    scales: Mapping[Any, Scale]  # variable -> its rows per row of the array at which the axis begins
+    equations: Mapping[int, AlongAxis]  # number of an equation -> its position on the axis
+    blocked: frozenset[int] = frozenset()  # numbers of equations that read arrays of the axis, but have no rule for it
 
     @functools.cached_property
     def graph(self) -> SlabGraph:
@@ -126,7 +126,7 @@ class _Follower:
         self.blocked.add(number)
 
     def _agrees(self, eqn: compat.JaxprEqn, axes: Axes, axis: int, base: Scale) -> bool:
-        """All results, and where the axis is reduced the last operand, can be on the axis as it is there."""
+        """Can all results, and the last operand of a reduction, be on the axis as it is there?"""
         return (
             all(
                 compat.is_var(atom) and (atom not in self.dims or (self.dims[atom], self.scales[atom]) == (at, its))
@@ -150,7 +150,7 @@ class _Follower:
 
 
 def _places(eqn: compat.JaxprEqn, axes: Axes, var: Any, dim: int, scale: Scale) -> Iterator[tuple[int, Scale]]:
-    """The axes of an equation that a variable's dimension is on, and the scale of the results there."""
+    """The axes of an equation that contain a variable's dimension, and the scale of the results there."""
     for position, (atom, names) in enumerate(zip(eqn.invars, axes.operands, strict=True)):
         axis = names[dim] if atom is var else None
         if axis is not None and (along := axes.rows_of(position, axis).scale):
@@ -162,7 +162,7 @@ def _places(eqn: compat.JaxprEqn, axes: Axes, var: Any, dim: int, scale: Scale) 
 
 
 def _base(eqn: compat.JaxprEqn, axes: Axes, axis: int, base: Scale) -> Iterable[tuple[Any, int, Scale]]:
-    """The arrays by whose rows an equation counts: its results, or the last operand where they have no such axis."""
+    """The arrays whose rows an equation counts: its results, or the last operand if it reduces the axis."""
     if axis in axes.reduced:
         position = axes.last_on(axis)
         return [(eqn.invars[position], axes.operands[position].index(axis), base)]

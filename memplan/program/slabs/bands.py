@@ -1,9 +1,8 @@
-"""Products with constant matrices that are banded, written as such: a resized image has rows to follow.
+"""Rewrite products with constant banded matrices as `banded`, so that slabs can follow the rows of a resized image.
 
-jax resizes by products with matrices, or by picking rows, and computes the weights and the numbers of the rows in the
-step. They depend on no argument, so they can be known before: where every row is made of few, near its own, the
-equation becomes `banded`. So do the equations of its gradient: products with the matrix from its other side, and rows
-added by number.
+jax resizes by products with matrices, or by gathering rows, and computes the weights and row numbers in the step. They
+depend on no argument, so they can be evaluated in advance: if each row of the result reads few rows, near its own, the
+equation becomes `banded`. So do the equations of the gradient: products with the transposed matrix, and scatter-adds.
 """
 
 import contextlib
@@ -22,14 +21,14 @@ from memplan.program.flat import Flat, Writer
 from memplan.program.interpret import interpret_eqns
 from memplan.program.ops import MOST_TAPS, Band, banded, shape_of
 
-_LARGEST = 2**28  # elements of a matrix that is computed to look at it: 1 GiB of float32, in five seconds
-_MOST_NUMBERS = 2**20  # of rows
+_LARGEST = 2**28  # elements of a matrix that is evaluated: 1 GiB of float32, in five seconds
+_MOST_NUMBERS = 2**20  # of row indices
 
 
 def with_bands(flat: Flat) -> Flat:
-    """The flat jaxpr with `banded` in place of products with banded constants, and of rows picked or added by those.
+    """The flat jaxpr with `banded` instead of products with banded constants and of constant gathers and scatter-adds.
 
-    Results differ by rounding. Variables that are still there are the same ones.
+    Results differ by rounding. Variables that remain are the same objects.
     """
     writer = Writer(flat)
     constants = _Constants({var: value for var, value in compat.consts_of(flat.closed) if not compat.is_key(value)})
@@ -49,13 +48,13 @@ def with_bands(flat: Flat) -> Flat:
 
 @dataclass(frozen=True)
 class _Resized:
-    """An equation that makes rows of an array out of those of another."""
+    """An equation that computes rows of its result from rows of an operand."""
 
-    band: Band  # by which
-    source: int  # position of the operand, along whose dimension `dim` it does
+    band: Band  # the matrix
+    source: int  # position of the operand whose dimension `dim` is resized
     dim: int
     to: int  # the dimension of the result
-    more: int | None = None  # position of an operand to which the result is added
+    more: int | None = None  # position of an operand that is added to the result
 
     def write(self, eqn: compat.JaxprEqn, writer: Writer) -> None:
         band, (out,) = self.band, eqn.outvars
@@ -75,16 +74,16 @@ class _Resized:
 
 
 Elements = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Rows, columns and values of what is not zero in a matrix."""
+"""Rows, columns and values of the nonzero elements of a matrix."""
 
 
 @dataclass(frozen=True)
 class _Constants:
     """Variables that depend on no argument."""
 
-    values: Mapping[Any, Any]  # those that come with the jaxpr
-    made: dict[Any, compat.JaxprEqn] = field(default_factory=dict)  # the others, with their equations
-    elements: dict[Any, Elements | None] = field(default_factory=dict)  # of matrices that were computed
+    values: Mapping[Any, Any]  # constants of the jaxpr
+    made: dict[Any, compat.JaxprEqn] = field(default_factory=dict)  # other constant variables, with their equations
+    elements: dict[Any, Elements | None] = field(default_factory=dict)  # of evaluated matrices
 
     def __contains__(self, atom: Any) -> bool:
         return compat.is_var(atom) and (atom in self.made or atom in self.values)
@@ -94,7 +93,7 @@ class _Constants:
             self.made.update((var, eqn) for var in eqn.outvars)
 
     def value(self, var: Any) -> np.ndarray:
-        """Compiled and run."""
+        """Compile and run the equations of a constant."""
         eqns, wanted = list[compat.JaxprEqn](), {var}
         for one, eqn in reversed([*self.made.items()]):
             if one in wanted and (not eqns or eqns[-1] is not eqn):
@@ -106,8 +105,8 @@ class _Constants:
         def function(values: list[Any]) -> Any:
             return interpret_eqns(eqns[::-1], dict(zip(known, values, strict=True)), [var])[0]
 
-        with _on_cpu():
-            return np.asarray(jax.jit(function).lower(values).compile()(values))  # not traced into another program
+        with _on_cpu():  # compiled ahead of time, so that a surrounding trace does not trace it
+            return np.asarray(jax.jit(function).lower(values).compile()(values))
 
     def elements_of(self, var: Any) -> Elements | None:
         """The nonzero elements of a matrix; None if there are more than a band has."""
@@ -121,7 +120,7 @@ class _Constants:
 
 
 def _product(eqn: compat.JaxprEqn, constants: _Constants) -> _Resized | None:
-    """With a constant matrix, of which one dimension is summed over."""
+    """A product with a constant matrix, contracted over one of its dimensions."""
     contracted, batch = eqn.params["dimension_numbers"]
     constant = [atom in constants for atom in eqn.invars]
     if sum(constant) != 1 or batch[0] or len(contracted[0]) != 1:
@@ -136,7 +135,7 @@ def _product(eqn: compat.JaxprEqn, constants: _Constants) -> _Resized | None:
 
 
 def _picked(eqn: compat.JaxprEqn, constants: _Constants) -> _Resized | None:
-    """Rows by constant numbers, one for each row of the result."""
+    """A gather of rows by constant indices, one for each row of the result."""
     numbers, (x, indices) = eqn.params["dimension_numbers"], map(shape_of, eqn.invars)
     gone = numbers.collapsed_slice_dims
     sizes = [1 if dim in gone else size for dim, size in enumerate(x)]
@@ -152,7 +151,7 @@ def _picked(eqn: compat.JaxprEqn, constants: _Constants) -> _Resized | None:
 
 
 def _added(eqn: compat.JaxprEqn, constants: _Constants) -> _Resized | None:
-    """Rows that are added to others by constant numbers."""
+    """A scatter-add of rows by constant indices."""
     numbers, (x, indices, updates) = eqn.params["dimension_numbers"], map(shape_of, eqn.invars)
     inserted = numbers.inserted_window_dims
     one_by_one = len(indices) == 2 and len(inserted) == 1 and numbers.scatter_dims_to_operand_dims == inserted

@@ -1,4 +1,4 @@
-"""Which slabs: of the axes through a step's largest arrays, and of the ops along them, what is worth compiling."""
+"""Choose slabs to compile: axes through a step's largest arrays, and the ops along them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from memplan.program.slabs.bands import with_bands
 from memplan.program.slabs.write import axis_at, with_slabs
 from memplan.program.trace import Program
 
-_SHARES = (4, 8, 16, 32, 64)  # of the room: ops on arrays above such a part are split; 304^3: 4.03 s without the last
-_BEGINNINGS = 3  # shapes of the largest arrays, at whose dimensions axes begin: a decoder's logits, scores, wide layers
-_FITTING = 4  # numbers of rows, of those that fit: at 304^3 the fourth is the fastest
-_LESS = 0.6  # of the room: slabs for less, refined within all of it; 304^3 takes 3.88 s so, 4.03 without
-_REFINED = 2  # of the best for each, value by value: with 4 no U-Net of `bench slabs` gains a thousandth
-_PAIRED = 2  # of the best of these, two values at once: 304^3 takes 3.88 s so, 4.08 without
-_MOST_ELEMENTS = 1 << 31  # of an operand: beyond, cuDNN's 3D kernels break or ask for 27 to 110 GiB of workspace
-_MARGIN = 0.95  # of the room: what the estimate of a trip does not see (XLA's transposes, packing)
+_SHARES = (4, 8, 16, 32, 64)  # of the room: split ops on arrays above such a part of it; 304^3: 4.03 s without the last
+_BEGINNINGS = 3  # shapes of largest arrays, at whose dimensions axes begin: a decoder's logits, scores, wide layers
+_FITTING = 4  # fitting numbers of rows to try: at 304^3 the fourth is the fastest
+_LESS = 0.6  # of the room: also choose for this part of it, then refine for all; 304^3 takes 3.88 s so, 4.03 without
+_REFINED = 2  # of the best for each room, refined value by value: with 4 no U-Net of `bench slabs` gains a thousandth
+_PAIRED = 2  # of the best of these, refined by pairs of values: 304^3 takes 3.88 s so, 4.08 without
+_MOST_ELEMENTS = 1 << 31  # of an operand: above it, cuDNN's 3D kernels fail or ask for 27 to 110 GiB of workspace
+_MARGIN = 0.95  # of the room: leaves space for what the estimate does not include (XLA's transposes, packing)
 
 
 @dataclass(frozen=True)
 class Found:
-    """Slabs, and what they take by the estimate."""
+    """Slabs, and their estimated cost."""
 
     axis: SlabAxis
     choice: Choice
@@ -61,7 +61,7 @@ def slab_programs(
 ) -> Iterator[Program]:
     """The step in slabs, for slabs expected to take at most this many seconds, the most likely to fit first.
 
-    Nothing of a step with effects, which stay in their order, or one that writes into its arguments.
+    Yields nothing for a step with effects, whose order matters, or one that writes into its arguments.
     """
     try:
         flat = program.flat
@@ -78,8 +78,8 @@ def slab_programs(
 def frontier(flat: Flat, device: Device, limits: SlabLimits) -> Iterator[Found]:
     """Slabs of the first axis along which everything large can be split, the best first.
 
-    Where nothing is expected to fit, the best of every axis comes first: how many bytes a plan of kernels makes of what
-    is not split is a guess.
+    If nothing is expected to fit, the best of every axis come first, since the bytes that a plan of kernels makes of
+    the unsplit part are a guess.
     """
     first, others = dict[Price, Found](), list[Found]()
     for begun in _axes(flat):
@@ -94,7 +94,7 @@ def frontier(flat: Flat, device: Device, limits: SlabLimits) -> Iterator[Found]:
 
 
 def _best(begun: _Begun, device: Device, limits: SlabLimits) -> list[Found]:
-    """Slabs of an axis for all of the room, and where some fit for less of it: the best of each refined; in order."""
+    """Slabs of an axis for all of the room and, if some fit, for less of it; the best of each refined; in order."""
     rooms = [sorted(_Search(begun, device, limits).run(), key=_order)]
     if any(limits.fits(one.price) for one in rooms[0]):
         rooms.append(sorted(_Search(begun, device, limits.less(_LESS)).run(), key=_order))
@@ -119,13 +119,13 @@ class _Begun:
 
     @property
     def split_nbytes(self) -> int:
-        """Bytes of all that its ops make by slabs."""
+        """Bytes of all arrays that its ops make by slabs."""
         graph = self.axis.graph
         return sum(graph.graph.nbytes(value) for value in graph.sizes if graph.maker(value, graph.along) is not None)
 
 
 def _axes(flat: Flat) -> list[_Begun]:
-    """The different axes through the largest arrays that a step makes; the one that splits most bytes first."""
+    """The different axes through the largest arrays that a step makes, the one that splits most bytes first."""
     known, banded = flat.values, with_bands(flat)
     by_size = sorted(range(len(known)), key=lambda number: compat.nbytes_of(known[number].aval), reverse=True)
     given, found = set(flat.invars), list[_Begun]()
@@ -142,14 +142,14 @@ def _axes(flat: Flat) -> list[_Begun]:
 
 @dataclass(frozen=True)
 class _Search:
-    """Along an axis."""
+    """The search along one axis."""
 
     begun: _Begun
     device: Device
     limits: SlabLimits
 
     def run(self) -> Iterator[Found]:
-        """For every set of large ops without which all others fit."""
+        """For every set of large ops such that all other ops fit."""
         graph = self.begun.axis.graph
         for ops in dict.fromkeys(large_ops(graph, self._room // share) for share in _SHARES):
             if ops and _widest(graph, ops) <= self._room:
@@ -160,7 +160,7 @@ class _Search:
         return self.limits.device_bytes - self.limits.resident_bytes
 
     def _by_rows(self, ops: frozenset[int]) -> Iterator[Found]:
-        """In as few slabs as fit, and in more: those leave room for more on the device."""
+        """Tries the fewest slabs that fit, and more: those leave more room on the device."""
         graph = self.begun.axis.graph
         least, pricer, fit = least_rows(graph, ops), Pricer(Walls(graph, ops), self.device), 0
         smallest = self._found(pricer, ops, least)
@@ -208,7 +208,7 @@ def _fewer(size: int, least: int) -> Iterator[int]:
 def large_ops(graph: SlabGraph, nbytes: int) -> frozenset[int]:
     """Ops on the axis that read or make an array of at least `nbytes` by slabs, and light ops between two of those.
 
-    An array counts as the widest of its shape: who reads it in half precision goes with who reads it in full.
+    An array counts as the widest of its shape: a reader in half precision is treated like a reader in full.
     """
     widest: dict[tuple[int, ...], int] = {}
     for value in graph.graph.values:
@@ -223,7 +223,7 @@ def large_ops(graph: SlabGraph, nbytes: int) -> frozenset[int]:
 
 
 def _between(graph: SlabGraph, large: set[int]) -> set[int]:
-    """Ops that are no kernels on paths from large ops to large ops: outside of the loops they would be walls."""
+    """Ops other than kernels on paths between large ops: outside of the loops they would be walls."""
     light = {number for number in graph.along if number not in large and graph.graph.ops[number].fusion != "kernel"}
     producer, readers = graph.graph.producer, graph.readers
     behind, before = set[int](), set[int]()
@@ -239,7 +239,7 @@ def _between(graph: SlabGraph, large: set[int]) -> set[int]:
 
 
 def _widest(graph: SlabGraph, ops: frozenset[int]) -> int:
-    """Bytes that a kernel that is not split reads and writes, at the most."""
+    """The most bytes that an unsplit kernel reads and writes."""
     nbytes = graph.graph.nbytes
     return max(
         (
@@ -252,7 +252,7 @@ def _widest(graph: SlabGraph, ops: frozenset[int]) -> int:
 
 
 def _resident_bytes(program: Program) -> int:
-    """Arguments, constants, and outputs that are written over no argument."""
+    """Bytes of arguments, constants, and outputs that alias no argument."""
     flat = program.flat
     closed_over = sum(compat.nbytes_of(var.aval) for var in flat.closed.jaxpr.constvars)
     given = sum(compat.nbytes_of(var.aval) for n, var in enumerate(flat.invars) if n not in program.on_host)

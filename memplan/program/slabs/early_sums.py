@@ -1,9 +1,9 @@
-"""Sums along an axis as early as they can be known: fewer walls between loops over slabs.
+"""Compute sums along an axis as early as possible: fewer walls between loops over slabs.
 
-What a loop adds up is known only behind it. A norm as users write it sums twice in a row, forward for the variance,
-which wants the mean, and backward for the gradient through the mean, which wants that through the variance; each time
-everything large is read once more. But squares about a mean can be added up with the mean (`moments`), and a sum of
-terms that are multiplied by what is known late is what is known late times sums that are known early.
+A loop's sums are known only after the loop. A norm as users write it has two dependent sums: forward, the variance
+needs the mean; backward, the gradient through the mean needs that through the variance. Each reads everything large
+again. But squares about a mean can be accumulated together with the mean (`moments`), and a sum of products with a
+factor that is known late equals that factor times a sum that is known early.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from memplan.program.ops import shape_of, squares_about_mean
 from memplan.program.slabs.axis import SlabAxis
 
 Written = Callable[[], Any]
-"""Writes the equations of a value, once; gives the variable."""
+"""Writes the equations of a value, once; returns the variable."""
 
-_DEEPEST = 64  # equations looked through, one upon the other: four of a norm; Python goes a thousand calls deep
+_DEEPEST = 64  # nested equations to look through: a norm has four; Python's limit is a thousand calls
 
 
 def early_sums(axis: SlabAxis) -> Flat:
-    """The flat jaxpr of an axis with its sums along it made behind as few walls as linearity and moments allow.
+    """The flat jaxpr of an axis, with the sums along it behind as few walls as linearity and moments allow.
 
-    Results differ by rounding. Variables that are still there are the same ones, so that the axis can be begun again
-    where this one began.
+    Results differ by rounding. Variables that remain are the same objects, so the axis can begin again at the same
+    place.
     """
     writer = _Writer(axis)
     for number, eqn in enumerate(axis.flat.eqns):
@@ -43,11 +43,11 @@ def early_sums(axis: SlabAxis) -> Flat:
 
 @dataclass
 class _Levels:
-    """How many walls lie before values, if every equation on the axis runs in a loop."""
+    """The number of walls before each value, if every equation on the axis runs in a loop."""
 
     axis: SlabAxis
-    by_slabs: dict[Any, int] = field(default_factory=dict)  # of a variable, for an equation that reads it slab by slab
-    whole: dict[Any, int] = field(default_factory=dict)  # for any other
+    by_slabs: dict[Any, int] = field(default_factory=dict)  # by variable, for an equation that reads it by slabs
+    whole: dict[Any, int] = field(default_factory=dict)  # for any other equation
 
     def add(self, number: int, eqn: compat.JaxprEqn) -> None:
         along = self.axis.equations.get(number)
@@ -100,7 +100,7 @@ class _Writer(Writer):
             self.totals[eqn.invars[0], total, compat.aval_of(eqn.outvars[0]).dtype] = eqn.outvars[0]
 
     def _earlier(self, number: int, eqn: compat.JaxprEqn) -> tuple[int, Written] | None:
-        """The least level at which a sum along the axis can be known, and how; None where that is no gain."""
+        """The least level at which a sum along the axis can be known, and its writer; None if that gains nothing."""
         along = self.axis.equations.get(number)
         if eqn.primitive.name != "reduce_sum" or along is None or not along.reduces or along.sliced != (0,):
             return None
@@ -137,7 +137,7 @@ class _Writer(Writer):
         return self.write(lambda x: lax.convert_element_type(x, dtype), write())
 
     def total(self, atom: Any, total: Sum, dtype: Any) -> Any:
-        """The sum of an array, added up in a type; written where it is not there yet."""
+        """The sum of an array, accumulated in this type; written if it does not exist yet."""
         key = atom, total, dtype
         if key not in self.totals:
             self.totals[key] = self.write(lambda x: total.of(lax.convert_element_type(x, dtype)), atom)
@@ -154,17 +154,17 @@ class _Writer(Writer):
 
 @dataclass(frozen=True)
 class _Terms:
-    """A sum along the axis from what is known at a level: each term, or what it is multiplied by, by itself."""
+    """A sum along the axis from values known at a level: term by term, or factor by factor."""
 
     writer: _Writer
     total: Sum
     dim: int  # the axis
     level: int
-    dtype: Any  # in which all is added up
+    dtype: Any  # the type of the accumulation
     found: dict[Any, Written | None] = field(default_factory=dict)
 
     def of(self, atom: Any, depth: int = 0) -> Written | None:
-        """The sum of an array; None where it is not known at the level."""
+        """The sum of an array; None if it is not known at the level."""
         if not compat.is_var(atom):
             return self._of_one(atom)
         if atom not in self.found:
@@ -223,12 +223,12 @@ class _Terms:
 
 
 Made = Mapping[Any, compat.JaxprEqn]
-"""By variable, the equation that makes it."""
+"""The equation that makes each variable."""
 
 
 @dataclass(frozen=True)
 class Sum:
-    """A sum over some dimensions of arrays of a shape, or of what is broadcast to it, number by number."""
+    """A sum over some dimensions of arrays of one shape, or of values broadcast to it."""
 
     shape: tuple[int, ...]
     axes: tuple[int, ...]
@@ -242,7 +242,7 @@ class Sum:
         return tuple(self.shape[dim] for dim in self.kept)
 
     def times(self, shape: Sequence[int]) -> int:
-        """How often an element of this shape is summed."""
+        """The number of times that an element of this shape is added."""
         if not shape:
             return math.prod(self.shape[dim] for dim in self.axes)
         return math.prod(self.shape[dim] // shape[dim] for dim in self.axes)
@@ -260,17 +260,17 @@ class Broadcast:
     """The source that an array is broadcast from, at least along the dimensions that are summed over."""
 
     source: Any
-    dims: tuple[int, ...]  # for each dimension of the source, that of the array; those summed over have one element
+    dims: tuple[int, ...]  # for each dimension of the source, the array's dimension; summed dimensions have one element
 
     def thin(self, x: Any, total: Sum) -> Any:
-        """The source as the sum's result is shaped: what every element that is summed is multiplied by, or is."""
+        """The source in the shape of the sum's result: the factor of every element, or the element itself."""
         x = lax.squeeze(x, [at for at, dim in enumerate(self.dims) if dim in total.axes])
         dims = [total.kept.index(dim) for dim in self.dims if dim not in total.axes]
         return lax.broadcast_in_dim(x, total.result, dims)
 
 
 def broadcast_of(atom: Any, total: Sum, made: Made) -> Broadcast | None:
-    """The source that an array or a scalar is broadcast from; None where it differs along a summed dimension."""
+    """The source that an array or a scalar is broadcast from; None if it differs along a summed dimension."""
     eqn = made.get(atom) if compat.is_var(atom) else None
     if eqn is not None and eqn.primitive.name == "broadcast_in_dim" and len(shape_of(atom)) == len(total.shape):
         found = Broadcast(eqn.invars[0], tuple(map(int, eqn.params["broadcast_dimensions"])))
@@ -281,7 +281,7 @@ def broadcast_of(atom: Any, total: Sum, made: Made) -> Broadcast | None:
 
 
 def centred(atom: Any, total: Sum, made: Made) -> Any | None:
-    """The array whose mean, over what is summed over, was subtracted from it."""
+    """The array whose mean over the summed dimensions was subtracted."""
     eqn = _maker(atom, made)
     if eqn is None or eqn.primitive.name != "sub":
         return None
@@ -310,7 +310,7 @@ def _maker(atom: Any, made: Made) -> compat.JaxprEqn | None:
 
 
 def _is_mean(atom: Any, x: Any, total: Sum, made: Made) -> bool:
-    """A sum of x over the same dimensions, divided by how many it sums, and given as many dimensions as x again."""
+    """A mean: a sum of x over the same dimensions, divided by their size, with as many dimensions as x."""
     broadcast = broadcast_of(atom, total, made)
     if broadcast is None or shape_of(x) != total.shape or not compat.is_var(x):
         return False
@@ -328,7 +328,7 @@ def _is_mean(atom: Any, x: Any, total: Sum, made: Made) -> bool:
 
 
 def _factor(eqn: compat.JaxprEqn) -> float | None:
-    """By what number an equation multiplies all elements of its one operand, if it does nothing else but reshape."""
+    """The factor by which an equation multiplies its one operand, if it otherwise only reshapes it."""
     match eqn.primitive.name:
         case "reshape" | "squeeze" | "broadcast_in_dim":
             return 1.0 if _sizes(eqn.invars[0]) == _sizes(eqn.outvars[0]) else None

@@ -1,8 +1,8 @@
-"""A program with some of its equations in loops over slabs, as a planner arranged them (`planning.slabs`).
+"""Write some equations of a program as loops over slabs, as a plan arranges them (`planning.slabs`).
 
-A loop is a `lax.scan`. What it reads by slabs it slices, with the rows around a slab that its equations need; what
-comes from host memory is fetched a trip before it is read. What it writes it stacks, slab upon slab; what is added up
-over the slabs it carries, and of what is cumulative the row before a window (`carries`).
+A loop is a `lax.scan`. It slices the arrays that it reads by slabs, with the halo that its equations need; slabs in
+host memory are fetched one trip ahead. It stacks the slabs that it writes. It carries accumulated sums, and for
+cumulative equations the row before the window (`ops.rows`).
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from memplan.program.trace import InSlabs, Program
 
 
 def axis_at(flat: Flat, value: int, dim: int, banded: Flat | None = None) -> SlabAxis:
-    """The axis that begins at a dimension of a value, through bands, with sums as early as they can be made.
+    """The axis that begins at a dimension of a value, through bands, with sums as early as possible.
 
     Args:
-      banded: the jaxpr `with_bands`, where it is known.
+      banded: the jaxpr `with_bands`, if it is known.
     """
     var, banded = flat.values[value], banded or with_bands(flat)
     early = early_sums(slab_axis(banded, var, dim))
@@ -53,7 +53,7 @@ def axis_at(flat: Flat, value: int, dim: int, banded: Flat | None = None) -> Sla
 
 
 def with_slabs(program: Program, slabs: Slabs, axis: SlabAxis | None = None) -> Program:
-    """The program with its ops in loops as planned, along their axis (`axis_at`), where it is known."""
+    """The program with its ops in loops as planned, along their axis (`axis_at`), if it is known."""
     axis = axis or axis_at(program.flat, slabs.value, slabs.dim)
     loops = tuple(Walls(axis.graph, slabs.ops).loops(slabs))
     begins = axis.flat.number_of[program.flat.values[slabs.value]]
@@ -62,7 +62,7 @@ def with_slabs(program: Program, slabs: Slabs, axis: SlabAxis | None = None) -> 
 
 
 def follow_slabs(program: Program, slabs: Sequence[Slabs]) -> Program:
-    """The program with its ops in loops as a plan has them.
+    """The program with its ops in the loops of a plan.
 
     Raises:
       PlanMismatchError: it has no such values or ops.
@@ -90,7 +90,7 @@ def _mismatch() -> PlanMismatchError:
 
 
 def in_slabs(axis: SlabAxis, slabs: Slabs) -> compat.ClosedJaxpr:
-    """The flat jaxpr of an axis with its ops in loops as planned."""
+    """The flat jaxpr of an axis with its ops in the loops of a plan."""
     return compat.dce(axis.flat.retraced(lambda *operands: _run(axis, slabs, operands)))
 
 
@@ -111,7 +111,7 @@ def _run(axis: SlabAxis, slabs: Slabs, operands: Sequence[Any]) -> list[Any]:
 
 
 class _Loop:
-    """One loop, over what is known before it."""
+    """One loop over slabs."""
 
     def __init__(self, axis: SlabAxis, slabs: Slabs, loop: SlabLoop, loops: Sequence[SlabLoop], known: dict[Any, Any]):
         self.axis, self.slabs, self.loop, self.known = axis, slabs, loop, known
@@ -130,7 +130,7 @@ class _Loop:
         self.whole = {number: self._read_whole(number) for number in loop.ops}
 
     def _read_whole(self, number: int) -> dict[int, Any]:
-        """By position, what an equation reads otherwise than by slabs; put together once, before the loop."""
+        """Operands, by position, that an equation does not read by slabs; built once, before the loop."""
         sliced = self.axis.equations[number].sliced
         return {
             position: whole(compat.read(self.known, atom))
@@ -176,7 +176,7 @@ class _Loop:
         return tuple(shape)
 
     def _empty(self, var: Any, spans: Sequence[Span]) -> HostArray:
-        """Nothing is written to it yet; loops will read these spans."""
+        """An empty host array, for loops that read these spans."""
         dim, rows = self.axis.dims[var], self.slab_rows(var)
         return HostArray.empty(shape_of(var), var.aval.dtype, dim, rows, self.trips, spare_rows(rows, spans))
 
@@ -209,7 +209,7 @@ class _Loop:
         return (trip + 1, sums, before, fetched, hosts, made), [self._slab(var, env) for var in self.stacked]
 
     def _new(self, var: Any) -> int:
-        """The first row of a trip's window that the trip before it does not have."""
+        """The first row of a trip's window that the previous trip's window does not have."""
         return max(self.spans[var][0], self.spans[var][1] - self.slab_rows(var))
 
     def _fetch(self, var: Any, trip: Any, source: HostArray) -> Any:
@@ -243,7 +243,9 @@ class _Loop:
     def _apply(
         self, number: int, eqn: compat.JaxprEqn, trip: Any, env: Mapping[Any, Any], before: dict[int, Any]
     ) -> Sequence[Any]:
-        """The rows of an equation's results, or what they add; rows that are carried become those of the next trip."""
+        """The rows of an equation's results, or their contribution to a sum; carried rows are replaced by those of the
+        next trip.
+        """
         one = self.axis.equations[number]
         span = self._span(number, eqn)
         spans = needed(one.axes, one.axis, span)
@@ -273,7 +275,7 @@ class _Loop:
         return next(self.spans[var] for var in eqn.outvars if var in self.spans)
 
     def _masked(self, var: Any, window: Any, span: Span, trip: Any, fill: Any) -> Any:
-        """The window with rows that the array does not have filled."""
+        """The window, with padding values in rows that the array does not have."""
         dim, rows = self.axis.dims[var], self.slab_rows(var)
         size = shape_of(var)[dim]
         if span[0] >= 0 and (self.trips - 1) * rows + span[1] <= size:
@@ -294,7 +296,7 @@ class _Loop:
         return one.axes.reduced[one.axis]
 
     def _finished(self, number: int, var: Any, total: Any) -> Any:
-        """A sum in its own type, with what it is added to."""
+        """A finished sum in its own type, added to its initial value."""
         total = (total.squares if isinstance(total, Moments) else total).astype(var.aval.dtype)
         eqn, one = self.eqns[number], self.axis.equations[number]
         for position in one.axes.masked:
@@ -304,9 +306,9 @@ class _Loop:
 
 @dataclass(frozen=True)
 class Stack:
-    """An array on the device as a loop wrote it: slab upon slab."""
+    """An array on the device as a loop wrote it: a stack of slabs."""
 
-    slabs: Any  # trips first, then the dimensions of the array, of which `dim` has a slab's rows
+    slabs: Any  # trips first, then the array's dimensions, of which `dim` has the rows of one slab
     dim: int
     size: int  # rows of the array
 
@@ -317,7 +319,9 @@ class Stack:
         return lax.slice_in_dim(jnp.moveaxis(self.slabs, 0, self.dim).reshape(shape), 0, self.size, axis=self.dim)
 
     def rows(self, trip: Any, span: Span) -> Any:
-        """Rows of the array, counted from the first of a trip's slab; anything where it has none."""
+        """Rows of the array, relative to the first row of a trip's slab; arbitrary values for rows that it does not
+        have.
+        """
         rows, trips = self.slabs.shape[self.dim + 1], self.slabs.shape[0]
         pieces = []
         for slab in range(span[0] // rows, -(-span[1] // rows)):
@@ -340,9 +344,10 @@ class Array:
     rows_per_slab: int  # rows of one slab
 
     def rows(self, trip: Any, span: Span) -> Any:
-        """Rows of the array, counted from the first of a trip's slab; anything where it has none.
+        """Rows of the array, relative to the first row of a trip's slab; arbitrary values for rows that it does not
+        have.
 
-        Slab by slab, so that each piece is whole in the array or not in it at all.
+        Sliced slab by slab, so that each piece is either all inside the array or all outside.
         """
         rows, size = self.rows_per_slab, self.array.shape[self.dim]
         pieces = []
