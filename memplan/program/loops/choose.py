@@ -1,4 +1,4 @@
-"""Which residuals: of all that a price per stacked byte makes of a step's loops, the few that are worth compiling."""
+"""Choose residuals: of all choices that a price per stacked byte gives for a step's loops, the few worth compiling."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class _Choice:
 def fewer_residuals(program: Program, device: Device, host_bytes: int, excess_bytes: int) -> Iterator[Program]:
     """The fastest program whose loops stack `excess_bytes` fewer bytes, then the one whose loops stack the fewest.
 
-    Nothing where no loop reads what another stacks, or where that has been decided already.
+    Yields nothing if no loop reads another's stacks, or if residuals were chosen already.
     """
     original = program.original
     loops = _loops_of(original) if not program.loops else []
@@ -43,7 +43,7 @@ def fewer_residuals(program: Program, device: Device, host_bytes: int, excess_by
 
 
 def _loops_of(program: Program) -> list[Loop]:
-    """Its pairs of loops; a step that writes into its arguments keeps the loops that it has."""
+    """Its pairs of loops; none for a step that writes into its arguments."""
     try:
         return outer_loops(program)
     except UnsupportedProgramError:
@@ -51,7 +51,7 @@ def _loops_of(program: Program) -> list[Loop]:
 
 
 def _frontier(loops: Sequence[Loop], device: Device, moves: bool) -> Iterator[_Choice]:
-    """One for every price of a byte that makes a difference."""
+    """One choice for every price of a byte that makes a difference."""
     known: set[tuple[Residuals, ...]] = set()
     for moved in dict.fromkeys((False, moves)) if loops else ():
         for price in PRICES:

@@ -1,7 +1,7 @@
 """Rewrite pairs of loops with other residuals; the backward body recomputes those that are no longer stacked.
 
-A choice is asked for at every pair, outer loops before what is in their bodies, so a list of choices in that order is
-enough to write the same program again. Chooses nothing itself.
+The choices are made elsewhere, one for every pair, outer loops before inner ones, so that a list of choices in this
+order reproduces the program.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from memplan.program.host_memory import HostArray
 from memplan.program.interpret import bindings, interpret, interpret_eqns
 from memplan.program.trace import LoopResiduals, Program
 
-Decide = Callable[[Loop], Residuals | None]  # None leaves the loops as they are
+Decide = Callable[[Loop], Residuals | None]  # None leaves the loops unchanged
 
 
 def with_residuals(program: Program, decide: Decide) -> Program:
-    """The program with its loops as decided; itself where there is no pair of loops."""
+    """The program with its loops as decided; itself if there is no pair of loops."""
     found: list[tuple[Loop, Residuals | None]] = []
 
     def record(loop: Loop) -> Residuals | None:
@@ -45,7 +45,7 @@ def outer_loops(program: Program) -> list[Loop]:
 
 
 def follow_residuals(program: Program, loops: Sequence[Residuals | None]) -> Program:
-    """The program with its loops as a plan has them.
+    """The program with the loops of a plan.
 
     Raises:
       PlanMismatchError: it has other loops.
@@ -65,7 +65,7 @@ def follow_residuals(program: Program, loops: Sequence[Residuals | None]) -> Pro
 
 
 def _fits(residuals: Residuals, loop: Loop) -> bool:
-    """Do they name values of this loop's body from which the rest can be computed?"""
+    """Are they values of this loop's body from which the rest can be computed?"""
     known = set(range(len(loop.body.values)))
     again = recomputed_ops(loop, residuals) if known.issuperset(residuals.stacked) else ()
     there = loop.given.union(residuals.stacked, *(loop.body.ops[op].outputs for op in again))
@@ -84,10 +84,10 @@ def _mismatch() -> PlanMismatchError:
 
 
 def rewrite_loops(flat: Flat, decide: Decide, runs: int = 1) -> Flat:
-    """A flat jaxpr with the residuals of all its pairs of loops as decided; itself where nothing changes.
+    """A flat jaxpr with the residuals of all its pairs of loops as decided; itself if nothing changes.
 
     Args:
-      decide: asked once per pair.
+      decide: called once per pair.
       runs: how often the jaxpr runs in a step.
     """
     return _Rewriter(flat, decide, runs).run()
@@ -117,7 +117,7 @@ class _Rewriter:
         return Flat(compat.dce(self.flat.retraced(self._results)))
 
     def _rewrite_body(self, eqn: compat.JaxprEqn, scan: compat.Scan) -> None:
-        """A loop of its own: there may be pairs in its body."""
+        """Rewrite pairs in the body of an unpaired loop."""
         flat = Flat(flatten(scan.body))
         body = rewrite_loops(flat, self.decide, self.runs * scan.trips)
         if body is not flat:
@@ -148,8 +148,8 @@ class _Rewriter:
 class _RewrittenPair:
     """Rewrites one pair.
 
-    The forward body returns what is to be stacked after its own results; the backward body takes it, and the constants
-    and slices of the forward loop, after its own. A stack that is gone is None between the two.
+    The forward body returns the new residuals after its own results; the backward body takes them, and the constants
+    and slices of the forward loop, after its own operands. A stack that is gone is None between the two.
     """
 
     pair: LoopPair
@@ -179,7 +179,7 @@ class _RewrittenPair:
         return self.pair.body.values[value]
 
     def _stack(self, *inputs: Any) -> list[Any]:
-        """The forward body: its carries, the stacks that stay, the new residuals."""
+        """The forward body: its carries, the remaining stacks, the new residuals."""
         flat, carries = self.pair.body, self.forward.carries
         stay = [atom for n, atom in enumerate(flat.outvars[carries:]) if n not in self.pair.stacks]
         outputs = [*flat.outvars[:carries], *stay, *map(self._var, self.residuals.stacked)]
@@ -188,7 +188,7 @@ class _RewrittenPair:
     def _recompute(
         self, consts: Any, own_consts: Any, own_carries: Any, kept: Any, slices: Any, residuals: Any
     ) -> list[Any]:
-        """The backward body, with what it is not given any more computed again."""
+        """The backward body, which recomputes the values that it no longer receives."""
         flat = self.pair.body
         first, _, last = self.forward.split(flat.invars)
         known = dict(compat.consts_of(flat.closed))
@@ -203,7 +203,7 @@ class _RewrittenPair:
         return compat.jaxpr_as_fun(self.backward.body)(*own_consts, *own_carries, *own)
 
     def run_forward(self, operands: Sequence[Any]) -> list[Any]:
-        """In place of the forward equation; the stacks that are gone are None."""
+        """Replaces the forward equation; stacks that are gone are None."""
         scan, carries = self.forward, self.forward.carries
         consts, begin, stacks = scan.split(operands)
         self.given = [*consts, *stacks]
@@ -226,7 +226,7 @@ class _RewrittenPair:
         return [*carried, *(None if number in self.pair.stacks else next(left) for number in range(count))]
 
     def _empty(self, value: int) -> HostArray:
-        """A stack in host memory. The backward loop's last trip fetches a layer beyond those that there are."""
+        """A stack in host memory. The backward loop's last trip fetches a layer beyond the last one."""
         aval, trips = self._var(value).aval, self.forward.trips
         spare = (1, 0) if self.backward.reverse else (0, 1)
         return HostArray.empty((trips, *aval.shape), aval.dtype, dim=0, rows=1, trips=trips, spare=spare)
@@ -237,7 +237,7 @@ class _RewrittenPair:
         return [value for value, moves in moved if moves], [value for value, moves in moved if not moves]
 
     def run_backward(self, operands: Sequence[Any]) -> list[Any]:
-        """In place of the backward equation. What comes from the host arrives a trip before it is read."""
+        """Replaces the backward equation. Values from the host arrive one trip before they are read."""
         scan, taken = self.backward, set(self.pair.stacks.values())
         own_consts, carries, own = scan.split(operands)
         kept = [stack for number, stack in enumerate(own) if number not in taken]
@@ -272,8 +272,7 @@ class LoopPair:
     # forward, backward: indices of their equations
     forward: int
     backward: int
-    # results of the forward loop (counted after its carries) that only the backward one reads, by the number of the
-    # stack that the backward loop takes them as
+    # result of the forward loop (counted after its carries) that only the backward one reads -> its stack there
     stacks: dict[int, int]
     body: Flat  # of the forward loop
 
@@ -304,7 +303,7 @@ def loop_pairs(flat: Flat) -> Iterator[LoopPair]:
 
 
 def loop_of(pair: LoopPair, forward: compat.Scan, runs: int) -> Loop:
-    """The pair as a planner sees it."""
+    """The pair as planners see it."""
     flat, graph = pair.body, pair.body.graph
     carried = range(forward.consts, forward.consts + forward.carries)
     results = [flat.outvars[forward.carries + made] for made in pair.stacks]

@@ -23,8 +23,8 @@ MOST_TAPS = 64  # rows that one reads: each is another term to add up
 class Band:
     """The nonzero band of a matrix (result rows x operand rows)."""
 
-    rows: Rows  # the rows of what is given that those of the result read
-    weights: np.ndarray  # (made, taps), of the rows that each reads, from `first_of` on; zero where there is none
+    rows: Rows  # the operand rows that each row of the result reads
+    weights: np.ndarray  # (result rows, taps), of operand rows from `first_of` on; zero where there is none
 
     @classmethod
     def of(cls, shape: Sequence[int], made: np.ndarray, given: np.ndarray, values: np.ndarray) -> Band | None:
@@ -47,7 +47,7 @@ class Band:
 
     @property
     def takes(self) -> bool:
-        """Every row is one of what is given."""
+        """Is every row of the result a copy of one operand row?"""
         return self.weights.shape[1] == 1 and bool((self.weights == 1).all())
 
 
@@ -57,14 +57,14 @@ def taps_of(rows: Rows) -> int:
 
 
 def first_of(rows: Rows, row: Any) -> Any:
-    """The first row that a row reads."""
+    """The first operand row that a result row reads."""
     return -((rows.before - row * rows.stride) // rows.dilation)
 
 
 def band_rows(
     x: Any, weights: Any, span: Span, given: Span, *, dim: int, rows: Rows, dtype: Any, size: int | None = None
 ) -> Any:
-    """Rows of `banded`.
+    """Rows of the result of `banded`.
 
     Args:
       x, weights: the rows `given` of x, and the rows `span` of the weights or None.
@@ -86,7 +86,7 @@ def band_rows(
 
 
 def _taken(x: Any, numbers: np.ndarray, dim: int) -> Any:
-    """Rows of an array by number; those in equal steps are a slice."""
+    """Rows of an array by index; a slice if the indices are equally spaced."""
     steps = set(np.diff(numbers).tolist())
     if len(steps) <= 1 and min(steps, default=1) > 0:
         return lax.slice_in_dim(x, int(numbers[0]), int(numbers[-1]) + 1, min(steps, default=1), dim)
@@ -101,7 +101,7 @@ _primitive = compat.new_primitive("banded", _banded)
 
 
 def banded(x: Any, weights: Any, dim: int, rows: Rows, size: int, dtype: Any) -> Any:
-    """Along a dimension, rows that are sums of rows of x with weights (a `Band`'s), added up in float32 at least.
+    """Along a dimension, weighted sums of rows of x (a `Band`'s), accumulated in float32 or wider.
 
     Args:
       weights: (size, taps), or None: each row is one of x.
@@ -113,7 +113,7 @@ def banded(x: Any, weights: Any, dim: int, rows: Rows, size: int, dtype: Any) ->
 
 
 def _axes(eqn: Eqn) -> Axes:
-    """Every dimension; along its own rows read the rows of their band, and the weights go with them."""
+    """Every dimension; along the banded one, rows read the rows of their band, and the weights go with the result."""
     dim = eqn.params["dim"]
     found = with_rows(eqn, {(0, dim): eqn.params["rows"]})
     weights = [(dim, None) for _ in eqn.invars[1:]]

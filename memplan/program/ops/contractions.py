@@ -35,10 +35,10 @@ _BATCH, _FEATURES_IN, _FEATURES_OUT, _SPACE = 0, 1, 2, 3
 
 
 def _convolution(eqn: Eqn) -> Axes:
-    """Batch, input features (summed over), output features, and space; of a grouped one the groups stay together.
+    """Batch, input features (reduced), output features, and space; in a grouped convolution, groups stay together.
 
-    In space the image goes with the result, or, where the filter is the larger, with the filter and is summed over: so
-    is the gradient of a filter written.
+    In space the image goes with the result or, if the filter is the larger one, with the filter, and is reduced:
+    gradients of filters have this form.
     """
     numbers = eqn.params["dimension_numbers"]
     ungrouped = eqn.params["feature_group_count"] == 1
@@ -69,12 +69,12 @@ def _convolution(eqn: Eqn) -> Axes:
 
 
 def _convolution_rows(part: Part, operands: list[Any]) -> list[Any]:
-    """The convolution, with one row more that is cut off along dimensions of a form on which XLA ends the process.
+    """The convolution, with an extra row that is cut off, along dimensions of a form on which XLA aborts the process.
 
-    XLA's swap of operands takes a dimension without padding, with `lhs_dilation == size == stride + 1`, for one of
-    groups, and does not look whether the image has `size` rows as well, as groups have (`is_group_dim` in
-    algebraic_simplifier.cc of jaxlib 0.11 and 0.12, conv_operand_swapper.cc behind it). It swaps where the kernel has
-    more rows than the image along the other dimensions: so do slabs of few rows, and gradients of kernels.
+    XLA's operand swap takes a dimension without padding, with `lhs_dilation == size == stride + 1`, for a dimension of
+    groups, and does not check that the image has `size` rows too, as groups have (`is_group_dim` in
+    algebraic_simplifier.cc of jaxlib 0.11 and 0.12, then conv_operand_swapper.cc). It swaps if the kernel has more rows
+    than the image along the other dimensions, as in slabs of few rows and in gradients of kernels.
     """
     image, kernel = operands
     params, numbers = part.eqn.params, part.eqn.params["dimension_numbers"]
@@ -96,7 +96,7 @@ def _convolution_rows(part: Part, operands: list[Any]) -> list[Any]:
 
 
 def _convolution_flops(eqn: Eqn) -> float:
-    """Multiplications by the zeros of a dilated input are not counted: cuDNN skips them."""
+    """FLOPs, without products with the zeros of a dilated input, which cuDNN skips."""
     kernel = shape_of(eqn.invars[1])
     features = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
     dilation = math.prod(eqn.params["lhs_dilation"])

@@ -62,5 +62,5 @@ def _cond_flops(eqn: Eqn) -> float:
 
 register("scan", Primitive(flops=_scan_flops))
 register("cond", Primitive(flops=_cond_flops))
-# a call of Python, reads and writes outside the program, a barrier that the step asks for, a partitioning of its own
+# calls of Python, reads and writes outside of the program, barriers that the step asks for, custom partitioning
 register("pure_callback infeed outfeed optimization_barrier custom_partitioning", Primitive(recomputable=False))

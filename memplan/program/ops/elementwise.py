@@ -1,4 +1,4 @@
-"""Primitives that compute an element of their results from the elements at its place."""
+"""Elementwise primitives."""
 
 from collections.abc import Sequence
 from functools import partial as with_facts
@@ -25,7 +25,7 @@ def _selection(eqn: Eqn, partial: Sequence[bool], whole: Sequence[bool]) -> bool
 
 
 def _conversion(eqn: Eqn, partial: Sequence[bool], whole: Sequence[bool]) -> bool:
-    """It rounds nothing: a sum of terms that each device rounds is not the rounded sum."""
+    """A conversion that rounds is not linear: a sum of terms rounded on each device is not the rounded sum."""
     before, after = (compat.aval_of(atom).dtype for atom in (eqn.invars[0], eqn.outvars[0]))
     floats = jnp.issubdtype(before, jnp.floating) and jnp.issubdtype(after, jnp.floating)
     return all(partial) and floats and jnp.promote_types(before, after) == after

@@ -1,4 +1,4 @@
-"""Gathers, scatters, and slices whose place is computed."""
+"""Gathers, scatters, and slices at computed offsets."""
 
 from collections.abc import Sequence
 from functools import partial as with_facts
@@ -9,7 +9,7 @@ from memplan.program.ops.record import Eqn, Primitive, of_operand, register
 
 
 def _same_size(eqn: Eqn) -> Axes:
-    """Dimensions may be divided in which first operand, result and further arrays have the same size."""
+    """Every dimension in which the first operand, the result and further arrays have the same size."""
     rank = len(shape_of(eqn.outvars[0]))
     alike = [shape for shape in map(shape_of, (*eqn.invars, *eqn.outvars)) if len(shape) == rank]
     return parallel(eqn, [dim for dim in range(rank) if len({shape[dim] for shape in alike}) > 1])
@@ -46,13 +46,13 @@ def _gather(eqn: Eqn) -> Axes:
 
 
 def _slice_size(eqn: Eqn, axes: Axes, axis: int) -> int | None:
-    """None of a batched dimension: every slice has one element of it, that of its index."""
+    """1 for a batched dimension, in which every slice has the element of its index; None otherwise."""
     dim = of_operand(eqn, axes, axis)
     return None if dim in eqn.params["dimension_numbers"].operand_batching_dims else dim
 
 
 def _scatter(eqn: Eqn, adds: bool = False) -> Axes:
-    """Along indices that are not batched only if it adds: all parts are summed, and what they are added to once."""
+    """Parallel along batched indices; if it adds, also along others: parts are summed, the operand counts once."""
     numbers = eqn.params["dimension_numbers"]
     batched = numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
     dims = numbers.update_window_dims, numbers.inserted_window_dims, *batched, numbers.scatter_dims_to_operand_dims

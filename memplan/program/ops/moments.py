@@ -1,4 +1,4 @@
-"""The sum of squares about a mean, which is known only at the end, and how parts of it are accumulated."""
+"""Sums of squares about a mean that is known only at the end, and their accumulation over parts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from memplan.program.ops.record import Eqn, Part, Primitive, register
 class Moments(NamedTuple):
     """Count, mean and squares about the mean of the reduced elements, in float32 or wider."""
 
-    count: Any  # how many there are, the same for all means
+    count: Any  # number of elements, the same for all means
     mean_hi: Any  # the mean is mean_hi + mean_lo: one number is too coarse for a mean far from zero
     mean_lo: Any
-    squares: Any  # of their distances from their mean
+    squares: Any  # sum of squared distances from the mean
 
     @classmethod
     def none(cls, shape: Sequence[int], dtype: Any) -> Moments:
@@ -51,10 +51,10 @@ class Moments(NamedTuple):
 
 
 def _rounded(mean: Any) -> Any:
-    """With one bit less than its type has: the same number wherever it is read.
+    """The number with one bit less than its type: the same value wherever it is read.
 
-    Compiled, a mean that is divided where it is subtracted may not be rounded there; with a mean of 1e4 deviations
-    variances in slabs were wrong by 2e-4, those without by 1e-5.
+    In compiled code, a mean that is divided where it is subtracted may not be rounded there; with a mean of 1e4
+    deviations, variances in slabs were wrong by 2e-4, those without by 1e-5.
     """
     bits = jnp.finfo(mean.dtype)
     return lax.reduce_precision(mean, bits.nexp, bits.nmant - 1)
@@ -72,20 +72,17 @@ _primitive = compat.new_primitive("squares_about_mean", _squares)
 
 
 def squares_about_mean(x: Any, counts: Any, axes: Sequence[int]) -> Any:
-    """sum((x - mean(x))^2) over some axes, in the type of x and computed in float32 at least.
+    """sum((x - mean(x))^2) over some axes, in the type of x, computed in float32 or wider.
 
     Args:
-      counts: 1 for what counts and 0 for what does not; as many dimensions as x, of its size or 1, and 1 where x is
-        not summed over.
+      counts: 1 for elements that count, else 0; as many dimensions as x, of its size or 1, and 1 along dimensions
+        that are not reduced.
     """
     return _primitive.bind(x, counts, axes=tuple(axes))
 
 
 def _axes(eqn: Eqn) -> Axes:
-    """Reduced as a sum is, but parts are put together with their counts and means; the counts go along.
-
-    Where they do not, nobody could say which rows of a part count.
-    """
+    """Reduced like a sum, but parts are combined with their counts and means: the counts must be on the axis, too."""
     axes = eqn.params["axes"]
     shape, counts = map(shape_of, eqn.invars)
     kept = tuple(dim for dim in range(len(shape)) if dim not in axes)

@@ -25,12 +25,12 @@ def _keywise(eqn: Eqn) -> Axes | None:
 
 
 def _has_keys(eqn: Eqn) -> bool:
-    """The bits of a single key are drawn each by its number: whoever divides them counts on from part to part."""
+    """Bits of a single key are drawn by element number: a part of them continues the count of the previous part."""
     return bool(shape_of(eqn.invars[0]))
 
 
 def _bits(eqn: Eqn) -> Axes | None:
-    """One key for each part, or the bits of one key, along the first dimension."""
+    """Along the first dimension: one key for each part, or the bits of one key."""
     if _has_keys(eqn):
         return _keywise(eqn)
     rank = len(shape_of(eqn.outvars[0]))
@@ -39,7 +39,7 @@ def _bits(eqn: Eqn) -> Axes | None:
 
 
 def _bits_size(eqn: Eqn, axes: Axes, axis: int) -> int | None:
-    """The shape is that of one key's draw."""
+    """The shape parameter is that of one key's draw."""
     dim, keys = of_result(eqn, axes, axis), len(axes.operands[0])
     return None if dim is None or dim < keys else dim - keys
 
@@ -53,4 +53,4 @@ register("random_fold_in random_seed random_split", _drawn(moves_elements=True, 
 register("threefry2x32", _drawn(flops=100))
 register("random_unwrap random_wrap", Primitive("view", axes=_keywise))
 register("random_clone", Primitive(axes=_keywise))
-register("rng_uniform", Primitive(recomputable=False))  # it draws from hidden state
+register("rng_uniform", Primitive(recomputable=False))  # hidden state

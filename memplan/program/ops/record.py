@@ -1,4 +1,4 @@
-"""The facts of a primitive: one record, which the file of its family registers.
+"""The facts of a primitive: one record, registered in the file of its family.
 
 A primitive without a record is a kernel that needs its operands whole. That is correct, and reported.
 """
@@ -25,15 +25,15 @@ class Part:
     eqn: Eqn
     axes: Axes
     axis: int
-    span: Span  # rows of the results; where the axis is reduced, of the last operand on it
-    spans: Mapping[int, Span]  # by position of an operand on the axis, the rows of it that are given
+    span: Span  # rows of the results; if the axis is reduced, of the last operand on it
+    spans: Mapping[int, Span]  # by position of an operand on the axis, its given rows
 
     def dim(self, side: Sequence[tuple[int | None, ...]]) -> int:
-        """The dimension of the first operand, or result, that lies on the axis."""
+        """The dimension of the first operand, or result, that is on the axis."""
         return side[0].index(self.axis)
 
     def padding(self) -> Span:
-        """Rows to add around those given of the first operand, so that a window over them makes exactly the span."""
+        """Padding around the given rows of the first operand, so that a window over them computes exactly the span."""
         rows, (low, high) = self.axes.rows_of(0, self.axis), self.spans[0]
         start, stop = rows.window(*self.span)
         return low * rows.dilation - start, stop - ((high - 1) * rows.dilation + 1)
@@ -47,24 +47,24 @@ class Part:
 class Primitive:
     """The facts of one primitive; the defaults hold for any."""
 
-    fusion: Fusion = "kernel"  # how XLA treats it
-    moves_elements: bool = False  # "elementwise", but an element is computed from those at other places
-    # floating-point operations of one execution, or how many for each element of its largest array
+    fusion: Fusion = "kernel"  # its treatment by XLA
+    moves_elements: bool = False  # it is "elementwise", but elements come from other places
+    # floating-point operations of one execution, or per element of its largest array
     flops: int | Callable[[Eqn], float] = 1
     is_matrix_product: bool = False  # its flops run at the rate of the matrix units
     recomputable: bool = True  # a second run gives the same result and has no other effect
     # its axes, along which it can be divided among devices or computed in slabs; None: it has none
     axes: Callable[[Eqn], Axes | None] = lambda eqn: None
-    # the parameter that holds sizes, and which of them is that of an axis
+    # the parameter with sizes, and the index of an axis's size in it
     sizes: tuple[str, Callable[[Eqn, Axes, int], int | None]] | None = None
     can_run_rows: Callable[[Eqn], bool] = lambda eqn: True
-    # those rows of the results, from the rows given of the operands; None: the same equation with other `sizes`
+    # the rows of the results, from the given rows of the operands; None: the same equation with other `sizes`
     run_rows: Callable[[Part, list[Any]], list[Any]] | None = None
-    # equation, position of an operand, operands -> the value of rows out of range; None: zero, or the identity of the
+    # equation, position of an operand, operands -> the value of out-of-range rows; None: zero, or the identity of the
     # reduction over them
     padding_value: Callable[[Eqn, int, Sequence[Any]], Any] | None = None
-    accumulate: Callable[[Any, Any], Any] | None = None  # two rows, where it is cumulative
-    # equation, which operands are terms of a sum, which are whole -> its result is a term too
+    accumulate: Callable[[Any, Any], Any] | None = None  # combines two rows, if it is cumulative
+    # equation, which operands are terms of a sum, which are whole -> is its result a term, too?
     linear: Callable[[Eqn, Sequence[bool], Sequence[bool]], bool] = lambda eqn, partial, whole: False
 
 
@@ -73,7 +73,7 @@ _DEFAULT = Primitive()
 
 
 def register(names: str, primitive: Primitive) -> None:
-    """The record of some primitives, named with spaces between."""
+    """Register the record of some primitives, whose names are separated by spaces."""
     for name in names.split():
         assert name not in RECORDS, name
         RECORDS[name] = primitive
@@ -99,12 +99,12 @@ def all_terms(eqn: Eqn, partial: Sequence[bool], whole: Sequence[bool]) -> bool:
 
 
 def axes_of(eqn: Eqn) -> Axes | None:
-    """The axes of an equation; None where nothing can be divided."""
+    """The axes of an equation; None if nothing can be divided."""
     return of(eqn).axes(eqn)
 
 
 def largest(atoms: Sequence[Any]) -> int:
-    """The most elements that one of these has."""
+    """Elements of the largest of these atoms."""
     return max((math.prod(getattr(atom.aval, "shape", ())) for atom in atoms), default=0)
 
 

@@ -11,7 +11,7 @@ from memplan.program.ops.record import Eqn, Primitive, all_terms, greatest, leas
 
 
 def _reduced(eqn: Eqn, how: Reduction | None = None, of_booleans: bool = False) -> Axes:
-    """Parts are put together by `how`, perhaps of booleans alone."""
+    """Reduced axes, whose parts are combined by `how`; `of_booleans`: only for booleans."""
     axes, gone = without(eqn, eqn.params["axes"]), eqn.params["axes"]
     if how is None or (of_booleans and compat.aval_of(eqn.invars[0]).dtype != bool):
         return axes
@@ -29,7 +29,7 @@ register("reduce_and", _reduction(axes=partial(_reduced, how="min", of_booleans=
 
 
 def _cumulative(eqn: Eqn) -> Axes:
-    """Along its own dimension row after row, from the first one on; complex numbers have no least one to begin with."""
+    """Carried along its own dimension, from the first row on; complex numbers have no least value to begin with."""
     axis = eqn.params["axis"]
     if eqn.params["reverse"] or jnp.issubdtype(compat.aval_of(eqn.invars[0]).dtype, jnp.complexfloating):
         return parallel(eqn, [axis])

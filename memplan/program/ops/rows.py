@@ -1,8 +1,8 @@
-"""An equation on some rows of its operands alone: the rows of its results that they make.
+"""Compute some rows of an equation's results from some rows of its operands.
 
-Rows are counted along one axis of the equation (`axes`). Those before the first row of an array and behind its last
-one exist in a window at its rim, too: `padding_value` says what an equation wants to find there. A loop over slabs
-carries accumulated sums, and of a cumulative equation the row before its window.
+Rows are counted along one axis of the equation (`axes`). A window at the rim includes rows before the first and after
+the last of an array, which `padding_value` gives a value. A loop over slabs carries accumulated sums, and for a
+cumulative equation the row before its window.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from memplan.program.ops.record import Eqn, Part, extreme, of
 
 
 def local_params(eqn: Eqn, axes: Axes, axis: int, resized: Callable[[int], int]) -> dict[str, Any]:
-    """The equation's parameters for one part, where the axis's dimensions have other sizes."""
+    """The equation's parameters for one part, in which the axis's dimensions have other sizes."""
     params, known = dict(eqn.params), of(eqn).sizes
     if known is not None and (at := known[1](eqn, axes, axis)) is not None:
         sizes = list(params[known[0]])
@@ -37,11 +37,11 @@ def needed(axes: Axes, axis: int, span: Span) -> dict[int, Span]:
 def run_rows(
     eqn: Eqn, axes: Axes, axis: int, span: Span, spans: Mapping[int, Span], operands: Sequence[Any]
 ) -> list[Any]:
-    """The rows of the results, or where the axis is reduced what these rows add to them.
+    """The rows of the results or, if the axis is reduced, their contribution to the results.
 
     Args:
-      span: rows of the results; where the axis is reduced, of the last operand on it.
-      spans: rows of the operands on the axis, by position: what `span` needs of them (`needed`).
+      span: rows of the results; if the axis is reduced, of the last operand on it.
+      spans: rows of the operands on the axis, by position: those that `span` needs (`needed`).
       operands: those rows, and the other operands whole.
     """
     rule, part = of(eqn).run_rows, Part(eqn, axes, axis, span, spans)
@@ -51,9 +51,9 @@ def run_rows(
 
 
 def padding_value(eqn: Eqn, axes: Axes, axis: int, position: int, operands: Sequence[Any]) -> Any:
-    """The value that stands for rows of an operand that are out of range; None if no valid row of a result reads them.
+    """The value for out-of-range rows of an operand; None if no valid row of a result reads them.
 
-    Whatever those rows hold, NaN too, would otherwise enter all of a sum, and the rows of a result beside a padding.
+    Otherwise these rows, which may hold NaN, would enter a whole sum, or the result's rows next to a padding.
     """
     how, rule = axes.reduced.get(axis), of(eqn).padding_value
     if how is None and axis not in axes.carried and not axes.leave(position, axis, eqn):
@@ -73,7 +73,7 @@ def identity(how: str, aval: Any) -> Any:
 
 
 def accumulate(how: str, total: Any, more: Any) -> Any:
-    """The accumulated value with one more slab."""
+    """The accumulated value, with one more slab."""
     if how == "sum":
         return total + more.astype(total.dtype)
     if how == "moments":
@@ -82,17 +82,17 @@ def accumulate(how: str, total: Any, more: Any) -> Any:
 
 
 def row_before(eqn: Eqn, axes: Axes, axis: int) -> Any:
-    """The row of a cumulative equation's result before its first one: what changes nothing."""
+    """The identity as the row of a cumulative result before its first one."""
     aval = compat.aval_of(eqn.outvars[0])
     shape = [1 if along == axis else size for along, size in zip(axes.results[0], aval.shape, strict=True)]
     return jnp.full(shape, padding_value(eqn, axes, axis, 0, [aval]), _wide(aval.dtype))
 
 
 def run_cumulative(eqn: Eqn, window: Any, before: Any, rows: int) -> tuple[Any, Any]:
-    """A cumulative equation on a window of its operand: these rows of the result, and the row before the next window.
+    """A cumulative equation on a window of its operand: rows of the result, and the row before the next window.
 
     Args:
-      before: the row of the result before the window (`row_before`, or as it is given here).
+      before: the row of the result before the window (`row_before`, or as returned here).
       rows: distance to the next window; the window has at least as many.
     """
     combined = of(eqn).accumulate
@@ -103,5 +103,5 @@ def run_cumulative(eqn: Eqn, window: Any, before: Any, rows: int) -> tuple[Any, 
 
 
 def _wide(dtype: Any) -> Any:
-    """Halves are added up in float32."""
+    """float32 or wider, for the accumulation of halves."""
     return jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype

@@ -1,4 +1,4 @@
-"""Primitives that move elements, or only say otherwise how they lie."""
+"""Primitives that move elements, or only change their layout."""
 
 import functools
 import math
@@ -41,7 +41,7 @@ def _new(eqn: Eqn) -> Axes:
     return Axes(tuple(() for _ in eqn.invars), (tuple(range(len(eqn.params["shape"]))),))
 
 
-# A reversal is no view, but XLA's pattern for the gradient of a convolution needs it beside the convolution.
+# A reversal is no view, but XLA's pattern for the gradient of a convolution needs it next to the convolution.
 register("rev", _view(axes=lambda eqn: parallel(eqn, eqn.params["dimensions"]), linear=all_terms))
 register("create_token expand_dims", _view())
 register("squeeze", _view(axes=lambda eqn: without(eqn, eqn.params["dimensions"]), linear=all_terms))
@@ -77,7 +77,7 @@ def _pad_rows(part: Part, operands: list[Any]) -> list[Any]:
     dim, config = part.dim(part.axes.operands), list(part.eqn.params["padding_config"])
     config[dim] = (*part.padding(), config[dim][2])
     made = lax.pad(operands[0], operands[1], config)
-    # XLA folds it into a convolution that reads it, which may have the form on which it ends the process
+    # XLA folds it into a convolution that reads it, which may then have the form on which XLA aborts
     # (`contractions`)
     return [lax.optimization_barrier(made) if any(one[:2] == (0, 0) and one[2] for one in config) else made]
 
@@ -104,26 +104,26 @@ def _slice_rows(part: Part, operands: list[Any]) -> list[Any]:
 
 
 def _concatenate(eqn: Eqn) -> Axes:
-    """Along its dimension every operand begins behind those before it."""
+    """Along its dimension, every operand begins after the previous one."""
     dim = eqn.params["dimension"]
     offsets = accumulate((shape_of(atom)[dim] for atom in eqn.invars[:-1]), initial=0)
     return with_rows(eqn, {(position, dim): Rows(before=offset) for position, offset in enumerate(offsets)})
 
 
 def _concatenate_rows(part: Part, operands: list[Any]) -> list[Any]:
-    """Along its dimension the windows of all operands added: where one has a row, the others have the padding value."""
+    """Along its dimension, the sum of all operands' windows: if one has a row, the others have the padding value."""
     if part.axis != part.eqn.params["dimension"]:
         return part.bind(operands)
     return [functools.reduce(operator.or_ if operands[0].dtype == bool else operator.add, operands)]
 
 
 def _negative_zero(eqn: Eqn, position: int, operands: Sequence[Any]) -> Any:
-    """To which everything can be added and stays as it is, 0.0 too."""
+    """The padding value that leaves every other value unchanged when added, 0.0 too."""
     return np.array(-0.0, operands[position].dtype)
 
 
 def _reshape(eqn: Eqn) -> Axes | None:
-    """In every group of dimensions that become one another, the outermost can be divided: its blocks stay together."""
+    """In every group of dimensions that map to one another, the outermost can be divided: its blocks stay together."""
     if eqn.params.get("dimensions") is not None:
         return None
     before, after = shape_of(eqn.invars[0]), tuple(eqn.params["new_sizes"])
@@ -134,7 +134,7 @@ def _reshape(eqn: Eqn) -> Axes | None:
         heads = next((d for d in left if before[d] > 1), None), next((d for d in right if after[d] > 1), None)
         if heads[0] is not None and heads[1] is not None:
             operand[heads[0]] = result[heads[1]] = number
-            # a row reads those that it shares elements with
+            # a row reads all rows that it shares elements with
             given, made = before[heads[0]], after[heads[1]]
             stride, dilation = given // gcd(given, made), made // gcd(given, made)
             rows[0, number] = Rows(stride, dilation, dilation - 1, dilation - 1 + stride)
@@ -159,7 +159,7 @@ def _groups(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[
 
 
 def _reshape_rows(part: Part, operands: list[Any]) -> list[Any]:
-    """The elements of an operand's rows in steps that its rows and those of the result are whole numbers of."""
+    """The elements of an operand's rows, in units of which its rows and the result's rows are multiples."""
     dim, rows, sizes = part.dim(part.axes.results), part.axes.rows_of(0, part.axis), part.eqn.params["new_sizes"]
     (first, last), outer, inner = part.spans[0], sizes[:dim], sizes[dim + 1 :]
     fine = inner if rows.stride == 1 else (math.prod(inner) // rows.stride,)

@@ -14,7 +14,7 @@ from memplan.program.ops.record import Eqn, Part, Primitive, greatest, largest, 
 
 
 class Window(NamedTuple):
-    """How windows lie along one dimension, in XLA's words."""
+    """Windows along one dimension, in XLA's words."""
 
     size: int
     stride: int
@@ -32,7 +32,7 @@ class Window(NamedTuple):
 
 
 def _with_padding(eqn: Eqn, number: int, padding: Span) -> tuple[Span, ...]:
-    """Its paddings with another one at this place."""
+    """The paddings with this one replaced."""
     given = tuple(eqn.params["padding"])
     return (*given[:number], padding, *given[number + 1 :])
 
@@ -47,7 +47,7 @@ def _windows(eqn: Eqn) -> list[Window]:
 
 
 def _windowed(eqn: Eqn) -> Axes:
-    """Every dimension; over those where the window reaches, rows read their neighbours."""
+    """Every dimension; along dimensions of the window, rows read their neighbours."""
     return with_rows(eqn, [window.rows for window in _windows(eqn)])
 
 
@@ -56,7 +56,7 @@ def _windowed_rows(part: Part, operands: list[Any]) -> list[Any]:
 
 
 def _select_and_scatter(eqn: Eqn) -> Axes:
-    """The gradient of a maximum: a row reads the windows that it is in (their source), and all rows that they reach."""
+    """The gradient of a maximum: a row reads the windows that contain it (their source), and all their rows."""
     rows: dict[tuple[int, int], Rows] = {}
     for dim, window in enumerate(_windows(eqn)):
         rows[0, dim] = Rows(1, window.stride, window.reach - 1 - window.padding[0], window.reach)
@@ -65,7 +65,7 @@ def _select_and_scatter(eqn: Eqn) -> Axes:
 
 
 def _select_and_scatter_rows(part: Part, operands: list[Any]) -> list[Any]:
-    """Whole windows, cut to the rows asked for; those that no window reaches have no gradient."""
+    """Whole windows, cut to the requested rows; rows that no window contains have no gradient."""
     dim, (low, high), (first, last) = part.dim(part.axes.results), part.span, part.spans[1]
     (made,) = part.bind(operands, padding=_with_padding(part.eqn, dim, (0, 0)))
     config = [(0, 0, 0)] * made.ndim

@@ -1,10 +1,11 @@
-"""A scheduled module -> one whose loops copy beside all of a trip: begun as soon, awaited as late as can be.
+"""A scheduled module -> one whose loops copy during the whole trip: copies start early and are awaited late.
 
-XLA's scheduler guesses what kernels take, and begins a copy from host memory as late as it may by that guess. Where a
-trip has one long convolution it begins behind that, and the loop waits for it.
+XLA's scheduler guesses the seconds of kernels, and by that guess starts a copy from host memory as late as possible. If
+a trip has one long convolution, the copy starts after it, and the loop waits.
 
-XLA also makes the number of the next trip and the place of what is fetched for it in one fusion. That number is written
-over this trip's, so the fusion runs behind all that reads this one, and so would the copy: its place is made alone.
+XLA also computes the next trip's number and the offset of the slab to fetch in one fusion. The number overwrites this
+trip's, so the fusion, and with it the copy, would run after all readers of this number: the offset is computed
+separately.
 """
 
 import heapq
@@ -18,10 +19,10 @@ _NAMING = NAMING | {"opt-barrier", "tuple"}
 
 
 def copy_early(module: Module) -> Module:
-    """The module with the copies between host and device in the loops of its entry moved so, and nothing else."""
+    """The module with the host copies in the loops of its entry moved, and nothing else changed."""
     names, texts = Names(module), module.texts
     loops = (op for op in module.entry.ops.values() if op.opcode == "while")
-    for name in dict.fromkeys(name for op in loops for name in op.called):  # in order: so are new names
+    for name in dict.fromkeys(name for op in loops for name in op.called):  # in order, and so are new names
         places = _Places(module, module[name], names)
         body = Computation(name, module[name].text_with(places.lines()), module[name])
         texts = insert(texts, name, body.text_with(op.line for op in _ordered(body)), places.fused)
@@ -61,9 +62,9 @@ class _Places:
         place = {op.name: number for number, op in enumerate(body.ops.values())}
         ordered = {op.name for op in body.ops.values() if predecessors(op)}
         self._waiting = ordered | set(_readers_before_writers(body, place))
-        self._alone: dict[str, str] = {}  # by the number's name, who makes it so
-        self._lines: dict[str, list[str]] = {name: [] for name in body.ops}  # what is new before an instruction
-        self.fused: dict[str, str] = {}  # texts of what new fusions call
+        self._alone: dict[str, str] = {}  # a number -> the new instruction that computes it separately
+        self._lines: dict[str, list[str]] = {name: [] for name in body.ops}  # an instruction -> new ones before it
+        self.fused: dict[str, str] = {}  # texts of the computations of new fusions
 
     def lines(self) -> Iterator[str]:
         """Lines of the body. A new instruction precedes its original, which overwrites their common operand."""
@@ -96,13 +97,13 @@ class _Places:
         return fusion.name
 
     def _is_arithmetic(self, op: Instruction) -> bool:
-        """A fusion of numbers, not of arrays."""
+        """Is it a fusion of scalars?"""
         read = (array for name in op.operands for array in self._body.ops[name].result)
         return is_open(op) and not any(array.dims for array in (*op.result, *read))
 
 
 def _readers_before_writers(body: Computation, place: Mapping[str, int]) -> Mapping[str, Collection[str]]:
-    """By what makes an element of the next carry, who reads the element of this one before: it is written over."""
+    """For every element of the next carry, by its producer: the readers of the old element, which it overwrites."""
     found = defaultdict[str, list[str]](list)
     elements = [op for op in body.ops.values() if op.opcode == "get-tuple-element" and _is_carry(body, op)]
     for element in elements:
@@ -127,7 +128,7 @@ def _begun_by(body: Computation, name: str) -> list[str]:
 
 
 def _readers(body: Computation, name: str) -> Iterator[str]:
-    """Who reads a value, by whichever name; what has begun reads until it is done."""
+    """The readers of a value, behind aliases; an asynchronous start reads until its end."""
     for user, _ in body.uses[name]:
         if user.opcode.endswith("-start") or (user.opcode in _NAMING and not user.root):
             yield from _readers(body, user.name)
@@ -135,7 +136,7 @@ def _readers(body: Computation, name: str) -> Iterator[str]:
 
 
 def _with_sources(body: Computation, names: Collection[str]) -> set[str]:
-    """They, and all that they are made of."""
+    """These instructions and all their producers."""
     found, waiting = set[str](), list(names)
     while waiting:
         name = waiting.pop()

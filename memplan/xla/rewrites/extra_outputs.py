@@ -1,10 +1,10 @@
-"""A scheduled module -> one in which fusions have extra outputs: what is needed later, and so is not kept.
+"""A scheduled module -> one in which fusions recompute values as extra outputs, instead of keeping them.
 
-Between its readers in the forward pass and those in the backward pass a value that is cheap to make would stay on the
-device. A kernel of its own that recomputes it reads what it is made of, and writes it. But the backward pass often has
-a fusion that reads the same: that one makes the value beside its own results, and who needs it waits for that one. An
-activation, before the gradient of the next convolution's filter, is like that. ResNet-50 at half its bytes on a V100:
-136.7 ms become 135.5, what the step takes by itself.
+A value that is cheap to compute would stay on the device from its forward to its backward readers. A separate kernel
+that recomputes it reads its operands and writes it. But the backward pass often has a fusion that reads the same
+operands: it recomputes the value as one more output, and the readers wait for it. An example is an activation, before
+the gradient of the next convolution's filter. ResNet-50 at half its bytes on a V100: 136.7 ms become 135.5, as fast as
+the plain step.
 """
 
 import itertools
@@ -34,18 +34,18 @@ _INSIDE = CHEAP | {"tuple"}
 class _Value:
     """A result of a fusion."""
 
-    name: str  # of the buffer
+    name: str  # of its buffer
     maker: str
     leaf: int
-    readers: tuple[str, ...]  # of the instructions that read it after the longest time without any, in order
+    readers: tuple[str, ...]  # its readers after the longest time without one, in order
 
 
 def add_outputs(module: Module, names: Collection[str], room_nbytes: int) -> Module:
-    """The module with these values recomputed, for those that read them late, by fusions that read the same.
+    """The module with these values recomputed, for their late readers, by fusions that read the same operands.
 
     Args:
       names: of the values' buffers.
-      room_nbytes: what temporaries may take.
+      room_nbytes: budget of temporaries.
     """
     wanted = set(names)
     cloned, clones = _with_clones(module, [one for one in _values(module) if one.name in wanted])
@@ -53,10 +53,10 @@ def add_outputs(module: Module, names: Collection[str], room_nbytes: int) -> Mod
 
 
 def output_costs(module: Module, problem: Problem, room_nbytes: int, there: Sequence[int]) -> Mapping[str, float]:
-    """Values that can be extra outputs -> share of what their makers move that is moved for that.
+    """Values that can be extra outputs -> bytes moved for that, as a share of their producers' bytes.
 
     Args:
-      room_nbytes: what temporaries may take; what is not there while they take more is left out.
+      room_nbytes: budget of temporaries; values that are not live while temporaries exceed it are left out.
       there: bytes of temporaries at each of the problem's kernels.
     """
     crowded = list(itertools.accumulate((nbytes > room_nbytes for nbytes in there), initial=0))
@@ -73,7 +73,7 @@ def output_costs(module: Module, problem: Problem, room_nbytes: int, there: Sequ
 
 
 def _operands_survive(problem: Problem, maker: int, reader: int) -> bool:
-    """Is what a kernel reads written over by none up to another one?"""
+    """Does nothing overwrite a kernel's operands before another kernel?"""
     places = {problem.buffers[read].place for read in problem.kernels[maker].reads}
     shared = {place for place in places if len(problem.places[place]) > 1}
     later = problem.kernels[maker + 1 : reader + 1] if shared else ()
@@ -108,7 +108,7 @@ def _late_readers(maker: str, readers: Collection[str], at: Mapping[str, int]) -
 
 
 def _with_clones(module: Module, values: Sequence[_Value]) -> tuple[Module, Mapping[str, _Value]]:
-    """With a fusion for each before its first late reader, which those read; and their names."""
+    """The instructions with a clone for each value before its first late reader, and the clones' names."""
     names, texts, clones = Names(module), module.texts, dict[str, _Value]()
     for body in with_loops(module, module.entry):
         lines = {op.name: [op] for op in body.ops.values()}
@@ -128,7 +128,7 @@ def _with_clones(module: Module, values: Sequence[_Value]) -> tuple[Module, Mapp
 
 
 def _redirect(body: Computation, op: Instruction, name: str, clone: Instruction, names: Names) -> list[Instruction]:
-    """An instruction that reads the clone for a value, behind what views it needs."""
+    """An instruction that reads the clone instead of a value, after the views that it needs."""
     views, operands = list[Instruction](), list[str]()
     for operand in op.operands:
         if operand not in body.ops or buffer_of(body, operand) != name:

@@ -9,17 +9,17 @@ from memplan.xla.shapes import Array, Shape, shape_text
 
 CHEAP = ELEMENTWISE | {"broadcast", "bitcast", "constant", "iota", "parameter"}
 """Opcodes that cost little beside the bytes that a fusion moves, and may be repeated."""
-AFTER = re.compile(r", control-predecessors=\{[^}]*\}")  # the order of the text says as much
+AFTER = re.compile(r", control-predecessors=\{[^}]*\}")  # the order of the text already implies it
 _PREDECESSORS = re.compile(r"control-predecessors=\{([^}]*)\}")
 NAMING = frozenset({"bitcast", "get-tuple-element"})
-_HOLDING = frozenset({"tuple", "opt-barrier", "add-dependency", "after-all"})  # who reads through these is not known
+_HOLDING = frozenset({"tuple", "opt-barrier", "add-dependency", "after-all"})  # the readers behind these are unknown
 _INDEX = re.compile(r"\bindex=\d+")
 LEAST_BYTES = 1 << 20
 """Least bytes of a value for which fusions are rewritten: a fast GPU reads as much in a fifth of a launch's time."""
 
 
 def is_open(op: Instruction) -> bool:
-    """A fusion whose emitter takes whatever is in it."""
+    """A fusion whose emitter accepts any instruction."""
     return op.opcode == "fusion" and op.attribute("kind") in ("kLoop", "kInput")
 
 
@@ -35,7 +35,7 @@ def result_buffers(op: Instruction) -> tuple[str, ...]:
 
 
 def has_tuple_readers(body: Computation, op: Instruction) -> bool:
-    """Is the tuple that it makes read as a whole?"""
+    """Is its tuple read as a whole?"""
     return isinstance(op.shape, tuple) and any(user.opcode != "get-tuple-element" for user, _ in body.uses[op.name])
 
 
@@ -57,7 +57,7 @@ def readers_of(body: Computation, maker: Instruction, name: str) -> set[str] | N
 
 
 def predecessors(op: Instruction) -> list[str]:
-    """Names of instructions that it runs after although it reads nothing of theirs."""
+    """Names of instructions that must run before it although it does not read them."""
     found = _PREDECESSORS.search(op.attributes)
     return NAME.findall(found[1]) if found else []
 
@@ -74,7 +74,7 @@ def backward_slice(
 
 
 def rename_operands(op: Instruction, now: Mapping[str, str]) -> str:
-    """Its line, where operands have other names now."""
+    """The instruction's line with operands renamed."""
     return op.line_with(op.name, [now.get(name, name) for name in op.operands])
 
 
@@ -92,7 +92,7 @@ def renumber(element: Instruction, index: int) -> str:
 
 
 def with_root(ops: Sequence[Instruction], results: Sequence[Instruction], name: str) -> list[Instruction]:
-    """Instructions that end in a root: the result, or a tuple of that name of several."""
+    """The instructions with a root: the one result, or a tuple of several, with this name."""
     if len(results) == 1:
         (result,) = results
         root = result if result.root else read_instruction(result.line.replace("  %", "  ROOT %", 1))
@@ -102,7 +102,7 @@ def with_root(ops: Sequence[Instruction], results: Sequence[Instruction], name: 
 
 
 def insert(texts: Mapping[str, str], name: str, text: str, new: Mapping[str, str]) -> dict[str, str]:
-    """Texts of computations with another one for a name, and those that are new in front of it."""
+    """Texts of computations with one replaced, and the new ones before it."""
     found: dict[str, str] = {}
     for known, old in texts.items():
         found.update({**new, name: text} if known == name else {known: old})
@@ -117,12 +117,12 @@ def new_fusion(
     parameters: Sequence[tuple[str, Shape]],
     ops: Sequence[Instruction],
 ) -> tuple[Instruction, str]:
-    """A fusion of the kind of another one, and the text of the computation that it calls.
+    """A fusion of another one's kind, and the text of its computation.
 
     Args:
-      op: the other one.
+      op: the other fusion.
       name, called: of the new fusion, and of its computation.
-      ops: the instructions of that but for the parameters; one is the root.
+      ops: instructions of the computation without parameters; one is the root.
     """
     shape = next(one for one in ops if one.root).shape
     return read_instruction(_fusion_line(op, name, shape, operands, called)), fused_text(called, parameters, ops)
@@ -131,7 +131,7 @@ def new_fusion(
 def slice_fusion(
     op: Instruction, fused: Computation, leaves: Sequence[int], name: str, called: str, names: Names
 ) -> tuple[Instruction, str]:
-    """A fusion that makes only these of the results of another one, and the text of the computation that it calls."""
+    """A fusion that computes only these results of another one, and the text of its computation."""
     results = [fused.results[leaf] for leaf in leaves]
     needed = backward_slice(fused.ops, (result.name for result in results))
     inside = [one for one in needed if one.opcode != "parameter" and not one.root]
@@ -150,7 +150,7 @@ def _fusion_line(op: Instruction, name: str, shape: Shape, operands: Sequence[st
 
 
 def fused_text(name: str, parameters: Sequence[tuple[str, Shape]], ops: Sequence[Instruction]) -> str:
-    """Text of a fused computation of these parameters and other instructions, one of which is the root."""
+    """Text of a fused computation with these parameters and instructions, one of which is the root."""
     given = ", ".join(f"{one}: {_bare(shape)}" for one, shape in parameters)
     root = next(op for op in ops if op.root)
     lines = [f"  %{one} = {shape_text(shape)} parameter({n})" for n, (one, shape) in enumerate(parameters)]
@@ -158,7 +158,7 @@ def fused_text(name: str, parameters: Sequence[tuple[str, Shape]], ops: Sequence
 
 
 def _bare(shape: Shape) -> str:
-    """Without layouts, as a computation's first line has it."""
+    """The shape without layouts, as in a computation's first line."""
     return str(Array(shape.dtype, shape.dims)) if isinstance(shape, Array) else f"({', '.join(map(_bare, shape))})"
 
 
@@ -167,11 +167,11 @@ _INTEGER = re.compile(r"[su]\d+")
 
 
 def keeps_bits(fused: Computation, result: Instruction) -> bool:
-    """Does a value of a fusion have the same bits where it is read within and where it is written and read again?
+    """Does a value of a fusion have the same bits inside of the fusion as after it is written and read again?
 
-    XLA:GPU rounds every product, sum and conversion within a fusion as between two: its PTX says `mul.rn` and `add.rn`,
-    which are never contracted, and rounds to float16 and back. One pair becomes one operation: an integer converted to
-    a float and then to a narrower one (MLIR's `TruncFSIToFPToSIToFP`).
+    XLA:GPU rounds every product, sum and conversion inside of a fusion as between two: its PTX says `mul.rn` and
+    `add.rn`, which are never contracted, and rounds to float16 and back. One pair becomes one operation: an integer
+    converted to a float and then to a narrower one (MLIR's `TruncFSIToFPToSIToFP`).
     """
     made = fused.behind_bitcasts(result)
     if made.opcode != "convert":
@@ -191,5 +191,5 @@ def narrowest_bits(op: Instruction, operands: Iterable[Instruction]) -> tuple[in
 
 
 def prevents_vectorization(fused: Computation) -> bool:
-    """Does it keep sums beside it from reading several elements at once?"""
+    """Does it prevent the sums of its fusion from reading several elements at once?"""
     return not _ONE_BY_ONE.isdisjoint(op.opcode for op in fused.ops.values())

@@ -1,4 +1,4 @@
-"""Which of the fusions of a computation become one, and in which order its instructions stand then."""
+"""Which fusions of a computation are merged, and the order of its instructions afterwards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from memplan.xla.rewrites.fusion import (
 from memplan.xla.shapes import Array, shape_text
 
 MOST_ARRAYS = 96  # operands and results of a fusion (`MaxOperandsAndOutputsPerFusion`)
-SHARED_NBYTES = 48 << 10  # of a block, that every GPU has: XLA refuses none, and then its assembler refuses the kernel
+SHARED_NBYTES = 48 << 10  # of a block, on every GPU: XLA accepts more, but its assembler then refuses the kernel
 
 Touched = tuple[frozenset[tuple[int, int]], frozenset[tuple[int, int]]]
 
@@ -35,8 +35,8 @@ Touched = tuple[frozenset[tuple[int, int]], frozenset[tuple[int, int]]]
 class Constraints:
     """Constraints of every kernel, by name, that merging must keep."""
 
-    before: Mapping[str, Sequence[str]]  # those that have to stay in front of it
-    shared: Mapping[str, Touched]  # what it reads and what it writes in places of several buffers: place and buffer
+    before: Mapping[str, Sequence[str]]  # kernels that must run before it
+    shared: Mapping[str, Touched]  # the parts of shared buffers that it reads and writes: place and buffer
 
 
 def constraints_of(problem: Problem) -> Constraints:
@@ -54,7 +54,7 @@ def constraints_of(problem: Problem) -> Constraints:
 
 
 class FusionGroups:
-    """The groups while they grow; each has the name of the last of its fusions, and stands where that one does."""
+    """The groups while they grow; each has the name and the position of its last fusion."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class FusionGroups:
         fusions = (mergeable(module, body, op) for op in body.ops.values())
         self._fusions = {one.op.name: one for one in fusions if one is not None}
         self._groups = {name: [one] for name, one in self._fusions.items()}
-        self._in = {name: name for name in body.ops}  # the group that an instruction is in now
+        self._in = {name: name for name in body.ops}  # the current group of an instruction
         self._before = {
             op.name: {*op.operands, *(one for one in constraints.before.get(op.name, ()) if one in body.ops)}
             for op in body.ops.values()
@@ -78,7 +78,7 @@ class FusionGroups:
         self._at = {name: at for at, name in enumerate(self._order)}
 
     def merge(self) -> tuple[list[list[Mergeable]], list[str]]:
-        """The groups, and names in order: a group is where the last of its fusions is named."""
+        """The groups, and names in order; a group is at the position of its last fusion."""
         for *_, first, second in sorted(self._pairs()):
             one, other = sorted((self._in[first], self._in[second]), key=self._at.__getitem__)
             if one != other and self._may_merge(one, other):
@@ -106,7 +106,7 @@ class FusionGroups:
                 yield -nbytes, apart, first, second
 
     def _may_pair(self, first: str, second: str, apart: int) -> bool:
-        """Is one of them a clone, and the other nearer to it than what it recomputes?"""
+        """Is one of them a clone, and the other closer to it than its original?"""
         if self._originals is None:
             return True
         clones = [name for name in (first, second) if name in self._originals]
@@ -116,7 +116,7 @@ class FusionGroups:
         return self._stays_apart(one, other) and self._compatible(self._groups[one], self._groups[other])
 
     def _stays_apart(self, one: str, other: str) -> bool:
-        """Is no clone brought to what it recomputes by way of another?"""
+        """Is no clone merged with its original through another fusion?"""
         if self._originals is None:
             return True
         at = {fusion.op.name: self._at[group] for group in (one, other) for fusion in self._groups[group]}
@@ -128,7 +128,7 @@ class FusionGroups:
         )
 
     def _compatible(self, ones: Sequence[Mergeable], others: Sequence[Mergeable]) -> bool:
-        """Do they go through the same elements, does none wait for another's sums, and does every bit stay?"""
+        """Do they iterate over the same elements, does neither wait for the other's sums, and do all bits stay?"""
         both = [*ones, *others]
         sums = [one for fusion in both for one in fusion.sums]
         if len({fusion.space for fusion in both}) > 1 or len(set(sums)) > 1:
@@ -146,7 +146,7 @@ class FusionGroups:
         return True
 
     def _overwritten(self, ones: Sequence[Mergeable], others: Sequence[Mergeable]) -> bool:
-        """Is something written over that the other reads? As one, they do so at the same time."""
+        """Does one overwrite an operand of the other? Merged, they would do so at the same time."""
         shared = self._constraints.shared
         for one in ones:
             for other in others:
@@ -157,14 +157,14 @@ class FusionGroups:
         return False
 
     def _sums_in_order(self, group: Sequence[Mergeable]) -> bool:
-        """Do sums add up in the order in which they do by themselves?"""
+        """Do sums add in the same order as alone?"""
         one_by_one = any(prevents_vectorization(fusion.fused) for fusion in group)
         return len(set(map(self._narrowest_bits, group))) == 1 and not one_by_one
 
     def _tiles_fit(self, group: Sequence[Mergeable]) -> bool:
-        """Does every sum's tile have room in a block? Sums along rows have none.
+        """Do the tiles of all sums fit in a block's shared memory? Sums along rows have none.
 
-        A tile is 32 x 32 vectors, of two elements or four, and a column more.
+        A tile is 32 x 32 vectors, of two elements or four, and one more column.
         """
         vector = 2 if min(self._narrowest_bits(fusion)[0] for fusion in group) >= 32 else 4
         made = (fusion.fused.behind_bitcasts(one) for fusion in group if fusion.columns for one in fusion.fused.results)
@@ -181,7 +181,7 @@ class FusionGroups:
         return narrowest_bits(fusion.op, (self._body.ops[name] for name in fusion.op.operands))
 
     def _merge(self, one: str, other: str) -> None:
-        """Make two groups one, under the later one's name, unless what waits for one is waited for by the other."""
+        """Merge two groups under the later one's name, unless a dependency of one depends on the other."""
         begin, end = self._at[one], self._at[other]
         ahead = self._needed_by(one, other)
         if ahead is None:
@@ -192,7 +192,7 @@ class FusionGroups:
             order = [*_without(between, behind), other, *behind]
         else:
             order = [*ahead, other, *_without(between, ahead)]
-        order = [""] * (end + 1 - begin - len(order)) + order  # so that those behind it keep their positions
+        order = [""] * (end + 1 - begin - len(order)) + order  # so that those after it keep their positions
         self._order[begin : end + 1] = order
         self._at.update((name, at) for at, name in enumerate(order, begin))
         self._groups[other] = self._groups.pop(one) + self._groups[other]
@@ -235,7 +235,7 @@ class FusionGroups:
         return True
 
     def _made_nbytes(self, names: Sequence[str]) -> int:
-        """Bytes of what kernels make."""
+        """Bytes that kernels write."""
         return sum(self._body.ops[name].nbytes for name in names if self._body.ops[name].opcode not in NAMING)
 
 
@@ -254,10 +254,10 @@ class Mergeable:
 
     op: Instruction
     fused: Computation
-    space: Space  # of the array whose elements it goes through
-    sums: tuple[tuple[str, str, str], ...]  # of its reductions, what they are over, along what, and what they make
-    columns: bool  # they sum up columns: neighbours in memory stay apart
-    reads: Mapping[str, int]  # large buffers that it reads, and their bytes
+    space: Space  # the array over whose elements it iterates
+    sums: tuple[tuple[str, str, str], ...]  # for its reductions: operand shape, dimensions, result
+    columns: bool  # it reduces columns: neighbours in memory are in different sums
+    reads: Mapping[str, int]  # its large operands, and their bytes
     makes: tuple[str, ...]  # its results as buffers
 
     @property
@@ -266,7 +266,7 @@ class Mergeable:
 
 
 def mergeable(module: Module, body: Computation, op: Instruction) -> Mergeable | None:
-    """The instruction, if it is such a fusion."""
+    """The instruction as such a fusion, if it is one."""
     if not is_open(op) or op.root or has_tuple_readers(body, op):
         return None
     fused = module[op.called[0]]

@@ -28,13 +28,14 @@ from memplan.xla.rewrites.fusion import (
 from memplan.xla.shapes import Shape
 
 SMALL_BYTES = 1 << 16
-"""Of what may be kept for longer, a bias or a statistic: GoogLeNet on a V100 and ResNet-50 on an H200 take 0.3 and
-0.2 % less than with 0; with 1 MiB nothing takes less."""
+"""Bytes that may live longer, such as a bias or a statistic: GoogLeNet on a V100 and ResNet-50 on an H200 take 0.3 and
+0.2 % less than with 0; with 1 MiB nothing takes less.
+"""
 _READS_ONCE = CHEAP | {"reduce", "tuple", "transpose", "slice", "copy"}  # a consumer reads no element many times
 
 
 def inline_producers(module: Module, problem: Problem) -> Module | None:
-    """The module with those producers inlined, None where there are none.
+    """The module with those producers inlined; None if there are none.
 
     Args:
       problem: the module's, by `problem_of`.
@@ -51,11 +52,11 @@ def inline_producers(module: Module, problem: Problem) -> Module | None:
 
 @dataclass(frozen=True)
 class _Producer:
-    """A result of a fusion that its consumers can make for themselves."""
+    """A fusion's result that its consumers can compute themselves."""
 
     fusion: Instruction
     leaf: int
-    ops: tuple[Instruction, ...]  # instructions of the fusion's computation that make it, in order
+    ops: tuple[Instruction, ...]  # its instructions in the fusion's computation, in order
     consumers: tuple[Instruction, ...]
 
     @property
@@ -64,7 +65,7 @@ class _Producer:
 
 
 class _Lifetimes:
-    """Buffers by name, and until when they are read."""
+    """Buffers by name, and the last kernel that reads each."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -79,12 +80,12 @@ class _Lifetimes:
         return self._problem.buffers[self._numbers[name]].nbytes if name in self._numbers else 0
 
     def overwrites(self, kernel: str, name: str) -> bool:
-        """Does a kernel write over a buffer? Then it may read it no other way than it does."""
+        """Does a kernel overwrite a buffer? Then it may not read it in another way."""
         number = self._numbers.get(name)
         return number is not None and self._problem.buffers[number].place in self._writes[kernel]
 
     def lives_at(self, name: str, kernel: str) -> bool:
-        """Is a buffer there when a kernel runs, or may it be?"""
+        """Is a buffer live when a kernel runs, or may it stay live?"""
         number = self._numbers.get(name)
         if number is None:
             return False
@@ -101,7 +102,7 @@ def _producers(module: Module, body: Computation, lifetimes: _Lifetimes) -> Iter
             continue
         fused = module[op.called[0]]
         if len(fused.results) != len(op.result):
-            continue  # an element is a tuple itself
+            continue  # an element that is itself a tuple
         for leaf, result in enumerate(fused.results):
             large = lifetimes.nbytes(f"{op.name}{{{leaf}}}") >= LEAST_BYTES
             ops = _cheap_ops(fused, result) if large else None
@@ -118,7 +119,7 @@ def _cheap_ops(fused: Computation, result: Instruction) -> tuple[Instruction, ..
 
 
 def _consumers(module: Module, body: Computation, fusion: Instruction, leaf: int) -> tuple[Instruction, ...] | None:
-    """All that read a result; None where one of them cannot make it."""
+    """All readers of a result; None if one of them cannot compute it."""
     found: dict[str, Instruction] = {}
     todo = [user for user, _ in body.uses[fusion.name] if user.index == leaf]
     while todo:
@@ -133,7 +134,7 @@ def _consumers(module: Module, body: Computation, fusion: Instruction, leaf: int
 
 
 def _pays(body: Computation, producer: _Producer, lifetimes: _Lifetimes) -> bool:
-    """Are fewer bytes moved, and is everything there that the consumers would read?"""
+    """Does it move fewer bytes, and are all operands live that the consumers would read?"""
     given = (producer.fusion.operands[int(op.attributes)] for op in producer.ops if op.opcode == "parameter")
     inputs = {buffer_of(body, operand) for operand in given}
     saved = lifetimes.nbytes(producer.buffer) * (1 + len(producer.consumers))
@@ -165,11 +166,11 @@ class _BodyRewriter:
     body: Computation
     names: Names
     consumers: dict[str, _Consumer] = field(default_factory=dict)
-    # of every fusion the results that its consumers make for themselves
+    # for every fusion: results that its consumers compute themselves
     dropped: dict[str, set[int]] = field(default_factory=dict)
 
     def inline(self, producer: _Producer) -> None:
-        """Unless something is inlined into its fusion, or that would be left with nothing to make."""
+        """Inline a producer, unless something was inlined into its fusion, or the fusion would have no result left."""
         fusion = producer.fusion
         dropped = self.dropped.get(fusion.name, set())
         if fusion.name in self.consumers or len(dropped) + 1 == len(fusion.result):
@@ -207,7 +208,7 @@ class _BodyRewriter:
         consumer.parameters = [one for n, one in enumerate(consumer.parameters) if n not in taken]
 
     def _parameter(self, consumer: _Consumer, operand: str, op: Instruction) -> tuple[str, Shape]:
-        """The consumer's parameter of that buffer, or another one."""
+        """The consumer's parameter for that buffer, new or existing."""
         wanted = buffer_of(self.body, operand)
         for name, parameter in zip(consumer.operands, consumer.parameters, strict=True):
             if buffer_of(self.body, name) == wanted:
@@ -224,7 +225,7 @@ class _BodyRewriter:
         return more[-1].name
 
     def texts(self, texts: Mapping[str, str]) -> Mapping[str, str]:
-        """All computations, with those that are new in front of this one."""
+        """All computations, the new ones before this one."""
         lines, bodies = {op.name: op.line for op in self.body.ops.values()}, dict[str, str]()
         for name, one in self.consumers.items():
             called = self.names.fresh(one.op.called[0], "in")
@@ -241,7 +242,7 @@ class _BodyRewriter:
     def _drop(
         self, op: Instruction, leaves: set[int], lines: dict[str, str], bodies: dict[str, str], instead: dict[str, str]
     ) -> None:
-        """A fusion without the results that nobody reads any more."""
+        """A fusion without the results that are no longer read."""
         fused, called = self.module[op.called[0]], self.names.fresh(op.called[0], "in")
         left = [leaf for leaf in range(len(fused.results)) if leaf not in leaves]
         fusion, bodies[called] = slice_fusion(op, fused, left, op.name, called, self.names)
@@ -253,7 +254,7 @@ class _BodyRewriter:
                 instead[element.name] = op.name
 
     def _gone(self, instead: dict[str, str]) -> set[str]:
-        """Names of what is made no more, and of elements of what is no tuple any more."""
+        """Names of removed values, and of elements of values that are no longer tuples."""
         gone = set(instead)
         for op in self.body.ops.values():
             dropped = op.opcode == "get-tuple-element" and op.index in self.dropped.get(op.operands[0], ())

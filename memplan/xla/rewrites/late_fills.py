@@ -1,7 +1,7 @@
-"""A scheduled module -> one in which large arrays that are made of nothing are made right before they are first read.
+"""A scheduled module -> one in which large fills are computed right before their first read.
 
-A loop begins with zeros for what it stacks. XLA of jax 0.11 makes one fusion of what several loops begin with, and all
-of that is there from the first of them on: the 3D U-Net at 256^3, in slabs for 6 GiB on an H100, takes 15 GiB so.
+A loop begins with zeros for its stacks. XLA of jax 0.11 fills the stacks of several loops in one fusion, so all are
+live from the first loop on: the 3D U-Net at 256^3, in slabs for 6 GiB on an H100, takes 15 GiB.
 """
 
 from collections.abc import Collection, Iterator
@@ -18,16 +18,16 @@ from memplan.xla.rewrites.fusion import (
     slice_fusion,
 )
 
-# Of a module's temporaries: so much is large where all of them are small. A U-Net at 32^3 in slabs, on a V100 with jax
-# 0.11, takes 8.0 MiB as XLA has it, 6.0 so; few of its arrays have a mebibyte.
+# Of a module's temporaries: an array above this share counts as large. A U-Net at 32^3 in slabs, on a V100 with jax
+# 0.11, takes 8.0 MiB without this rewrite, 6.0 with it; few of its arrays have a mebibyte.
 _SHARE = 0.01
 
 
 def fill_late(module: Module, temporary_nbytes: int) -> Module:
-    """The module with every such array in a fusion of its own; itself where there is none.
+    """The module with every such array in a separate fusion; itself if there is none.
 
     Args:
-      temporary_nbytes: what the module's temporaries take.
+      temporary_nbytes: of the module's temporaries.
     """
     least_nbytes = min(LEAST_BYTES, int(_SHARE * temporary_nbytes))
     names, texts = Names(module), module.texts
@@ -43,10 +43,10 @@ def fill_late(module: Module, temporary_nbytes: int) -> Module:
 
 
 def _is_fill(body: Computation, op: Instruction, least_nbytes: int, ordered: Collection[str]) -> bool:
-    """A fusion that reads nothing and makes something large.
+    """Is it a fusion with no operands and a large result?
 
     Args:
-      ordered: instructions at the ends of control edges, which say when those run.
+      ordered: instructions with control edges, which fix their order.
     """
     if not is_open(op) or op.operands or op.root or has_tuple_readers(body, op):
         return False
@@ -65,12 +65,12 @@ class _BodyRewriter:
         self._module, self._body, self._names, self._least_nbytes = module, body, names, least_nbytes
         self._late: dict[str, Instruction] = {}  # not written yet
         self._alone: dict[str, str] = {}  # elements of tuples, and fusions that make one alone
-        self._now: dict[str, str] = {}  # other lines for what stays where it is
+        self._now: dict[str, str] = {}  # new lines for instructions that keep their position
         self._taken = set[str]()
         self.bodies: dict[str, str] = {}
 
     def take(self, op: Instruction) -> None:
-        """Every large result that is read has a fusion of its own; the others stay together, where they are."""
+        """Give every large result that is read a separate fusion; the others stay together, at their position."""
         self._taken.add(op.name)
         if not isinstance(op.shape, tuple):
             self._late[op.name] = op

@@ -1,10 +1,10 @@
 """A scheduled module -> one in which the fusions that crowd the device are split.
 
-What a fusion reads and writes is there at once, and no plan goes below it. Where that nearly fills the budget, the
-fusion becomes several, one right after the other: some of its results first, or a value inside of it, mostly a mask of
-one byte an element, that one piece writes and the next reads. What only one of them reads is away while the other runs.
-ResNet-50 at batch 1152 on a V100: five fusions in two pieces each; the floor falls from 13.8 to 11.2 GiB, and the step
-takes 0.7 % longer.
+A fusion's operands and results are live at the same time, and no plan goes below their bytes. If they nearly fill the
+budget, the fusion is split into several that run one after another: the first ones compute some of the results, or a
+value inside of it, usually a mask of one byte per element, that the next ones read. Operands of one piece are not live
+during the other. ResNet-50 at batch 1152 on a V100: five fusions in two pieces each; the floor falls from 13.8 to
+11.2 GiB, and the step takes 0.7 % longer.
 """
 
 import functools
