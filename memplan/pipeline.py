@@ -1,4 +1,4 @@
-"""The one place that knows the order: trace, transform, compile with a plan in the middle, account."""
+"""The order of the steps: trace, transform, compile with a plan, report. No other file knows it."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ class Request:
 
     @property
     def holds_state(self) -> bool:
-        """Arguments may be in host memory."""
+        """May arguments be in host memory?"""
         return bool(self.host_state or (self.plan and self.plan.on_host))
 
     def local(self, device_bytes: int) -> Request:
-        """This request for the local backend, within `device_bytes`; without a plan, which belongs to its device."""
+        """This request for the local backend, within `device_bytes`; without its plan, which belongs to its device."""
         return replace(self, device=None, budget=device_bytes, plan=None)
 
 
@@ -150,7 +150,7 @@ def best(
 
 
 def local(found: Outcome, request: Request) -> Outcome:
-    """The outcome itself, or one for the local backend where it was made for a GPU that is not here."""
+    """The outcome itself, or one for the local backend if it was made for an absent GPU."""
     if not found.target.described:
         return found
     program = found.program
@@ -175,10 +175,10 @@ def target_of(device: str | None) -> Target:
 
 
 def limits_of(request: Request, target: Target) -> Limits:
-    """The limits in bytes; by default of the host, what this machine has and XLA's pinned pool gives, or twice a
-    described GPU's own memory.
+    """The limits in bytes. The default of the host is this machine's memory within XLA's pinned pool, or twice the
+    memory of a described GPU.
 
-    Raises BudgetError where it makes no sense, or where the pinned pool of a GPU that is here ends below it.
+    Raises BudgetError if the request makes no sense, or exceeds the pinned pool of a local GPU.
     """
     device_bytes = parse_bytes(request.budget, target.device.memory_bytes)
     if not target.is_gpu:
@@ -199,7 +199,7 @@ def limits_of(request: Request, target: Target) -> Limits:
 
 
 def _agreement(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any], target: Target) -> Agree:
-    """One plan for all processes that run a step together; for devices that are not here each makes its own."""
+    """One plan for all processes that run a step together; for absent devices, each process makes its own."""
     options = (program.options.get("in_shardings"), program.options.get("out_shardings"))
     mesh = [program.spmd.sharding(spec) for spec in program.spmd.inputs[:1]] if program.spmd else []
     processes = processes_of((args, kwargs, options, mesh)) if not target.described else ()

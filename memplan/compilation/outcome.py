@@ -1,4 +1,4 @@
-"""A program that was compiled, with the plan in its middle, under limits."""
+"""A program, compiled under limits with its plan."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -18,30 +18,30 @@ from memplan.xla.target import Executable, Target
 class SlabAttempt:
     """The bytes of a step that was compiled in slabs."""
 
-    in_slabs: tuple[InSlabs, ...]  # which parts of it
+    in_slabs: tuple[InSlabs, ...]  # the parts of the program in slabs
     # device_bytes, host_bytes: by the compiler
     device_bytes: int
     host_bytes: int
-    excess_bytes: int  # beyond the limits
+    excess_bytes: int  # above the limits
 
 
 @dataclass(frozen=True)
 class Outcome:
     """A program compiled under limits."""
 
-    program: Program  # that was compiled, transformed or not
+    program: Program  # the compiled program, transformed or not
     target: Target
     limits: Limits
     executable: Executable
-    planned: PlannedModule  # what happened inside the compilation
+    planned: PlannedModule  # the callback's results during the compilation
     # args, kwargs: shapes
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
-    unmodified: ScheduledModule | None  # the step as it came; None where only its transformed program was compiled
-    compilations: int  # how many it took
+    unmodified: ScheduledModule | None  # the unmodified step; None if only its transformed program was compiled
+    compilations: int  # number of compilations
     hides_latency: bool = False  # XLA's scheduler hid the latency of copies
-    seconds: float = 0.0  # from the step as it came until this was there
-    # of all that was compiled in slabs, what came closest to the limits
+    seconds: float = 0.0  # from the call to this outcome
+    # among all slab attempts, the one closest to the limits
     closest_slab_attempt: SlabAttempt | None = None
 
     @property
@@ -58,7 +58,7 @@ class Outcome:
 
     @property
     def way(self) -> str:
-        """Who planned it, in words; `plain` for the step as it is."""
+        """The name of its planner; `plain` for the unmodified step."""
         if self.plan is None:
             return "plain"
         return f"{self.plan.planner}, in slabs" if self.program.in_slabs and self.planned.plan else self.plan.planner

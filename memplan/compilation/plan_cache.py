@@ -1,7 +1,7 @@
-"""Plans kept on disk: the second start of a training script finds the plan of the first.
+"""Plans on disk: the second start of a training script finds the plan of the first.
 
-One file each, named by all that a plan depends on; written whole or not at all, so processes may share the folder. A
-file that is damaged is planned for again. The oldest go when there are too many.
+One file each, named by everything that a plan depends on; written atomically, so processes may share the folder. A
+damaged file is ignored and replaced. The oldest files are deleted if there are too many.
 """
 
 import contextlib
@@ -32,14 +32,14 @@ def folder() -> Path | None:
 
 
 def key(*parts: object) -> str:
-    """A name for what depends on these, on the planner as it is installed, and on the version of jax."""
+    """A file name for a plan that depends on these facts, the installed planner, and the version of jax."""
     versions = [io.version_of(name) for name in ("jax", "jaxlib")]
     return hashlib.sha256(json.dumps([_planner(), *versions, *map(str, parts)]).encode()).hexdigest()
 
 
 @functools.cache
 def _planner() -> str:
-    """Digest of the code that plans, and of what it knows of modules."""
+    """Digest of the planner's code and of the code that reads modules."""
     digest = hashlib.sha256()
     for room in ("hardware", "compilation", "planning", "xla"):
         for path in sorted((Path(__file__).parents[1] / room).rglob("*.py")):
@@ -48,7 +48,7 @@ def _planner() -> str:
 
 
 def find(name: str) -> Plan | None:
-    """The plan kept under this name. A damaged one is warned of, and not used."""
+    """The plan with this name. Warns of a damaged one, and ignores it."""
     kept = folder()
     if kept is None:
         return None
@@ -65,7 +65,7 @@ def find(name: str) -> Plan | None:
 
 
 def keep(name: str, plan: Plan) -> None:
-    """Keep a plan; where the folder cannot be written to, nothing happens."""
+    """Store a plan; does nothing if the folder is not writable."""
     kept = folder()
     if kept is None:
         return
@@ -77,7 +77,7 @@ def keep(name: str, plan: Plan) -> None:
 
 def _drop(paths: Sequence[Path]) -> None:
     for path in paths:
-        with contextlib.suppress(FileNotFoundError):  # another process was first
+        with contextlib.suppress(FileNotFoundError):  # another process deleted it first
             path.unlink()
 
 

@@ -1,4 +1,4 @@
-"""A scheduled module as it is read: its problem, its seconds, its bytes, and what it is rewritten into for a plan."""
+"""A scheduled module with its derived facts: problem, seconds, bytes, and its rewrites for a plan."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from memplan.xla.rewrites.split import split_fusions
 # 30 % took 175 ms so and 144 without, the 3D U-Net in bfloat16 at half its bytes 2.9 ms and 2.6.
 _LITTLE = 1.1
 Agree = Callable[[str, str, Callable[[], Plan]], Plan]
-"""(fingerprint of the module, key of all else, makes a plan) -> the plan that all processes follow."""
+"""(fingerprint of the module, key of all other facts, function that makes a plan) -> the plan of all processes."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Plans:
 
     plain: ScheduledModule
     budget_bytes: int  # of the whole step, on the device
-    host_bytes: int  # for what is offloaded
+    host_bytes: int  # for offloaded values
     planner: Planner
 
     def agree(self, agree: Agree) -> Plan:
-        """The one that all processes of the step follow."""
+        """The plan that all processes of the step follow."""
         plain, fingerprint = self.plain, self.plain.module.fingerprint
         name = plan_cache.key(
             fingerprint, self.planner.name, self.budget_bytes, self.host_bytes, plain.device, plain.topology
@@ -50,7 +50,7 @@ class Plans:
         return agree(fingerprint, name, functools.partial(self.find_or_make, name))
 
     def find_or_make(self, name: str) -> Plan:
-        """A kept plan of memplan's own planners, else a new one: another's code may change under its name."""
+        """A stored plan for memplan's own planner, else a new one: another planner's code may change under its name."""
         if self.planner is not OWN:
             return self.make()
         plan = plan_cache.find(name)
@@ -60,10 +60,10 @@ class Plans:
         return plan
 
     def make(self) -> Plan:
-        """For the room that the budget leaves, or else for the smallest.
+        """A plan for the room that the budget leaves, or else the smallest.
 
-        Where that one fits, its split kernels are planned within the budget. It is the same for every budget: errors
-        tell all of the same smallest that works.
+        If the smallest fits, its split kernels are planned within the budget. It is the same for every budget, so that
+        all errors name the same smallest budget that works.
         """
         plain, room_nbytes = self.plain, self.budget_bytes - self.plain.resident_bytes
         extra = self._extra_outputs(plain.rewrite(room_nbytes, whole=True), room_nbytes)
@@ -80,7 +80,7 @@ class Plans:
         return min(ways, key=lambda way: (way[0].nbytes > room_nbytes, way[0].seconds))[1]
 
     def _plan(self, rewrite_nbytes: int, budget_nbytes: int, extra: Sequence[str] = ()) -> tuple[Solution, Plan]:
-        """For the module as it is rewritten for some room, within a budget for temporaries."""
+        """A plan for the module rewritten for some room, within a budget for temporaries."""
         device = self.plain.device
         copy_s = functools.partial(copy_seconds, device=device) if self.host_bytes > 0 else None
         problem = self.plain.rewrite(rewrite_nbytes, extra).timed_problem
@@ -90,7 +90,7 @@ class Plans:
         return found, plan
 
     def _extra_outputs(self, base: ScheduledModule, room_nbytes: int) -> Sequence[str]:
-        """Values that a first plan computes again, at the price that they have as extra outputs."""
+        """Values that a first plan recomputes at their price as extra outputs."""
         if base.device.target is None:
             return ()
         problem = base.timed_problem
@@ -106,7 +106,7 @@ class Plans:
 
 @dataclass(frozen=True)
 class ScheduledModule:
-    """A scheduled module, as it is or as it is planned."""
+    """A scheduled module, unmodified or planned."""
 
     module: Module
     device: Device
@@ -119,7 +119,7 @@ class ScheduledModule:
 
     @functools.cached_property
     def problem(self) -> Problem:
-        """Its kernels take no time yet: who follows a plan has no need of the replay."""
+        """The problem without seconds, which following a plan does not need."""
         return problem_of(self.module, self.device.target is not None)
 
     @functools.cached_property
@@ -130,13 +130,13 @@ class ScheduledModule:
     def rewrite(self, room_nbytes: int | None, values: Sequence[str] = (), whole: bool = False) -> ScheduledModule:
         """The module rewritten for this many bytes of temporaries; the module itself for None.
 
-        A GPU's with cheap values made inside of their readers, fusions that read the same as one, and what crowds the
-        room split. A CPU's as it is: XLA:CPU makes no fusions of several results, and rounds float16 inside of a fusion
-        otherwise than between two.
+        For a GPU: cheap values inlined into their readers, fusions with common operands merged, fusions that crowd the
+        room split. For a CPU unchanged: XLA:CPU has no multi-output fusions, and rounds float16 inside of a fusion
+        differently from between two.
 
         Args:
-          values: get outputs of their own in fusions that make them anyway (`xla.rewrites.extra_outputs`).
-          whole: kernels that crowd the room are not split.
+          values: become extra outputs of fusions that read their operands (`xla.rewrites.extra_outputs`).
+          whole: do not split fusions.
         """
         if room_nbytes is None or self.device.target is None:
             return self
@@ -150,7 +150,7 @@ class ScheduledModule:
         return {}
 
     def _fuse(self, room_nbytes: int, values: Sequence[str]) -> ScheduledModule:
-        """With other fusions: readers that make what they read, siblings merged, values with outputs of their own."""
+        """The module with other fusions: producers inlined, siblings merged, values as extra outputs."""
         if values:
             found = self.rewrite(room_nbytes, whole=True)
             return replace(found, module=add_outputs(found.module, values, room_nbytes))
@@ -164,7 +164,7 @@ class ScheduledModule:
 
     @functools.cached_property
     def _inlined(self) -> ScheduledModule:
-        """With large fills right before their readers, and cheap values made inside of theirs."""
+        """The module with large fills right before their readers, and cheap values inlined."""
         module = fill_late(self.module, self.packing.nbytes)
         late = self if module is self.module else replace(self, module=module)
         found = inline_producers(late.module, late.problem)
@@ -186,7 +186,9 @@ class ScheduledModule:
 
     @functools.cached_property
     def resident_bytes(self) -> int:
-        """On the device throughout: arguments, large constants, outputs over no argument, and the outputs' table."""
+        """Bytes on the device throughout: arguments, large constants, outputs that alias no argument, and the outputs'
+        table.
+        """
         problem, module = self.problem, self.module
         own = [buffer.nbytes for buffer in problem.buffers if buffer.role is Role.ARGUMENT]
         returned = module.entry.root.result

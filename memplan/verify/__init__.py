@@ -1,4 +1,4 @@
-"""Judges: is what was planned what was written? They share no code with what plans and writes.
+"""Verifiers: does the planned module compute the plain one? They share no code with planners and writers.
 
-May import the types of a module and of a program; nothing that decides or carries out.
+May import `program`'s jaxprs, and `xla`'s reader of modules.
 """

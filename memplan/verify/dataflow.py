@@ -1,4 +1,4 @@
-"""A computation of a module: what every value means, in which order, and who reads what was overwritten."""
+"""A computation of a module: the meaning of every value, the order, and reads of overwritten values."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ class Dataflow:
     """The entry, or the body or condition of a loop.
 
     Attributes:
-      expressions: of every instruction; of a fusion, of its results.
-      made: of every instruction, the values that it makes.
-      computed: all of them, and those inside of fusions.
-      effects: expressions of what acts, in order.
-      single: expressions of what may run only as often as it did.
+      expressions: of every instruction; for a fusion, of its results.
+      made: instruction -> the values that it makes.
+      computed: all expressions, and those inside of fusions.
+      effects: expressions with effects, in order.
+      single: expressions that may not run more often.
       loops: conditions and bodies, in order.
     """
 
     def __init__(
         self, module: Module, body: Computation, expressions: ModuleExpressions, over: Mapping[int, Place]
     ) -> None:
-        """`over` says of outputs which leaf of an argument they are written over."""
+        """`over` maps outputs to the leaf of an argument that they overwrite."""
         self._module, self._body, self._by_text = module, body, expressions
         self._updates, self._versions = Updates(module), Versions()
         self._trees: dict[str, Tree] = {}
         self._means: dict[Place, Meaning] = {}
-        self._copies: dict[str, Place] = {}  # under way -> what they are copies of
-        self._pairs: dict[str, list[Place]] = {}  # what began -> what it reads until it is done
+        self._copies: dict[str, Place] = {}  # copies under way -> their source
+        self._pairs: dict[str, list[Place]] = {}  # started operations -> their operands, read until they are done
         self._fusions: dict[str, FusionMeanings] = {}
         self.expressions: dict[str, int] = {}
         self.made: dict[str, list[Meaning]] = {}
@@ -103,7 +103,7 @@ class Dataflow:
             self._kernel(op, operands, position)
 
     def _view(self, op: Instruction, place: Place) -> None:
-        """A name for a buffer that may have another shape: the reader's expression says which."""
+        """An alias of a buffer that may have another shape: the reader's expression contains it."""
         source = self._body.ops[op.operands[0]].shape
         view = Place(op.name, 0)
         self._means[view] = self._by_text.all.view(str(op.shape), self._means[place], str(source))
@@ -117,7 +117,9 @@ class Dataflow:
         self._copies[op.name] = source
 
     def _end_copy(self, op: Instruction, position: int) -> None:
-        """A copy is what it is a copy of; its source is read until here, its own buffer written from its start on."""
+        """A copy has the meaning of its source; it reads the source until here, and writes its own buffer from its
+        start on.
+        """
         start = op.operands[0]
         require(start in self._copies, f"ends {start} in {op.name}, which is not under way")
         source = self._copies.pop(start)
@@ -162,7 +164,7 @@ class Dataflow:
         return found.results
 
     def _overwrite(self, op: Instruction, operands: Sequence[Tree], position: int) -> bool:
-        """Note what a kernel overwrites; is there anything?"""
+        """Note the operands that a kernel overwrites; returns whether there are any."""
         updates = list(self._updates.of(op, operands))
         if op.opcode == "while":
             unchanged = self._updates.unchanged(op)
@@ -183,7 +185,7 @@ class Dataflow:
             read = self._pairs.get(start, [])
             for place in read:
                 self._versions.read(place, position, op.name)
-            if op.opcode == "fusion-done":  # its results are those of the start, which stand behind what that reads
+            if op.opcode == "fusion-done":  # its results are those of the start, which come after its operands there
                 for leaf in range(len(op.result)):
                     self._versions.name(Place(op.name, leaf), Place(start, len(read) + leaf))
 
@@ -193,7 +195,7 @@ class Dataflow:
         return self._loop(op.attribute("condition"), False), self._loop(op.attribute("body"), True)
 
     def _loop(self, name: str, carries: bool) -> int:
-        """A loop's condition, or its body, whose results are written over what it is given."""
+        """A loop's condition, or its body, whose results overwrite its parameters."""
         body = self._module[name.lstrip("%")]
         given = body.parameters[0]
         over = {number: Place(given.name, number) for number in range(len(given.result))} if carries else {}
@@ -201,7 +203,7 @@ class Dataflow:
         return self.loops[-1].meaning
 
     def _end(self, outputs: Sequence[Place], over: Mapping[int, Place]) -> None:
-        """Outputs overwrite arguments when their buffer is first written; whatever lives to the end is read there."""
+        """Outputs overwrite arguments when their buffer is first written; values live at the end are read there."""
         require(not self._copies, f"never waits for {', '.join(self._copies)}")
         for output, argument in over.items():
             first = self._versions.buffer(outputs[output])
@@ -233,9 +235,9 @@ class Dataflow:
 
 
 def _is_pure(start: Instruction) -> bool:
-    """Begins to compute a result and does nothing else: what it reads and overwrites says when it may run.
+    """It starts to compute a result and does nothing else: its reads and overwrites determine when it may run.
 
-    A custom fusion may hold a collective.
+    A custom fusion may contain a collective.
     """
     return bool(_PURE_START.match(start.opcode)) and not is_library(start)
 

@@ -16,7 +16,7 @@ _FRAME = re.compile(r" ?stack_frame_id=\d+")
 _QUEUE = re.compile(r'"(?:operation_queue_id|wait_on_operation_queues)":(?:"[^"]*"|\[[^\]]*\]),?')
 _ORIGIN = re.compile(r",? ?(?:metadata=\{(?:[^{}\"]|\"(?:[^\"\\]|\\.)*\"|\{[^}]*\})*\}|control-predecessors=\{[^}]*\})")
 _STREAM = re.compile(r',? ?frontend_attributes=\{_xla_stream_annotation="\d+"\}')
-# A fusion of a slice alone is the same whether XLA's kernels or its emitter of dynamic slices carry it out.
+# A fusion of only a slice has the same meaning whether XLA's kernels or its emitter of dynamic slices run it.
 _SLICE_EMITTER = re.compile(
     r'"fusion_backend_config":\{"kind":"__custom_fusion","custom_fusion_config":\{"name":"dynamic_slice_fusion"\}\},?'
 )
@@ -27,7 +27,7 @@ _NAMING = ("bitcast", "tuple", "get-tuple-element")
 
 @dataclass(frozen=True)
 class FusionMeanings:
-    """A fusion: what its results mean, what is made in it, and of what it is given, what instructions make of that."""
+    """A fusion: the meanings of its results, all values computed in it, and the uses of its operands."""
 
     results: list[Meaning]
     made: set[Meaning]
@@ -39,7 +39,7 @@ class Expressions:
     """Expressions of both modules."""
 
     numbers: dict[object, int] = field(default_factory=dict)
-    origins: dict[Meaning, tuple[Meaning, str]] = field(default_factory=dict)  # of views: whose they are, of what shape
+    origins: dict[Meaning, tuple[Meaning, str]] = field(default_factory=dict)  # views -> their origin, and its shape
     fusions: dict[object, FusionMeanings] = field(default_factory=dict)
     bare: dict[str, str] = field(default_factory=dict)  # texts of computations without their names and stack frames
 
@@ -52,7 +52,7 @@ class Expressions:
         return self.bare[text]
 
     def view(self, shape: str, given: Meaning, source_shape: str) -> Meaning:
-        """The same bytes in another shape; a view of a view is one of what that is of."""
+        """The same bytes in another shape; a view of a view is a view of the origin."""
         origin, original = self.origins.get(given, (given, source_shape))
         if shape == original:
             return origin
@@ -74,11 +74,11 @@ class ModuleExpressions:
         return op.opcode, shapes_of(op.shape), _stated(op.attributes), tuple(called)
 
     def called(self, op: Instruction) -> tuple[int, ...]:
-        """The computations that an instruction calls, by what they say."""
+        """The computations that an instruction calls, by their text."""
         return tuple(map(self.body, op.called)) if "=%" in op.attributes or "{%" in op.attributes else ()
 
     def body(self, name: str) -> int:
-        """A computation as it stands, whatever the names in it."""
+        """A computation's text, independent of the names in it."""
         if name not in self._bodies:
             body, number, lines = self._module[name], dict[str, str](), list[object]()
             for op in body.ops.values():
@@ -93,14 +93,14 @@ class ModuleExpressions:
         return self._bodies[name]
 
     def text(self, name: str) -> int:
-        """A computation with all that it calls, letter by letter, but for its own name and stack frames."""
+        """A computation with all that it calls, verbatim, without its own name and stack frames."""
         if name not in self._texts:
             text = self.all.without_frames(self._module.texts[name])
             self._texts[name] = self.all.number(("text", text, *map(self.text, _CALLED.findall(text))))
         return self._texts[name]
 
     def fusion(self, op: Instruction, operands: tuple[tuple[Meaning, ...], ...]) -> FusionMeanings:
-        """By the instructions in it; where an order matters, its emitter does too."""
+        """A fusion by its instructions and, if an order matters, its emitter."""
         key = op.attribute("kind"), self.text(op.called[0]), shapes_of(op.shape), operands
         if key not in self.all.fusions:
             self.all.fusions[key] = self._fusion(op, operands)
@@ -147,9 +147,9 @@ def _readers(
     return readers
 
 
-@functools.lru_cache(maxsize=1 << 16)  # two modules say nearly the same things
+@functools.lru_cache(maxsize=1 << 16)  # the texts of two modules are nearly the same
 def _stated(attributes: str) -> str:
-    """Attributes without names, streams and what only tells of origins."""
+    """Attributes without names, streams and origins."""
     if not attributes:
         return ""
     said = _STREAM.sub("", _QUEUE.sub("", _ORIGIN.sub("", attributes)))
@@ -159,12 +159,12 @@ def _stated(attributes: str) -> str:
 
 
 def is_library(fusion: Instruction) -> bool:
-    """Does a fusion compute what its emitter says, not what the instructions in it do?"""
+    """Does the fusion's emitter, rather than its instructions, define its result?"""
     return fusion.attribute("kind") == "kCustom" and not _SLICE_EMITTER.search(fusion.attributes)
 
 
 def _is_same(copy: Instruction, source: Instruction) -> bool:
-    """A copy of a value within a computation, as it lies."""
+    """A copy of a value within a computation, without change of layout."""
     return copy.opcode == "copy" and str(copy.shape) == str(source.shape)
 
 

@@ -19,7 +19,7 @@ _EPSILONS = {name: float(jax.numpy.finfo(name).eps) for name in ("bfloat16", "fl
 
 @dataclass(frozen=True)
 class Leaf:
-    """One output: errors of the recompiled and the planned step relative to the unmodified one; what is allowed."""
+    """One output: errors of the recompiled and the planned step relative to the unmodified one, and the tolerance."""
 
     recompilation: float
     planned: float
@@ -96,11 +96,11 @@ def compare(
 
     Args:
       plain: of the unmodified step; planned: of the planned one.
-      recompiled, others: of the step compiled otherwise and not changed, in one or several ways. One may by chance
-        round as the whole does; a plan, with kernels of its own, need not.
-      coarsest: `roundings` of the outputs; by default that of their own types.
-      same_kernels: the planned step has them; `recompiled` is the unmodified one once more, and no rounding is
-        allowed beyond what differs there.
+      recompiled, others: of the unmodified step, compiled in other ways. One alone may by chance round like the whole;
+        a plan, which has other kernels, need not.
+      coarsest: `roundings` of the outputs; by default those of their own types.
+      same_kernels: the planned step has the same kernels; `recompiled` is the unmodified one run again, and no rounding
+        beyond its difference is allowed.
     """
     rows = []
     for number, (leaf, planned_leaf) in enumerate(zip(plain, planned, strict=True)):
@@ -118,7 +118,7 @@ def compare(
 def relative_error(reference: np.ndarray, other: np.ndarray) -> float:
     """Largest difference over the largest magnitude; for integers, the share of elements that differ.
 
-    NaN and infinity must stand in the same places: else the error is infinite.
+    Infinite if NaN and infinity are not in the same places.
     """
     if reference.shape != other.shape or reference.dtype != other.dtype:
         return float("inf")
@@ -151,7 +151,7 @@ def run_in_pieces(
 def in_pieces(
     closed: compat.ClosedJaxpr, length: int, flags: Mapping[str, Any]
 ) -> Callable[[Sequence[Any]], list[Any]]:
-    """A flat jaxpr, no more than `length` equations of it compiled together, nor two trips of a loop; compiled once.
+    """A flat jaxpr in pieces of at most `length` equations, each compiled once, with loops run trip by trip.
 
     Args:
       flags: `compiler_options` of every piece.
@@ -161,12 +161,12 @@ def in_pieces(
 
 @dataclass(frozen=True)
 class _Piece:
-    """A few equations, compiled once; or a loop, its body in pieces."""
+    """A few equations, compiled once; or a loop with its body in pieces."""
 
-    # invars, outvars: what it reads; what it defines and others read
+    # invars, outvars: variables that it reads; variables that it defines and others read
     invars: Sequence[Any]
     outvars: Sequence[Any]
-    run: Callable[[Sequence[Any]], Sequence[Any]]  # results from operands
+    run: Callable[[Sequence[Any]], Sequence[Any]]  # operands -> results
 
 
 class _Runner:
@@ -180,7 +180,7 @@ class _Runner:
 
 
 def _pieces(closed: compat.ClosedJaxpr, length: int, flags: Mapping[str, Any]) -> list[_Piece]:
-    """The equations in groups; every loop stands alone."""
+    """The equations in groups; every loop is its own group."""
     wanted = _variables(closed.jaxpr.outvars)
     found: list[_Piece] = []
     for group in reversed(list(_groups(closed.jaxpr.eqns, length))):

@@ -14,7 +14,7 @@ _UPDATES = ("dynamic-update-slice", "scatter")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A leaf of what an instruction makes."""
+    """A leaf of an instruction's result."""
 
     maker: str
     leaf: int
@@ -24,7 +24,7 @@ Tree = Place | tuple["Tree", ...]
 
 
 def tree_of(name: str, shape: Shape) -> Tree:
-    """Places of all that an instruction makes, in the structure of its shape."""
+    """Places of all leaves of an instruction's result, in the structure of its shape."""
     numbers = iter(range(10**6))
 
     def places(part: Shape) -> Tree:
@@ -43,25 +43,25 @@ def places_in(tree: Tree) -> Iterator[Place]:
 
 @dataclass(frozen=True)
 class Loss:
-    """A version of a buffer that is gone."""
+    """A version of a buffer that was overwritten."""
 
-    writer: str  # the instruction that writes over it; since: its position
+    writer: str  # the instruction that overwrote it; since: its position
     since: int
     version: Place
-    reads: Sequence[tuple[int, str]]  # of the version: position and reader
+    reads: Sequence[tuple[int, str]]  # reads of the version: position and reader
 
 
 class Versions:
-    """A value is a version of a buffer: what is updated in place is another version of the same buffer.
+    """A value is a version of a buffer: an update in place is another version of the same buffer.
 
     Attributes:
-      made: of every instruction the position from which on its results are being written.
+      made: instruction -> the position from which on its results are written.
     """
 
     def __init__(self) -> None:
         self.made: dict[str, int] = {}
         self._reads: dict[Place, list[tuple[int, str]]] = {}
-        self._views: dict[Place, Place] = {}  # names -> the version that they name
+        self._views: dict[Place, Place] = {}  # alias -> its version
         self._buffers: dict[Place, Place] = {}  # versions -> the first version in the same buffer
         self._overwritten: list[tuple[str, Place, int]] = []
 
@@ -74,14 +74,14 @@ class Versions:
         return self._views.get(place, place)
 
     def name(self, view: Place, place: Place) -> None:
-        """Another name for a version."""
+        """Register an alias of a version."""
         self._views[view] = self._version(place)
 
     def read(self, place: Place, position: int, reader: str) -> None:
         self._reads.setdefault(self._version(place), []).append((position, reader))
 
     def overwrite(self, place: Place, position: int, writer: str, result: Place | None = None) -> None:
-        """By the result of an instruction, where that is known."""
+        """Overwritten by this result of the instruction, if it is known."""
         self._overwritten.append((writer, place, position))
         if result is not None:
             self._buffers[result] = self.buffer(place)
@@ -105,9 +105,11 @@ class Updates:
         self._parameters: dict[str, list[tuple[int, int]]] = {}  # of fused computations: leaf, number
 
     def of(self, op: Instruction, operands: Sequence[Tree]) -> Iterator[tuple[int | None, Place]]:
-        """(leaf, buffer): what it overwrites, and the leaf of its result that lies there then, where that is known."""
+        """(leaf, buffer): the overwritten buffer, and the leaf of the result that is in it afterwards, if that is
+        known.
+        """
         if op.opcode in ("fusion", "fusion-start"):
-            # the start of an asynchronous fusion lists what it reads, then its results
+            # the start of an asynchronous fusion lists its operands, then its results
             first = sum(len(list(places_in(tree))) for tree in operands) if op.opcode == "fusion-start" else 0
             for leaf, number in self._of_fused(op.called[0]):
                 yield from ((first + leaf, place) for place in places_in(operands[number]))
@@ -125,7 +127,7 @@ class Updates:
                 yield from ((leaf, place) for place in places_in(operands[position]))
 
     def unchanged(self, loop: Instruction) -> set[int]:
-        """Leaves of a loop's state that its body returns as they were given."""
+        """Leaves of a loop's state that its body returns unchanged."""
         found, body = set(), self._module[loop.attribute("body").lstrip("%")]
         for number, op in enumerate(body.results):
             source = body.ops[op.operands[0]] if op.opcode == "get-tuple-element" else None

@@ -1,9 +1,9 @@
-"""The judge of plans: is a planned module the plain one, with clones, copies to the host and another order?
+"""The verifier of plans: is a planned module the plain one, with clones, copies to the host and another order?
 
-It shares nothing with what plans and writes. Every value of the planned module is named by what it is computed from,
-clones, copies and fusions looked through, and must be one of the plain module's; the outputs must be the same ones.
-Buffers are not in that form: what was overwritten in place, be it a donated argument, what is updated or what a loop
-carries, may be read no more, but by what reads it there in the plain module too.
+It shares no code with planners and writers. It names every value of the planned module by its computation, looking
+through clones, copies and fusions; each must be a value of the plain module, and the outputs must be the same. Buffers
+are not part of these names: after a donated argument, an updated array or a loop's carry was overwritten in place, its
+old value may be read only where the plain module reads it there, too.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ def judge(plain: Module, planned: Module) -> None:
     """Accept a planned module.
 
     Raises:
-      NotThePlainModuleError: it computes something else, with the instruction.
+      NotThePlainModuleError: it computes something else; names the instruction.
     """
     expressions = Expressions()
     require(plain.aliases == planned.aliases, "donates other arguments")
@@ -25,7 +25,7 @@ def judge(plain: Module, planned: Module) -> None:
 
 
 def _compare(first: Dataflow, second: Dataflow) -> None:
-    """A computation of the plain module and one of the planned module; then their loops, one by one."""
+    """Compare a computation of the plain module with one of the planned module, then their loops one by one."""
     for name, made in second.made.items():
         require(first.computed.issuperset(made), f"computes by {name} what the plain module does not")
     require(first.outputs == second.outputs, "returns other values")

@@ -1,7 +1,7 @@
-"""Which of its operands a kernel may write a result over, where they are read for the last time; by backend.
+"""Which operands a kernel's result may overwrite at their last read; by backend.
 
-Sources: `FusionCanShareBufferHint` and `CanShareBufferHint` of XLA:GPU, `CanShareOperandBufferWithUser` of
-`HloDataflowAnalysis` for XLA:CPU and whatever the first two leave open.
+Sources: `FusionCanShareBufferHint` and `CanShareBufferHint` of XLA:GPU; `CanShareOperandBufferWithUser` of
+`HloDataflowAnalysis` for XLA:CPU, and for the rest.
 """
 
 import math
@@ -20,14 +20,14 @@ ELEMENTWISE = frozenset(
     shift-right-arithmetic shift-right-logical sign sine sqrt subtract tan tanh xor
     """.split()  # noqa: SIM905
 )
-"""Opcodes, as HLO prints them, that work element by element; for rewrites they are cheap (`rewrites.fusion.CHEAP`)."""
+"""Elementwise opcodes, as HLO prints them; for rewrites they are cheap (`rewrites.fusion.CHEAP`)."""
 IN_PLACE = frozenset({"dynamic-update-slice", "scatter"})
 _ALIASED = re.compile(r"output_to_operand_aliasing=\{(.*?)\}(?:, [a-z]|$)")
 _PAIR = re.compile(r"\{(\d*)\}: \((\d+), \{\}\)")
 
 
 def updated(module: Module, op: Instruction) -> Iterator[tuple[int, str]]:
-    """(leaf, operand) of what a kernel updates in place: both are one buffer."""
+    """(leaf, operand) pairs that a kernel updates in place: both are one buffer."""
     if op.opcode == "fusion":
         fused = module[op.called[0]]
         for leaf in range(len(op.result)):
@@ -40,7 +40,7 @@ def updated(module: Module, op: Instruction) -> Iterator[tuple[int, str]]:
 
 
 def _in_place(op: Instruction) -> dict[int, int]:
-    """Leaf -> position of the operand that it is an update of."""
+    """Leaf -> position of the operand that it updates."""
     if op.opcode in IN_PLACE:
         return {0: 0}
     found = _ALIASED.search(op.attributes)
@@ -62,14 +62,14 @@ def _updated_in(fused: Computation, leaf: int) -> Instruction | None:
 
 
 def may_overwrite(module: Module, op: Instruction, leaf: int, operand: Instruction, on_gpu: bool) -> bool:
-    """May a leaf of a kernel's result be written over an operand, an instruction with one leaf?"""
+    """May a leaf of a kernel's result overwrite an operand, an instruction with one leaf?"""
     if op.opcode == "copy" or not isinstance(operand.shape, Array):
         return False
     source, result = operand.result[0], op.result[leaf]
     if on_gpu and op.opcode == "fusion":
         return _alike(source, result) and _fused_over(module[op.called[0]], op, leaf, operand.name)
     if op.opcode == "custom-call":
-        return False  # where a library adds to an operand, it says so: that is an update
+        return False  # a library that adds to an operand says so: that is an update
     if source != result:
         return False
     if op.opcode == "fusion":
@@ -82,7 +82,7 @@ def _alike(source: Array, result: Array) -> bool:
 
 
 def _elementwise_throughout(fused: Computation, op: Instruction, operand: str) -> bool:
-    """Everything made of a parameter is made element by element (XLA:CPU)."""
+    """Are all values computed from the parameter computed elementwise? (XLA:CPU)"""
     todo = [fused.parameters[op.operands.index(operand)]]
     while todo:
         for user, _ in fused.uses[todo.pop().name]:
@@ -100,7 +100,7 @@ def _fused_over(fused: Computation, op: Instruction, leaf: int, operand: str) ->
 
 
 def _is_fused_over(fused: Computation, kind: str, leaf: int, number: int) -> bool:
-    """Every way from the parameter to that result goes element by element (XLA:GPU)."""
+    """Is every path from the parameter to that result elementwise? (XLA:GPU)"""
     several = fused.root.opcode == "tuple"
     if not several and leaf:
         return False
@@ -135,7 +135,7 @@ def _first_reduction(fused: Computation) -> Instruction | None:
 
 
 def _passes(here: Instruction, user: Instruction, maker: Instruction, reduced: Instruction | None) -> bool:
-    """May the result be written while `user` reads `here`: at each place only what is written there?"""
+    """May the result be written while `user` reads `here`: does each place read only the element that it writes?"""
     once = user.operands.count(here.name) == 1
     if user is maker and user.opcode == "scatter" and once and user.operands[0] == here.name:
         return True

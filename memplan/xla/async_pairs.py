@@ -1,8 +1,8 @@
-"""Asynchronous pairs in a text that XLA reads back.
+"""Asynchronous pairs in a form that XLA reads back.
 
-XLA:GPU prints an `async-start` of an all-reduce as an `all-reduce-start` with the attributes of both, and when it reads
-that takes it for the older instruction of this name, whose shape is another one (XLA of jax 0.12, `HloPrintOptions`'
-sugar for asynchronous instructions). Here each pair gets its computation back.
+XLA:GPU prints an `async-start` of an all-reduce as an `all-reduce-start` with the attributes of both, and reads this as
+the older instruction of that name, which has another shape (XLA of jax 0.12, `HloPrintOptions`' sugar for asynchronous
+instructions). Here each pair gets its computation back.
 """
 
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ from memplan.xla.module import Instruction, read_instruction
 from memplan.xla.rewrites.fusion import fused_text
 from memplan.xla.shapes import Array, shape_text
 
-# XLA of jax 0.11 deals copies to its four streams in turn, so that a prefetch may wait behind an offload: with these
-# attributes each direction has a stream of its own. XLA of jax 0.12 does so by itself, but for `host_copies`.
+# XLA of jax 0.11 assigns copies to four streams in turn, so that a prefetch may wait for an offload: with these
+# attributes each direction has its own stream. XLA of jax 0.12 does so by itself, except for `host_copies`.
 OUT_STREAM = 'frontend_attributes={_xla_stream_annotation="0"}'
 IN_STREAM = 'frontend_attributes={_xla_stream_annotation="1"}'
 _PAIR_ATTRIBUTES = (
@@ -62,7 +62,7 @@ def _is_of_pair(attribute: str) -> bool:
 
 
 def _split(attributes: str) -> Iterator[str]:
-    """At the commas that stand in no brackets and no quotes."""
+    """Split at commas outside of brackets and quotes."""
     depth, begun, quoted = 0, 0, False
     for at, sign in enumerate(attributes):
         if sign == '"' and attributes[at - 1] != "\\":

@@ -1,8 +1,8 @@
 """A scheduled module -> the planning problem: its kernels, and the buffers that they write and read.
 
-What only names a value (tuples, their elements, bitcasts, barriers) has no buffer. What a loop carries is one buffer
-from its first value through its body to its result, and so are what is updated in place and the update, and a donated
-argument and the output that is written may_alias it (`HloAliasAnalysis`).
+Aliases (tuples, their elements, bitcasts, barriers) have no buffer. One buffer holds a loop's carry from its first
+value through the body to the result; so do an array and its update in place, and a donated argument and the output that
+aliases it (`HloAliasAnalysis`).
 """
 
 import re
@@ -25,12 +25,12 @@ class Value:
     array: Array
     role: Role
     maker: int | None  # number of a kernel
-    first: int  # of those that are one buffer with it by necessity
-    same: int | None = None  # the value that it turned out to be
+    first: int  # the first of the values that must share its buffer
+    same: int | None = None  # the value that it is identical to
 
 
 class Values:
-    """By number."""
+    """Values by number."""
 
     def __init__(self) -> None:
         self._values: list[Value] = []
@@ -46,14 +46,14 @@ class Values:
         return len(self._values) - 1
 
     def add_like(self, tree: Tree, name: str) -> Tree:
-        """A temporary for every leaf, `name{0}`, `name{1}`, ..., which no kernel makes yet."""
+        """A temporary for every leaf, `name{0}`, `name{1}`, ..., without a kernel yet."""
         first = len(self)
         return map_tree(
             tree, lambda one: self.add(f"{name}{{{len(self) - first}}}", self[one].array, Role.TEMPORARY, None)
         )
 
     def find(self, number: int) -> int:
-        """The value that this one is."""
+        """The value that this one is identical to."""
         while (same := self._values[number].same) is not None:
             number = same
         return number
@@ -66,7 +66,7 @@ class Values:
         return number
 
     def unite(self, one: int, other: int) -> None:
-        """Make them one buffer."""
+        """Make them share one buffer."""
         low, high = sorted((self.first(one), self.first(other)))
         self._values[high].first = low
 
@@ -107,23 +107,23 @@ _ONCE = frozenset(
 
 
 def problem_of(module: Module, on_gpu: bool) -> Problem:
-    """The problem of a module as it stands; its kernels are named as their instructions, and take no time."""
+    """The problem of an unmodified module; kernels have the names of their instructions, and zero seconds."""
     return _ProblemBuilder(module, on_gpu).problem()
 
 
 def instruction_of(buffer: str) -> str:
-    """Name of the instruction that makes a buffer, or carries it, from the buffer's."""
+    """The instruction that makes a buffer, or carries it, from the buffer's name."""
     return buffer.rpartition(":")[2].partition("{")[0]
 
 
 def leaf_of(buffer: str) -> int:
-    """The last number of a buffer's index; 0 where it has none."""
+    """The last number of a buffer's index; 0 if it has none."""
     index = buffer.partition("{")[2]
     return int(index.rstrip("}").rpartition(",")[2]) if index else 0
 
 
 class _ProblemBuilder:
-    """Kernels in order, and values, of which every one becomes a buffer."""
+    """Collects kernels in order, and values, each of which becomes a buffer."""
 
     def __init__(self, module: Module, on_gpu: bool) -> None:
         self._module, self._on_gpu = module, on_gpu
@@ -147,7 +147,7 @@ class _ProblemBuilder:
         return self._number_buffers(outputs, frozenset(donated))
 
     def _number_buffers(self, outputs: Sequence[int], donated: frozenset[int]) -> Problem:
-        """Buffers numbered without those that turned out to be others."""
+        """Buffers, numbered without values that are identical to others."""
         kept = [number for number in range(len(self._values)) if self._values[number].same is None]
         number = {old: new for new, old in enumerate(kept)}
 
@@ -183,7 +183,7 @@ class _ProblemBuilder:
         )
 
     def _computation(self, body: Computation, given: Sequence[Tree] | None, parent_loop: int | None) -> Tree:
-        """Walk one computation; the entry's arguments are made here, others are given. What its root names."""
+        """Walk one computation; makes the entry's arguments, receives others. Returns the values of its root."""
         trees: dict[str, Tree] = {}
         for op in body.ops.values():
             if op.opcode == "parameter":
@@ -201,7 +201,7 @@ class _ProblemBuilder:
         if op.opcode == "get-tuple-element":
             return element_of(operands[0], op.index)
         if op.opcode == "tuple":
-            if op is not self._module.entry.root:  # the results' is an output
+            if op is not self._module.entry.root:  # the results' buffer is an output
                 self._table(op.shape)
             return tuple(operands)
         if op.opcode in ("constant", "after-all"):
@@ -237,7 +237,7 @@ class _ProblemBuilder:
     def _sources(
         self, body: Computation, op: Instruction, leaf: int, by_name: Mapping[str, Tree]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The operands that this leaf may be written over: of kernels with one result, and elements of fusions'."""
+        """The operands that this leaf may overwrite: for kernels with one result, and for elements of fusions."""
         found: dict[bool, list[int]] = {True: [], False: []}
         for name, tree in by_name.items():
             operand = body.ops[name]
@@ -276,12 +276,12 @@ class _ProblemBuilder:
         )
 
     def _has_many_results(self, op: Instruction) -> bool:
-        """Is it a fusion of several results, and not one instruction with several?"""
+        """Is it a fusion with several results, and not one instruction with several?"""
         fused = op.opcode == "fusion" and "kind=kCustom" not in op.attributes
         return fused and self._module[op.called[0]].root.opcode == "tuple"
 
     def _start(self, op: Instruction, operands: list[Tree], parent_loop: int | None) -> Tree:
-        """An asynchronous pair begins: its tuple names the operands, and holds what will be written."""
+        """The start of an asynchronous pair: its tuple names the operands, and holds the result."""
         shape = op.shape
         if op.opcode == "copy-start":
             given: dict[int, Tree] = {1: operands[0]}
@@ -305,7 +305,7 @@ class _ProblemBuilder:
         return tree_of(shape, self._maker(op, len(self._kernels), Role.TEMPORARY, f"{index},"))
 
     def _call(self, op: Instruction, operands: list[Tree], parent_loop: int | None) -> Tree:
-        """One kernel where it calls one, as XLA:CPU does for what it runs in parallel; else kernels inside it."""
+        """One kernel if it is called as one, as XLA:CPU does for parallel calls; otherwise the kernels inside it."""
         first = len(self._kernels)
         result = self._computation(self._module[op.called[0]], operands, parent_loop)
         if len(self._kernels) == first + 1:
@@ -316,7 +316,7 @@ class _ProblemBuilder:
         return result
 
     def _put_within(self, first: int, around: int | None, opaque: bool = False) -> None:
-        """The last kernel holds those from the first on."""
+        """Put the kernels from the first on inside the last one."""
         last = len(self._kernels) - 1
         for number in range(first, last):
             inner = self._kernels[number]
@@ -327,7 +327,7 @@ class _ProblemBuilder:
             )
 
     def _loop(self, op: Instruction, state: Tree, parent_loop: int | None) -> Tree:
-        """Body and condition stand in front of the loop itself, as in XLA's flattened schedule."""
+        """Body and condition come before the loop itself, as in XLA's flattened schedule."""
         condition, body = op.attribute("condition").lstrip("%"), op.attribute("body").lstrip("%")
         first = len(self._kernels)
         carried = {name: self._values.add_like(state, f"{name}:{op.name}") for name in (condition, body)}
@@ -364,7 +364,7 @@ class _ProblemBuilder:
                     self._values.unite(begin, value)
 
     def _conditional(self, op: Instruction, operands: list[Tree], parent_loop: int | None) -> Tree:
-        """The branches one after another, then the choice: its results are one buffer with theirs."""
+        """The branches one after another, then the conditional, whose results share their buffers."""
         first = len(self._kernels)
         ends = []
         for name, given in zip(op.called, operands[1:], strict=True):

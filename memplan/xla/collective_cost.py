@@ -1,4 +1,4 @@
-"""Collectives of a compiled program: over which axes of the mesh they go, and what they take on its links."""
+"""Collectives of a compiled program: the axes of the mesh that they cross, and their seconds on its links."""
 
 import functools
 import itertools
@@ -24,7 +24,7 @@ _AXIS = re.compile(r"'(?P<name>[^']+)'(?:=(?P<size>\d+)|:\((?P<before>\d+)\)(?P<
 
 @functools.lru_cache(maxsize=256)
 def first_group(attributes: str) -> tuple[int, ...]:
-    """Devices of the first replica group, in any of HLO's notations; none where there is but one group of all.
+    """Devices of the first replica group, in any of HLO's notations; none if one group has all.
 
     Raises:
       UnsupportedProgramError: another notation.
@@ -44,7 +44,7 @@ def first_group(attributes: str) -> tuple[int, ...]:
 
 
 def _counted(dims: str, order: str | None) -> Iterator[int]:
-    """Devices 0, 1, ... laid out in these dimensions, read with the dimensions in another order."""
+    """Devices 0, 1, ... reshaped to these dimensions, and read with the dimensions in another order."""
     sizes = _numbers(dims)
     strides = _strides(sizes)
     turned = _numbers(order) if order else range(len(sizes))
@@ -53,7 +53,7 @@ def _counted(dims: str, order: str | None) -> Iterator[int]:
 
 
 def _along_axes(meshed: re.Match[str]) -> tuple[int, ...]:
-    """Devices of the mesh at the beginning of all axes but those named; of one named `'a':(2)4`, a part alone."""
+    """Devices of the mesh at index 0 of all axes but the named ones; a name like `'a':(2)4` is a part of an axis."""
     sizes = {axis["name"]: int(axis["size"]) for axis in _AXIS.finditer(meshed["mesh"])}
     strides = dict(zip(sizes, _strides(tuple(sizes.values())), strict=True))
     runs: list[range] = []
@@ -90,8 +90,8 @@ class Collective:
     """One collective of a program."""
 
     kind: str  # HLO's opcode
-    axes: tuple[str, ...]  # of the mesh, outermost first
-    nbytes: int  # on one device, of the whole: what goes into a reduce-scatter, what comes out of an all-gather
+    axes: tuple[str, ...]  # axes of the mesh, outermost first
+    nbytes: int  # bytes of the whole on one device: the input of a reduce-scatter, the output of an all-gather
 
     def __str__(self) -> str:
         return f"{self.kind}({','.join(self.axes)})"
@@ -99,9 +99,9 @@ class Collective:
 
 @dataclass(frozen=True)
 class Interconnect:
-    """The links that a program's collectives go over."""
+    """The links that a program's collectives use."""
 
-    compiled_for: Topology  # sizes of the axes in the program; links: those that it is replayed on
+    compiled_for: Topology  # sizes of the axes in the program; links: those of the replay
     links: Topology
 
     def collective(self, opcode: str, attributes: str, operand_nbytes: int, result_nbytes: int) -> Collective:
@@ -118,11 +118,13 @@ class Interconnect:
         return tuple(name for dim, name in enumerate(names) if len({place[dim] for place in places}) > 1)
 
     def seconds(self, collective: Collective) -> float:
-        """On idle links."""
+        """Seconds on idle links."""
         if not collective.axes:
             return 0.0
         alone = Decomposition((Phase(collective.axes, False),))
-        take = all_reduce_seconds if collective.kind == REDUCE else reduce_scatter_seconds  # the others send as much
+        take = (
+            all_reduce_seconds if collective.kind == REDUCE else reduce_scatter_seconds
+        )  # the others send the same amount
         return take(self.links, alone, collective.nbytes)
 
     def _place(self, device: int) -> tuple[int, ...]:

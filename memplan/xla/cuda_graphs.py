@@ -1,12 +1,11 @@
 """CUDA graphs of a compiled program, by the rule of XLA:GPU's CommandBufferConversionPass and its default flags.
 
-A graph is a run of five launches or more, one behind the other in the schedule: kernels, copies on the device, products
-by cuBLAS, kernels of cuDNN's graphs. Everything else is launched by itself and ends the run: cuDNN's other
-convolutions, loops, whose bodies have graphs of their own, and both the start and the done of a copy to or from the
-host.
+A graph is a run of five or more consecutive launches in the schedule: kernels, copies on the device, products by
+cuBLAS, kernels of cuDNN's graphs. All others are launched individually and end the run: cuDNN's other convolutions,
+loops, whose bodies have their own graphs, and both the start and the done of a copy to or from the host.
 
-The text does not tell what becomes of the rest: collectives, conditionals, sorts, copies of slices on the device, other
-custom calls. The driver is for CUDA 12.3 or later: with an older one XLA of jax 0.11 leaves products out of graphs.
+The text does not tell about collectives, conditionals, sorts, copies of slices on the device and other custom calls.
+The driver is for CUDA 12.3 or later: for an older one, XLA of jax 0.11 leaves products out of graphs.
 """
 
 import os
@@ -51,7 +50,7 @@ def launches(module: Module, device: Device) -> Launches | None:
 
 
 def has_own_rule(compiler_options: Collection[str]) -> bool:
-    """Do options of a compilation, or XLA_FLAGS, tell XLA what goes into graphs?"""
+    """Do options of a compilation, or XLA_FLAGS, choose the contents of graphs?"""
     return bool(_SETTING.search(" ".join([*compiler_options, os.environ.get("XLA_FLAGS", "")])))
 
 
@@ -60,7 +59,9 @@ class _NotToldError(Exception):
 
 
 def _runs(module: Module, body: Computation, device: Device, times: int) -> Iterator[tuple[int, int]]:
-    """Lengths of the longest runs of what may be in a graph, 1 of what may not, and how often they run in a step."""
+    """Lengths of the longest runs of launches that may be in a graph, and 1 for others; and how often they run in a
+    step.
+    """
     size = 0
     for op in body.ops.values():
         if op.opcode in FREE or '"AllocateBuffer"' in op.attributes:

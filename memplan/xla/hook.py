@@ -1,8 +1,7 @@
-"""The compiler calls back after scheduling: who asked for a module by name may hand another one back.
+"""XLA calls back after scheduling; a caller that registered a module by name may replace it.
 
-The hook belongs to the platform and sees every compilation of the process; of modules that nobody asked for it reads
-the name alone. Nothing is raised into XLA: an error is kept, the module goes through as it is, `Interception.check`
-raises.
+The hook belongs to the platform and sees every compilation of the process; of other modules it reads only the name. It
+raises nothing into XLA: it keeps an error and leaves the module unchanged, and `Interception.check` raises.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from memplan.program import compat
 from memplan.xla.async_pairs import expand_async_pairs
 from memplan.xla.large_literals import put_back, set_aside
 
-Rewrite = Callable[[str], str | None]  # text of the scheduled module -> what is compiled in its place, or None
+Rewrite = Callable[[str], str | None]  # text of the scheduled module -> its replacement, or None
 
 _lock = threading.Lock()
 _awaited: dict[str, Interception] = {}
@@ -25,21 +24,21 @@ _platforms: set[str] = set()
 
 @dataclass
 class Interception:
-    """A module that somebody waits for."""
+    """A module that a caller waits for."""
 
     rewrite: Rewrite
-    called: bool = False  # the compiler has been here
-    error: Exception | None = None  # what went wrong then
+    called: bool = False  # the compiler has called back
+    error: Exception | None = None  # the error of the callback
 
     def check(self) -> None:
-        """Raise what went wrong in the hook."""
+        """Raise the error of the callback, if any."""
         if self.error is not None:
             raise self.error
 
 
 @contextmanager
 def intercept(name: str, rewrite: Rewrite, platform: str) -> Iterator[Interception]:
-    """While this lasts, a module of that name is given to `rewrite` once it is scheduled; "cpu" or "cuda"."""
+    """During this context, `rewrite` receives the scheduled module with that name; platform: "cpu" or "cuda"."""
     interception = Interception(rewrite)
     with _lock:
         if platform not in _platforms:

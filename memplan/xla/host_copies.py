@@ -1,9 +1,9 @@
-"""A scheduled module -> one whose loops copy slices of host memory by DMA, also where XLA would have kernels do it.
+"""A scheduled module -> one whose loops copy slices of host memory by DMA, even if XLA would use kernels.
 
 XLA:GPU annotates a slice whose offset is linear in a loop's counter (`dynamic_slice_config`), and makes a memcpy of a
-fusion that does nothing else. In jax 0.12 that pass, FusionDynamicMemcpyRewriter, is one of a pipeline that runs from
-compute capability 8.0 on, for the sake of Triton. The memcpy itself asks for no capability. For older GPUs the fusion
-is written here as that pass would.
+fusion that only slices. In jax 0.12 this pass, FusionDynamicMemcpyRewriter, is in a pipeline that runs from compute
+capability 8.0 on, because of Triton; the memcpy itself needs no capability. For older GPUs the fusion is written here
+as that pass would write it.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ _CONFIG = "backend_config={"
 
 
 def copy_slices(module: Module, device: Device) -> Module:
-    """The module with its annotated slices of host memory as copies, each direction on a stream; itself without any."""
+    """The module with annotated slices of host memory as copies, one stream per direction; itself if it has none."""
     if device.target is None:
         return module
     texts, custom = dict(module.texts), device.target.compute_capability < _XLA_COPIES
@@ -35,7 +35,7 @@ def copy_slices(module: Module, device: Device) -> Module:
 
 
 def is_copy(module: Module, op: Instruction, device: Device) -> bool:
-    """Is a transfer between device and host a copy, and not a kernel of XLA that reads or writes host memory?"""
+    """Is a transfer between device and host a copy, rather than a kernel of XLA that accesses host memory?"""
     if op.opcode in ("copy", "copy-start"):
         return True
     copies = "kind=kCustom" in op.attributes or (device.target and device.target.compute_capability >= _XLA_COPIES)
@@ -59,7 +59,7 @@ def _transfers(body: Computation) -> Iterator[Instruction]:
 
 
 def is_annotated(module: Module, op: Instruction) -> bool:
-    """A fusion of an annotated slice and nothing else."""
+    """Is it a fusion with only an annotated slice?"""
     if not op.opcode.startswith("fusion"):
         return False
     fused = module[op.called[0]].ops.values()
@@ -71,7 +71,7 @@ _MOVES = {"parameter", "constant", "bitcast", "copy", "dynamic-slice", "dynamic-
 
 
 def _written(op: Instruction, custom: bool) -> str:
-    """A fusion on the stream of its direction, and one that XLA's emitter of dynamic slices takes."""
+    """A fusion on the stream of its direction, and one that XLA's emitter of dynamic slices accepts."""
     out = op.result[-2 if op.opcode.endswith("-start") else 0].on_host
     line = op.line if "frontend_attributes" in op.attributes else f"{op.line}, {OUT_STREAM if out else IN_STREAM}"
     if not custom:

@@ -14,7 +14,7 @@ from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array
 
 _SLICES = frozenset({"slice", "dynamic-slice", "gather"})
-_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # written in place: opcode -> position of what is written
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # updated in place: opcode -> position of the update
 
 _TARGET = re.compile(r'custom_call_target="([^"]*)')
 _CONTRACTED = re.compile(r'\blhs_contracting_dim(?:ension)?s"?[=:][{\[]([^}\]]*)')
@@ -32,7 +32,7 @@ class KernelCost:
     in_nbytes: int
     out_nbytes: int
     flops: float  # of matrix products and convolutions
-    dtype: str  # numpy name of the type of their operands; "" where there are none
+    dtype: str  # numpy name of their operands' type; "" if there are none
 
     @property
     def is_host_copy(self) -> bool:
@@ -63,11 +63,11 @@ def _fused_in(module: Module, op: Instruction) -> Computation | None:
 
 
 def _read(module: Module, body: Computation, op: Instruction, position: int, fused: bool) -> int:
-    """Bytes of its operand at `position` that an instruction reads; it stands in a fusion or is a kernel."""
+    """Bytes of its operand at `position` that an instruction reads, in a fusion or as a kernel."""
     if op.opcode == "bitcast" and not op.root:
         return _read_by_all(module, body, op)
     if position == 0 and op.opcode in _UPDATES and _updates_in_place(body, op, fused):
-        return _update_of(body, op).nbytes if op.opcode == "scatter" else 0  # adds to what is there
+        return _update_of(body, op).nbytes if op.opcode == "scatter" else 0  # it adds to the old value
     operand = body.ops[op.operands[position]]
     if position == 0 and op.opcode in _SLICES:
         return min(operand.nbytes, op.nbytes)

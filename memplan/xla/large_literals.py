@@ -1,8 +1,8 @@
-"""Large constants of a serialized module, set aside while the module is read and written as text.
+"""Large constants of a serialized module, removed while the module is read and written as text.
 
-XLA prints every number of a constant, and reads it again: 16 MiB took nine seconds. In their place the text has
-`constant({...})` with an attribute that says which one it is. This reads protobuf's wire format: a message is a row of
-fields, each a key (number and type) and a content. Numbers of fields are those of XLA's hlo.proto.
+XLA prints every number of a constant, and reads it again: 16 MiB took nine seconds. In the text, `constant({...})` with
+an attribute for its number replaces the constant. This file reads protobuf's wire format: a message is a sequence of
+fields, each a key (number and type) and a content. Field numbers are those of XLA's hlo.proto.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ Change = Callable[[bytes], bytes | None]
 
 
 def set_aside(proto: bytes) -> tuple[bytes, list[bytes]]:
-    """A serialized HloModuleProto without its large literals, and those."""
+    """A serialized HloModuleProto without its large literals, and the literals."""
     numbers: dict[bytes, int] = {}
 
     def without(instruction: bytes) -> bytes:
@@ -25,14 +25,14 @@ def set_aside(proto: bytes) -> tuple[bytes, list[bytes]]:
             return instruction
         number = numbers.setdefault(literal, len(numbers))
         entry = _bytes_field(_KEY, _MARK) + _bytes_field(_VALUE, str(number).encode())
-        mark = _bytes_field(_FRONTEND_ATTRIBUTES, _bytes_field(_MAP, entry))  # a second one adds to the first
+        mark = _bytes_field(_FRONTEND_ATTRIBUTES, _bytes_field(_MAP, entry))  # a second one is added to the first
         return _changed(instruction, _LITERAL, lambda _: None) + mark
 
     return _with_instructions(proto, without), list(numbers)
 
 
 def put_back(proto: bytes, literals: list[bytes]) -> bytes:
-    """A serialized HloModuleProto with the literals that were set aside."""
+    """A serialized HloModuleProto with its literals restored."""
 
     def restored(instruction: bytes) -> bytes:
         found = list[int]()
@@ -52,7 +52,7 @@ def put_back(proto: bytes, literals: list[bytes]) -> bytes:
 
 
 def _with_instructions(proto: bytes, change: Change) -> bytes:
-    """With the large ones changed."""
+    """The module with its large literals replaced."""
 
     def of_large(one: bytes, change: Change) -> bytes | None:
         return change(one) if len(one) >= LARGE_NBYTES else one
@@ -64,7 +64,7 @@ def _with_instructions(proto: bytes, change: Change) -> bytes:
 
 
 def _changed(message: bytes, number: int, change: Change) -> bytes:
-    """A message with the contents of one field changed, wherever it stands; for None without it."""
+    """A message with the contents of one field changed, at every occurrence; removed for None."""
     parts = list[bytes]()
     for one, begin, content, end in _fields(message):
         if one != number:
@@ -75,12 +75,12 @@ def _changed(message: bytes, number: int, change: Change) -> bytes:
 
 
 def _field(message: bytes, number: int) -> bytes:
-    """The content of a field; b"" where there is none."""
+    """The content of a field; b"" if it is absent."""
     return next((message[content:end] for one, _, content, end in _fields(message) if one == number), b"")
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int, int, int]]:
-    """Number, where it begins, where its content does, where that ends."""
+    """Field number, start of the field, start and end of its content."""
     at = 0
     while at < len(message):
         begin = at
@@ -102,7 +102,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """The number, and where it ends."""
+    """The number, and its end."""
     found = shift = 0
     while True:
         byte = message[at]

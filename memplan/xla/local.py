@@ -1,4 +1,4 @@
-"""The device that jax runs on here, as a specification; and what this process's environment gives of its memory."""
+"""The device that jax uses here, as a specification; and the memory pools of this process's environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOST_LIMIT = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
 FRACTION = "XLA_CLIENT_MEM_FRACTION"
 PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 _ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
-_OLD_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # read where the other is not set
+_OLD_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # used if the other is not set
 _HOST_PREALLOCATE = "XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE"
 _UPDATE_MODE = re.compile(r"(--xla_gpu_command_buffer_update_mode=(\S*))")
 _NO = ("false", "False", "0")  # jaxlib/xla_client.py
@@ -35,7 +35,7 @@ class Pools:
     preallocates: bool = True  # all of that at the first request
     host_limit_bytes: int = 64 << 30  # of pinned memory, for each local device
     host_preallocates: bool = False  # all of that at the first request
-    of_bfc: bool = True  # a device's memory is in a pool of XLA's own; not in CUDA's, nor in none
+    of_bfc: bool = True  # a device's memory is in XLA's own pool, not CUDA's
 
     @property
     def host(self) -> Pool:
@@ -51,7 +51,7 @@ class Pools:
 def pools(environ: Mapping[str, str] = os.environ) -> Pools:
     """The pools of a client that starts in this environment.
 
-    Raises BudgetError where a variable is not the number that it should be.
+    Raises BudgetError if a variable is not the number that it should be.
     """
     host_preallocates = environ.get(_HOST_PREALLOCATE, "").lower() in ("true", "1")
     default = 16 if host_preallocates else 64
@@ -76,9 +76,9 @@ def _number[T: (int, float)](environ: Mapping[str, str], name: str, read: Callab
 
 
 def without_spaces(environ: Mapping[str, str] = os.environ) -> str:
-    """The setting by which XLA's client takes host memory from the device's; "" where it tells them apart.
+    """The setting by which XLA's client allocates host memory on the device; "" if it keeps them apart.
 
-    Its allocator by virtual addresses knows one memory (device_address_vmm_allocator.cc of XLA). It is taken for every
+    Its allocator by virtual addresses has one memory (device_address_vmm_allocator.cc of XLA). XLA uses it for every
     mode of updates but the default (se_gpu_pjrt_client.cc).
     """
     if environ.get(_ALLOCATOR, "").lower() == "vmm":
@@ -88,7 +88,7 @@ def without_spaces(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def export(name: str, value: str) -> str:
-    """A line of a shell that sets a variable."""
+    """A shell line that sets a variable."""
     return f"export {name}={value}"
 
 
@@ -104,7 +104,7 @@ def local_device() -> Device:
 
 
 def closest_name(kind: str) -> str:
-    """The specification whose name stands in what the driver calls the card, for example `NVIDIA H200`."""
+    """The specification whose name occurs in the driver's name of the card, for example `NVIDIA H200`."""
     plain = kind.lower().replace(" ", "").replace("-", "")
     found = [name for name in catalog.names() if name.replace("-", "") in plain]
     if not found:
@@ -116,12 +116,12 @@ def closest_name(kind: str) -> str:
 
 
 def is_here(device: Device, platform: str, kind: str) -> bool:
-    """True where a measured device is the one that jax runs on: it is planned for as that one, else as an absent GPU.
+    """Is a measured device the one that jax uses here? Otherwise it is an absent GPU.
 
-    A CPU stands for any CPU: its rates are taken as they are.
+    A CPU matches any CPU: its rates are used as they are.
 
     Raises:
-      UnknownDeviceError: a CPU where jax runs on another backend.
+      UnknownDeviceError: a CPU, but jax uses another backend.
     """
     first = jax.local_devices()[0]
     if platform == "cpu" and first.platform != "cpu":
@@ -142,9 +142,9 @@ class Room:
     """The pool of the first local device at one moment, in bytes."""
 
     in_use_bytes: int
-    peak_bytes: int  # the most that was in use since the process began; it cannot be reset
+    peak_bytes: int  # the highest use since the process began; it cannot be reset
     limit_bytes: int
-    block_bytes: int  # the largest block that it can give: free in it, or from the driver if that has it
+    block_bytes: int  # the largest block that it can allocate: a free one, or one from the driver if that has it
 
 
 def room() -> Room | None:
@@ -158,18 +158,18 @@ def room() -> Room | None:
 
 
 # xla/tsl/framework/bfc_allocator.{h,cc}
-_ALIGNMENT = 256  # kMinAllocationSize: every size is a multiple
+_ALIGNMENT = 256  # kMinAllocationSize: every size is a multiple of it
 _FIRST_REGION_NBYTES = 2 << 20  # of a pool that grows
-_LARGE_REST_NBYTES = 128 << 20  # max_internal_fragmentation_bytes_ of a pool that is given no share
+_LARGE_REST_NBYTES = 128 << 20  # max_internal_fragmentation_bytes_, if no share is set
 
 
 @dataclass(frozen=True)
 class Taken:
     """Bytes that a pool took."""
 
-    in_use_bytes: int  # of chunks that were given out, as `bytes_in_use` has them: with what was not split off
+    in_use_bytes: int  # of allocated chunks, as `bytes_in_use` counts them: with the unsplit rest
     pool_bytes: int  # of regions, from the driver
-    refused_nbytes: int | None = None  # the first request that it could not serve; None where it served all
+    refused_nbytes: int | None = None  # the first request that it could not serve; None if it served all
 
 
 @dataclass(frozen=True)
