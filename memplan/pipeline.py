@@ -68,7 +68,7 @@ class Request:
     @property
     def splits(self) -> bool:
         """May a step that does not fit run in slabs?"""
-        return self.split is not False
+        return bool(self.split)
 
     @property
     def holds_state(self) -> bool:

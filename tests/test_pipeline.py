@@ -379,3 +379,8 @@ class TestErrors:
         assert caught.value.floor_bytes <= smallest <= whole
         assert "memplan/" not in str(caught.value)
         assert pipeline.run(step, args, {}, DONATE, Request(smallest), lambda *_: None).device_bytes <= smallest
+
+
+@pytest.mark.parametrize(("split", "splits"), [("auto", True), (False, False), (0, False)])
+def test_split_is_a_choice_of_two(split: str | bool, splits: bool) -> None:
+    assert Request(split=split).splits is splits
