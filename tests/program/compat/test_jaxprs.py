@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from memplan.program import compat
 from memplan.program.trace import trace
@@ -92,3 +93,20 @@ def test_paths_below_the_working_directory_are_relative(tmp_path: Any, monkeypat
 def test_dead_equations_go_and_inputs_stay() -> None:
     closed = compat.dce(jax.make_jaxpr(lambda x, y: (jnp.sin(x), jnp.cos(y))[1])(1.0, 2.0))
     assert [eqn.primitive.name for eqn in closed.jaxpr.eqns] == ["cos"] and len(closed.jaxpr.invars) == 2
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"batch_group_count": 3}, {"feature_group_count": 2}, {"padding": ((0, 0),)}, {"rhs_dilation": (1, 0)}]
+)
+def test_jax_checks_what_is_bound_before_xla_sees_it(wrong: Any) -> None:
+    x, w = jnp.ones((4, 7, 5, 2)), jnp.ones((3, 2, 2, 6))
+    numbers = ("NHWC", "HWIO", "NHWC")
+    (eqn,) = jax.make_jaxpr(lambda *xs: jax.lax.conv_general_dilated(*xs, (1, 1), "SAME", (1, 1), (1, 1), numbers))(
+        x, w
+    ).eqns
+    broken = eqn.replace(params={**eqn.params, **wrong})
+    for bind in (compat.bind, lambda eqn, operands: jax.make_jaxpr(lambda *xs: compat.bind(eqn, xs))(*operands)):
+        with pytest.raises((TypeError, ValueError)):
+            bind(broken, [x, w])
+        with pytest.raises((TypeError, ValueError)):
+            bind(eqn, [x, jnp.ones((3, 2, 3, 6))])

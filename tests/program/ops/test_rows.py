@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,13 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from memplan.planning.graph import Rows, Span
-from memplan.program import compat
+from experiments.bench.second_order import drawn_step
+from memplan.planning.graph import Span
+from memplan.program import compat, ops
 from memplan.program.flat import flatten
 from memplan.program.interpret import interpret
 from memplan.program.ops import (
     Axes,
     Band,
+    Moments,
     axes_of,
     banded,
     extreme,
@@ -28,17 +31,21 @@ from memplan.program.ops import (
     row_before,
     run_cumulative,
     run_rows,
+    squares_about_mean,
 )
-from memplan.program.ops.record import RECORDS, Primitive
+from memplan.program.ops.record import Primitive
+from tests.parallel.emit import operations
 from tests.program.ops.windows import SEEDS, Convolution, Dim, Windows, convolutions, floats, windows
 
 BEYOND = 3  # rows that a window may reach beyond an array
-COUNTED = ("iota", "random_bits")  # where a window begins says what is in it: whoever runs them knows
+COUNTED = ("iota",)  # where a window begins says what is in it: whoever runs it knows
 few = settings(max_examples=3)  # each compiles tens of operations
 
 
 def window_of(array: Any, dim: int, span: Span) -> np.ndarray:
     """Rows of an array; garbage where it has none."""
+    if compat.is_key(array):
+        return jax.random.wrap_key_data(window_of(jax.random.key_data(array), dim, span))
     array = np.asarray(array)
     rows = np.arange(*span)
     taken = np.take(array, rows.clip(0, array.shape[dim] - 1), dim)
@@ -85,6 +92,7 @@ def check_windows(
 def compare(eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, made: Sequence[Any], whole: Sequence[Any]) -> None:
     """Those of the rows made that exist."""
     (low, high), count = span, axes.counted(axis, eqn)
+    made, whole = ([jax.random.key_data(x) if compat.is_key(x) else x for x in some] for some in (made, whole))
     for one, wanted, side in zip(map(np.asarray, made), map(np.asarray, whole), axes.results, strict=True):
         dim = side.index(axis)
         assert one.shape == (*wanted.shape[:dim], high - low, *wanted.shape[dim + 1 :]), eqn
@@ -101,6 +109,9 @@ def check_sum(
     """Slab by slab, one more than has rows."""
     count, how = axes.counted(axis, eqn), axes.reduced[axis]
     rows = int(rng.integers(1, count + 2))
+    if how == "moments":
+        each = (on_rows(eqn, axes, axis, (low, low + rows), operands)[0] for low in range(0, count + rows, rows))
+        return close(functools.reduce(Moments.accumulate, each).squares, whole[0], f"{eqn} in slabs of {rows}")
     start = {"sum": 0, "max": extreme(whole[0].dtype, "min"), "min": extreme(whole[0].dtype, "max")}[how]
     total = np.full(whole[0].shape, start, whole[0].dtype)
     for low in range(0, count + rows, rows):
@@ -132,26 +143,119 @@ def close(found: Any, wanted: Any, said: str) -> None:
         np.testing.assert_array_equal(found, np.asarray(wanted), err_msg=said)
 
 
+def known_axes(eqn: compat.JaxprEqn, axes: Axes) -> list[int]:
+    """Those along which it is computed by rows."""
+    if eqn.primitive.name in COUNTED or not ops.of(eqn).can_run_rows(eqn):
+        return []
+    known = {one for side in (*axes.operands, *axes.results) for one in side if one is not None}
+    return [axis for axis in sorted(known) if axes.counted(axis, eqn)]
+
+
+def check_axis(eqn: compat.JaxprEqn, axes: Axes, axis: int, *drawn: Any) -> None:
+    how = check_sum if axis in axes.reduced else check_carried if axis in axes.carried else check_windows
+    how(eqn, axes, axis, *drawn)
+
+
 def check(
-    function: Callable[..., Any], args: Sequence[Any], seed: int = 0, windows: int = 1, every: bool = False
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    seed: int = 0,
+    windows: int = 1,
+    every: bool = False,
+    only: str | None = None,
 ) -> set[str]:
-    """Windows along an axis of every equation of a function, or along every axis; the primitives that have one."""
+    """Windows along an axis of every equation of a function, or along every axis; the primitives that have one.
+
+    Args:
+      only: the primitive whose equations are tried.
+    """
     rng, tried = np.random.default_rng(seed), set[str]()
 
     def rule(eqn: compat.JaxprEqn, operands: list[Any]) -> list[Any]:
         whole, axes = compat.bind(eqn, operands), axes_of(eqn)
-        if axes is None or eqn.primitive.name in COUNTED:
+        if axes is None or only not in (None, eqn.primitive.name):
             return whole
-        known = sorted({one for side in (*axes.operands, *axes.results) for one in side if one is not None})
+        known = known_axes(eqn, axes)
         for axis in known if every else rng.choice(known, min(len(known), 1), replace=False).tolist():
             for _ in range(windows):
-                how = check_sum if axis in axes.reduced else check_carried if axis in axes.carried else check_windows
-                how(eqn, axes, axis, operands, whole, rng)
+                check_axis(eqn, axes, axis, operands, whole, rng)
             tried.add(eqn.primitive.name)
         return whole
 
     interpret(flatten(jax.make_jaxpr(function)(*args)), list(args), rule)
     return tried
+
+
+def a_product(dice: operations.Dice, x: Any) -> Any:
+    """With a banded matrix."""
+    matrix = np.tri(7, x.shape[0], dice.below(3)) - np.tri(7, x.shape[0], -1)
+    band = Band.of(matrix.shape, *np.nonzero(matrix), matrix[np.nonzero(matrix)].astype(np.float32))
+    assert band is not None
+    return banded(x, band.weights, 0, band.rows, 7, x.dtype)
+
+
+def squares(dice: operations.Dice, x: Any) -> Any:
+    return squares_about_mean(x, jnp.ones((x.shape[0], 1, 1)), dice.of(((0,), (0, 1), (0, 2))))
+
+
+DRAWS: dict[str, operations.Op] = {
+    **operations.ELEMENTWISE, **operations.ELEMENTWISE_EXACT, **operations.ELEMENTWISE_SMOOTH, **operations.SHAPED,
+    **operations.SHAPED_EXACT, **operations.SHAPED_SMOOTH, "banded": a_product, "squares_about_mean": squares,
+}  # fmt: skip
+RULED = sorted(
+    name
+    for name, one in ops.RECORDS.items()
+    if one.axes is not Primitive.axes or one.run_rows or one.padding_value or one.accumulate
+)
+
+
+@pytest.mark.parametrize("name", [name for name in RULED if name not in COUNTED])
+def test_every_record_that_says_something_of_rows_is_right_on_windows(name: str) -> None:
+    """Who registers one draws it, here or among `tests.parallel.emit.operations`."""
+    if name == "scatter-sub" and not hasattr(lax, "scatter_sub"):
+        pytest.skip("this jax has none")
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        x = np.clip(np.round(rng.normal(size=(5, 4, 3)) * 2), -3, 3).astype(np.float32)
+        numbers = rng.integers(0, 60, 40).tolist()
+
+        def function(x: Any, numbers: Any = numbers) -> Any:
+            return DRAWS[name](operations.Dice(numbers), x)
+
+        # some are in gradients alone; our own have none
+        has_gradient = name not in ("banded", "squares_about_mean")
+        for one in (function, jax.grad(lambda x: function(x).sum()))[: 1 + has_gradient]:
+            found = drawn_equations(name, one, x)
+            for eqn, axes, operands in found[:2]:
+                whole = compat.bind(eqn, operands)
+                for axis in known_axes(eqn, axes):
+                    check_axis(eqn, axes, axis, operands, whole, rng)
+            if found:
+                return
+    raise AssertionError(f"nothing drew {name}")
+
+
+def drawn_equations(name: str, function: Any, x: Any) -> list[tuple[compat.JaxprEqn, Axes, list[Any]]]:
+    """The equations of a primitive in a function that have axes, with their operands, which one program computes."""
+    closed, found = flatten(jax.make_jaxpr(function)(x)), list[tuple[compat.JaxprEqn, Axes]]()
+
+    def operands_of(x: Any) -> list[list[Any]]:
+        given = list[list[Any]]()
+
+        def rule(eqn: compat.JaxprEqn, operands: list[Any]) -> list[Any]:
+            axes = axes_of(eqn)
+            if eqn.primitive.name == name and axes is not None and known_axes(eqn, axes):
+                found.append((eqn, axes))
+                given.append(operands)
+            return compat.bind(eqn, operands)
+
+        interpret(closed, [x], rule)
+        return given
+
+    if all(eqn.primitive.name != name for eqn in closed.jaxpr.eqns):
+        return []
+    given = jax.jit(operands_of)(x)
+    return [(eqn, axes, operands) for (eqn, axes), operands in zip(found, given, strict=True)]
 
 
 @few
@@ -168,6 +272,30 @@ def test_the_gradients_of_a_convolution(one: Convolution) -> None:
         return pull(made)
 
     assert "conv_general_dilated" in check(gradients, one.operands, one.seed)
+
+
+@few
+@given(st.integers(0, 10**6))
+def test_convolutions_of_the_gradients_of_convolutions(number: int) -> None:
+    """With groups of batches and of features, dilation on either side, strides that do not divide, under `vmap`."""
+    step, args = drawn_step(number)
+
+    def function(*leaves: Any) -> Any:
+        return step(*jax.tree.unflatten(jax.tree.structure(args), leaves))
+
+    assert "conv_general_dilated" in check(function, jax.tree.leaves(args), number, only="conv_general_dilated")
+
+
+def test_a_convolution_in_groups_of_batches() -> None:
+    """As jax writes the gradient of a grouped one."""
+    x, w = floats(0, 4, 7, 5, 2), floats(1, 3, 2, 2, 6)
+
+    def grouped(x: Any, w: Any) -> Any:
+        return lax.conv_general_dilated(
+            x, w, (2, 1), ((1, 0), (1, 1)), (1, 2), (2, 1), ("NHWC", "HWIO", "NHWC"), batch_group_count=2
+        )
+
+    assert check(grouped, (x, w), windows=4, every=True) == {"conv_general_dilated"}
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -373,41 +501,3 @@ def test_a_window_between_two_rows_is_given_the_next_one() -> None:
     assert needed(axes, 0, (1, 3)) == {0: (1, 2)}
     (made,) = run_rows(eqn, axes, 0, (1, 3), {0: (1, 2)}, [jnp.full(1, 7.0), jnp.zeros(())])
     assert made.tolist() == [0.0, 0.0]
-
-
-def _pooled(x: Any, start: Any, how: Callable[..., Any]) -> Any:
-    return lax.reduce_window(x, start, how, (3, 1), (2, 1), ((1, 0), (0, 0)))
-
-
-def _derivatives_of_pooling(x: Any) -> Any:
-    made, forward = jax.linearize(lambda x: _pooled(x, -np.inf, lax.max), x)
-    return forward(x * x), jax.vjp(lambda x: _pooled(x, -np.inf, lax.max), x)[1](made)
-
-
-ONE_OF_EACH: Mapping[str, Callable[[Any], Any]] = {
-    "windows": lambda x: (_pooled(x, 0.0, lax.add), _pooled(x, -np.inf, lax.max), _pooled(x, np.inf, lax.min)),
-    "a window of two arrays": lambda x: lax.reduce_window(
-        (x, x), (-1.0, 0.5), lambda a, b: (lax.max(a[0], b[0]), a[1] + b[1] - 0.5), (3, 1), (1, 1), "SAME"
-    ),
-    "derivatives of windows": _derivatives_of_pooling,
-    "a convolution": lambda x: lax.conv(x[None, None], x[None, None, :3, :2], (1, 1), "SAME"),
-    "pad": lambda x: lax.pad(x, 2.0, ((1, 2, 1), (0, 0, 0))),
-    "slice": lambda x: lax.slice(x, (1, 0), (6, 3), (2, 1)),
-    "concatenate": lambda x: lax.concatenate([x, x + 1], 0),
-    "reshape": lambda x: lax.reshape(x, (2, 4, 3)),
-    "banded": lambda x: banded(x, np.ones((8, 1), np.float32), 0, Rows(1, 1, 1, 1), 8, jnp.float32),
-    "running": lambda x: [
-        scan(x, 0) for scan in (lax.cumsum, lax.cumprod, lax.cummax, lax.cummin, lax.cumlogsumexp)
-    ],
-}  # fmt: skip
-
-
-def test_every_record_with_rows_of_its_own_is_drawn() -> None:
-    fields = ("run_rows", "padding_value", "accumulate")
-    own = {
-        name
-        for name, record in RECORDS.items()
-        if any(getattr(record, field) is not getattr(Primitive, field) for field in fields)
-    }
-    drawn = [check(function, (floats(0, 8, 3),), windows=2, every=True) for function in ONE_OF_EACH.values()]
-    assert own - {"squares_about_mean"} <= set().union(*drawn)  # test_moments.py
