@@ -58,7 +58,7 @@ def twenty_steps(held: int | list[int]) -> dict[str, Any]:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), list(state), list(expected))
     assert step.plan(*state, x) is planned
     assert all(leaf.is_deleted() for leaf in before)
-    with pytest.raises(memplan.MemplanError, match=r"pass what place\(\)"):
+    with pytest.raises(memplan.MemplanError, match=r"pass those that Planned\.place\(\)"):
         step(*jax.device_put((weights, momentum, x), jax.devices()[0]))
     return {"kinds": list(map(kind_of, state)), "growth": used[-1] - used[1]}
 
