@@ -52,7 +52,7 @@ class Gate:
         if not self.leaves:
             return "no outputs"
         leaf = self.leaves[self.worst]
-        verdict = "equal results" if self.passes else "different results"
+        verdict = "results within tolerance" if self.passes else "results beyond tolerance"
         errors = f"is off by {leaf.planned:.1e}, recompilation alone by {leaf.recompilation:.1e}"
         return f"{verdict}: output {self.worst} {errors}"
 

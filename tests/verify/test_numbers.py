@@ -124,8 +124,8 @@ def test_the_median_output_lends_its_rounding() -> None:
 def test_the_worst_output_is_named() -> None:
     found = gate((ONES, ONES, ONES), (ONES, ONES, ONES * 2))
     assert found.worst == 1
-    assert "different results: output 1 is off by 1.0e+00" in str(found)
-    assert "equal results" in str(gate((ONES, ONES, ONES)))
+    assert "results beyond tolerance: output 1 is off by 1.0e+00" in str(found)
+    assert "results within tolerance" in str(gate((ONES, ONES, ONES)))
     assert str(Gate(())) == "no outputs"
     assert Gate(()).passes
     assert not Gate((Leaf(0.0, float("nan"), 1.0),)).passes

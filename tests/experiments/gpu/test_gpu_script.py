@@ -207,7 +207,7 @@ def test_toy_rows_run_on_a_stand_in_driver(tmp_path: Path) -> None:
     assert slabs["loops over slabs"] > 0 and slabs["host_bytes"] > 0
     assert float(slabs["planned: largest difference"].partition(",")[0]) < 1e-4
     assert sum("its time over memplan's" in name for name in checkpoint) == 2
-    assert gate["way"] == "slabs" and gate["gate"].partition(": output ")[0].endswith(" numbers")
+    assert gate["way"] == "slabs" and gate["gate"].partition(": output ")[0].endswith(" tolerance")
     assert attempt["refused"] == "no: it ran"
     assert "Not measured" not in (tmp_path / "FINDINGS.md").read_text()
 
