@@ -50,7 +50,7 @@ class Choice:
         return slabs, self.pricer.price(slabs, self.limits)
 
     def refined(self, slabs: Slabs) -> tuple[Slabs, Price]:
-        """The best choice reached by changing single values of `slabs`, or of the first choice, which stores the most."""
+        """The best choice reached by changing single values of `slabs`, or of the first choice, which stores most."""
         return self._best(self.descended(one) for one in dict.fromkeys((slabs, self._tried[0][0])))
 
     def paired(self, slabs: Slabs) -> tuple[Slabs, Price]:

@@ -1,8 +1,9 @@
 """A program in slabs: which of its ops run slab by slab in loops, and the values that loops read, write and sum.
 
 A loop computes ops over slabs of one axis: trip `t` makes rows `t * rows` to `(t + 1) * rows` of every array on it. A
-sum along the axis is known only after the loop: this is a wall, after which another loop begins. So ops have levels, and
-there is one loop per level. A value of an earlier level is read from the array that its loop wrote (`stored`), or recomputed.
+sum along the axis is known only after the loop: this is a wall, after which another loop begins. So ops have levels,
+and there is one loop per level. A value of an earlier level is read from the array that its loop wrote (`stored`), or
+recomputed.
 """
 
 import heapq
