@@ -1,4 +1,4 @@
-"""Buckets of gradients: consecutive gradients that are reduced together, chosen so that the last bucket ends earliest.
+"""Choose buckets: consecutive gradients that are reduced together, such that the last bucket ends earliest.
 
 One stream sends the buckets in order. A large bucket pays the latency once, a small one starts early.
 """
@@ -17,16 +17,15 @@ def contiguous_buckets(
     seconds: Callable[[int], float],
     largest_nbytes: int | None = None,
 ) -> tuple[range, ...]:
-    """The buckets that end earliest; among these, the fewest.
+    """The buckets that end earliest; the fewest, if several choices do.
 
-    A dynamic program: for each prefix of the gradients and each number of buckets only the earliest end counts, whether
-    `seconds` is monotonic or not.
+    Dynamic programming over prefixes of the gradients and numbers of buckets; `seconds` need not be monotonic.
 
     Args:
-      ready_s: when each gradient is made; ascending.
+      ready_s: when each gradient is ready; ascending.
       nbytes: of each gradient.
-      seconds: bytes -> seconds that the stream takes to send them; called once per size.
-      largest_nbytes: of a bucket with several gradients; a larger gradient is sent alone.
+      seconds: bytes -> seconds that the stream needs to send them; called once per size.
+      largest_nbytes: limit of a bucket with several gradients; a larger gradient is sent alone.
 
     Raises:
       ValueError: the gradients are not in order, have no time or no size each, or `seconds` returns no time.
@@ -43,10 +42,10 @@ def contiguous_buckets(
     if not count:
         return ()
     costs = _costs(nbytes, seconds, math.inf if largest_nbytes is None else largest_nbytes)
-    earliest = np.zeros(count + 1)  # end of the first gradients, with any number of buckets
+    earliest = np.zeros(count + 1)  # end of each prefix of the gradients, with any number of buckets
     for stop, ready in enumerate(ready_s, start=1):
         earliest[stop] = (np.maximum(earliest[:stop], ready) + costs[:stop, stop - 1]).min()
-    done, last = np.full(count + 1, math.inf), []  # the same with exactly this many buckets; start of the last one
+    done, last = np.full(count + 1, math.inf), []  # the same with exactly this many buckets; starts of the last bucket
     done[0] = 0.0
     while done[count] > earliest[count]:
         ends = np.maximum(done[:-1, None], np.asarray(ready_s)) + costs

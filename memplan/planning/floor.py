@@ -1,4 +1,4 @@
-"""The bytes that no plan goes below, in whatever order: those that the largest kernel needs by itself."""
+"""A lower bound on the bytes of every plan, in any order: those that the most demanding kernel needs by itself."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -6,14 +6,14 @@ from memplan.planning.problem import Kernel, Problem, Role
 
 
 def floor(problem: Problem) -> tuple[int, int]:
-    """Least bytes of temporaries that any plan needs, and the kernel that sets it."""
+    """Lower bound on any plan's bytes of temporaries, and the number of the kernel that sets it."""
     bound = _Bound(problem)
     nbytes, kernel = max((bound.nbytes(number), -number) for number in range(len(problem.kernels)))
     return nbytes + problem.tables_nbytes, -kernel
 
 
 class _Bound:
-    """A kernel's values, but those that may alias one another, an argument or an output."""
+    """Bytes of a kernel's operands and results, except those that may alias each other, an argument or an output."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -24,7 +24,7 @@ class _Bound:
         temporary = {p for p, there in places.items() if all(buffers[one].role is Role.TEMPORARY for one in there)}
         self._in_heap = temporary - given
         self._read = {one for kernel in problem.kernels for one in kernel.reads}
-        self._through: dict[int, set[int]] = {}  # places that a loop carries, or that its body reads from outside
+        self._through: dict[int, set[int]] = {}  # by loop: places that it carries, or that its body reads from outside
         for loop in {kernel.parent_loop for kernel in problem.kernels if kernel.parent_loop is not None}:
             inside = {number for number in range(len(problem.kernels)) if loop in problem.loops_around(number)}
             reads = {one for number in inside for one in problem.kernels[number].reads}
@@ -32,7 +32,7 @@ class _Bound:
             self._through[loop] = self._places((*problem.kernels[loop].reads, *outside))
 
     def nbytes(self, number: int) -> int:
-        """The least that the heap holds while a kernel runs."""
+        """Least bytes of the heap while a kernel runs."""
         kernel = self._problem.kernels[number]
         over = {written: self._sources(kernel, written) for written in kernel.writes}
         there = self._places((*kernel.reads, *self._apart(kernel, over)))
@@ -50,7 +50,7 @@ class _Bound:
         return needed
 
     def _sources(self, kernel: Kernel, written: int) -> list[int]:
-        """Buffers that a result may alias; an element of a tuple only in a place, or if it can be the only output."""
+        """Operands that a result may alias; a tuple's element only in a given place, or if it can be the only one."""
         problem, found = self._problem, list(kernel.may_alias.get(written, ()))
         for source in kernel.may_alias_elements.get(written, ()):
             maker = problem.buffers[source].maker
@@ -60,7 +60,7 @@ class _Bound:
         return found
 
     def _apart(self, kernel: Kernel, over: Mapping[int, Sequence[int]]) -> Collection[int]:
-        """Results that alias nothing; of those that need not all be made, the largest that is read."""
+        """Results that alias no operand; if the kernel drops dead outputs, only the largest one that is read."""
         apart = [written for written, sources in over.items() if not sources]
         if not kernel.drops_dead_outputs or len(kernel.writes) == 1:
             return apart

@@ -1,7 +1,4 @@
-"""A program, or the body of a loop, as operations and values, and which rows of its arrays go together.
-
-Plain data; nothing here knows jax.
-"""
+"""A program or loop body as operations and values, and the rows of its arrays that correspond. Without jax."""
 
 from __future__ import annotations
 
@@ -41,22 +38,22 @@ class Op:
     # producers into itself; `kernel` reads and writes memory.
     fusion: Fusion = "kernel"
     along_rows: bool = False  # a reduction along the last axis alone
-    # device bytes moved besides inputs and outputs (what a loop reads and writes over and over)
+    # bytes of device memory traffic beyond inputs and outputs, for example a loop's repeated reads and writes
     traffic_nbytes: int = 0
-    recomputable: bool = True  # may it run a second time with the same result and no other trace?
+    recomputable: bool = True  # may it run again, with the same result and no side effects?
     source: str = ""  # `file:line` of the user's code, or ''
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A straight-line program: operations in order, and the values that they make and read."""
+    """A straight-line program: operations in order, and their values."""
 
     values: tuple[Value, ...]
     ops: tuple[Op, ...]
 
     @cached_property
     def producer(self) -> tuple[int | None, ...]:
-        """Op id that makes each value; None for what is given."""
+        """Id of the op that writes each value; None for inputs."""
         made: list[int | None] = [None] * len(self.values)
         for index, op in enumerate(self.ops):
             for value in op.outputs:
@@ -68,7 +65,7 @@ class Graph:
 
 
 def op_seconds(graph: Graph, op: Op, device: Device) -> float:
-    """Seconds of an operation on its own: everything it reads and writes crosses device memory."""
+    """Seconds of an operation that reads and writes all its values in device memory."""
     if op.fusion == "view":
         return 0.0
     nbytes = sum(map(graph.nbytes, op.outputs)) + sum(map(graph.nbytes, dict.fromkeys(op.inputs)))
@@ -83,15 +80,15 @@ Span = tuple[int, int]
 class Rows:
     """The rows of an operand that rows of a result read along one axis, as a convolution's window does.
 
-    Row `i` of the result reads positions `i * stride - before` up to `reach` further; row `j` of the operand is at
-    position `j * dilation`, with nothing between.
+    Row `i` of the result reads `reach` positions from `i * stride - before`; row `j` of the operand is at position
+    `j * dilation`, and the positions between rows are empty.
     """
 
     stride: int = 1
     dilation: int = 1
     before: int = 0
     reach: int = 1
-    via: Rows | None = None  # the rows are those of another operand, whose rows these are
+    via: Rows | None = None  # applied first: rows of the result -> rows of the operand between
 
     def of(self, low: int, high: int) -> Span:
         """The rows that rows [low, high) of the result read: [first, last).
@@ -105,23 +102,23 @@ class Rows:
         return first, max(last, first + 1)
 
     def window(self, low: int, high: int) -> Span:
-        """The positions that rows [low, high) of the result (of `via`, where there is one) read."""
+        """The positions that rows [low, high) of the result read, or those of the operand between if there is `via`."""
         start = low * self.stride - self.before
         return start, start + (high - 1 - low) * self.stride + self.reach
 
     @property
     def scale(self) -> Fraction:
-        """Rows of the operand by rows of the result."""
+        """Rows of the operand per row of the result."""
         own = Fraction(self.stride, self.dilation)
         return own if self.via is None else own * self.via.scale
 
     def leave(self, made: int, given: int) -> bool:
-        """A result of `made` rows reads others than the `given` rows of the operand: its padding."""
+        """Does a result of `made` rows read outside of the operand's `given` rows, that is padding?"""
         low, high = self.of(0, made)
         return low < 0 or high > given
 
     def apart(self, made: int, given: int, parts: int) -> bool:
-        """Equal parts of the result read, in the same way, equal parts of the operand, each its own alone."""
+        """Does each of `parts` equal parts of the result read only the same part of the operand?"""
         own, mine = made // parts, given // parts
         return made * self.scale == given and not any(
             low < part * mine or high > (part + 1) * mine

@@ -1,7 +1,7 @@
-"""Does a schedule compute what the step computes? Planners keep to these rules, and tests check that they do.
+"""Checks that a schedule computes what the step computes. Planners keep to these rules; tests check that they do.
 
-A buffer that was written over in place is not read again, but by kernels that read it late in the module's own order
-too. Kernels that run once do so in their order, a loop's body right before the loop, copies outside of loops.
+A buffer overwritten in place is read later only by kernels that do so in the module's own order. Kernels that run once
+keep their order, a loop's body runs right before the loop, and copies are outside of loops.
 """
 
 from collections import Counter, defaultdict
@@ -12,7 +12,7 @@ from memplan.planning.schedule import Action, Kind, Schedule
 
 
 def fault(problem: Problem, schedule: Schedule) -> str | None:
-    """The first fault of a schedule, None where there is none."""
+    """The first fault of a schedule, or None."""
     counted = Counter(action.number for action in schedule if action.kind is Kind.RUN)
     for number, kernel in enumerate(problem.kernels):
         if must_run_once(problem, number) and counted[number] != 1 and (counted[number] or not kernel.recomputable):
@@ -24,23 +24,23 @@ def fault(problem: Problem, schedule: Schedule) -> str | None:
 
 
 def must_run_once(problem: Problem, number: int) -> bool:
-    """Must a kernel run exactly once? It has an effect, or what it writes shares its place or is an output."""
+    """Must a kernel run exactly once? It must if it has an effect, or a result is an output or shares its place."""
     kernel = problem.kernels[number]
     return not kernel.recomputable or not all(has_own_place(problem, buffer) for buffer in kernel.writes)
 
 
 def has_own_place(problem: Problem, buffer: int) -> bool:
-    """Has a buffer a place of its own, and nobody waits for it at the end?"""
+    """Is a buffer alone in its place, and no output?"""
     return len(problem.places[problem.buffers[buffer].place]) == 1 and buffer not in problem.returned
 
 
 def _is_boundary(kernel: Kernel) -> bool:
-    """Does a kernel begin or end a computation inside of a loop, or an asynchronous pair?"""
+    """Does a kernel begin or end a computation inside a loop, or an asynchronous pair?"""
     return not kernel.recomputable and (not kernel.reads or not kernel.writes)
 
 
 def pair_ends(problem: Problem) -> Mapping[int, int]:
-    """Results of asynchronous pairs -> the kernel that ends the pair, the first to read it; before, it is not whole."""
+    """Result of an asynchronous pair -> the kernel that ends the pair (its first reader); it is incomplete before."""
     first: dict[int, int] = {}
     for number, kernel in enumerate(problem.kernels):
         for read in kernel.reads:
@@ -53,7 +53,7 @@ def pair_ends(problem: Problem) -> Mapping[int, int]:
 
 
 def _boundaries_passed(problem: Problem, ran: Iterable[int]) -> list[int]:
-    """By run: how many beginnings and ends stand before it in its loop."""
+    """By run: how many boundaries precede it in its loop."""
     passed: Counter[int | None] = Counter()
     found = []
     for kernel in (problem.kernels[number] for number in ran):
@@ -63,7 +63,7 @@ def _boundaries_passed(problem: Problem, ran: Iterable[int]) -> list[int]:
 
 
 def _body_fault(problem: Problem, schedule: Schedule) -> str | None:
-    """Bodies are whole and right before their loop, and no run crosses a beginning or an end in its body."""
+    """Bodies must be complete and right before their loop; no run may cross a boundary in its body."""
     where: dict[int, list[int]] = defaultdict(list)
     for time, action in enumerate(schedule):
         for loop in problem.loops_around(action.number) if action.kind is Kind.RUN else ():
@@ -81,12 +81,12 @@ def _body_fault(problem: Problem, schedule: Schedule) -> str | None:
 
 
 class _Replay:
-    """Replays a schedule: which buffer every place holds."""
+    """Replays a schedule and tracks which buffer each place holds."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._ends = pair_ends(problem)
-        self._late: set[tuple[int, int]] = set()  # kernel, buffer: read in the module's order after it is gone
+        self._late: set[tuple[int, int]] = set()  # (kernel, buffer): reads after an overwrite in the module's own order
         self._begin()
         for number in range(len(problem.kernels)):
             self._late.update((number, read) for read in problem.kernels[number].reads if not self._holds(read))

@@ -1,9 +1,9 @@
-"""Lifetimes: the versions of every buffer in a schedule, the actions that read each, and which may share a place.
+"""Live ranges: the versions of every buffer in a schedule, the actions that read each, and which may share a place.
 
-As XLA sees it: a *version* is what one run or one copy writes (`HloValue`), its lifetime goes from the action that
-writes it to the last that reads it (`HloLiveRange`), and versions of what is updated in place or carried by a loop are
-one group (`HloBuffer`). Whether one may be written over another that ends there is `CanShareOperandBufferWithUser`.
-A prefetch makes a version of its own that no kernel writes over, since it is an element of a tuple.
+As in XLA, a *version* is the value that one run or copy writes (`HloValue`), its live range goes from the action that
+writes it to its last reader (`HloLiveRange`), and versions that are updated in place or carried by a loop form a group
+(`HloBuffer`). `CanShareOperandBufferWithUser` says whether a version may overwrite one that ends there. A prefetch
+writes a version of its own that no kernel overwrites, since it is an element of a tuple.
 """
 
 import itertools
@@ -13,30 +13,30 @@ from dataclasses import dataclass
 from memplan.planning.problem import Kernel, Problem
 from memplan.planning.schedule import Kind, Schedule
 
-_COPY_NBYTES = 4  # of a number that every copy makes beside what it copies, `u32[]`
+_COPY_NBYTES = 4  # the `u32[]` that every copy also returns
 
 
 @dataclass
 class Version:
-    """A buffer as one run or one copy writes it.
+    """The value of a buffer that one run or copy writes.
 
-    Its times are positions of actions, both included as in `HloLiveRange`: one may end where the next begins.
+    Times are positions of actions, both included as in `HloLiveRange`: one version may end where the next begins.
     """
 
     buffer: int
     start: int
     end: int
     nbytes: int
-    read: bool = False  # somebody reads it, or it is an output
-    made: bool = True  # of a fusion's results that nobody reads it is not
+    read: bool = False  # an action reads it, or it is an output
+    made: bool = True  # False for a dead output that its fusion drops
     alone: bool = False  # the only live output of a run that could have several
 
 
 def eliminate_dead(problem: Problem, schedule: Schedule) -> Schedule:
-    """The actions whose results somebody reads, or that act. XLA:GPU deletes other runs, XLA:CPU runs them."""
+    """The actions that have an effect or a result that is read. XLA:GPU deletes other runs, XLA:CPU executes them."""
     device, host = set(problem.returned), set[int]()
-    prefetching, offloading = set[int](), set[int]()  # copies whose end is kept: so is their beginning
-    demand = {  # an action serves what is in the first, and wants it in the second
+    prefetching, offloading = set[int](), set[int]()  # copies whose end is kept, so their start is, too
+    demand = {  # kind -> (set of which it serves a member, set that it needs the member in)
         Kind.PREFETCHED: (device, prefetching),
         Kind.PREFETCH: (prefetching, host),
         Kind.OFFLOADED: (host, offloading),
@@ -66,14 +66,14 @@ class Liveness:
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
         self._problem, self._schedule = problem, schedule
         self.versions: list[Version] = []  # on the device
-        # reads, writes: of every action, the versions that it reads and writes
+        # by action: the versions that it reads, and those that it writes
         self.reads: list[list[int]] = []
         self.writes: list[list[int]] = []
         self.on_host: list[Version] = []
-        self.beside: list[int] = []  # of every version on the host, the number that its copy there makes beside it
-        self.fetched: dict[int, int] = {}  # a version that comes back -> the version on the host that it comes from
+        self.beside: list[int] = []  # by version on the host: the `u32[]` version of its offload
+        self.fetched: dict[int, int] = {}  # prefetched version -> the version on the host that it copies
         self._replay()
-        # versions that share a place by necessity; a buffer that others share, and its first version, are one group
+        # versions that must share a place: those of arguments and of shared places, by place; others are alone
         self.groups: dict[int, list[int]] = defaultdict(list)
         buffers = problem.buffers
         shared = {buffer.place for number, buffer in enumerate(buffers) if buffer.place != number}
@@ -89,12 +89,12 @@ class Liveness:
                 one.end = min(one.end, other.start)
 
     def kernel(self, time: int) -> Kernel | None:
-        """The kernel that runs at this time; None where a copy begins or ends."""
+        """The kernel that runs at this time; None for a copy."""
         action = self._schedule[time]
         return self._problem.kernels[action.number] if action.kind is Kind.RUN else None
 
     def interfere(self, one: int, other: int) -> bool:
-        """May two versions not lie in one place?"""
+        """Do two versions need different places?"""
         first, second = self.versions[one], self.versions[other]
         if first.end < second.start or second.end < first.start:
             return False
@@ -105,10 +105,10 @@ class Liveness:
         return True
 
     def may_write_over(self, new: int, old: int, elements: bool = False) -> bool:
-        """May a version be written over one that ends there?
+        """May a version overwrite one that ends where it starts?
 
         Args:
-          elements: also over an element of a tuple: what comes back, or one result of several.
+          elements: also an element of a tuple: a prefetched version, or one result of several.
         """
         time = self.versions[new].start
         if time < 0 or new not in self.writes[time] or old not in self.reads[time]:
@@ -161,7 +161,7 @@ class Liveness:
                 self.versions[version].end, self.versions[version].read = time, True
             self.reads.append(reads)
             self.writes.append(writes)
-        self.outputs = [current[number] for number in problem.outputs]  # versions at the end, in the results' order
+        self.outputs = [current[number] for number in problem.outputs]  # versions of the results, in their order
         for number in self.outputs:
             self.versions[number].end, self.versions[number].read = len(self._schedule), True
         for time, written in enumerate(self.writes):

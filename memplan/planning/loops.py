@@ -1,8 +1,8 @@
-"""A forward loop, the backward loop that reads its stacks, and the residuals that cost least.
+"""Chooses the residuals of a pair of loops: a forward loop, and the backward loop that reads its stacks.
 
-All trips of a loop are alike, so one choice holds for all of them: a value of the body is stacked, on the device or on
-the host, or the backward body recomputes it from what is. For a price on every byte the cheapest choice is a minimum
-cut; a sweep over prices gives the choices worth a look.
+All trips of a loop are alike, so one choice holds for all: a value of the body is stacked, on the device or on the
+host, or the backward body recomputes it from the others. For a given price per byte the cheapest choice is a minimum
+cut; a sweep over prices gives the candidates.
 """
 
 from collections.abc import Sequence
@@ -16,27 +16,27 @@ from memplan.hardware.device import Device
 from memplan.hardware.roofline import copy_seconds, has_triton
 from memplan.planning.graph import Graph, op_seconds
 
-_WRITTEN_AND_READ = 2.0  # times that a stack crosses device memory: once in each loop
+_WRITTEN_AND_READ = 2.0  # how often a stack crosses device memory: once in each loop
 PRICES = tuple(10.0 ** (exponent / 4) for exponent in range(-56, -31))
-"""Seconds per stacked byte, from hardly any to more than a step lasts."""
-_ENDLESS = 1 << 30  # more ticks than all costs together
+"""Seconds per stacked byte, from almost none to more than a step takes."""
+_ENDLESS = 1 << 30  # ticks that no cut pays: more than all costs together
 
 
 @dataclass(frozen=True)
 class Loop:
-    """A forward loop and the backward loop that reads what it stacked."""
+    """A forward loop and the backward loop that reads its stacks."""
 
     body: Graph  # of the forward loop
     trips: int  # of either loop
-    runs: int  # how often the step runs the loops, where they are inside another
-    # values of the body that the backward body has in any case: constants, slices of what comes from outside
+    runs: int  # how often the step runs the loops, if they are inside another
+    # values of the body that the backward body always has: constants, slices of arrays from outside
     given: frozenset[int]
     needed: frozenset[int]  # values of the body that the backward body reads
 
 
 @dataclass(frozen=True)
 class Residuals:
-    """The values of its body that a forward loop stacks, by id; the backward body recomputes all others."""
+    """Ids of the body's values that a forward loop stacks; the backward body recomputes all others."""
 
     kept: tuple[int, ...]  # on the device
     on_host: tuple[int, ...] = ()  # on the host
@@ -52,7 +52,7 @@ class Residuals:
 
 
 def stacked_nbytes(loop: Loop, residuals: Residuals | None) -> int:
-    """Bytes of the stacks on the device; None stands for the loop as it is written."""
+    """Bytes of the stacks on the device; None: of the loop as it is written."""
     kept = loop.needed if residuals is None else residuals.kept
     return loop.trips * sum(map(loop.body.nbytes, kept))
 
@@ -71,7 +71,7 @@ def recomputed_ops(loop: Loop, residuals: Residuals) -> tuple[int, ...]:
 
 
 def cheapest(loop: Loop, price: float, device: Device, offload: bool = False) -> Residuals:
-    """The residuals of least time and device bytes.
+    """The residuals with the least time and price of device bytes.
 
     Args:
       price: seconds that a byte on the device counts.
@@ -84,7 +84,7 @@ def cheapest(loop: Loop, price: float, device: Device, offload: bool = False) ->
 
 
 def extra_seconds(loop: Loop, residuals: Residuals, device: Device) -> float:
-    """Seconds that a step spends on recomputing values that are not stacked on the device, or on their copies."""
+    """Seconds of a step to recompute the values that are not stacked, and to copy those on the host."""
     cut = _Cut(loop, 0.0, device, bool(residuals.on_host))
     recomputed_s = sum(map(cut.recompute_seconds, recomputed_ops(loop, residuals)))
     return recomputed_s + sum(map(cut.offload_seconds, residuals.on_host))
@@ -92,10 +92,10 @@ def extra_seconds(loop: Loop, residuals: Residuals, device: Device) -> float:
 
 @dataclass(frozen=True)
 class _Cut:
-    """A node per value that must be there, per value recomputed, and per op that recomputes.
+    """A minimum cut, with a node per available value, per recomputed value, and per op that recomputes.
 
-    What is on the side of the source is paid for: a value that is there its stack, which is refunded where it is
-    recomputed; an op its time. A value recomputed brings its op along, an op the values it reads.
+    Nodes on the source's side cost: an available value its stack, which is refunded if it is recomputed; an op its
+    time. A recomputed value requires its op, an op the values that it reads.
     """
 
     loop: Loop
@@ -127,21 +127,21 @@ class _Cut:
         return sorted(value for value in free if paid[value] and not paid[count + value])
 
     def is_on_host(self, value: int) -> bool:
-        """Is it cheaper on the host?"""
+        """Is a value cheaper on the host?"""
         return self.offload and self.offload_seconds(value) < self._keep_seconds(value)
 
     def _keep_seconds(self, value: int) -> float:
-        """Writing a stack and reading it, and the price of holding it."""
+        """Seconds to write and read a stack, plus the price of its bytes."""
         nbytes = self.loop.trips * self.loop.body.nbytes(value)
         return nbytes * (self.price + self.loop.runs * _WRITTEN_AND_READ / self.device.memory_bandwidth)
 
     def offload_seconds(self, value: int) -> float:
-        """Copying every slice out and in."""
+        """Seconds to copy every slice out and in."""
         times = 2 * self.loop.trips * self.loop.runs
         return times * copy_seconds(self.loop.body.nbytes(value), self.device)
 
     def recompute_seconds(self, number: int) -> float:
-        """Nothing for what fuses into its readers: elementwise work, and statistics of rows where Triton does both."""
+        """Seconds of an op; 0 if it fuses into its readers: elementwise, and statistics of rows if Triton does both."""
         body, runs = self.loop.body, self.loop.trips * self.loop.runs
         op = body.ops[number]
         if op.fusion == "elementwise" or (op.along_rows and has_triton(self.device)):
@@ -152,16 +152,16 @@ class _Cut:
 def chosen(
     size: int, source: int, sink: int, costs: Sequence[tuple[int, int, float]], bonds: Sequence[tuple[int, int]]
 ) -> np.ndarray:
-    """By node, whether it is on the source's side of a minimum cut.
+    """Mask of the nodes on the source's side of a minimum cut.
 
-    A choice of projects of which some bring others along (Picard, Management Science 22(11), 1976).
+    Selects projects of which some require others (Picard, Management Science 22(11), 1976).
 
     Args:
       size: nodes, the source and the sink among them.
-      costs: (start, end, seconds): paid where `start` is on the source's side and `end` is not.
-      bonds: (start, end): where `start` is on the source's side, `end` is, too.
+      costs: (start, end, seconds): paid if `start` is on the source's side and `end` is not.
+      bonds: (start, end): if `start` is on the source's side, so is `end`.
     """
-    bonds = list(dict.fromkeys(bonds))  # equal ones would be added up, to more ticks than an int32 has
+    bonds = list(dict.fromkeys(bonds))  # csr_matrix adds up duplicates, which would overflow an int32
     tick = (sum(seconds for *_, seconds in costs) or 1.0) / (_ENDLESS - 1)
     ticks = [*(int(seconds / tick) for *_, seconds in costs), *(_ENDLESS for _ in bonds)]
     starts, ends = zip(*((start, end) for start, end, *_ in (*costs, *bonds)), strict=True)

@@ -1,12 +1,12 @@
-"""The places that XLA gives the buffers of a schedule, and the bytes that they take.
+"""Predicts the places that XLA gives the buffers of a schedule, and their bytes.
 
-Source: XLA's `BufferAssigner` and `HeapSimulator`. Three steps, as there:
+Follows XLA's `BufferAssigner` and `HeapSimulator`, in three steps:
 
-1. Every donated argument is a place, every output one of its own. From the largest buffer down, each takes the smallest
-   of these places that holds it and is free for as long as it is there.
-2. What is left is walked through in time: a kernel writes over what it reads for the last time, where it may.
-3. The others go into one heap, the largest first, or the longest first, each into the smallest gap that holds it
-   (`GlobalDecreasingSizeBestFitHeap`, the better of its two orders: `ChooseBestHeapAlgorithm`).
+1. Every donated argument is a place. From the largest buffer down, an output takes a free place of its size, or else
+   becomes a place; any other buffer takes the smallest place that holds it and is free during its live range.
+2. The remaining buffers are visited in time: a kernel overwrites an operand at its last read, if it may.
+3. The others share one heap, placed by size or by live range, the largest first, each in the smallest gap that holds
+   it (`GlobalDecreasingSizeBestFitHeap`, the better of its two orders: `ChooseBestHeapAlgorithm`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Packing:
     """Bytes of a schedule."""
 
     nbytes: int  # of temporaries on the device, as XLA lays them out
-    live_nbytes: int  # of those that are there at once, at the most
-    reused_nbytes: int  # of buffers that lie in donated arguments or outputs
+    live_nbytes: int  # peak of the live temporaries
+    reused_nbytes: int  # of buffers placed in donated arguments or outputs
     host_nbytes: int = 0  # of offloaded values, as XLA lays them out
 
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """A buffer has its place during the actions `[first, end)`; what is written over another takes it over."""
+    """The actions `[first, end)` during which a buffer has its place; a buffer that overwrites it follows."""
 
     buffer: int
     first: int
@@ -49,7 +49,7 @@ def pack(problem: Problem, schedule: Schedule | None = None) -> Packing:
 
 
 def live_nbytes(problem: Problem, schedule: Schedule | None = None) -> np.ndarray:
-    """Bytes of temporaries that are there at each action, arguments and outputs put to use; as many as actions."""
+    """Bytes of live temporaries at each action, shape (actions,); without those placed in arguments and outputs."""
     layout = _Layout(problem, schedule)
     change = np.zeros(len(layout.schedule) + 2, np.int64)
     for one in layout.lifetimes():
@@ -59,13 +59,13 @@ def live_nbytes(problem: Problem, schedule: Schedule | None = None) -> np.ndarra
 
 
 def lifetimes(problem: Problem) -> tuple[Sequence[Lifetime], Sequence[Lifetime]]:
-    """Temporaries of the module's own order: on the device, those of `live_nbytes`; and on the host."""
+    """Lifetimes of temporaries in the module's own order: on the device (those of `live_nbytes`), and on the host."""
     layout = _Layout(problem)
     return layout.lifetimes(), layout.on_host()
 
 
 class _Layout:
-    """One schedule, laid out."""
+    """The layout of one schedule."""
 
     def __init__(self, problem: Problem, schedule: Schedule | None = None) -> None:
         self._problem = problem
@@ -88,7 +88,7 @@ class _Layout:
         return Packing(nbytes + tables, groups.live_nbytes() + tables, reused, host)
 
     def _tables_nbytes(self) -> int:
-        """Tables of the module, of repeated kernels with several results, and of copies; each aligned by itself."""
+        """Bytes of tables: the module's, and an aligned one per copy and per repeated kernel with several results."""
         ran, found = set[int](), self._problem.tables_nbytes
         for time, action in enumerate(self.schedule):
             if action.kind in (Kind.OFFLOAD, Kind.PREFETCH):
@@ -120,7 +120,7 @@ class _Layout:
         return max(version.made * version.nbytes for version in versions)
 
     def _reuse_places(self) -> tuple[int, list[list[int]]]:
-        """Bytes that found a place in arguments and outputs; the groups of versions that did not."""
+        """Bytes placed in arguments and outputs, and the groups of versions that were not."""
         problem, groups = self._problem, self._live.groups
         buffers = {key: {self._versions[number].buffer for number in group} for key, group in groups.items()}
         roles = {key: {problem.buffers[one].role for one in inside} for key, inside in buffers.items()}
@@ -146,7 +146,7 @@ class _Layout:
         return reused, left
 
     def _reuse_operands(self, left: list[list[int]]) -> Groups:
-        """Events in time: kernels write over what ends there."""
+        """Visit versions in time, counted in events: kernels overwrite operands that end there."""
         group_of = {number: at for at, group in enumerate(left) for number in group}
         several = {number for group in left if len(group) > 1 for number in group}
         starts: dict[int, list[int]] = defaultdict(list)
@@ -174,7 +174,7 @@ class _Layout:
         return Groups.of(place, start, end, nbytes)
 
     def _written_over(self, number: int, ending: Sequence[int], several: set[int]) -> int | None:
-        """The first operand that ends here and that the version may be written over."""
+        """The first operand that ends here and that the version may overwrite."""
         time = self._versions[number].start
         if time < 0:
             return None
@@ -209,13 +209,13 @@ def _post_order(live: Liveness) -> Sequence[int]:
 
 
 class _Places:
-    """Arguments and outputs, and the versions that lie in each, from the largest place to the smallest."""
+    """Places of arguments and outputs, the largest first, and the versions in each."""
 
     def __init__(self, versions: Sequence[Version], interfere: Callable[[int, int], bool]) -> None:
         self._versions, self._interfere = versions, interfere
         self._sizes: list[int] = []
         self._inside: list[list[int]] = []
-        self._count = 0  # of versions that lie somewhere
+        self._count = 0  # placed versions
         self._start, self._end, self._at = (np.zeros(len(versions), np.int64) for _ in range(3))
 
     def open(self, nbytes: int, group: Sequence[int]) -> None:
@@ -251,7 +251,7 @@ class _Places:
 
 @dataclass(frozen=True)
 class Groups:
-    """Versions that lie in one place of the heap, XLA's colocations."""
+    """Versions that share a place of the heap, XLA's colocations."""
 
     members: dict[int, list[int]]  # of each group, by its first version
     # start, end: of versions, in events
@@ -261,7 +261,7 @@ class Groups:
 
     @staticmethod
     def of(place: Mapping[int, int], start: dict[int, int], end: dict[int, int], nbytes: Mapping[int, int]) -> Groups:
-        """Groups of the versions that share a place, the first to start first."""
+        """Group the versions that share a place, ordered by start."""
         together: dict[int, list[int]] = defaultdict(list)
         for number in sorted(place, key=start.__getitem__):
             together[place[number]].append(number)
@@ -279,11 +279,11 @@ class Groups:
         return self.start[group] - self.end[group]
 
     def live_nbytes(self) -> int:
-        """Bytes that are there at once, at the most."""
+        """Peak of the live bytes."""
         change = np.zeros(2 * len(self.start) + 2, np.int64)
         for group, numbers in self.members.items():
             until = 0
-            for number in numbers:  # where one ends when the next has begun, the place is there once
+            for number in numbers:  # versions of a group that overlap count once
                 first, until = max(self.start[number], until), max(self.end[number], until)
                 change[first] += self.nbytes[group]
                 change[until] -= self.nbytes[group]
@@ -291,13 +291,13 @@ class Groups:
 
 
 def heap_nbytes(groups: Groups, position: Sequence[int], alignment: int) -> int:
-    """Bytes of the smaller of the two heaps; equals are placed by their position."""
+    """Bytes of the smaller of XLA's two heaps; ties are placed by position."""
     by_size = _best_fit(groups, lambda g: (-groups.nbytes[g], groups.own_span(g), position[g], g), alignment)
     return _best_fit(groups, lambda g: (-groups.span(g), -groups.nbytes[g], position[g], g), alignment, by_size)
 
 
 def _best_fit(groups: Groups, key: Callable[[int], tuple[int, ...]], alignment: int, most: float = math.inf) -> int:
-    """Bytes of the heap, its groups placed in the order of the key; or `most`, if that is less."""
+    """Bytes of the heap if groups are placed in the order of the key; `most` if that is less."""
     count = sum(map(len, groups.members.values()))
     start, end = (np.zeros(count, np.int32) for _ in range(2))
     low, high = (np.zeros(count, np.int64) for _ in range(2))
@@ -319,7 +319,7 @@ def _best_fit(groups: Groups, key: Callable[[int], tuple[int, ...]], alignment: 
 
 
 def _smallest_gap(low: np.ndarray, high: np.ndarray, nbytes: int, alignment: int) -> int:
-    """The offset of the smallest gap that holds `nbytes`, the lowest of equal ones; else the top of the heap."""
+    """The offset of the smallest gap that holds `nbytes`, the lowest of equal ones; without one, the heap's top."""
     if not len(low):
         return 0
     order = np.argsort(low)

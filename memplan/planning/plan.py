@@ -1,4 +1,4 @@
-"""A plan: what a scheduled module runs, copies and waits for, in order. Saved as JSON, written whole or not at all."""
+"""A plan: the actions of a scheduled module, in order. Saved as JSON, atomically."""
 
 from __future__ import annotations
 
@@ -28,20 +28,19 @@ class Plan:
     """Actions in order, for the module with this fingerprint.
 
     Attributes:
-      actions: of kernels by the names of their instructions, of buffers by theirs: `fusion.3{1}`.
+      actions: kernels are named by their instructions, buffers as in `fusion.3{1}`.
       fingerprint: of the module.
-      planner: who made it.
+      planner: name of the planner that made it.
       device: name of the device that the module was compiled for.
-      loops: residuals of the step's pairs of loops, in the order of `program.loops`; None leaves a pair as it is;
-        empty: all are.
-      slabs: what of the step runs in loops over slabs, one after another.
+      loops: residuals of the step's pairs of loops, in the order of `program.loops`; None leaves a pair as it is, an
+        empty tuple all of them.
+      slabs: parts of the step that run in loops over slabs, in order.
       on_host: positions of inputs in host memory.
       extra_outputs: names of buffers that are recomputed as additional outputs of later fusions that read their inputs.
-      program: digest of the step; with another module of the same program the plan is followed or replaced. "": with
-        none but its own.
-      structure: digest of what reads what in the module, by name.
-      kernels: those that XLA's autotuner chose, and which (`xla.module.Module.chosen_kernels`).
-      hides_latency: the module was scheduled to hide the latency of copies; None where a saved plan does not say.
+      program: digest of the step. For another module with it, the plan is followed or replaced; "": refused.
+      structure: digest of the module's dataflow, by name.
+      kernels: instructions that XLA's autotuner decided, and its choices (`xla.module.Module.chosen_kernels`).
+      hides_latency: the module was scheduled to hide the latency of copies; None if a saved plan does not say.
       rewritten_for_nbytes: bytes of temporaries for which fusions were merged and split; None: none were.
     """
 
@@ -63,7 +62,7 @@ class Plan:
         """The same actions by the numbers of a problem.
 
         Raises:
-          PlanMismatchError: it has no such kernel or buffer.
+          PlanMismatchError: the problem has no such kernel or buffer.
         """
         kernels = {kernel.name: number for number, kernel in enumerate(problem.kernels)}
         buffers = {buffer.name: number for number, buffer in enumerate(problem.buffers)}
@@ -82,7 +81,7 @@ class Plan:
             )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write JSON to `path`; the file appears whole or not at all."""
+        """Write the plan as JSON, atomically."""
         write_atomic(path, self.to_json())
 
     @classmethod

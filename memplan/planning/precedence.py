@@ -1,8 +1,8 @@
-"""Which kernels stay in front of which, in any order of a problem's kernels.
+"""Which kernels must precede which, in any order of a problem's kernels.
 
-A kernel that makes a buffer is in front of its readers, and one that writes it over in place behind them; kernels that
-run once do so in their order. Nothing crosses the start or the end of an asynchronous pair: it overlaps with the same
-kernels as before.
+A kernel that writes a buffer precedes its readers, and one that overwrites it in place follows them; kernels that run
+once keep their order. Nothing crosses the start or the end of an asynchronous pair: it overlaps with the same kernels
+as before.
 """
 
 from collections import defaultdict
@@ -12,10 +12,10 @@ from memplan.planning.problem import Problem
 
 
 def precedence(problem: Problem, order: Sequence[int] | None = None) -> Mapping[int, set[int]]:
-    """Kernel, or loop as a whole -> those in the same computation that have to stay in front of it.
+    """Kernel, or loop as a whole -> those of the same computation that must precede it.
 
     Args:
-      order: of the kernels; the problem's own for None.
+      order: of the kernels; None: the problem's own.
     """
     kernels = problem.kernels
     inside, contents = defaultdict[int | None, list[int]](list), defaultdict[int, list[int]](list)
@@ -23,7 +23,7 @@ def precedence(problem: Problem, order: Sequence[int] | None = None) -> Mapping[
         inside[kernels[number].parent_loop].append(number)
         for loop in problem.loops_around(number):
             contents[loop].append(number)
-    pairs = set[int]()  # starts and ends of asynchronous pairs: one without results ends what made its operands
+    pairs = set[int]()  # starts and ends of asynchronous pairs; an end writes nothing and reads what its start wrote
     for number, kernel in enumerate(kernels):
         if not kernel.recomputable and not kernel.writes and kernel.reads:
             makers = (problem.buffers[read].maker for read in kernel.reads)
@@ -39,10 +39,10 @@ def precedence(problem: Problem, order: Sequence[int] | None = None) -> Mapping[
 def _within(
     problem: Problem, units: Sequence[int], contents: Mapping[int, Sequence[int]], fences: Collection[int]
 ) -> Mapping[int, set[int]]:
-    """Unit of a computation -> those that stay in front of it; nothing crosses a fence."""
+    """Unit of a computation -> those that must precede it; nothing crosses a fence."""
     before: dict[int, set[int]] = {unit: set() for unit in units}
     maker_of: dict[int, int] = {}
-    touched: dict[int, set[int]] = defaultdict(set)  # of each shared place, since it was written last
+    touched: dict[int, set[int]] = defaultdict(set)  # by place: units that used it so far
     writer: dict[int, int] = {}
     once = fence = None
     passed: list[int] = []

@@ -1,6 +1,6 @@
-"""The planning problem: kernels in an order, and the buffers that they write and read. Types, and nothing that decides.
+"""The planning problem: kernels in order, and the buffers that they write and read. Only types.
 
-Times are positions in a sequence of runs; a buffer is there from the run that writes it to the last that reads it, both
+Times are positions in a sequence of runs; a buffer is live from the run that writes it to the last that reads it, both
 included.
 """
 
@@ -12,13 +12,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 
-GPU_ALIGNMENT = 256  # bytes: every place of XLA:GPU's assignments is a multiple
-POINTER_BYTES = 8  # of a tuple's table, for every element
+GPU_ALIGNMENT = 256  # bytes: XLA:GPU aligns every buffer so
+POINTER_BYTES = 8  # per element of a tuple's table
 
 
 class Role(Enum):
-    """The role of a buffer in the step."""
-
     TEMPORARY = "temporary"
     ARGUMENT = "argument"
     OUTPUT = "output"
@@ -31,10 +29,10 @@ class Buffer:
     """A buffer that one kernel writes, or that the caller passes.
 
     Attributes:
-      name: of the instruction and, of a tuple, the leaf: `fusion.3{1}`.
-      maker: number of the kernel that writes it; None of arguments and constants.
-      place: number of the first buffer that it shares its place with by necessity, what is updated in place or carried
-        by a loop; its own number where there is none.
+      name: of the instruction and, for a tuple, the leaf: `fusion.3{1}`.
+      maker: number of the kernel that writes it; None for arguments and constants.
+      place: number of the first buffer that must share its place, because it is updated in place or carried by a
+        loop; its own number if there is none.
     """
 
     name: str
@@ -46,18 +44,18 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A run of the device, or a loop, in the module's order.
+    """A kernel or a loop, in the module's order.
 
     Attributes:
       reads, writes: numbers of buffers.
       may_alias: output -> inputs whose buffer it may take at their last read.
-      may_alias_elements: the same for elements of a tuple; only while nobody reads the others, or in buffers of
-        arguments and outputs.
+      may_alias_elements: the same for elements of a tuple; only if its others are dead, or in buffers of arguments
+        and outputs.
       seconds: of one run.
-      parent_loop: number of the loop whose body it is in.
+      parent_loop: number of the loop whose body contains it.
       recomputable: it has no effect but its results, and updates nothing in place.
-      drops_dead_outputs: results that nobody reads are not made: XLA takes them out of a fusion that ends in a tuple.
-      trips: of a loop, how often its body runs.
+      drops_dead_outputs: dead results are not written: XLA removes them from a fusion whose root is a tuple.
+      trips: of a loop: how often its body runs.
       opaque: it is in a branch of a conditional or in a called computation, where nothing is planned.
     """
 
@@ -79,10 +77,10 @@ class Problem:
     """A step as kernels.
 
     Attributes:
-      outputs: buffers that are there at the end, in the order of the step's results.
-      donated: arguments that may be written over, whether an output is or not.
-      tables_nbytes: pointers of tuples, which stand beside the buffers.
-      alignment: bytes that every buffer's place is a multiple of.
+      outputs: buffers of the step's results, in order.
+      donated: arguments that may be overwritten, by an output or by others.
+      tables_nbytes: pointers of tuples, in addition to the buffers.
+      alignment: bytes of which every buffer's offset is a multiple.
     """
 
     buffers: tuple[Buffer, ...]
@@ -94,12 +92,11 @@ class Problem:
 
     @cached_property
     def returned(self) -> frozenset[int]:
-        """The outputs as a set."""
         return frozenset(self.outputs)
 
     @cached_property
     def places(self) -> Mapping[int, tuple[int, ...]]:
-        """The first buffer of each place -> all that share it, itself included."""
+        """First buffer of each place -> all that share it, itself included."""
         found: dict[int, list[int]] = {}
         for number, buffer in enumerate(self.buffers):
             found.setdefault(buffer.place, []).append(number)
@@ -107,18 +104,18 @@ class Problem:
 
     @cached_property
     def times(self) -> tuple[int, ...]:
-        """How often each kernel runs in a step: once, and inside of a loop once a trip."""
+        """How often each kernel runs in a step: once, and inside a loop once per trip."""
         return tuple(
             math.prod(self.kernels[loop].trips for loop in self.loops_around(n)) for n in range(len(self.kernels))
         )
 
     def with_seconds(self, seconds: Mapping[str, float]) -> Problem:
-        """With these seconds for kernels, by name; all others take none."""
+        """The problem with these seconds, by kernel's name; 0 for all others."""
         kernels = (replace(one, seconds=seconds.get(one.name, 0.0)) for one in self.kernels)
         return replace(self, kernels=tuple(kernels))
 
     def loops_around(self, number: int) -> Iterator[int]:
-        """The loops that a kernel stands in, the innermost first."""
+        """The loops that contain a kernel, the innermost first."""
         while (loop := self.kernels[number].parent_loop) is not None:
             yield loop
             number = loop

@@ -11,7 +11,7 @@ from memplan.planning.search.effort import DEFAULT
 
 
 class Planner(Protocol):
-    """An object that makes plans; `search.planner.plan` says what `plan` is asked for."""
+    """An object that makes plans; `search.planner.plan` documents the arguments."""
 
     @property
     def name(self) -> str: ...
@@ -22,14 +22,14 @@ class Planner(Protocol):
 
 
 class KernelPlanner:
-    """memplan's own: evicts kernel by kernel, see `search.planner`."""
+    """memplan's own planner, which evicts kernel by kernel: `search.planner`."""
 
     name = "kernels"
 
     def plan(
         self, problem: Problem, budget_nbytes: int, host_nbytes: int = 0, copy_s: CopySeconds | None = None
     ) -> Solution:
-        """A budget of 0 asks for the smallest plan, with less effort: it is for an error message, and is not run."""
+        """Plan; a budget of 0 asks for the smallest plan with less effort, for an error message only."""
         effort = DEFAULT if budget_nbytes > 0 else replace(DEFAULT, evaluations=DEFAULT.evaluations // 10)
         return planner.plan(problem, budget_nbytes, host_nbytes, copy_s, effort)
 
@@ -38,7 +38,7 @@ OWN = KernelPlanner()
 
 
 def planner_named(wanted: str | Planner | None) -> Planner:
-    """memplan's own for None and for its name; one that is given as it is.
+    """memplan's own planner for None and for its name; an object unchanged.
 
     Raises:
       MemplanError: no planner has that name.

@@ -1,4 +1,4 @@
-"""The answer of a planner to a problem: a schedule, which is actions in an order, its bytes and its seconds."""
+"""A planner's solution: a schedule (actions in order), its bytes and its seconds."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ CopySeconds = Callable[[int], float]  # bytes -> seconds of a copy, one way
 class Kind(Enum):
     """The effect of an action.
 
-    Copies are asynchronous: the device's buffer is there until `OFFLOADED`, the host's from `OFFLOAD` to the last
+    Copies are asynchronous: the device's buffer is live until `OFFLOADED`, the host's from `OFFLOAD` to the last
     `PREFETCHED`, the new one on the device from `PREFETCH` on, and may be read after `PREFETCHED`.
     """
 
@@ -25,10 +25,10 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One step of a plan. Every read is served by the run or the copy that made its buffer last.
+    """One step of a plan. A read sees what the last run or copy wrote to the buffer.
 
     Attributes:
-      number: of the kernel that runs, loops' bodies in front of the loop; of the buffer that is copied.
+      number: of the kernel that runs, a loop's body before the loop; or of the buffer that is copied.
     """
 
     kind: Kind
@@ -46,8 +46,8 @@ class Solution:
       nbytes: of temporaries, as XLA lays them out.
       seconds: of a step, kernels and copies on their streams.
       host_nbytes: of offloaded values.
-      bound_s: no plan within the budget takes less.
-      fits: it is within the budget; else it is the one with the least bytes that was found.
+      bound_s: lower bound of any plan within the budget.
+      fits: it is within the budget; otherwise it is the smallest one that was found.
     """
 
     schedule: Schedule
@@ -59,23 +59,23 @@ class Solution:
 
 
 def rank(solution: Solution) -> tuple[bool, float]:
-    """For `min`: solutions that fit before those that do not, then the faster or the smaller first."""
+    """Key of `min`: solutions that fit before those that do not, then the faster or the smaller first."""
     return not solution.fits, solution.seconds if solution.fits else solution.nbytes
 
 
 def runs(numbers: Iterable[int]) -> Schedule:
-    """Kernels that run one after another, and no copies."""
+    """A schedule of kernels one after another, without copies."""
     return tuple(Action(Kind.RUN, number) for number in numbers)
 
 
 def seconds(problem: Problem, schedule: Schedule, copy_s: CopySeconds | None = None) -> float:
     """Seconds from the first kernel to the end of everything.
 
-    Kernels run one after another, and beside them one copy at a time in each direction; a copy starts once its stream
-    is free and its turn has come.
+    Kernels run one after another, concurrently with one copy in each direction; a copy starts once its stream is free
+    and its turn has come.
 
     Args:
-      copy_s: may be left out where nothing is copied.
+      copy_s: not needed without copies.
     """
     clock = 0.0
     free = {Kind.OFFLOAD: 0.0, Kind.PREFETCH: 0.0}

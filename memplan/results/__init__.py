@@ -1,4 +1,4 @@
-"""Results of a compilation: the report, memory over time, the step to be called, errors with advice.
+"""Results of a compilation: the report, memory over time, the callable step, errors with advice.
 
 May import `compilation` and below, and `report`, whose rows it fills.
 """

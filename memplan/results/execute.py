@@ -1,4 +1,4 @@
-"""A planned step on the local backend, and the gate that compares it with the step as it is."""
+"""Runs a planned step on the local backend, and compares it with the unmodified step."""
 
 import functools
 import threading
@@ -19,27 +19,27 @@ from memplan.results.infeasible import no_block, out_of_memory
 from memplan.verify.numbers import Gate, compare, roundings, run_in_pieces
 from memplan.xla import local
 
-_LENGTHS = (5, 12)  # equations that are compiled together, for the gate
+_LENGTHS = (5, 12)  # equations compiled together by the gate
 
-_PATIENCE_S = 10.0  # for memory that is given back meanwhile; kMaxMillisToWait of XLA's bfc_allocator.cc
+_PATIENCE_S = 10.0  # wait for memory that others free; kMaxMillisToWait of XLA's bfc_allocator.cc
 
-# XLA may keep more bits than a type has inside a kernel; which values then lose them depends on where kernels end. For
-# the gate of a program that was rewritten every value is rounded to its type.
+# XLA may keep more bits than a type has inside a kernel; which values then lose them depends on where kernels end. So
+# the gate of a rewritten program rounds every value to its type.
 AS_TYPED = {"xla_allow_excess_precision": False}
 
 
 class _Calls:
-    """One lock for all planned steps on GPUs: the memory of two concurrent steps cannot be told apart."""
+    """One lock for all planned steps on GPUs: the memory of concurrent steps cannot be told apart."""
 
     lock = threading.Lock()
     begun = running = 0
 
 
 class Runner:
-    """Calls the step with its dynamic arguments; any number of threads may.
+    """Calls the step with its dynamic arguments, from any number of threads.
 
     Attributes:
-      observed_bytes: the most that a call took on the device, by the allocator; None where that is not known.
+      observed_bytes: highest device bytes of a call, by the allocator; None if unknown.
     """
 
     def __init__(self, found: Outcome):
@@ -74,7 +74,7 @@ class Runner:
     def _observe(self, before: local.Room, after: local.Room, args: Any, kwargs: Any) -> None:
         """Record the peak of a call.
 
-        XLA's allocator knows only the highest peak so far. If a call raised it, the call took the rise above the bytes
+        XLA's allocator knows only the highest peak so far. If a call raised it, the call used the rise above the bytes
         in use before, and its arguments, without those that jax copied from the host. Otherwise an earlier peak was
         higher, such as that of the timing of kernels, and the peak of this call is unknown.
         """
@@ -90,18 +90,18 @@ class Runner:
         return program.kept(program.per_device if program.rewritten is None else program.rewritten)
 
     def _copied_nbytes(self, args: Any, kwargs: Any) -> int | None:
-        """Bytes of arguments such as NumPy arrays; None over a mesh, where a device gets a part of each."""
+        """Bytes of arguments that are not jax arrays; None over a mesh, where each device gets a part of them."""
         inputs = zip(jax.tree_util.tree_leaves((args, kwargs)), self._is_read, strict=True)
         copied = [np.asarray(leaf).nbytes for leaf, read in inputs if read and not isinstance(leaf, jax.Array)]
         return None if copied and self._program.spmd else sum(copied)
 
     def _on_gpu(self, args: Any, kwargs: Any) -> Any:
-        """A call that fails in memplan's words, and where it can before the step takes its donated arguments."""
+        """Call the step, with memplan's errors, raised before donated arguments are consumed if possible."""
         self._await_block()
         try:
             results = self._run(args, kwargs)
             for leaf in jax.tree_util.tree_leaves(results)[:1]:
-                if leaf.is_ready():  # at once: so is what failed, of which jax says nothing until it is read
+                if leaf.is_ready():  # already done, possibly failed: jax reports that only when the result is read
                     leaf.block_until_ready()
         except jax.errors.JaxRuntimeError as error:
             leaves = jax.tree_util.tree_leaves((args, kwargs))
@@ -120,10 +120,7 @@ class Runner:
         return results
 
     def _await_block(self) -> None:
-        """Wait until the device's pool has room for the temporaries, as long as XLA would.
-
-        Raises OutOfMemoryError where it has not.
-        """
+        """Wait, as long as XLA would, for a block that holds the temporaries; OutOfMemoryError without one."""
         needed, until = self._memory.temp_bytes, time.monotonic() + _PATIENCE_S
         while (room := local.room()) is not None and room.block_bytes < needed:
             if time.monotonic() > until:
@@ -137,7 +134,7 @@ class Runner:
         return self._call(*args, **kwargs)
 
     def _with_state(self, args: Any, kwargs: Any) -> Any:
-        """On a CPU, where both memories are one, a step has its state where all else is."""
+        """Call a step on a CPU, where both memories are one: its state is where everything else is."""
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
         for position in self._program.on_host:
             leaves[position] = self._on_device(leaves[position], position)
@@ -148,7 +145,7 @@ class Runner:
         return jax.tree_util.tree_unflatten(tree, results)
 
     def _on_device(self, array: Any, position: int) -> Any:
-        """A copy on the device; where the argument is donated, in its place."""
+        """A copy on the device; it replaces a donated argument."""
         found = to_device(array)
         if self._program.donated[position] and isinstance(array, jax.Array) and found is not array:
             found.block_until_ready()
@@ -157,10 +154,10 @@ class Runner:
 
 
 def numbers_gate(found: Outcome, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Gate:
-    """Run the step as it is and as it is planned on the same inputs, and compare.
+    """Run the unmodified and the planned step on the same inputs, and compare.
 
-    The same kernels give the same bits, unless the device itself does not: the step as it is runs twice. A program that
-    was rewritten is compiled into other kernels; it is compared with what recompilation does to the step by itself.
+    The same kernels give the same bits, unless the device itself does not: the unmodified step runs twice. A rewritten
+    program is compiled into other kernels; its differences are compared with those of recompiling the unmodified step.
 
     Raises:
       MemplanError: the arguments are shapes, not arrays.

@@ -1,4 +1,4 @@
-"""Errors about memory that name a way out: no plan fits the budget, or XLA's pools do not give a step its memory."""
+"""Errors about memory, with advice: no plan fits the budget, or XLA's pools cannot allocate a step's memory."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +19,7 @@ from memplan.units import show_bytes
 from memplan.xla import local
 from memplan.xla.sources import sources
 
-_MOST_NAMED = 3  # operations in an error
+_MOST_NAMED = 3  # operations named in an error
 _ASKED = re.compile(r"allocate ([\d.]+) ?([KMGT]i)?(?:B|bytes)")
 _PINNED_POOL = "xla_gpu_host_bfc"
 _UNITS = {None: 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
@@ -48,17 +48,17 @@ def infeasible(found: Outcome, splits: bool = True) -> InfeasibleBudgetError:
 
 
 def floor_of(found: Outcome) -> tuple[int, str]:
-    """Device bytes that no order goes below, and the kernel that sets them, with its `file:line`."""
+    """A lower bound of device bytes for any order, and the kernel that sets it, with its `file:line`."""
     least = found.planned.plain.rewrite(0)
     nbytes, kernel = floor(least.problem)
     name = least.problem.kernels[kernel].name
     where = sources(least.module).get(name, "")
-    floor_bytes = min(least.resident_bytes + nbytes, found.device_bytes)  # small tables are counted as XLA:GPU has them
+    floor_bytes = min(least.resident_bytes + nbytes, found.device_bytes)  # small tables are counted as XLA:GPU's
     return floor_bytes, f"{name} ({where})" if where else name
 
 
 def _in_slabs(found: Outcome) -> str:
-    """The bytes of the best attempt in slabs, and the operations that could not be split; '' where there was none."""
+    """The bytes of the best attempt in slabs, and the operations that could not be split; '' if there was none."""
     attempt = found.closest_slab_attempt
     if attempt is None:
         axis = longest_axis(found.program.original) if found.program.spmd is None else None
@@ -72,7 +72,7 @@ def _in_slabs(found: Outcome) -> str:
 
 
 def _too_large(found: Outcome, records: Sequence[InSlabs]) -> str:
-    """Operations that do not fit whole, and are not split."""
+    """Operations that do not fit whole and are not split."""
     room = found.limits.device_bytes - found.planned.plain.resident_bytes
     large = [one for one in unsplit(records, _MOST_NAMED) if one.nbytes > room]
     return ", ".join(f"{one.name} ({one.source})" if one.source else one.name for one in large)
@@ -82,7 +82,7 @@ def _advice(found: Outcome, needs_slabs: bool) -> Iterator[str]:
     limits, attempt = found.limits, found.closest_slab_attempt
     if found.device_bytes > limits.device_bytes:
         yield f"a budget of {found.device_bytes} bytes"
-    # Host bytes that a program takes which fits the device, and not the host.
+    # Host bytes of the programs that fit the device but not the host.
     compiled = [
         (found.device_bytes, found.host_bytes),
         *([(attempt.device_bytes, attempt.host_bytes)] if attempt else []),
@@ -108,7 +108,7 @@ def _advice(found: Outcome, needs_slabs: bool) -> Iterator[str]:
 
 
 def unsplit(records: Iterable[InSlabs], most: int) -> tuple[Unsplit, ...]:
-    """The largest operations that read arrays of an axis and could not be split along it; a line of code once."""
+    """The largest operations that read arrays of an axis and could not be split along it, each line of code once."""
     found: dict[tuple[str, str], Unsplit] = {}
     for one in records:
         graph = one.graph.graph
@@ -121,12 +121,12 @@ def unsplit(records: Iterable[InSlabs], most: int) -> tuple[Unsplit, ...]:
 
 
 def touched_nbytes(graph: Graph, op: Op) -> int:
-    """Bytes that an operation reads and makes."""
+    """Bytes that an operation reads and writes."""
     return sum(map(graph.nbytes, {*op.inputs, *op.outputs}))
 
 
 def longest_axis(program: Program) -> InSlabs | None:
-    """The axis through a step's largest array that most bytes lie on, with nothing in slabs; None without an array."""
+    """The axis of a step's largest array with the most bytes on it, with nothing in slabs; None without arrays."""
     known = program.flat.values
     value = max(range(len(known)), key=lambda number: compat.nbytes_of(known[number].aval), default=None)
     dims = [dim for dim, size in enumerate(shape_of(known[value])) if size > 1] if value is not None else []
@@ -140,13 +140,13 @@ def longest_axis(program: Program) -> InSlabs | None:
 
 
 def axis_of(one: InSlabs) -> str:
-    """The array and the dimension at which an axis begins, in words."""
+    """The array and the dimension where an axis begins, as text."""
     array = one.graph.graph.values[one.begins]
     return f"dimension {one.slabs.dim} of {shape(array.shape, array.dtype)}"
 
 
 def no_block(needed_bytes: int, room: local.Room) -> OutOfMemoryError:
-    """The error before a step that cannot get its temporaries, which are one block."""
+    """The error if a step is not started because no block holds its temporaries."""
     return OutOfMemoryError(
         f"the step was not started, and its arguments are unchanged. Its temporaries need one block of "
         f"{show_bytes(needed_bytes)}, but {_there(room)}. Try:\n  " + "\n  ".join(_advice_on_pools()),
@@ -156,10 +156,10 @@ def no_block(needed_bytes: int, room: local.Room) -> OutOfMemoryError:
 
 
 def out_of_memory(error: Exception, donated: Sequence[Any]) -> OutOfMemoryError | None:
-    """XLA's error in memplan's words; None where it is about something else.
+    """XLA's out-of-memory error as memplan's; None for another error.
 
     Args:
-      donated: arguments that the step was given for good.
+      donated: arguments that were donated to the step.
     """
     text = str(error)
     if "RESOURCE_EXHAUSTED" not in text:

@@ -18,9 +18,9 @@ _LOOPS = "A loop is drawn as one trip, stretched over all of them; copies of its
 
 
 class Origins:
-    """Which code the instructions of a module come from, those included that were written into it."""
+    """Maps instructions of a module to the user's code, including those that memplan wrote into it."""
 
-    def __init__(self, base: Module):  # the module that was planned, which names sources
+    def __init__(self, base: Module):  # the module that was planned, whose metadata names sources
         self._sources, self._scopes, self._instructions = sources(base), scopes(base), base.instructions
 
     def source(self, name: str) -> str:
@@ -42,11 +42,11 @@ class Origins:
 
 
 def timeline(scheduled: ScheduledModule, origins: Origins, decisions: Mapping[str, str]) -> Timeline:
-    """Memory over a step, and the work beside it; its peak is what XLA allocates.
+    """Memory and work over a step; the peak is what XLA allocates.
 
     Args:
-      origins: of the module that this one was written from.
-      decisions: by the names of the buffers of that module.
+      origins: of the module that was planned.
+      decisions: by the names of that module's buffers.
     """
     replay, buffers = scheduled.replay, scheduled.problem.buffers
     names = [kernel.name for kernel in scheduled.problem.kernels]
@@ -54,7 +54,7 @@ def timeline(scheduled: ScheduledModule, origins: Origins, decisions: Mapping[st
     device, host = _step_lifetimes(scheduled)
     live, live_on_host = (list(accumulate(_changes(where, len(names)))) for where in (device, host))
     unused = scheduled.packing.nbytes - max(live)
-    # Nothing changes between two of these positions in the schedule.
+    # Nothing changes between two adjacent positions.
     positions = {0, len(names)}
     positions.update(position for one in (*device, *host) for position in (one.first, one.end))
     positions.update(at for step, (start, end) in enumerate(times) if end > start for at in (step, step + 1))
@@ -111,7 +111,7 @@ def timeline(scheduled: ScheduledModule, origins: Origins, decisions: Mapping[st
 
 
 def line(name: str, memory: Timeline) -> Line:
-    """The device memory alone."""
+    """The device memory of a timeline."""
     changes = [now for before, now in pairwise(memory.instants) if now.device_bytes != before.device_bytes]
     shown = [*memory.instants[:1], *changes]
     starts, nbytes = tuple(one.start_s for one in shown), tuple(one.device_bytes for one in shown)
@@ -119,7 +119,7 @@ def line(name: str, memory: Timeline) -> Line:
 
 
 def peak_lifetimes(scheduled: ScheduledModule) -> list[Lifetime]:
-    """Lifetimes of the temporaries on the device at its peak."""
+    """Lifetimes of the temporaries that are on the device at its peak."""
     device, _ = _step_lifetimes(scheduled)
     live = list(accumulate(_changes(device, len(scheduled.problem.kernels))))
     peak = live.index(max(live))
@@ -127,10 +127,9 @@ def peak_lifetimes(scheduled: ScheduledModule) -> list[Lifetime]:
 
 
 def _kernel_times(names: Sequence[str], replay: Replay) -> list[tuple[float, float]]:
-    """Start and end, in seconds on the compute stream, of every kernel of a problem.
+    """Start and end of every kernel of a problem, in seconds on the compute stream.
 
-    Those of a loop's body stand in front of the loop. They share its time in proportion to what they take, as if they
-    ran once.
+    Kernels of a loop's body come before the loop, and share its time in proportion to their own, as if they ran once.
     """
     times: list[tuple[float, float]] = []
     body: list[float] = []

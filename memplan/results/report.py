@@ -1,4 +1,4 @@
-"""The report of an outcome: its rows and figures, from the compiled and the planned module."""
+"""Builds the report of an outcome from the compiled and the planned module."""
 
 import math
 from collections import Counter
@@ -33,13 +33,13 @@ from memplan.xla.sources import constants, layer_of
 from memplan.xla.target import Target, rematerializes_above, without_messages
 from memplan.xla.write import original
 
-_MOST_ROWS = 30  # of values that are live at the peak, and of operations outside of slabs
-_REMATERIALIZES = b"hlo_rematerialization.cc", b"gpu_hlo_schedule.cc"  # who says on stderr that a step is too large
+_MOST_ROWS = 30  # values that are live at the peak, and operations outside of slabs
+_REMATERIALIZES = b"hlo_rematerialization.cc", b"gpu_hlo_schedule.cc"  # they print that a step is too large
 _HUGE = 2**31  # elements: cuDNN counts in int32
 
 
 def report_of(outcome: Outcome) -> Report:
-    """Everything about a step that was compiled."""
+    """The report of a compiled step."""
     planned, plain, result = outcome.planned, outcome.planned.plain, outcome.planned.result
     origins = Origins(planned.base.module)
     decisions = tuple(_decisions(outcome, origins))
@@ -99,7 +99,7 @@ def report_of(outcome: Outcome) -> Report:
 
 
 def status_of(outcome: Outcome) -> str:
-    """`Report.status` alone: the rest of a report may compile the plain step."""
+    """The value of `Report.status`, without compiling the plain step, as a report may."""
     if not outcome.fits:
         return "does not fit"
     return "untouched" if outcome.plan is None else "fits"
@@ -120,9 +120,7 @@ def _candidates(outcome: Outcome) -> Iterator[Candidate]:
 
 
 def _decisions(outcome: Outcome, origins: Origins) -> Iterator[Decision]:
-    """Decisions about residuals of loops, arrays in slabs, and buffers that are live at the unmodified step's peak, or
-    recomputed or copied.
-    """
+    """Decisions about residuals of loops, stored slabs, and buffers live at the peak, recomputed or copied."""
     yield from _residual_decisions(outcome)
     yield from _slab_decisions(outcome)
     planned, problem = outcome.planned, outcome.planned.base.timed_problem
@@ -162,7 +160,7 @@ def _residual_decisions(outcome: Outcome) -> Iterator[Decision]:
 
 
 def _slab_decisions(outcome: Outcome) -> Iterator[Decision]:
-    """A row for every array that is made in slabs and stored."""
+    """A row for every array that is computed in slabs and stored."""
     for one in outcome.program.in_slabs:
         graph, trips = one.graph.graph, trips_of(one.graph, one.slabs)
         touched = Counter(value for loop in one.loops for value in (*loop.writes, *loop.reads))
@@ -182,15 +180,15 @@ def _source_of(graph: Graph, value: int) -> str:
 
 
 def _slab_loops(outcome: Outcome, origins: Origins, moved: Mapping[str, tuple[int, int]]) -> Iterator[SlabLoop]:
-    """One row for each loop over slabs.
+    """One row per loop over slabs.
 
     Args:
-      moved: loop of the compiled program -> transfers between device and host in a trip (`transfers`).
+      moved: loop of the compiled program -> transfers between device and host per trip (`transfers`).
     """
     program, blocks = outcome.program, outcome.planned.result.replay.blocks
     records = program.in_slabs
     compiled = {origins.scope(name): name for name in moved} if len(records) == 1 else {}
-    inputs = compat.input_names(program.per_device) if records else ()  # the first values of every graph
+    inputs = compat.input_names(program.per_device) if records else ()  # names of the first values of every graph
 
     def array(one: InSlabs, value: int) -> SlabArray:
         known = one.graph.graph.values[value]
@@ -222,7 +220,7 @@ def _slab_loops(outcome: Outcome, origins: Origins, moved: Mapping[str, tuple[in
 
 
 def _live_at_peak(outcome: Outcome, origins: Origins, by_buffer: Mapping[str, str]) -> tuple[LiveValue, ...]:
-    """The largest buffers that are on the device when its memory peaks, arguments and constants among them."""
+    """The largest buffers on the device at its peak, with arguments and constants."""
     result = outcome.planned.result
     problem = result.problem
 
@@ -290,7 +288,7 @@ def _by_jit(outcome: Outcome) -> dict[str, Any]:
 
 
 def _rematerialized(compiled: Module, handed: Module) -> int:
-    """Instructions that XLA's rematerialization added; another pass, before the hook, has names like its own."""
+    """Instructions that XLA's rematerialization added; a pass before the hook uses similar names."""
     return sum(".remat" in name for name in compiled.instructions if name not in handed.instructions)
 
 
@@ -315,26 +313,26 @@ def _pooled(outcome: Outcome) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Pooled:
-    """A step in XLA's memory pools, empty before it."""
+    """A step in XLA's memory pools, if they are empty before it."""
 
-    # its pool, with arguments, outputs and then the temporaries, which are one block; None where a device's memory is
+    # its pool after arguments, outputs and then the temporaries, which are one block; None if the device's memory is
     # not in a pool
     device: Taken | None
     host: Taken  # the pinned pool, after arguments and then temporaries
-    exports: tuple[str, ...]  # lines of a shell that set what the environment of this process lacks for the step to run
+    exports: tuple[str, ...]  # shell commands for variables that the step needs and this process lacks
 
 
 def pooled(found: Outcome, pools: local.Pools) -> Pooled:
-    """A step for a GPU in pools as a client makes them that starts in this environment."""
+    """Simulate a step for a GPU in the pools of a client that starts in this environment."""
     memory, per_device = found.executable.memory, found.program.per_device.jaxpr
     nbytes = [compat.nbytes_of(var.aval) for var in per_device.invars]
     held = [nbytes[position] for position in sorted(found.program.on_host)]
     kept = [one for position, one in enumerate(nbytes) if position not in found.program.on_host]
-    # The driver allocates constants, beside the pool (`GpuExecutable::ResolveConstantGlobals`).
+    # The driver allocates constants outside of the pool (`GpuExecutable::ResolveConstantGlobals`).
     in_pool = memory.resident_bytes - memory.constant_bytes
     on_device = [*kept, max(0, in_pool - sum(kept)), memory.temp_bytes]
     on_host = [*held, max(0, memory.host_bytes - sum(held))]
-    # The memory that is known of a GPU that is here is the part that jax may use.
+    # For a local GPU, the known memory is the part that jax may use.
     whole, fraction = found.target.device.memory_bytes, pools.fraction if found.target.described else 1.0
     device = pools.of_device(whole, fraction).take(on_device) if pools.of_bfc else None
     host = pools.host.take(on_host)
@@ -346,7 +344,7 @@ def pooled(found: Outcome, pools: local.Pools) -> Pooled:
             return
         if not pools.preallocates:
             yield local.export(local.PREALLOCATE, "true")
-        share = math.ceil(100 * sum(on_device) * (pools.fraction / fraction) / whole) / 100  # of all that the card has
+        share = math.ceil(100 * sum(on_device) * (pools.fraction / fraction) / whole) / 100  # of the whole card
         if pools.fraction < share <= 1:
             yield local.export(local.FRACTION, f"{share:.2f}")
 

@@ -1,4 +1,4 @@
-"""Ways to compile a step without a plan of memplan's: plain, under policies of `jax.checkpoint`, by XLA's own means."""
+"""Compiles a step without memplan's plan: plain, under policies of `jax.checkpoint`, by XLA's own means."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from memplan.program.trace import Program, trace
 from memplan.xla.module import read_module
 from memplan.xla.target import Target, xla_rematerialization
 
-REFUSALS = (jax.errors.JaxRuntimeError, ValueError, NotImplementedError)  # what a way that does not compile raises
+REFUSALS = (jax.errors.JaxRuntimeError, ValueError, NotImplementedError)  # raised if a baseline does not compile
 
 
 def policies() -> dict[str, Any]:
-    """The common policies of `jax.checkpoint`, by what they do."""
+    """The common policies of `jax.checkpoint`, by description."""
     offload = jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
     return {
         "jax.checkpoint, nothing saved": jax.checkpoint_policies.nothing_saveable,
@@ -29,7 +29,7 @@ def policies() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The cost of one way to compile: bytes by the compiler, seconds of a step by the replay."""
+    """The cost of one baseline: bytes by the compiler, seconds of a step by the replay."""
 
     device_bytes: int
     host_bytes: int
@@ -39,7 +39,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Baselines:
-    """One step for one device. Policies apply to whatever the step differentiates, as a whole."""
+    """One step for one device. Policies apply to the whole function that the step differentiates."""
 
     step: Callable[..., Any]
     args: Sequence[Any]
@@ -50,14 +50,14 @@ class Baselines:
         return self._compile(trace(self.step, self.args, {}, self.options), self.target)
 
     def checkpoint(self, policy: Any) -> Baseline:
-        def step(*args: Any) -> Any:  # a function of its own: jax remembers traces by function
+        def step(*args: Any) -> Any:  # a new function: jax caches traces by function
             return self.step(*args)
 
         with compat.checkpointed_gradients(policy):
             return self._compile(trace(step, self.args, {}, self.options), self.target)
 
     def xla(self, resident_bytes: int, budget: int, extra: Mapping[str, Any] | None = None) -> Baseline:
-        """XLA's own rematerialization, its limit set to the budget."""
+        """XLA's own rematerialization, with its limit set to the budget."""
         target, flags = xla_rematerialization(self.target, budget, resident_bytes)
         return self._compile(trace(self.step, self.args, {}, self.options), target, {**flags, **(extra or {})})
 
@@ -69,5 +69,5 @@ class Baselines:
 
 
 def refusal(error: BaseException) -> str:
-    """Why a way does not compile, on one line."""
+    """Why a baseline does not compile, on one line."""
     return f"does not compile: {str(error).splitlines()[0][:100]}"

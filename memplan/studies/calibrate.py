@@ -1,4 +1,4 @@
-"""Measure the local device: what it computes, reads and copies in a second. Plans use these rates by way of a file.
+"""Measures how fast the local device computes, reads and copies. Plans use these rates from a file.
 
 Every operation is timed at growing sizes until one run takes long enough; each size is compiled, run once unmeasured,
 then several times. The best run at the best size is the rate.
@@ -26,7 +26,7 @@ from memplan.xla.local import local_device
 
 Notify = Callable[[str, float | None], None]
 Run = Callable[[], Any]
-"""Runs once; what it returns is waited for."""
+"""A run; its result is waited for."""
 
 MATRIX = "matrix product {}, FLOP/s"
 ELEMENTWISE = "elementwise float32, FLOP/s"
@@ -35,16 +35,16 @@ TO_HOST, TO_DEVICE = "device to host, bytes/s", "host to device, bytes/s"
 LATENCY = "latency of a small copy, s"
 
 _RUNS = 7
-_ENOUGH_S = 0.06  # no larger size after one that took this long
-_LEAST_S = 2e-3  # a shorter run is mostly its own start, and counts only where nothing longer was run
-_CHAIN = 64  # multiply-adds for each element, so that arithmetic and not memory sets the pace
+_ENOUGH_S = 0.06  # after a run this long, no larger size is tried
+_LEAST_S = 2e-3  # a shorter run is mostly overhead, and counts only if there is no longer one
+_CHAIN = 64  # multiply-adds per element, so that arithmetic and not memory is the bottleneck
 _DTYPES = "float32", "bfloat16", "float16"
 _QUICK_NBYTES = 2**14
 
 
 @dataclass(frozen=True)
 class _Task:
-    """One rate. `work` and `make` take the bytes of the largest array: FLOPs or bytes of one run, and what runs."""
+    """One rate. `work` and `make` map the bytes of the largest array to FLOPs or bytes of one run, and to the run."""
 
     name: str
     sizes: Sequence[int]
@@ -53,19 +53,19 @@ class _Task:
 
 
 def calibrate(notify: Notify = lambda stage, share: None) -> MeasuredDevice:
-    """Measure the local device: about half a minute.
+    """Measure the local device, in about half a minute.
 
     Args:
-      notify: told each operation and the share that is done.
+      notify: called with each operation and the completed fraction.
 
     Raises:
-      UnknownDeviceError: a GPU that has no specification by name; XLA could not be told what to compile for.
+      UnknownDeviceError: a GPU without a specification; XLA needs one to compile for it.
     """
     return measured_device(measure(notify))
 
 
 def measure(notify: Notify = lambda stage, share: None, *, quick: bool = False) -> dict[str, float]:
-    """The rates of the local device by name. `quick` runs everything once, small: the figures mean nothing."""
+    """The rates of the local device by name. `quick` runs everything once and small: the figures mean nothing."""
     most_nbytes = local_device().memory_bytes // 16
     tasks, rates = list(_tasks(jax.devices()[0])), {}
     for number, task in enumerate(tasks):
@@ -89,10 +89,10 @@ def measured_device(rates: Mapping[str, float]) -> MeasuredDevice:
 
 
 def with_rates(base: Device, rates: Mapping[str, float], backend: str) -> Device:
-    """`base` with what was measured in the place of what was assumed.
+    """`base` with the measured rates in place of the assumed ones.
 
-    A matrix rate that was not measured keeps its ratio to float32's. The link gets the slower direction, as a value
-    that leaves also comes back.
+    A matrix rate that was not measured keeps its ratio to float32's. The link gets the slower direction, since an
+    offloaded value also comes back.
     """
     today = f"Measured on {datetime.datetime.now(datetime.UTC):%Y-%m-%d}, {_hardware()}"
     given = {dtype: rates[MATRIX.format(dtype)] for dtype in base.flops if MATRIX.format(dtype) in rates}
@@ -138,7 +138,7 @@ def _best_s(run: Run, runs: int) -> float:
 
 
 def _hardware() -> str:
-    """The device and the processor beside it, for people."""
+    """The device and the processor, as text."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -188,7 +188,7 @@ def _chain(nbytes: int) -> Run:
 
 
 def _in_place(function: Callable[[jax.Array], jax.Array], nbytes: int) -> Run:
-    """Repeated on its own result, in the same buffer: new memory costs the system time of its own."""
+    """Apply a function to its own result, in the same buffer: new memory costs system time."""
     held = [jnp.ones(nbytes // 4, jnp.float32)]
     compiled = jax.jit(function, donate_argnums=0).lower(held[0]).compile()
 
@@ -200,13 +200,13 @@ def _in_place(function: Callable[[jax.Array], jax.Array], nbytes: int) -> Run:
 
 
 def _memory_copy(nbytes: int) -> Run:
-    """Between arrays that are there already: on a CPU, host memory is device memory."""
+    """Copy between existing arrays: on a CPU, host memory is device memory."""
     source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
     return lambda: np.copyto(target, source)
 
 
 def _link_copy(device: Any, out: bool, nbytes: int) -> Run:
-    """Between the device and pinned host memory, as a planned step copies."""
+    """Copy between the device and pinned host memory, as a planned step does."""
     here, host = (SingleDeviceSharding(device, memory_kind=kind) for kind in ("device", "pinned_host"))
     inside = jax.device_put(jnp.ones(nbytes, jnp.uint8), here)
     array, to = (inside, host) if out else (jax.device_put(inside, host), here)

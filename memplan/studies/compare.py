@@ -1,4 +1,4 @@
-"""Other ways to make a step fit, beside memplan's: what jax and XLA offer without a plan."""
+"""Compares memplan with other methods: those that jax and XLA offer without a plan."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,9 +17,9 @@ _UNTOUCHED = "plain jax, XLA's rematerialization off"
 def compare(
     step: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any], request: Request, notify: Notify
 ) -> Comparison:
-    """Compile a step in every way that jax, XLA and memplan know, for one device and budget.
+    """Compile a step by every method of jax, XLA and memplan, for one device and budget.
 
-    The policies of `jax.checkpoint` are applied to whatever the step differentiates, as a whole.
+    The policies of `jax.checkpoint` apply to the whole function that the step differentiates.
     """
     target = request.target
     limits = pipeline.limits_of(request, target)

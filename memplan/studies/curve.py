@@ -1,4 +1,4 @@
-"""One step planned for many budgets."""
+"""Plans one step for many budgets."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from memplan.report.curve import BOUND, MEMPLAN, XLA, Curve, Point
 from memplan.results.report import versions
 from memplan.studies.baselines import REFUSALS, Baseline, Baselines, policies, refusal
 
-_SMALLEST = 1.02  # of the floor: what no plan can go below, most can not reach
+_SMALLEST = 1.02  # times the floor, a lower bound that most plans cannot reach
 
 
 def curve(
@@ -23,7 +23,7 @@ def curve(
     shares: int | Sequence[float],
     notify: Notify,
 ) -> Curve:
-    """Plan a step for budgets below what it takes as it is (see `api.curve`); `request.budget` is not read."""
+    """Plan a step for budgets below the plain step's bytes (see `api.curve`); `request.budget` is not read."""
 
     def plan(budget: int | None) -> Outcome:
         return pipeline.best(step, args, {}, options, replace(request, budget=budget), notify)
@@ -51,9 +51,9 @@ def curve(
 
 
 def _budgets(shares: int | Sequence[float], floor: int, plain: int) -> list[int]:
-    """Rising: as many from the floor up to the last below what the plain step takes, evenly, or these shares of it.
+    """Ascending budgets: this many, evenly between the floor and the plain step's bytes, or these shares of the latter.
 
-    Raises BudgetError for shares that are none.
+    Raises BudgetError for invalid shares.
     """
     if not isinstance(shares, int):
         if not shares or not all(0 < share <= 1 for share in shares):
@@ -64,7 +64,7 @@ def _budgets(shares: int | Sequence[float], floor: int, plain: int) -> list[int]
 
 
 def _unbudgeted(ways: Baselines, plain: Baseline, notify: Notify) -> Iterator[Point]:
-    """Ways that know no budget."""
+    """Methods without a budget."""
     yield Point("plain jax", None, plain.device_bytes, plain.host_bytes, plain.step_s)
     for name, policy in policies().items():
         notify(f"compiling: {name}", None)
@@ -95,8 +95,8 @@ def _xla_point(ways: Baselines, resident_bytes: int, budget: int) -> Point:
 def _monotone(points: Sequence[Point]) -> Iterator[Point]:
     """A plan for a smaller budget also fits a larger one, and replaces its plan if it is faster.
 
-    A bound holds for the module that its plan was made on: where a smaller budget's module has kernels that take less,
-    a larger budget's bound is that one's.
+    A bound holds for its plan's module: if a smaller budget's module has faster kernels, the larger budget gets the
+    smaller budget's bound.
     """
     best: dict[str, Point] = {}
     found: list[Point] = []

@@ -1,4 +1,4 @@
-"""The largest size whose step fits: the compiler decides."""
+"""Finds the largest size whose step fits, by compiling."""
 
 from collections.abc import Callable, Sequence
 from numbers import Integral
@@ -25,11 +25,11 @@ def frontier(
     request: Request,
     notify: Notify,
 ) -> Frontier:
-    """Find the largest size that fits (see `api.frontier`) by bisection, since what a step needs rises with its size.
+    """Find the largest size that fits (see `api.frontier`) by bisection, since a step's memory rises with its size.
 
     Raises:
       InfeasibleBudgetError: the smallest size does not fit.
-      SizeError: there is no size, or the step cannot be planned again.
+      SizeError: there is no size, or the step is already planned.
     """
     if not all(isinstance(bound, Integral) for bound in (low, high, step)) or step < 1 or low > high:
         raise SizeError(
@@ -63,9 +63,9 @@ def frontier(
 
 
 def last_fitting(count: int, fits: Callable[[int], bool]) -> int:
-    """The last of the positions 0 .. count - 1 that fits, where every smaller one does too; -1 where none does.
+    """The last of the positions 0 .. count - 1 that fits, if all smaller ones do; -1 if none does.
 
-    It has been tried, and so has the next one, which did not fit.
+    Both this position and the next one have been tried.
     """
     below, above = -1, count
     while above - below > 1:
@@ -75,7 +75,7 @@ def last_fitting(count: int, fits: Callable[[int], bool]) -> int:
 
 
 def _compiled(make: Make, size: int, donate: tuple[int, ...] | None, request: Request, notify: Notify) -> Outcome:
-    """The step of this size, compiled so that it fits, or takes the least."""
+    """Compile the step of this size so that it fits, or with the least bytes."""
     try:
         step, args = make(size)
     except Exception as error:

@@ -1,8 +1,8 @@
-"""The chain of operations that recomputes a value before a slot, as long as it pays.
+"""The chain of operations that recomputes a value before a slot, extended as long as it pays.
 
-It grows source by source. The operands of an operation are live anyway, or are kept for longer, or are recomputed with
-it: after each operation the chain is priced, and next comes the maker of the source that is dearest to keep. The best
-of all that were priced takes off most for its seconds.
+A chain grows source by source. Each operand of its operations is live anyway, is kept for longer, or is recomputed too:
+after each operation the chain is priced, then the maker of the source that is dearest to keep is added. The best of all
+priced chains removes the most excess per second.
 """
 
 from collections.abc import Collection
@@ -18,20 +18,20 @@ class Excess:
     """Bytes above a limit times slots, as a share of the limit."""
 
     limit: int
-    power: float = 1.0  # of the share in each slot: 1 weighs all slots alike, more the fullest most
+    power: float = 1.0  # of each slot's share: 1 weighs all slots equally, more the fullest most
 
     def of(self, load: np.ndarray) -> float:
-        """The excess of all slots, whose live bytes are `load`."""
+        """The excess of all slots, given their live bytes."""
         if self.power == 1:
             return (int(np.maximum(load, self.limit).sum()) - self.limit * len(load)) / self.limit
         return float((((np.maximum(load, self.limit) - self.limit) / self.limit) ** self.power).sum())
 
     def of_one(self, nbytes: int) -> float:
-        """The excess of one slot."""
+        """The excess of one slot with these bytes."""
         return (max(0, nbytes - self.limit) / self.limit) ** self.power
 
     def of_a_byte(self, load: np.ndarray) -> list[float]:
-        """Per slot, the excess that one byte less in each slot before it would take off, times the limit."""
+        """By slot: how much excess, times the limit, one byte less in each earlier slot would remove."""
         over = np.maximum(load - self.limit, 0) / self.limit
         weights = over > 0 if self.power == 1 else self.power * over ** (self.power - 1)
         return np.concatenate([[0.0], np.cumsum(weights)]).tolist()
@@ -39,7 +39,7 @@ class Excess:
 
 @dataclass(frozen=True, slots=True)
 class RecomputeChain:
-    """Operations that are recomputed before a slot, what that takes off of the excess, and its time."""
+    """Operations that are recomputed before a slot, the excess that this removes, and its seconds."""
 
     operations: tuple[int, ...]
     slot: int
@@ -53,14 +53,14 @@ class RecomputeChain:
 
 @dataclass(frozen=True)
 class Chains:
-    """Chains that could be recomputed beside the plan of a ledger."""
+    """Chains that could be added to the plan of a ledger."""
 
     ledger: Ledger
     excess: Excess
-    tick_s: float  # of every chain, besides the time of its operations: nothing is for nothing
+    tick_s: float  # added to the seconds of every chain, so that none is free
 
     def best(self, value: int, slot: int, longest: int) -> RecomputeChain | None:
-        """The best way to recompute a value before a slot, None where none takes anything off."""
+        """The best chain to recompute a value before a slot, or None if none reduces the excess."""
         ledger, tape = self.ledger, self.ledger.tape
         start = tape.values[value].maker
         if (
@@ -81,10 +81,10 @@ class Chains:
             operations.append(more)
 
     def _priced(self, operations: Collection[int], slot: int) -> tuple[RecomputeChain | None, dict[int, int]]:
-        """The chain of these operations, None where it takes nothing off; and what it keeps live, see `_missing`."""
+        """The chain of these operations, or None if it reduces nothing; and what it keeps live, see `_missing`."""
         ledger, tape = self.ledger, self.ledger.tape
         made = {one for op in operations for one in tape.operations[op].writes}
-        spans, freed = [], 0  # from a slot to the chain's: bytes that are there more, or less
+        spans, freed = [], 0  # from a slot to the chain's: bytes that are live in addition, or no longer
         for one in made:
             moment, last = ledger.version(one, slot)
             if last < slot or moment == 2 * slot:
@@ -115,7 +115,7 @@ class Chains:
         return RecomputeChain(order, slot, gain, seconds), missing
 
     def _missing(self, operations: Collection[int], made: set[int], slot: int) -> dict[int, int]:
-        """Values that the operations read and that would have to be kept, and the last slot that needs each now."""
+        """Values that the operations read and that must be kept longer -> the last slot that needs them now."""
         found = {}
         for op in operations:
             for source in self.ledger.tape.operations[op].reads:
@@ -126,7 +126,7 @@ class Chains:
         return found
 
     def _while_running(self, order: tuple[int, ...], made: set[int], slot: int, here: int) -> float:
-        """The excess while the operations run, added up."""
+        """The sum of the excess while the operations run."""
         tape, ledger, more = self.ledger.tape, self.ledger, 0.0
         if here + sum(tape.nbytes[value] for value in made) <= self.excess.limit:
             return 0.0
@@ -147,7 +147,7 @@ class Chains:
         return more
 
     def _dearest_maker(self, missing: dict[int, int], slot: int, operations: list[int]) -> int | None:
-        """The maker of the source that takes most to keep, of those that may be recomputed."""
+        """Of the makers that may be recomputed, the one whose source is dearest to keep."""
         ledger, tape, best = self.ledger, self.ledger.tape, None
         for source, last in missing.items():
             maker = tape.values[source].maker

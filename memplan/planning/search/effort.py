@@ -1,4 +1,4 @@
-"""Every number that decides how the search plans, with the measurement that chose it."""
+"""Every number that controls the planner's search, with the measurement that chose it."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,62 +8,62 @@ class Heuristic(NamedTuple):
     """Parameters of an `Eviction`."""
 
     power: float
-    idle_price: float  # 0 where nothing is offloaded
+    idle_price: float  # 0: no offloads
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How hard is searched, and for what.
+    """The effort and the parameters of the search.
 
-    Where no step is named, figures are percents over the plain step, the mean of eight plans: two budgets each of two
-    3D U-Nets, a 2D U-Net and a decoder with scans. They take 7.24 with the defaults, 7.21 and 7.29 with other seeds.
+    If no step is named, figures are percents over the plain step, the mean of eight plans: two budgets each of two 3D
+    U-Nets, a 2D U-Net and a decoder with scans. They take 7.24 with the defaults, 7.21 and 7.29 with other seeds.
     """
 
-    # evaluations of ways to end a gap, for something faster: 2 s for a thousand kernels; five times as many gain
+    # evaluations of ways to end a gap when improving a plan: 2 s for a thousand kernels; five times as many gain
     # ResNet-50 at half its bytes 0.2 %
     evaluations: int = 4_000
 
-    # Construction. Each heuristic was the best of all for some step, the first for most: ResNet-50 at half its bytes
-    # takes 136.1 ms with it and 135.3 with the last but one, the 24-layer decoder at 75 % 120.1 and 119.4 with the
-    # second, at half 126.3 and 126.0 with the third; an MLP at half its bytes 12.6 and 12.4 without copies.
+    # Construction. Each heuristic was the best for some step, the first for most: ResNet-50 at half its bytes takes
+    # 136.1 ms with it and 135.3 with the last but one, the 24-layer decoder at 75 % 120.1 and 119.4 with the second, at
+    # half 126.3 and 126.0 with the third; an MLP at half its bytes 12.6 and 12.4 without copies.
     heuristics: tuple[Heuristic, ...] = (
         Heuristic(1.0, 0.03), Heuristic(1.0, 0.003), Heuristic(1.2, 0.03), Heuristic(1.5, 0.01), Heuristic(1.0, 0.0),
     )  # fmt: skip
     heuristics_without_host: tuple[Heuristic, ...] = (Heuristic(1.0, 0.0), Heuristic(1.5, 0.0), Heuristic(2.0, 0.0))
-    # with more than these, no other heuristic is begun: 1.5 s; a thousand kernels take no more for all
+    # after this many, no other heuristic is started: 1.5 s; a thousand kernels need no more for all
     construction_evaluations: int = 10_000
-    # times that slots that stay too full get an empty slot before them; the 3D U-Net at 35 % needs one
+    # how often an empty slot is inserted before slots that stay too full; the 3D U-Net at 35 % needs one
     empty_slot_rounds: int = 3
-    # limits that are tried to bring the packed bytes under the budget: 9.02 with one, 7.21 with 8
+    # number of limits tried until the packed bytes fit the budget: 9.02 with one, 7.21 with 8
     limits: int = 4
-    # where less than this part of the budget is missing, the current plan is adjusted, else one is constructed: 7.57
-    # with a fifth
+    # if less than this fraction (1/x) of the budget is missing, the current plan is adjusted, otherwise a new one is
+    # constructed: 7.57 with a fifth
     adjusted_part: int = 50
 
     # Eviction.
-    # values smaller than this share of the limit stay. Ten times as much: 7.46, a U-Net 11.7 for 8.6; none: 7.31
+    # values below this share of the limit are not evicted. Ten times as much: 7.46, a U-Net 11.7 for 8.6; none: 7.31
     least_share: float = 5e-4
-    # a gap is ended that is worth this share of the next one's bound. All of it: 7.22; 0.7: 7.65, a U-Net 9.1 for 5.8
+    # a gap is ended if it is worth this share of the next one's bound. All of it: 7.22; 0.7: 7.65, a U-Net 9.1 for 5.8
     accepted_worth: float = 0.9
-    # (longest chain, slots by which it runs early), the next one where a sweep makes no progress; none of the eight
+    # (longest chain, slots by which it runs early): the next entry if a sweep makes no progress; none of the eight
     # needs the last two: 7.19 with the first or the second alone
     escalation: tuple[tuple[int, int], ...] = ((10, 0), (40, 0), (10, 8))
     # reject an offload that adds more than this multiple of the stall that it was priced at. 1: 7.24 as well
     most_delay: float = 1.5
 
-    # Neighbourhoods. No single one decides: 6.99 with the middle stretch alone, 7.02 with 0.3 of the decisions at
-    # large, 7.18 with copies always, 7.24 where nothing stalls.
+    # Neighbourhoods. No single number decides: 6.99 with the middle stretch alone, 7.02 with 0.3 of the decisions at
+    # random, 7.18 with copies always, 7.24 if nothing stalls.
     stretches: tuple[float, ...] = (0.02, 0.05, 0.1)  # of the slots
     near_slots: int = 12
-    share: float = 0.12  # of all decisions, drawn at large
-    with_copies: float = 0.8  # of the repairs
-    stalling: float = 0.3  # of the repairs with copies: the kernels may stall for them
+    share: float = 0.12  # of all decisions, drawn at random
+    with_copies: float = 0.8  # share of the repairs that may copy
+    stalling: float = 0.3  # share of those in which kernels may stall for copies
     idle_prices: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1)  # of an idle second of a link, in seconds
-    fragmentations: tuple[float, ...] = (0.0, 0.1, 0.3, 0.6, 1.0)  # of the packing's, that the limit is lowered by
+    fragmentations: tuple[float, ...] = (0.0, 0.1, 0.3, 0.6, 1.0)  # of the layout's, subtracted from the limit
     powers: tuple[float, ...] = (1.0, 1.5)  # of `Excess`
-    noises: tuple[float, ...] = (0.0, 0.2, 0.5, 1.0)  # standard deviations of the logarithm of what a value is worth
-    # evaluations that destroying and judging counts as, however little is repaired: 7.11 with none (for a tenth more
-    # time), 7.33 with five times as many
+    noises: tuple[float, ...] = (0.0, 0.2, 0.5, 1.0)  # standard deviations of the logarithm of a value's worth
+    # evaluations that one destroy step counts as, however little is repaired: 7.11 with none (for a tenth more time),
+    # 7.33 with five times as many
     destroying: int = 20
 
 

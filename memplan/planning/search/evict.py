@@ -1,10 +1,10 @@
-"""Evict until it fits: values live in crowded slots are recomputed or offloaded, where a byte costs the least time.
+"""Evict until the plan fits: values live in crowded slots are recomputed or offloaded, the cheapest per byte first.
 
-Greedy, as DTR (Kirisame et al., ICLR 2021) with its price per byte, but on a whole step that is known: a *gap* is a
-value, the slot before which it is needed again, and the last slot before that needs it. A gap is ended by a chain of
-recomputation (`chains`) or an offload (`links`). Gaps wait in a heap by what ending them was worth when they were last
-evaluated, and are evaluated again before they are taken (lazy greedy: Minoux 1978). Decisions that the limit
-does not need are pruned at the end, dearest first.
+Greedy with a price per byte, as DTR (Kirisame et al., ICLR 2021), but the whole step is known: a *gap* is a value, the
+slot before which it is needed again, and the last slot before that needs it. A chain of recomputation (`chains`) or an
+offload (`links`) ends a gap. Gaps wait in a heap, ordered by their worth when last evaluated, and are evaluated again
+before they are ended (lazy greedy: Minoux 1978). Decisions that the limit does not need are pruned at the end, dearest
+first.
 """
 
 import heapq
@@ -22,7 +22,7 @@ from memplan.planning.search.links import CopyScheduler
 
 @dataclass(frozen=True, slots=True)
 class PricedOffload:
-    """An offload, what it takes off of the excess, its price in seconds, and how much of that the kernels stall."""
+    """An offload, the excess that it removes, its price in seconds, and the seconds that kernels stall for it."""
 
     offload: Offload
     gain: float
@@ -39,22 +39,22 @@ Candidate = RecomputeChain | PricedOffload
 
 @dataclass
 class Eviction:
-    """Recomputations and offloads on a ledger until it keeps a limit."""
+    """Adds recomputations and offloads to a ledger until it keeps a limit."""
 
     ledger: Ledger
     limit: int
     power: float = 1.0  # of `Excess`
-    scheduler: CopyScheduler | None = None  # of offloads; None where nothing is offloaded
-    idle_price: float = 0.1  # of a second of a link that nobody waits for, in seconds
-    may_stall: bool = True  # offloads that the kernels stall for are made too
-    early_slots: int = 0  # slots by which something may be recomputed early from the beginning
-    noise: Sequence[float] = ()  # by value, what its worth is multiplied by; all alike where empty
+    scheduler: CopyScheduler | None = None  # of offloads; None: no offloads
+    idle_price: float = 0.1  # of an idle second of a link, in seconds
+    may_stall: bool = True  # allow offloads for which kernels stall
+    early_slots: int = 0  # slots by which a value may be recomputed early, from the first sweep on
+    noise: Sequence[float] = ()  # by value, factor of its worth; empty: all 1
     effort: Effort = DEFAULT
 
     def __post_init__(self) -> None:
         self._tape, self.limit = self.ledger.tape, max(1, self.limit)
-        self.evaluations = 0  # of gaps: the effort, whatever the machine
-        self._banned = set[tuple[int, int]]()  # values and slots that are not tried again
+        self.evaluations = 0  # of gaps: a machine-independent measure of effort
+        self._banned = set[tuple[int, int]]()  # (value, slot) that are not tried again
         self._excess = Excess(self.limit, self.power)
         self._least_nbytes = max(1, int(self.effort.least_share * self.limit))
         self._early = 0
@@ -62,7 +62,7 @@ class Eviction:
         self._chains = Chains(self.ledger, self._excess, self._tick_s)
 
     def run(self) -> bool:
-        """End gaps until the limit is kept; False where nothing helps any more."""
+        """End gaps until the limit is kept; False if no candidate helps."""
         escalated = 0
         while self.excess():
             longest, early = self.effort.escalation[escalated]
@@ -73,11 +73,10 @@ class Eviction:
         return True
 
     def excess(self) -> float:
-        """The excess that is left."""
         return self._excess.of(self.ledger.load)
 
     def _sweep(self, longest: int) -> bool:
-        """Take candidates, best first; False if there was none to take."""
+        """Apply candidates, best first; False if there was none."""
         weights = self._excess.of_a_byte(self.ledger.load)
         self._heap = [entry for value in range(len(self._tape.nbytes)) for entry in self._gaps(value, weights)]
         heapq.heapify(self._heap)
@@ -102,7 +101,7 @@ class Eviction:
             fresh = self._apply(found)
             now = self.excess()
             delay_s = 0.0 if self.scheduler is None else self.scheduler.links.seconds - before_s
-            # a stall that is longer than the offload's own: it delays others
+            # it stalls longer than it was priced at, so it delays other copies
             most_s = self.effort.most_delay * found.stall_s if isinstance(found, PricedOffload) else math.inf
             if now >= left or delay_s > most_s + self._tick_s:
                 self._undo(found, fresh)
@@ -116,9 +115,9 @@ class Eviction:
         return taken
 
     def _gaps(self, value: int, weights: Sequence[float]) -> Iterator[tuple[float, int, int]]:
-        """Gaps of a value that touch crowded slots, by what ending them could be worth at most."""
+        """Gaps of a value that span crowded slots, with an upper bound of their worth."""
         nbytes, recompute_s = self._tape.nbytes[value], self._tape.operations[self._tape.values[value].maker].seconds
-        prices = [] if recompute_s is None else [recompute_s]  # of bringing the value back
+        prices = [] if recompute_s is None else [recompute_s]  # of restoring the value
         if self.scheduler is not None and self.scheduler.may_offload(value):
             prices.append(self.idle_price * self.scheduler.busy_s(value))
         if nbytes < self._least_nbytes or not prices:
@@ -151,7 +150,7 @@ class Eviction:
                 yield PricedOffload(placement.offload, gain, price, placement.stall_s)
 
     def _apply(self, found: Candidate) -> tuple[int, ...]:
-        """Carry it out; the operations that did not run there before."""
+        """Apply a candidate; returns the operations that did not run there before."""
         fresh: tuple[int, ...] = ()
         if isinstance(found, PricedOffload):
             self.ledger.offload(found.offload)
@@ -173,7 +172,7 @@ class Eviction:
             self.scheduler.refresh()
 
     def _touched(self, found: Candidate) -> Iterator[int]:
-        """Values whose gaps are others now."""
+        """Values whose gaps have changed."""
         if isinstance(found, PricedOffload):
             yield found.offload.value
         else:
@@ -182,7 +181,7 @@ class Eviction:
 
 
 def prune(ledger: Ledger, limit: int) -> None:
-    """Undo decisions that the limit does not need: the dearest recomputations first, offloads, then unused ones."""
+    """Undo decisions that the limit does not need: the dearest recomputations, then offloads, then unused ones."""
     limit = max(limit, ledger.peak_nbytes)
     dear = sorted(ledger.recomputations(), key=lambda one: (-(ledger.tape.operations[one[0]].seconds or 0.0), one))
     for op, slot in dear:
@@ -203,7 +202,7 @@ def prune(ledger: Ledger, limit: int) -> None:
 
 
 def undo_offload(ledger: Ledger, offload: Offload) -> list[Offload]:
-    """Undo an offload, and those that are prefetched from the same bytes on the host."""
+    """Undo an offload, and those that prefetch from the same host buffer."""
     undone = [offload]
     if offload.start is not None:
         undone += [one for one in ledger.offloads.values() if one.value == offload.value and one.start is None]

@@ -1,9 +1,9 @@
-"""The bytes of a plan, slot by slot, kept up to date while recomputations and offloads are added and undone.
+"""The bytes of a plan, by slot, updated as recomputations and offloads are added and undone.
 
-A *ledger* is a tape (see `tape`) with a plan on it: liveness that is kept up to date, so that the search asks for the
-bytes of a change without laying the plan out. Moments count in halves of slots: 2t is the prelude of slot t, 2t + 1 the
-end of its own work. A version of a value is made at home (2t + 1), recomputed in a prelude (2t), or prefetched behind a
-slot (2t + 1); each need is served by the last version before it.
+A *ledger* is a tape (see `tape`) with a plan. It updates liveness, so it knows the bytes of a change without a layout.
+Moments count half slots: 2t is the prelude of slot t, 2t + 1 the end of its own work. A version of a value is made in
+its first slot (2t + 1), recomputed in a prelude (2t), or prefetched after a slot (2t + 1); the last version before a
+need serves it.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -26,21 +26,21 @@ class Offload:
     """A value that is on the host for a while."""
 
     value: int
-    start: int | None  # the slot behind which its copy to the host begins; None where an earlier offload left it there
-    end: int  # the last slot during which it is still on the device
-    prefetch: int  # the slot behind which its copy back begins, for the next slot that needs it
+    start: int | None  # the slot after which its copy to the host begins; None: an earlier offload left it there
+    end: int  # the last slot in which it is still on the device
+    prefetch: int  # the slot after which its copy back begins, for the next slot that needs it
 
 
 class Ledger:
-    """A plan on a tape, changed by `recompute` and `offload`, and back."""
+    """A plan on a tape; `recompute` and `offload` change it, and can be undone."""
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
         self.preludes: list[list[int]] = [[] for _ in range(tape.count)]  # operations of each slot, ascending
-        self.offloads: dict[tuple[int, int], Offload] = {}  # by value, and slot behind which the prefetch begins
+        self.offloads: dict[tuple[int, int], Offload] = {}  # by (value, slot after which the prefetch begins)
         self._made: list[list[int]] = [[2 * value.first_slot + 1] for value in tape.values]
-        self._wanted: list[dict[int, int]] = [{} for _ in tape.nbytes]  # slots -> how many need it there
-        self._own: list[dict[int, int]] = [{} for _ in tape.nbytes]  # likewise, until the end of the slot's own work
+        self._wanted: list[dict[int, int]] = [{} for _ in tape.nbytes]  # slot -> number of its needs
+        self._own: list[dict[int, int]] = [{} for _ in tape.nbytes]  # the same, until the end of its own work
         for slot, work in enumerate(tape.slots):
             for value in work.reads:
                 self._wanted[value][slot] = self._own[value][slot] = 1
@@ -50,17 +50,17 @@ class Ledger:
             for first, end in self._through(value):
                 change[first] += tape.nbytes[value]
                 change[end] -= tape.nbytes[value]
-        self.through = np.cumsum(change)[:-1]  # bytes of each slot that are there all the time
-        self._beside = np.zeros(tape.count, np.int64)  # above `through`, at the most
+        self.through = np.cumsum(change)[:-1]  # by slot: bytes that are live throughout
+        self._beside = np.zeros(tape.count, np.int64)  # by slot: peak above `through`
         self._load: np.ndarray | None = None
-        self.slack = np.zeros(tape.count, np.int64)  # that the layout takes and the values do not account for
+        self.slack = np.zeros(tape.count, np.int64)  # by slot: the layout's bytes that the values do not account for
         self.slot_seconds = np.array([slot.seconds for slot in tape.slots])  # preludes included
         for slot in range(tape.count):
             self._recount(slot)
 
     @property
     def load(self) -> np.ndarray:
-        """The most bytes of each slot."""
+        """Peak bytes of each slot."""
         if self._load is None:
             self._load = self.through + self._beside + self.slack
         return self._load
@@ -85,11 +85,11 @@ class Ledger:
             self.offload(offload)
 
     def recomputations(self) -> list[Recomputation]:
-        """Slot by slot."""
+        """Ordered by slot."""
         return [(op, slot) for slot, ops in enumerate(self.preludes) for op in ops]
 
     def version(self, value: int, slot: int) -> tuple[int, int]:
-        """When the version was made that serves a need in a slot, or would, and the last slot that needs it."""
+        """When the version that serves a need in a slot is made, and the last slot that needs that version."""
         made, needs = self._made[value], self.needs[value]
         at = bisect_right(made, 2 * slot) - 1
         below = len(needs) if at + 1 == len(made) else bisect_left(needs, (made[at + 1] + 1) >> 1)
@@ -97,13 +97,13 @@ class Ledger:
         return made[at], max(last, made[at] >> 1)
 
     def last_touch(self, value: int, slot: int) -> int:
-        """The last slot before this one in which a value is made or needed."""
+        """The last earlier slot in which a value is made or needed."""
         made, needs = self._made[value], self.needs[value]
         at = bisect_left(needs, slot)
         return max(made[bisect_left(made, 2 * slot) - 1] >> 1, needs[at - 1] if at else -1)
 
     def reader(self, offload: Offload) -> int | None:
-        """The slot that waits for the prefetch: the first that needs the value, unless it is recomputed before."""
+        """The slot that waits for the prefetch: the next that needs the value; None if a later version serves it."""
         needs, made = self.needs[offload.value], self._made[offload.value]
         at = bisect_right(needs, offload.prefetch)
         if at == len(needs) or made[bisect_right(made, 2 * needs[at]) - 1] != 2 * offload.prefetch + 1:
@@ -111,11 +111,11 @@ class Ledger:
         return needs[at]
 
     def read_by_own_work(self, value: int, slot: int) -> bool:
-        """Is a value there until the end of a slot's own work, being read by it?"""
+        """Does a slot's own work read a value, which is then live until its end?"""
         return slot in self._own[value]
 
     def _versions(self, value: int) -> list[tuple[int, int]]:
-        """When each version is made, and the last slot that needs it; -1 where none does."""
+        """The moment at which each version is made, and the last slot that needs it; -1 if none does."""
         made, needs = self._made[value], self.needs[value]
         found, at = [], 0
         for number, moment in enumerate(made):
@@ -125,7 +125,7 @@ class Ledger:
         return found
 
     def _through(self, value: int) -> list[tuple[int, int]]:
-        """Slots during all of which a version is there."""
+        """Spans [first, end) of slots throughout which a version is live."""
         own = self._own[value]
         spans = (((moment >> 1) + 1, last + (last in own)) for moment, last in self._versions(value))
         return [(first, end) for first, end in spans if first < end]
@@ -159,7 +159,6 @@ class Ledger:
             self._recount(one)
 
     def offload(self, offload: Offload) -> None:
-        """Put a value on the host for a while."""
         self._offload(offload, +1)
         self.offloads[offload.value, offload.prefetch] = offload
 
@@ -196,7 +195,7 @@ class Ledger:
             self.needs[value].remove(slot)
 
     def _before_change(self, value: int, dirty: set[int]) -> list[tuple[int, int]]:
-        """Slots where a value is live; adds those that a change of it may touch."""
+        """Spans in which a value is live throughout; adds the slots that a change of it may affect to `dirty`."""
         self._touch(value, dirty)
         return self._through(value)
 
@@ -222,7 +221,7 @@ class Ledger:
             dirty.add(one.first_slot)
 
     def _recount(self, slot: int) -> None:
-        """Bytes of a slot above what is there all the time."""
+        """Recompute the peak of a slot above the bytes that are live throughout."""
         self._load = None
         tape, ops, work = self.tape, self.preludes[slot], self.tape.slots[slot]
         beside = work.nbytes + sum(map(self._written, work.writes)) - self._written_over(work.may_alias, slot)
@@ -258,13 +257,13 @@ class Ledger:
         self._beside[slot] = max(beside, most)
 
     def _written(self, value: int) -> int:
-        """Bytes that a slot's own work makes of a value: none where nobody reads it and the operation leaves it out."""
+        """Bytes of a value that a slot's own work writes: none if it is dead and its operation drops dead outputs."""
         one = self.tape.values[value]
         left_out = self.tape.operations[one.maker].drops_dead_outputs and self._versions(value)[0][1] < 0
         return 0 if left_out else one.nbytes
 
     def _written_over(self, over: Over, slot: int, read_later: Collection[int] = ()) -> int:
-        """Bytes that work in the slot writes over what it reads for the last time, but not what was prefetched.
+        """Bytes of results that overwrite operands at their last read in the slot, except prefetched operands.
 
         Args:
           read_later: values that later work in the same slot reads.
@@ -273,7 +272,7 @@ class Ledger:
         for value, sources in over:
             for source in sources:
                 moment, last = self.version(source, slot)
-                # a prefetch makes an element of a tuple, which nothing writes over
+                # a prefetch makes an element of a tuple, which nothing overwrites
                 fetched = moment & 1 and moment != 2 * self.tape.values[source].first_slot + 1
                 if last <= slot and source not in read_later and source not in taken and not fetched:
                     taken.add(source)
@@ -283,7 +282,7 @@ class Ledger:
 
 
 def reconcile(problem: Problem, tape: Tape) -> Tape:
-    """The tape with the bytes of every slot that the layout takes and the values do not account for."""
+    """The tape with each slot's `nbytes` set to the layout's bytes that the values do not account for."""
     rest = live_nbytes(problem, runs(tape.order)) - Ledger(tape).load
     return replace(
         tape, slots=tuple(replace(slot, nbytes=int(more)) for slot, more in zip(tape.slots, rest, strict=True))

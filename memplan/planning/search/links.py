@@ -1,8 +1,8 @@
-"""When the links to the host are busy beside a plan, and when another offload can use them.
+"""When the links to the host are busy in a plan, and when another offload can use them.
 
-One copy at a time in each direction, in the order of their beginnings; kernels stall for a copy that is late.
-`CopyScheduler` places an offload that is only considered as XLA's latency-hiding scheduler places given copies: as
-early out and as late back as no kernel stalls for it.
+Each direction has one copy at a time, in the order of their starts; kernels stall for a copy that is late.
+`CopyScheduler` places a candidate offload as XLA's latency-hiding scheduler places copies: out as early, and back as
+late, as no kernel stalls for it.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from memplan.planning.search.ledger import Ledger, Offload
 
 Busy = list[tuple[float, float]]
 
-_AT_ONE_SLOT = (Kind.PREFETCHED, Kind.OFFLOAD, Kind.OFFLOADED, Kind.PREFETCH)  # in this order
+_AT_ONE_SLOT = (Kind.PREFETCHED, Kind.OFFLOAD, Kind.OFFLOADED, Kind.PREFETCH)  # order at one slot
 
 
 class Links:
-    """The clock of a ledger's plan, stalls for copies included."""
+    """The timeline of a ledger's plan, with stalls for copies."""
 
     def __init__(self, ledger: Ledger, copy_s: CopySeconds) -> None:
         self._ledger, self._copy_s = ledger, copy_s
-        # offloads, prefetches: when the link each way is busy, in turn
+        # offloads, prefetches: busy spans of the link in each direction, ordered
         self.offloads: Busy = []
         self.prefetches: Busy = []
-        self.on_host: dict[int, tuple[int, float]] = {}  # values -> the slot behind which they are there, and when
+        self.on_host: dict[int, tuple[int, float]] = {}  # value -> the slot after which it is there, and when
         ends = np.cumsum(ledger.slot_seconds)
-        self.ends = ends + np.cumsum(self._simulate(ends))  # of every slot, when its own work ends
-        self.starts = np.concatenate([[0.0], self.ends[:-1]])  # of every slot, when its prelude begins
+        self.ends = ends + np.cumsum(self._simulate(ends))  # by slot: end of its own work
+        self.starts = np.concatenate([[0.0], self.ends[:-1]])  # by slot: start of its prelude
         last = (busy[-1][1] for busy in (self.offloads, self.prefetches) if busy)
         self.seconds = max(float(self.ends[-1]), *last, 0.0)  # of the whole plan
 
     def _simulate(self, ends: np.ndarray) -> np.ndarray:
-        """Seconds by slot that the kernels stall before its end or right behind it."""
+        """Seconds by slot that kernels stall before its end or right after it."""
         stalls_s = np.zeros(len(ends))
         if not self._ledger.offloads:
             return stalls_s
@@ -62,7 +62,7 @@ class Links:
         return stalls_s
 
     def _copy(self, busy: Busy, value: int, now: float) -> float:
-        """Copy a value once the link is free; when it is there."""
+        """Copy a value once the link is free; returns the end."""
         start = max(now, busy[-1][1]) if busy else now
         end = start + self._copy_s(self._ledger.tape.nbytes[value])
         busy.append((start, end))
@@ -78,7 +78,7 @@ def plan_seconds(ledger: Ledger, scheduler: CopyScheduler | None) -> float:
 
 
 def events(ledger: Ledger) -> list[tuple[int, Kind, Offload]]:
-    """Slots in order, and what of an offload happens there: `PREFETCHED` before the slot, all else behind it."""
+    """Slots in order, with the events of offloads there: `PREFETCHED` before the slot, all others after it."""
     found = []
     for offload in ledger.offloads.values():
         reader = ledger.reader(offload)
@@ -92,7 +92,7 @@ def events(ledger: Ledger) -> list[tuple[int, Kind, Offload]]:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """An offload, the seconds that it keeps a link busy, and those that the kernels stall for it."""
+    """An offload, the seconds that it keeps a link busy, and those that kernels stall for it."""
 
     offload: Offload
     busy_s: float
@@ -100,17 +100,17 @@ class Placement:
 
 
 class CopyScheduler:
-    """Offloads that could be made beside those of a ledger.
+    """Offloads that could be added to those of a ledger.
 
     Args:
-      host_nbytes: that all of them together may take.
+      host_nbytes: limit of all of them together.
     """
 
     def __init__(self, ledger: Ledger, copy_s: CopySeconds, host_nbytes: int) -> None:
         self._ledger, self._copy_s, self._host_nbytes = ledger, copy_s, host_nbytes
         outside = [*(slot.level == -1 for slot in ledger.tape.slots), True]
         count = ledger.tape.count
-        self._later = list(range(count))  # the next slot behind which a copy may begin or end
+        self._later = list(range(count))  # by slot: the next one after which a copy may begin or end
         self._earlier = list(range(count))
         for slot in range(count - 2, -1, -1):
             self._later[slot] = slot if outside[slot + 1] else self._later[slot + 1]
@@ -120,12 +120,12 @@ class CopyScheduler:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look at the ledger again."""
+        """Update to the ledger's current plan."""
         self.links = Links(self._ledger, self._copy_s)
         self._left = self._host_nbytes - sum(self._ledger.tape.nbytes[value] for value in self.links.on_host)
 
     def may_offload(self, value: int) -> bool:
-        """Is it made outside of loops, and does the host have room for it?"""
+        """Is the value made outside of loops, and does it fit on the host?"""
         one = self._ledger.tape.values[value]
         return self._outside[one.first_slot] and (value in self.links.on_host or one.nbytes <= self._left)
 
@@ -134,10 +134,10 @@ class CopyScheduler:
         return self._copy_s(self._ledger.tape.nbytes[value])
 
     def placements(self, value: int, reader: int, crowded: tuple[int, int]) -> Iterator[Placement]:
-        """Ways to have a value on the host before a slot reads it: where nobody stalls, and through all crowded slots.
+        """Ways to have a value on the host before a slot reads it: without stalls, and through all crowded slots.
 
         Args:
-          crowded: the first and the last slot above the limit that its bytes are in.
+          crowded: the first and the last slot above the limit during which its bytes are live.
         """
         ledger, links, ready = self._ledger, self.links, self._ledger.tape.values[value].ready_slot
         touched = ledger.last_touch(value, reader)
@@ -166,7 +166,7 @@ class CopyScheduler:
                 continue
             stall_s = 0.0 if start is None else max(0.0, on_host_at - float(links.ends[gone]))
             if back != prefetch:
-                # when the link has done what is asked for before the end of the slot
+                # the end of the copies that are issued before the end of the slot
                 at = bisect_right(links.prefetches, (float(links.ends[back]), float("inf")))
                 free = max(float(links.ends[back]), links.prefetches[at - 1][1] if at else 0.0)
                 stall_s += max(0.0, free + busy_s - float(links.starts[reader]))
@@ -175,7 +175,7 @@ class CopyScheduler:
             yield Placement(Offload(value, start, gone, back), busy_s * (1 if start is None else 2), stall_s)
 
     def _offload(self, slot: int, busy_s: float) -> tuple[int, float]:
-        """Behind which slot a copy to the host begins that may from this one on, and when it ends."""
+        """The first slot, from this one on, after which a copy to the host may begin, and the copy's end."""
         ends = self.links.ends
         time = float(ends[slot])
         for start, end in self.links.offloads[max(0, bisect_left(self.links.offloads, (time,)) - 1) :]:
@@ -184,7 +184,7 @@ class CopyScheduler:
             if start - time >= busy_s:
                 break
             time = max(time, end)
-        slot = self._later[max(slot, bisect_right(ends, time) - 1)]  # asked for early, it waits for its turn
+        slot = self._later[max(slot, bisect_right(ends, time) - 1)]  # a copy issued early waits for its turn
         return slot, max(time, float(ends[slot])) + busy_s
 
     def _prefetch(self, reader: int, busy_s: float) -> tuple[int, float]:

@@ -1,7 +1,7 @@
-"""Large-neighbourhood search (Shaw, CP 1998): destroy a part of a plan, repair it by eviction, keep what is better.
+"""Large-neighbourhood search (Shaw, CP 1998): destroy a part of a plan, repair it by eviction, keep improvements.
 
-A neighbourhood is a stretch of slots, the dearest decisions, or any; repairs differ by noise, by what the fullest slots
-weigh, and by the price of an idle link, all drawn anew each time.
+A neighbourhood is a stretch of slots, the dearest decisions, or random ones; repairs differ by noise, by the weight of
+the fullest slots, and by the price of an idle link, all drawn at random each time.
 """
 
 import math
@@ -21,22 +21,22 @@ Decision = Recomputation | Offload
 
 @dataclass
 class NeighbourhoodSearch:
-    """A search around the plan of a ledger, which keeps its limit."""
+    """A search around the plan of a ledger, which keeps the limit."""
 
     ledger: Ledger
     limit: int
-    scheduler: CopyScheduler | None = None  # of offloads; None where nothing is offloaded
+    scheduler: CopyScheduler | None = None  # of offloads; None: no offloads
     seed: int = 0
     effort: Effort = DEFAULT
 
     def improve(self, over_nbytes: Callable[[], int], evaluations: int) -> None:
         """Search until this many gaps were evaluated: first for a plan that fits, then for a faster one.
 
-        The limit of each repair lies between what the slots take now and the whole, less what the holes of the layout
-        add to it.
+        Until a plan fits, a repair's limit is the best plan's peak less a fraction of its excess; then the whole limit
+        less a fraction of what that plan leaves of it.
 
         Args:
-          over_nbytes: of the ledger's plan above the budget, packed.
+          over_nbytes: bytes of the ledger's plan above the budget, packed.
         """
         draw, ledger, whole = random.Random(self.seed), self.ledger, self.limit
         best, near, least = self._decisions(), ledger.peak_nbytes, (over_nbytes(), self._cost()[1])
@@ -61,7 +61,7 @@ class NeighbourhoodSearch:
         draw = random.Random(self.seed)
         best, least = self._decisions(), self._cost()
         while evaluations > 0 and least[0]:
-            # destroy some of what is near a slot above the limit
+            # destroy some of the decisions near a slot above the limit
             slot = draw.choice(np.flatnonzero(self.ledger.load > self.limit).tolist())
             near = [one for one in self._decisions() if abs(_slot(one) - slot) <= self.effort.near_slots]
             for decision in [one for one in near if draw.random() < (0.7 if _slot(one) == slot else 0.3)]:
@@ -80,7 +80,7 @@ class NeighbourhoodSearch:
         return excess, plan_seconds(self.ledger, self.scheduler)
 
     def _repair(self, draw: random.Random, early_slots: int = 0) -> int:
-        """Evict again; the evaluations that it took."""
+        """Evict again; returns the number of evaluations."""
         deviation = draw.choice(self.effort.noises)
         noise = [math.exp(draw.gauss(0, deviation)) for _ in self.ledger.tape.nbytes] if deviation else []
         scheduler = self.scheduler if draw.random() < self.effort.with_copies else None
@@ -101,7 +101,7 @@ class NeighbourhoodSearch:
         return eviction.evaluations
 
     def _neighbourhood(self, decisions: list[Decision], draw: random.Random) -> list[Decision]:
-        """Decisions to undo: those of a stretch of slots, some of the dearest, or any."""
+        """Decisions to undo: those of a stretch of slots, some of the dearest, or random ones."""
         kind = draw.random()
         if kind < 0.5:
             centre, width = _slot(draw.choice(decisions)), draw.choice(self.effort.stretches) * self.ledger.tape.count

@@ -1,15 +1,15 @@
-"""A problem and a budget -> the schedule that keeps the budget and takes the least time.
+"""Finds the fastest schedule of a problem within a budget.
 
-1. Another order of the kernels takes no time: if the module's order or the one of `reorder` fits as it is, it is taken.
-2. Else `reorder`'s is written down as a tape, and construction evicts on its ledger until the limit is kept, once for
-   each heuristic, with offloads that nobody stalls for; of the results, packed, the fastest is kept.
-3. Where eviction gets stuck: offloads that are waited for, neighbourhoods around what is above the limit, and empty
-   slots before it in which something may be recomputed or away, three times at most.
-4. Packed bytes are more than live ones: the limit is lowered by what is missing, four times at most.
-5. Large-neighbourhood search for what fits, then for what is faster, until `effort` gaps were evaluated.
-6. Only where nothing fits in this order, 2 to 5 in the module's own. If that fails too, the smallest that was found.
+1. Another order of the kernels costs no time: if the module's order or the one of `reorder` fits unchanged, it is used.
+2. Otherwise `reorder`'s order becomes a tape, and construction evicts on its ledger until the limit is kept, once for
+   each heuristic, with offloads that stall nobody; the fastest result, packed, is kept.
+3. If eviction gets stuck: offloads that stall kernels, neighbourhoods around slots above the limit, and empty slots
+   before these in which values may be recomputed or on the host, at most three times.
+4. Packed bytes exceed live bytes: the limit is lowered by the difference to the budget, at most four times.
+5. Large-neighbourhood search for a plan that fits, then for a faster one, until `effort` gaps were evaluated.
+6. Only if nothing fits in this order, 2 to 5 in the module's own. If that fails too, the smallest plan found.
 
-Effort is counted and never timed: the same plan on every machine.
+Effort is counted, never timed, so every machine finds the same plan.
 """
 
 from collections import defaultdict
@@ -38,12 +38,12 @@ def plan(
     copy_s: CopySeconds | None = None,
     effort: Effort = DEFAULT,
 ) -> Solution:
-    """A plan whose temporaries take at most `budget_nbytes`, if one is found.
+    """A plan whose temporaries fit in `budget_nbytes`, if one is found.
 
     Args:
-      host_nbytes: that offloaded values may take.
-      copy_s: seconds of a copy, one way; None where nothing is offloaded.
-      effort: how hard is searched.
+      host_nbytes: limit of offloaded values.
+      copy_s: seconds of a copy, one way; None: no offloads.
+      effort: how hard to search.
     """
     return _Search(problem, budget_nbytes, host_nbytes, copy_s, effort).run()
 
@@ -58,14 +58,12 @@ def recomputed_kernels(problem: Problem, budget_nbytes: int) -> frozenset[int]:
 
 @dataclass
 class _Search:
-    """One problem and its budgets."""
-
     problem: Problem
     budget_nbytes: int
     host_nbytes: int
     copy_s: CopySeconds | None
     effort: Effort
-    latest: Solution | None = None  # each step asks for the layout that the one before ended with
+    latest: Solution | None = None  # steps often ask for the layout that the previous one ended with
 
     def __post_init__(self) -> None:
         self.bound_s = seconds(self.problem, runs(range(len(self.problem.kernels))))
@@ -98,7 +96,7 @@ class _OrderSearch:
 
     def __init__(self, search: _Search, order: Sequence[int]) -> None:
         self._search, self._problem, self._effort = search, search.problem, search.effort
-        self._budget_nbytes = search.budget_nbytes - self._problem.tables_nbytes  # for what is no table
+        self._budget_nbytes = search.budget_nbytes - self._problem.tables_nbytes  # without tables
         self._best: Solution | None = None
         offloads = search.copy_s and search.host_nbytes
         self._heuristics: Sequence[Heuristic] = (
@@ -108,7 +106,7 @@ class _OrderSearch:
         self._scheduler = self._new_scheduler()
 
     def may_fit(self) -> bool:
-        """Does it fit as it stands, if the layout has no holes?"""
+        """Does it fit unchanged, if the layout has no fragmentation?"""
         return self._ledger.peak_nbytes <= self._budget_nbytes
 
     def solution(self) -> Solution:
@@ -117,7 +115,7 @@ class _OrderSearch:
         return self._search.solution(eliminate_dead(self._problem, schedule))
 
     def _actions(self) -> list[list[Action]]:
-        """Actions by slot; copies that begin or end behind it are the last."""
+        """Actions by slot, with the copies that begin or end after it last."""
         tape, found = self._ledger.tape, list[list[Action]]()
         before, behind = defaultdict[int, list[Action]](list), defaultdict[int, list[Action]](list)
         for slot, kind, offload in events(self._ledger):
@@ -130,7 +128,7 @@ class _OrderSearch:
         return found
 
     def run(self) -> Solution:
-        """Bring the bytes under the budget, with copies that are waited for where nothing else does; then search."""
+        """Bring the bytes under the budget, with stalls for copies only if nothing else does; then search."""
         self._limit = budget = max(1, self._budget_nbytes, int(self._ledger.tape.least_nbytes.max()))
         heuristic = self._construct(budget)
         if Eviction(self._ledger, budget, effort=self._effort).run() or self._relieve(budget):
@@ -140,11 +138,11 @@ class _OrderSearch:
         return self._best or self.solution()
 
     def _construct(self, limit: int) -> Heuristic:
-        """The best of several plans: with copies that nobody stalls for, by their price, and without.
+        """Keep the best of several plans: with copies that stall nobody, by their price, and without.
 
-        A percent of the limit that the layout takes above it is as bad as a percent of the time: where the bytes came
-        first, the 3D U-Net on a P100 was 6 % slower at half its bytes.
-        Heuristics that did not keep this limit are not tried again for a lower one.
+        One percent of packed bytes above the limit counts as one percent of time: when bytes came first, the 3D U-Net
+        on a P100 was 6 % slower at half its bytes. Heuristics that did not keep this limit are not tried again for a
+        lower one.
         """
         tried, ready, evaluations = [], [], 0
         for heuristic in self._heuristics:
@@ -166,7 +164,7 @@ class _OrderSearch:
                 break
         for excess, took, number, heuristic, recomputations, offloads in sorted(ready, key=lambda one: one[:3]):
             if tried and not excess and took >= min(tried)[1]:
-                break  # packed it can only be worse
+                break  # packed, it can only be worse
             self._ledger.restore(recomputations, offloads)
             took *= 1 + self._over_nbytes() / limit
             tried.append((excess, took, number, heuristic, recomputations, offloads))
@@ -176,7 +174,7 @@ class _OrderSearch:
         return best
 
     def _relieve(self, limit: int) -> bool:
-        """If evicting alone gets stuck: other recomputations, copies that kernels stall for, empty slots."""
+        """If eviction alone gets stuck: other recomputations, copies that kernels stall for, empty slots."""
         for _ in range(self._effort.empty_slot_rounds):
             self._eviction(limit).run()
             if self._neighbourhoods(limit).reach_limit(self._effort.evaluations // 4):
@@ -185,7 +183,7 @@ class _OrderSearch:
         return False
 
     def _insert_empty_slots(self, limit: int) -> None:
-        """One before each that is above the limit; the recomputations before it move there."""
+        """Insert an empty slot before each one above the limit that has a prelude, and move the prelude there."""
         ledger = self._ledger
         slots = [int(slot) for slot in np.flatnonzero(ledger.load > limit) if ledger.preludes[slot]]
         recomputations, offloads = self._decisions()
@@ -203,7 +201,7 @@ class _OrderSearch:
         self._scheduler = self._new_scheduler()
 
     def _fit(self, heuristic: Heuristic) -> int:
-        """Lower the limit until the packed bytes keep the budget; returns what the nearest plan leaves of it."""
+        """Lower the limit until the packed bytes keep the budget; returns what the closest plan leaves of it."""
         tried = []
         for _ in range(self._effort.limits):
             prune(self._ledger, self._limit)
@@ -224,7 +222,7 @@ class _OrderSearch:
         return -over
 
     def _reconcile(self) -> None:
-        """Count in every slot the bytes that the layout of this plan takes there."""
+        """Set every slot's slack to the difference between the packed layout of this plan and its values."""
         actions = self._actions()
         there = live_nbytes(self._problem, tuple(action for some in actions for action in some))
         ends = np.cumsum([len(some) for some in actions])
@@ -235,7 +233,7 @@ class _OrderSearch:
         self._ledger.set_slack(slack)
 
     def _spare_nbytes(self) -> int:
-        """Bytes of the budget that the packed plan leaves; negative if it takes more."""
+        """Bytes of the budget that the packed plan leaves; negative if it exceeds it."""
         found = self.solution()
         self._best = found if self._best is None else min(self._best, found, key=rank)
         return self._search.budget_nbytes - found.nbytes
@@ -244,7 +242,7 @@ class _OrderSearch:
         return max(0, -self._spare_nbytes())
 
     def _eviction(self, limit: int, heuristic: Heuristic | None = None) -> Eviction:
-        """Offloads that no kernel stalls for, if the heuristic has a price for them; without a heuristic, all."""
+        """With a heuristic: offloads that stall no kernel, if it has a price for them; without one: all offloads."""
         if self._scheduler is not None:
             self._scheduler.refresh()
         if heuristic is None:

@@ -1,8 +1,8 @@
-"""Another order of the same kernels, at no cost: kernels that free memory early, kernels that fill it late.
+"""Reorders kernels at no cost: kernels that free memory run early, kernels that fill it late.
 
 Forward, a kernel that frees at least what it makes runs as soon as it can: gradients of weights and their updates. Then
-backward, with the roles exchanged: a kernel that makes more than it keeps waiting runs right before its first reader. A
-loop and its body move as one; a body's kernels move within their part of it.
+backward, with the roles exchanged: a kernel that makes more than it keeps live runs right before its first reader. A
+loop and its body move as one; a body's kernels move within it.
 """
 
 import heapq
@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from memplan.planning.precedence import precedence
 from memplan.planning.problem import Problem, Role
 
-_FEW = 8  # readers that a value still has: with more, none of them is about to be the one that frees it
+_FEW = 8  # a value with more remaining readers than this is not about to be freed
 
 
 def reorder(problem: Problem) -> tuple[int, ...]:
-    """Numbers of kernels in an order that takes less memory, mostly."""
+    """Numbers of the kernels in an order that mostly needs less memory."""
     order = _Units(problem, range(len(problem.kernels))).order(forward=True)
     return _Units(problem, order).order(forward=False)
 
 
 class _Units:
-    """One order as units: kernels, or whole loops, with what they read and write."""
+    """One order as units: kernels, or whole loops, with their reads and writes."""
 
     def __init__(self, problem: Problem, order: Sequence[int]) -> None:
         self._problem = problem
@@ -37,7 +37,7 @@ class _Units:
         self._before = precedence(problem, order)
 
     def order(self, forward: bool, loop: int | None = None) -> tuple[int, ...]:
-        """The kernels inside of a loop, bodies in front of their loops."""
+        """The kernels inside a loop, bodies before their loops."""
         units = self._inside[loop]
         before = {unit: self._before[unit] for unit in units}
         order = _Level(self._problem, units, self._contents, before, self._nbytes).run(forward)
@@ -50,7 +50,7 @@ class _Units:
 
 
 class _Level:
-    """One list of units, put in order."""
+    """Orders one list of units."""
 
     def __init__(
         self,
@@ -76,13 +76,13 @@ class _Level:
                 self._readers[read].add(unit)
 
     def run(self, forward: bool) -> list[int]:
-        """The given order, but units that free at least `-most` bytes run as soon as they can, the best first."""
+        """The given order, but units whose `net` is at most `most` run as soon as they can, the smallest first."""
         units = self._units if forward else self._units[::-1]
         before, after = (self._before, self._after) if forward else (self._after, self._before)
         most = 0 if forward else -1
 
         def net(unit: int) -> int:
-            """Bytes that a unit makes less those it reads last; backward, those it needs less those it makes."""
+            """Bytes that a unit makes less those it reads last; backward, those it needs first less those it makes."""
             made = sum(self._nbytes[written] for written in self._writes[unit])
             if forward:
                 return made - sum(self._nbytes[read] for read in self._reads[unit] if self._open[read] == {unit})

@@ -1,9 +1,8 @@
-"""A step as the search sees it: slots in a row, each with its own work, and operations that may run again before it.
+"""A step for the search: slots in order, each with its own work, and operations that may be recomputed before it.
 
-A *tape* is a problem in one order of its kernels, written down as slots. A *slot* does its own work once, a kernel or
-nothing. Before it, in its *prelude*, operations are recomputed in the order of their numbers, each at most once: the
-stages of Checkmate (Jain et al., MLSys 2020). A value is live from where a version of it is made to the last need
-before the next version is.
+A *tape* is a problem in one order of its kernels, as slots. A *slot* does its own work once: a kernel or nothing.
+Before it, in its *prelude*, operations are recomputed in the order of their numbers, each at most once: the stages of
+Checkmate (Jain et al., MLSys 2020). A value is live from each version of it to the last need before the next version.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from memplan.planning.legal import has_own_place, must_run_once, pair_ends
 from memplan.planning.problem import Kernel, Problem, Role
 
 Over = tuple[tuple[int, tuple[int, ...]], ...]
-"""Values that are written, and those that each may be written over."""
+"""Written values, and for each those that it may overwrite."""
 
 _NOWHERE = -2  # level of a prelude in which nothing may run
 
@@ -30,9 +29,9 @@ class Value:
 
     nbytes: int
     maker: int  # the operation that recomputes it
-    first_slot: int  # that makes it
-    ready_slot: int  # behind which it can be offloaded: of an asynchronous pair, the slot that ends it
-    buffer: int = -1  # its number in the problem
+    first_slot: int  # the slot that makes it
+    ready_slot: int  # it can be offloaded after this slot; for an asynchronous pair, the slot that ends it
+    buffer: int = -1  # number in the problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +41,25 @@ class Operation:
     # reads, writes: values
     reads: tuple[int, ...]
     writes: tuple[int, ...]
-    seconds: float | None  # None where it may not be recomputed
+    seconds: float | None  # None: it may not be recomputed
     last_recompute_slot: int
     may_alias: Over = ()
-    drops_dead_outputs: bool = False  # results that nobody reads are not made
-    level: int = -1  # the loop that it stands in, -1 outside of loops
-    kernel: int = -1  # its number in the problem
+    drops_dead_outputs: bool = False  # dead results are not written
+    level: int = -1  # the loop that contains it, or -1
+    kernel: int = -1  # number in the problem
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A slot's own work, nothing where it is empty, and the loop whose operations may run in its prelude."""
+    """A slot's own work, if any, and the loop whose operations may run in its prelude."""
 
     level: int = -1
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
     may_alias: Over = ()
-    nbytes: int = 0  # besides the values, during the work
+    nbytes: int = 0  # during the work, in addition to the values
     seconds: float = 0.0
-    operation: int | None = None  # that is the work
+    operation: int | None = None  # its work
 
 
 @dataclass(frozen=True)
@@ -78,17 +77,16 @@ class Tape:
 
     @cached_property
     def nbytes(self) -> tuple[int, ...]:
-        """By value."""
+        """Bytes by value."""
         return tuple(value.nbytes for value in self.values)
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Kernels, in the order of the tape."""
         return tuple(operation.kernel for operation in self.operations)
 
     @cached_property
     def least_nbytes(self) -> np.ndarray:
-        """Bytes of each slot's own work: in this order no plan goes below it."""
+        """Bytes of each slot's own work: a lower bound of every plan in this order."""
         found = []
         for slot in self.slots:
             there = {*slot.reads, *slot.writes}
@@ -118,7 +116,7 @@ class Tape:
 
 
 def record(problem: Problem, order: Sequence[int] | None = None) -> Tape:
-    """Every kernel a slot and an operation; every temporary with a place of its own a value."""
+    """Make every kernel a slot and an operation, and every temporary with a place of its own a value."""
     return _Recorder(problem, range(len(problem.kernels)) if order is None else order).tape()
 
 
@@ -136,7 +134,7 @@ class _Recorder:
         ]
         self._value = {buffer: value for value, buffer in enumerate(self._buffers)}
         self._read = problem.returned.union(*(kernel.reads for kernel in problem.kernels))
-        self._first: dict[int, int] = {}  # of each loop: its first slot
+        self._first: dict[int, int] = {}  # by loop: its first slot
         for slot, number in enumerate(order):
             for loop in problem.loops_around(number):
                 self._first.setdefault(loop, slot)
@@ -183,7 +181,7 @@ class _Recorder:
         return tuple(found)
 
     def _is_only_output(self, buffer: int) -> bool:
-        """Is it the only result of a kernel with several that anybody reads?"""
+        """Is a buffer the only result that is read of a kernel with several?"""
         maker = self._problem.buffers[buffer].maker
         if maker is None or not self._problem.kernels[maker].drops_dead_outputs:
             return False
@@ -191,7 +189,7 @@ class _Recorder:
         return len(writes) > 1 and len(self._read.intersection(writes)) == 1
 
     def _slot_reads(self) -> list[tuple[int, ...]]:
-        """Values by slot that reads them; a loop reads those from outside in its first slot and its last."""
+        """Values that each slot reads; a loop reads those from outside in its first and its last slot."""
         problem, found = self._problem, defaultdict[int, set[int]](set)
         for slot, number in enumerate(self._order):
             loops = [number, *problem.loops_around(number)]
@@ -200,7 +198,7 @@ class _Recorder:
                     continue
                 maker = problem.buffers[buffer].maker
                 assert maker is not None
-                # the innermost block that holds both: what a call or a branch makes may be read behind it
+                # the innermost block that contains both: results of a call or a branch may be read after it
                 blocks = [problem.kernels[one].parent_loop for one in (maker, *problem.loops_around(maker))]
                 outside = next(block for block in blocks if block is None or block in loops[1:])
                 reader = next(loop for loop in loops if problem.kernels[loop].parent_loop == outside)
@@ -221,7 +219,7 @@ class _Recorder:
         return found
 
     def _last_recompute_slot(self, kernel: Kernel) -> int:
-        """The last slot before something is written over what a kernel reads."""
+        """The last slot before one of a kernel's operands is overwritten."""
         problem, last = self._problem, len(self._order)
         for read in kernel.reads:
             maker = problem.buffers[read].maker

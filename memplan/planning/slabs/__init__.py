@@ -1,4 +1,4 @@
-"""A program in slabs: its graph with an axis through it, the loops over slabs, what they take, which are chosen.
+"""A program in slabs: its graph with an axis, the loops over slabs, their costs, and the choice among them.
 
 May import `planning`.
 """

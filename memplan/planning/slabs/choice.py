@@ -1,8 +1,8 @@
-"""Which values loops over slabs write for later ones, and where: the choice of least time under both budgets.
+"""Which values loops over slabs store for later loops, and where: the choice of least time within both budgets.
 
-Round by round: minimum cuts (`cut`) say what is written, the room beside the loops says where it is stored, and the
-streams of every loop (`price`) say what a second of its kernels is worth in seconds of copies. The best choice is then
-changed value by value, and by two large values at once.
+Round by round: minimum cuts (`cut`) decide what is stored, the free bytes of the loops decide where, and the streams of
+every loop (`price`) decide what a second of its kernels is worth in seconds of copies. The best choice is then changed
+value by value, and by two large values at once.
 """
 
 import math
@@ -15,14 +15,14 @@ from memplan.planning.slabs.price import Price, Pricer, SlabLimits
 from memplan.planning.slabs.slabs import Slabs
 
 _ROUNDS = 6
-_WORTHS = (0.3, 0.1, 0.03, 0.01)  # of a second of kernels in seconds of copies, where memory is what lacks
-# The same where nothing fits even with nothing written, since recomputation takes rows around a slab of all operands: a
-# U-Net at 32^3 on an A100 takes 12.5 MiB with nothing written, 5.8 MiB at a worth of 10, 6.1 MiB at 1000.
+_WORTHS = (0.3, 0.1, 0.03, 0.01)  # a second of kernels in seconds of copies, if memory is the bottleneck
+# The same if nothing fits even with nothing stored, since recomputation needs rows around a slab of all operands: a
+# U-Net at 32^3 on an A100 needs 12.5 MiB with nothing stored, 5.8 MiB at a worth of 10, 6.1 MiB at 1000.
 _WORTHS_OF_ROWS = (1.0, 10.0, 100.0, 1000.0)
-_CHANGES = 2500  # that are tried from one choice, at the most: no U-Net needs as many; with 200 loops they take 25 s
-_PAIRS = 1200  # that are tried, at the most: half a second of the choice of a U-Net, 3.88 instead of 4.08 s at 304^3
+_CHANGES = 2500  # tried from one choice at most: no U-Net needs as many; with 200 loops they take 25 s
+_PAIRS = 1200  # tried at most: half a second of the choice of a U-Net, 3.88 instead of 4.08 s at 304^3
 _LARGE = 8  # values above this fraction (1/_LARGE) of the largest value are changed in pairs
-_STEP = 0.5  # power of the ratio of two streams by which a weight follows it
+_STEP = 0.5  # exponent with which a loop's weight follows the ratio of its kernels and copies
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Choice:
     limits: SlabLimits
 
     def best(self) -> tuple[Slabs, Price]:
-        """The fastest that fits, or else the smallest."""
+        """The fastest choice that fits, or the smallest."""
         return self._best(self._tried)
 
     @cached_property
@@ -50,13 +50,13 @@ class Choice:
         return slabs, self.pricer.price(slabs, self.limits)
 
     def refined(self, slabs: Slabs) -> tuple[Slabs, Price]:
-        """The best that changes of single values reach from there, or from the first choice, which writes the most."""
+        """The best choice reached by changing single values of `slabs`, or of the first choice, which stores most."""
         return self._best(self.descended(one) for one in dict.fromkeys((slabs, self._tried[0][0])))
 
     def paired(self, slabs: Slabs) -> tuple[Slabs, Price]:
-        """The best that changes of two large values at once reach, each improvement refined by `descended`.
+        """The best choice reached by changing two large values at once, each improvement refined by `descended`.
 
-        One makes room, or leaves a loop waiting for its copies, for which the other makes up.
+        The first change frees bytes, or makes a loop wait for its copies; the second makes up for it.
         """
         best, pairs = self._priced(slabs), self._pairs(slabs)
         for _ in range(_PAIRS):
@@ -68,7 +68,7 @@ class Choice:
         return best
 
     def _pairs(self, slabs: Slabs) -> Iterator[Slabs]:
-        """Slabs with a large value that is stored changed, and another large one."""
+        """Slabs with a large stored value changed, and then another large value."""
         values, nbytes = self._worth_writing(slabs), self.pricer.graph.graph.nbytes
         large = max(map(nbytes, values), default=0) // _LARGE
         values = [value for value in values if nbytes(value) > large]
@@ -79,7 +79,7 @@ class Choice:
                         yield from self._neighbours(changed, second)
 
     def descended(self, slabs: Slabs) -> tuple[Slabs, Price]:
-        """The slabs with one value after another changed, until no change makes them faster."""
+        """The slabs after changing one value after another, until no change makes them faster."""
         best, left = self._priced(slabs), _CHANGES
         tried: Price | None = None
         while tried != best[1] and left > 0:
@@ -88,7 +88,7 @@ class Choice:
                 others = [*self._neighbours(best[0], value)] if left > 0 else []
                 left -= len(others)
                 best = self._best([best, *map(self._priced, others)])
-            # one loop recomputes a value that it reads now, or reads one that it recomputes
+            # a loop recomputes a value that it reads now, or reads one that it recomputes
             walls, (now, _) = self.pricer.walls, best
             written = now.stored | walls.forced
             pairs = {(value, loop.level) for loop in walls.loops(now) for value in loop.reads if value in written}
@@ -99,7 +99,7 @@ class Choice:
         return best
 
     def _neighbours(self, slabs: Slabs, value: int) -> Iterator[Slabs]:
-        """Slabs with one value stored or not: everything placed again; then the value alone changed.
+        """Slabs with one value stored or not, first with all placed again, then with only that value changed.
 
         Alone it is not stored, stored on the host, or stored on the device for its first readers.
         """
@@ -115,14 +115,14 @@ class Choice:
             yield replace(there, recomputed_in=again | {(value, level) for level in levels[first:]})
 
     def _worth_writing(self, slabs: Slabs) -> list[int]:
-        """Values that are stored or that kernels make by slabs, the last first: earlier loops write for it."""
+        """Values that are stored or that kernels write by slabs, the last first: earlier loops write for it."""
         graph, along = self.pricer.graph.graph, self.pricer.graph.along
         kernels = (op for op in self.bare.ops if graph.ops[op].fusion == "kernel" and not along[op].reduces)
         made = {value for op in kernels for value in graph.ops[op].outputs}
         return sorted((made | slabs.stored) - self.pricer.walls.forced, reverse=True)
 
     def _recompute_everything_first(self) -> Iterator[tuple[Slabs, Price]]:
-        """All values that can be recomputed are, however long that takes; then fewer, until they do not fit."""
+        """Recompute all values that can be, however long that takes; then fewer and fewer, until they do not fit."""
         least = self._at_worth(0.0)
         yield least
         for worth in _WORTHS if self.limits.fits(least[1]) else _WORTHS_OF_ROWS:
@@ -144,15 +144,15 @@ class Choice:
             yield self._priced(slabs)
             on_device = slabs.stored - slabs.on_host
             for loop in self.pricer.walls.loops(slabs):
-                # the weight of a loop's kernels rises where it waits for them, and falls where it waits for copies
+                # the weight of a loop's kernels rises if it waits for them, and falls if it waits for copies
                 streams = self.pricer.streams(loop, slabs)
                 if (copies := max(streams.read, streams.written)) and streams.kernels:
                     weights[loop.level] = weights.get(loop.level, 1.0) * (streams.kernels / copies) ** _STEP
 
     def _placed(self, slabs: Slabs, stored: frozenset[int]) -> Slabs:
-        """With these values stored: on the device as far as they fit beside the loops, the most copied first.
+        """The slabs with these values stored: on the device as far as they fit there, the most copied first.
 
-        Values that are read whole have to be on the device for that, and stay there.
+        Values that are read whole must be on the device then, and stay there.
         """
         pricer, nbytes, read_whole = self.pricer, self.pricer.graph.graph.nbytes, self.pricer.read_whole
         loops = pricer.walls.loops(replace(slabs, stored=stored))
@@ -166,7 +166,7 @@ class Choice:
                 free[loop] -= nbytes(value)
 
         def order(value: int) -> tuple[bool, float]:
-            """Values read whole, then those that are copied most often for the loops that they would be there for."""
+            """Sort values read whole first, then those with the most copies per loop of their lifetime."""
             first, end = lives[value]
             return value not in read_whole, -(1 + sum(value in loop.reads for loop in loops[first:end])) / (end - first)
 

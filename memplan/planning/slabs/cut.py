@@ -1,6 +1,6 @@
 """Which values of earlier loops a loop over slabs reads, and which it recomputes: minimum cuts.
 
-Loop by loop, the last one first: by then it is known what later loops read, so also what a loop writes.
+Loops are visited from the last to the first: later loops' reads are then known, and so is what a loop writes.
 """
 
 import heapq
@@ -13,17 +13,17 @@ from memplan.planning.slabs.price import Pricer
 
 @dataclass
 class SlabCut:
-    """One choice of what all loops read."""
+    """One choice of the values that all loops read."""
 
     pricer: Pricer
-    weights: Mapping[int, float]  # by level, what a second of kernels is worth in seconds of copies
-    shares: Mapping[int, int]  # value -> loops that share the costs of writing it, by an earlier choice
-    on_device: Collection[int]  # values that would be written to the device: they cost no copies
-    max_recompute: float = 4.0  # bound on the time to recompute a value, in times that its copies take
-    found: dict[int, int] = field(default_factory=dict)  # value -> how many loops read it
+    weights: Mapping[int, float]  # by level: a second of kernels in seconds of copies
+    shares: Mapping[int, int]  # value -> loops that share the costs of writing it, from an earlier choice
+    on_device: Collection[int]  # values stored on the device: they need no copies
+    max_recompute: float = 4.0  # bound on the time to recompute a value, in units of its copy time
+    found: dict[int, int] = field(default_factory=dict)  # value -> number of loops that read it
 
     def run(self) -> dict[int, int]:
-        """Value -> how many loops read it."""
+        """Value -> number of loops that read it."""
         for level, (_, ops) in reversed([*enumerate(self.pricer.walls.by_level)]):
             for value in self._cut(level, ops):
                 self.found[value] = self.found.get(value, 0) + 1
@@ -57,7 +57,7 @@ class SlabCut:
                 yield value, made
 
     def _needed(self, level: int, own: Collection[int]) -> set[int]:
-        """Values of earlier levels that are read, directly or not, for sums and written values of a level."""
+        """Values of earlier levels on which sums and written values of a level depend."""
         graph, along, levels = self.pricer.graph.graph, self.pricer.graph.along, self.pricer.walls.levels
         waiting = [op for op in own if along[op].reduces or any(map(self._is_written, graph.ops[op].outputs))]
         seen, needed = set(waiting), set[int]()
@@ -74,7 +74,7 @@ class SlabCut:
         return value in self.found or value in self.pricer.walls.forced
 
     def _recomputable(self, needed: Collection[int]) -> set[int]:
-        """Ops that may recompute the values: those that at most `max_recompute` lies between."""
+        """Ops that may recompute the values: those at most `max_recompute` away."""
         producer, seconds = self.pricer.graph.graph.producer, self.pricer.op_seconds
         max_recompute = self.max_recompute * max((self.pricer.copy_seconds[value] for value in needed), default=0.0)
         waiting = [(seconds[made], made) for value in needed if (made := producer[value]) is not None]
@@ -91,7 +91,7 @@ class SlabCut:
         return found
 
     def _read_seconds(self, value: int) -> float:
-        """Reading it, and a share of writing it."""
+        """Seconds to read a value, plus its share of the seconds to write it."""
         if value in self.on_device:
             return 0.0
         once = self.pricer.copy_seconds[value]

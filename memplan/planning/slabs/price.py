@@ -13,7 +13,7 @@ from memplan.hardware.roofline import copy_seconds
 from memplan.planning.graph import Span, op_seconds
 from memplan.planning.slabs.slabs import SlabGraph, SlabLoop, Slabs, Walls, slab_rows, spare_rows, trips_of
 
-_LAUNCH_S = 1e-5  # of a kernel in a loop, and of the trip around it
+_LAUNCH_S = 1e-5  # per kernel in a loop, and per trip
 _KERNELS = ("kernel", "reduction")  # fusions that are kernels of their own
 
 
@@ -22,36 +22,36 @@ class Price:
     """Seconds and bytes of a program in slabs."""
 
     seconds: float  # of its loops and its other ops
-    device_bytes: int  # of a trip of a loop, what is stored on the device and what is resident, at the most
-    host_bytes: int  # of what is stored on the host, at the most
+    device_bytes: int  # peak of a trip of a loop, values stored on the device, and resident bytes
+    host_bytes: int  # peak of the values stored on the host
 
 
 @dataclass(frozen=True)
 class SlabLimits:
-    """Bytes that may be taken, and the bytes that are resident in any case (arguments, outputs)."""
+    """Budgets in bytes, and the bytes that are always resident (arguments, outputs)."""
 
     device_bytes: int
     host_bytes: int
     resident_bytes: int
 
     def excess(self, price: Price) -> int:
-        """Bytes beyond them."""
+        """Bytes beyond the budgets."""
         return max(price.device_bytes - self.device_bytes, 0) + max(price.host_bytes - self.host_bytes, 0)
 
     def fits(self, price: Price) -> bool:
         return self.excess(price) == 0
 
     def less(self, part: float) -> SlabLimits:
-        """These limits with a part of the bytes of the device."""
+        """These limits with this fraction of the device's bytes."""
         return replace(self, device_bytes=int(part * self.device_bytes))
 
     def order(self, price: Price) -> tuple[int, float]:
-        """For `min`: the smallest excess, then the fastest."""
+        """Key of `min`: the smallest excess, then the fastest."""
         return self.excess(price), price.seconds
 
 
 class Streams(NamedTuple):
-    """Seconds of a loop's copies to the device, of those to the host, of its kernels; what a trip launches."""
+    """Seconds of a loop's copies to the device, of those to the host and of its kernels; launches per trip."""
 
     read: float
     written: float
@@ -59,13 +59,13 @@ class Streams(NamedTuple):
     launches: int
 
     def seconds(self, trips: int) -> float:
-        """Copies each way and kernels overlap, but for the first slab and the last."""
+        """Copies in each direction and kernels overlap, except for the first and the last slab."""
         longest = max(self.read, self.written, self.kernels)
         return longest + (self.read + self.written) / trips + trips * self.launches * _LAUNCH_S
 
 
 class _Work(NamedTuple):
-    """Seconds of a loop's kernels, launches and bytes of a trip, wherever its values are stored."""
+    """Seconds of a loop's kernels, launches and bytes of a trip, independent of where its values are stored."""
 
     kernels: float
     launches: int
@@ -87,7 +87,7 @@ class Pricer:
 
     @cached_property
     def op_seconds(self) -> Sequence[float]:
-        """By op. Elementwise ones are fused into their readers, and take nothing unless those are kernels."""
+        """By op. Elementwise ops fuse into their readers and cost 0, unless these are kernels."""
         graph = self.graph.graph
         return [
             op_seconds(graph, op, self.device)
@@ -98,7 +98,7 @@ class Pricer:
 
     @cached_property
     def copy_seconds(self) -> Sequence[float]:
-        """By value: of a whole one, one way."""
+        """By value: of the whole array, one way."""
         return [copy_seconds(value.nbytes, self.device) for value in self.graph.graph.values]
 
     def price(self, slabs: Slabs, limits: SlabLimits) -> Price:
@@ -119,7 +119,7 @@ class Pricer:
         trips = self._trips(slabs)
         for value, (first, last) in self.lifetimes(loops).items():
             there, more = device, nbytes(value)
-            if value in slabs.on_host:  # with rows besides those that the value has
+            if value in slabs.on_host:  # with rows in addition to the value's own
                 rows, size = slab_rows(self.graph, slabs, value), self.graph.sizes[value]
                 spare = sum(spare_rows(rows, spans.get(value, ()))) + trips * rows - size
                 there, more = host, more + more * spare // size
@@ -135,7 +135,7 @@ class Pricer:
         return Streams(read, written, work.kernels, work.launches)
 
     def trip_bytes(self, loop: SlabLoop, slabs: Slabs) -> int:
-        """Bytes of a trip: windows and slabs, each double-buffered, and the op that has most at once."""
+        """Bytes of a trip: windows and slabs, each double-buffered, and those of the largest op."""
         return self._work(loop, slabs).nbytes
 
     def _trips(self, slabs: Slabs) -> int:
@@ -153,13 +153,13 @@ class Pricer:
         return self._known_work[loop]
 
     def _made(self, number: int, loop: SlabLoop, slabs: Slabs) -> float:
-        """The rows that an op makes in all trips, as a multiple of its own: some are made twice, or are padding."""
+        """Rows that an op makes in all trips, per row of its value: some are made twice, or are padding."""
         one = self.graph.along[number]
         low, high = (0, slab_rows(self.graph, slabs, one.base)) if one.reduces else loop.spans[one.base]
         return (high - low) * self._trips(slabs) / self.graph.sizes[one.base]
 
     def _touched(self, number: int, loop: SlabLoop) -> int:
-        """Bytes that a kernel reads and makes, twice over: as they are, and in the layout that it wants."""
+        """Bytes that a kernel reads and writes, twice: in their own layout, and in the kernel's."""
         op = self.graph.graph.ops[number]
         if op.fusion != "kernel":
             return 0
@@ -186,7 +186,7 @@ class Pricer:
         return found
 
     def lifetimes(self, loops: Sequence[SlabLoop]) -> Mapping[int, tuple[int, int]]:
-        """Values that loops write -> [first, end) in loops, from the one that writes it to the last that reads it."""
+        """Values that loops write -> [first, end) in loops, from the loop that writes it to the last that reads it."""
         found: dict[int, tuple[int, int]] = {}
         for number, loop in enumerate(loops):
             for value in loop.writes:
@@ -201,7 +201,7 @@ class Pricer:
 
     @cached_property
     def read_whole(self) -> Mapping[int, int]:
-        """Values that loops write and others read whole -> the last level at which they do."""
+        """Values that loops write and others read whole -> the last level that reads them so."""
         walls, graph, levels = self.walls, self.graph, self.walls.levels
         found = dict[int, int]()
         for number in walls.ops:
@@ -214,7 +214,7 @@ class Pricer:
 
     @cached_property
     def outside(self) -> Outside:
-        """Ops outside of the loops. Other elementwise values count as what they are made of."""
+        """Ops outside of the loops. A fused elementwise value counts as the values that it is computed from."""
         walls, levels, ops = self.walls, self.walls.levels, self.graph.graph.ops
         ends: dict[int, int] = {}  # by value
         read = set[int]()  # by kernels and loops
@@ -250,13 +250,13 @@ class Pricer:
 class Outside:
     """Ops outside of all loops, and those of their values that are in memory."""
 
-    seconds: float  # that its ops take
-    nbytes: Mapping[int, int]  # value -> its bytes
+    seconds: float  # of its ops
+    nbytes: Mapping[int, int]  # by value
     spans: Mapping[int, tuple[int, int]]  # value -> [first, end) levels of its lifetime
-    by_level: Sequence[int]  # bytes by level
+    by_level: Sequence[int]  # by level
 
     def beside(self, loops: Sequence[SlabLoop]) -> list[int]:
-        """Bytes beside each loop: values are read later too, by loops that recompute their readers."""
+        """Bytes in memory during each loop; loops that recompute a value's readers extend its lifetime."""
         found = [self.by_level[loop.level] for loop in loops]
         for value, last in {value: loop.level for loop in loops for value in loop.reads if value in self.spans}.items():
             for number, loop in enumerate(loops):

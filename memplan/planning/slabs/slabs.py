@@ -1,8 +1,8 @@
 """A program in slabs: which of its ops run slab by slab in loops, and the values that loops read, write and sum.
 
-A loop computes ops over slabs of one axis: trip `t` makes rows `t * rows` up to `rows` further of every array on it.
-A sum along the axis is known only after the loop: a wall, behind which another loop begins. So ops have levels, and
-there is one loop per level. A value of an earlier level is read from the array that its loop wrote (`stored`), or
+A loop computes ops over slabs of one axis: trip `t` makes rows `t * rows` to `(t + 1) * rows` of every array on it. A
+sum along the axis is known only after the loop: this is a wall, after which another loop begins. So ops have levels,
+and there is one loop per level. A value of an earlier level is read from the array that its loop wrote (`stored`), or
 recomputed.
 """
 
@@ -19,28 +19,28 @@ from memplan.planning.graph import Graph, Rows, Span
 class AlongOp:
     """An op that may run in slabs."""
 
-    # by value, the rows of it that go with the op's own: for each input that is read by slabs
+    # (value, rows of it that the op's rows read), for each input that is read by slabs
     reads: tuple[tuple[int, Rows], ...]
-    base: int  # the value by whose rows the op counts: a result, or an input where the op adds up along the axis
+    base: int  # the value that counts the op's rows: a result, or an input if the op sums along the axis
     reduces: bool  # its results are sums (or extremes) over all slabs
-    # a row of its results is made with the row before it, that of the trip before where the trip has none
+    # a row of its results needs the row before it, from the previous trip if necessary
     carries: bool = False
 
     @property
     def values(self) -> tuple[int, ...]:
-        """All that it makes or reads by slabs."""
+        """All values that it makes or reads by slabs."""
         return self.base, *(value for value, _ in self.reads)
 
 
 @dataclass(frozen=True)
 class SlabGraph:
-    """A program with an axis through it."""
+    """A program with an axis."""
 
     graph: Graph  # the program; values and ops by number
     outputs: frozenset[int]  # values that the program returns
-    scales: Mapping[int, Fraction]  # value on the axis -> its rows by rows of the array that the axis begins at
+    scales: Mapping[int, Fraction]  # value on the axis -> its rows per row of the array where the axis begins
     sizes: Mapping[int, int]  # value on the axis -> its rows
-    along: Mapping[int, AlongOp]  # op on the axis -> how
+    along: Mapping[int, AlongOp]  # by op on the axis
 
     @cached_property
     def readers(self) -> Mapping[int, tuple[int, ...]]:
@@ -51,12 +51,12 @@ class SlabGraph:
         return {value: tuple(numbers) for value, numbers in found.items()}
 
     def maker(self, value: int, ops: Collection[int]) -> int | None:
-        """The op of these that makes a value by slabs; None where it is given, or made whole."""
+        """The op in `ops` that makes a value by slabs; None if it is an input, or made whole."""
         made = self.graph.producer[value]
         return made if made is not None and made in ops and not self.along[made].reduces else None
 
     def reads_whole(self, op: int, value: int) -> bool:
-        """An op on the axis reads a value not by slabs (alone)."""
+        """Does an op on the axis read a value whole (too)?"""
         return self.graph.ops[op].inputs.count(value) > sum(one == value for one, _ in self.along[op].reads)
 
 
@@ -64,14 +64,14 @@ class SlabGraph:
 class Slabs:
     """The ops of a program that run in slabs, and the values that their loops write."""
 
-    # value, dim: where the axis begins: value id in the program as it came, dimension
+    # value, dim: where the axis begins: value id in the original program, dimension
     value: int
     dim: int
     rows: int  # rows of that value in a slab
-    ops: frozenset[int]  # that run in loops
-    stored: frozenset[int]  # values that the loop that makes them writes for later ones
-    on_host: frozenset[int]  # of what is written, what is in host memory
-    # a value that is stored, and the level of a loop that recomputes it nevertheless
+    ops: frozenset[int]  # ops that run in loops
+    stored: frozenset[int]  # values that the loop that makes them writes for later loops
+    on_host: frozenset[int]  # written values that are in host memory
+    # (stored value, level of a loop that recomputes it nevertheless)
     recomputed_in: frozenset[tuple[int, int]] = frozenset()
 
 
@@ -79,12 +79,12 @@ class Slabs:
 class SlabLoop:
     """One loop over slabs; equal only to itself."""
 
-    level: int  # how many walls lie before it
+    level: int  # number of walls before it
     ops: tuple[int, ...]  # in order
-    reads: tuple[int, ...]  # values that it reads by slabs, from whole arrays or from what earlier loops wrote
+    reads: tuple[int, ...]  # values that it reads by slabs, from inputs or from arrays that earlier loops wrote
     writes: tuple[int, ...]  # values that it writes by slabs
     sums: tuple[int, ...]  # ops whose results it adds up
-    spans: Mapping[int, Span]  # rows of each value on the axis that a trip has, from its own slab's first row
+    spans: Mapping[int, Span]  # rows of each value on the axis in a trip, relative to the first row of its own slab
 
 
 def slab_rows(graph: SlabGraph, slabs: Slabs, value: int) -> int:
@@ -98,7 +98,7 @@ def slab_rows(graph: SlabGraph, slabs: Slabs, value: int) -> int:
 def spare_rows(rows: int, spans: Iterable[Span]) -> tuple[int, int]:
     """Rows of unspecified content that a value on the host has before its first row, and after its last slab.
 
-    The first trip of a loop writes for a trip that does not exist, and the last one fetches for one.
+    The first trip of a loop writes for a nonexistent trip, and the last one fetches for one.
 
     Args:
       rows: of the value, in a slab.
@@ -111,13 +111,13 @@ def spare_rows(rows: int, spans: Iterable[Span]) -> tuple[int, int]:
 
 
 def trips_of(graph: SlabGraph, slabs: Slabs) -> int:
-    """So many slabs hold all rows of every array on the axis that the ops make or read."""
+    """Number of slabs that hold all rows of every array on the axis that the ops make or read."""
     values = {value for op in slabs.ops for value in graph.along[op].values}
     return max(-(-graph.sizes[value] // slab_rows(graph, slabs, value)) for value in values)
 
 
 def least_rows(graph: SlabGraph, ops: Iterable[int]) -> int:
-    """The smallest number of rows of a slab at which every value of these ops has whole rows."""
+    """The smallest number of rows of a slab for which every value of these ops has a whole number of rows."""
     least = 1
     for op in ops:
         for value in graph.along[op].values:
@@ -128,9 +128,9 @@ def least_rows(graph: SlabGraph, ops: Iterable[int]) -> int:
 
 
 class Walls:
-    """The levels of a program some of whose ops run in loops, whatever the loops write and read.
+    """The levels of a program with some ops in loops; they do not depend on what the loops store.
 
-    Keeps the loops that it made: most are the same when one value more or less is stored.
+    Caches loops: most are the same if one more value is stored, or one less.
     """
 
     def __init__(self, graph: SlabGraph, ops: frozenset[int]):
@@ -144,7 +144,7 @@ class Walls:
         self._known: dict[tuple[int, int], list[_Known]] = {}
 
     def _by_slabs(self, number: int, value: int) -> bool:
-        """An op of a loop reads a value by slabs, that another makes by slabs, and not whole as well."""
+        """Does an op of a loop read a value only by slabs, which another op makes by slabs?"""
         return (
             number in self.ops
             and self.graph.maker(value, self.ops) is not None
@@ -153,7 +153,7 @@ class Walls:
 
     @cached_property
     def by_level(self) -> Sequence[tuple[Sequence[int], Sequence[int]]]:
-        """Ops outside of loops, and ops in them."""
+        """By level: ops outside of loops, and ops in them."""
         found: list[tuple[list[int], list[int]]] = [([], []) for _ in range(max(self.levels.values(), default=0) + 1)]
         for number, level in self.levels.items():
             found[level][number in self.ops].append(number)
@@ -161,7 +161,7 @@ class Walls:
 
     @cached_property
     def forced(self) -> frozenset[int]:
-        """Values made by slabs that an op or the caller reads whole: they are written, whatever is stored."""
+        """Values made by slabs that an op or the caller reads whole: they are always written."""
         made = (number for number in self.ops if not self.graph.along[number].reduces)
         return frozenset(
             value
@@ -172,7 +172,6 @@ class Walls:
         )
 
     def loops(self, slabs: Slabs) -> list[SlabLoop]:
-        """Loops in order."""
         written, again = self.forced | slabs.stored, dict[int, set[int]]()
         for value, level in slabs.recomputed_in:
             again.setdefault(level, set()).add(value)
@@ -195,7 +194,7 @@ class Walls:
         return loop
 
     def _make(self, level: int, slabs: Slabs, written: frozenset[int], asked: dict[int, bool]) -> SlabLoop | None:
-        """The loop of a level, and of which values it mattered whether they are written."""
+        """The loop of a level; `asked` records the values for which it matters whether they are written."""
 
         def is_written(value: int) -> bool:
             return asked.setdefault(value, value in written)
@@ -235,14 +234,14 @@ class Walls:
 
 @dataclass(frozen=True)
 class _Known:
-    """A loop, or None, for as long as the same values are stored."""
+    """A loop (or None), valid as long as `written` are written and `others` are not."""
 
     written: frozenset[int]
     others: frozenset[int]
     loop: SlabLoop | None
 
 
-_KEPT = 16  # loops by level: what is tried differs by one value from what was found, or is that again
+_KEPT = 16  # loops per level: search tries choices that differ by one value, or repeat
 
 
 def _union(spans: Iterable[Span]) -> Span:
