@@ -99,8 +99,8 @@ def jit(step: Callable[..., Any] | None = None, *, budget: Size = None, **option
         along one axis, such as the depth of a volume or the tokens of a batch, that the large arrays of a step have in
         common. Such a step has other kernels, and its last digits may differ. It is for one device: a step over a mesh,
         and one in which there is nothing to split, stay whole. False: every step stays whole.
-      donate_argnums, static_argnums, static_argnames, donate_argnames, in_shardings, out_shardings, keep_unused,
-        compiler_options: as in `jax.jit`.
+      options: the others are those of `jax.jit`: `donate_argnums`, `donate_argnames`, `static_argnums`,
+        `static_argnames`, `in_shardings`, `out_shardings`, `keep_unused`, `compiler_options`.
 
     Returns:
       A callable like `jax.jit`'s, with `plan(*args, **kwargs)`.
@@ -121,7 +121,7 @@ def compare(
 
     Args:
       step: a plain function; args: arrays or `jax.ShapeDtypeStruct`s. Nothing is run.
-      budget, **options: `host_budget`, `device`, `planner`, `host_state`, `split`, `donate_argnums`, as for `jit`.
+      budget, options: `host_budget`, `device`, `planner`, `host_state`, `split`, `donate_argnums`, as for `jit`.
         Planner, state on the host and slabs are memplan's alone: the other ways do without.
     """
     request, given = _request("memplan.api.compare", RequestOptions, budget, options)
@@ -140,7 +140,7 @@ def curve(
     Args:
       step: a plain function; args: arrays or `jax.ShapeDtypeStruct`s. Nothing is run.
       points: budgets: how many, evenly between the floor and what the plain step takes, or as shares of the latter.
-      **options: as for `compare`.
+      options: as for `compare`.
     """
     request, given = _request("memplan.api.curve", RequestOptions, None, options)
     return curve_of(step, args, given, request, points, _notify.get())
@@ -154,7 +154,7 @@ def largest(
     Args:
       make: size -> (step, args), the step a plain function, args arrays or `jax.ShapeDtypeStruct`s. Nothing is run.
         The memory that the step needs is taken to rise with the size.
-      budget, **options: `host_budget`, `device`, `planner`, `host_state`, `split`, `donate_argnums`, as for `jit`, but
+      budget, options: `host_budget`, `device`, `planner`, `host_state`, `split`, `donate_argnums`, as for `jit`, but
         `donate_argnums` is by default the first of several arguments, the state that a step replaces.
 
     Raises:
