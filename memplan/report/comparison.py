@@ -1,6 +1,6 @@
-"""One step under one budget, done in several ways: what each way takes.
+"""Compares several methods of running one step within one budget.
 
-Its JSON is an object with the fields below, led by `"schema": "memplan.comparison/1"`; see `memplan.report.model`.
+The JSON is an object with the fields below, first `"schema": "memplan.comparison/1"`; see `memplan.report.model`.
 """
 
 from dataclasses import dataclass
@@ -13,25 +13,25 @@ from memplan.units import UNKNOWN, format_bytes, format_seconds
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One way to run the step."""
+    """One method to run the step."""
 
     name: str  # for example `plain jax`, `jax.checkpoint`, `memplan`
-    device_bytes: int | None  # by the compiler; None where it gave up
-    host_bytes: int | None  # by the compiler; None where it does not tell
-    step_s: float | None  # predicted or measured seconds of one step; None where unknown
-    fits: bool | None  # within the budget; None where that could not be found out
-    note: str = ""  # what else is to be known, such as why it gave up
+    device_bytes: int | None  # by the compiler; None if it failed
+    host_bytes: int | None  # by the compiler; None if it does not report them
+    step_s: float | None  # predicted or measured seconds of one step; None if unknown
+    fits: bool | None  # within the budget; None if unknown
+    note: str = ""  # further information, such as why it failed
 
 
 @dataclass(frozen=True)
 class Comparison(Record):
-    """Several ways to run one step.
+    """Several methods to run one step.
 
     Attributes:
-      rows: one for each way.
-      device: what was compiled for.
-      budget_bytes, host_budget_bytes: device and host bytes that a way may take; None where not given.
-      versions: (name, version) of whatever changes the figures.
+      rows: one per method.
+      device: target of the compilation.
+      budget_bytes, host_budget_bytes: limits of device and host bytes; None if not given.
+      versions: (name, version) of all software that affects the figures.
     """
 
     SCHEMA: ClassVar[str] = "memplan.comparison/1"
@@ -48,7 +48,7 @@ class Comparison(Record):
         return any(row.fits for row in self.rows)
 
     def tables(self, rows: int) -> tuple[Table, ...]:
-        """One row for each way, whatever `rows` says: green where it fits and red where it does not."""
+        """One row per method, regardless of `rows`: green if it fits and red if it does not."""
         budget = f" in {format_bytes(self.budget_bytes)}" if self.budget_bytes is not None else ""
         place = f" on {self.device}" if self.device else ""
         words = {True: "yes", False: "no", None: UNKNOWN}

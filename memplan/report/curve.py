@@ -1,6 +1,6 @@
-"""Step time against device memory: one step planned for many budgets, beside what jax and XLA do without a plan.
+"""Step time against device memory: one step planned for many budgets, compared with jax and XLA without a plan.
 
-Its JSON is an object with the fields below, led by `"schema": "memplan.curve/1"`; see `memplan.report.model`.
+The JSON is an object with the fields below, first `"schema": "memplan.curve/1"`; see `memplan.report.model`.
 """
 
 import os
@@ -15,22 +15,22 @@ from memplan.units import UNKNOWN, format_bytes, format_seconds
 
 _GIB = 2**30
 
-MEMPLAN, XLA, BOUND = "memplan", "XLA's rematerialization", "lower bound"  # ways with a point for every budget
+MEMPLAN, XLA, BOUND = "memplan", "XLA's rematerialization", "lower bound"  # methods with a point for every budget
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One way to run the step within one budget."""
+    """One method to run the step within one budget."""
 
     # `memplan`, `XLA's rematerialization`, `lower bound` (no plan within the budget is faster; its bytes are the
-    # budget), or one that knows no budget
+    # budget), or a method without a budget
     way: str
-    budget_bytes: int | None  # what it was made for; None for a way that knows no budget
-    # device_bytes, host_bytes: by the compiler; None where nothing fits or it does not compile
+    budget_bytes: int | None  # None for a method without a budget
+    # device_bytes, host_bytes: by the compiler; None if nothing fits or it does not compile
     device_bytes: int | None
     host_bytes: int | None
-    step_s: float | None  # predicted seconds of one step, from what the compiler made; None likewise
-    note: str = ""  # what else is to be known
+    step_s: float | None  # predicted seconds of one step, from the compiled program; None as above
+    note: str = ""  # further information
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Curve(Record):
     """Step time against memory.
 
     Attributes:
-      points: those of ways without a budget first, then by falling budget.
-      device: what was compiled for.
-      plain_bytes, plain_step_s: of the step as it is.
+      points: those of methods without a budget first, then by descending budget.
+      device: target of the compilation.
+      plain_bytes, plain_step_s: of the unmodified step.
       floor_bytes: no plan needs less.
-      versions: (name, version) of whatever changes the figures.
+      versions: (name, version) of all software that affects the figures.
     """
 
     SCHEMA: ClassVar[str] = "memplan.curve/1"
@@ -56,7 +56,7 @@ class Curve(Record):
     versions: Versions = ()
 
     def tables(self, rows: int) -> tuple[Table, ...]:
-        """One row for each point, whatever `rows` says."""
+        """One row per point, regardless of `rows`."""
         listed = tuple(
             (
                 point.way,
@@ -74,7 +74,7 @@ class Curve(Record):
         return (Table(title, columns, listed, ("",) * len(listed)),)
 
     def against_plain(self, point: Point) -> str:
-        """`+3.1%`: how much longer a step takes than the unmodified one."""
+        """Relative time over the unmodified step, as `+3.1%`."""
         if point.step_s is None or not self.plain_step_s:
             return UNKNOWN
         return f"{point.step_s / self.plain_step_s - 1:+.1%}"

@@ -1,4 +1,4 @@
-"""JSON as results have it: led by a schema, an entry to a line, down to rows."""
+"""JSON of results: the schema first, one line per entry and per row."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ def write(entries: Mapping[str, Any], schema: str) -> str:
 
 
 def read(text: str, schema: str) -> dict[str, Any]:
-    """The entries of what `write` wrote.
+    """Read the entries that `write` wrote.
 
     Raises:
       ValueError: not JSON, or another schema.
@@ -29,7 +29,7 @@ def read(text: str, schema: str) -> dict[str, Any]:
 
 
 def _layout(value: Any, indent: str) -> str:
-    """JSON with an entry to a line, down to rows: objects in arrays, and arrays of numbers, take a line each."""
+    """JSON with one line per entry, down to rows: objects in arrays and arrays of numbers take one line each."""
     entries = list(value.values()) if isinstance(value, dict) else value
     if not isinstance(entries, list) or not any(isinstance(entry, (dict, list)) for entry in entries):
         return json.dumps(value)

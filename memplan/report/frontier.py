@@ -1,6 +1,6 @@
-"""The largest size whose step fits, with the first one that does not.
+"""The largest size whose step fits, and the first size that does not.
 
-Its JSON is an object with the fields below, led by `"schema": "memplan.frontier/2"`; see `memplan.report.model`.
+The JSON is an object with the fields below, first `"schema": "memplan.frontier/2"`; see `memplan.report.model`.
 """
 
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ class Trial:
     """A size that was compiled."""
 
     size: int
-    fits: bool  # a program for it is within both budgets
-    # device_bytes, host_bytes: of that program, or of the one that needs least, by the compiler
+    fits: bool  # a program within both budgets was found
+    # device_bytes, host_bytes: of that program, or of the smallest one, by the compiler
     device_bytes: int
     host_bytes: int
-    way: str  # how that runs: `plain`, or the planner, and whether in slabs
-    floor_bytes: int  # no plan of this size needs less; `operation`: which operation sets that
+    way: str  # how that program runs: `plain`, or the planner, and whether in slabs
+    floor_bytes: int  # floor_bytes: no plan of this size needs less; `operation`: the operation that sets it
     operation: str
-    compilations: int  # programs compiled for it
+    compilations: int  # programs compiled for this size
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Frontier(Record):
 
     Attributes:
       name: of the size.
-      largest: the size that fits, while the next one does not.
-      refused: that next size; None where the range ends before the budget does.
+      largest: the largest size that fits.
+      refused: the next size, which does not fit; None if the range ends before.
       tried: every size that was compiled, in that order.
-      device: what was compiled for.
-      budget_bytes, host_budget_bytes: what a step may take.
-      versions: (name, version) of whatever changes the figures.
+      device: target of the compilation.
+      budget_bytes, host_budget_bytes: limits of a step.
+      versions: (name, version) of all software that affects the figures.
     """
 
     SCHEMA: ClassVar[str] = "memplan.frontier/2"
@@ -63,7 +63,7 @@ class Frontier(Record):
 
     @property
     def limit(self) -> str:
-        """The obstacle to the next size: one operation whose working set is over the budget, or its plans."""
+        """Why the next size does not fit: one operation's working set exceeds the budget, or its plans do."""
         if self.refused is None:
             return "the range ends"
         known = self.at(self.refused)
@@ -74,7 +74,7 @@ class Frontier(Record):
         return f"the next needs {format_bytes(known.host_bytes)} of the host"
 
     def tables(self, rows: int) -> tuple[Table, ...]:
-        """The largest size, and every size that was compiled, whatever `rows` says."""
+        """The largest size and every compiled size, regardless of `rows`."""
         known = self.at(self.largest)
         first = (str(self.largest), format_bytes(known.device_bytes), format_bytes(known.host_bytes), self.limit)
         tried = tuple(

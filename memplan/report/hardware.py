@@ -1,6 +1,6 @@
-"""Machines: the devices and topologies that can be planned for, and a device as measured.
+"""Machines: the devices and topologies that memplan can plan for, and a measured device.
 
-Their JSON says of each what plans depend on, led by `"schema": "memplan.devices/1"`, `"memplan.topologies/1"` or
+The JSON has the figures that plans depend on, first `"schema": "memplan.devices/1"`, `"memplan.topologies/1"` or
 `"memplan.calibration/2"`.
 """
 
@@ -18,7 +18,7 @@ from memplan.units import format_bytes, format_flops, format_seconds
 
 @dataclass(frozen=True)
 class Devices(Result):
-    """Every named device, and the host links that it can be put behind, as in `v100@pcie4x16`."""
+    """Every named device, and the host links that it can be combined with, as in `v100@pcie4x16`."""
 
     SCHEMA: ClassVar[str] = "memplan.devices/1"
     TITLE: ClassVar[str] = "memplan devices"
@@ -44,7 +44,7 @@ class Devices(Result):
         return io.encode({"devices": devices, "links": self.links})
 
     def tables(self, rows: int) -> tuple[Table, ...]:
-        """All devices, whatever `rows` says, and the links."""
+        """All devices, regardless of `rows`, and the links."""
         columns = ("name", ">memory", ">GB/s", ">float32 TFLOP/s", ">bfloat16 TFLOP/s", ">link GB/s", "link", "product")
         listed = tuple(
             (
@@ -65,7 +65,7 @@ class Devices(Result):
 
 @dataclass(frozen=True)
 class Topologies(Result):
-    """Topologies that can be planned for, or one that was measured."""
+    """The topologies that memplan can plan for, or a measured one."""
 
     SCHEMA: ClassVar[str] = "memplan.topologies/1"
     TITLE: ClassVar[str] = "memplan topologies"
@@ -80,7 +80,7 @@ class Topologies(Result):
         return io.encode({"topologies": topologies})
 
     def tables(self, rows: int) -> tuple[Table, ...]:
-        """A row for each axis."""
+        """One row per axis."""
         columns = ("topology", "axis", ">size", ">latency", ">GB/s", "a link for", "of")
         listed = tuple(
             (
@@ -100,14 +100,14 @@ class Topologies(Result):
 
 @dataclass(frozen=True)
 class Calibration(Result):
-    """A device as measured."""
+    """A measured device."""
 
     SCHEMA: ClassVar[str] = "memplan.calibration/2"
     TITLE: ClassVar[str] = "memplan calibrate"
 
     device: Device
-    measured: Mapping[str, float]  # by name, which ends with the unit, what plans take from now on
-    assumed: Mapping[str, float]  # what they take where nothing was measured
+    measured: Mapping[str, float]  # rates that plans use from now on, by name, which ends with the unit
+    assumed: Mapping[str, float]  # rates that they use without measurements
 
     def entries(self) -> dict[str, Any]:
         return io.encode(
@@ -120,7 +120,7 @@ class Calibration(Result):
         )
 
     def tables(self, rows: int) -> tuple[Table, ...]:
-        """All rates, whatever `rows` says, and where they were measured."""
+        """All rates, regardless of `rows`, and where they were measured."""
         rates = tuple(
             (name.rpartition(", ")[0], _rate(name, value), _rate(name, self.assumed[name]))
             for name, value in self.measured.items()

@@ -1,7 +1,7 @@
-"""The report of a planned step: figures that others found, with units in their names.
+"""The report of a planned step: figures with units in their names.
 
-Its JSON is an object with the fields below under their own names, led by `"schema": "memplan.report/1"`: tuples are
-arrays, `versions` is an object, what is not known is null, and NaN or infinity never occur. Fields may be added under
+The JSON is an object with the fields below under their own names, first `"schema": "memplan.report/1"`: tuples are
+arrays, `versions` is an object, unknown values are null, and NaN or infinity never occur. Fields may be added under
 the same schema; none is removed, renamed or changed in meaning.
 """
 
@@ -17,7 +17,7 @@ from memplan.report.views import page, perfetto, pictures
 from memplan.report.views.table import Table, largest, shape, short_source
 from memplan.units import format_bytes, format_flops, format_seconds
 
-_FALLBACK_ROWS = 200  # rows of long tables, where no script draws them
+_FALLBACK_ROWS = 200  # rows of long tables without scripts
 
 Choice = Literal["keep", "offload", "recompute", "split"]
 
@@ -31,8 +31,8 @@ class Decision:
       shape, dtype: of the array.
       nbytes: bytes on the device.
       source: `file:line` of the user's code that makes it, or ''.
-      decision: it stays on the device, moves to the host and back, is computed again, or is made slab by slab.
-      seconds: predicted time of its copies (both ways) or of its recomputation; 0 where it is kept.
+      decision: it stays on the device, is offloaded to the host and comes back, is recomputed, or is computed in slabs.
+      seconds: predicted time of its copies (both ways) or of its recomputation; 0 if it is kept.
     """
 
     name: str
@@ -49,11 +49,11 @@ class LiveValue:
     """A buffer that is on the device when its memory peaks.
 
     Attributes:
-      name: of the value, or of the compiler's buffer where no value is known.
+      name: of the value, or of the compiler's buffer if no value is known.
       nbytes: bytes on the device.
       shape: as the compiler or jax prints it, for example `f32[64,112,112,64]`.
       source: `file:line`, or ''.
-      decision: of that value; '' where none was taken, as for arguments.
+      decision: about that value; '' if there is none, as for arguments.
     """
 
     name: str
@@ -69,9 +69,9 @@ class Candidate:
 
     Attributes:
       name: planner and variant.
-      compiled_peak_bytes: device bytes; None where compilation failed.
-      host_bytes: host bytes by the compiler; None where it does not tell.
-      step_s: predicted or measured seconds of one step; None where unknown.
+      compiled_peak_bytes: device bytes; None if compilation failed.
+      host_bytes: host bytes by the compiler; None if it does not report them.
+      step_s: predicted or measured seconds of one step; None if unknown.
       verdict: chosen, or why not.
     """
 
@@ -195,13 +195,13 @@ class Report(Record):
         return f"memplan: {self.device}"
 
     def tables(self, rows: int) -> tuple[Table, ...]:
-        """Summary, candidates, slabs, what stands at the peak, decisions; at most `rows` of what can be many."""
+        """Summary, candidates, slabs, buffers live at the peak, decisions; at most `rows` rows of long tables."""
         slabs = loops_table(self.slab_loops), unsplit_table(self.unsplit, rows)
         parts = (_summary(self), _candidates(self), *slabs, _live(self, rows), _decisions(self, rows))
         return tuple(table for table in parts if table.rows)
 
     def to_html(self) -> str:
-        """One self-contained page: memory over the step, decisions, tables. It loads nothing and holds `to_json()`."""
+        """One self-contained page: memory over the step, decisions, tables. It loads nothing and contains `to_json()`."""
         slabs = loops_table(self.slab_loops), unsplit_table(self.unsplit, _FALLBACK_ROWS)
         tables = _summary(self), _candidates(self), *slabs
         fallbacks = _live(self, _FALLBACK_ROWS), _decisions(self, _FALLBACK_ROWS)
@@ -223,7 +223,7 @@ class Report(Record):
         write_atomic(path, perfetto.trace(self.title, self._required_timeline(), self.lines, self.budget_bytes))
 
     def save_png(self, path: str | os.PathLike[str]) -> None:
-        """Draw memory over the step, and the streams below it.
+        """Draw memory over the step, with the streams below.
 
         Raises:
           ImportError: matplotlib, the extra `plots`, is not installed.
@@ -296,7 +296,7 @@ def _beyond_cudnn(report: Report) -> str:
 
 
 def _by_jit(report: Report, figure: str) -> tuple[tuple[str, str], ...]:
-    """A row, where `jax.jit` makes another step of it than the unmodified one."""
+    """A row, if `jax.jit` makes another step of it than the unmodified one."""
     is_other = report.jit_peak_bytes is not None and report.jit_peak_bytes != report.baseline_peak_bytes
     return (("  by jax.jit", figure),) if is_other else ()
 

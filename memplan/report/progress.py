@@ -1,4 +1,4 @@
-"""The current stage, on standard error, once it takes longer than two seconds."""
+"""Shows the current stage on standard error once it takes longer than two seconds."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ PATIENCE_S = 2.0
 
 
 class Stages:
-    """Context manager and callback `(stage, fraction)`: a bar in a terminal, one line for each stage elsewhere.
+    """Context manager and callback `(stage, fraction)`: a bar in a terminal, otherwise one line per stage.
 
-    `fraction` is in [0, 1], or None where it is not known. A terminal shows nothing of the bar afterwards.
-    `lines` asks for lines in a terminal too, where something else prints while the stages run.
+    `fraction` is in [0, 1], or None if unknown. The bar disappears from the terminal at the end. `lines` asks for lines
+    in a terminal too, for use when other output is printed during the stages.
     """
 
     def __init__(self, console: Console, patience_s: float = PATIENCE_S, *, lines: bool = False):

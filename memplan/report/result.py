@@ -1,4 +1,4 @@
-"""Base classes of results: printed as tables, saved as JSON or as a page; a record is also read again."""
+"""Base classes of results: printed as tables, saved as JSON or as a page; records are also loaded."""
 
 import os
 from abc import ABC, abstractmethod
@@ -13,20 +13,20 @@ from memplan.report.views import table
 from memplan.report.views.table import Table
 
 Versions = tuple[tuple[str, str], ...]
-"""((package, version), ...) of whatever changes the figures."""
+"""((package, version), ...) of all software that affects the figures."""
 
 _TEXT_ROWS, _NOTEBOOK_ROWS, _PAGE_ROWS = 12, 50, 500
 
 
 class Result(ABC):
-    """Base of the dataclasses that are reported; their `SCHEMA` names and versions the JSON."""
+    """Base of reported dataclasses; `SCHEMA` names and versions their JSON."""
 
     SCHEMA: ClassVar[str]
-    TITLE: ClassVar[str]  # of the page, where it is the same for all
+    TITLE: ClassVar[str]  # of the page, if all results have the same
 
     @abstractmethod
     def tables(self, rows: int) -> tuple[Table, ...]:
-        """The tables to draw; at most `rows` rows of those that can grow long."""
+        """The tables to draw; at most `rows` rows of long ones."""
 
     @property
     def title(self) -> str:
@@ -42,18 +42,18 @@ class Result(ABC):
         return table.plain(self.tables(_TEXT_ROWS))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The same tables for `rich.print`, as wide as the terminal."""
+        """The same tables for `rich.print`, in the terminal's width."""
         yield from map(table.rich, self.tables(_TEXT_ROWS))
 
     def _repr_html_(self) -> str:
         return table.html(self.tables(_NOTEBOOK_ROWS))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """In notebooks that show no HTML, and in IPython, the tables."""
+        """Show the tables in IPython, and in notebooks that show no HTML."""
         printer.text(str(self))
 
     def to_json(self) -> str:
-        """Strict JSON: the fields under their own names, tuples as arrays, what is not known as null.
+        """Strict JSON: the fields under their own names, tuples as arrays, unknown values as null.
 
         Raises:
           ValueError: a number is NaN or infinite; names the field.
@@ -61,11 +61,11 @@ class Result(ABC):
         return document.write(self.entries(), self.SCHEMA)
 
     def save_json(self, path: str | os.PathLike[str]) -> None:
-        """Write `to_json()`; the file appears whole or not at all (OSError)."""
+        """Write `to_json()`, atomically (OSError)."""
         write_atomic(path, self.to_json() + "\n")
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Write one self-contained page; the file appears whole or not at all (OSError)."""
+        """Write one self-contained page, atomically (OSError)."""
         write_atomic(path, self.to_html())
 
     def to_html(self) -> str:
@@ -74,7 +74,7 @@ class Result(ABC):
 
 
 class Record(Result):
-    """A result whose JSON has its fields, `versions` as an object, and is read again."""
+    """A result whose JSON has its fields, `versions` as an object, and can be loaded."""
 
     versions: Versions
 
@@ -83,7 +83,7 @@ class Record(Result):
 
     @classmethod
     def from_json(cls, written: str) -> Self:
-        """Read what `to_json` wrote; raises a ValueError that names the fault for anything else."""
+        """Read the JSON that `to_json` wrote; raises a ValueError that names the fault for anything else."""
         entries = document.read(written, cls.SCHEMA)
         if isinstance(versions := entries.get("versions"), dict):
             entries["versions"] = [list(pair) for pair in versions.items()]

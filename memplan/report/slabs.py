@@ -1,4 +1,4 @@
-"""Loops over slabs as report rows: what each reads, makes and writes of arrays that are never whole on the device."""
+"""Loops over slabs as report rows: which arrays each reads, computes and writes that are never whole on the device."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from memplan.units import format_bytes, format_seconds
 
 @dataclass(frozen=True, slots=True)
 class SlabArray:
-    """An array that loops read or write slab by slab.
+    """An array that loops read or write in slabs.
 
     Attributes:
       name: as in the graph.
       shape, dtype, nbytes: of the whole array.
-      place: the memory that it is in.
+      place: its memory.
     """
 
     name: str
@@ -30,18 +30,18 @@ class SlabLoop:
     """A loop over slabs.
 
     Attributes:
-      number: from 1, in the order of the step; what it computes is in a layer `slabs_1`.
+      number: from 1, in the order of the step; its operations are in a layer `slabs_1`.
       axis: where the axis begins, for example `dimension 1 of float32[1,512,512,96]`.
-      trips: slabs.
-      rows: of that array in each.
-      halo: rows of an array that a trip reads before or behind its own slab, at the most.
-      ops: operations in it, recomputed ones included.
-      reads, writes: arrays that it reads from and writes to memory by slabs.
-      sums: operations whose results it adds up over the slabs.
-      seconds: predicted, of all trips; None where the compiled program does not tell.
+      trips: number of slabs.
+      rows: rows of that array in each slab.
+      halo: the most rows of an array that a trip reads before or after its own slab.
+      ops: number of operations in it, recomputed ones included.
+      reads, writes: arrays that it reads from and writes to memory in slabs.
+      sums: number of operations whose results it sums over the slabs.
+      seconds: predicted, of all trips; None if the compiled program does not tell.
       source: `file:line` of its largest operation, or ''.
-      copies, kernels: transfers between device and host in a trip of the compiled program, by memcpy and by kernels of
-        XLA; these take the place of computation.
+      copies, kernels: transfers between device and host per trip of the compiled program, by memcpy and by kernels of
+        XLA; the latter delay computation.
     """
 
     number: int
@@ -61,11 +61,11 @@ class SlabLoop:
 
 @dataclass(frozen=True, slots=True)
 class Unsplit:
-    """An operation that reads arrays of the axis, and that no slabs are made of: it stands whole between loops.
+    """An operation that reads arrays of the axis but cannot run in slabs: it runs whole between loops.
 
     Attributes:
       name: of the operation.
-      nbytes: of what it reads and makes.
+      nbytes: of its operands and results.
       source: `file:line`, or ''.
     """
 
@@ -75,7 +75,7 @@ class Unsplit:
 
 
 def loops_table(loops: Sequence[SlabLoop]) -> Table:
-    """One row for each; empty without."""
+    """One row per loop; empty without loops."""
     rows = tuple(
         (
             str(one.number),
@@ -104,7 +104,7 @@ def unsplit_table(ops: Sequence[Unsplit], limit: int) -> Table:
 
 
 def _arrays(arrays: Iterable[SlabArray]) -> str:
-    """`12.0 MiB` on the device, `12.0 MiB, 3.00 GiB host`; nothing is a dash."""
+    """Bytes as `12.0 MiB` on the device, or `12.0 MiB, 3.00 GiB host`; a dash for none."""
     sums = {place: sum(one.nbytes for one in arrays if one.place == place) for place in ("device", "host")}
     parts = [f"{format_bytes(nbytes)}{' host' * (place == 'host')}" for place, nbytes in sums.items() if nbytes]
     return ", ".join(parts) or "-"

@@ -1,4 +1,4 @@
-"""Memory over one step, and the work of the device beside it, as rows."""
+"""Memory over one step, and the work of the device, as rows."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,32 +10,32 @@ Direction = Literal["to host", "to device", "to devices"]
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """A stretch of time on the compute stream. The next one starts where it ends."""
+    """A span of time on the compute stream. The next one starts where it ends."""
 
     # start_s, end_s: seconds since the step began
     start_s: float
     end_s: float
-    device_bytes: int  # in use on the device, at their peak in this stretch
-    other_bytes: int  # of these, the ones of no value, such as scratch memory
+    device_bytes: int  # peak bytes in use on the device in this span
+    other_bytes: int  # part of these without a value, such as scratch memory
     host_bytes: int  # in use on the host
-    doing: Doing  # runs a kernel, runs one again, or waits for a copy
-    name: str  # of the operation; '' while it waits
-    layer: str  # what it belongs to by jax's name stack, for example `UNet3D/down_0/Conv_0`, or ''
+    doing: Doing  # runs a kernel, recomputes one, or waits for a copy
+    name: str  # of the operation; '' while waiting
+    layer: str  # its layer by jax's name stack, for example `UNet3D/down_0/Conv_0`, or ''
     source: str  # `file:line`, or ''
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An array that takes memory."""
+    """An array in memory."""
 
-    name: str  # as in the graph, or the compiler's
+    name: str  # in the graph, or the compiler's
     nbytes: int  # bytes
     shape: str  # for example `float32[64,112,112]`, or ''
-    # layer, source: as of an instant, of the operation that makes it
+    # layer, source: of the operation that makes it, as in an instant
     layer: str
     source: str
-    # `keep`, `offload` or `recompute`; `argument` and `output` for what is there all the time; '' for what comes and
-    # goes
+    # `keep`, `offload` or `recompute`; `argument` and `output` for arrays that are always there; '' for those that
+    # are not
     decision: str
 
 
@@ -64,17 +64,17 @@ class Copy:
 class Timeline:
     """One step of the chosen program.
 
-    At every instant, `device_bytes` is the sum of the values that stay on the device and of `other_bytes`; `host_bytes`
-    that of those that stay on the host.
+    At every instant, `device_bytes` is the sum of the values that stay on the device and of `other_bytes`, and
+    `host_bytes` is the sum of those that stay on the host.
     """
 
-    origin: Literal["compiled"]  # the compiler's own schedule and buffers, at the times of a roofline replay
+    origin: Literal["compiled"]  # the compiler's schedule and buffers, at the times of a roofline replay
     instants: tuple[Instant, ...]  # in order, without gaps
-    # values, stays: what is in memory, and when
+    # values, stays: which values are in memory, and when
     values: tuple[Value, ...]
     stays: tuple[Stay, ...]
-    copies: tuple[Copy, ...]  # by the time they start
-    notes: tuple[str, ...] = ()  # what is not shown, in words
+    copies: tuple[Copy, ...]  # ordered by start
+    notes: tuple[str, ...] = ()  # information that is not shown, as text
 
     @property
     def peak(self) -> int:
@@ -83,7 +83,7 @@ class Timeline:
 
     @property
     def end_s(self) -> float:
-        """When the last instant and the last copy are over."""
+        """The end of the last instant and the last copy."""
         return max([one.end_s for one in (*self.instants[-1:], *self.copies)], default=0.0)
 
 
@@ -92,8 +92,8 @@ class Line:
     """Device memory of another program over its own step."""
 
     name: str  # of that program
-    origin: Literal["compiled"]  # likewise
-    # starts_s, device_bytes: from when on, and how many; as many of each
+    origin: Literal["compiled"]  # as of a timeline
+    # starts_s, device_bytes: start of each span, and its bytes
     starts_s: tuple[float, ...]
     device_bytes: tuple[int, ...]
     end_s: float  # of the step

@@ -1,4 +1,4 @@
-"""How results are drawn: text, HTML, Perfetto, pictures.
+"""Draws results: text, HTML, Perfetto, pictures.
 
 May import the rows that they draw, and `units`.
 """

@@ -1,4 +1,4 @@
-"""A report as one self-contained page: its own JSON, a style and a script, both named by their hash, nothing loaded."""
+"""A report as one self-contained page: its JSON, a style and a script, both allowed by their hashes; it loads nothing."""
 
 import base64
 import functools
@@ -25,9 +25,9 @@ def render(
     """The whole page.
 
     Args:
-      title, status, subtitle: at its top; `is_good` says how the status looks.
+      title, status, subtitle: of the header; `is_good` selects the style of the status.
       document: the report as JSON, which the page's script draws.
-      tables: stand in the page as they are; fallbacks: those that do where no script runs.
+      tables: always shown; fallbacks: shown only without scripts.
     """
     style, script = _asset("page.css"), _script()
     policy = (
@@ -64,7 +64,7 @@ def render(
 
 
 def frame(page: str, title: str) -> str:
-    """A page inside someone else's: its style and ids stay within, and it can reach nothing around it."""
+    """A page inside another page: its style and ids stay inside, and it can reach nothing outside."""
     return (
         f'<iframe title="{escape(title)}" sandbox="allow-scripts" srcdoc="{escape(page)}" loading="lazy" '
         'style="width: 100%; height: 760px; border: 0; border-radius: 8px"></iframe>'
@@ -82,5 +82,5 @@ def _script() -> str:
 
 
 def _digest(text: str) -> str:
-    """The hash by which a content security policy names an inline script or style."""
+    """The hash by which a content security policy allows an inline script or style."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -5,12 +5,12 @@ from typing import Any
 
 from memplan.report.timeline import Line, Timeline
 
-_SEQUENCE = 1  # all packets are of one writer
+_SEQUENCE = 1  # one writer for all packets
 _STREAMS = ("to host", "to device", "to devices")
 
 
 def trace(title: str, timeline: Timeline, lines: Sequence[Line], budget_bytes: int) -> bytes:
-    """The trace, as protobuf. Counters hold bytes exactly; times are whole nanoseconds.
+    """The trace, as protobuf. Counters contain bytes exactly; times are whole nanoseconds.
 
     Raises:
       ImportError: perfetto is not installed.
@@ -48,7 +48,7 @@ def trace(title: str, timeline: Timeline, lines: Sequence[Line], budget_bytes: i
 
 
 class _Writer:
-    """Packets of one sequence; the first track holds the others."""
+    """Packets of one sequence; the first track contains the others."""
 
     def __init__(self, builder: Any, event: Any, unit: int):
         self.builder, self.event, self.unit = builder, event, unit
@@ -67,7 +67,7 @@ class _Writer:
         self._event(track, at_s, self.event.TYPE_COUNTER).counter_value = nbytes
 
     def slice(self, track: int, name: str, category: str, start_s: float, end_s: float, notes: dict[str, Any]) -> None:
-        """Events of zero duration are left out."""
+        """Events without duration are omitted."""
         if end_s <= start_s:
             return
         begun = self._event(track, start_s, self.event.TYPE_SLICE_BEGIN)

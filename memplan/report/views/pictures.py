@@ -1,6 +1,6 @@
 """Pictures for papers, by matplotlib (the extra `plots`): memory stacked by layer with streams below, and curves.
 
-All of them raise ImportError where matplotlib is not installed.
+All functions raise ImportError if matplotlib is not installed.
 """
 
 import io
@@ -25,11 +25,11 @@ _MS = 1e3
 
 @dataclass(frozen=True)
 class Series:
-    """Points (x, y) under one name."""
+    """Named points (x, y)."""
 
     name: str
     points: Sequence[tuple[float, float]]
-    is_joined: bool  # by a line
+    is_joined: bool  # joined by a line
 
 
 def png_of_series(title: str, axes: tuple[str, str], series: Sequence[Series], limit: tuple[str, float]) -> bytes:
@@ -89,7 +89,7 @@ def encode(figure: Any) -> bytes:
 
 
 def bands(timeline: Timeline) -> list[tuple[str, str, Sequence[int]]]:
-    """Name, color and bytes at every instant of each band, from below; together they are the device memory."""
+    """Name, color and bytes per instant of each band, from the bottom; the bands sum up to the device memory."""
     changes: dict[str, list[int]] = defaultdict(lambda: [0] * (len(timeline.instants) + 1))
     weights: dict[str, float] = defaultdict(float)
     for stay in sorted(timeline.stays, key=lambda stay: stay.first):

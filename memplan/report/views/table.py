@@ -1,4 +1,4 @@
-"""Tables: what stands in them, and the two ways to draw them, in a terminal and as a self-contained page."""
+"""Tables, drawn in a terminal or as a self-contained page."""
 
 import io
 from collections.abc import Iterable, Sequence
@@ -32,14 +32,14 @@ th { border-bottom: 1px solid #aab2bd; } td { border-bottom: 1px solid #e6e9ed; 
 class Table:
     """A table of text."""
 
-    title: str  # above it; '' for none
-    columns: tuple[str, ...]  # headings; a leading '>' sets the column flush right
-    rows: tuple[tuple[str, ...], ...]  # each as long as `columns`
-    emphasis: tuple[str, ...] = ()  # how each row stands out: `good`, `bad` or ''; empty for no emphasis at all
+    title: str  # title above it; '' for none
+    columns: tuple[str, ...]  # headings; a leading '>' right-aligns the column
+    rows: tuple[tuple[str, ...], ...]  # as long as `columns`
+    emphasis: tuple[str, ...] = ()  # emphasis of each row: `good`, `bad` or ''; empty: none at all
 
     @property
     def headings(self) -> list[tuple[str, bool]]:
-        """The name of each column, and whether it is right-aligned."""
+        """The heading of each column, and whether it is right-aligned."""
         return [(column.removeprefix(">"), column.startswith(">")) for column in self.columns]
 
     @property
@@ -49,7 +49,7 @@ class Table:
 
 
 def rich(table: Table) -> rich_table.Table:
-    """For a terminal. Cells are taken literally: brackets in a name are not markup."""
+    """For a terminal. Cells are literal: brackets are not markup."""
     drawn = rich_table.Table(
         title=Text(table.title, style="bold") if table.title else None,
         title_justify="left",
@@ -65,7 +65,7 @@ def rich(table: Table) -> rich_table.Table:
 
 
 def plain(tables: Iterable[Table]) -> str:
-    """The tables one below the other, without colour, `WIDTH` columns wide."""
+    """The tables below each other, without colour, `WIDTH` columns wide."""
     out = io.StringIO()
     console = Console(file=out, width=WIDTH, color_system=None, legacy_windows=False, emoji=False, highlight=False)
     for table in tables:
@@ -74,7 +74,7 @@ def plain(tables: Iterable[Table]) -> str:
 
 
 def page(title: str, tables: Iterable[Table]) -> str:
-    """A whole HTML document: no scripts, nothing loaded, everything escaped."""
+    """A whole HTML document: without scripts or external resources, and escaped."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -109,11 +109,11 @@ def shape(sides: Sequence[int], dtype: str) -> str:
 
 
 def short_source(source: str) -> str:
-    """The last folder of a long `file:line`."""
+    """The last folder and file of a long `file:line`."""
     parts = source.split("/")
     return source if len(parts) <= 3 else "../" + "/".join(parts[-2:])
 
 
 def largest(title: str, shown: int, total: int) -> str:
-    """A title that says how many rows are left out."""
+    """A title with the number of omitted rows."""
     return f"{title} ({total})" if shown == total else f"{title} (the largest {shown} of {total})"
