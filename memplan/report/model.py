@@ -201,7 +201,7 @@ class Report(Record):
         return tuple(table for table in parts if table.rows)
 
     def to_html(self) -> str:
-        """One self-contained page: memory over the step, decisions, tables. It loads nothing and contains `to_json()`."""
+        """A self-contained page: memory over the step, decisions, tables. Loads nothing; contains `to_json()`."""
         slabs = loops_table(self.slab_loops), unsplit_table(self.unsplit, _FALLBACK_ROWS)
         tables = _summary(self), _candidates(self), *slabs
         fallbacks = _live(self, _FALLBACK_ROWS), _decisions(self, _FALLBACK_ROWS)

@@ -1,4 +1,4 @@
-"""A report as one self-contained page: its JSON, a style and a script, both allowed by their hashes; it loads nothing."""
+"""A report as one self-contained page: its JSON, a style and a script, allowed by their hashes; it loads nothing."""
 
 import base64
 import functools
