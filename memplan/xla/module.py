@@ -261,11 +261,12 @@ def _digest(lines: Iterable[str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_module(text: str, reuse_parse_of: Module | None = None) -> Module:
-    """The computations of a scheduled module, as XLA prints it.
+def read_module(text: str, reuse_parse_of: Module | None = None, scheduled: bool = True) -> Module:
+    """The computations of a module, as XLA prints it.
 
     Args:
       reuse_parse_of: see `Module`.
+      scheduled: refuse a module whose order is not that in which it runs.
 
     Raises:
       UnreadableModuleError: the text is not one.
@@ -285,7 +286,7 @@ def read_module(text: str, reuse_parse_of: Module | None = None) -> Module:
             current.append(line)
             if line.startswith("}"):
                 texts[name], current = "\n".join(current), None
-    if not entry or "is_scheduled=true" not in (head[0] if head else ""):
+    if not entry or (scheduled and "is_scheduled=true" not in (head[0] if head else "")):
         raise UnreadableModuleError(
             "This is not scheduled HLO; pass the text of `jax.jit(step).lower(...).compile().as_text()`."
         )

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from memplan.hardware.device import Device
+from memplan.hardware.machine import Machine
 from memplan.hardware.roofline import copy_seconds, kernel_seconds
-from memplan.hardware.topology import Topology
-from memplan.xla.collective_cost import COLLECTIVES, Collective, Interconnect
+from memplan.xla.collectives.cost import Collective, collective, is_collective
 from memplan.xla.host_copies import is_copy
 from memplan.xla.kernel_cost import KernelCost, kernel_cost
 from memplan.xla.module import BLOCKS, Computation, Instruction, Module, read_module
@@ -66,18 +66,14 @@ class Replay:
     stalls: frozenset[tuple[float, float]] = frozenset()  # when the compute stream waits; entries of `clock`
 
 
-def replay(
-    module: Module | str, device: Device, topology: Topology | None = None, compiled_for: Topology | None = None
-) -> Replay:
-    """Replay the entry computation of a module, or of its text, on `device`, one of those of `topology`.
-
-    compiled_for: the same links with the sizes that the program was compiled for, where `topology` has others.
+def replay(module: Module | str, device: Device, machine: Machine | None = None) -> Replay:
+    """Replay the entry computation of a module, or of its text, on `device`, one of those of `machine`.
 
     Raises:
       UnreadableModuleError: the text is not a scheduled module.
     """
     costs = _KernelCosts(_read(module), device)
-    return _result(_Streams(costs, Interconnect(compiled_for or topology, topology) if topology else None))
+    return _result(_Streams(costs, machine))
 
 
 def _read(module: Module | str) -> Module:
@@ -124,8 +120,8 @@ class _KernelCosts:
 class _Streams:
     """The compute stream, one copy stream in each direction and the links, advanced instruction by instruction."""
 
-    def __init__(self, costs: _KernelCosts, interconnect: Interconnect | None) -> None:
-        self._costs, self._interconnect = costs, interconnect
+    def __init__(self, costs: _KernelCosts, machine: Machine | None) -> None:
+        self._costs, self._machine = costs, machine
         self._module, self._device = costs.module, costs.device
         self._clock = 0.0  # compute stream, seconds
         self.stalls: list[tuple[float, float]] = []  # of the compute stream
@@ -186,13 +182,13 @@ class _Streams:
             self._kernel(body, op)
 
     def _alone(self, name: str) -> _Streams:
-        return _Streams(self._costs, self._interconnect).run(name)
+        return _Streams(self._costs, self._machine).run(name)
 
     def _block(self, part: _Streams, times: int) -> None:
         for key, value in part.sums().items():
             self._sums[key] += times * value
-        for collective, count in part.collectives.items():
-            self.collectives[collective] += times * count
+        for one, count in part.collectives.items():
+            self.collectives[one] += times * count
         self.seconds.update(part.seconds)
         self.blocks.update(part.blocks)
         self._clock += times * part.end_s
@@ -200,8 +196,8 @@ class _Streams:
     def _start(self, body: Computation, op: Instruction) -> None:
         done, _ = body.uses[op.name][0]
         wrapped = replace(op, opcode=op.opcode.removesuffix("-start"), shape=done.shape)
-        if self._interconnect and wrapped.opcode.startswith(COLLECTIVES):
-            self._ready[op.name] = self._send(self._interconnect, body, wrapped)
+        if self._machine and is_collective(wrapped.opcode):
+            self._ready[op.name] = self._send(self._machine, body, wrapped)
             return
         cost = self._costs.of(body, wrapped) if wrapped.opcode != "call" else None
         if cost and cost.is_host_copy:
@@ -223,12 +219,12 @@ class _Streams:
                 self._sums[f"{stream}_nbytes"] += nbytes
         return end
 
-    def _send(self, interconnect: Interconnect, body: Computation, op: Instruction) -> float:
+    def _send(self, machine: Machine, body: Computation, op: Instruction) -> float:
         """When a collective ends that may start now; the links serve one at a time."""
         operands = sum(body.ops[name].nbytes for name in op.operands)
-        collective = interconnect.collective(op.opcode, op.attributes, operands, op.nbytes)
-        self.collectives[collective] += 1
-        start, seconds = max(self._clock, self._free("net")), interconnect.seconds(collective)
+        sent = collective(machine, op.opcode, op.attributes, operands, op.nbytes)
+        self.collectives[sent] += 1
+        start, seconds = max(self._clock, self._free("net")), sent.seconds
         self.seconds[op.name] = seconds
         self._copies["net"].append((start, start + seconds))
         self.transfers.append(Transfer(op.name, "net", operands, start, start + seconds))
@@ -244,8 +240,8 @@ class _Streams:
             self._clock = until
 
     def _kernel(self, body: Computation, op: Instruction) -> None:
-        if self._interconnect and op.opcode.startswith(COLLECTIVES):
-            self._wait(self._send(self._interconnect, body, op))
+        if self._machine and is_collective(op.opcode):
+            self._wait(self._send(self._machine, body, op))
             return
         self._run(body, op)
 

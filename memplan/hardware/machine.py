@@ -1,0 +1,154 @@
+"""A program's partitions on a machine: which of them stand on one host, and the links that a group of them has."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from memplan.errors import TopologyError
+from memplan.hardware.topology import Topology
+
+Groups = tuple[tuple[int, ...], ...]  # partitions that take part in one collective together, group by group
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Groups that have as many partitions in every node that they reach, at each level of the machine.
+
+    Attributes:
+      sizes: nodes of each level in one node of the level around it, outermost first, as far as one group reaches.
+      rows: the groups, the partitions of each in the machine's order, host by host.
+    """
+
+    sizes: tuple[int, ...]
+    rows: Groups
+
+    def along(self, levels: Collection[int]) -> Groups:
+        """Groups of the partitions that differ in their places at these levels alone, in the machine's order."""
+        inner = [size if level in levels else 1 for level, size in enumerate(self.sizes)]
+        strides = _strides(self.sizes)
+        found: list[tuple[int, ...]] = []
+        for row in self.rows:
+            for start in _numbers([size if one == 1 else 1 for size, one in zip(self.sizes, inner)], strides):
+                found.append(tuple(row[start + offset] for offset in _numbers(inner, strides)))
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A topology, and which of its devices runs which partition of a program.
+
+    Attributes:
+      devices: for each partition, its device, counted from 0 through the topology, host by host.
+
+    Raises:
+      TopologyError: the topology has another number of devices.
+    """
+
+    topology: Topology
+    devices: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if sorted(self.devices) != list(range(self.topology.devices)):
+            raise TopologyError(
+                f"the topology {self.topology.name!r} has {self.topology.devices} devices; the program runs on "
+                f"{len(self.devices)}. Give it as many, such as '{_shape_for(len(self.devices))}'."
+            )
+
+    @cached_property
+    def places(self) -> tuple[tuple[int, ...], ...]:
+        """For each partition, the number of its node at every level within the node around it, outermost first."""
+        return tuple(tuple(_digits(device, self._sizes)) for device in self.devices)
+
+    @cached_property
+    def _sizes(self) -> tuple[int, ...]:
+        return tuple(axis.size for axis in self.topology.axes)
+
+    @property
+    def all(self) -> Groups:
+        """One group of all partitions."""
+        return (tuple(range(len(self.devices))),)
+
+    def hosts(self) -> tuple[tuple[int, ...], ...]:
+        """For each partition, the node around it at the level before the innermost."""
+        return tuple(place[:-1] for place in self.places)
+
+    def grid(self, groups: Groups) -> Grid | None:
+        """The grid of the groups; None where one reaches nodes unevenly, or two have other sizes."""
+        rows = tuple(tuple(sorted(group, key=self.places.__getitem__)) for group in groups)
+        sizes = {self._even_sizes([self.places[one] for one in row]) for row in rows}
+        if len(sizes) != 1 or None in sizes:
+            return None
+        (found,) = sizes
+        assert found is not None
+        return Grid(found, rows)
+
+    def _even_sizes(self, places: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+        """Sizes of the levels that these places make; None where their nodes hold unequal numbers."""
+        found, before = [], 1
+        for level in range(1, len(self._sizes) + 1):
+            inside = Counter(place[:level] for place in places)
+            if len(set(inside.values())) != 1 or len(inside) % before:
+                return None
+            found.append(len(inside) // before)
+            before = len(inside)
+        return tuple(found)
+
+    def links(self, groups: Groups) -> Topology:
+        """The links that one of the groups has for itself while all of them communicate.
+
+        Its axes have the sizes of the group, and of a link that several groups share each has its part. Of groups that
+        reach nodes unevenly the largest numbers count.
+        """
+        axes = []
+        for level, axis in enumerate(self.topology.axes):
+            size = max(self._nodes(group, level) for group in groups)
+            beside = max(self._leaving(groups, level).values(), default=1) if axis.shared else 1
+            axes.append(replace(axis, size=size, bandwidth=axis.bandwidth / beside))
+        return replace(self.topology, axes=tuple(axes))
+
+    def _nodes(self, group: Sequence[int], level: int) -> int:
+        """The most nodes of a level that a group reaches in one node of the level around it."""
+        nodes = {self.places[one][: level + 1] for one in group}
+        return max(Counter(node[:-1] for node in nodes).values())
+
+    def _leaving(self, groups: Groups, level: int) -> Counter[tuple[int, ...]]:
+        """For each node of a level: the groups that reach it and others in the same node of the level around it."""
+        found: Counter[tuple[int, ...]] = Counter()
+        for group in groups:
+            around: dict[tuple[int, ...], set[tuple[int, ...]]] = defaultdict(set)
+            for one in group:
+                node = self.places[one][: level + 1]
+                around[node[:-1]].add(node)
+            for nodes in around.values():
+                if len(nodes) > 1:
+                    found.update(nodes)
+        return found
+
+
+def on(topology: Topology, partitions: int) -> Machine:
+    """Partitions on a topology in its own order."""
+    return Machine(topology, tuple(range(partitions)))
+
+
+def _shape_for(devices: int) -> str:
+    inner = next(size for size in range(min(8, devices), 0, -1) if devices % size == 0)
+    return f"{devices // inner}x{inner}"
+
+
+def _digits(number: int, sizes: Sequence[int]) -> Iterable[int]:
+    for stride, size in zip(_strides(sizes), sizes, strict=True):
+        yield number // stride % size
+
+
+def _strides(sizes: Sequence[int]) -> list[int]:
+    return [math.prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
+
+
+def _numbers(sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """The numbers of all places in these sizes, the last varying fastest."""
+    found = [0]
+    for size, stride in zip(sizes, strides, strict=True):
+        found = [number + at * stride for number in found for at in range(size)]
+    return found
