@@ -17,6 +17,7 @@ import jax
 from memplan import pipeline
 from memplan.compilation.outcome import Outcome
 from memplan.errors import UnsupportedProgramError, WrongProgramError
+from memplan.hardware.topology import Topology
 from memplan.pipeline import Request
 from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner
@@ -48,6 +49,8 @@ class RequestOptions(TypedDict, total=False):
     planner: str | Planner | None
     host_state: int | Sequence[int]
     split: str | bool
+    topology: Topology | str | None
+    between_hosts: str | None
     donate_argnums: int | Sequence[int] | None
 
 
@@ -97,8 +100,12 @@ def jit(step: Callable[..., Any] | None = None, *, budget: Size = None, **option
         `Planned.place` returns.
       split: `"auto"` (the default) runs slab by slab a step that does not fit otherwise: in loops over blocks of rows
         along one axis, such as the depth of a volume or the tokens of a batch, that the large arrays of a step have in
-        common. Such a step has other kernels, and its last digits may differ. It is for one device: a step over a mesh,
-        and one in which there is nothing to split, stay whole. False: every step stays whole.
+        common. Such a step has other kernels, and its last digits may differ. False: every step stays whole.
+      topology: hosts and devices of a step that runs on several, such as `"2x4"` for two hosts of four: a shape, a
+        name (`memplan topology`) with or without a shape (`"ddl@2x4"`), a file, or a `Topology`. By default a described
+        GPU has up to eight of its kind on a host; on this machine, jax's processes are the hosts.
+      between_hosts: `"bfloat16"` sends sums of float32 between hosts in that type, half as many bytes; each host's part
+        is rounded once on its way there and once on its way back. None sends them as they are.
       options: the others are those of `jax.jit`: `donate_argnums`, `donate_argnames`, `static_argnums`,
         `static_argnames`, `in_shardings`, `out_shardings`, `keep_unused`, `compiler_options`.
 

@@ -12,10 +12,12 @@ from memplan.compilation.attempts import MOST_TRIES, Attempts
 from memplan.compilation.compiler import Compiler, Notify
 from memplan.compilation.limits import Limits
 from memplan.compilation.outcome import Outcome
-from memplan.compilation.scheduled import Agree
 from memplan.errors import BudgetError, MemplanError
 from memplan.hardware import catalog, measured
-from memplan.parallel.agreement import one_plan, processes_of
+from memplan.hardware.topology import Topology
+from memplan.parallel.agreement import one_plan
+from memplan.parallel.meshes import machine_of, processes_of
+from memplan.parallel.step import data_parallel_of
 from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner, planner_named
 from memplan.program.loops.choose import fewer_residuals
@@ -31,6 +33,7 @@ from memplan.xla.target import Target
 
 _VERIFY = ("compile", "numbers", None)
 _SPLIT = ("auto", False)
+_BETWEEN_HOSTS = (None, "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,15 @@ class Request:
     verify: str | None = "compile"
     host_state: tuple[int, ...] = ()
     split: str | bool = "auto"
+    topology: Topology | str | None = None
+    between_hosts: str | None = None
 
     def __post_init__(self) -> None:
         parse_bytes(self.budget, 1)
         parse_bytes(self.host_budget, 1, "host budget")
         planner_named(self.planner)
-        for name, value, known in (("verify", self.verify, _VERIFY), ("split", self.split, _SPLIT)):
+        choices = (("verify", _VERIFY), ("split", _SPLIT), ("between_hosts", _BETWEEN_HOSTS))
+        for name, value, known in ((name, getattr(self, name), known) for name, known in choices):
             if value not in known:
                 raise MemplanError(f"{name} is {value!r}; it is one of {', '.join(map(repr, known))}.")
         if self.device is not None:
@@ -77,7 +83,7 @@ class Request:
 
     def local(self, device_bytes: int) -> Request:
         """This request for the local backend, within `device_bytes`; without its plan, which belongs to its device."""
-        return replace(self, device=None, budget=device_bytes, plan=None)
+        return replace(self, device=None, budget=device_bytes, plan=None, topology=None)
 
 
 def run(
@@ -118,22 +124,22 @@ def best(
     target = request.target
     limits = limits_of(request, target)
     notify("tracing", None)
-    plain = trace(step, args, kwargs, options)
+    plain = traced(step, args, kwargs, options, request)
     # Transforms come in one order: residuals of loops, slabs, state on the host.
     follow = request.plan
     held = follow.on_host if follow else large_leaves(plain, request.host_state) if request.host_state else ()
     offload = functools.partial(offload_state, inputs=held, streams=target.is_gpu)
     followed = follow_residuals(plain, follow.loops) if follow and follow.loops else plain
     program = offload(follow_slabs(followed, follow.slabs) if follow else plain)
-    agree = _agreement(program, args, kwargs, target)
+    agree = functools.partial(one_plan, processes_of(plain.traced.division) if not target.described else (), step)
     planner = planner_named(request.planner)
-    compiler = Compiler(target, limits, args, kwargs, planner, follow, agree, notify)
+    compiler = Compiler(target, limits, args, kwargs, planner, follow, agree, notify, request.between_hosts)
 
     def with_fewer_residuals(program: Program, excess_bytes: int) -> Iterator[Program]:
         return map(offload, fewer_residuals(program, target.device, limits.host_bytes, excess_bytes))
 
     def in_slabs(program: Program, seconds: float) -> Iterator[Program]:
-        if request.splits and not program.spmd:
+        if request.splits and not program.machine:
             notify("choosing slabs", None)
             found = slab_programs(plain, target.device, limits.device_bytes, limits.host_bytes, seconds)
             yield from map(offload, found)
@@ -147,6 +153,25 @@ def best(
             "step keeps on the host would be on the device. Start Python without it, or plan with host_budget=0."
         )
     return replace(found, seconds=time.perf_counter() - started)
+
+
+def traced(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+    request: Request,
+) -> Program:
+    """The step as a program, on the machine that its partitions run on; raises like `trace`, and TopologyError."""
+    target = request.target
+    divided = data_parallel_of(step)
+    if divided is not None and not kwargs and "in_shardings" not in options:  # so that arguments need not be placed
+        options = {**options, "in_shardings": divided.shardings(*args)}
+    program = trace(step, args, kwargs, options, target.platform if target.described else None)
+    division = program.traced.division
+    if division is None:
+        return program
+    return replace(program, machine=machine_of(division, request.topology, target.described))
 
 
 def local(found: Outcome, request: Request) -> Outcome:
@@ -196,11 +221,3 @@ def limits_of(request: Request, target: Target) -> Limits:
             f"{export(HOST_LIMIT, str(-(-host_bytes >> 30)))}"
         )
     return Limits(device_bytes, host_bytes)
-
-
-def _agreement(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any], target: Target) -> Agree:
-    """One plan for all processes that run a step together; for absent devices, each process makes its own."""
-    options = (program.options.get("in_shardings"), program.options.get("out_shardings"))
-    mesh = [program.spmd.sharding(spec) for spec in program.spmd.inputs[:1]] if program.spmd else []
-    processes = processes_of((args, kwargs, options, mesh)) if not target.described else ()
-    return functools.partial(one_plan, processes, program.step)

@@ -38,11 +38,12 @@ class _History:
     """Facts from all compilations of a step."""
 
     compilations: int = 0
+    profiles: int = 0  # of these, those for the seconds of collectives alone
     unmodified: ScheduledModule | None = None  # the first module, if it was the unmodified step's
     closest_slab_attempt: SlabAttempt | None = None  # of those in slabs, the one that came closest to the limits
 
     def add(self, found: Outcome) -> None:
-        if not self.compilations:
+        if self.compilations == self.profiles:
             self.unmodified = found.unmodified
         self.compilations += 1
         if found.program.in_slabs:
@@ -100,6 +101,7 @@ class Attempts:
         """By the latency-hiding schedule if the program copies, then by the serial one; in slabs by the first alone."""
         profile = self.compiler.profile(program)
         self.history.compilations += profile is not None
+        self.history.profiles += profile is not None
         # Each of the two schedules is a module of its own: a plan fits only the one that it was made for.
         known = self.follow.hides_latency if self.follow else None
         copies = copies_by_itself(program)

@@ -10,6 +10,7 @@ from memplan.compilation.callback import Callback
 from memplan.compilation.limits import Headroom, Limits
 from memplan.compilation.outcome import Outcome
 from memplan.compilation.scheduled import Agree
+from memplan.compilation.shaping import Shaping, collective_flags
 from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner
 from memplan.program.lowerable import lowerable
@@ -37,6 +38,7 @@ class Compiler:
     follow: Plan | None
     agree: Agree  # brings all processes of the step to one plan
     notify: Notify
+    between_hosts: str | None = None  # the type in which sums travel there, if it is not their own
 
     def compile(
         self,
@@ -56,12 +58,12 @@ class Compiler:
           WrongProgramError: the program is transformed, and has not the step's types.
         """
         if program.rewritten is not None:
-            check_types(program.per_device, program.rewritten)
+            check_types(program.traced.jaxpr, program.rewritten)
         callback = Callback(
             self.target.device,
             self.limits,
             headroom,
-            program.topology,
+            program.machine,
             self.planner,
             self.follow,
             self.agree,
@@ -87,20 +89,27 @@ class Compiler:
         XLA's scheduler guesses from the size of a message what a collective takes, and lets it wait. A profile goes by
         the names that instructions have from fusion on, and XLA calls nobody back between fusion and scheduling.
         """
-        if program.topology is None or not self.target.is_gpu:
+        if program.machine is None or not self.target.is_gpu:
             return None
         self.notify("compiling for the seconds of its collectives", None)
         found: list[Replay] = []
 
         def read(text: str) -> None:
-            found.append(replay(text, self.target.device, program.topology))
+            found.append(replay(text, self.target.device, program.machine))
 
         self._compile(program, read, None, hides_latency=False)
         return found[0].seconds if found[0].collectives else {}
 
     def _compile(self, program: Program, rewrite: Rewrite, profile: Profile | None, hides_latency: bool) -> Executable:
-        early = HIDES_LATENCY if self.target.is_gpu and (hides_latency or program.in_slabs) else None
-        return compile_program(program, self.target, self.args, self.kwargs, early, profile, rewrite)
+        early = HIDES_LATENCY if self.target.is_gpu and (hides_latency or program.in_slabs) else {}
+        machine, on_gpu = program.machine, self.target.is_gpu
+        if machine is None:
+            return compile_program(program, self.target, self.args, self.kwargs, early, profile, rewrite)
+        shaping = Shaping(machine, on_gpu, self.between_hosts)
+        kept = collective_flags(machine, on_gpu)
+        return compile_program(
+            program, self.target, self.args, self.kwargs, {**kept, **early}, profile, rewrite, shaping
+        )
 
 
 def compile_program(
@@ -111,14 +120,15 @@ def compile_program(
     flags: Mapping[str, Any] | None = None,
     profile: Profile | None = None,
     rewrite: Rewrite | None = None,
+    shape: Rewrite | None = None,
 ) -> Executable:
     """Compile a program for a target; without `rewrite`, as `jax.jit` does by default.
 
     Args:
       args, kwargs: of the step; the others: see `Target.compile`.
     """
-    made = lowerable(program, args, kwargs, target.is_gpu, target.mesh_for(program.spmd))
-    return target.compile(made, flags, profile, rewrite)
+    made = lowerable(program, args, kwargs, target.is_gpu)
+    return target.compile(made, flags, profile, rewrite, shape)
 
 
 def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:

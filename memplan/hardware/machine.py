@@ -26,13 +26,13 @@ class Grid:
 
     def along(self, levels: Collection[int]) -> Groups:
         """Groups of the partitions that differ in their places at these levels alone, in the machine's order."""
-        inner = [size if level in levels else 1 for level, size in enumerate(self.sizes)]
         strides = _strides(self.sizes)
-        found: list[tuple[int, ...]] = []
-        for row in self.rows:
-            for start in _numbers([size if one == 1 else 1 for size, one in zip(self.sizes, inner)], strides):
-                found.append(tuple(row[start + offset] for offset in _numbers(inner, strides)))
-        return tuple(found)
+        inside = [size if level in levels else 1 for level, size in enumerate(self.sizes)]
+        starts = [1 if level in levels else size for level, size in enumerate(self.sizes)]
+        offsets = _numbers(inside, strides)
+        return tuple(
+            tuple(row[start + offset] for offset in offsets) for row in self.rows for start in _numbers(starts, strides)
+        )
 
 
 @dataclass(frozen=True)

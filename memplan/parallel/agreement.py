@@ -100,13 +100,6 @@ def one_plan(processes: tuple[int, ...], step: Step, fingerprint: str, key: str,
     return Plan.from_json(text)
 
 
-def processes_of(tree: Any) -> tuple[int, ...]:
-    """The processes whose devices hold the arrays of a tree; leaves may also be shapes or shardings."""
-    shardings = (getattr(leaf, "sharding", leaf) for leaf in jax.tree.leaves(tree))
-    meshes = {one.mesh for one in shardings if isinstance(one, jax.sharding.NamedSharding)}
-    return tuple(sorted({process for mesh in meshes for process in _processes(mesh)}))
-
-
 @functools.lru_cache(maxsize=64)
 def _processes(mesh: Mesh | AbstractMesh) -> frozenset[int]:
     """None for an abstract mesh: it has no devices."""

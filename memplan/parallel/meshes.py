@@ -1,19 +1,21 @@
-"""Meshes with one axis per level of the machine, and their links: assumed from presets, or measured by all-reduces."""
+"""Meshes, the machine that they stand on, and its links: assumed from presets, or measured by all-reduces."""
 
 import math
+import re
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from memplan.errors import MeshError
 from memplan.hardware.collectives import LAUNCH_S
+from memplan.hardware.machine import Machine
 from memplan.hardware.topology import Axis, Topology, topology_named
+from memplan.program import compat
 
 SMALL_BYTES, LARGE_BYTES = 1 << 12, 4 << 20
 _RUNS = 5
@@ -47,30 +49,73 @@ def mesh(sizes: Mapping[str, int] | None = None) -> Mesh:
     return Mesh(np.array(devices[:wanted]).reshape(tuple(sizes.values())), tuple(sizes))
 
 
-def links_of(mesh: Mesh | AbstractMesh) -> Topology:
-    """The links that a mesh is assumed to have: shared memory between CPUs, the preset `today` between GPUs."""
-    preset = topology_named("local" if isinstance(mesh, Mesh) and mesh.devices.flat[0].platform == "cpu" else "today")
-    inner, outer = preset.axes[-1], preset.axes[0]
-    names = list(mesh.shape)
-    axes = [replace(inner if name == names[-1] else outer, name=name, size=size) for name, size in mesh.shape.items()]
-    return replace(preset, axes=tuple(axes))
+_MOST_PER_HOST = 8  # devices, where nobody says how many hosts there are: as the servers of today have
+_SHAPE = re.compile(r"[0-9]{1,9}(x[0-9]{1,9})*")
 
 
-def topology_for(topology: Topology | str | None, mesh: Mesh | AbstractMesh) -> Topology:
-    """The topology at the sizes of the mesh; by default the links that it is assumed to have.
+def machine_of(division: compat.Division, topology: Topology | str | None, described: bool) -> Machine:
+    """The machine that a step's partitions run on.
+
+    Args:
+      topology: as for `memplan.jit`.
+      described: devices that are absent take the place of those of the step, in the order of their numbers.
 
     Raises:
-      MeshError: the topology has other axes than the mesh.
+      TopologyError: it has another number of devices.
+    """
+    count, devices = division.count, division.devices
+    if described or devices is None:
+        order = range(count) if devices is None else [device.id for device in devices]
+        known = topology_for(topology, count, _per_host(count), "today")
+    else:
+        hosts = [_host_of(device) for device in devices]
+        order = [(host, device.id) for host, device in zip(hosts, devices, strict=True)]
+        even = len({hosts.count(host) for host in hosts}) == 1
+        preset = "local" if devices[0].platform == "cpu" else "today"
+        known = topology_for(topology, count, hosts.count(hosts[0]) if even else count, preset)
+    ranks = {one: rank for rank, one in enumerate(sorted(order))}
+    return Machine(known, tuple(ranks[one] for one in order))
+
+
+def topology_for(topology: Topology | str | None, count: int, per_host: int, preset: str) -> Topology:
+    """A topology for so many devices.
+
+    Args:
+      topology: None is `per_host` on every host, with the links of the preset; a shape such as "2x4" likewise; of a
+        name without a shape, and of a topology, the outermost level is resized.
+
+    Raises:
+      TopologyError: there is none, or it has another number of devices.
     """
     if topology is None:
-        return links_of(mesh)
+        return topology_named(f"{preset}@{count // per_host}x{per_host}")
+    if isinstance(topology, str) and _SHAPE.fullmatch(topology):
+        topology = f"{preset}@{topology}"
+    shaped = isinstance(topology, str) and "@" in topology
     known = topology_named(topology) if isinstance(topology, str) else topology
-    if list(known.sizes) != list(mesh.shape):
-        raise MeshError(
-            f"the topology {known.name!r} has the axes {', '.join(known.sizes)}; the mesh has {', '.join(mesh.shape)}. "
-            "Name the mesh's axes as the topology does, outermost first."
-        )
-    return known.resized(dict(mesh.shape))
+    if known.devices == count or shaped:
+        return known  # Machine refuses another number of devices
+    first, *rest = known.axes
+    inside = math.prod(axis.size for axis in rest)
+    if count % inside == 0:
+        return known.resized({first.name: count // inside})
+    return known.resized({axis.name: 1 for axis in known.axes} | {known.axes[-1].name: count})
+
+
+def _per_host(count: int) -> int:
+    return next(size for size in range(min(_MOST_PER_HOST, count), 0, -1) if count % size == 0)
+
+
+def _host_of(device: Any) -> int:
+    """jax starts one process for each GPU on many clusters: there it tells the hosts by the slice of a device."""
+    slices = {one.slice_index for one in jax.devices() if hasattr(one, "slice_index")}
+    return device.slice_index if len(slices) > 1 else device.process_index
+
+
+def processes_of(division: compat.Division | None) -> tuple[int, ...]:
+    """The processes whose devices run a step, in order; none for a step on one device."""
+    devices = division.devices if division else None
+    return tuple(sorted({device.process_index for device in devices or ()}))
 
 
 def measure_topology(mesh: Mesh, name: str = "measured") -> Topology:
@@ -118,16 +163,3 @@ def _seconds(mesh: Mesh, axis: str, nbytes: int) -> float:
         jax.block_until_ready(reduce(values))
         found.append(time.perf_counter() - start)
     return min(found)
-
-
-def untyped(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
-    """The mesh with axes of type Auto; `jax.make_mesh` makes Explicit ones, which put shardings into types."""
-    auto = (AxisType.Auto,) * len(mesh.axis_names)
-    if isinstance(mesh, Mesh):
-        return Mesh(mesh.devices, mesh.axis_names, axis_types=auto)
-    return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=auto)
-
-
-def is_typed(leaf: Any) -> bool:
-    """Whether the type of an array has a sharding (explicit axes)."""
-    return AxisType.Explicit in jax.typeof(leaf).sharding.mesh.axis_types

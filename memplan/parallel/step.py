@@ -1,163 +1,116 @@
-"""Makes a data-parallel step over a mesh from a step for one device."""
+"""The shardings of a data-parallel step, written for a step that knows one device."""
 
 import functools
-import inspect
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from memplan.errors import MemplanError, MeshError
-from memplan.hardware import catalog
-from memplan.hardware.device import Device
-from memplan.hardware.topology import Topology
+from memplan.errors import MeshError
 from memplan.parallel import agreement, meshes
-from memplan.parallel.divide import (
-    DEVICE,
-    GLOBAL,
-    Divided,
-    Leaf,
-    Options,
-    SplitState,
-    batch_placement,
-    divide,
-    placements,
-    struct_of,
-)
-from memplan.parallel.emit.collectives import Collectives, Sum, trusts_reduce_scatter
-from memplan.parallel.emit.compression import WIRE_DTYPES, Compressor, Remembered
-from memplan.parallel.emit.lower import lower
-from memplan.parallel.partition.sharded import Placement, Shard
 from memplan.program import compat
-from memplan.program.sharding import XLA_DECOMPOSES
-from memplan.xla.local import local_device
+
+Leaf = Any
+SplitState = str | Callable[[str, Leaf], bool] | None
+Space = Mapping[str, str | int]
+
+_BATCH, _DEPTH = "batch", "depth"
 
 
 @dataclass(eq=False, repr=False)
 class DataParallel:
-    """What `data_parallel` returns: called with global arrays inside `jax.jit` or `memplan.jit`.
-
-    Attributes:
-      sums: the buckets that were reduced when it was last traced.
-    """
+    """What `data_parallel` returns: the step with shardings; for `memplan.jit`, or `jax.jit`."""
 
     step: Callable[..., Any]
     mesh: Mesh | AbstractMesh
-    topology: Topology
-    device: Device
-    options: Options
-    sums: tuple[Sum, ...] = ()
-    _known: dict[Any, Divided] = field(default_factory=dict)  # by the tree and types of the arguments
+    batch_argnums: tuple[int, ...]
+    batch_axis: int
+    space: Mapping[str, int]  # axis of the mesh -> dimension of the batch's arrays that it divides
+    split_state: SplitState
 
     def __post_init__(self) -> None:
         functools.update_wrapper(self, self.step)
-        self.decomposes, self.devices = self.options.decompose, self.topology.devices
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        compresses, errors = self.options.compress is not None, ()
-        if compresses:
-            if not args or not isinstance(args[0], Remembered):
-                raise MemplanError(
-                    "a step with compressed messages also carries their rounding errors: its first argument is what "
-                    "place(state, batch) returns for the state, and then what the step itself returns."
-                )
-            args, errors = (args[0].state, *args[1:]), args[0].errors
-        if kwargs:  # `batch_argnums` counts positions
-            try:
-                bound = inspect.signature(self.step).bind(*args, **kwargs)
-            except TypeError as error:
-                raise MemplanError(f"the step does not take these arguments: {error}.") from error
-            args, kwargs = bound.args, bound.kwargs
-        divided = self.divided(args, kwargs)
-        leaves = jax.tree_util.tree_leaves((args, kwargs))
-        results, after = self._run(divided, self.layouts(*args, **kwargs), leaves, errors)
-        out = jax.tree_util.tree_unflatten(divided.out_tree, results)
-        if not compresses:
-            return out
-        if type(out) is tuple:
-            return (Remembered(out[0], tuple(after)), *out[1:])
-        return Remembered(out, tuple(after))
+        given = jax.tree.map(_constrained, args, self.shardings(*args))
+        replicated = jax.tree.map(lambda leaf: _constrained(leaf, self.whole), kwargs)
+        return self._like_arguments(args, self.step(*given, **replicated))
 
-    def divided(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Divided:
-        """How the step is divided for the shapes of these (global) arguments."""
-        leaves, tree = jax.tree_util.tree_flatten((tuple(args), dict(kwargs or {})))
-        shapes = [struct_of(leaf) for leaf in leaves]
-        key = tree, tuple((one.shape, one.dtype, one.weak_type) for one in shapes)
-        if key not in self._known:
-            given = jax.tree_util.tree_unflatten(tree, shapes)
-            self._known[key] = divide(self.step, self.mesh, self.topology, self.device, self.options, *given)
-        return self._known[key]
-
-    def _run(
-        self, divided: Divided, inputs: Sequence[Placement], leaves: Sequence[Any], errors: Sequence[Any] | None
-    ) -> tuple[list[Any], list[Any]]:
-        """Results of the step, and the rounding errors of compressed messages."""
-        own = self._spec(Shard(0))
-        run = jax.shard_map(
-            functools.partial(self.local, divided),
-            mesh=self.mesh if any(map(meshes.is_typed, leaves)) else meshes.untyped(self.mesh),
-            in_specs=(list(map(self._spec, inputs)), own),
-            out_specs=(list(map(self._spec, divided.sharded.outputs)), own),
-            check_vma=False,
+    def _like_arguments(self, args: Sequence[Any], out: Any) -> Any:
+        """The results, of which one with the tree and types of an argument gets its shardings: the new state."""
+        known = {}
+        for position, (arg, shardings) in enumerate(zip(args, self.shardings(*args), strict=True)):
+            if position not in self.batch_argnums:
+                known.setdefault(_types(arg), shardings)
+        parts = out if type(out) is tuple else (out,)
+        found = tuple(
+            jax.tree.map(_constrained, part, known[_types(part)]) if _types(part) in known else part for part in parts
         )
-        return run(list(leaves), errors)
-
-    def local(
-        self, divided: Divided, parts: Sequence[Any], before: Sequence[Any] | None
-    ) -> tuple[list[Any], list[Any]]:
-        """What one device runs: results in their placements, and the rounding errors of its compressed messages.
-
-        Args:
-          parts: the device's part of every leaf of the arguments.
-          before: errors of the last step; None if only shapes are computed.
-        """
-        compressor = Compressor(self.options.compress, before) if self.options.compress else None
-        collectives = Collectives(self.topology, self.options.decompose, compressor, trusts_reduce_scatter(self.mesh))
-        results = lower(divided.sharded, collectives, parts, divided.buckets)
-        self.sums = tuple(collectives.sums)
-        return results, compressor.after if compressor else []
-
-    def _spec(self, placement: Placement) -> PartitionSpec:
-        if not isinstance(placement, Shard):
-            return PartitionSpec()
-        return PartitionSpec(*(None,) * placement.dim, tuple(self.topology.sizes))
+        return found if type(out) is tuple else found[0]
 
     @property
     def whole(self) -> NamedSharding:
         """The sharding of replicated arrays."""
-        return NamedSharding(self.mesh, PartitionSpec())
+        return NamedSharding(_auto(self.mesh), PartitionSpec())
 
-    def layouts(self, *args: Any, **kwargs: Any) -> list[Placement]:
-        """The placement of every leaf of the arguments; keyword arguments are never the batch.
+    def shardings(self, *args: Any) -> Any:
+        """The sharding of every leaf of the arguments (arrays or shapes).
 
         Raises:
           MeshError: the batch cannot be divided.
         """
-        return placements(args, kwargs, self.options, self.devices)
 
-    def shardings(self, *args: Any) -> Any:
-        """The sharding of every leaf of the arguments (arrays or shapes)."""
-        found = [NamedSharding(self.mesh, self._spec(placement)) for placement in self.layouts(*args)]
-        return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(args), found)
+        def of(position: int, path: Any, leaf: Any) -> NamedSharding:
+            name = jax.tree_util.keystr(path)
+            if position in self.batch_argnums:
+                return self._batch_sharding(position, name, leaf)
+            return NamedSharding(_auto(self.mesh), self._state_spec(name, leaf))
+
+        return tuple(
+            jax.tree_util.tree_map_with_path(functools.partial(of, position), arg) for position, arg in enumerate(args)
+        )
+
+    def _batch_sharding(self, position: int, name: str, leaf: Leaf) -> NamedSharding:
+        """The sharding of one leaf of the batch, called `name` in the argument at `position`."""
+        shape = jax.numpy.shape(leaf)
+        axes: list[list[str]] = [[] for _ in shape]
+        for axis, dim in self.space.items():
+            if dim < len(shape):  # a scalar is the same for all examples
+                axes[dim].append(axis)
+        for dim, names in enumerate(axes):
+            parts = int(np.prod([self.mesh.shape[one] for one in names], dtype=int))
+            if shape[dim] % parts:
+                below = shape[dim] // parts * parts
+                what = "global batch" if dim == self.batch_axis else f"size {shape[dim]} of dimension {dim}"
+                raise MeshError(
+                    f"the {what} of {shape[dim]} (argument {position}{name}, dimension {dim}) cannot be divided "
+                    f"equally among {parts} devices. Take {f'{below} or ' if below else ''}{below + parts}, or a mesh "
+                    f"whose number of devices divides {shape[dim]}."
+                )
+        return NamedSharding(_auto(self.mesh), PartitionSpec(*(tuple(names) or None for names in axes)))
+
+    def _state_spec(self, name: str, leaf: Leaf) -> PartitionSpec:
+        """State that `split_state` names is divided along its largest dimension that can be; the rest is replicated."""
+        if self.split_state is None:
+            return PartitionSpec()
+        wanted = self.split_state in name if isinstance(self.split_state, str) else self.split_state(name, leaf)
+        shape, devices = jax.numpy.shape(leaf), self.mesh.size
+        dims = [dim for dim, size in enumerate(shape) if size and size % devices == 0]
+        if not wanted or not dims:
+            return PartitionSpec()
+        return PartitionSpec(*(None,) * max(dims, key=lambda dim: shape[dim]), tuple(self.mesh.axis_names))
 
     def place(self, *args: Any) -> Any:
         """The arguments on the mesh, from values that every process has whole.
 
-        With compressed messages the first comes back as `Remembered`, with errors of zero.
+        Raises:
+          MemplanError: processes have other values; names the ranks and the leaf.
         """
         agreement.same_state(self.mesh, self.step, args)
         placed = jax.tree.map(_placed, args, self.shardings(*args))
-        if self.options.compress is not None:
-            divided, inputs = self.divided(args), self.layouts(*args)
-            shapes = [struct_of(leaf) for leaf in jax.tree_util.tree_leaves(args)]
-            _, errors = jax.eval_shape(functools.partial(self._run, divided, inputs, errors=None), shapes)
-            own = NamedSharding(self.mesh, self._spec(Shard(0)))
-            zeros = jax.jit(lambda: tuple(jax.numpy.zeros(one.shape, one.dtype) for one in errors), out_shardings=own)
-            placed = (Remembered(placed[0], zeros()), *placed[1:])
         return placed if len(args) > 1 else placed[0]
 
     def assemble(self, batch: Any, position: int | None = None) -> Any:
@@ -168,7 +121,7 @@ class DataParallel:
         Args:
           position: of the argument; by default the first that is divided.
         """
-        position = self.options.batch_argnums[0] if position is None else position
+        position = self.batch_argnums[0] if position is None else position
         if not isinstance(self.mesh, Mesh):
             raise MeshError(
                 "an AbstractMesh has no devices to put a batch on. Make the step with memplan.parallel.mesh()."
@@ -177,22 +130,18 @@ class DataParallel:
 
         def whole(leaf: Any) -> jax.ShapeDtypeStruct:
             shape = list(np.shape(leaf))
-            if len(shape) > self.options.batch_axis:
-                shape[self.options.batch_axis] *= processes
+            if len(shape) > self.batch_axis:
+                shape[self.batch_axis] *= processes
             return jax.ShapeDtypeStruct(tuple(shape), leaf.dtype)
 
-        shapes = jax.tree.map(whole, batch)
-
         def assembled(path: Any, leaf: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
-            name = jax.tree_util.keystr(path)
-            placement = batch_placement(position, name, shape, self.options, self.devices)
-            sharding = NamedSharding(self.mesh, self._spec(placement))
             if compat.is_key(leaf):
                 data = assembled(path, jax.random.key_data(leaf), jax.eval_shape(jax.random.key_data, shape))
                 return jax.random.wrap_key_data(data, impl=compat.key_impl_of(leaf.dtype))
+            sharding = self._batch_sharding(position, jax.tree_util.keystr(path), shape)
             return jax.make_array_from_process_local_data(sharding, np.asarray(leaf), shape.shape)
 
-        return jax.tree_util.tree_map_with_path(assembled, batch, shapes)
+        return jax.tree_util.tree_map_with_path(assembled, batch, jax.tree.map(whole, batch))
 
 
 def data_parallel(
@@ -201,58 +150,72 @@ def data_parallel(
     *,
     batch_argnums: int | Sequence[int] = 1,
     batch_axis: int = 0,
-    topology: Topology | str | None = None,
+    space: Space | None = None,
     split_state: SplitState = None,
-    statistics: str = GLOBAL,
-    decompose: bool = True,
-    compress: str | None = None,
-    device: str | None = None,
 ) -> DataParallel:
-    """A step that computes on all devices of a mesh what the given step computes on one device at the global batch.
+    """A step whose arguments and results have the shardings of data parallelism; XLA divides the rest.
+
+    It is what a user would write with `NamedSharding`s by hand, in one line: the batch divided among the devices, the
+    state the same on each or in parts, the new state as the old one.
 
     Args:
       step: `step(state, batch)`, pure, written for one device.
       mesh: one axis per level of the machine, outermost first; by default all devices (`memplan.parallel.mesh`). With
-        an `AbstractMesh` the step can be planned for absent devices.
-      batch_argnums: arguments that are divided among the devices; the others are replicated.
+        an `AbstractMesh` the step can be planned for absent devices (`memplan.jit(..., device=)`).
+      batch_argnums: positional arguments that are divided; the others are replicated.
       batch_axis: dimension of their leaves that is divided.
-      topology: links between the devices; axes as in the mesh.
+      space: axis of the mesh -> the dimension that it divides, for arrays that are large in space: `"batch"`,
+        `"depth"` (the dimension behind the batch) or a number. By default every axis divides the batch. XLA exchanges
+        the rims that convolutions read.
       split_state: leaves of which each device keeps and updates a part: a name in their path (`"opt_state"`), or a
         function of (path, leaf).
-      statistics: batch statistics (batch norm) are `"global"`, as on one device, or `"device"`: each device takes its
-        own part of the batch, which needs no communication within the network and gives other numbers.
-      decompose: all-reduce in the phases that cost least; False: in one phase, which XLA or the engine may decompose.
-      compress: `"bfloat16"` or `"float16"` for gradients on the slowest links, with error feedback; the step then takes
-        and returns the state as `place` makes it.
-      device: name of the devices; None: those that jax runs on. It predicts when gradients are ready to be sent.
-
-    Results differ from those of one device only by the order of sums; random draws are the same, also from a key per
-    example. An operation that cannot be divided along the batch (a sort of it, a concatenation) gathers its operand,
-    with a warning that names the line. `jax.debug.print` prints once, what one device would print.
 
     Raises:
-      MemplanError: an option is wrong; when the step is first traced: the batch cannot be divided (MeshError), or the
-        step places its arrays itself, is written for several devices, or has effects that would happen once for each
-        device (UnsupportedProgramError, with the line).
+      MeshError: `space` names no axis of the mesh, or something else than a dimension; when the step is called, the
+        batch cannot be divided equally.
     """
-    if statistics not in (GLOBAL, DEVICE):
-        raise MemplanError(f"statistics is {statistics!r}; it is {GLOBAL!r} or {DEVICE!r}.")
-    if decompose and XLA_DECOMPOSES in os.environ.get("XLA_FLAGS", ""):
-        raise MemplanError(
-            f"XLA_FLAGS lets XLA decompose all-reduces ({XLA_DECOMPOSES}), and so would this step. Leave out the flag, "
-            "or pass decompose=False."
-        )
-    if compress is not None and compress not in WIRE_DTYPES:
-        raise MemplanError(
-            f"gradients cannot travel as {compress!r}; compress is one of {', '.join(WIRE_DTYPES)}, or None."
-        )
-    if compress is not None and split_state is not None:
-        raise MemplanError("parts of sums are not compressed: give data_parallel either split_state or compress.")
     mesh = meshes.mesh() if mesh is None else mesh
-    kind = catalog.named(device) if device is not None else local_device()
     positions = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
-    options = Options(positions, batch_axis, split_state, decompose, compress, statistics)
-    return DataParallel(step, mesh, meshes.topology_for(topology, mesh), kind, options)
+    dims = dict(_dims(space or dict.fromkeys(mesh.axis_names, _BATCH), mesh, batch_axis))
+    return DataParallel(step, mesh, positions, batch_axis, dims, split_state)
+
+
+def data_parallel_of(step: Callable[..., Any] | None) -> DataParallel | None:
+    """The data-parallel step that a function is, or wraps."""
+    while step is not None and not isinstance(step, DataParallel):
+        step = getattr(step, "__wrapped__", None)
+    return step
+
+
+def _dims(space: Space, mesh: Mesh | AbstractMesh, batch_axis: int) -> Iterator[tuple[str, int]]:
+    named = {_BATCH: batch_axis, _DEPTH: batch_axis + 1}
+    for axis, dim in space.items():
+        if axis not in mesh.axis_names:
+            raise MeshError(f"space divides along {axis!r}; the mesh has the axes {', '.join(mesh.axis_names)}.")
+        if not isinstance(dim, int) and dim not in named:
+            raise MeshError(f"space divides {dim!r} along {axis!r}; it is 'batch', 'depth' or a dimension's number.")
+        yield axis, dim if isinstance(dim, int) else named[dim]
+
+
+def _constrained(leaf: Any, sharding: NamedSharding) -> Any:
+    """The leaf with a sharding; one whose type has a sharding already (explicit axes) stays as it is."""
+    if AxisType.Explicit in jax.typeof(leaf).sharding.mesh.axis_types:
+        return leaf
+    return jax.lax.with_sharding_constraint(leaf, sharding)
+
+
+def _auto(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
+    """The mesh with axes of type Auto; `jax.make_mesh` makes Explicit ones, which put shardings into types."""
+    auto = (AxisType.Auto,) * len(mesh.axis_names)
+    if isinstance(mesh, Mesh):
+        return Mesh(mesh.devices, mesh.axis_names, axis_types=auto)
+    return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=auto)
+
+
+def _types(tree: Any) -> Any:
+    """Something equal for trees of the same structure and types."""
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    return structure, tuple((jax.numpy.shape(leaf), jax.typeof(leaf).dtype) for leaf in leaves)
 
 
 def _placed(leaf: Leaf, sharding: NamedSharding) -> jax.Array:

@@ -11,16 +11,16 @@ from jax import lax
 from jax.core import Tracer
 
 from memplan.errors import UnsupportedProgramError
+from memplan.hardware.machine import Machine
 from memplan.program import compat
 from memplan.program.interpret import interpret
 from memplan.program.jit_arguments import dynamic_arguments
-from memplan.program.sharding import Spmd
 from memplan.program.trace import Program
 
 
 @dataclass(frozen=True)
 class Lowerable:
-    """A function and its arguments, as `jax.jit` takes them, and the memory or mesh of its inputs and outputs."""
+    """A function and its arguments, as `jax.jit` takes them, the memory of its inputs and outputs, and its machine."""
 
     step: Callable[..., Any]
     args: Sequence[Any]
@@ -28,43 +28,34 @@ class Lowerable:
     options: Mapping[str, Any] = field(default_factory=dict)  # of `jax.jit`
     on_host: Collection[int] = ()  # positions of inputs in host memory
     returned_to_host: Collection[int] = ()  # and of outputs
-    spmd: Spmd | None = None  # the inputs' partition over a mesh
+    machine: Machine | None = None  # that its partitions run on, if there are several
 
 
-def lowerable(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any], on_gpu: bool, mesh: Any) -> Lowerable:
+def lowerable(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any], on_gpu: bool) -> Lowerable:
     """A program with the step's arguments.
 
     Args:
       on_gpu: compile for a GPU, whose memory is apart from the host's.
-      mesh: replaces the step's own; None keeps it.
 
     Raises:
       UnsupportedProgramError: jax can lower the arguments only by their leaves, and there are shardings for them.
     """
     step, options, jaxpr = program.step, program.options, None
-    if program.rewritten is not None or mesh is not None:
+    if program.rewritten is not None:
         jaxpr = program.jaxpr
         if program.in_slabs and not on_gpu:
             jaxpr = channels_last(jaxpr)
-        step = as_step(program, jaxpr, mesh)
+        step = as_step(program, jaxpr)
     if program.traced.lowers_by_leaves:
-        step = flat_function(program, program.traced.jaxpr if jaxpr is None else jaxpr, mesh)
+        step = compat.jaxpr_as_fun(program.traced.jaxpr if jaxpr is None else jaxpr)
         args, kwargs, options = _leaves(program, args, kwargs), {}, _options_of_leaves(program)
     on_host, returned = (program.on_host, program.returned_to_host) if on_gpu else ((), ())
-    return Lowerable(step, args, kwargs, options, on_host, returned, program.spmd)
+    return Lowerable(step, args, kwargs, options, on_host, returned, program.machine)
 
 
-def flat_function(program: Program, jaxpr: compat.ClosedJaxpr, mesh: Any = None) -> Callable[..., Any]:
-    """A function of the step's flat inputs that evaluates `jaxpr`, over this mesh, or the step's own, if it has one."""
-    if program.spmd is None:
-        return compat.jaxpr_as_fun(jaxpr)
-    spmd = program.spmd if mesh is None else program.spmd.on(mesh)
-    return spmd.over_mesh(lambda *operands: interpret(jaxpr, operands))
-
-
-def as_step(program: Program, jaxpr: compat.ClosedJaxpr, mesh: Any = None) -> Callable[..., Any]:
+def as_step(program: Program, jaxpr: compat.ClosedJaxpr) -> Callable[..., Any]:
     """A function with the step's own signature that evaluates `jaxpr`; to be jitted with the step's own options."""
-    evaluate = flat_function(program, jaxpr, mesh)
+    evaluate = compat.jaxpr_as_fun(jaxpr)
 
     @functools.wraps(program.step)
     def planned(*args: Any, **kwargs: Any) -> Any:

@@ -11,13 +11,12 @@ from typing import Any
 
 import jax
 
-from memplan.errors import MemplanError
-from memplan.hardware.topology import Topology
+from memplan.errors import MeshError
+from memplan.hardware.machine import Machine
 from memplan.planning.loops import Loop, Residuals
 from memplan.planning.slabs.slabs import SlabGraph, SlabLoop, Slabs
 from memplan.program import compat
 from memplan.program.flat import Flat, flatten
-from memplan.program.sharding import XLA_DECOMPOSES, Spmd, unwrap_shard_map
 
 _PRIVATE = re.compile(r"0x[0-9a-f]+|id=\d+|/[^\s:]+(?=:\d+)")  # addresses and paths differ between processes
 _UNORDERED = re.compile(r"\{('[^{}]*')\}")  # and so does the order of names in a set
@@ -37,11 +36,13 @@ class Traced:
       step: the user's function.
       options: the `jax.jit` options it was given.
       stage: what `jax.jit(step, **options).trace(...)` returned.
+      division: over its devices; None if it runs on one.
     """
 
     step: Callable[..., Any]
     options: Mapping[str, Any]
     stage: jax.stages.Traced
+    division: compat.Division | None = None
 
     @property
     def jaxpr(self) -> compat.ClosedJaxpr:
@@ -110,9 +111,7 @@ class Program:
     """A step and its transforms."""
 
     traced: Traced  # the unmodified step
-    spmd: Spmd | None  # its mesh, if the step is one `shard_map`
-    # the jaxpr that jax traced, with calls; for a step with a mesh, the program of one device
-    per_device: compat.ClosedJaxpr
+    machine: Machine | None = None  # that its partitions run on, if it is divided over several devices
     transforms: tuple[Transform, ...] = ()  # in order of application
     rewritten: compat.ClosedJaxpr | None = None  # the flat jaxpr after them; None while it is the step's own
 
@@ -123,7 +122,7 @@ class Program:
         Raises:
           UnsupportedProgramError: see `flatten`.
         """
-        return Flat(flatten(self.per_device) if self.rewritten is None else self.rewritten)
+        return Flat(flatten(self.traced.jaxpr) if self.rewritten is None else self.rewritten)
 
     @property
     def jaxpr(self) -> compat.ClosedJaxpr:
@@ -142,7 +141,10 @@ class Program:
     @functools.cached_property
     def digest(self) -> str:
         """Digest of the step's equations and donations: the same in every process, for all of XLA's choices."""
-        return hashlib.sha256(comparable(f"{self.per_device} {self.donated}").encode()).hexdigest()
+        division = self.traced.division
+        inputs = [getattr(one, "spec", one) for one in division.inputs] if division else ()
+        text = f"{self.traced.jaxpr} {self.donated} {inputs}" if inputs else f"{self.traced.jaxpr} {self.donated}"
+        return hashlib.sha256(comparable(text).encode()).hexdigest()
 
     @property
     def step(self) -> Callable[..., Any]:
@@ -156,6 +158,14 @@ class Program:
     def donated(self) -> tuple[bool, ...]:
         return self.traced.donated
 
+    @functools.cached_property
+    def input_nbytes(self) -> tuple[int, ...]:
+        """Bytes of every input on one device."""
+        avals = [var.aval for var in self.traced.jaxpr.jaxpr.invars]
+        division = self.traced.division
+        inputs = division.inputs if division else (None,) * len(avals)
+        return tuple(map(compat.part_nbytes, avals, inputs))
+
     def kept(self, closed: compat.ClosedJaxpr) -> list[bool]:
         """For each input of a jaxpr of the step: does jax keep it? Unread inputs go, unless `keep_unused` is set."""
         jaxpr = closed.jaxpr
@@ -166,11 +176,6 @@ class Program:
     @property
     def name(self) -> str:
         return getattr(self.step, "__name__", "step")
-
-    @property
-    def topology(self) -> Topology | None:
-        """The links between its devices, if the step has them."""
-        return self.spmd.topology if self.spmd else None
 
     @property
     def loops(self) -> tuple[tuple[Loop, Residuals | None], ...]:
@@ -199,20 +204,45 @@ class Program:
 
 
 def trace(
-    step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+    platform: str | None = None,
 ) -> Program:
     """Trace `step` as `jax.jit(step, **options)` would.
 
     Args:
       args, kwargs: arrays or `jax.ShapeDtypeStruct`s; static ones as they are.
       options: keyword arguments of `jax.jit`.
+      platform: "cuda" for a GPU that is absent; None is that of the step's devices.
+
+    Raises:
+      MeshError: shardings name an abstract mesh alone, which has no devices to run on.
     """
     stage = jax.jit(step, **options).trace(*args, **kwargs)
-    if getattr(step, "decomposes", False) and (options.get("compiler_options") or {}).get(XLA_DECOMPOSES):
-        raise MemplanError(
-            f"the step already decomposes its all-reduces, and XLA would decompose them again ({XLA_DECOMPOSES}). Omit "
-            "that option, or make the step with data_parallel(..., decompose=False)."
-        )
-    traced = Traced(step, dict(options), stage)
-    spmd, per_device = unwrap_shard_map(stage.jaxpr, getattr(step, "topology", None)) or (None, stage.jaxpr)
-    return Program(traced, spmd, per_device)
+    leaves = jax.tree_util.tree_leaves((args, kwargs))
+    division = None
+    if compat.names_devices(stage, leaves):
+        count = len(compat.donated_inputs(stage))
+        division = compat.division_of(lower(stage, platform), count)
+    return Program(Traced(step, dict(options), stage, division if division and division.count > 1 else None))
+
+
+def lower(stage: jax.stages.Traced, platform: str | None) -> jax.stages.Lowered:
+    """What jax lowers for a platform; None is that of the step's devices.
+
+    Raises:
+      MeshError: there are no devices.
+    """
+    if platform is not None:
+        return stage.lower(lowering_platforms=(platform,))
+    try:
+        return stage.lower()
+    except ValueError as error:
+        if "only AbstractMesh exists" not in str(error):
+            raise
+        raise MeshError(
+            "the step's shardings name an AbstractMesh, which has no devices. Pass device= to plan for described GPUs "
+            "in its place, or use a Mesh of this machine's devices (memplan.parallel.mesh)."
+        ) from None

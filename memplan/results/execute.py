@@ -11,8 +11,8 @@ import numpy as np
 
 from memplan.compilation.outcome import Outcome
 from memplan.errors import MemplanError
+from memplan.program import compat
 from memplan.program.jit_arguments import dynamic_arguments
-from memplan.program.lowerable import flat_function
 from memplan.program.state.host_state import place_leaf, to_device
 from memplan.program.trace import Program
 from memplan.results.infeasible import no_block, out_of_memory
@@ -87,13 +87,13 @@ class Runner:
     def _is_read(self) -> list[bool]:
         """For each leaf of the arguments: does the program read it? jax copies only those from the host."""
         program = self._program
-        return program.kept(program.per_device if program.rewritten is None else program.rewritten)
+        return program.kept(program.traced.jaxpr if program.rewritten is None else program.rewritten)
 
     def _copied_nbytes(self, args: Any, kwargs: Any) -> int | None:
         """Bytes of arguments that are not jax arrays; None over a mesh, where each device gets a part of them."""
         inputs = zip(jax.tree_util.tree_leaves((args, kwargs)), self._is_read, strict=True)
         copied = [np.asarray(leaf).nbytes for leaf, read in inputs if read and not isinstance(leaf, jax.Array)]
-        return None if copied and self._program.spmd else sum(copied)
+        return None if copied and self._program.machine else sum(copied)
 
     def _on_gpu(self, args: Any, kwargs: Any) -> Any:
         """Call the step, with memplan's errors, raised before donated arguments are consumed if possible."""
@@ -182,8 +182,8 @@ def _same_kernels(found: Outcome, dynamic: Any) -> Gate:
 
 def _rewritten(program: Program, leaves: Sequence[Any]) -> Gate:
     original = program.original
-    plain = jax.jit(flat_function(original, original.jaxpr), compiler_options=AS_TYPED)
-    planned = jax.jit(flat_function(program, program.jaxpr), compiler_options=AS_TYPED)
+    plain = jax.jit(compat.jaxpr_as_fun(original.jaxpr), compiler_options=AS_TYPED)
+    planned = jax.jit(compat.jaxpr_as_fun(program.jaxpr), compiler_options=AS_TYPED)
     pieces = [run_in_pieces(original.jaxpr, leaves, length, AS_TYPED) for length in _LENGTHS]
     return compare(plain(*leaves), pieces[0], planned(*leaves), *pieces[1:], coarsest=roundings(original.jaxpr))
 

@@ -188,7 +188,7 @@ def _slab_loops(outcome: Outcome, origins: Origins, moved: Mapping[str, tuple[in
     program, blocks = outcome.program, outcome.planned.result.replay.blocks
     records = program.in_slabs
     compiled = {origins.scope(name): name for name in moved} if len(records) == 1 else {}
-    inputs = compat.input_names(program.per_device) if records else ()  # names of the first values of every graph
+    inputs = compat.input_names(program.traced.jaxpr) if records else ()  # names of the first values of every graph
 
     def array(one: InSlabs, value: int) -> SlabArray:
         known = one.graph.graph.values[value]
@@ -324,8 +324,7 @@ class Pooled:
 
 def pooled(found: Outcome, pools: local.Pools) -> Pooled:
     """Simulate a step for a GPU in the pools of a client that starts in this environment."""
-    memory, per_device = found.executable.memory, found.program.per_device.jaxpr
-    nbytes = [compat.nbytes_of(var.aval) for var in per_device.invars]
+    memory, nbytes = found.executable.memory, found.program.input_nbytes
     held = [nbytes[position] for position in sorted(found.program.on_host)]
     kept = [one for position, one in enumerate(nbytes) if position not in found.program.on_host]
     # The driver allocates constants outside of the pool (`GpuExecutable::ResolveConstantGlobals`).

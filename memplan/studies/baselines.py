@@ -63,7 +63,7 @@ class Baselines:
 
     def _compile(self, program: Program, target: Target, flags: Mapping[str, Any] | None = None) -> Baseline:
         found = compile_program(program, target, self.args, {}, flags)
-        reading = ScheduledModule(read_module(found.text), self.target.device, program.topology)
+        reading = ScheduledModule(read_module(found.text), self.target.device, program.machine)
         memory = found.memory
         return Baseline(memory.device_bytes, memory.host_bytes, reading.replay.step_s, memory.resident_bytes)
 

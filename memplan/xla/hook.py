@@ -1,4 +1,4 @@
-"""XLA calls back after scheduling; a caller that registered a module by name may replace it.
+"""XLA calls back before and after scheduling; a caller that registered a module by name may replace it.
 
 The hook belongs to the platform and sees every compilation of the process; of other modules it reads only the name. It
 raises nothing into XLA: it keeps an error and leaves the module unchanged, and `Interception.check` raises.
@@ -10,12 +10,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from memplan.program import compat
 from memplan.xla.async_pairs import expand_async_pairs
 from memplan.xla.large_literals import put_back, set_aside
 
-Rewrite = Callable[[str], str | None]  # text of the scheduled module -> its replacement, or None
+Rewrite = Callable[[str], str | None]  # text of a module -> its replacement, or None
 
 _lock = threading.Lock()
 _awaited: dict[str, Interception] = {}
@@ -26,9 +27,10 @@ _platforms: set[str] = set()
 class Interception:
     """A module that a caller waits for."""
 
-    rewrite: Rewrite
-    called: bool = False  # the compiler has called back
-    error: Exception | None = None  # the error of the callback
+    shape: Rewrite | None  # of the module before it is scheduled
+    rewrite: Rewrite  # of the scheduled module
+    called: bool = False  # the compiler has called back with the scheduled module
+    error: Exception | None = None  # the first error of a callback
 
     def check(self) -> None:
         """Raise the error of the callback, if any."""
@@ -37,12 +39,17 @@ class Interception:
 
 
 @contextmanager
-def intercept(name: str, rewrite: Rewrite, platform: str) -> Iterator[Interception]:
-    """During this context, `rewrite` receives the scheduled module with that name; platform: "cpu" or "cuda"."""
-    interception = Interception(rewrite)
+def intercept(name: str, rewrite: Rewrite, platform: str, shape: Rewrite | None = None) -> Iterator[Interception]:
+    """During this context, `rewrite` receives the scheduled module with that name; platform: "cpu" or "cuda".
+
+    Args:
+      shape: receives it before, when XLA has partitioned but not scheduled it.
+    """
+    interception = Interception(shape, rewrite)
     with _lock:
         if platform not in _platforms:
-            compat.register_after_scheduling(_after_scheduling, platform)
+            for scheduled in (False, True):
+                compat.register_hook(partial(_called_back, scheduled), platform, scheduled)
             _platforms.add(platform)
         if name in _awaited:
             raise RuntimeError(f"{name} is already being compiled")
@@ -54,14 +61,17 @@ def intercept(name: str, rewrite: Rewrite, platform: str) -> Iterator[Intercepti
             del _awaited[name]
 
 
-def _after_scheduling(proto: bytes) -> bytes | None:
+def _called_back(scheduled: bool, proto: bytes) -> bytes | None:
     interception = _awaited.get(module_name(proto))
     if interception is None:
         return None
-    interception.called = True
+    rewrite = interception.rewrite if scheduled else interception.shape
+    interception.called |= scheduled
+    if rewrite is None or interception.error is not None:
+        return None
     try:
         small, literals = set_aside(proto)
-        text = interception.rewrite(compat.module_text(small))
+        text = rewrite(compat.module_text(small))
         return None if text is None else put_back(compat.module_proto(expand_async_pairs(text)), literals)
     except Exception as error:
         interception.error = error

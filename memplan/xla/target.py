@@ -15,17 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from memplan import io
 from memplan.errors import MemplanError, UnknownDeviceError, UnsupportedProgramError
 from memplan.hardware.device import Device
+from memplan.hardware.machine import Machine
 from memplan.program import compat
-from memplan.program.jit_arguments import infer_static
 from memplan.program.lowerable import Lowerable
-from memplan.program.sharding import Spmd
+from memplan.program.trace import lower
 from memplan.xla.described_gpu import kernel_cache_file, target_config
 from memplan.xla.hook import Rewrite, intercept
 from memplan.xla.module import UnreadableModuleError, large_constants
@@ -35,13 +33,6 @@ HIDES_LATENCY = {
     "xla_gpu_experimental_parallel_async_compute_limit": 64,  # copies in flight; the link serves them one by one
     # XLA counts host memory among what the device holds: near its limit it no longer begins copies early
     "xla_gpu_memory_limit_slop_factor": 10_000,
-}
-KEEPS_COLLECTIVES = {  # as they were written, one beside the other's computation
-    "xla_gpu_enable_latency_hiding_scheduler": True,
-    "xla_gpu_all_reduce_combine_threshold_bytes": 0,
-    "xla_gpu_all_gather_combine_threshold_bytes": 0,
-    "xla_gpu_reduce_scatter_combine_threshold_bytes": 0,
-    "xla_gpu_experimental_parallel_collective_overlap_limit": 8,  # under way at once; by default one
 }
 XLA_LIMIT = 0.8  # of a GPU's memory: what takes more, XLA rematerializes by itself, as far as it can
 _SLOP = 0.95  # of that, arguments and outputs left out: XLA's own xla_gpu_memory_limit_slop_factor
@@ -117,39 +108,42 @@ class Target:
         flags: Mapping[str, Any] | None = None,
         profile: Mapping[str, float] | None = None,
         rewrite: Rewrite | None = None,
+        shape: Rewrite | None = None,
     ) -> Executable:
-        """Compile for this device.
+        """Compile for this device, or for as many as there are partitions.
 
         Args:
           flags: compiler options beside those in the options of `jax.jit`.
           profile: what instructions of an earlier compilation take (seconds), for XLA's scheduler.
           rewrite: receives the scheduled module's text, and may return another.
+          shape: receives the module's text before it is scheduled, likewise.
 
         Raises:
           MemplanError: XLA did not hand it over; and whatever `rewrite` raises.
         """
-        own = KEEPS_COLLECTIVES if lowerable.spmd and self.is_gpu else {}
-        flags = {**own, **(lowerable.options.get("compiler_options") or {}), **(flags or {})}
+        flags = {**(lowerable.options.get("compiler_options") or {}), **(flags or {})}
         options = {name: value for name, value in lowerable.options.items() if name != "compiler_options"}
-        args, kwargs = lowerable.args, lowerable.kwargs
+        stage = jax.jit(lowerable.step, **options).trace(*lowerable.args, **lowerable.kwargs)
+        lowered = lower(stage, self.platform if self.described else None)
         if self.described:
             assert self.device.target is not None
             kernels = {"xla_gpu_kernel_cache_file": str(kernel_cache_file(self.device.target))}
             flags = {**_DESCRIBED_OPTIONS, **kernels, **flags}
-            args, kwargs = self._placeholders(lowerable)
-        lowered = jax.jit(lowerable.step, **options).lower(*args, **kwargs)
+            lowered = compat.on_devices(lowered, self._described_devices(lowerable.machine))
         lowered = compat.mark_on_host(lowered, lowerable.on_host, lowerable.returned_to_host)
         with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
             if profile:
                 flags |= {"xla_gpu_pgle_profile_file_or_directory_path": _write_profile(profile, Path(folder))}
-            return _account(self._compile_rewritten(lowered, flags, rewrite))
+            return _account(self._compile_rewritten(lowered, flags, rewrite, shape))
 
-    def _compile_rewritten(self, lowered: Any, flags: Mapping[str, Any], rewrite: Rewrite | None) -> Any:
+    def _compile_rewritten(
+        self, lowered: Any, flags: Mapping[str, Any], rewrite: Rewrite | None, shape: Rewrite | None
+    ) -> Any:
         """Compiled under a name of its own, by which the hook knows it."""
         if rewrite is None:
             return self._compile_lowered(lowered, flags)
         name = f"memplan_{next(_numbers)}_{re.sub(r'[^a-zA-Z0-9_]', '_', compat.module_name_of(lowered))}"
-        with intercept(name, rewrite, self.platform) as interception, compat.without_compilation_cache():
+        with intercept(name, rewrite, self.platform, shape) as interception, compat.without_compilation_cache():
             found = self._compile_lowered(compat.rename_module(lowered, name), {**flags, **self._as_planned(flags)})
         version = io.version_of("jaxlib")
         try:
@@ -203,57 +197,35 @@ class Target:
             ) from failed
         raise failed
 
-    def mesh_for(self, spmd: Spmd | None) -> Mesh | None:
-        """A mesh of described devices with the step's axes; None if the step's own mesh will do."""
-        return described_mesh(self.device, tuple(spmd.axes.items())) if spmd and self.described else None
-
-    def _placeholders(self, lowerable: Lowerable) -> Any:
-        """Shapes on the described device, or on a mesh of them; static arguments as they are."""
-        args, kwargs, spmd = lowerable.args, lowerable.kwargs, lowerable.spmd
-        positions, names = infer_static(lowerable.step, len(args), lowerable.options)
-        dynamic = (
-            {number: arg for number, arg in enumerate(args) if number not in positions},
-            {name: value for name, value in kwargs.items() if name not in names},
-        )
-        leaves, tree = jax.tree_util.tree_flatten(dynamic)
-        if spmd is None:
-            shardings = [NamedSharding(described_mesh(self.device), PartitionSpec())] * len(leaves)
-        else:
-            mesh = described_mesh(self.device, tuple(spmd.axes.items()))
-            shardings = [NamedSharding(mesh, spec) for spec in spmd.inputs]
-        by_position, by_name = jax.tree_util.tree_unflatten(tree, map(_place, shardings, leaves))
-        return tuple(by_position.get(number, arg) for number, arg in enumerate(args)), {**kwargs, **by_name}
+    def _described_devices(self, machine: Machine | None) -> list[Any]:
+        """A described device for each partition."""
+        if machine is None:
+            return list(described_devices(self.device))
+        *outer, inner = machine.topology.sizes.values()
+        devices = described_devices(self.device, math.prod(outer), inner)
+        return [devices[number] for number in machine.devices]
 
 
 @functools.lru_cache(maxsize=16)
-def described_mesh(device: Device, axes: tuple[tuple[str, int], ...] = (("device", 1),)) -> Mesh:
-    """Described GPUs: the innermost axis within a host, the others over hosts.
+def described_devices(device: Device, hosts: int = 1, per_host: int = 1) -> tuple[Any, ...]:
+    """Described GPUs, host by host.
 
     Raises:
       UnknownDeviceError: the compiler for GPUs is not installed.
     """
-    sizes = tuple(size for _, size in axes)
-    shape = f"1x{math.prod(sizes[:-1])}x{sizes[-1]}"
     try:
         topology = topologies.get_topology_desc(
-            topology_name=device.name, platform="cuda", topology=shape, target_config=target_config(device)
+            topology_name=device.name,
+            platform="cuda",
+            topology=f"1x{hosts}x{per_host}",
+            target_config=target_config(device),
         )
     except (RuntimeError, NotImplementedError, ValueError) as error:
         raise UnknownDeviceError(
             f"XLA cannot compile for {device.name} here ({error}). Planning for an absent GPU needs its "
             "compiler: pip install 'memplan[gpu-aot]'."
         ) from error
-    return Mesh(np.array(topology.devices).reshape(sizes), tuple(name for name, _ in axes))
-
-
-def _place(sharding: NamedSharding, leaf: Any) -> Any:
-    """Arrays and shapes become shapes on the described device; static values stay as they are."""
-    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-        if isinstance(leaf, (bool, int, float, complex)):
-            aval = jax.typeof(leaf)
-            return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=True, sharding=sharding)
-        return leaf
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=getattr(leaf, "weak_type", False))
+    return tuple(topology.devices)
 
 
 def _account(compiled: Any) -> Executable:

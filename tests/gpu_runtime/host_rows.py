@@ -33,7 +33,7 @@ def there_and_back(card: str) -> dict[str, Any]:
         return compat.module_proto(expand_async_pairs(text))
 
     assert jax.devices()[0].platform == "gpu"  # the plugin is loaded, which the hook needs
-    compat.register_after_scheduling(rewrite, "cuda")
+    compat.register_hook(rewrite, "cuda", scheduled=True)
     x = np.arange(TRIPS * ROWS * WIDTH, dtype=np.float32).reshape(TRIPS * ROWS, WIDTH)
     found = jax.jit(_loops)(x)
     return {"equal": bool(np.array_equal(found, 2 * x + 1)), "copies": made}

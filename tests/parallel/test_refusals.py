@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from tests.parallel.simulator.simulated import array, mesh
 
 from memplan.errors import UnsupportedProgramError
 from memplan.parallel.step import data_parallel
-from tests.parallel.simulator.simulated import array, mesh
 
 W, X = array(6, 6, seed=1), array(24, 6)
 HERE = jax.make_mesh((1,), ("device",), axis_types=(AxisType.Auto,))

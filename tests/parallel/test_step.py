@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType
+from memplan.parallel.partition.sharded import Replicate, Shard
+from tests.parallel.simulator.simulated import array, mesh
 
 import memplan
 from memplan.errors import MemplanError
-from memplan.parallel.partition.sharded import Replicate, Shard
 from memplan.parallel.step import data_parallel
-from tests.parallel.simulator.simulated import array, mesh
 
 SAME = 3e-5  # what rounding does to these steps, three times over
 W, X = array(6, 6, seed=1), array(24, 6)

@@ -22,7 +22,7 @@ from memplan.verify.same_module import judge
 from memplan.xla import hook
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import read_module
-from memplan.xla.target import Target, described_mesh
+from memplan.xla.target import Target, described_devices
 from memplan.xla.write import write
 from tests.xla.steps import Step
 
@@ -90,7 +90,7 @@ def compile_step(
     unique.__name__ = f"memplan_test_{name}_{next(_COUNT)}"
     if device is not None:
         target = Target(catalog.DEVICES[device], described=True)
-        described_mesh(target.device)
+        described_devices(target.device)
         with hook.intercept(f"jit_{unique.__name__}", rewrite, "cuda") as interception:
             done = target.compile(Lowerable(unique, args, {}, {"donate_argnums": 0})).compiled
     else:

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
+from memplan.xla.collective_cost import Collective, Interconnect
 
 from memplan.hardware.collectives import Decomposition, Phase, all_reduce_seconds, reduce_scatter_seconds
 from memplan.hardware.topology import topology_named
-from memplan.xla.collective_cost import Collective, Interconnect
 
 INTERCONNECT = Interconnect(topology_named("ddl@2x4"), topology_named("ddl@2x4"))
 AXES = {

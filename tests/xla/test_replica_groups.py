@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from memplan.xla.collective_cost import first_group
 
 from memplan.errors import UnsupportedProgramError
-from memplan.xla.collective_cost import first_group
 
 LISTED = {
     "replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%sum": (0, 1, 2, 3),

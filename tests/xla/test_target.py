@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental import topologies
-from jax.sharding import NamedSharding, PartitionSpec
 
 import memplan
 from memplan.errors import MemplanError, UnknownDeviceError, UnsupportedProgramError
@@ -19,7 +18,7 @@ from memplan.hardware import catalog
 from memplan.program.lowerable import Lowerable
 from memplan.xla.local import local_device
 from memplan.xla.module import read_module
-from memplan.xla.target import Target, described_mesh, without_messages, xla_rematerialization
+from memplan.xla.target import Target, described_devices, without_messages, xla_rematerialization
 from tests.dense import step as train
 
 LAYERS, WIDTH, BATCH = 12, 512, 8192
@@ -139,9 +138,9 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise NotImplementedError("topology not implemented")
 
     monkeypatch.setattr(topologies, "get_topology_desc", refuse)
-    described_mesh.cache_clear()
+    described_devices.cache_clear()
     yield
-    described_mesh.cache_clear()
+    described_devices.cache_clear()
 
 
 @pytest.mark.usefixtures("no_compiler")
@@ -178,7 +177,7 @@ def test_a_place_that_an_inner_loop_looks_up_compiles() -> None:
         return jax.lax.scan(body, x, steps)[0]
 
     x = jax.ShapeDtypeStruct((1, 64), jnp.float32)
-    described = NamedSharding(described_mesh(catalog.named("a100")), PartitionSpec())
+    described = jax.sharding.SingleDeviceSharding(described_devices(catalog.named("a100"))[0])
     with pytest.raises(jax.errors.JaxRuntimeError, match="Failed to evaluate instruction"):
         jax.jit(step).lower(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=described)).compile(
             {"xla_gpu_autotune_level": 0}

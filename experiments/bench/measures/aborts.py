@@ -22,7 +22,8 @@ from experiments.bench.results import Found, Row
 from experiments.bench.second_order import drawn_step
 from memplan.hardware import catalog
 from memplan.planning.slabs.slabs import Slabs, least_rows
-from memplan.program.lowerable import Lowerable, channels_last, flat_function
+from memplan.program import compat
+from memplan.program.lowerable import Lowerable, channels_last
 from memplan.program.ops import shape_of
 from memplan.program.slabs.write import axis_at, with_slabs
 from memplan.program.trace import Program, trace
@@ -89,17 +90,17 @@ def judged(number: int) -> Iterator[dict[str, Any]]:
     draw = random.Random(number)
     program, leaves = trace(step, args, {}, {}), jax.tree.leaves(args)
     yield {"at": "as it is"}
-    expected = _run(flat_function(program, program.jaxpr), leaves)
+    expected = _run(compat.jaxpr_as_fun(program.jaxpr), leaves)
     made = in_some_slabs(program, draw)
     if made is not None:
         loops = len(made.in_slabs[0].loops)
         yield {"at": "slabs on the CPU", "loops": loops, "convolutions": str(made.jaxpr).count("conv_general_dilated[")}
-        found = _run(flat_function(made, channels_last(made.jaxpr)), leaves)
+        found = _run(compat.jaxpr_as_fun(channels_last(made.jaxpr)), leaves)
         yield {"wrong": _difference(program, leaves, expected, found)}
         yield {"at": "slabs on the GPU"}
         shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
         target = Target(catalog.named(GPU), described=True)
-        target.compile(Lowerable(flat_function(made, made.jaxpr), shapes), _QUICK)
+        target.compile(Lowerable(compat.jaxpr_as_fun(made.jaxpr), shapes), _QUICK)
     if number % _PLANNED == 0:
         plain_bytes = memplan.jit(step).plan(*args).report.compiled_peak_bytes
         plans = []

@@ -15,7 +15,8 @@ from experiments.bench.cases import Case
 from experiments.bench.results import Found
 from experiments.bench.slab_steps import Face
 from memplan.planning.slabs.slabs import Slabs, least_rows
-from memplan.program.lowerable import channels_last, flat_function
+from memplan.program import compat
+from memplan.program.lowerable import channels_last
 from memplan.program.ops import shape_of
 from memplan.program.slabs.axis import SlabAxis
 from memplan.program.slabs.write import axis_at, with_slabs
@@ -33,7 +34,7 @@ def measure(case: Case) -> Found:
     step, args, _ = case.built()
     program = trace(step, args, {}, {})
     leaves, count = jax.tree.leaves(args), len(jax.tree.leaves(args[0]))
-    plain = jax.jit(flat_function(program, program.jaxpr))
+    plain = jax.jit(compat.jaxpr_as_fun(program.jaxpr))
     expected = trained(plain, leaves, count)
     beside = [nudged(leaf) if number < count else leaf for number, leaf in enumerate(leaves)]
     others = [trained(in_pieces(program.jaxpr, length, {}), leaves, count) for length in _PIECES]
@@ -45,7 +46,7 @@ def measure(case: Case) -> Found:
     rows = []
     for name, made in in_slabs(program, case.facts["face"]):
         [record] = made.in_slabs
-        found = trained(jax.jit(flat_function(made, channels_last(made.jaxpr))), leaves, count)
+        found = trained(jax.jit(compat.jaxpr_as_fun(channels_last(made.jaxpr))), leaves, count)
         counts = {"loops": len(record.loops), "in_slabs": len(record.slabs.ops), "ops": len(record.graph.graph.ops)}
         worst = worst_array(expected, others, found, places)
         rows.append({"written": name, **counts, **difference(expected, found, places), **alone, "worst_array": worst})

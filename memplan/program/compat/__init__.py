@@ -5,13 +5,17 @@ May import nothing of memplan.
 
 from memplan.program.compat.compiler import (
     PINNED,
+    Division,
     coordination_client,
+    division_of,
     is_coordination_client,
     mark_on_host,
     module_name_of,
     module_proto,
     module_text,
-    register_after_scheduling,
+    names_devices,
+    on_devices,
+    register_hook,
     rename_module,
     without_compilation_cache,
 )
@@ -40,6 +44,7 @@ from memplan.program.compat.jaxprs import (
     nbytes_of,
     needs_barrier,
     new_primitive,
+    part_nbytes,
     read,
     relative,
     scan_of,

@@ -3,19 +3,28 @@
 import contextlib
 import copy
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import compilation_cache as _compilation_cache
+from jax._src import core as _core
 from jax._src import distributed as _distributed
+from jax._src import mesh as _mesh
+from jax._src import xla_bridge as _xla_bridge
+from jax._src.interpreters import pxla as _pxla
 from jax._src.lib import _jax as _jax_lib  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.lib import _xla as _xla_lib  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.lib import hlo as _hlo  # pyright: ignore[reportAttributeAccessIssue]
 from jax._src.lib.mlir import ir as _ir  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.named_sharding import UnspecifiedValue as _UnspecifiedValue
+from jax._src.sharding_impls import GSPMDSharding as _GSPMDSharding
 from jax.extend import xla as _xla_hooks
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
+_PLACING = ("sharding_constraint", "shard_map", "reshard", "mesh_cast", "xla_pmap")
 PINNED = "pinned_host"
 """The kind of memory, as jax calls it, that is the host's and that a GPU reads and writes."""
 
@@ -57,6 +66,83 @@ def mark_on_host(lowered: Any, inputs: Collection[int], outputs: Collection[int]
     clone.compile_args = {
         **clone.compile_args, "in_shardings": tuple(shardings), "out_shardings": tuple(results)
     }  # fmt: skip
+    return outer
+
+
+def names_devices(traced: Any, leaves: Sequence[Any]) -> bool:
+    """Whether what `jax.jit(...).trace(...)` returned, or a leaf of its arguments, has a mesh or a sharding of several
+    devices: only then it can be divided over them.
+    """
+    named = [getattr(leaf, "sharding", None) for leaf in leaves if getattr(leaf, "committed", True)]
+    named += [*traced._params["in_shardings"], *traced._params["out_shardings"]]
+    several = any(isinstance(one, jax.sharding.Sharding) and one.num_devices > 1 for one in named)
+    in_context = not (_mesh.get_concrete_mesh().empty and _mesh.get_abstract_mesh().empty)
+    return several or in_context or _has_mesh(traced.jaxpr.jaxpr)
+
+
+def _has_mesh(jaxpr: Any) -> bool:
+    return any(
+        eqn.primitive.name in _PLACING or any(map(_has_mesh, _core.jaxprs_in_params(eqn.params))) for eqn in jaxpr.eqns
+    )
+
+
+@dataclass(frozen=True)
+class Division:
+    """What `jax.jit(...).lower(...)` returned, divided over devices.
+
+    Attributes:
+      count: partitions.
+      devices: jax's devices in the order of partitions; None if there is an abstract mesh alone.
+      inputs: the sharding of every input; None where XLA chooses it, or jax leaves the input out.
+      meshes: the meshes of inputs and outputs, each once.
+    """
+
+    count: int
+    devices: tuple[Any, ...] | None
+    inputs: tuple[Any, ...]
+    meshes: tuple[Any, ...]
+
+
+def division_of(lowered: Any, inputs: int) -> Division:
+    """How jax divides it; `inputs` counts the leaves of the dynamic arguments."""
+    known = lowered._lowering
+    given, results = known.compile_args["in_shardings"], known.compile_args["out_shardings"]
+    constants, kept = len(known.const_args), sorted(known.compile_args["kept_var_idx"])
+    found: list[Any] = [None] * inputs
+    for sharding, position in zip(given, kept, strict=True):
+        if position >= constants and not isinstance(sharding, _UnspecifiedValue):
+            found[position - constants] = sharding
+    meshes = dict.fromkeys(one.mesh for one in (*given, *results) if isinstance(one, NamedSharding))
+    devices = None if known._device_list is None else tuple(known._device_list)
+    return Division(known.compile_args["num_devices"], devices, tuple(found), tuple(meshes))
+
+
+def on_devices(lowered: Any, devices: Sequence[Any]) -> Any:
+    """The same for these devices, one for each partition, whatever devices or abstract mesh it was lowered for."""
+    flat = tuple(devices)
+
+    def moved(sharding: Any) -> Any:
+        if isinstance(sharding, NamedSharding):
+            return NamedSharding(moved_mesh(sharding.mesh), sharding.spec, memory_kind=sharding.memory_kind)
+        if isinstance(sharding, _GSPMDSharding):
+            return _GSPMDSharding(flat, sharding._hlo_sharding, memory_kind=sharding.memory_kind)
+        return SingleDeviceSharding(flat[0]) if isinstance(sharding, SingleDeviceSharding) else sharding
+
+    def moved_mesh(mesh: Any) -> Mesh:
+        shape = tuple(mesh.shape.values())
+        return Mesh(np.array(flat).reshape(shape), mesh.axis_names, axis_types=mesh.axis_types)
+
+    known = lowered._lowering
+    clone, outer = copy.copy(known), copy.copy(lowered)
+    args = dict(known.compile_args)
+    for name in ("in_shardings", "out_shardings"):
+        args[name] = tuple(map(moved, args[name]))
+    args["intermediate_shardings"] = list(map(moved, args["intermediate_shardings"]))
+    args["backend"] = _xla_bridge.get_device_backend(flat[0])
+    if isinstance(args["context_mesh"], Mesh) and not args["context_mesh"].empty:
+        args["context_mesh"] = moved_mesh(args["context_mesh"])
+    clone.compile_args, clone._device_list, clone._executable = args, _pxla._create_device_list(flat), None
+    outer._lowering = clone
     return outer
 
 
@@ -104,16 +190,17 @@ def module_proto(text: str) -> bytes:
     return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
 
 
-def register_after_scheduling(callback: Callable[[bytes], bytes | None], platform: str) -> None:
-    """Have XLA call back with every module that it has scheduled, serialized; what is returned replaces it.
+def register_hook(callback: Callable[[bytes], bytes | None], platform: str, scheduled: bool) -> None:
+    """Have XLA call back with every module, serialized, before or after it schedules it; what is returned replaces it.
 
     Of "cuda" also where no GPU is: the plugin must be loaded, as it is once a topology has been described.
     """
-    stage = _xla_hooks.PipelineStage.POST_SCHEDULER
+    stage = _xla_hooks.PipelineStage.POST_SCHEDULER if scheduled else _xla_hooks.PipelineStage.PRE_SCHEDULER
+    name = f"memplan_{stage.name}"
     if platform == "cpu":
-        _xla_hooks.register_hlo_module_transformation(callback, name="memplan", stage=stage, platforms="cpu")
+        _xla_hooks.register_hlo_module_transformation(callback, name=name, stage=stage, platforms="cpu")
     else:
-        _xla_lib.register_xla_transform_c_api(_jax_lib.get_pjrt_plugin(platform), "memplan", stage.value, callback)
+        _xla_lib.register_xla_transform_c_api(_jax_lib.get_pjrt_plugin(platform), name, stage.value, callback)
 
 
 class _Uncached:

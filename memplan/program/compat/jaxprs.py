@@ -151,6 +151,13 @@ def call_body(eqn: JaxprEqn) -> ClosedJaxpr | None:
     return None
 
 
+def part_nbytes(aval: Any, sharding: Any) -> int:
+    """Bytes that one device has of an array with this sharding; None is none."""
+    if sharding is None or not getattr(aval, "size", 0):
+        return nbytes_of(aval)
+    return nbytes_of(aval) * math.prod(sharding.shard_shape(aval.shape)) // math.prod(aval.shape)
+
+
 def needs_barrier(eqn: JaxprEqn) -> bool:
     """True for a differentiated `jax.checkpoint`, which jax lowers behind a barrier against CSE."""
     return bool(eqn.params.get("differentiated")) and bool(eqn.params.get("prevent_cse"))

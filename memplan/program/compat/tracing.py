@@ -44,6 +44,8 @@ def placement_of(array: Any, any_memory: bool = False) -> Any:
     sharding = getattr(array, "sharding", None)
     if sharding is None or (isinstance(array, jax.Array) and not array.committed):
         return None
+    if sharding.num_devices > 1:  # of an abstract mesh jax tells nothing else
+        return sharding.with_memory_kind(None) if any_memory else sharding
     return _unless_usual(sharding, any_memory)
 
 

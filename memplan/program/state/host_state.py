@@ -76,9 +76,9 @@ def place_argument(program: Program, argument: Any, argnum: int) -> Any:
     positions = positions_of(program, argnum)
     if len(leaves) != len(positions):
         raise MemplanError(f"the step was planned for an argument of {len(positions)} leaves, not {len(leaves)}.")
-    spmd = program.spmd
+    division = program.traced.division
     placed = [
-        place_leaf(leaf, position in program.on_host, spmd and spmd.sharding(spmd.inputs[position]))
+        place_leaf(leaf, position in program.on_host, division.inputs[position] if division else None)
         for leaf, position in zip(leaves, positions, strict=True)
     ]
     return jax.tree_util.tree_unflatten(tree, placed)

@@ -1,7 +1,7 @@
 """What a collective takes on the links of a machine: bytes and seconds."""
 
 import functools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -65,7 +65,8 @@ def _over_groups(machine: Machine, kind: str, groups: Groups, nbytes: int) -> Co
     outside, inside = _sent(machine, kind, groups, nbytes)
     if kind == EXCHANGE:  # each sends a part to each, whatever the order
         seconds = LAUNCH_S + max(
-            axis.latency_s + out / axis.bandwidth for axis, out in zip(machine.topology.axes, _exchanged(machine, groups, nbytes))
+            axis.latency_s + out / axis.bandwidth
+            for axis, out in zip(machine.topology.axes, _exchanged(machine, groups, nbytes), strict=True)
         )
     else:
         alone = Decomposition((Phase(axes, False),))
@@ -77,7 +78,7 @@ def _over_groups(machine: Machine, kind: str, groups: Groups, nbytes: int) -> Co
 def _sent(machine: Machine, kind: str, groups: Groups, nbytes: int) -> tuple[float, float]:
     """Bytes that the busiest host sends to others, and the busiest device within its host."""
     hosts = machine.hosts()
-    outside: Counter[tuple[int, ...]] = Counter()
+    outside: dict[tuple[int, ...], float] = defaultdict(float)
     inside = 0.0
     twice = 2 if kind == REDUCE else 1
     for group in groups:
@@ -96,7 +97,7 @@ def _exchanged(machine: Machine, groups: Groups, nbytes: int) -> Sequence[float]
     """For each level: bytes of an all-to-all that pass its busiest link."""
     found = []
     for level, axis in enumerate(machine.topology.axes):
-        sent: Counter[object] = Counter()
+        sent: dict[object, float] = defaultdict(float)
         for group in groups:
             nodes = Counter(machine.places[one][: level + 1] for one in group)
             around = Counter(machine.places[one][:level] for one in group)
@@ -119,9 +120,7 @@ def _permute(machine: Machine, pairs: tuple[tuple[int, int], ...], nbytes: int) 
             if places[0][level] != places[1][level]:
                 sent[level][places[0][: level + 1] if axis.shared else source] += nbytes
                 break
-    busy = {
-        axis: max(counts.values()) for axis, counts in zip(machine.topology.axes, sent, strict=True) if counts
-    }
+    busy = {axis: max(counts.values()) for axis, counts in zip(machine.topology.axes, sent, strict=True) if counts}
     outside = Counter(hosts[a] for a, b in pairs if hosts[a] != hosts[b])
     inside = any(a != b and hosts[a] == hosts[b] for a, b in pairs)
     return Collective(

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
+from tests.parallel.emit import operations
 
 from experiments.bench.second_order import drawn_step
 from memplan.planning.graph import Span
@@ -34,7 +35,6 @@ from memplan.program.ops import (
     squares_about_mean,
 )
 from memplan.program.ops.record import Primitive
-from tests.parallel.emit import operations
 from tests.program.ops.windows import SEEDS, Convolution, Dim, Windows, convolutions, floats, windows
 
 BEYOND = 3  # rows that a window may reach beyond an array

@@ -17,7 +17,7 @@ from memplan.verify.same_module import judge
 from memplan.xla import hook
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import Module, read_module
-from memplan.xla.target import Target, described_mesh
+from memplan.xla.target import Target, described_devices
 from memplan.xla.write import write
 
 
@@ -41,7 +41,7 @@ def compile_rewritten(
 
     unique.__name__ = name
     if device is not None:
-        described_mesh(catalog.DEVICES[device])  # loads the plugin that the hook is for
+        described_devices(catalog.DEVICES[device])  # loads the plugin that the hook is for
     with hook.intercept(f"jit_{name}", in_hook, "cuda" if device else "cpu") as interception:
         if device is None:
             done = jax.jit(unique).lower(*args).compile()

@@ -15,7 +15,7 @@ from memplan.hardware import catalog
 from memplan.program.lowerable import Lowerable
 from memplan.xla.module import Computation, Instruction, read_instruction
 from memplan.xla.rewrites.fusion import keeps_bits, narrowest_bits, prevents_vectorization
-from memplan.xla.target import Target, described_mesh
+from memplan.xla.target import Target, described_devices
 
 ARRAY = "f32[4]{0}"
 
@@ -94,7 +94,7 @@ def test_within_a_fusion_products_sums_and_conversions_are_rounded(name: str, tm
 
     target = Target(catalog.DEVICES[name], described=True)
     mine = {"xla_gpu_cuda_data_dir": str(tmp_path), "xla_gpu_kernel_cache_file": str(tmp_path / "kernels")}
-    described_mesh(target.device)
+    described_devices(target.device)
     target.compile(Lowerable(step, [jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * 3), mine)
     text = "\n".join(path.read_text() for path in kept.iterdir() if path.read_bytes().lstrip()[:2] != b"\x7fE")
     done = re.findall(r"^\s+((?:add|sub|mul|fma|mad)\.(?:[a-z.]+\.)?(?:f32|f16x2|f16|bf16))\s", text, re.MULTILINE)

@@ -1,0 +1,38 @@
+"""The compiler's callback before scheduling: collectives in the phases of a machine's links."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from memplan.hardware.machine import Machine
+
+_OVERLAPPED = {
+    "xla_gpu_enable_latency_hiding_scheduler": True,
+    "xla_gpu_experimental_parallel_collective_overlap_limit": 8,  # under way at once; by default one
+}
+_SEPARATE = {  # as the callback writes them
+    "xla_gpu_all_reduce_combine_threshold_bytes": 0,
+    "xla_gpu_all_gather_combine_threshold_bytes": 0,
+    "xla_gpu_reduce_scatter_combine_threshold_bytes": 0,
+}
+# XLA:CPU's pass makes one sum of all gradients, which then all have to exist at once.
+_CPU_COMBINER = {"xla_disable_hlo_passes": "cpu-all-reduce-combiner"}
+
+
+def collective_flags(machine: Machine, on_gpu: bool) -> Mapping[str, Any]:
+    """Compiler options under which collectives stay as they are written; on a single host XLA:GPU combines them."""
+    if not on_gpu:
+        return _CPU_COMBINER
+    return _OVERLAPPED if len(set(machine.hosts())) == 1 else {**_OVERLAPPED, **_SEPARATE}
+
+
+@dataclass(frozen=True)
+class Shaping:
+    """Called with the text of a module that XLA has partitioned."""
+
+    machine: Machine
+    on_gpu: bool
+    between_hosts: str | None  # the type in which sums travel there, if it is not their own
+
+    def __call__(self, text: str) -> str | None:
+        return None
