@@ -17,8 +17,10 @@ from memplan.program.lowerable import lowerable
 from memplan.program.trace import Program
 from memplan.verify.numbers import check_types
 from memplan.xla.hook import Rewrite
+from memplan.xla.module import read_module
 from memplan.xla.replay import Replay, replay
 from memplan.xla.target import HIDES_LATENCY, Executable, Target
+from memplan.xla.write import as_it_stands
 
 Notify = Callable[[str, float | None], None]
 Profile = Mapping[str, float]
@@ -105,11 +107,14 @@ class Compiler:
         machine, on_gpu = program.machine, self.target.is_gpu
         if machine is None:
             return compile_program(program, self.target, self.args, self.kwargs, early, profile, rewrite)
+        flags = {**collective_flags(machine, on_gpu), **early}
         shaping = Shaping(machine, on_gpu, self.between_hosts)
-        kept = collective_flags(machine, on_gpu)
-        return compile_program(
-            program, self.target, self.args, self.kwargs, {**kept, **early}, profile, rewrite, shaping
-        )
+
+        def with_lines(text: str) -> str | None:
+            told = shaping.with_lines(text)
+            return rewrite(told) or (None if told is text else as_it_stands(read_module(told)))
+
+        return compile_program(program, self.target, self.args, self.kwargs, flags, profile, with_lines, shaping)
 
 
 def compile_program(

@@ -1,10 +1,13 @@
 """The compiler's callback before scheduling: collectives in the phases of a machine's links."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from memplan.hardware.machine import Machine
+from memplan.xla.collectives.shape import shape
+from memplan.xla.frames import put_into_names, tables_of, take_out_of_names
+from memplan.xla.module import read_module
 
 _OVERLAPPED = {
     "xla_gpu_enable_latency_hiding_scheduler": True,
@@ -26,13 +29,24 @@ def collective_flags(machine: Machine, on_gpu: bool) -> Mapping[str, Any]:
     return _OVERLAPPED if len(set(machine.hosts())) == 1 else {**_OVERLAPPED, **_SEPARATE}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Shaping:
     """Called with the text of a module that XLA has partitioned."""
 
     machine: Machine
     on_gpu: bool
     between_hosts: str | None  # the type in which sums travel there, if it is not their own
+    _tables: str | None = field(default=None, init=False)  # of source lines, where the module was changed
 
     def __call__(self, text: str) -> str | None:
-        return None
+        plain = read_module(text, scheduled=False)
+        shaped = shape(plain, self.machine, self.on_gpu, self.between_hosts)
+        if shaped is plain:
+            return None
+        self._tables = tables_of(plain)
+        whole = "\n\n".join([plain.head.removesuffix(self._tables), *shaped.texts.values()])
+        return put_into_names(whole) + "\n"
+
+    def with_lines(self, scheduled: str) -> str:
+        """The text of the scheduled module with the source lines that it had before it was changed."""
+        return scheduled if self._tables is None else take_out_of_names(scheduled, self._tables)

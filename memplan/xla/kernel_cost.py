@@ -127,6 +127,11 @@ def _update_of(body: Computation, op: Instruction) -> Array:
     return body.ops[op.operands[_UPDATES[op.opcode]]].result[0]
 
 
+def matrix_flops(module: Module, body: Computation, op: Instruction) -> float:
+    """FLOPs of matrix products and convolutions in an instruction."""
+    return _matrix_work(module, body, op)[0]
+
+
 def _matrix_work(module: Module, body: Computation, op: Instruction) -> tuple[float, str]:
     """FLOPs of matrix products and convolutions in a kernel, and the numpy name of their operands' type."""
     if called := _fused_in(module, op):

@@ -1,0 +1,26 @@
+"""The collectives of a partitioned module in the phases of a machine's links.
+
+Nothing changes on a single host, and nothing that would not be faster.
+"""
+
+from memplan.hardware.machine import Machine
+from memplan.xla.collectives.gathers import gathers_in_phases
+from memplan.xla.collectives.hoist import hoist_sums
+from memplan.xla.collectives.scatters import scatters_in_phases
+from memplan.xla.collectives.sums import sums_in_phases
+from memplan.xla.module import Module
+
+
+def shape(module: Module, machine: Machine, on_gpu: bool, wire: str | None) -> Module:
+    """The module, not scheduled yet, with other collectives; itself if they stay.
+
+    Args:
+      on_gpu: XLA has not assigned layouts yet, and makes collectives asynchronous later. Not so on a CPU.
+      wire: the type in which sums of float32 travel between hosts; None is their own.
+    """
+    if len(set(machine.hosts())) == 1:
+        return module
+    shaped = gathers_in_phases(hoist_sums(module, on_gpu), machine, on_gpu)
+    if on_gpu:  # XLA:CPU has fused the slice into its readers
+        shaped = scatters_in_phases(shaped, machine)
+    return sums_in_phases(shaped, machine, on_gpu, wire)
