@@ -5,12 +5,13 @@ value through the body to the result; so do an array and its update in place, an
 aliases it (`HloAliasAnalysis`).
 """
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from memplan.planning.problem import GPU_ALIGNMENT, POINTER_BYTES, Buffer, Kernel, Problem, Role
-from memplan.xla.aliasing import may_overwrite, updated
+from memplan.xla.aliasing import aliased_outputs, may_overwrite, updated
 from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array, Shape
 
@@ -296,9 +297,13 @@ class _ProblemBuilder:
         else:
             parts = ((i, part) for i, part in enumerate(shape))
             tree = tuple(given[i] if i in given else self._new_part(op, part, i) for i, part in parts)
-            self._table(shape)
+            for table in (shape, *shape):
+                self._table(table)
         old = {value for part in given.values() for value in leaves_of(part)}
         self._kernel(op, operands, [value for value in leaves_of(tree) if value not in old], parent_loop)
+        for index, position in aliased_outputs(op):
+            (source,), (made,) = leaves_of(operands[position]), leaves_of(functools.reduce(element_of, index, tree))
+            self._values.unite(source, made)
         return tree
 
     def _new_part(self, op: Instruction, shape: Shape, index: int) -> Tree:
