@@ -35,21 +35,14 @@ def has_own_place(problem: Problem, buffer: int) -> bool:
 
 
 def _is_boundary(kernel: Kernel) -> bool:
-    """Does a kernel begin or end a computation inside a loop, or an asynchronous pair?"""
-    return not kernel.recomputable and (not kernel.reads or not kernel.writes)
+    """Does a kernel begin or end a computation inside a loop?"""
+    return not kernel.recomputable and kernel.started_by is None and (not kernel.reads or not kernel.writes)
 
 
 def pair_ends(problem: Problem) -> Mapping[int, int]:
-    """Result of an asynchronous pair -> the kernel that ends the pair (its first reader); it is incomplete before."""
-    first: dict[int, int] = {}
-    for number, kernel in enumerate(problem.kernels):
-        for read in kernel.reads:
-            first.setdefault(read, number)
-    return {
-        read: number
-        for read, number in first.items()
-        if _is_boundary(problem.kernels[number]) and problem.buffers[read].maker is not None
-    }
+    """Start of an asynchronous pair -> the kernel that ends it; its results are incomplete before."""
+    kernels = enumerate(problem.kernels)
+    return {kernel.started_by: number for number, kernel in kernels if kernel.started_by is not None}
 
 
 def _boundaries_passed(problem: Problem, ran: Iterable[int]) -> list[int]:
@@ -116,6 +109,8 @@ class _Replay:
                     return found
                 continue
             kernel = self._problem.kernels[action.number]
+            if action.number in self._ran and self._ends.get(action.number, action.number) not in self._ran:
+                return f"{kernel.name} runs again before its end"
             for read in kernel.reads:
                 if read not in self._made or not (self._holds(read) or (action.number, read) in self._late):
                     return f"{kernel.name} reads {self._problem.buffers[read].name}, which is not there"
@@ -130,7 +125,7 @@ class _Replay:
         buffer, before = self._problem.buffers[number], self._under_way.pop(number, None)
         begins = kind in (Kind.OFFLOAD, Kind.PREFETCH)
         expected = {Kind.OFFLOADED: Kind.OFFLOAD, Kind.PREFETCHED: Kind.PREFETCH}.get(kind)
-        whole = number in self._made and self._ends.get(number, buffer.maker) in self._ran
+        whole = number in self._made and (buffer.maker is None or self._ends.get(buffer.maker, buffer.maker) in self._ran)
         there = {Kind.OFFLOAD: whole, Kind.PREFETCH: number in self._on_host}.get(kind, True)
         own = buffer.role is Role.TEMPORARY and has_own_place(self._problem, number)
         if not own or before != expected or not there:

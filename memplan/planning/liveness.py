@@ -143,7 +143,8 @@ class Liveness:
                 if number in loops:  # a value that the body overwrites ends where the body begins
                     ended = [current[read] for read in kernel.reads if holds[problem.buffers[read].place] == read]
                 else:
-                    ended = reads or [current[holds[place]] for place in places if place in holds]
+                    taken = (holds[place] for place, written in places.items() if holds.get(place, written) != written)
+                    ended = reads or [current[number] for number in taken]
                 holds |= places
                 writes = [self._begin_version(written, time) for written in kernel.writes]
                 current.update(zip(kernel.writes, writes, strict=True))

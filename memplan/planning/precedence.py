@@ -8,6 +8,7 @@ as before.
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
+from memplan.planning.legal import pair_ends
 from memplan.planning.problem import Problem
 
 
@@ -23,12 +24,8 @@ def precedence(problem: Problem, order: Sequence[int] | None = None) -> Mapping[
         inside[kernels[number].parent_loop].append(number)
         for loop in problem.loops_around(number):
             contents[loop].append(number)
-    pairs = set[int]()  # starts and ends of asynchronous pairs; an end writes nothing and reads what its start wrote
-    for number, kernel in enumerate(kernels):
-        if not kernel.recomputable and not kernel.writes and kernel.reads:
-            makers = (problem.buffers[read].maker for read in kernel.reads)
-            pairs.update(m for m in makers if m is not None and not kernels[m].recomputable)
-            pairs.add(number)
+    ends = pair_ends(problem)
+    pairs = {*ends, *ends.values()}
     found = dict[int, set[int]]()
     for loop, units in inside.items():
         fences = pairs.union(unit for unit in units if loop is not None and not kernels[unit].recomputable)

@@ -21,6 +21,7 @@ ELEMENTWISE = frozenset(
     """.split()  # noqa: SIM905
 )
 """Elementwise opcodes, as HLO prints them; for rewrites they are cheap (`rewrites.fusion.CHEAP`)."""
+_BY_NCCL = frozenset({"all-reduce", "collective-broadcast"})  # in place, if need be
 IN_PLACE = frozenset({"dynamic-update-slice", "scatter"})
 _ALIASED = re.compile(r"output_to_operand_aliasing=\{(.*?)\}(?:, [a-z]|$)")
 _PAIR = re.compile(r"\{([\d, ]*)\}: \((\d+), \{\}\)")
@@ -77,6 +78,8 @@ def may_overwrite(module: Module, op: Instruction, leaf: int, operand: Instructi
         return False  # a library that adds to an operand says so: that is an update
     if source != result:
         return False
+    if op.opcode in _BY_NCCL:
+        return on_gpu and (len(op.operands) == 1 or op.operands[leaf] == operand.name)
     if op.opcode == "fusion":
         return "kind=kLoop" in op.attributes and _elementwise_throughout(module[op.called[0]], op, operand.name)
     return op.opcode in ELEMENTWISE and op.operands.count(operand.name) == 1

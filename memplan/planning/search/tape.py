@@ -47,6 +47,7 @@ class Operation:
     drops_dead_outputs: bool = False  # dead results are not written
     level: int = -1  # the loop that contains it, or -1
     kernel: int = -1  # number in the problem
+    ready_slot: int = -1  # it may be recomputed after this slot; for an asynchronous pair, the slot that ends it
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,8 @@ class Tape:
     def may_recompute(self, operation: int, slot: int) -> bool:
         """May an operation be recomputed before a slot?"""
         one = self.operations[operation]
-        return one.seconds is not None and slot <= one.last_recompute_slot and one.level == self.slots[slot].level
+        in_time = one.ready_slot < slot <= one.last_recompute_slot
+        return one.seconds is not None and in_time and one.level == self.slots[slot].level
 
     def with_empty_slots(self, before: Collection[int]) -> Tape:
         """The tape with an empty slot before each of these, in which values may be recomputed or be on the host."""
@@ -111,7 +113,10 @@ class Tape:
         values = (
             replace(one, first_slot=later[one.first_slot], ready_slot=later[one.ready_slot]) for one in self.values
         )
-        operations = (replace(one, last_recompute_slot=later[one.last_recompute_slot]) for one in self.operations)
+        operations = (
+            replace(one, ready_slot=later[one.ready_slot], last_recompute_slot=later[one.last_recompute_slot])
+            for one in self.operations
+        )
         return Tape(tuple(values), tuple(operations), tuple(slots))
 
 
@@ -147,6 +152,7 @@ class _Recorder:
             kernel = problem.kernels[number]
             took = kernel.seconds * problem.times[number]
             writes, may_alias = self._known(kernel.writes), self._over(kernel)
+            ready = self._slot[ends.get(number, number)]
             operations.append(
                 Operation(
                     self._known(kernel.reads),
@@ -157,12 +163,12 @@ class _Recorder:
                     kernel.drops_dead_outputs and len(kernel.writes) > 1,
                     -1 if kernel.parent_loop is None else kernel.parent_loop,
                     number,
+                    ready,
                 )
             )
             slots.append(Slot(levels[slot], reads[slot], writes, may_alias, 0, took, slot))
             for value in writes:
                 buffer = self._buffers[value]
-                ready = self._slot[ends.get(buffer, number)]
                 values.append(Value(problem.buffers[buffer].nbytes, slot, slot, ready, buffer))
         return Tape(tuple(values), tuple(operations), tuple(slots))
 
