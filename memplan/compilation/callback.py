@@ -13,7 +13,7 @@ from memplan.compilation.limits import Headroom, Limits
 from memplan.compilation.scheduled import Agree, Plans, ScheduledModule
 from memplan.errors import PlanMismatchError
 from memplan.hardware.device import Device
-from memplan.hardware.topology import Topology
+from memplan.hardware.machine import Machine
 from memplan.planning.packing import Packing, pack
 from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner
@@ -60,7 +60,7 @@ class Callback:
     device: Device  # that the module is compiled for
     limits: Limits  # of the whole step; `headroom` is left free of them
     headroom: Headroom
-    topology: Topology | None
+    machine: Machine | None  # that the step runs on, where it runs on several devices
     planner: Planner  # makes the plan; `follow`: one to carry out instead
     follow: Plan | None
     agree: Agree  # brings all processes of the step to one plan
@@ -79,7 +79,7 @@ class Callback:
             module = copy_slices(copy_early(scheduled) if self.overlap_loop_copies else scheduled, self.device)
             if module is not scheduled:
                 judge(scheduled, module)
-            plain = ScheduledModule(module, self.device, self.topology)
+            plain = ScheduledModule(module, self.device, self.machine)
             budget = self.limits.device_bytes - self.headroom.device_bytes
             if self.follow is None and plain.device_bytes <= budget:
                 self._planned = PlannedModule(plain, plain, predicted_bytes=plain.device_bytes)
@@ -92,7 +92,7 @@ class Callback:
         planning_s = time.perf_counter() - started
         base, schedule, packing = found.base, found.schedule, found.packing
         text = write(base.module, base.problem, schedule)
-        written = ScheduledModule(read_module(text, base.module), self.device, self.topology)
+        written = ScheduledModule(read_module(text, base.module), self.device, self.machine)
         judge(plain.module, written.module)
         predicted = plain.resident_bytes + packing.nbytes
         self._planned = PlannedModule(

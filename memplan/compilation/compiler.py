@@ -10,6 +10,7 @@ from memplan.compilation.callback import Callback
 from memplan.compilation.limits import Headroom, Limits
 from memplan.compilation.outcome import Outcome
 from memplan.compilation.scheduled import Agree
+from memplan.hardware.machine import Machine, on
 from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner
 from memplan.program.lowerable import lowerable
@@ -61,7 +62,7 @@ class Compiler:
             self.target.device,
             self.limits,
             headroom,
-            program.topology,
+            machine_of(program),
             self.planner,
             self.follow,
             self.agree,
@@ -93,7 +94,7 @@ class Compiler:
         found: list[Replay] = []
 
         def read(text: str) -> None:
-            found.append(replay(text, self.target.device, program.topology))
+            found.append(replay(text, self.target.device, machine_of(program)))
 
         self._compile(program, read, None, hides_latency=False)
         return found[0].seconds if found[0].collectives else {}
@@ -101,6 +102,12 @@ class Compiler:
     def _compile(self, program: Program, rewrite: Rewrite, profile: Profile | None, hides_latency: bool) -> Executable:
         early = HIDES_LATENCY if self.target.is_gpu and (hides_latency or program.in_slabs) else None
         return compile_program(program, self.target, self.args, self.kwargs, early, profile, rewrite)
+
+
+def machine_of(program: Program) -> Machine | None:
+    """The devices that the program runs on, where these are several."""
+    topology = program.topology
+    return None if topology is None else on(topology, topology.devices)
 
 
 def compile_program(

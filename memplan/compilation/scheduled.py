@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from memplan.compilation import plan_cache
 from memplan.hardware.device import Device
+from memplan.hardware.machine import Machine
 from memplan.hardware.roofline import copy_seconds
-from memplan.hardware.topology import Topology
 from memplan.planning.packing import Lifetime, Packing, lifetimes, live_nbytes, pack
 from memplan.planning.plan import Plan, name_actions
 from memplan.planning.problem import POINTER_BYTES, Problem, Role
@@ -45,7 +45,7 @@ class Plans:
         """The plan that all processes of the step follow."""
         plain, fingerprint = self.plain, self.plain.module.fingerprint
         name = plan_cache.key(
-            fingerprint, self.planner.name, self.budget_bytes, self.host_bytes, plain.device, plain.topology
+            fingerprint, self.planner.name, self.budget_bytes, self.host_bytes, plain.device, plain.machine
         )
         return agree(fingerprint, name, functools.partial(self.find_or_make, name))
 
@@ -110,12 +110,12 @@ class ScheduledModule:
 
     module: Module
     device: Device
-    topology: Topology | None = None
+    machine: Machine | None = None  # that the step runs on, where it runs on several devices
 
     @functools.cached_property
     def replay(self) -> Replay:
         """The replay of a step: bytes moved and seconds."""
-        return replay(self.module, self.device, self.topology)
+        return replay(self.module, self.device, self.machine)
 
     @functools.cached_property
     def problem(self) -> Problem:

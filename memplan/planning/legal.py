@@ -90,12 +90,22 @@ class _Replay:
         self._in_place = {self._problem.buffers[number].place: number for number in sorted(self._made, reverse=True)}
         self._on_host = set[int]()
         self._under_way: dict[int, Kind] = {}
+        self._held = Counter[int]()  # what asynchronous pairs read that have not ended
         self._ran = set[int]()
 
     def _holds(self, buffer: int) -> bool:
         return buffer in self._made and self._in_place[self._problem.buffers[buffer].place] == buffer
 
+    def _hold(self, number: int) -> None:
+        """The start of a pair reads its operands until the end of it; what runs again ends at once."""
+        kernels, start = self._problem.kernels, self._problem.kernels[number].started_by
+        if number in self._ends and number not in self._ran:
+            self._held.update(kernels[number].reads)
+        elif start is not None:
+            self._held.subtract(kernels[start].reads)
+
     def _write(self, number: int) -> None:
+        self._hold(number)
         self._ran.add(number)
         for buffer in self._problem.kernels[number].writes:
             self._made.add(buffer)
@@ -111,6 +121,8 @@ class _Replay:
             kernel = self._problem.kernels[action.number]
             if action.number in self._ran and self._ends.get(action.number, action.number) not in self._ran:
                 return f"{kernel.name} runs again before its end"
+            if any(self._held[written] for written in kernel.writes):
+                return f"{kernel.name} runs again while an asynchronous pair reads what it made"
             for read in kernel.reads:
                 if read not in self._made or not (self._holds(read) or (action.number, read) in self._late):
                     return f"{kernel.name} reads {self._problem.buffers[read].name}, which is not there"
@@ -125,10 +137,11 @@ class _Replay:
         buffer, before = self._problem.buffers[number], self._under_way.pop(number, None)
         begins = kind in (Kind.OFFLOAD, Kind.PREFETCH)
         expected = {Kind.OFFLOADED: Kind.OFFLOAD, Kind.PREFETCHED: Kind.PREFETCH}.get(kind)
-        whole = number in self._made and (buffer.maker is None or self._ends.get(buffer.maker, buffer.maker) in self._ran)
+        maker = buffer.maker
+        whole = number in self._made and (maker is None or self._ends.get(maker, maker) in self._ran)
         there = {Kind.OFFLOAD: whole, Kind.PREFETCH: number in self._on_host}.get(kind, True)
         own = buffer.role is Role.TEMPORARY and has_own_place(self._problem, number)
-        if not own or before != expected or not there:
+        if not own or before != expected or not there or (kind is Kind.PREFETCH and self._held[number]):
             return f"{kind.value} of {buffer.name} is out of turn"
         if begins:
             self._under_way[number] = kind

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from memplan.compilation.compiler import compile_program
+from memplan.compilation.compiler import compile_program, machine_of
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.program import compat
 from memplan.program.trace import Program, trace
@@ -63,7 +63,7 @@ class Baselines:
 
     def _compile(self, program: Program, target: Target, flags: Mapping[str, Any] | None = None) -> Baseline:
         found = compile_program(program, target, self.args, {}, flags)
-        reading = ScheduledModule(read_module(found.text), self.target.device, program.topology)
+        reading = ScheduledModule(read_module(found.text), self.target.device, machine_of(program))
         memory = found.memory
         return Baseline(memory.device_bytes, memory.host_bytes, reading.replay.step_s, memory.resident_bytes)
 

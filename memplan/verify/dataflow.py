@@ -45,8 +45,8 @@ class Dataflow:
       expressions: of every instruction; for a fusion, of its results.
       made: instruction -> the values that it makes.
       computed: all expressions, and those inside of fusions.
-      effects: expressions with effects, in order. Collectives have none among them: all devices run the same module, and
-        so the same collectives in the same order.
+      effects: expressions with effects, in order, without collectives: all devices run the same module, and so the
+        same collectives in the same order.
       single: expressions that may not run more often; all-gathers may.
       loops: conditions and bodies, in order.
     """

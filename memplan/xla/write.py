@@ -47,8 +47,8 @@ class _Step:
 def write(module: Module, problem: Problem, schedule: Schedule) -> str:
     """Text of the module that does what the schedule says, in the entry and in the bodies of loops.
 
-    Every read is served by the latest run or copy before it. An asynchronous pair runs again as a whole. Tables of stack frames are left out: XLA does not read
-    them back.
+    Every read is served by the latest run or copy before it. An asynchronous pair runs again as a whole. Tables of
+    stack frames are left out: XLA does not read them back.
 
     Args:
       problem: the module's, by `problem_of`.
