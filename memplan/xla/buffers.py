@@ -248,7 +248,8 @@ class _ProblemBuilder:
         found: dict[bool, list[int]] = {True: [], False: []}
         for name, tree in by_name.items():
             operand = body.ops[name]
-            direct = isinstance(tree, int) and self._values[tree].name == name
+            maker = operand.operands[0] if operand.operands and operand.operands[0] in self._synchronous else name
+            direct = isinstance(tree, int) and self._values[tree].name in (name, maker)
             element = operand.opcode == "get-tuple-element"
             if not isinstance(tree, int) or not (direct or element):
                 continue
