@@ -108,9 +108,13 @@ _ONCE = frozenset(
 )
 
 
-def problem_of(module: Module, on_gpu: bool) -> Problem:
-    """The problem of an unmodified module; kernels have the names of their instructions, and zero seconds."""
-    return _ProblemBuilder(module, on_gpu).problem()
+def problem_of(module: Module, on_gpu: bool, joins_pairs: bool = True) -> Problem:
+    """The problem of an unmodified module; kernels have the names of their instructions, and zero seconds.
+
+    Args:
+      joins_pairs: one kernel for the start and the end of a collective during which nothing runs (`synchronous_pairs`).
+    """
+    return _ProblemBuilder(module, on_gpu, joins_pairs).problem()
 
 
 def instruction_of(buffer: str) -> str:
@@ -127,8 +131,8 @@ def leaf_of(buffer: str) -> int:
 class _ProblemBuilder:
     """Collects kernels in order, and values, each of which becomes a buffer."""
 
-    def __init__(self, module: Module, on_gpu: bool) -> None:
-        self._module, self._on_gpu = module, on_gpu
+    def __init__(self, module: Module, on_gpu: bool, joins_pairs: bool) -> None:
+        self._module, self._on_gpu, self._joins_pairs = module, on_gpu, joins_pairs
         self._values = Values()
         self._kernels: list[Kernel] = []
         self._arguments: dict[int, Tree] = {}
@@ -189,7 +193,7 @@ class _ProblemBuilder:
     def _computation(self, body: Computation, given: Sequence[Tree] | None, parent_loop: int | None) -> Tree:
         """Walk one computation; makes the entry's arguments, receives others. Returns the values of its root."""
         trees: dict[str, Tree] = {}
-        self._synchronous |= synchronous_pairs(body)
+        self._synchronous |= synchronous_pairs(body) if self._joins_pairs else {}
         for op in body.ops.values():
             if op.opcode == "parameter":
                 number = int(op.attributes)

@@ -15,7 +15,6 @@ from memplan.planning.problem import Problem
 from memplan.planning.schedule import Kind, Schedule, runs
 from memplan.xla.async_pairs import IN_STREAM, OUT_STREAM
 from memplan.xla.buffers import instruction_of, leaf_of
-from memplan.xla.collectives.pairs import synchronous_pairs
 from memplan.xla.module import Computation, Instruction, Module, Names, with_loops
 from memplan.xla.rewrites.fusion import AFTER, tuple_element
 from memplan.xla.shapes import HOST_SPACE, Array, Shape, shape_text
@@ -113,12 +112,13 @@ class _BodyWriter:
         self._views: dict[tuple[str, ...], str] = {}
         self._on_host: dict[tuple[str, int | None], str] = {}
         self._under_way: dict[tuple[Kind, str, int | None], deque[str]] = defaultdict(deque)
-        self._synchronous = synchronous_pairs(body)
+        self._planned: set[str] = set()  # what has a step of its own
 
     def text(self, steps: Sequence[_Step]) -> str:
         for op in self._body.ops.values():
             if op.opcode in ("parameter", "constant"):
                 self._now[op.name] = self._emit(op, op.name, [])
+        self._planned.update(step.name for step in steps)
         for step in steps:
             self._write(step, self._body.ops[step.name])
         root = self._name_of(self._body.root)
@@ -129,9 +129,7 @@ class _BodyWriter:
         if step.kind is Kind.RUN:
             again = op.name in self._now
             self._run(op)
-            if op.name in self._synchronous:
-                self._run(self._body.ops[self._synchronous[op.name]])
-            elif again and op.opcode.endswith("-start"):
+            if op.opcode.endswith("-start") and (again or _end(self._body, op).name not in self._planned):
                 self._run(_end(self._body, op))
         elif step.kind in (Kind.OFFLOAD, Kind.PREFETCH):
             self._begin(step, op)
