@@ -35,21 +35,14 @@ def has_own_place(problem: Problem, buffer: int) -> bool:
 
 
 def _is_boundary(kernel: Kernel) -> bool:
-    """Does a kernel begin or end a computation inside a loop, or an asynchronous pair?"""
-    return not kernel.recomputable and (not kernel.reads or not kernel.writes)
+    """Does a kernel begin or end a computation inside a loop?"""
+    return not kernel.recomputable and kernel.started_by is None and (not kernel.reads or not kernel.writes)
 
 
 def pair_ends(problem: Problem) -> Mapping[int, int]:
-    """Result of an asynchronous pair -> the kernel that ends the pair (its first reader); it is incomplete before."""
-    first: dict[int, int] = {}
-    for number, kernel in enumerate(problem.kernels):
-        for read in kernel.reads:
-            first.setdefault(read, number)
-    return {
-        read: number
-        for read, number in first.items()
-        if _is_boundary(problem.kernels[number]) and problem.buffers[read].maker is not None
-    }
+    """Start of an asynchronous pair -> the kernel that ends it; its results are incomplete before."""
+    kernels = enumerate(problem.kernels)
+    return {kernel.started_by: number for number, kernel in kernels if kernel.started_by is not None}
 
 
 def _boundaries_passed(problem: Problem, ran: Iterable[int]) -> list[int]:
@@ -97,12 +90,22 @@ class _Replay:
         self._in_place = {self._problem.buffers[number].place: number for number in sorted(self._made, reverse=True)}
         self._on_host = set[int]()
         self._under_way: dict[int, Kind] = {}
+        self._held = Counter[int]()  # what asynchronous pairs read that have not ended
         self._ran = set[int]()
 
     def _holds(self, buffer: int) -> bool:
         return buffer in self._made and self._in_place[self._problem.buffers[buffer].place] == buffer
 
+    def _hold(self, number: int) -> None:
+        """The start of a pair reads its operands until the end of it; what runs again ends at once."""
+        kernels, start = self._problem.kernels, self._problem.kernels[number].started_by
+        if number in self._ends and number not in self._ran:
+            self._held.update(kernels[number].reads)
+        elif start is not None:
+            self._held.subtract(kernels[start].reads)
+
     def _write(self, number: int) -> None:
+        self._hold(number)
         self._ran.add(number)
         for buffer in self._problem.kernels[number].writes:
             self._made.add(buffer)
@@ -116,6 +119,10 @@ class _Replay:
                     return found
                 continue
             kernel = self._problem.kernels[action.number]
+            if action.number in self._ran and self._ends.get(action.number, action.number) not in self._ran:
+                return f"{kernel.name} runs again before its end"
+            if any(self._held[written] for written in kernel.writes):
+                return f"{kernel.name} runs again while an asynchronous pair reads what it made"
             for read in kernel.reads:
                 if read not in self._made or not (self._holds(read) or (action.number, read) in self._late):
                     return f"{kernel.name} reads {self._problem.buffers[read].name}, which is not there"
@@ -130,10 +137,11 @@ class _Replay:
         buffer, before = self._problem.buffers[number], self._under_way.pop(number, None)
         begins = kind in (Kind.OFFLOAD, Kind.PREFETCH)
         expected = {Kind.OFFLOADED: Kind.OFFLOAD, Kind.PREFETCHED: Kind.PREFETCH}.get(kind)
-        whole = number in self._made and self._ends.get(number, buffer.maker) in self._ran
+        maker = buffer.maker
+        whole = number in self._made and (maker is None or self._ends.get(maker, maker) in self._ran)
         there = {Kind.OFFLOAD: whole, Kind.PREFETCH: number in self._on_host}.get(kind, True)
         own = buffer.role is Role.TEMPORARY and has_own_place(self._problem, number)
-        if not own or before != expected or not there:
+        if not own or before != expected or not there or (kind is Kind.PREFETCH and self._held[number]):
             return f"{kind.value} of {buffer.name} is out of turn"
         if begins:
             self._under_way[number] = kind

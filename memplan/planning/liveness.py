@@ -131,12 +131,21 @@ class Liveness:
                 current[number] = len(self.versions)
                 self.versions.append(Version(number, -1, -1, buffer.nbytes))
         leaving, coming, there, away = dict[int, int](), dict[int, list[int]](), dict[int, int](), dict[int, Version]()
+        loops = {kernel.parent_loop for kernel in problem.kernels}
+        holds = {problem.buffers[number].place: number for number in reversed(current)}  # place -> buffer in it
         for time, action in enumerate(self._schedule):
             reads, writes = list[int](), list[int]()
             number = action.number
             if action.kind is Kind.RUN:
                 kernel = problem.kernels[number]
                 reads = [current[read] for read in kernel.reads]
+                places = {problem.buffers[written].place: written for written in kernel.writes}
+                if number in loops:  # a value that the body overwrites ends where the body begins
+                    ended = [current[read] for read in kernel.reads if holds[problem.buffers[read].place] == read]
+                else:
+                    taken = (holds[place] for place, written in places.items() if holds.get(place, written) != written)
+                    ended = reads or [current[number] for number in taken]
+                holds |= places
                 writes = [self._begin_version(written, time) for written in kernel.writes]
                 current.update(zip(kernel.writes, writes, strict=True))
             elif action.kind is Kind.OFFLOAD:
@@ -156,8 +165,8 @@ class Liveness:
                 reads = coming.pop(number)
                 current[number] = reads[0]
             if action.kind is not Kind.RUN:
-                away[number].end = time
-            for version in reads:
+                away[number].end, ended = time, reads
+            for version in ended:
                 self.versions[version].end, self.versions[version].read = time, True
             self.reads.append(reads)
             self.writes.append(writes)

@@ -2,20 +2,24 @@
 
 A kernel that writes a buffer precedes its readers, and one that overwrites it in place follows them; kernels that run
 once keep their order. Nothing crosses the start or the end of an asynchronous pair: it overlaps with the same kernels
-as before.
+as before, unless pairs are to be moved.
 """
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
+from memplan.planning.legal import pair_ends
 from memplan.planning.problem import Problem
 
 
-def precedence(problem: Problem, order: Sequence[int] | None = None) -> Mapping[int, set[int]]:
+def precedence(
+    problem: Problem, order: Sequence[int] | None = None, free: Collection[int] | None = None
+) -> Mapping[int, set[int]]:
     """Kernel, or loop as a whole -> those of the same computation that must precede it.
 
     Args:
       order: of the kernels; None: the problem's own.
+      free: kernels that may run once, but at any time; kernels may then cross the starts and ends of pairs.
     """
     kernels = problem.kernels
     inside, contents = defaultdict[int | None, list[int]](list), defaultdict[int, list[int]](list)
@@ -23,25 +27,26 @@ def precedence(problem: Problem, order: Sequence[int] | None = None) -> Mapping[
         inside[kernels[number].parent_loop].append(number)
         for loop in problem.loops_around(number):
             contents[loop].append(number)
-    pairs = set[int]()  # starts and ends of asynchronous pairs; an end writes nothing and reads what its start wrote
-    for number, kernel in enumerate(kernels):
-        if not kernel.recomputable and not kernel.writes and kernel.reads:
-            makers = (problem.buffers[read].maker for read in kernel.reads)
-            pairs.update(m for m in makers if m is not None and not kernels[m].recomputable)
-            pairs.add(number)
+    ends = pair_ends(problem)
+    pairs = {*ends, *ends.values()} if free is None else set[int]()
     found = dict[int, set[int]]()
     for loop, units in inside.items():
         fences = pairs.union(unit for unit in units if loop is not None and not kernels[unit].recomputable)
-        found |= _within(problem, units, contents, fences)
+        found |= _within(problem, units, contents, fences, free or ())
     return found
 
 
 def _within(
-    problem: Problem, units: Sequence[int], contents: Mapping[int, Sequence[int]], fences: Collection[int]
+    problem: Problem,
+    units: Sequence[int],
+    contents: Mapping[int, Sequence[int]],
+    fences: Collection[int],
+    free: Collection[int],
 ) -> Mapping[int, set[int]]:
     """Unit of a computation -> those that must precede it; nothing crosses a fence."""
     before: dict[int, set[int]] = {unit: set() for unit in units}
     maker_of: dict[int, int] = {}
+    ended: dict[int, int] = {}  # result of an asynchronous pair -> its end
     touched: dict[int, set[int]] = defaultdict(set)  # by place: units that used it so far
     writer: dict[int, int] = {}
     once = fence = None
@@ -52,6 +57,7 @@ def _within(
         reads = {read for kernel in kernels for read in kernel.reads}
         writes = {written for kernel in kernels for written in kernel.writes}
         own.update(maker_of[read] for read in reads if read in maker_of)
+        own.update(ended[read] for read in reads if read in ended)
         for buffer in reads | writes:
             place = problem.buffers[buffer].place
             if len(problem.places[place]) > 1:
@@ -62,7 +68,9 @@ def _within(
             touched[place].add(unit)
             if buffer in writes:
                 maker_of[buffer] = writer[place] = unit
-        if any(not kernel.recomputable for kernel in kernels):
+        start = problem.kernels[unit].started_by
+        ended.update(dict.fromkeys(() if start is None else problem.kernels[start].writes, unit))
+        if unit not in free and any(not kernel.recomputable for kernel in kernels):
             own.update(() if once is None else (once,))
             once = unit
         if fence is not None:

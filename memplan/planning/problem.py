@@ -57,6 +57,8 @@ class Kernel:
       drops_dead_outputs: dead results are not written: XLA removes them from a fusion whose root is a tuple.
       trips: of a loop: how often its body runs.
       opaque: it is in a branch of a conditional or in a called computation, where nothing is planned.
+      started_by: of the end of an asynchronous pair: number of the kernel that starts it, and writes its results. What
+        runs again is the whole pair.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Kernel:
     drops_dead_outputs: bool = False
     trips: int = 1
     opaque: bool = False
+    started_by: int | None = None
 
 
 @dataclass(frozen=True)

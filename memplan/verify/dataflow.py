@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 
 from memplan.errors import MemplanError
 from memplan.verify.expressions import Expressions, FusionMeanings, Meaning, ModuleExpressions, is_library, shapes_of
-from memplan.verify.overwrites import Loss, Place, Tree, Updates, Versions, places_in, tree_of
+from memplan.verify.overwrites import Loss, Place, Tree, Updates, Versions, first_result, places_in, tree_of
 from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array
 
 _EFFECT = re.compile(r"\b(?:custom_call_)?has_side_effect=true")
-_ONCE = re.compile(
-    r"^(?:infeed|outfeed|send|recv|rng.*|(?:all|reduce|collective)-.*|while|conditional|call|after-all|add-dependency)$"
-)
+_ONCE = re.compile(r"^(?:infeed|outfeed|send|recv|rng.*|while|conditional|call|after-all|add-dependency)$")
+_COLLECTIVE = re.compile(r"^(?:all-|reduce-scatter|collective-|ragged-)")
+_GATHER = re.compile(r"^all-gather(?:-start|-done)?$")
 _PURE_START = re.compile(r"^(?:fusion|slice|dynamic-slice|dynamic-update-slice)-start$")
 _UNDER_WAY: Meaning = (-1, 0)  # nothing yet
 
@@ -45,8 +45,9 @@ class Dataflow:
       expressions: of every instruction; for a fusion, of its results.
       made: instruction -> the values that it makes.
       computed: all expressions, and those inside of fusions.
-      effects: expressions with effects, in order.
-      single: expressions that may not run more often.
+      effects: expressions with effects, in order, without collectives: all devices run the same module, and so the
+        same collectives in the same order.
+      single: expressions that may not run more often; all-gathers may.
       loops: conditions and bodies, in order.
     """
 
@@ -146,11 +147,12 @@ class Dataflow:
         self.computed.update(made)
         self._means.update(zip(places_in(tree), made, strict=True))
         updates = self._overwrite(op, operands, position)
-        begins = op.opcode.endswith("-start")
+        collects = bool(_COLLECTIVE.match(op.opcode))
+        begins = op.opcode.endswith("-start") and not collects
         acts = bool(_EFFECT.search(op.attributes)) or bool(_ONCE.match(op.opcode)) or (begins and not _is_pure(op))
         if acts:
             self.effects.append(expression)
-        if acts or begins or updates:
+        if acts or begins or updates or (collects and not _GATHER.match(op.opcode)):
             self.single.append(expression)
 
     def _fusion(self, op: Instruction, operands: Sequence[Tree]) -> list[Meaning]:
@@ -179,15 +181,16 @@ class Dataflow:
         """An asynchronous pair reads its operands until its end and writes its result from its start."""
         if op.opcode.endswith("-start"):
             self._pairs[op.name] = places
-        elif op.opcode.endswith("-done"):
+        elif op.opcode.endswith("-done") and self._body.ops[op.operands[0]].opcode.endswith("-start"):
             start = op.operands[0]
+            require(start in self._pairs, f"ends {start} in {op.name}, which is not under way")
             self._versions.made[op.name] = self._versions.made[start]
-            read = self._pairs.get(start, [])
+            read = self._pairs.pop(start)
             for place in read:
                 self._versions.read(place, position, op.name)
-            if op.opcode == "fusion-done":  # its results are those of the start, which come after its operands there
-                for leaf in range(len(op.result)):
-                    self._versions.name(Place(op.name, leaf), Place(start, len(read) + leaf))
+            first = first_result(self._body.ops[start])
+            for leaf in range(len(op.result)):
+                self._versions.name(Place(op.name, leaf), Place(start, first + leaf))
 
     def _called(self, op: Instruction) -> tuple[int, ...]:
         if op.opcode != "while":
@@ -204,7 +207,8 @@ class Dataflow:
 
     def _end(self, outputs: Sequence[Place], over: Mapping[int, Place]) -> None:
         """Outputs overwrite arguments when their buffer is first written; values live at the end are read there."""
-        require(not self._copies, f"never waits for {', '.join(self._copies)}")
+        begun = [*self._copies, *self._pairs]
+        require(not begun, f"never waits for {', '.join(begun)}")
         for output, argument in over.items():
             first = self._versions.buffer(outputs[output])
             if first != argument:

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from memplan.xla.module import Computation, Instruction, Module
-from memplan.xla.shapes import Array, Shape
+from memplan.xla.shapes import Array, Shape, leaves
 
 _ADDED = re.compile(r"output_to_operand_aliasing=\{(.*?)\}(?:, [a-z]|$)")
-_PAIR = re.compile(r"\{(\d*)\}: \((\d+), \{\}\)")
+_PAIR = re.compile(r"\{([\d, ]*)\}: \((\d+), \{\}\)")
 _UPDATES = ("dynamic-update-slice", "scatter")
 
 
@@ -169,7 +169,25 @@ def _updated_operands(op: Instruction) -> list[tuple[int, int]]:
     if op.opcode in _UPDATES:
         return [(0, 0)]
     found = _ADDED.search(op.attributes)
-    return [(int(leaf or 0), int(position)) for leaf, position in _PAIR.findall(found[1])] if found else []
+    pairs = _PAIR.findall(found[1]) if found else ()
+    return [(_leaf_at(op.shape, [int(one) for one in index.split(",") if one]), int(at)) for index, at in pairs]
+
+
+def _leaf_at(shape: Shape, index: Sequence[int]) -> int:
+    """The number of the leaf at an index of a shape, in order."""
+    before = 0
+    for one in index:
+        assert not isinstance(shape, Array)
+        before += sum(len(list(leaves(part))) for part in shape[:one])
+        shape = shape[one]
+    return before
+
+
+def first_result(start: Instruction) -> int:
+    """The first leaf of the start of an asynchronous pair that the end gives; operands are in front of it."""
+    if isinstance(start.shape, Array) or (start.opcode == "all-reduce-start" and isinstance(start.shape[0], Array)):
+        return 0
+    return len(list(leaves(start.shape[0])))
 
 
 def _updated_parameters(fused: Computation) -> Iterator[tuple[int, int]]:

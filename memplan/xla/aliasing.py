@@ -21,9 +21,10 @@ ELEMENTWISE = frozenset(
     """.split()  # noqa: SIM905
 )
 """Elementwise opcodes, as HLO prints them; for rewrites they are cheap (`rewrites.fusion.CHEAP`)."""
+_BY_NCCL = frozenset({"all-reduce", "collective-broadcast"})  # in place, if need be
 IN_PLACE = frozenset({"dynamic-update-slice", "scatter"})
 _ALIASED = re.compile(r"output_to_operand_aliasing=\{(.*?)\}(?:, [a-z]|$)")
-_PAIR = re.compile(r"\{(\d*)\}: \((\d+), \{\}\)")
+_PAIR = re.compile(r"\{([\d, ]*)\}: \((\d+), \{\}\)")
 
 
 def updated(module: Module, op: Instruction) -> Iterator[tuple[int, str]]:
@@ -43,9 +44,14 @@ def _in_place(op: Instruction) -> dict[int, int]:
     """Leaf -> position of the operand that it updates."""
     if op.opcode in IN_PLACE:
         return {0: 0}
+    return {leaf[0] if leaf else 0: position for leaf, position in aliased_outputs(op)}
+
+
+def aliased_outputs(op: Instruction) -> Iterator[tuple[tuple[int, ...], int]]:
+    """(index of a part of the result, position of an operand) pairs that the instruction says are one buffer."""
     found = _ALIASED.search(op.attributes)
-    pairs = _PAIR.findall(found[1]) if found else ()
-    return {int(leaf or 0): int(position) for leaf, position in pairs}
+    for index, position in _PAIR.findall(found[1]) if found else ():
+        yield tuple(int(one) for one in index.split(",") if one), int(position)
 
 
 def _updated_in(fused: Computation, leaf: int) -> Instruction | None:
@@ -72,6 +78,8 @@ def may_overwrite(module: Module, op: Instruction, leaf: int, operand: Instructi
         return False  # a library that adds to an operand says so: that is an update
     if source != result:
         return False
+    if op.opcode in _BY_NCCL:
+        return on_gpu and (len(op.operands) == 1 or op.operands[leaf] == operand.name)
     if op.opcode == "fusion":
         return "kind=kLoop" in op.attributes and _elementwise_throughout(module[op.called[0]], op, operand.name)
     return op.opcode in ELEMENTWISE and op.operands.count(operand.name) == 1

@@ -5,12 +5,14 @@ value through the body to the result; so do an array and its update in place, an
 aliases it (`HloAliasAnalysis`).
 """
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from memplan.planning.problem import GPU_ALIGNMENT, POINTER_BYTES, Buffer, Kernel, Problem, Role
-from memplan.xla.aliasing import may_overwrite, updated
+from memplan.xla.aliasing import aliased_outputs, may_overwrite, updated
+from memplan.xla.collectives.pairs import as_synchronous, synchronous_pairs
 from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array, Shape
 
@@ -101,14 +103,18 @@ _EFFECTS = ("custom_call_has_side_effect=true", "has_side_effect=true")
 _ONCE = frozenset(
     """
     while conditional call infeed outfeed send recv rng rng-bit-generator rng-get-and-update-state
-    all-reduce all-gather reduce-scatter all-to-all collective-permute collective-broadcast
+    all-reduce reduce-scatter all-to-all ragged-all-to-all collective-permute collective-broadcast
     """.split()  # noqa: SIM905
 )
 
 
-def problem_of(module: Module, on_gpu: bool) -> Problem:
-    """The problem of an unmodified module; kernels have the names of their instructions, and zero seconds."""
-    return _ProblemBuilder(module, on_gpu).problem()
+def problem_of(module: Module, on_gpu: bool, joins_pairs: bool = True) -> Problem:
+    """The problem of an unmodified module; kernels have the names of their instructions, and zero seconds.
+
+    Args:
+      joins_pairs: one kernel for the start and the end of a collective during which nothing runs (`synchronous_pairs`).
+    """
+    return _ProblemBuilder(module, on_gpu, joins_pairs).problem()
 
 
 def instruction_of(buffer: str) -> str:
@@ -125,11 +131,13 @@ def leaf_of(buffer: str) -> int:
 class _ProblemBuilder:
     """Collects kernels in order, and values, each of which becomes a buffer."""
 
-    def __init__(self, module: Module, on_gpu: bool) -> None:
-        self._module, self._on_gpu = module, on_gpu
+    def __init__(self, module: Module, on_gpu: bool, joins_pairs: bool) -> None:
+        self._module, self._on_gpu, self._joins_pairs = module, on_gpu, joins_pairs
         self._values = Values()
         self._kernels: list[Kernel] = []
         self._arguments: dict[int, Tree] = {}
+        self._synchronous: dict[str, str] = {}  # starts of pairs during which nothing runs -> their ends
+        self._starts: dict[str, int] = {}  # numbers of the kernels that start the other pairs
         self._tables_nbytes = 0
         self._alignment = GPU_ALIGNMENT if on_gpu else CPU_ALIGNMENT
 
@@ -185,6 +193,7 @@ class _ProblemBuilder:
     def _computation(self, body: Computation, given: Sequence[Tree] | None, parent_loop: int | None) -> Tree:
         """Walk one computation; makes the entry's arguments, receives others. Returns the values of its root."""
         trees: dict[str, Tree] = {}
+        self._synchronous |= synchronous_pairs(body) if self._joins_pairs else {}
         for op in body.ops.values():
             if op.opcode == "parameter":
                 number = int(op.attributes)
@@ -212,9 +221,11 @@ class _ProblemBuilder:
             return self._call(op, operands, parent_loop)
         if op.opcode == "conditional":
             return self._conditional(op, operands, parent_loop)
+        if op.name in self._synchronous:
+            whole = as_synchronous(op, body.ops[self._synchronous[op.name]])
+            return self._compute(body, whole, operands, parent_loop)
         if op.opcode.endswith("-done"):
-            self._kernel(op, operands, (), parent_loop)
-            return _done(op, operands[0])
+            return self._done(op, operands[0], parent_loop)
         if op.opcode.endswith("-start"):
             return self._start(op, operands, parent_loop)
         return self._compute(body, op, operands, parent_loop)
@@ -241,7 +252,8 @@ class _ProblemBuilder:
         found: dict[bool, list[int]] = {True: [], False: []}
         for name, tree in by_name.items():
             operand = body.ops[name]
-            direct = isinstance(tree, int) and self._values[tree].name == name
+            maker = operand.operands[0] if operand.operands and operand.operands[0] in self._synchronous else name
+            direct = isinstance(tree, int) and self._values[tree].name in (name, maker)
             element = operand.opcode == "get-tuple-element"
             if not isinstance(tree, int) or not (direct or element):
                 continue
@@ -260,8 +272,8 @@ class _ProblemBuilder:
         updates: bool = False,
     ) -> None:
         reads = tuple(dict.fromkeys(value for tree in operands for value in leaves_of(tree)))
-        started = op.opcode.endswith(("-start", "-done"))
-        once = op.opcode in _ONCE or started or updates or any(effect in op.attributes for effect in _EFFECTS)
+        once = op.opcode in _ONCE or updates or any(effect in op.attributes for effect in _EFFECTS)
+        in_pair = op.opcode.endswith(("-start", "-done")) and op.opcode != "all-gather-start"
         self._kernels.append(
             Kernel(
                 op.name,
@@ -270,8 +282,9 @@ class _ProblemBuilder:
                 may_alias or {},
                 may_alias_elements or {},
                 parent_loop=parent_loop,
-                recomputable=not once,
+                recomputable=not once and not in_pair,
                 drops_dead_outputs=self._on_gpu and self._has_many_results(op),
+                started_by=self._starts.get(op.operands[0]) if op.opcode.endswith("-done") else None,
             )
         )
 
@@ -296,10 +309,22 @@ class _ProblemBuilder:
         else:
             parts = ((i, part) for i, part in enumerate(shape))
             tree = tuple(given[i] if i in given else self._new_part(op, part, i) for i, part in parts)
-            self._table(shape)
+            for table in (shape, *shape):
+                self._table(table)
+        self._starts[op.name] = len(self._kernels)
         old = {value for part in given.values() for value in leaves_of(part)}
         self._kernel(op, operands, [value for value in leaves_of(tree) if value not in old], parent_loop)
+        for index, position in aliased_outputs(op):
+            (source,), (made,) = leaves_of(operands[position]), leaves_of(functools.reduce(element_of, index, tree))
+            self._values.unite(source, made)
         return tree
+
+    def _done(self, op: Instruction, started: Tree, parent_loop: int | None) -> Tree:
+        """The end of an asynchronous pair."""
+        if op.operands[0] in self._synchronous:  # of which its start has made everything
+            return started
+        self._kernel(op, [started], (), parent_loop)
+        return _result(op, started)
 
     def _new_part(self, op: Instruction, shape: Shape, index: int) -> Tree:
         return tree_of(shape, self._maker(op, len(self._kernels), Role.TEMPORARY, f"{index},"))
@@ -399,7 +424,8 @@ class _ProblemBuilder:
             self._tables_nbytes += -(-POINTER_BYTES * len(shape) // self._alignment) * self._alignment
 
 
-def _done(op: Instruction, started: Tree) -> Tree:
+def _result(op: Instruction, started: Tree) -> Tree:
+    """What the end of a pair gives of the values of its start."""
     if op.opcode == "copy-done":
         return element_of(started, 0)
     if op.opcode == "all-reduce-done" or isinstance(started, int):

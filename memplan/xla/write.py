@@ -46,8 +46,8 @@ class _Step:
 def write(module: Module, problem: Problem, schedule: Schedule) -> str:
     """Text of the module that does what the schedule says, in the entry and in the bodies of loops.
 
-    Every read is served by the latest run or copy before it. Tables of stack frames are left out: XLA does not read
-    them back.
+    Every read is served by the latest run or copy before it. An asynchronous pair runs again as a whole. Tables of
+    stack frames are left out: XLA does not read them back.
 
     Args:
       problem: the module's, by `problem_of`.
@@ -93,7 +93,7 @@ def _steps_by_body(home: Mapping[str, Computation], problem: Problem, schedule: 
                 raise ValueError(f"{buffer.name} is copied outside of the loop that makes it")
             op = home[name].ops[name]
             if op.opcode.endswith("-start"):  # its results are there when it is done
-                op = next(user for user, _ in home[name].uses[op.name] if user.opcode.endswith("-done"))
+                op = _end(home[name], op)
             step = _Step(action.kind, op.name, None if isinstance(op.shape, Array) else leaf_of(buffer.name))
         if step.name in home:  # a loop's beginning and end are no instructions
             found[home[step.name].name].append(step)
@@ -112,11 +112,13 @@ class _BodyWriter:
         self._views: dict[tuple[str, ...], str] = {}
         self._on_host: dict[tuple[str, int | None], str] = {}
         self._under_way: dict[tuple[Kind, str, int | None], deque[str]] = defaultdict(deque)
+        self._planned: set[str] = set()  # what has a step of its own
 
     def text(self, steps: Sequence[_Step]) -> str:
         for op in self._body.ops.values():
             if op.opcode in ("parameter", "constant"):
                 self._now[op.name] = self._emit(op, op.name, [])
+        self._planned.update(step.name for step in steps)
         for step in steps:
             self._write(step, self._body.ops[step.name])
         root = self._name_of(self._body.root)
@@ -125,13 +127,19 @@ class _BodyWriter:
 
     def _write(self, step: _Step, op: Instruction) -> None:
         if step.kind is Kind.RUN:
-            operands = [self._name_of(self._body.ops[name]) for name in op.operands]
-            name = self._fresh(op.name, "run", 2) if op.name in self._now else op.name
-            self._now[op.name] = self._emit(op, name, operands)
+            again = op.name in self._now
+            self._run(op)
+            if op.opcode.endswith("-start") and (again or _end(self._body, op).name not in self._planned):
+                self._run(_end(self._body, op))
         elif step.kind in (Kind.OFFLOAD, Kind.PREFETCH):
             self._begin(step, op)
         else:
             self._end(step, op)
+
+    def _run(self, op: Instruction) -> None:
+        operands = [self._name_of(self._body.ops[name]) for name in op.operands]
+        name = self._fresh(op.name, "run", 2) if op.name in self._now else op.name
+        self._now[op.name] = self._emit(op, name, operands)
 
     def _begin(self, step: _Step, op: Instruction) -> None:
         array = _array(op, step.index)
@@ -241,6 +249,11 @@ class _BodyWriter:
             text = _rename(text, called, self._clone_body(called))
         self.clones.append(text)
         return fresh
+
+
+def _end(body: Computation, start: Instruction) -> Instruction:
+    """The end of an asynchronous pair."""
+    return next(user for user, _ in body.uses[start.name] if user.opcode.endswith("-done"))
 
 
 def _array(op: Instruction, index: int | None) -> Array:

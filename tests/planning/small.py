@@ -105,7 +105,7 @@ def fetching() -> Problem:
     kernels = (
         Kernel("copy-start", (), (0,), recomputable=False),
         Kernel("beside", (), (1,)),
-        Kernel("copy-done", (0,), (), recomputable=False),
+        Kernel("copy-done", (0,), (), recomputable=False, started_by=0),
         Kernel("loss", (0, 1), (2,)),
     )
     return Problem(buffers, kernels, (2,), frozenset())

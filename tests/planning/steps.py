@@ -37,6 +37,7 @@ class Builder:
         recomputable: bool = True,
         over: bool = False,
         drops_dead_outputs: bool = False,
+        started_by: int | None = None,
     ) -> tuple[int, ...]:
         sizes = (nbytes,) if isinstance(nbytes, int) else nbytes
         made = tuple(range(len(self.buffers), len(self.buffers) + len(sizes)))
@@ -47,9 +48,13 @@ class Builder:
         sources = {made[0]: tuple(r for r in reads if self.buffers[r].nbytes == sizes[0])} if over and made else {}
         name = f"kernel{len(self.kernels)}"
         kernel = Kernel(name, reads, made, sources, {}, seconds, parent_loop, recomputable, drops_dead_outputs)
-        self.kernels.append(kernel)
+        self.kernels.append(replace(kernel, started_by=started_by))
         self.outputs.update(made if output else ())
         return made
+
+    def end(self, started: int) -> None:
+        """The end of the asynchronous pair whose start makes this."""
+        self.kernel((started,), (), 0.0, recomputable=False, started_by=self.buffers[started].maker)
 
     def problem(self) -> Problem:
         return Problem(tuple(self.buffers), tuple(self.kernels), tuple(self.outputs), frozenset(self.donated))
@@ -99,11 +104,11 @@ def fetching(layers: int, seed: int) -> Problem:
     weights, made = [begun()], []
     (last,) = b.kernel((), MIB)
     for layer in range(layers):
-        b.kernel((weights[layer],), (), 0.0, recomputable=False)
+        b.end(weights[layer])
         weights.append(begun())
         (last,) = b.kernel((weights[layer], last), random.randint(1, 8) * MIB, random.uniform(1, 3))
         made.append(last)
-    b.kernel((weights[layers],), (), 0.0, recomputable=False)
+    b.end(weights[layers])
     for layer in reversed(range(layers)):
         (last,) = b.kernel((weights[layer], made[layer], last), MIB, random.uniform(1, 3))
     b.kernel((last, weights[layers]), 8, output=True)

@@ -139,13 +139,14 @@ class CopyScheduler:
         Args:
           crowded: the first and the last slot above the limit during which its bytes are live.
         """
-        ledger, links, ready = self._ledger, self.links, self._ledger.tape.values[value].ready_slot
+        ledger, links, one = self._ledger, self.links, self._ledger.tape.values[value]
         touched = ledger.last_touch(value, reader)
-        if not self._outside[reader] or (value, touched) in ledger.offloads or not self.may_offload(value):
+        there = one.is_held(reader) or (value, touched) in ledger.offloads
+        if there or not self._outside[reader] or not self.may_offload(value):
             return
         moment, _ = ledger.version(value, reader)
-        made, before = max(moment >> 1, ready), self._later[touched]
-        if reader <= ready:
+        made, before = max(moment >> 1, one.ready_slot), self._later[touched]
+        if reader <= one.ready_slot:
             return
         busy_s = self._copy_s(ledger.tape.nbytes[value])
         if value in links.on_host:

@@ -8,7 +8,7 @@ Checkmate (Jain et al., MLSys 2020). A value is live from each version of it to 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -32,6 +32,11 @@ class Value:
     first_slot: int  # the slot that makes it
     ready_slot: int  # it can be offloaded after this slot; for an asynchronous pair, the slot that ends it
     buffer: int = -1  # number in the problem
+    held: tuple[tuple[int, int], ...] = ()  # slots of the starts and ends of asynchronous pairs that read it throughout
+
+    def is_held(self, slot: int) -> bool:
+        """Is it there before a slot anyway, since an asynchronous pair reads it?"""
+        return any(start < slot <= end for start, end in self.held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,7 @@ class Operation:
     drops_dead_outputs: bool = False  # dead results are not written
     level: int = -1  # the loop that contains it, or -1
     kernel: int = -1  # number in the problem
+    ready_slot: int = -1  # it may be recomputed after this slot; for an asynchronous pair, the slot that ends it
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,9 @@ class Tape:
     def may_recompute(self, operation: int, slot: int) -> bool:
         """May an operation be recomputed before a slot?"""
         one = self.operations[operation]
-        return one.seconds is not None and slot <= one.last_recompute_slot and one.level == self.slots[slot].level
+        in_time = one.ready_slot < slot <= one.last_recompute_slot
+        held = any(self.values[value].is_held(slot) for value in one.writes)
+        return one.seconds is not None and in_time and not held and one.level == self.slots[slot].level
 
     def with_empty_slots(self, before: Collection[int]) -> Tape:
         """The tape with an empty slot before each of these, in which values may be recomputed or be on the host."""
@@ -109,9 +117,18 @@ class Tape:
             slots.append(slot)
         later.append(len(slots))
         values = (
-            replace(one, first_slot=later[one.first_slot], ready_slot=later[one.ready_slot]) for one in self.values
+            replace(
+                one,
+                first_slot=later[one.first_slot],
+                ready_slot=later[one.ready_slot],
+                held=tuple((later[start], later[end]) for start, end in one.held),
+            )
+            for one in self.values
         )
-        operations = (replace(one, last_recompute_slot=later[one.last_recompute_slot]) for one in self.operations)
+        operations = (
+            replace(one, ready_slot=later[one.ready_slot], last_recompute_slot=later[one.last_recompute_slot])
+            for one in self.operations
+        )
         return Tape(tuple(values), tuple(operations), tuple(slots))
 
 
@@ -142,11 +159,12 @@ class _Recorder:
     def tape(self) -> Tape:
         problem, ends = self._problem, pair_ends(self._problem)
         operations, slots, values = list[Operation](), list[Slot](), list[Value]()
-        reads, levels = self._slot_reads(), self._slot_levels()
+        reads, levels, held = self._slot_reads(), self._slot_levels(), self._held(ends)
         for slot, number in enumerate(self._order):
             kernel = problem.kernels[number]
             took = kernel.seconds * problem.times[number]
             writes, may_alias = self._known(kernel.writes), self._over(kernel)
+            ready = self._slot[ends.get(number, number)]
             operations.append(
                 Operation(
                     self._known(kernel.reads),
@@ -157,14 +175,22 @@ class _Recorder:
                     kernel.drops_dead_outputs and len(kernel.writes) > 1,
                     -1 if kernel.parent_loop is None else kernel.parent_loop,
                     number,
+                    ready,
                 )
             )
             slots.append(Slot(levels[slot], reads[slot], writes, may_alias, 0, took, slot))
             for value in writes:
                 buffer = self._buffers[value]
-                ready = self._slot[ends.get(buffer, number)]
-                values.append(Value(problem.buffers[buffer].nbytes, slot, slot, ready, buffer))
+                values.append(Value(problem.buffers[buffer].nbytes, slot, slot, ready, buffer, tuple(held[buffer])))
         return Tape(tuple(values), tuple(operations), tuple(slots))
+
+    def _held(self, ends: Mapping[int, int]) -> Mapping[int, list[tuple[int, int]]]:
+        """Buffer -> slots of the starts and ends of the asynchronous pairs that read it."""
+        found = defaultdict[int, list[tuple[int, int]]](list)
+        for start, end in ends.items():
+            for buffer in self._problem.kernels[start].reads:
+                found[buffer].append((self._slot[start], self._slot[end]))
+        return found
 
     def _known(self, buffers: Sequence[int]) -> tuple[int, ...]:
         return tuple(sorted(self._value[buffer] for buffer in buffers if buffer in self._value))

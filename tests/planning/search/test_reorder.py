@@ -54,6 +54,6 @@ def test_pairs_under_way_keep_what_they_overlap() -> None:
     (x,) = b.kernel((), MIB)
     (start,) = b.kernel((x,), MIB, recomputable=False)
     (beside,) = b.kernel((x,), 8 * MIB)
-    b.kernel((start,), (), recomputable=False)
+    b.end(start)
     b.kernel((start, beside), 8, output=True)
     assert reorder(b.problem()) == (0, 1, 2, 3, 4)
