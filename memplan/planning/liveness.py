@@ -134,7 +134,7 @@ class Liveness:
         loops = {kernel.parent_loop for kernel in problem.kernels}
         holds = {problem.buffers[number].place: number for number in reversed(current)}  # place -> buffer in it
         for time, action in enumerate(self._schedule):
-            reads, writes = list[int](), list[int]()
+            reads, writes, ended = list[int](), list[int](), list[int]()
             number = action.number
             if action.kind is Kind.RUN:
                 kernel = problem.kernels[number]
