@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from memplan.io import write_atomic
+from memplan.report.mesh import Mesh, collectives_table
 from memplan.report.result import Record, Versions
 from memplan.report.slabs import SlabLoop, Unsplit, loops_table, unsplit_table
 from memplan.report.timeline import Line, Timeline
@@ -137,6 +138,7 @@ class Report(Record):
         than what was asked for and than 128 MiB stays with it; None where there is no such pool, or it has not as much.
       pinned_bytes: host bytes of XLA's pinned pool, in regions, each twice the last; None as above.
       exports: lines of a shell without which XLA's pools do not give the step its memory.
+      mesh: devices, links and collectives of a step on several devices; None on one.
       versions: (name, version) of python, jax, jaxlib and whatever else changes the figures.
     """
 
@@ -189,6 +191,7 @@ class Report(Record):
     cuda_graphs: int | None = None
     single_launches: int | None = None
     constant_bytes: int = 0
+    mesh: Mesh | None = None
 
     @property
     def title(self) -> str:
@@ -197,13 +200,24 @@ class Report(Record):
     def tables(self, rows: int) -> tuple[Table, ...]:
         """Summary, candidates, slabs, buffers live at the peak, decisions; at most `rows` rows of long tables."""
         slabs = loops_table(self.slab_loops), unsplit_table(self.unsplit, rows)
-        parts = (_summary(self), _candidates(self), *slabs, _live(self, rows), _decisions(self, rows))
+        parts = (
+            _summary(self),
+            _candidates(self),
+            self._collectives,
+            *slabs,
+            _live(self, rows),
+            _decisions(self, rows),
+        )
         return tuple(table for table in parts if table.rows)
+
+    @property
+    def _collectives(self) -> Table:
+        return collectives_table(self.mesh.collectives if self.mesh else ())
 
     def to_html(self) -> str:
         """A self-contained page: memory over the step, decisions, tables. Loads nothing; contains `to_json()`."""
         slabs = loops_table(self.slab_loops), unsplit_table(self.unsplit, _FALLBACK_ROWS)
-        tables = _summary(self), _candidates(self), *slabs
+        tables = _summary(self), _candidates(self), self._collectives, *slabs
         fallbacks = _live(self, _FALLBACK_ROWS), _decisions(self, _FALLBACK_ROWS)
         subtitle = ", ".join(f"{name} {version}" for name, version in self.versions)
         is_good = self.status == "fits"
@@ -249,6 +263,7 @@ def _summary(report: Report) -> Table:
     rows = (
         ("status", report.status),
         ("planned for", f"{report.device}{elsewhere}"),
+        *(report.mesh.summary if report.mesh else ()),
         ("planner", f"{report.planner}{_slabs(report)}, compiled {times}"),
         ("device budget", format_bytes(report.budget_bytes)),
         (

@@ -19,6 +19,7 @@ from memplan.planning.schedule import Kind
 from memplan.planning.slabs.slabs import slab_rows, trips_of
 from memplan.program import compat
 from memplan.program.trace import InSlabs
+from memplan.report.mesh import CollectiveRow, Link, Mesh
 from memplan.report.model import Candidate, Choice, Decision, LiveValue, Report
 from memplan.report.slabs import SlabArray, SlabLoop
 from memplan.results.infeasible import axis_of, floor_of, touched_nbytes, unsplit
@@ -92,9 +93,36 @@ def report_of(outcome: Outcome) -> Report:
         unsplit=unsplit(outcome.program.in_slabs, _MOST_ROWS),
         constant_bytes=outcome.executable.memory.constant_bytes,
         huge_arrays=_huge_arrays(unmodified) if unmodified and outcome.target.is_gpu else None,
+        mesh=_mesh(outcome),
         **_counts(outcome),
         **_pooled(outcome),
         **_by_jit(outcome),
+    )
+
+
+def _mesh(outcome: Outcome) -> Mesh | None:
+    machine, division = outcome.program.machine, outcome.program.traced.division
+    if machine is None or division is None:
+        return None
+    found: dict[tuple[str, tuple[str, ...]], CollectiveRow] = {}
+    replay = outcome.planned.result.replay
+    for one, count in replay.collectives.items():
+        row = found.setdefault((one.kind, one.axes), CollectiveRow(one.kind, one.axes, 0, 0, 0, 0.0))
+        found[one.kind, one.axes] = CollectiveRow(
+            one.kind,
+            one.axes,
+            row.count + count,
+            row.outside_bytes + round(count * one.outside_nbytes),
+            row.inside_bytes + round(count * one.inside_nbytes),
+            row.seconds + count * one.seconds,
+        )
+    return Mesh(
+        axes=tuple({name: size for mesh in division.meshes for name, size in mesh.shape.items()}.items()),
+        topology=machine.topology.name,
+        links=tuple(Link(axis.name, axis.size, axis.bandwidth, axis.shared) for axis in machine.topology.axes),
+        collectives=tuple(sorted(found.values(), key=lambda row: -row.seconds)),
+        collective_s=replay.collective_s,
+        hidden_s=replay.hidden_collective_s,
     )
 
 

@@ -428,6 +428,6 @@ def _result(op: Instruction, started: Tree) -> Tree:
     """What the end of a pair gives of the values of its start."""
     if op.opcode == "copy-done":
         return element_of(started, 0)
-    whole = tree_of(op.shape, lambda array, index: 0)
-    same = isinstance(started, int) or map_tree(started, lambda number: 0) == whole  # as all-reduces had it before 0.12
-    return started if same else started[1]
+    if isinstance(started, int) or map_tree(started, lambda _: 0) == tree_of(op.shape, lambda array, index: 0):
+        return started  # as XLA of jax 0.11 has all-reduces
+    return started[1]
