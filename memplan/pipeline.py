@@ -15,7 +15,7 @@ from memplan.compilation.outcome import Outcome
 from memplan.errors import BudgetError, MemplanError
 from memplan.hardware import catalog, measured
 from memplan.hardware.topology import Topology
-from memplan.parallel.agreement import one_plan
+from memplan.parallel.agreement import one_plan, same_collectives, same_step
 from memplan.parallel.meshes import machine_of, processes_of
 from memplan.parallel.step import data_parallel_of
 from memplan.planning.plan import Plan
@@ -28,6 +28,7 @@ from memplan.program.state.host_state import large_leaves, offload_state
 from memplan.program.trace import Program, trace
 from memplan.results.infeasible import infeasible
 from memplan.units import Size, parse_bytes, show_bytes
+from memplan.xla.collectives.cost import collective_sequence
 from memplan.xla.local import HOST_LIMIT, export, host_memory_bytes, is_here, local_device, pools, without_spaces
 from memplan.xla.target import Target
 
@@ -131,7 +132,10 @@ def best(
     offload = functools.partial(offload_state, inputs=held, streams=target.is_gpu)
     followed = follow_residuals(plain, follow.loops) if follow and follow.loops else plain
     program = offload(follow_slabs(followed, follow.slabs) if follow else plain)
-    agree = functools.partial(one_plan, processes_of(plain.traced.division) if not target.described else (), step)
+    division = plain.traced.division
+    processes = processes_of(division.devices or ()) if division and not target.described else ()
+    same_step(processes, plain, (options, request))
+    agree = functools.partial(one_plan, processes, step)
     planner = planner_named(request.planner)
     compiler = Compiler(target, limits, args, kwargs, planner, follow, agree, notify, request.between_hosts)
 
@@ -147,6 +151,7 @@ def best(
     tries = MOST_TRIES if request.verify else 1
     attempts = Attempts(compiler, with_fewer_residuals, in_slabs, notify, follow, tries, target.is_gpu)
     found = attempts.run(program)
+    same_collectives(processes, step, collective_sequence(found.planned.result.module))
     if found.host_bytes and not target.described and (setting := without_spaces()):
         raise MemplanError(
             f"with {setting}, XLA allocates host memory on the GPU, so the {show_bytes(found.host_bytes)} that this "

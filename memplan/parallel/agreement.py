@@ -4,7 +4,6 @@ Processes are compared if the mesh has devices of all of them; with one process 
 """
 
 import contextlib
-import functools
 import hashlib
 import inspect
 import json
@@ -16,26 +15,25 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import AbstractMesh, Mesh
 
 from memplan import io
 from memplan.errors import MemplanError
 from memplan.planning.plan import Plan
 from memplan.program import compat
-from memplan.program.trace import comparable
+from memplan.program.trace import Program, comparable
 
 _PLAN_S = 900.0  # the first process plans while the others wait
 
 Step = Callable[..., Any]
 
 
-def same_state(mesh: Mesh | AbstractMesh, step: Step, args: tuple[Any, ...]) -> None:
+def same_state(processes: tuple[int, ...], step: Step, args: tuple[Any, ...]) -> None:
     """Refuse processes whose arguments differ.
 
     Raises:
       MemplanError: names the ranks, the argument and its leaf.
     """
-    if not _shared_by_all(mesh):
+    if not _are_all(processes):
         return
     leaves = {
         f"{_argument(step, position)}{jax.tree_util.keystr(path)}": leaf
@@ -47,24 +45,44 @@ def same_state(mesh: Mesh | AbstractMesh, step: Step, args: tuple[Any, ...]) -> 
     _refuse_differences(step, {name: _digest(leaf) for name, leaf in leaves.items()})
 
 
-def same_step(mesh: Mesh | AbstractMesh, step: Step, program: compat.ClosedJaxpr, options: Any) -> None:
-    """Refuse processes that trace another program or divide it differently.
+def same_step(processes: tuple[int, ...], program: Program, options: Any) -> None:
+    """Refuse processes that trace another step, or run it on other devices or with other options.
 
     Raises:
-      MemplanError: names the ranks and what differs: versions, shapes, mesh, options, equations or constants.
+      MemplanError: names the ranks and what differs: versions, shapes, devices, options, equations or constants.
     """
-    if not _shared_by_all(mesh):
+    division = program.traced.division
+    if not _are_all(processes) or division is None:
         return
-    devices = [f"{one.process_index}:{one.id}" for one in mesh.devices.flat] if isinstance(mesh, Mesh) else []
-    parts = {
-        **_versions(),
-        "the shapes of its arguments": ", ".join(aval.str_short() for aval in program.in_avals),
-        "the mesh": f"{dict(mesh.shape)} {' '.join(devices)}",
-        "the options": comparable(str(options)),
-        "its equations": comparable(str(program)),
-        "the constants that it captures": "\n".join(_constants(program)),
-    }
-    _refuse_differences(step, parts)
+    closed = program.traced.jaxpr
+    devices = [f"{one.process_index}:{one.id}" for one in division.devices or ()]
+    shardings = [str(getattr(one, "spec", one)) for one in division.inputs]
+    _refuse_differences(
+        program.step,
+        {
+            **_versions(),
+            "the shapes of its arguments": ", ".join(aval.str_short() for aval in closed.in_avals),
+            "the mesh": f"{[dict(mesh.shape) for mesh in division.meshes]} {' '.join(devices)}",
+            "the shardings of its arguments": comparable(" ".join(shardings)),
+            "the options": comparable(str(options)),
+            "its equations": comparable(str(closed)),
+            "the constants that it captures": "\n".join(_constants(closed)),
+        },
+    )
+
+
+def same_collectives(processes: tuple[int, ...], step: Step, sequence: str) -> None:
+    """Refuse processes whose compiled steps do not send the same collectives in the same order: they would wait for
+    each other without end.
+
+    Args:
+      sequence: of all collectives of this process's step.
+
+    Raises:
+      MemplanError: names the ranks.
+    """
+    if _are_all(processes):
+        _refuse_differences(step, {"the collectives that XLA compiled": sequence})
 
 
 def one_plan(processes: tuple[int, ...], step: Step, fingerprint: str, key: str, make: Callable[[], Plan]) -> Plan:
@@ -100,15 +118,9 @@ def one_plan(processes: tuple[int, ...], step: Step, fingerprint: str, key: str,
     return Plan.from_json(text)
 
 
-@functools.lru_cache(maxsize=64)
-def _processes(mesh: Mesh | AbstractMesh) -> frozenset[int]:
-    """None for an abstract mesh: it has no devices."""
-    return frozenset(one.process_index for one in mesh.devices.flat) if isinstance(mesh, Mesh) else frozenset()
-
-
-def _shared_by_all(mesh: Mesh | AbstractMesh) -> bool:
+def _are_all(processes: tuple[int, ...]) -> bool:
     """Whether the processes can be compared: jax gathers from all of them, not from some."""
-    return 1 < len(_processes(mesh)) == jax.process_count()
+    return 1 < len(processes) == jax.process_count()
 
 
 def _refuse_differences(step: Step, parts: Mapping[str, str]) -> None:

@@ -3,7 +3,7 @@
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -112,10 +112,9 @@ def _host_of(device: Any) -> int:
     return device.slice_index if len(slices) > 1 else device.process_index
 
 
-def processes_of(division: compat.Division | None) -> tuple[int, ...]:
-    """The processes whose devices run a step, in order; none for a step on one device."""
-    devices = division.devices if division else None
-    return tuple(sorted({device.process_index for device in devices or ()}))
+def processes_of(devices: Iterable[Any]) -> tuple[int, ...]:
+    """The processes that have these devices, in order."""
+    return tuple(sorted({device.process_index for device in devices}))
 
 
 def measure_topology(mesh: Mesh, name: str = "measured") -> Topology:

@@ -18,6 +18,7 @@ SplitState = str | Callable[[str, Leaf], bool] | None
 Space = Mapping[str, str | int]
 
 _BATCH, _DEPTH = "batch", "depth"
+_NO_DEVICES = "an AbstractMesh has no devices to put a {} on. Make the step with memplan.parallel.mesh()."
 
 
 @dataclass(eq=False, repr=False)
@@ -108,8 +109,11 @@ class DataParallel:
 
         Raises:
           MemplanError: processes have other values; names the ranks and the leaf.
+          MeshError: the mesh has no devices.
         """
-        agreement.same_state(self.mesh, self.step, args)
+        if not isinstance(self.mesh, Mesh):
+            raise MeshError(_NO_DEVICES.format("state"))
+        agreement.same_state(meshes.processes_of(self.mesh.devices.flat), self.step, args)
         placed = jax.tree.map(_placed, args, self.shardings(*args))
         return placed if len(args) > 1 else placed[0]
 
@@ -123,9 +127,7 @@ class DataParallel:
         """
         position = self.batch_argnums[0] if position is None else position
         if not isinstance(self.mesh, Mesh):
-            raise MeshError(
-                "an AbstractMesh has no devices to put a batch on. Make the step with memplan.parallel.mesh()."
-            )
+            raise MeshError(_NO_DEVICES.format("batch"))
         processes = len({device.process_index for device in self.mesh.devices.flat})
 
         def whole(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -17,7 +17,9 @@ BLOCKS = frozenset({"call", "conditional", "while"})  # what they call runs kern
 _HEADER = re.compile(r"^(?:ENTRY )?%(?P<name>[\w.\-]+) .*\{$")
 _LINE = re.compile(r"\s*(ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)")  # root, name, shape, opcode, the rest
 _CLOSED = re.compile(r"\)(?:, |$)")
+METADATA = re.compile(r'\bmetadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
 NAME = re.compile(r"%([\w.\-]+)")
+_PREDECESSORS = re.compile(r"control-predecessors=\{([^}]*)\}")
 _CONSTANT = re.compile(r"^.* = [a-z]\w*\[\d[^=]* constant\(.*$", re.MULTILINE)  # of an array
 _CALLED = re.compile(
     r"\b(?:calls|to_apply|condition|body|(?:true|false)_computation|branch_computations|called_computations)="
@@ -238,6 +240,17 @@ class Module(Mapping[str, Computation]):
                 raise UnreadableModuleError(f"{self.name} donates a part of a tuple: {one[0]}.")
             found[int(one["output"] or 0)] = int(one["argument"])
         return found
+
+
+def predecessors(op: Instruction) -> list[str]:
+    """Names of instructions that must run before it although it does not read them."""
+    found = _PREDECESSORS.search(op.attributes)
+    return NAME.findall(found[1]) if found else []
+
+
+def without_metadata(attributes: str) -> str:
+    """Attributes of an instruction without where it comes from."""
+    return METADATA.sub("", attributes).strip(", ").replace(", ,", ",")
 
 
 class Names:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from memplan.hardware.collectives import LAUNCH_S, Decomposition, Phase, all_reduce_seconds, reduce_scatter_seconds
 from memplan.hardware.machine import Groups, Machine
 from memplan.xla.collectives.groups import replica_groups, source_target_pairs
+from memplan.xla.module import NAME, Module, without_metadata
 
 REDUCE, SCATTER, GATHER, EXCHANGE = "all-reduce", "reduce-scatter", "all-gather", "all-to-all"
 PERMUTE, BROADCAST = "collective-permute", "collective-broadcast"
@@ -54,6 +55,13 @@ def collective(machine: Machine, opcode: str, attributes: str, operand_nbytes: i
         return _permute(machine, source_target_pairs(attributes), operand_nbytes)
     groups = replica_groups(attributes, len(machine.devices))
     return _over_groups(machine, kind, groups, max(operand_nbytes, result_nbytes))
+
+
+def collective_sequence(module: Module) -> str:
+    """The collectives of a scheduled module in their order: what every process has to send in the same one."""
+    found = (op for op in module.instructions.values() if is_collective(op.opcode))
+    told = (NAME.sub("", without_metadata(op.attributes).partition(", backend_config=")[0]) for op in found)
+    return "\n".join(told)
 
 
 @functools.lru_cache(maxsize=4096)  # a module has the same few, many times

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from memplan.hardware.machine import Grid, Groups, Machine
 from memplan.xla.collectives.cost import GATHER, collective
 from memplan.xla.collectives.groups import replica_groups, written
-from memplan.xla.collectives.writing import Lines, Writer, is_row_major, replaced
+from memplan.xla.collectives.writing import Lines, Writer, counts_partitions, is_row_major, replaced
 from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array
 
@@ -68,7 +68,10 @@ def gathers_in_phases(module: Module, machine: Machine, on_gpu: bool) -> Module:
         new = {
             op.name: lines
             for op in body.ops.values()
-            if op.opcode == GATHER and isinstance(op.shape, Array) and (lines := _written(writer, machine, body, op))
+            if op.opcode == GATHER
+            and isinstance(op.shape, Array)
+            and counts_partitions(op)
+            and (lines := _written(writer, machine, body, op))
         }
         if new:
             module = replaced(module, body, new, set())

@@ -6,8 +6,8 @@ XLA has a pass for it, but that runs when collectives have to be in phases alrea
 import re
 
 from memplan.xla.collectives.cost import REDUCE
-from memplan.xla.collectives.writing import Lines, Writer, replaced, without_metadata
-from memplan.xla.module import Computation, Instruction, Module
+from memplan.xla.collectives.writing import Lines, Writer, counts_partitions, replaced
+from memplan.xla.module import Computation, Instruction, Module, without_metadata
 from memplan.xla.shapes import Array
 
 _ZERO = re.compile(r"\(?-?0(?:\.0*)?\)?")
@@ -61,7 +61,7 @@ def _added(module: Module, body: Computation, result: Instruction, number: int) 
     sums = [op for op in operands if op.opcode == REDUCE and isinstance(op.shape, Array)]
     if len(carried) != 1 or len(sums) != 1 or carried != _elements(body, number):
         return None
-    adds = module[sums[0].attribute("to_apply").lstrip("%")].root.opcode == "add"
+    adds = counts_partitions(sums[0]) and module[sums[0].attribute("to_apply").lstrip("%")].root.opcode == "add"
     alone = len(body.uses[carried[0].name]) == len(body.uses[sums[0].name]) == 1
     return sums[0] if adds and alone else None
 

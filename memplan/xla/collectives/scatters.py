@@ -17,7 +17,7 @@ from memplan.hardware.machine import Groups, Machine
 from memplan.xla.collectives.cost import REDUCE, SCATTER, collective
 from memplan.xla.collectives.gathers import Digits, digits_of
 from memplan.xla.collectives.groups import replica_groups, written
-from memplan.xla.collectives.writing import Lines, Writer, is_row_major, replaced
+from memplan.xla.collectives.writing import Lines, Writer, counts_partitions, is_row_major, replaced
 from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array
 
@@ -32,9 +32,9 @@ def scatters_in_phases(module: Module, machine: Machine) -> Module:
         body, new, dropped = module[name], dict[str, Sequence[str]](), set[str]()
         places = Places(body, len(machine.devices))
         for op in body.ops.values():
-            if op.opcode not in (REDUCE, SCATTER) or not isinstance(op.shape, Array) or not is_row_major(op.result[0]):
+            if op.opcode not in (REDUCE, SCATTER) or not counts_partitions(op) or not isinstance(op.shape, Array):
                 continue
-            if module[op.attribute("to_apply").lstrip("%")].root.opcode != "add":
+            if not is_row_major(op.result[0]) or module[op.attribute("to_apply").lstrip("%")].root.opcode != "add":
                 continue
             groups = replica_groups(op.attributes, len(machine.devices))
             part, dim = _part(body, op, groups, places) if op.opcode == REDUCE else _own_part(op)

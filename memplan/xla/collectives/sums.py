@@ -15,7 +15,7 @@ from memplan.hardware.machine import Groups, Machine
 from memplan.xla.collectives.cost import REDUCE
 from memplan.xla.collectives.groups import replica_groups
 from memplan.xla.collectives.wire import Wire
-from memplan.xla.collectives.writing import Lines, Writer, is_row_major, replaced
+from memplan.xla.collectives.writing import Lines, Writer, counts_partitions, is_row_major, replaced
 from memplan.xla.kernel_cost import matrix_flops
 from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array
@@ -117,7 +117,11 @@ def _sums(module: Module, body: Computation, machine: Machine) -> Iterator[_Sum]
 def _all_reduces(module: Module, body: Computation) -> Iterator[tuple[Instruction, str]]:
     """All-reduces that add, and what they add; one of several arrays by its elements."""
     for op in body.ops.values():
-        if op.opcode != REDUCE or module[op.attribute("to_apply").lstrip("%")].root.opcode != "add":
+        if (
+            op.opcode != REDUCE
+            or not counts_partitions(op)
+            or module[op.attribute("to_apply").lstrip("%")].root.opcode != "add"
+        ):
             continue
         if isinstance(op.shape, Array):
             yield op, op.operands[0]

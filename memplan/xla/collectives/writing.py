@@ -7,18 +7,23 @@ from dataclasses import dataclass, field
 
 from memplan.hardware.machine import Groups
 from memplan.xla.collectives.groups import written
-from memplan.xla.module import Computation, Instruction, Module, Names, read_instruction
-from memplan.xla.rewrites.fusion import predecessors
+from memplan.xla.module import METADATA, Computation, Instruction, Module, Names, predecessors, read_instruction
 from memplan.xla.shapes import Array
 
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
-_METADATA = re.compile(r'\bmetadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
 
 
 def is_row_major(array: Array) -> bool:
-    """Do its elements lie in the order of its indices? Before XLA assigns layouts, every array's do."""
-    order = [int(dim) for dim in re.findall(r"\d+", array.layout.partition(":")[0])]
-    return order == sorted(order, reverse=True)
+    """Do its elements lie in the order of its indices, untiled and in the device's memory? Before XLA assigns layouts,
+    every array's do.
+    """
+    order = [int(dim) for dim in re.findall(r"\d+", array.layout)]
+    return ":" not in array.layout and order == sorted(order, reverse=True)
+
+
+def counts_partitions(op: Instruction) -> bool:
+    """Are the numbers in its groups those of partitions, and does nothing demand an order of it?"""
+    return "use_global_device_ids=true" in op.attributes and not predecessors(op)
 
 
 @dataclass
@@ -105,13 +110,8 @@ class Lines:
 
     def _put(self, name: str, shape: Array | Sequence[Array], call: str, given: str, more: str, root: str = "") -> None:
         text = str(shape) if isinstance(shape, Array) else f"({', '.join(map(str, shape))})"
-        told = _METADATA.search(self.origin.attributes)
+        told = METADATA.search(self.origin.attributes)
         self.made.append(f"  {root}%{name} = {text} {call}{given}{more}{f', {told[0]}' if told else ''}")
-
-
-def without_metadata(attributes: str) -> str:
-    """Attributes that `Lines` may add its own to."""
-    return _METADATA.sub("", attributes).strip(", ").replace(", ,", ",")
 
 
 def _listed(names: Sequence[str]) -> str:

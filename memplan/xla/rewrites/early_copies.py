@@ -12,8 +12,8 @@ import heapq
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 
-from memplan.xla.module import Computation, Instruction, Module, Names
-from memplan.xla.rewrites.fusion import AFTER, NAMING, insert, is_open, predecessors, rename_operands, slice_fusion
+from memplan.xla.module import Computation, Instruction, Module, Names, predecessors
+from memplan.xla.rewrites.fusion import AFTER, NAMING, insert, is_open, rename_operands, slice_fusion
 
 _NAMING = NAMING | {"opt-barrier", "tuple"}
 

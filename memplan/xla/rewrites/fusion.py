@@ -4,13 +4,12 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from memplan.xla.aliasing import ELEMENTWISE
-from memplan.xla.module import NAME, Computation, Instruction, Names, read_instruction
+from memplan.xla.module import Computation, Instruction, Names, read_instruction
 from memplan.xla.shapes import Array, Shape, shape_text
 
 CHEAP = ELEMENTWISE | {"broadcast", "bitcast", "constant", "iota", "parameter"}
 """Opcodes that cost little beside the bytes that a fusion moves, and may be repeated."""
 AFTER = re.compile(r", control-predecessors=\{[^}]*\}")  # the order of the text already implies it
-_PREDECESSORS = re.compile(r"control-predecessors=\{([^}]*)\}")
 NAMING = frozenset({"bitcast", "get-tuple-element"})
 _HOLDING = frozenset({"tuple", "opt-barrier", "add-dependency", "after-all"})  # the readers behind these are unknown
 _INDEX = re.compile(r"\bindex=\d+")
@@ -54,12 +53,6 @@ def readers_of(body: Computation, maker: Instruction, name: str) -> set[str] | N
         else:
             found.add(user.name)
     return found
-
-
-def predecessors(op: Instruction) -> list[str]:
-    """Names of instructions that must run before it although it does not read them."""
-    found = _PREDECESSORS.search(op.attributes)
-    return NAME.findall(found[1]) if found else []
 
 
 def backward_slice(

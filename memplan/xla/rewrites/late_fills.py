@@ -6,13 +6,12 @@ live from the first loop on: the 3D U-Net at 256^3, in slabs for 6 GiB on an H10
 
 from collections.abc import Collection, Iterator
 
-from memplan.xla.module import Computation, Instruction, Module, Names, with_loops
+from memplan.xla.module import Computation, Instruction, Module, Names, predecessors, with_loops
 from memplan.xla.rewrites.fusion import (
     LEAST_BYTES,
     has_tuple_readers,
     insert,
     is_open,
-    predecessors,
     rename_operands,
     renumber,
     slice_fusion,

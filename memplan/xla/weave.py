@@ -18,9 +18,8 @@ from memplan.planning.problem import Problem
 from memplan.planning.schedule import runs
 from memplan.xla.buffers import problem_of
 from memplan.xla.collectives.cost import is_collective
-from memplan.xla.module import BLOCKS, Instruction, Module, read_module
+from memplan.xla.module import BLOCKS, Instruction, Module, predecessors, read_module
 from memplan.xla.replay import Replay, replay
-from memplan.xla.rewrites.fusion import predecessors
 from memplan.xla.write import write
 
 _HEAVY = frozenset({*BLOCKS, "custom-call", "dot", "convolution"})
