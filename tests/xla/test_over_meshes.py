@@ -135,9 +135,9 @@ def gathers(module: Module) -> int:
 def test_a_budget_is_kept_by_gathering_again() -> None:
     """Eight layers whose gathered weights are most of what the step holds."""
     weights, x = [array(1024, 1024, spec=BOTH)] * 8, array(512, 1024, spec=BOTH)
-    one = planned(chain, weights, x, 0.8)
+    one = planned(chain, weights, x, 0.6, **KEEPS_COLLECTIVES)
     assert one.found.fits
-    assert gathers(one.before.module) == 8 < gathers(one.found.result.module)
+    assert gathers(one.before.module) < gathers(one.found.result.module)
     assert one.nbytes == pytest.approx(one.found.predicted_bytes, rel=1e-3)
 
 
