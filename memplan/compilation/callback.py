@@ -19,10 +19,10 @@ from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner
 from memplan.planning.schedule import Schedule
 from memplan.verify.same_module import judge
-from memplan.xla.collectives.weave import weave
 from memplan.xla.host_copies import copy_slices
 from memplan.xla.module import Module, read_module
 from memplan.xla.rewrites.early_copies import copy_early
+from memplan.xla.weave import weave
 from memplan.xla.write import as_it_stands, write
 
 

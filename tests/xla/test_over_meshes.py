@@ -83,12 +83,13 @@ STEPS: dict[str, Callable[[], tuple[Step, Any, jax.ShapeDtypeStruct]]] = {
 def compiled(step: Step, weights: Any, x: jax.ShapeDtypeStruct, rewrite: Any, **flags: Any) -> int:
     """Device bytes of the step, compiled with a rewrite."""
     given = jax.tree.map(lambda one: one.sharding, weights)
-    shardings = {} if step is by_hand else {"out_shardings": (given, array().sharding)}
+    shardings = None if step is by_hand else (given, array().sharding)
     name = f"jit_{step.__name__}"  # pyright: ignore[reportFunctionMemberAccess]
     with intercept(name, rewrite, "cuda") as found, compat.without_compilation_cache():
-        lowered = jax.jit(step, donate_argnums=0, **shardings).lower(weights, x)
+        lowered = jax.jit(step, donate_argnums=0, out_shardings=shardings).lower(weights, x)
         memory = lowered.compile(compiler_options={**HIDES, **flags}).memory_analysis()
     found.check()
+    assert memory is not None
     own = memory.temp_size_in_bytes + memory.argument_size_in_bytes
     return own + memory.output_size_in_bytes - memory.alias_size_in_bytes
 

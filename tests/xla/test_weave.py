@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from memplan.verify.same_module import judge
-from memplan.xla.collectives.weave import weave
 from memplan.xla.module import Module
 from memplan.xla.replay import replay
+from memplan.xla.weave import weave
 from tests.xla.collective_modules import A100, EIGHT, fusion, module, summed
 
 DONATED = ", input_output_alias={ {0}: (0, {}, may-alias) }"

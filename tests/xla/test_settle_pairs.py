@@ -7,7 +7,7 @@ import pytest
 from memplan.verify.same_module import judge
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import Module
-from memplan.xla.rewrites.settle_pairs import settle_pairs
+from memplan.xla.settle_pairs import settle_pairs
 from tests.xla.collective_modules import ALL, fusion, gathered, module, summed
 from tests.xla.small_modules import BIG, MIB
 
