@@ -438,6 +438,6 @@ def _result(op: Instruction, started: Tree) -> Tree:
     """What the end of a pair gives of the values of its start."""
     if op.opcode == "copy-done":
         return element_of(started, 0)
-    if op.opcode == "all-reduce-done" or isinstance(started, int):
+    if isinstance(started, int) or (op.opcode == "all-reduce-done" and not isinstance(started[0], tuple)):
         return started
     return started[1]

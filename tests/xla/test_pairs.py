@@ -61,8 +61,11 @@ def test_a_sum_of_several_is_in_place_in_each() -> None:
     done, last = f"%s.done = {shapes} all-reduce-done(%s)", fusion("last", "s.0", "s.1")
     made = fusion("x", "a", "b"), fusion("y", "a", "b")
     found = module(*made, start, fusion("z", "a", "b"), done, *parts, last, OUT)
-    place = {buffer.name: buffer.place for buffer in problem_of(found, on_gpu=True).buffers}
+    problem = problem_of(found, on_gpu=True)
+    place = {buffer.name: buffer.place for buffer in problem.buffers}
     assert (place["s{1,0}"], place["s{1,1}"]) == (place["x"], place["y"])
+    reads = problem.kernels[kernels(problem)["last"]].reads
+    assert [problem.buffers[read].name for read in reads] == ["s{1,0}", "s{1,1}"]
 
 
 def test_a_synchronous_sum_is_one_kernel_whose_buffer_its_reader_may_take() -> None:
