@@ -22,6 +22,7 @@ from memplan.verify.same_module import judge
 from memplan.xla.host_copies import copy_slices
 from memplan.xla.module import Module, read_module
 from memplan.xla.rewrites.early_copies import copy_early
+from memplan.xla.weave import weave
 from memplan.xla.write import as_it_stands, write
 
 
@@ -77,14 +78,25 @@ class Callback:
         with _without_collecting():
             scheduled = read_module(text)
             module = copy_slices(copy_early(scheduled) if self.overlap_loop_copies else scheduled, self.device)
+            budget = self.limits.device_bytes - self.headroom.device_bytes
+            plain = self._woven(ScheduledModule(module, self.device, self.machine), budget)
+            module = plain.module
             if module is not scheduled:
                 judge(scheduled, module)
-            plain = ScheduledModule(module, self.device, self.machine)
-            budget = self.limits.device_bytes - self.headroom.device_bytes
             if self.follow is None and plain.device_bytes <= budget:
                 self._planned = PlannedModule(plain, plain, predicted_bytes=plain.device_bytes)
                 return as_it_stands(module) if module is not scheduled else None
             return self._rewrite(plain, budget)
+
+    def _woven(self, plain: ScheduledModule, budget: int) -> ScheduledModule:
+        """With the collectives among the kernels where that is faster and takes no more bytes than there are."""
+        module = weave(plain.module, self.device, self.machine) if self.machine else plain.module
+        if module is plain.module:
+            return plain
+        woven = replace(plain, module=module)
+        if self.follow and self.follow.fingerprint in (plain.module.fingerprint, module.fingerprint):
+            return woven if self.follow.fingerprint == module.fingerprint else plain
+        return woven if woven.device_bytes <= max(budget, plain.device_bytes) else plain
 
     def _rewrite(self, plain: ScheduledModule, budget: int) -> str:
         started = time.perf_counter()

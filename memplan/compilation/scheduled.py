@@ -24,6 +24,7 @@ from memplan.xla.rewrites.inline import inline_producers
 from memplan.xla.rewrites.late_fills import fill_late
 from memplan.xla.rewrites.merge import merge_fusions
 from memplan.xla.rewrites.split import split_fusions
+from memplan.xla.settle_pairs import settle_pairs
 
 # Of a plain step: a plan that takes no more is taken. Where holes cost much, extra outputs can cost more: ResNet-50 at
 # 30 % took 175 ms so and 144 without, the 3D U-Net in bfloat16 at half its bytes 2.9 ms and 2.6.
@@ -130,8 +131,9 @@ class ScheduledModule:
     def rewrite(self, room_nbytes: int | None, values: Sequence[str] = (), whole: bool = False) -> ScheduledModule:
         """The module rewritten for this many bytes of temporaries; the module itself for None.
 
-        For a GPU: cheap values inlined into their readers, fusions with common operands merged, fusions that crowd the
-        room split. For a CPU unchanged: XLA:CPU has no multi-output fusions, and rounds float16 inside of a fusion
+        For a GPU: collectives that hold much of the room while they are under way made synchronous, cheap values
+        inlined into their readers, fusions with common operands merged, fusions that crowd the room split. For a CPU
+        unchanged: XLA:CPU has no multi-output fusions, and rounds float16 inside of a fusion
         differently from between two.
 
         Args:
@@ -154,8 +156,13 @@ class ScheduledModule:
         if values:
             found = self.rewrite(room_nbytes, whole=True)
             return replace(found, module=add_outputs(found.module, values, room_nbytes))
-        found = self._inlined
+        found = self._settled(room_nbytes)._inlined
         return replace(found, module=merge_fusions(found.module, found.problem, room_nbytes).module)
+
+    def _settled(self, room_nbytes: int) -> ScheduledModule:
+        """The module with few collectives under way at once."""
+        module = settle_pairs(self.module, self.problem, room_nbytes)
+        return self if module is self.module else replace(self, module=module)
 
     def _split(self, room_nbytes: int, values: Sequence[str]) -> ScheduledModule:
         whole = self.rewrite(room_nbytes, values, whole=True)

@@ -8,6 +8,7 @@ writes a version of its own that no kernel overwrites, since it is an element of
 
 import itertools
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from memplan.planning.problem import Kernel, Problem
@@ -139,13 +140,8 @@ class Liveness:
             if action.kind is Kind.RUN:
                 kernel = problem.kernels[number]
                 reads = [current[read] for read in kernel.reads]
-                places = {problem.buffers[written].place: written for written in kernel.writes}
-                if number in loops:  # a value that the body overwrites ends where the body begins
-                    ended = [current[read] for read in kernel.reads if holds[problem.buffers[read].place] == read]
-                else:
-                    taken = (holds[place] for place, written in places.items() if holds.get(place, written) != written)
-                    ended = reads or [current[number] for number in taken]
-                holds |= places
+                ended = [current[one] for one in self._ended(number, holds, number in loops)]
+                holds |= {problem.buffers[written].place: written for written in kernel.writes}
                 writes = [self._begin_version(written, time) for written in kernel.writes]
                 current.update(zip(kernel.writes, writes, strict=True))
             elif action.kind is Kind.OFFLOAD:
@@ -179,6 +175,23 @@ class Liveness:
                 read = sum(self.versions[version].read for version in written)
                 for version in (self.versions[number] for number in written):
                     version.made, version.alone = version.read or not read, read == 1
+
+    def _ended(self, number: int, holds: Mapping[int, int], is_loop: bool) -> Iterator[int]:
+        """The buffers whose values are live until a kernel runs.
+
+        Not those that a loop's body overwrites: they are until the body begins, which reads nothing.
+
+        Args:
+          holds: place -> the buffer in it.
+        """
+        kernel, buffers = self._problem.kernels[number], self._problem.buffers
+        if kernel.reads:
+            yield from (read for read in kernel.reads if not is_loop or holds[buffers[read].place] == read)
+            return
+        for written in kernel.writes:
+            taken = holds.get(buffers[written].place, written)
+            if taken != written:
+                yield taken
 
     def _begin_version(self, buffer: int, time: int, nbytes: int | None = None) -> int:
         nbytes = self._problem.buffers[buffer].nbytes if nbytes is None else nbytes

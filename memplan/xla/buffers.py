@@ -314,10 +314,20 @@ class _ProblemBuilder:
         self._starts[op.name] = len(self._kernels)
         old = {value for part in given.values() for value in leaves_of(part)}
         self._kernel(op, operands, [value for value in leaves_of(tree) if value not in old], parent_loop)
-        for index, position in aliased_outputs(op):
-            (source,), (made,) = leaves_of(operands[position]), leaves_of(functools.reduce(element_of, index, tree))
+        for position, made in self._updated_by(op, tree):
+            (source,) = leaves_of(operands[position])
             self._values.unite(source, made)
         return tree
+
+    def _updated_by(self, start: Instruction, tree: Tree) -> Iterator[tuple[int, int]]:
+        """Positions of operands that an asynchronous pair updates in place, and the values of its start that result."""
+        for index, position in aliased_outputs(start):
+            (made,) = leaves_of(functools.reduce(element_of, index, tree))
+            yield position, made
+        if start.opcode == "fusion-start" and isinstance(start.shape, tuple):
+            results = list(leaves_of(element_of(tree, 1)))
+            for leaf, name in updated(self._module, replace(start, opcode="fusion", shape=start.shape[1])):
+                yield start.operands.index(name), results[leaf]
 
     def _done(self, op: Instruction, started: Tree, parent_loop: int | None) -> Tree:
         """The end of an asynchronous pair."""
@@ -428,6 +438,6 @@ def _result(op: Instruction, started: Tree) -> Tree:
     """What the end of a pair gives of the values of its start."""
     if op.opcode == "copy-done":
         return element_of(started, 0)
-    if isinstance(started, int) or map_tree(started, lambda _: 0) == tree_of(op.shape, lambda array, index: 0):
-        return started  # as XLA of jax 0.11 has all-reduces
+    if isinstance(started, int) or (op.opcode == "all-reduce-done" and not isinstance(started[0], tuple)):
+        return started
     return started[1]

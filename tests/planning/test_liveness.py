@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from memplan.planning.legal import fault
 from memplan.planning.liveness import Liveness, eliminate_dead
 from memplan.planning.schedule import runs
-from tests.planning.small import actions, problem
+from tests.planning.small import actions, looping, problem
 from tests.planning.steps import training
 
 KIB = 1024
@@ -35,6 +36,24 @@ def test_what_is_prefetched_is_a_version_of_its_own() -> None:
 def test_in_one_place_a_version_ends_when_the_next_begins() -> None:
     live = Liveness(problem([[], [0], [0, 1]], [KIB] * 3, places={1: 0}), runs([0, 1, 2]))
     assert [(version.start, version.end) for version in live.versions[:2]] == [(0, 1), (1, 2)]
+
+
+def test_what_a_loop_takes_over_ends_where_its_body_begins() -> None:
+    """In one place with its carry, whose old value is free to be written over within the body."""
+    one = looping()
+    buffers = (replace(buffer, place=0 if number in (1, 3, 4) else number) for number, buffer in enumerate(one.buffers))
+    kernels = (*one.kernels[:6], replace(one.kernels[6], reads=(4,)))
+    later = replace(one.kernels[3], reads=(2,))  # the new value is made without the old one
+    live = Liveness(replace(one, buffers=tuple(buffers), kernels=(*kernels[:3], later, *kernels[4:])), runs(range(7)))
+    spans = {one.buffers[version.buffer].name: (version.start, version.end) for version in live.versions}
+    assert spans == {
+        "before": (0, 1),
+        "state": (1, 2),
+        "inner": (2, 3),
+        "next": (3, 4),
+        "result": (5, 6),
+        "after": (6, 7),
+    }
 
 
 def test_only_an_operand_that_ends_may_be_written_over() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from memplan.verify.overwrites import Loss, Place, Updates, Versions, tree_of
+from memplan.verify.overwrites import Loss, Place, Updates, Versions, first_result, tree_of
 from memplan.xla.module import read_module
 from memplan.xla.shapes import read_shape
 
 TABLE, PAIR = "f32[8]{0}", "(f32[8]{0}, f32[8]{0})"
+IN_PLACE = "output_to_operand_aliasing={{1, 0}: (0, {}), {1, 1}: (1, {})}"
 MODULE = read_module(f"""HloModule jit_step, is_scheduled=true
 
 %put (p: f32[8], r: f32[1], i: s32[]) -> f32[8] {{
@@ -42,6 +43,8 @@ ENTRY %main (x: f32[8], y: f32[8], n: f32[1], z: s32[]) -> f32[8] {{
   %loop = {PAIR} while(%state), condition=%test, body=%body
   %one = {TABLE} get-tuple-element(%loop), index=1
   %added = {TABLE} custom-call(%one, %y), output_to_operand_aliasing={{{{}}: (1, {{}})}}
+  %sum = ({PAIR}, {PAIR}) all-reduce-start(%one, %added), {IN_PLACE}, to_apply=%plus
+  %sums = {PAIR} all-reduce-done(%sum)
   ROOT %called = {TABLE} call(%added), to_apply=%branch
 }}
 """)
@@ -58,6 +61,8 @@ def test_what_instructions_overwrite() -> None:
     assert updates("loop", X, Y) == [(1, Y)], "the body returns the first as it is"
     assert updates("added", X, Y) == [(0, Y)]
     assert updates("called", X) == [(None, X)]
+    assert updates("sum", X, Y) == [(2, X), (3, Y)], "behind its operands"
+    assert first_result(MODULE.entry.ops["sum"]) == 2
 
 
 def test_a_version_is_gone_once_its_buffer_is_overwritten() -> None:

@@ -8,7 +8,7 @@ from memplan.xla.collectives.cost import is_collective
 from memplan.xla.module import Computation, Instruction
 
 _NOTHING = frozenset({"parameter", "constant", "bitcast", "get-tuple-element"})
-_IN_PLACE = re.compile(r"output_to_operand_aliasing=\{.*?\}(?:, (?=[a-z])|$)")
+_IN_PLACE = re.compile(r",? ?output_to_operand_aliasing=\{.*?\}(?=, [a-z]|$)")
 
 
 def synchronous_pairs(body: Computation) -> Mapping[str, str]:

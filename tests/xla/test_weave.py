@@ -1,0 +1,98 @@
+"""Collectives among kernels: where they start, where they are waited for, and what may not move."""
+
+from __future__ import annotations
+
+import pytest
+
+from memplan.verify.same_module import judge
+from memplan.xla.module import Module
+from memplan.xla.replay import replay
+from memplan.xla.weave import weave
+from tests.xla.collective_modules import A100, EIGHT, fusion, module, summed
+
+DONATED = ", input_output_alias={ {0}: (0, {}, may-alias) }"
+LAYERS = 600  # longer than both sums
+
+
+def step(*ends: str, layers: int = LAYERS, more: str = "") -> Module:
+    """Heavy kernels, two gradients of the first of them, and at the end the sums of both."""
+    heavy = [fusion("h0", "a", "b", kind="kCustom")]
+    heavy += [fusion(f"h{n}", f"h{n - 1}", "b", kind="kCustom") for n in range(1, layers)]
+    gradients = fusion("x", "h0", "b"), fusion("y", "h1", "b")
+    first, second = summed("s", "x", more), summed("t", "y")
+    loss = fusion("loss", f"h{layers - 1}", "b")
+    result = "(f32[512,1024]{1,0}, f32[512,1024]{1,0}, f32[512,1024]{1,0})"
+    root = f"ROOT %out = {result} tuple(%new.a, %new.b, %loss)"
+    lines = (heavy[0], gradients[0], heavy[1], gradients[1], *heavy[2:], loss, *first, *second, *ends, root)
+    return module(*lines, alias=DONATED)
+
+
+UPDATES = fusion("new.a", "a", "s.done"), fusion("new.b", "b", "t.done")
+
+
+def order(one: Module) -> list[str]:
+    return list(one.entry.ops)
+
+
+def test_sums_start_where_their_gradients_are_and_nothing_waits_for_them() -> None:
+    plain = step(*UPDATES)
+    woven = weave(plain, A100, EIGHT)
+    judge(plain, woven)
+    names = order(woven)
+    assert names[names.index("x") + 1] == "s" and names[names.index("y") + 1] == "t"
+    heavy = [name for name in names if name[0] == "h"]
+    assert heavy == [f"h{n}" for n in range(LAYERS)]
+    found, before = replay(woven, A100, EIGHT), replay(plain, A100, EIGHT)
+    assert not found.stalls
+    assert found.step_s < before.step_s
+    assert found.hidden_collective_s == pytest.approx(found.collective_s) == pytest.approx(before.collective_s)
+    assert names.index("new.a") > names.index("loss") and names.index("new.b") > names.index("loss")
+
+
+def test_a_sum_is_waited_for_at_the_first_kernel_after_the_links_are_done() -> None:
+    woven = weave(step(*UPDATES), A100, EIGHT)
+    found, names = replay(woven, A100, EIGHT), order(woven)
+    for sent in found.transfers:
+        at = names.index(f"{sent.name}.done")
+        last = next(name for name in reversed(names[:at]) if name[0] == "h")
+        start, end = found.clock[last]
+        assert start < sent.end_s <= end
+
+
+def test_what_is_short_waits_for_the_links_at_its_end() -> None:
+    plain = step(*UPDATES, layers=3)
+    woven = weave(plain, A100, EIGHT)
+    judge(plain, woven)
+    assert [name for name in order(woven) if name not in ("a", "b")] == [
+        "h0", "x", "s", "h1", "y", "t", "h2", "loss", "s.done", "new.a", "t.done", "new.b", "out"]  # fmt: skip
+
+
+def test_a_reader_of_a_donated_argument_stays_before_its_update() -> None:
+    norm = fusion("norm", "a", "t.done")
+    ends = norm, UPDATES[0], fusion("new.b", "norm", "t.done")
+    plain = step(*ends)
+    woven = weave(plain, A100, EIGHT)
+    assert woven is not plain
+    judge(plain, woven)
+    names = order(woven)
+    assert names.index("s.done") < names.index("t.done") < names.index("norm") < names.index("new.a")
+
+
+def test_what_xla_wants_in_order_stays_so() -> None:
+    plain = step(*UPDATES, more=", control-predecessors={%h9}")
+    woven = weave(plain, A100, EIGHT)
+    judge(plain, woven)
+    names = order(woven)
+    assert names[names.index("h9") + 1] == "s"
+    assert names[names.index("y") + 1] == "t"
+
+
+def test_nothing_is_woven_that_gains_nothing() -> None:
+    woven = weave(step(*UPDATES), A100, EIGHT)
+    assert weave(woven, A100, EIGHT) is woven
+    alone = module(fusion("x", "a", "b"), *summed("s", "x"), "ROOT " + fusion("out", "s.done", "a"))
+    assert weave(alone, A100, EIGHT) is alone
+    heavy = module(fusion("x", "a", "b"), *summed("s", "x"), "ROOT " + fusion("out", "s.done", "a", kind="kCustom"))
+    assert weave(heavy, A100, EIGHT) is heavy
+    none = module("ROOT " + fusion("out", "a", "b"))
+    assert weave(none, A100, EIGHT) is none
