@@ -15,7 +15,7 @@ from memplan.compilation.outcome import Outcome
 from memplan.errors import BudgetError, MemplanError
 from memplan.hardware import catalog, measured
 from memplan.hardware.topology import Topology
-from memplan.parallel.agreement import one_plan
+from memplan.parallel.agreement import one_plan, same_step
 from memplan.parallel.meshes import machine_of, processes_of
 from memplan.parallel.step import data_parallel_of
 from memplan.planning.plan import Plan
@@ -171,6 +171,8 @@ def traced(
     division = program.traced.division
     if division is None:
         return program
+    if not target.described:
+        same_step(division, step, program.traced.jaxpr, options)
     return replace(program, machine=machine_of(division, request.topology, target.described))
 
 

@@ -4,12 +4,11 @@ Processes are compared if the mesh has devices of all of them; with one process 
 """
 
 import contextlib
-import functools
 import hashlib
 import inspect
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -35,7 +34,7 @@ def same_state(mesh: Mesh | AbstractMesh, step: Step, args: tuple[Any, ...]) -> 
     Raises:
       MemplanError: names the ranks, the argument and its leaf.
     """
-    if not _shared_by_all(mesh):
+    if not _are_of_all(_devices(mesh)):
         return
     leaves = {
         f"{_argument(step, position)}{jax.tree_util.keystr(path)}": leaf
@@ -47,19 +46,21 @@ def same_state(mesh: Mesh | AbstractMesh, step: Step, args: tuple[Any, ...]) -> 
     _refuse_differences(step, {name: _digest(leaf) for name, leaf in leaves.items()})
 
 
-def same_step(mesh: Mesh | AbstractMesh, step: Step, program: compat.ClosedJaxpr, options: Any) -> None:
+def same_step(division: compat.Division, step: Step, program: compat.ClosedJaxpr, options: Any) -> None:
     """Refuse processes that trace another program or divide it differently.
 
     Raises:
-      MemplanError: names the ranks and what differs: versions, shapes, mesh, options, equations or constants.
+      MemplanError: names the ranks and what differs: versions, shapes, meshes, options, equations or constants.
     """
-    if not _shared_by_all(mesh):
+    devices = division.devices or ()
+    if not _are_of_all(devices):
         return
-    devices = [f"{one.process_index}:{one.id}" for one in mesh.devices.flat] if isinstance(mesh, Mesh) else []
+    meshes = [dict(mesh.shape) for mesh in division.meshes]
     parts = {
         **_versions(),
         "the shapes of its arguments": ", ".join(aval.str_short() for aval in program.in_avals),
-        "the mesh": f"{dict(mesh.shape)} {' '.join(devices)}",
+        "the mesh": f"{meshes} {' '.join(f'{one.process_index}:{one.id}' for one in devices)}",
+        "the shardings": str([getattr(one, "spec", None) for one in division.inputs]),
         "the options": comparable(str(options)),
         "its equations": comparable(str(program)),
         "the constants that it captures": "\n".join(_constants(program)),
@@ -100,15 +101,14 @@ def one_plan(processes: tuple[int, ...], step: Step, fingerprint: str, key: str,
     return Plan.from_json(text)
 
 
-@functools.lru_cache(maxsize=64)
-def _processes(mesh: Mesh | AbstractMesh) -> frozenset[int]:
-    """None for an abstract mesh: it has no devices."""
-    return frozenset(one.process_index for one in mesh.devices.flat) if isinstance(mesh, Mesh) else frozenset()
+def _devices(mesh: Mesh | AbstractMesh) -> Iterable[Any]:
+    """None of an abstract mesh."""
+    return mesh.devices.flat if isinstance(mesh, Mesh) else ()
 
 
-def _shared_by_all(mesh: Mesh | AbstractMesh) -> bool:
+def _are_of_all(devices: Iterable[Any]) -> bool:
     """Whether the processes can be compared: jax gathers from all of them, not from some."""
-    return 1 < len(_processes(mesh)) == jax.process_count()
+    return 1 < len({one.process_index for one in devices}) == jax.process_count()
 
 
 def _refuse_differences(step: Step, parts: Mapping[str, str]) -> None:
