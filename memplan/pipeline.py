@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memplan.compilation.attempts import MOST_TRIES, Attempts
-from memplan.compilation.compiler import Compiler, Notify
+from memplan.compilation.compiler import Compiler, Notify, shapes_of
 from memplan.compilation.limits import Limits
 from memplan.compilation.outcome import Outcome
 from memplan.errors import BudgetError, MemplanError
 from memplan.hardware import catalog, measured
 from memplan.hardware.topology import Topology
 from memplan.parallel.agreement import one_plan, same_collectives, same_step
-from memplan.parallel.meshes import machine_of, processes_of
+from memplan.parallel.meshes import machine_of, processes_of, topology_for
 from memplan.parallel.step import data_parallel_of
 from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner, planner_named
@@ -66,6 +66,8 @@ class Request:
                 raise MemplanError(f"{name} is {value!r}; it is one of {', '.join(map(repr, known))}.")
         if self.device is not None:
             _ = self.target
+        if self.topology is not None:
+            _ = topology_for(self.topology, 1, 1, "today")  # of whatever size, it exists
 
     @functools.cached_property
     def target(self) -> Target:
@@ -122,6 +124,7 @@ def best(
 ) -> Outcome:
     """The outcome that fits, or else the smallest; raises like `run`, except if nothing fits."""
     started = time.perf_counter()
+    args, kwargs = shapes_of(args, kwargs)
     target = request.target
     limits = limits_of(request, target)
     notify("tracing", None)

@@ -1,11 +1,9 @@
-"""Training steps over eight CPU devices and on one, compiled; prints one JSON object. Run in a process of its own.
+"""Training steps over eight CPU devices and on one; prints one JSON object. Run in a process of its own.
 
-What one device runs is checked on simulated devices (`tests.parallel.emit`). This is about what only XLA and a real
-mesh can show: that the collectives it compiles do that, that plans fit, and where arrays lie.
+That a step over a mesh trains as on one device, that plans fit, and where arrays lie.
 """
 
-from __future__ import annotations
-
+import functools
 import json
 import os
 from collections.abc import Callable
@@ -17,12 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import PartitionSpec
 
 import memplan
 from memplan import parallel
-from models.resnet import ResNet, ResNetConfig
-from models.train import TrainState, cross_entropy, decoder_step, resnet_step, unet2d_step
+from models.resnet import ResNetConfig
+from models.train import decoder_step, resnet_step, unet2d_step
 from models.transformer import DecoderConfig
 from models.unet2d import UNet2DConfig
 
@@ -50,10 +47,70 @@ def decoder() -> Any:
     return decoder_step(2, 32, 8, 16, config=config, optimizer=CLIPPED, concrete=True)
 
 
+def small(step: Callable[..., Any]) -> Any:
+    """One of the steps below with its state and batch."""
+    keys = jax.random.split(jax.random.key(4), 3)
+    state = {"w": jax.random.normal(keys[0], (16, 16)) / 4, "m": jnp.zeros((16, 16)), "key": keys[1]}
+    return step, (state, jax.random.normal(keys[2], (32, 16)))
+
+
+def updated(state: Any, gradient: jax.Array) -> Any:
+    moment = 0.9 * state["m"] + gradient
+    return {"w": state["w"] - 0.1 * moment, "m": moment, "key": jax.random.split(state["key"], 1)[0]}
+
+
+def dropped(state: Any, x: jax.Array) -> Any:
+    """Dropout, by a key in the state."""
+
+    def loss(w: jax.Array) -> jax.Array:
+        kept = jax.random.bernoulli(state["key"], 0.5, x.shape)
+        return (jnp.where(kept, jnp.tanh(x @ w), 0.0) ** 2).mean()
+
+    value, gradient = jax.value_and_grad(loss)(state["w"])
+    return updated(state, gradient), value
+
+
+def accumulated(state: Any, x: jax.Array) -> Any:
+    """Gradients of four microbatches, one after another."""
+
+    def add(known: Any, part: jax.Array) -> Any:
+        found = jax.value_and_grad(lambda w: (jnp.tanh(part @ w) ** 2).mean())(state["w"])
+        return jax.tree.map(jnp.add, known, found), None
+
+    parts = x.reshape(-1, 4, 16).swapaxes(0, 1)
+    (value, gradient), _ = jax.lax.scan(add, (jnp.zeros(()), jnp.zeros((16, 16))), parts)
+    return updated(state, gradient / 4), value / 4
+
+
+def looped(state: Any, x: jax.Array) -> Any:
+    """Layers in a loop, a loop as long as the data say, and a choice by a global sum."""
+
+    def loss(w: jax.Array) -> jax.Array:
+        y, _ = jax.lax.scan(jax.checkpoint(lambda y, _: (jnp.tanh(y @ w), None)), x, length=6)
+        return (y**2).mean()
+
+    value, gradient = jax.value_and_grad(loss)(state["w"])
+    shrunk = jax.lax.while_loop(lambda g: (g**2).sum() > 0.01, lambda g: 0.5 * g, gradient)
+    return updated(state, jax.lax.cond(x.sum() > 0, lambda g: g, lambda g: -g, shrunk)), value
+
+
+def mixed(state: Any, x: jax.Array) -> Any:
+    """Products in bfloat16 of whole numbers, exact in any order; the state in float32."""
+    whole = jnp.round(x).astype(jnp.bfloat16)
+
+    def loss(w: jax.Array) -> jax.Array:
+        return (whole @ jnp.round(4 * w).astype(jnp.bfloat16)).astype(jnp.float32).mean() + (w**2).mean()
+
+    value, gradient = jax.value_and_grad(loss)(state["w"])
+    return updated(state, gradient), value
+
+
 def off(a: Any, b: Any) -> float:
     """Largest difference over the largest magnitude of any leaf."""
 
     def leaf(x: Any, y: Any) -> float:
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x, y = jax.random.key_data(x), jax.random.key_data(y)
         x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
         return float(np.abs(x - y).max() / max(np.abs(x).max(), 1e-3)) if x.size else 0.0
 
@@ -91,34 +148,6 @@ def planned(make: Callable[[], Any], share: float) -> dict[str, Any]:
     }
 
 
-def own_statistics() -> dict[str, float]:
-    """Batch norm of each device's own, against the customary way: the step on the part, its gradients averaged."""
-    step, (state, batch) = resnet_step(32, 64, config=RESNET, optimizer=SGD, concrete=True)
-    names = MESH.axis_names
-    model = ResNet(RESNET)
-
-    def local(state: TrainState, batch: Any) -> Any:
-        def loss(params: Any) -> Any:
-            variables = {"params": params, "batch_stats": state.batch_stats}
-            logits, changed = model.apply(variables, batch["image"], train=True, mutable=["batch_stats"])
-            return cross_entropy(logits, batch["label"]), changed["batch_stats"]
-
-        found = jax.value_and_grad(loss, has_aux=True)(state.params)
-        (value, statistics), gradient = jax.lax.pmean(found, names)
-        updates, opt_state = SGD.update(gradient, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        return TrainState(state.step + 1, params, statistics, opt_state), {"loss": value}
-
-    whole, part = PartitionSpec(), PartitionSpec(names)
-    usual = jax.jit(jax.shard_map(local, mesh=MESH, in_specs=(whole, part), out_specs=whole, check_vma=False))
-    divided = parallel.data_parallel(step, MESH, statistics="device")
-    return {
-        "off": off(usual(state, batch), jax.jit(divided)(state, batch)),
-        "from global": off(jax.jit(step)(state, batch), usual(state, batch)),
-        "sums": len(divided.sums),
-    }
-
-
 def over_typed_mesh() -> dict[str, float]:
     """A mesh as jax makes it, whose arrays' types say how they lie on it: arrays that lie there, and others."""
 
@@ -139,19 +168,6 @@ def over_typed_mesh() -> dict[str, float]:
     }
 
 
-def compressed() -> dict[str, Any]:
-    """Twenty steps: what is left out of one message is in the next."""
-    config = DecoderConfig(vocab=256, context=32, heads=2)
-    step, (state, batch) = decoder_step(2, 64, 8, 32, config=config, concrete=True)
-    divided = parallel.data_parallel(step, MESH, compress="bfloat16")
-    placed, whole = divided.place(state, batch)
-    run, plain = jax.jit(divided), jax.jit(step)
-    for _ in range(20):
-        placed, metrics = run(placed, whole)
-        state, expected = plain(state, batch)
-    return {"loss": float(metrics["loss"]) / float(expected["loss"]), "how": [one.how for one in divided.sums]}
-
-
 def share_of_split_state() -> float:
     """Of the optimizer's state, what one device has."""
     step, (state, batch) = decoder()
@@ -163,19 +179,19 @@ def share_of_split_state() -> float:
 
 
 def main() -> None:
+    split = {"split_state": "opt_state"}
     found = {
         "same": {
             "unet": same(unet),
             "resnet": same(resnet),
             "decoder": same(decoder),
-            "unet, split state": same(unet, split_state="opt_state"),
-            "decoder, split state": same(decoder, split_state="opt_state"),
-            "decoder, not decomposed": same(decoder, decompose=False),
+            "unet, split state": same(unet, **split),
+            "decoder, split state": same(decoder, **split),
+            "unet, in space": same(unet, space={"host": "batch", "device": "depth"}),
+            **{step.__name__: same(functools.partial(small, step)) for step in (dropped, accumulated, looped, mixed)},
         },
         "planned": planned(large_resnet, 0.85),
-        "own statistics": own_statistics(),
         "over typed mesh": over_typed_mesh(),
-        "compressed": compressed(),
         "share of split state": share_of_split_state(),
     }
     print(json.dumps(found))

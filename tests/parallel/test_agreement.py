@@ -13,9 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import memplan
 from memplan.errors import MemplanError
 from memplan.parallel import agreement, meshes
 from memplan.parallel.step import data_parallel
+from memplan.program import compat
 from memplan.program.trace import comparable
 
 Parts = dict[str, str]
@@ -25,7 +27,7 @@ Parts = dict[str, str]
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[Parts]:
     """What would be compared, as if the mesh were of all of several processes."""
     found: list[Parts] = []
-    monkeypatch.setattr(agreement, "_shared_by_all", lambda mesh: True)
+    monkeypatch.setattr(agreement, "_are_of_all", lambda devices: True)
     monkeypatch.setattr(agreement, "_refuse_differences", lambda step, parts: found.append(dict(parts)))
     return found
 
@@ -39,11 +41,12 @@ def regression(rate: float = 0.1, act: Callable[[Any], Any] = jnp.tanh, offset: 
 
 STATE = {"w": jnp.ones(3), "key": jax.random.key(0)}
 X = np.ones((4, 3), np.float32)
+DIVISION = compat.Division(2, None, (None, None, None), ())
 
 
 def programs(compared: list[Parts], *steps: Any) -> list[Parts]:
     for step in steps:
-        data_parallel(step, meshes.mesh({"batch": 1})).divided((STATE, X))
+        agreement.same_step(DIVISION, step, jax.make_jaxpr(step)(STATE, X), {})
     return compared
 
 
@@ -54,7 +57,7 @@ def differing(one: Mapping[str, str], other: Mapping[str, str]) -> set[str]:
 def test_nothing_is_compared_or_paid_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "_refuse_differences", lambda step, parts: pytest.fail("compared"))
     step = data_parallel(regression(), meshes.mesh({"batch": 1}))
-    step.divided((step.place(STATE), step.assemble(X)))
+    memplan.jit(step).plan(step.place(STATE), step.assemble(X))
 
 
 def test_the_same_step_made_again_is_the_same(compared: list[Parts]) -> None:
@@ -117,14 +120,16 @@ import jax, jax.numpy as jnp, numpy as np
 jax.config.update("jax_num_cpu_devices", 4)
 from memplan.parallel import agreement, meshes
 from memplan.parallel.step import data_parallel
-agreement._shared_by_all = lambda mesh: True
+from memplan.pipeline import Request, traced
+agreement._are_of_all = lambda devices: True
 agreement._refuse_differences = lambda step, parts: print(parts)
 def step(state, x):
     def body(w, row):
         jax.debug.callback(print, w)
         return w - 0.1 * jax.nn.relu(row).sum() * jax.random.normal(jax.random.key(0)), None
     return jax.lax.scan(jax.checkpoint(body), state, x.reshape(2, -1))[0] + jnp.asarray(np.arange(3.0))
-data_parallel(step, meshes.mesh({"host": 2, "device": 2})).divided((jnp.ones(3), np.ones((8, 3), np.float32)))
+divided = data_parallel(step, meshes.mesh({"host": 2, "device": 2}))
+traced(divided, (jnp.ones(3), np.ones((8, 3), np.float32)), {}, {}, Request())
 """
 
 

@@ -7,17 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, AxisType
 
-from memplan.errors import MeshError
+from memplan.errors import MeshError, TopologyError
 from memplan.hardware.collectives import Decomposition, Phase, all_reduce_seconds
+from memplan.hardware.machine import on
 from memplan.hardware.topology import Topology, topology_named
 from memplan.parallel import meshes
-
-ABSTRACT = AbstractMesh((2, 4), ("host", "device"))
+from memplan.program import compat
 
 
 def test_by_default_a_mesh_has_hosts_and_their_devices() -> None:
@@ -39,47 +37,70 @@ def test_a_mesh_of_other_sizes_than_there_are_is_refused(sizes: dict[str, int]) 
         meshes.mesh(sizes)
 
 
-def test_the_innermost_axis_has_the_links_between_devices() -> None:
-    preset = topology_named("today")
-    found = meshes.links_of(AbstractMesh((2, 3, 4), ("rack", "host", "device")))
-    assert found.sizes == {"rack": 2, "host": 3, "device": 4}
-    assert [axis.bandwidth for axis in found.axes] == [preset.axes[0].bandwidth] * 2 + [preset.axes[-1].bandwidth]
+@pytest.mark.parametrize(
+    ("topology", "name"),
+    [
+        (None, "today@2x4"),
+        ("2x4", "today@2x4"),
+        ("4x2", "today@4x2"),
+        ("ddl@4x2", "ddl@4x2"),
+        ("ddl", "ddl@2x4"),
+        (topology_named("ddl"), "ddl@2x4"),
+        (topology_named("local@1x8"), "local@1x8"),
+        (topology_named("ddl@2x3"), "ddl@1x8"),  # hosts of three make no eight
+    ],
+)
+def test_a_topology_has_as_many_devices_as_the_step(topology: Any, name: str) -> None:
+    assert meshes.topology_for(topology, 8, 4, "today") == topology_named(name)
 
 
-def test_cpus_share_memory() -> None:
-    assert meshes.links_of(jax.make_mesh((1,), ("device",))).axis("device").bandwidth == (
-        topology_named("local").axes[-1].bandwidth
-    )
+def test_a_shape_is_taken_at_its_word() -> None:
+    assert meshes.topology_for("ddl@2x3", 8, 4, "today").devices == 6
+    with pytest.raises(TopologyError, match=r"'today@2x3' has 6 devices; the program runs on 8\. .* as '1x8'"):
+        meshes.machine_of(ABSENT, "2x3", described=True)
 
 
-@pytest.mark.parametrize("topology", ["ddl@3x5", topology_named("ddl"), "ddl"])
-def test_a_topology_takes_the_sizes_of_the_mesh(topology: Any) -> None:
-    found = meshes.topology_for(topology, ABSTRACT)
-    assert found.sizes == {"host": 2, "device": 4}
-    assert found.axis("host").bandwidth == topology_named("ddl").axis("host").bandwidth
+ABSENT = compat.Division(8, None, (), ())
 
 
-@pytest.mark.parametrize("names", [("device", "host"), ("host", "gpu")])
-def test_a_topology_with_other_axes_is_refused(names: tuple[str, str]) -> None:
-    with pytest.raises(MeshError, match=f"has the axes host, device; the mesh has {', '.join(names)}"):
-        meshes.topology_for("ddl", AbstractMesh((2, 4), names))
+def division(*devices: tuple[int, int], platform: str = "cpu") -> compat.Division:
+    """Over devices of these processes and numbers."""
+    found = tuple(SimpleNamespace(process_index=process, id=one, platform=platform) for process, one in devices)
+    return compat.Division(len(found), found, (), ())
 
 
-def test_a_mesh_loses_its_types_and_nothing_else() -> None:
-    typed = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Explicit,))
-    for one in (typed, AbstractMesh((2, 4), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)):
-        found = meshes.untyped(one)
-        assert type(found) is type(one) and dict(found.shape) == dict(one.shape)
-        assert set(found.axis_types) == {AxisType.Auto}
-    assert meshes.untyped(typed).devices is not None
+@pytest.mark.parametrize(("count", "shape"), [(8, "1x8"), (16, "2x8"), (12, "2x6"), (2, "1x2"), (7, "1x7")])
+def test_described_devices_stand_up_to_eight_on_a_host(count: int, shape: str) -> None:
+    machine = meshes.machine_of(compat.Division(count, None, (), ()), None, described=True)
+    assert machine == on(topology_named(f"today@{shape}"), count)
 
 
-def test_arrays_over_a_typed_mesh_are_typed() -> None:
-    spec = jax.sharding.PartitionSpec("d")
-    for kind, typed in ((AxisType.Explicit, True), (AxisType.Auto, False)):
-        mesh = jax.make_mesh((1,), ("d",), axis_types=(kind,))
-        assert meshes.is_typed(jax.device_put(jnp.ones(2), jax.sharding.NamedSharding(mesh, spec))) == typed
-    assert not meshes.is_typed(jnp.ones(2)) and not meshes.is_typed(3.0)
+def test_described_devices_take_the_places_of_the_steps_own() -> None:
+    shuffled = division((0, 3), (0, 1), (0, 2), (0, 0))
+    assert meshes.machine_of(shuffled, "2x2", described=True).devices == (3, 1, 2, 0)
+
+
+def test_processes_are_hosts() -> None:
+    machine = meshes.machine_of(division((1, 6), (0, 0), (1, 4), (0, 1)), None, described=False)
+    assert machine.topology == topology_named("local@2x2")
+    assert machine.devices == (3, 0, 2, 1)
+
+
+def test_gpus_of_this_machine_have_the_links_of_today() -> None:
+    machine = meshes.machine_of(division((0, 0), (0, 1), platform="cuda"), None, described=False)
+    assert machine == on(topology_named("today@1x2"), 2)
+
+
+def test_processes_with_unequal_numbers_are_one_host() -> None:
+    machine = meshes.machine_of(division((0, 0), (0, 1), (1, 2)), None, described=False)
+    assert machine == on(topology_named("local@1x3"), 3)
+
+
+def test_slices_are_hosts_where_each_gpu_has_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = [SimpleNamespace(process_index=one, id=one, slice_index=one // 2, platform="cuda") for one in range(4)]
+    monkeypatch.setattr(jax, "devices", lambda: devices)
+    found = meshes.machine_of(compat.Division(4, tuple(devices), (), ()), None, described=False)
+    assert found == on(topology_named("today@2x2"), 4)
 
 
 def measured(known: Topology, monkeypatch: pytest.MonkeyPatch) -> Topology:

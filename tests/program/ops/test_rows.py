@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
-from tests.parallel.emit import operations
 
 from experiments.bench.second_order import drawn_step
 from memplan.planning.graph import Span
@@ -35,6 +34,7 @@ from memplan.program.ops import (
     squares_about_mean,
 )
 from memplan.program.ops.record import Primitive
+from tests.program.ops import operations
 from tests.program.ops.windows import SEEDS, Convolution, Dim, Windows, convolutions, floats, windows
 
 BEYOND = 3  # rows that a window may reach beyond an array
@@ -211,7 +211,7 @@ RULED = sorted(
 
 @pytest.mark.parametrize("name", [name for name in RULED if name not in COUNTED])
 def test_every_record_that_says_something_of_rows_is_right_on_windows(name: str) -> None:
-    """Who registers one draws it, here or among `tests.parallel.emit.operations`."""
+    """Who registers one draws it, here or among `tests.program.ops.operations`."""
     if name == "scatter-sub" and not hasattr(lax, "scatter_sub"):
         pytest.skip("this jax has none")
     for seed in range(20):

@@ -1,0 +1,175 @@
+"""Where partitions stand, groups of them along levels, and the links that a group has, against brute force."""
+
+import itertools
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memplan.errors import TopologyError
+from memplan.hardware.machine import Groups, Machine, on
+from memplan.hardware.topology import Axis, Topology, topology_named
+
+RACKS = Topology(
+    "racks", "", (Axis("rack", 2, 1e-5, 1e9), Axis("host", 2, 1e-6, 8e9), Axis("device", 4, 1e-7, 1e11, False)), ()
+)
+FLAT = on(topology_named("ddl@2x4"), 8)
+DEEP = on(RACKS, 16)
+
+
+def sizes_of(machine: Machine, groups: Groups) -> list[int]:
+    return [axis.size for axis in machine.links(groups).axes]
+
+
+def test_a_topology_of_another_size_is_refused_with_one_that_fits() -> None:
+    with pytest.raises(TopologyError, match=r"'ddl@2x4' has 8 devices; the program runs on 12\. .* as '2x6'"):
+        on(topology_named("ddl@2x4"), 12)
+    with pytest.raises(TopologyError):
+        Machine(topology_named("ddl@1x2"), (0, 0))
+
+
+def test_places_count_every_level_from_0() -> None:
+    assert DEEP.places[0] == (0, 0, 0) and DEEP.places[5] == (0, 1, 1) and DEEP.places[15] == (1, 1, 3)
+    assert DEEP.hosts()[4:9] == ((0, 1),) * 4 + ((1, 0),)
+    turned = Machine(RACKS, tuple(reversed(range(16))))
+    assert turned.places == tuple(reversed(DEEP.places))
+
+
+@pytest.mark.parametrize(
+    ("groups", "sizes", "rows"),
+    [
+        (((0, 1, 2, 3, 4, 5, 6, 7),), (2, 4), ((0, 1, 2, 3, 4, 5, 6, 7),)),
+        (((0, 4), (1, 5)), (2, 1), ((0, 4), (1, 5))),
+        (((3, 2, 1, 0),), (1, 4), ((0, 1, 2, 3),)),
+        (((6, 0, 2, 4), (1, 3, 5, 7)), (2, 2), ((0, 2, 4, 6), (1, 3, 5, 7))),  # a part of an axis
+    ],
+)
+def test_even_groups_make_a_grid(groups: Groups, sizes: tuple[int, ...], rows: Groups) -> None:
+    grid = FLAT.grid(groups)
+    assert grid is not None and grid.sizes == sizes and grid.rows == rows
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        ((0, 1, 4),),  # two of one host and one of the other
+        ((0, 1, 2), (4, 5, 6, 7)),
+        ((0, 1), (2, 6)),  # one within a host, one across
+    ],
+)
+def test_uneven_groups_make_none(groups: Groups) -> None:
+    assert FLAT.grid(groups) is None
+
+
+def test_groups_of_three_levels() -> None:
+    grid = DEEP.grid(DEEP.all)
+    assert grid is not None and grid.sizes == (2, 2, 4)
+    assert grid.along((2,)) == ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11), (12, 13, 14, 15))
+    assert grid.along((0,)) == tuple((one, one + 8) for one in range(8))
+    assert grid.along((0, 1)) == tuple((one, one + 4, one + 8, one + 12) for one in range(4))
+    assert grid.along(()) == tuple((one,) for one in range(16))
+    assert grid.along((0, 1, 2)) == DEEP.all
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> Machine:
+    sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    shared = draw(st.lists(st.booleans(), min_size=len(sizes), max_size=len(sizes)))
+    axes = tuple(
+        Axis(f"level{at}", size, 10.0**-at, 8e9, one) for at, (size, one) in enumerate(zip(sizes, shared, strict=True))
+    )
+    return Machine(Topology("drawn", "", axes, ()), tuple(draw(st.permutations(range(math.prod(sizes))))))
+
+
+@st.composite
+def machines_and_groups(draw: st.DrawFn) -> tuple[Machine, Groups]:
+    machine = draw(machines())
+    order = draw(st.permutations(range(len(machine.devices))))
+    size = draw(st.sampled_from([one for one in range(1, len(order) + 1) if len(order) % one == 0]))
+    return machine, tuple(tuple(order[at : at + size]) for at in range(0, len(order), size))
+
+
+@given(machines_and_groups())
+def test_groups_along_levels_are_those_that_differ_there_alone(given: tuple[Machine, Groups]) -> None:
+    machine, groups = given
+    grid = machine.grid(groups)
+    if grid is None:
+        return
+    assert {frozenset(row) for row in grid.rows} == set(map(frozenset, groups))
+    levels = range(len(grid.sizes))
+    for chosen in itertools.chain.from_iterable(itertools.combinations(levels, count) for count in range(4)):
+        found = grid.along(chosen)
+        assert sorted(itertools.chain(*found)) == sorted(itertools.chain(*grid.rows)), "each partition is in one"
+        for group in found:
+            (row,) = (row for row in grid.rows if set(group) <= set(row))
+            at = [_digits(row.index(one), grid.sizes) for one in group]
+            assert {level for level in levels if len({place[level] for place in at}) > 1} <= set(chosen)
+            assert len(group) == math.prod(grid.sizes[level] for level in chosen)
+            assert list(group) == sorted(group, key=lambda one: machine.devices[one])
+
+
+def _digits(number: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    found = []
+    for size in reversed(sizes):
+        found.append(number % size)
+        number //= size
+    return tuple(reversed(found))
+
+
+@given(machines_and_groups())
+def test_a_grid_is_found_exactly_where_groups_are_even(given: tuple[Machine, Groups]) -> None:
+    machine, groups = given
+    levels = range(len(machine.topology.axes) + 1)
+    counts = [
+        tuple(Counter(Counter(machine.places[one][:level] for one in group).values()) for level in levels)
+        for group in groups
+    ]
+    even = all(len(found) == 1 for level in counts for found in level) and all(one == counts[0] for one in counts)
+    nodes = [len({machine.places[one][:level] for one in groups[0]}) for level in levels]
+    even = even and all(inner % outer == 0 for outer, inner in itertools.pairwise(nodes))
+    assert (machine.grid(groups) is not None) == even
+
+
+@given(machines_and_groups())
+def test_links_of_groups(given: tuple[Machine, Groups]) -> None:
+    machine, groups = given
+    for level, axis in enumerate(machine.links(groups).axes):
+        most, beside = 1, Counter[tuple[int, ...]]()
+        for group in groups:
+            for around in {machine.places[one][:level] for one in group}:
+                nodes = {machine.places[one][: level + 1] for one in group if machine.places[one][:level] == around}
+                most = max(most, len(nodes))
+                beside.update(nodes if len(nodes) > 1 else ())
+        known = machine.topology.axes[level]
+        assert axis.size == most
+        assert axis.bandwidth == known.bandwidth / (max(beside.values(), default=1) if known.shared else 1)
+        assert (axis.name, axis.latency_s) == (known.name, known.latency_s)
+
+
+def test_groups_share_the_link_of_their_host_and_not_those_of_devices() -> None:
+    host, device = FLAT.topology.axes
+    columns = FLAT.links(((0, 4), (1, 5), (2, 6), (3, 7))).axes
+    assert [axis.bandwidth for axis in columns] == [host.bandwidth / 4, device.bandwidth]
+    halves = FLAT.links(((0, 2, 4, 6), (1, 3, 5, 7))).axes
+    assert [(axis.size, axis.bandwidth) for axis in halves] == [(2, host.bandwidth / 2), (2, device.bandwidth)]
+    rows = FLAT.links(((0, 1, 2, 3), (4, 5, 6, 7))).axes
+    assert [(axis.size, axis.bandwidth) for axis in rows] == [(1, host.bandwidth), (4, device.bandwidth)]
+
+
+def test_of_uneven_groups_the_largest_numbers_count() -> None:
+    assert sizes_of(FLAT, ((0, 1, 2, 4),)) == [2, 3]
+    assert sizes_of(FLAT, ((0, 1), (2, 6), (3,))) == [2, 2]
+
+
+def test_three_levels_share_level_by_level() -> None:
+    rack, host, device = RACKS.axes
+    groups = tuple((one, one + 4) for one in (0, 1, 2, 3, 8, 9, 10, 11))
+    links = DEEP.links(groups).axes
+    assert [axis.size for axis in links] == [1, 2, 1]
+    assert [axis.bandwidth for axis in links] == [rack.bandwidth, host.bandwidth / 4, device.bandwidth]
+    far = DEEP.links(tuple((one, one + 8) for one in range(8))).axes
+    assert [(axis.size, axis.bandwidth) for axis in far] == [
+        (2, rack.bandwidth / 8), (1, host.bandwidth), (1, device.bandwidth)
+    ]  # fmt: skip

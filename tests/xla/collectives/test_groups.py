@@ -1,0 +1,58 @@
+"""The replica groups of a collective, in every notation that HLO has."""
+
+import pytest
+
+from memplan.errors import UnsupportedProgramError
+from memplan.xla.collectives.groups import replica_groups, source_target_pairs, written
+
+ALL = (tuple(range(8)),)
+ROWS, COLUMNS = ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 4), (1, 5), (2, 6), (3, 7))
+EACH = tuple((one,) for one in range(8))
+LISTED = {
+    "replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%sum": ROWS,
+    "replica_groups={{0,4},{1,5},{2,6},{3,7}}": COLUMNS,
+    "replica_groups={{7,0},{1,2,3,4,5,6}}": ((7, 0), (1, 2, 3, 4, 5, 6)),
+    "replica_groups={}": ALL,
+    "replica_groups={{}}": ALL,
+    "to_apply=%sum": ALL,
+}
+COUNTED = {
+    "replica_groups=[2,4]<=[8], use_global_device_ids=true": ROWS,
+    "replica_groups=[4,2]<=[2,4]T(1,0)": COLUMNS,
+    "replica_groups=[1,8]<=[8]": ALL,
+    "replica_groups=[8,1]<=[8]": EACH,
+    "replica_groups=[4,2]<=[2,2,2]T(0,2,1)": ((0, 2), (1, 3), (4, 6), (5, 7)),
+    "replica_groups=[2,4]<=[2,2,2]T(2,0,1)": ((0, 2, 4, 6), (1, 3, 5, 7)),
+}
+MESHED = {  # as jax 0.11 has it
+    "replica_groups=mesh['host'=2,'device'=4] {'host'}, use_global_device_ids=true": COLUMNS,
+    "replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}": ROWS,
+    "replica_groups=mesh['host'=2,'device'=4] {'host','device'}": ALL,
+    "replica_groups=mesh['x'=8] {'x':(1)2}": COLUMNS,
+    "replica_groups=mesh['x'=8] {'x':(2)4}": ROWS,
+    "replica_groups=mesh['x'=8] {'x':(2)2}": ((0, 2), (1, 3), (4, 6), (5, 7)),
+    "replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}": COLUMNS,
+    "replica_groups=mesh['a'=2,'b'=4], device_ids=(0,2,4,6,1,3,5,7) {'a'}": ((0, 1), (2, 3), (4, 5), (6, 7)),
+    "replica_groups=mesh['host'=2,'device'=4] {'device':(2)2}": ((0, 1), (2, 3), (4, 5), (6, 7)),
+    "replica_groups=mesh['host'=2,'device'=4] {'device':(1)2}": ((0, 2), (1, 3), (4, 6), (5, 7)),
+    "replica_groups=mesh['a'=2,'b'=2], device_ids=(3,2,1,0) {'b'}": ((3, 2), (1, 0)),
+    "replica_groups=mesh['host'=2,'device'=4] {}": EACH,
+}
+
+
+@pytest.mark.parametrize(("attributes", "groups"), [*LISTED.items(), *COUNTED.items(), *MESHED.items()])
+def test_all_groups(attributes: str, groups: tuple[tuple[int, ...], ...]) -> None:
+    found = replica_groups(attributes, 8)
+    assert found == groups
+    assert replica_groups(f"replica_groups={written(found)}", 8) == found
+
+
+def test_a_notation_that_is_not_known_is_an_error() -> None:
+    with pytest.raises(UnsupportedProgramError, match="version of jax"):
+        replica_groups("replica_groups=<0,4>, to_apply=%sum", 8)
+
+
+def test_pairs_of_a_permute() -> None:
+    attributes = "channel_id=3, source_target_pairs={{0,1},{1,2},{7,0}}, metadata={}"
+    assert source_target_pairs(attributes) == ((0, 1), (1, 2), (7, 0))
+    assert source_target_pairs("source_target_pairs={}") == source_target_pairs("channel_id=3") == ()
