@@ -21,6 +21,16 @@ _CHUNKS = 1 << 12  # in a transposed value
 Step = Literal["terms", "sent", "summed", "gathered"]
 
 
+class Operation(NamedTuple):
+    """What makes a source."""
+
+    opcode: str
+    shape: str
+    attributes: str
+    called: tuple[int, ...]  # numbers of computations
+    operands: tuple[tuple[str, tuple[int, ...]], ...]  # of each: its shape and the numbers of its leaves
+
+
 class Segment(NamedTuple):
     """Elements of a source, summed over devices."""
 
@@ -268,12 +278,13 @@ class Spreads:
         """Of so many equal pieces along a dimension, on each device the one in its place."""
         before, after = math.prod(dims[:dim]), math.prod(dims[dim:]) // count
         turned = self.transposed(spread, (before, count, after), (1, 0, 2))
-        if turned is None or (self.is_source(turned) and isinstance(self.keys[turned], tuple) and self._mixed(turned)):
+        if turned is None or self._is_mixed(turned):
             return None
         length = before * after
         return self.value(self.pieces(self.spread(turned), [place * length for place in places], length))
 
-    def _mixed(self, value: int) -> bool:
+    def _is_mixed(self, value: int) -> bool:
+        """Its rows are known in another order of dimensions alone."""
         key = self.keys[value]
         return isinstance(key, tuple) and key[0] == "permuted"
 
