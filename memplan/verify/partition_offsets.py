@@ -32,6 +32,7 @@ _COMPARED: Mapping[str, Callable[[int, int], bool]] = {
     "GE": operator.ge,
 }
 _DIRECTION = re.compile(r"direction=(\w+)")
+_INTEGERS = re.compile(r"[su]\d+\[|pred\[")
 _INTEGER = re.compile(r"-?\d+")
 
 
@@ -54,7 +55,7 @@ class PartitionOffsets:
         key = self._spreads.keys[value]
         if isinstance(key, Spread):
             return self._of_segments(key)
-        if not isinstance(key, Operation):
+        if not isinstance(key, Operation) or not _INTEGERS.match(key.shape):
             return None
         made = self._made(key, self._spreads.sizes[value])
         return made if made is not None and all(_fits(key.shape, one) for row in made for one in row) else None

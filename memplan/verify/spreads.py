@@ -243,6 +243,10 @@ class Spreads:
             return replace(spread, wire=wire._replace(dtype="f32"))
         return Spread(tuple(self._row([one._replace(rounded=True) for one in row]) for row in self.rows(spread)))
 
+    def relabelled(self, spread: Spread, dtype: str) -> Spread | None:
+        """The same bits on the way as another type."""
+        return None if spread.wire is None else replace(spread, wire=spread.wire._replace(dtype=dtype))
+
     def _may_round(self, segment: Segment) -> bool:
         return not segment.rounded and len(self._owners[segment.owners]) > 1
 
