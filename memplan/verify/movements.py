@@ -12,7 +12,9 @@ from memplan.xla.collectives.groups import replica_groups
 from memplan.xla.module import Instruction, Module
 from memplan.xla.shapes import Array
 
-COLLECTIVE = re.compile(r"^(?:all-(?:reduce|gather|to-all)|reduce-scatter|collective-\w+|ragged-all-to-all)(?:-start)?$")
+COLLECTIVE = re.compile(
+    r"^(?:all-(?:reduce|gather|to-all)|reduce-scatter|collective-\w+|ragged-all-to-all)(?:-start)?$"
+)
 
 _DIMENSIONS = re.compile(r"\bdimensions=\{([\d,]*)\}")
 _RANGE = re.compile(r"\[(\d+):(\d+)(?::(\d+))?\]")
@@ -40,22 +42,22 @@ class Movements:
 
     def of(
         self, op: Instruction, values: Sequence[int], shapes: Sequence[Array], stated: Callable[[], tuple[int, ...]]
-    ) -> tuple[tuple[int, ...], bool]:
-        """The values of the result's leaves, and whether the instruction was looked through.
+    ) -> tuple[int, ...]:
+        """The values of the result's leaves.
 
         Args:
           values: of the operands, arrays of these shapes.
-          stated: the values of the leaves where it is not.
+          stated: gives the values of an instruction that is not looked through.
         """
         made = self._moved(op, values, shapes)
         sent = self._moved_on_the_way(op, values, shapes)
         if sent is None:
-            return (stated(), False) if made is None else (made, True)
+            return stated() if made is None else made
         if all(self._spreads.spread(one).wire is None for one in sent):
-            return sent, True
+            return sent
         result = stated() if made is None else made
         self._sent.update(zip(result, sent, strict=True))
-        return result, True
+        return result
 
     def is_zero(self, value: int) -> bool:
         key = self._spreads.keys[value]
@@ -160,9 +162,7 @@ class Movements:
         turned = self._spreads.transposed(self._spreads.spread(values[0]), shapes[0].dims, _dimensions(op))
         return None if turned is None else (turned,)
 
-    def _dynamic_slice(
-        self, op: Instruction, values: Sequence[int], shapes: Sequence[Array]
-    ) -> tuple[int, ...] | None:
+    def _dynamic_slice(self, op: Instruction, values: Sequence[int], shapes: Sequence[Array]) -> tuple[int, ...] | None:
         """A piece along one dimension, on each device the one of its number."""
         value, *starts = values
         dims, sizes = shapes[0].dims, op.result[0].dims

@@ -278,7 +278,9 @@ class Spreads:
         flat = self.exact(self.value(moved))
         return self.number(("permuted", flat, *rest), self.sizes[flat], self.arguments[flat])
 
-    def piece_along(self, spread: Spread, dims: Sequence[int], dim: int, places: Sequence[int], count: int) -> int | None:
+    def piece_along(
+        self, spread: Spread, dims: Sequence[int], dim: int, places: Sequence[int], count: int
+    ) -> int | None:
         """Of so many equal pieces along a dimension, on each device the one in its place."""
         before, after = math.prod(dims[:dim]), math.prod(dims[dim:]) // count
         turned = self.transposed(spread, (before, count, after), (1, 0, 2))
