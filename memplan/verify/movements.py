@@ -41,21 +41,22 @@ class Movements:
         self._sent: dict[int, int] = {}  # values -> what they are on the way between hosts
 
     def of(
-        self, op: Instruction, values: Sequence[int], shapes: Sequence[Array], stated: Callable[[], tuple[int, ...]]
+        self, op: Instruction, values: Sequence[int], shapes: Sequence[Array], stated: Callable[[bool], tuple[int, ...]]
     ) -> tuple[int, ...]:
         """The values of the result's leaves.
 
         Args:
           values: of the operands, arrays of these shapes.
-          stated: gives the values of an instruction that is not looked through.
+          stated: gives the values of an instruction that is not looked through; not to be counted if it is part of a
+            sum on its way.
         """
         made = self._moved(op, values, shapes)
         sent = self._moved_on_the_way(op, values, shapes)
         if sent is None:
-            return stated() if made is None else made
+            return stated(True) if made is None else made
         if all(self._spreads.spread(one).wire is None for one in sent):
             return sent
-        result = stated() if made is None else made
+        result = stated(False) if made is None else made
         self._sent.update(zip(result, sent, strict=True))
         return result
 

@@ -130,15 +130,15 @@ class ModuleValues:
         if op.opcode == "while":
             return self._while(body, op, given, effects, block)
 
-        def stated() -> tuple[int, ...]:
+        def stated(counted: bool) -> tuple[int, ...]:
             called = [self.body(name, block and op.opcode in BLOCKS) for name in op.called]
             number = self._number(body, op, given, called, effects)
-            if block and op.opcode not in _FREE:
+            if block and counted and op.opcode not in _FREE:
                 self.stated[body.name, op.name] = number
             return self._leaves(op, number)
 
         if not all(isinstance(one, int) for one in given):
-            return _shaped_as(op.shape, iter(stated()))
+            return _shaped_as(op.shape, iter(stated(True)))
         values = [one for one in given if isinstance(one, int)]
         shapes = [array for name in op.operands for array in body.ops[name].result]
         return _shaped_as(op.shape, iter(self._movements.of(op, values, shapes, stated)))
