@@ -5,6 +5,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from memplan.verify.owners import OWN
 from memplan.verify.spreads import ZERO, Operation, Spread, Spreads
 
 Table = tuple[tuple[int, ...], ...]  # for each device: the elements of a value
@@ -65,7 +66,7 @@ class PartitionOffsets:
         found: list[tuple[int, ...]] = []
         for device, row in enumerate(self._spreads.rows(spread)):
             tables = [None if one.source == ZERO else self.table(one.source) for one in row]
-            if spread.wire is not None or not all(self._spreads.is_own(one, device) for one in row) or None in tables:
+            if spread.wire is not None or any(one.owners != OWN or one.rounded for one in row) or None in tables:
                 return None
             pairs = zip(row, (table for table in tables if table is not None), strict=True)
             parts = (table[device][one.start : one.start + one.length] for one, table in pairs)

@@ -1,19 +1,20 @@
 """What each device holds of a value: pieces of sources, each summed over some devices.
 
 A source is a value that no collective made. On every device, a value is a row of segments of sources in row-major
-order, and each segment has owners: how often each device's elements are in its sum. Sums, gathers, scatters and
-exchanges between devices become operations on these rows. An operation returns None where its result is no such row.
+order, and each segment has owners: how often each device's elements are in its sum (see `owners`). Sums, gathers,
+scatters and exchanges between devices become operations on these rows. An operation returns None where its result is no
+such row.
 """
 
 import functools
 import itertools
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from memplan.hardware.machine import Groups
+from memplan.verify.owners import OWN, Owners
 
 ZERO = -1  # the source of padding
 _CHUNKS = 1 << 12  # in a transposed value
@@ -37,7 +38,7 @@ class Segment(NamedTuple):
     source: int
     start: int
     length: int
-    owners: int  # number of a multiset of devices
+    owners: int
     rounded: bool = False  # sent in fewer bits
 
 
@@ -68,13 +69,11 @@ class Spreads:
     _numbers: dict[object, int] = field(default_factory=dict)
     _rows: list[tuple[Segment, ...]] = field(default_factory=list)
     _row_numbers: dict[tuple[Segment, ...], int] = field(default_factory=dict)
-    _owners: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
-    _owner_numbers: dict[tuple[tuple[int, int], ...], int] = field(default_factory=dict)
-    _owner_sums: dict[tuple[int, ...], int] = field(default_factory=dict)
-    _totals: dict[tuple[int, ...], int | None] = field(default_factory=dict)
+    _totals: dict[tuple[tuple[int, ...], int], int | None] = field(default_factory=dict)
+    _gathers: dict[tuple[tuple[int, ...], int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._one = tuple(self._owner_number({device: 1}) for device in range(self.partitions))
+        self._owners = Owners(self.partitions)
 
     def number(self, key: object, size: int, arguments: int) -> int:
         """The number of a value that is made so."""
@@ -94,28 +93,26 @@ class Spreads:
         key = self.keys[value]
         if isinstance(key, Spread):
             return key
-        return Spread(tuple(self._row([Segment(value, 0, self.sizes[value], one)]) for one in self._one))
+        return Spread((self._row([Segment(value, 0, self.sizes[value], OWN)]),) * self.partitions)
 
     def value(self, spread: Spread) -> int:
         """The number of a value that is spread so; a source itself if each device has its own."""
-        rows = [self._rows[row] for row in spread.rows]
-        first = rows[0]
-        if spread.wire is None and len(first) == 1 and first[0].source != ZERO:
-            source = first[0].source
-            whole = (source, 0, self.sizes[source])
-            if all(row == (Segment(*whole, one),) for row, one in zip(rows, self._one, strict=True)):
-                return source
-        sources = {segment.source for number in set(spread.rows) for segment in self._rows[number]} - {ZERO}
+        source = self.whole(spread)
+        rows = set(spread.rows)
+        if source is not None and all(
+            self._rows[row][0].owners == OWN and not self._rows[row][0].rounded for row in rows
+        ):
+            return source
+        sources = {segment.source for row in rows for segment in self._rows[row]} - {ZERO}
         arguments = functools.reduce(lambda all_, source: all_ | self.arguments[source], sources, 0)
-        return self.number(spread, sum(segment.length for segment in first), arguments)
+        return self.number(spread, sum(segment.length for segment in self.rows(spread)[0]), arguments)
 
     def exact(self, value: int) -> int:
         """The value as if it had not been rounded on the way."""
         key = self.keys[value]
         if not isinstance(key, Spread) or key.wire is not None:
             return value
-        rows = {row: self._row([one._replace(rounded=False) for one in self._rows[row]]) for row in set(key.rows)}
-        return self.value(Spread(tuple(rows[row] for row in key.rows)))
+        return self.value(self._each(key, lambda row: [one._replace(rounded=False) for one in row]))
 
     def is_source(self, value: int) -> bool:
         return not isinstance(self.keys[value], Spread)
@@ -125,20 +122,17 @@ class Spreads:
 
     def whole(self, spread: Spread) -> int | None:
         """The one source of which each device has all elements, each summed over the same devices."""
-        sources = {row[0].source if len(row) == 1 else ZERO for row in self.rows(spread)}
+        rows = [self._rows[row] for row in set(spread.rows)]
+        sources = {row[0].source if len(row) == 1 else ZERO for row in rows}
         source = sources.pop()
         if sources or source == ZERO or spread.wire is not None:
             return None
-        fits = all((row[0].start, row[0].length) == (0, self.sizes[source]) for row in self.rows(spread))
+        fits = all((row[0].start, row[0].length) == (0, self.sizes[source]) for row in rows)
         return source if fits else None
 
     def with_source(self, spread: Spread, source: int) -> Spread:
         """Another source of as many elements in place of the one of a whole value."""
-        rows = (self._row([row[0]._replace(source=source)]) for row in self.rows(spread))
-        return Spread(tuple(rows), spread.wire)
-
-    def is_own(self, segment: Segment, device: int) -> bool:
-        return segment.owners == self._one[device] and not segment.rounded
+        return self._each(spread, lambda row: [row[0]._replace(source=source)])
 
     # on each device by itself
 
@@ -150,17 +144,19 @@ class Spreads:
         wires = {spread.wire for spread in spreads}
         if len(wires) != 1:
             return None
-        rows = zip(*(spread.rows for spread in spreads), strict=True)
-        return Spread(tuple(self._row(itertools.chain(*(self._rows[one] for one in row))) for row in rows), wires.pop())
+        known: dict[tuple[int, ...], int] = {}
+        columns = list(zip(*(spread.rows for spread in spreads), strict=True))
+        for column in set(columns):
+            known[column] = self._row(itertools.chain(*(self._rows[row] for row in column)))
+        return Spread(tuple(known[column] for column in columns), wires.pop())
 
     def pieces(self, spread: Spread, starts: Sequence[int], length: int) -> Spread:
         """So many elements, on each device from its own start on."""
         known: dict[tuple[int, int], int] = {}
-        for key in zip(spread.rows, starts, strict=True):
-            if key not in known:
-                row, start = key
-                known[key] = self._row(_cut(self._rows[row], start, start + length))
-        return Spread(tuple(known[key] for key in zip(spread.rows, starts, strict=True)), spread.wire)
+        wanted = list(zip(spread.rows, starts, strict=True))
+        for row, start in set(wanted):
+            known[row, start] = self._row(_cut(self._rows[row], start, start + length))
+        return Spread(tuple(known[one] for one in wanted), spread.wire)
 
     def piece(self, spread: Spread, start: int, length: int) -> Spread:
         return self.pieces(spread, (start,) * self.partitions, length)
@@ -177,7 +173,8 @@ class Spreads:
             wire = wire._replace(step="summed")
         elif any(one is not None for one in wires):
             return None
-        return self._with_rows([self._total(one) for one in zip(*(each.rows for each in spreads), strict=True)], wire)
+        columns = zip(*(each.rows for each in spreads), strict=True)
+        return self._with_rows([self._total(column, None) for column in columns], wire)
 
     # between devices
 
@@ -187,7 +184,7 @@ class Spreads:
             return None
         rows: list[int | None] = [None] * self.partitions
         for group in groups:
-            total = self._total(tuple(spread.rows[member] for member in group))
+            total = self._total(tuple(spread.rows[member] for member in group), groups)
             for member in group:
                 rows[member] = total
         return self._with_rows(rows)
@@ -201,7 +198,7 @@ class Spreads:
             wire = wire._replace(step="gathered")
         rows = [0] * self.partitions
         for group in groups:
-            row = self._row(itertools.chain(*(self._rows[spread.rows[member]] for member in group)))
+            row = self._gathered(tuple(spread.rows[member] for member in group), groups)
             for member in group:
                 rows[member] = row
         return Spread(tuple(rows), wire)
@@ -219,7 +216,7 @@ class Spreads:
         for group in groups:
             for sender, member in enumerate(group):
                 for place, receiver in enumerate(group):
-                    rows[sender][receiver] = parts[place].rows[member]
+                    rows[sender][receiver] = self._gathered((parts[place].rows[member],), groups, sender)
         return [Spread(tuple(row), wire) for row in rows]
 
     # in fewer bits
@@ -241,14 +238,14 @@ class Spreads:
             return None
         if wire.step == "sent":
             return replace(spread, wire=wire._replace(dtype="f32"))
-        return Spread(tuple(self._row([one._replace(rounded=True) for one in row]) for row in self.rows(spread)))
+        return self._each(replace(spread, wire=None), lambda row: [one._replace(rounded=True) for one in row])
 
     def relabelled(self, spread: Spread, dtype: str) -> Spread | None:
         """The same bits on the way as another type."""
         return None if spread.wire is None else replace(spread, wire=spread.wire._replace(dtype=dtype))
 
     def _may_round(self, segment: Segment) -> bool:
-        return not segment.rounded and len(self._owners[segment.owners]) > 1
+        return not segment.rounded and self._owners.everywhere_several(segment.owners)
 
     # with dimensions in another order
 
@@ -339,7 +336,7 @@ class Spreads:
         known = [row for row in rows if row is not None]
         return Spread(tuple(known), wire) if len(known) == len(rows) else None
 
-    def _row(self, segments: Iterator[Segment] | Sequence[Segment]) -> int:
+    def _row(self, segments: Iterable[Segment]) -> int:
         """The number of a row; neighbours that belong together are one segment."""
         merged: list[Segment] = []
         for one in segments:
@@ -353,16 +350,43 @@ class Spreads:
             self._rows.append(row)
         return self._row_numbers[row]
 
-    def _total(self, rows: tuple[int, ...]) -> int | None:
-        """The sum of rows, element by element."""
-        if rows not in self._totals:
-            self._totals[rows] = self._sum_of_rows([self._rows[row] for row in rows])
-        return self._totals[rows]
+    def _each(self, spread: Spread, change: Callable[[Sequence[Segment]], Sequence[Segment]]) -> Spread:
+        """Changed row by row."""
+        rows = {row: self._row(change(self._rows[row])) for row in set(spread.rows)}
+        return Spread(tuple(rows[row] for row in spread.rows), spread.wire)
 
-    def _sum_of_rows(self, rows: Sequence[Sequence[Segment]]) -> int | None:
-        ends = sorted({end for row in rows for end in itertools.accumulate(one.length for one in row)})
+    def _gathered(self, rows: tuple[int, ...], groups: Groups, first: int = 0) -> int:
+        """The rows of a group's members from this place on, as each member sees them."""
+        key = rows, self._owners.groups(groups) * self.partitions + first
+        if key not in self._gathers:
+            self._gathers[key] = self._row(
+                one if one.source == ZERO else one._replace(owners=self._owners.fetched(one.owners, groups, place))
+                for place, row in enumerate(rows, first)
+                for one in self._rows[row]
+            )
+        return self._gathers[key]
+
+    def _total(self, rows: tuple[int, ...], groups: Groups | None) -> int | None:
+        """The sum of rows, element by element, of one device or of a group's members."""
+        key = rows, -1 if groups is None else self._owners.groups(groups)
+        if key not in self._totals:
+            self._totals[key] = self._sum_of_rows(rows, groups)
+        return self._totals[key]
+
+    def _sum_of_rows(self, rows: tuple[int, ...], groups: Groups | None) -> int | None:
+        if groups is not None and len(set(rows)) == 1:
+            row = self._rows[rows[0]]
+            if any(one.rounded for one in row):
+                return None
+            return self._row(
+                one if one.source == ZERO else one._replace(owners=self._owners.over(one.owners, groups)) for one in row
+            )
+        if groups is not None:
+            rows = tuple(self._gathered((row,), groups, place) for place, row in enumerate(rows))
         found: list[Segment] = []
-        for column in zip(*(_cut_at(row, ends) for row in rows), strict=True):
+        known = [self._rows[row] for row in rows]
+        ends = sorted({end for row in known for end in itertools.accumulate(one.length for one in row)})
+        for column in zip(*(_cut_at(row, ends) for row in known), strict=True):
             total = self._sum_of_segments(column)
             if total is None:
                 return None
@@ -376,20 +400,7 @@ class Spreads:
         first = terms[0]
         if any(one.rounded or (one.source, one.start) != (first.source, first.start) for one in terms):
             return None
-        owners = tuple(one.owners for one in terms)
-        if owners not in self._owner_sums:
-            total = Counter[int]()
-            for one in owners:
-                total.update(dict(self._owners[one]))
-            self._owner_sums[owners] = self._owner_number(total)
-        return first._replace(owners=self._owner_sums[owners])
-
-    def _owner_number(self, owners: dict[int, int]) -> int:
-        key = tuple(sorted(owners.items()))
-        if key not in self._owner_numbers:
-            self._owner_numbers[key] = len(self._owners)
-            self._owners.append(key)
-        return self._owner_numbers[key]
+        return first._replace(owners=self._owners.added(tuple(one.owners for one in terms)))
 
 
 def _is_next(one: Segment, other: Segment) -> bool:
