@@ -112,6 +112,8 @@ class Spreads:
         key = self.keys[value]
         if not isinstance(key, Spread) or key.wire is not None:
             return value
+        if not any(one.rounded for row in set(key.rows) for one in self._rows[row]):
+            return value
         return self.value(self._each(key, lambda row: [one._replace(rounded=False) for one in row]))
 
     def is_source(self, value: int) -> bool:
@@ -303,8 +305,7 @@ class Spreads:
         found: list[list[Segment]] = []
         for one in row:
             for start in range(0, one.length, length):
-                chunk = one if one.source == ZERO else one._replace(start=one.start + start)
-                found.append([chunk._replace(length=length)])
+                found.append([_part(one, start, start + length)])
         if list(inner) == sorted(inner):
             return found
         if any(one.source != ZERO and (one.start, length) != (0, self.sizes[one.source]) for (one,) in found):
@@ -414,11 +415,19 @@ def _cut(row: Sequence[Segment], start: int, end: int) -> list[Segment]:
     found: list[Segment] = []
     at = 0
     for one in row:
-        first, last = max(start - at, 0), min(end - at, one.length)
-        if first < last:
-            found.append(one._replace(start=0 if one.source == ZERO else one.start + first, length=last - first))
+        if at >= end:
+            break
+        if at + one.length > start:
+            first, last = max(start - at, 0), min(end - at, one.length)
+            whole = last - first == one.length
+            found.append(one if whole else _part(one, first, last))
         at += one.length
     return found
+
+
+def _part(one: Segment, first: int, last: int) -> Segment:
+    start = 0 if one.source == ZERO else one.start + first
+    return Segment(one.source, start, last - first, one.owners, one.rounded)
 
 
 def _cut_at(row: Sequence[Segment], ends: Sequence[int]) -> list[Segment]:
@@ -429,7 +438,7 @@ def _cut_at(row: Sequence[Segment], ends: Sequence[int]) -> list[Segment]:
         first = 0
         while first < one.length:
             last = next(cuts) - at
-            found.append(one._replace(start=0 if one.source == ZERO else one.start + first, length=last - first))
+            found.append(_part(one, first, last))
             first = last
         at += one.length
     return found
