@@ -75,7 +75,10 @@ class Movements:
             fits = fits or (op.opcode == "all-reduce" and list(map(_plain, shapes)) == list(map(_plain, op.result)))
         if not fits or not all(one.size for one in arrays):
             return None
-        return (_PLACED | _ELEMENTWISE)[op.opcode](self, op, values, shapes)
+        made = (_PLACED | _ELEMENTWISE)[op.opcode](self, op, values, shapes)
+        if made is None or {one.dtype for one in op.result} != {shapes[0].dtype}:
+            return None
+        return made if [self._spreads.sizes[value] for value in made] == [one.size for one in op.result] else None
 
     def _moved_on_the_way(
         self, op: Instruction, values: Sequence[int], shapes: Sequence[Array]

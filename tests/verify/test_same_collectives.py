@@ -10,6 +10,7 @@ from memplan.xla.module import Module, read_module
 from tests.verify import shaped_modules as modules
 from tests.verify.compositions import across, inside
 from tests.verify.shaped_modules import Pair
+from tests.verify.shaped_mutants import MUTANTS
 
 ACCEPTED: dict[str, Callable[[], Pair]] = {
     "sums scattered, 2x4": lambda: modules.scattered_sums(inside(2, 4), across(2, 4)),
@@ -54,3 +55,15 @@ def test_accepts_the_plain_module(name: str):
     pair = ACCEPTED[name]()
     judge_shaped(read(pair.plain), read(pair.plain), pair.partitions, pair.wire)
     judge_shaped(read(pair.plain), read(pair.plain), pair.partitions, "bf16")
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_kills(name: str):
+    pair = MUTANTS[name]()
+    judge_shaped(read(pair.plain), read(pair.plain), pair.partitions, pair.wire)
+    with pytest.raises(NotThePlainModuleError):
+        judge(pair)
+
+
+def test_there_are_many_mutants():
+    assert len(MUTANTS) >= 70
