@@ -17,6 +17,7 @@ COLLECTIVE = re.compile(
 )
 
 _DIMENSIONS = re.compile(r"\bdimensions=\{([\d,]*)\}")
+_SLICE = re.compile(r"\bslice=\{([^}]*)\}")
 _RANGE = re.compile(r"\[(\d+):(\d+)(?::(\d+))?\]")
 _PADDING = re.compile(r"\bpadding=(\d+)_(\d+)(?:, |$)")  # of one dimension, without gaps
 _ZERO = re.compile(r"[{}\s,]*0(?:\.0*)?(?:[{}\s,]+0(?:\.0*)?)*[{}\s,]*")
@@ -137,7 +138,8 @@ class Movements:
 
     def _slice(self, op: Instruction, values: Sequence[int], shapes: Sequence[Array]) -> tuple[int, ...] | None:
         """Elements that lie side by side."""
-        ranges = [(int(start), int(end), step or "1") for start, end, step in _RANGE.findall(op.attributes)]
+        said = _SLICE.search(op.attributes)
+        ranges = [(int(start), int(end), step or "1") for start, end, step in _RANGE.findall(said[1] if said else "")]
         dims = shapes[0].dims
         if len(ranges) != len(dims) or any(step != "1" for *_, step in ranges):
             return None
@@ -158,8 +160,7 @@ class Movements:
         found = _PADDING.search(op.attributes)
         if len(shapes[0].dims) != 1 or not found or not self.is_zero(values[1]):
             return None
-        zeros = (self._spreads.zeros(int(count)) for count in found.groups())
-        before, after = zeros
+        before, after = (self._spreads.zeros(int(count)) for count in found.groups())
         return self._one(self._spreads.joined([before, self._spreads.spread(values[0]), after]))
 
     def _transpose(self, op: Instruction, values: Sequence[int], shapes: Sequence[Array]) -> tuple[int, ...] | None:

@@ -19,8 +19,8 @@ from memplan.xla.shapes import Array, Shape
 
 Tree = int | tuple["Tree", ...]
 
-_NOT_SAID = re.compile(  # of the instruction itself, or of who talks to whom when
-    r',? ?(?:metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}|control-predecessors=\{[^}]*\}|channel_id=\d+)'
+_NOT_SAID = re.compile(  # where it comes from, and what it waits for
+    r',? ?(?:metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}|control-predecessors=\{[^}]*\})'
 )
 _BEFORE = re.compile(r"control-predecessors=\{([^}]*)\}")
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
@@ -103,15 +103,19 @@ class ModuleValues:
     def _read(self, body: Computation, block: bool) -> Body:
         trees: dict[str, Tree] = {}
         effects: list[int] = []
+        acting: set[str] = set()
         for op in body.ops.values():
             for operand in op.operands:
                 require(operand in trees, f"reads {operand} in {op.name} before it is made")
+            before = len(effects)
             trees[op.name] = self._tree(body, op, [trees[operand] for operand in op.operands], effects, block)
+            if len(effects) > before:
+                acting.add(op.name)
             if block:
                 self.values[body.name, op.name] = self._exact(trees[op.name])
         if block:
             self._note_waits(body)
-            self._note_idle(body)
+            self._note_idle(body, acting)
         return Body(shape_said(body.root.shape), self._exact(trees[body.root.name]), tuple(effects))
 
     def _tree(self, body: Computation, op: Instruction, given: list[Tree], effects: list[int], block: bool) -> Tree:
@@ -253,12 +257,12 @@ class ModuleValues:
             for name in NAME.findall(found[1]) if found else ():
                 self.waits[body.name, op.name, name] = self.values[body.name, op.name], self.values[body.name, name]
 
-    def _note_idle(self, body: Computation) -> None:
-        read = {body.root.name}
+    def _note_idle(self, body: Computation, acting: set[str]) -> None:
+        read = {body.root.name, *acting}
         for op in reversed(body.ops.values()):
-            if op.name in read or not COLLECTIVE.match(op.opcode):
+            if op.name in read:
                 read.update(op.operands)
-            else:
+            elif COLLECTIVE.match(op.opcode):
                 operands = tuple(value for name in op.operands for value in self.values[body.name, name])
                 self.idle[body.name, op.name] = op.opcode, _said(op.attributes), operands
 
@@ -295,8 +299,8 @@ def _changed(first: ModuleValues, second: ModuleValues, otherwise: Sequence[str]
 
 @functools.lru_cache(maxsize=1 << 14)
 def _said(attributes: str) -> str:
-    """Attributes without names, channels and origins."""
-    return NAME.sub("%", _NOT_SAID.sub("", attributes)).strip(", ") if attributes else ""
+    """Attributes without names, origins and the numbers of channels."""
+    return NAME.sub("%", _CHANNEL.sub("channel_id", _NOT_SAID.sub("", attributes))).strip(", ") if attributes else ""
 
 
 @functools.lru_cache(maxsize=1 << 12)

@@ -66,6 +66,7 @@ class Spreads:
     keys: list[object] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)  # elements
     arguments: list[int] = field(default_factory=list)  # a bit for each argument that the value depends on
+    _arguments: int = 0
     _numbers: dict[object, int] = field(default_factory=dict)
     _rows: list[tuple[Segment, ...]] = field(default_factory=list)
     _row_numbers: dict[tuple[Segment, ...], int] = field(default_factory=dict)
@@ -85,9 +86,10 @@ class Spreads:
         return self._numbers[key]
 
     def argument(self, key: object, size: int) -> int:
-        if key in self._numbers:
-            return self._numbers[key]
-        return self.number(key, size, 1 << len(self.keys))
+        """The number of an argument of a computation."""
+        if key not in self._numbers:
+            self._arguments += 1
+        return self.number(key, size, 1 << self._arguments)
 
     def spread(self, value: int) -> Spread:
         key = self.keys[value]

@@ -218,6 +218,47 @@ def a_collective_that_nobody_reads() -> Pair:
 
 
 @mutant
+def a_collective_that_only_what_nobody_reads_reads() -> Pair:
+    pair = with_line(
+        scattered(), "%next", f"%more = f32[7]{{0}} all-reduce(%y), {modules.talk(300, [range(8)])}, {ADD}"
+    )
+    return with_line(pair, "%next", "%seven = f32[7,1]{1,0} reshape(%more)")
+
+
+def kept(old: str, new: str) -> Pair:
+    """A permute and a maximum that stay, but for this text."""
+    pair = scattered()
+    lines = (
+        "  %turn = f32[7]{0} collective-permute(%y), channel_id=50, source_target_pairs={{0,1},{1,0}}\n"
+        f"  %most = f32[7]{{0}} all-reduce(%turn), {modules.talk(51, [range(8)])}, to_apply=%max.f\n"
+    )
+    assert lines.count(old) == 1
+    plain = pair.plain.replace("  %note", f"{lines}  %note").replace("(%sum.y), custom", "(%most), custom")
+    shaped = pair.shaped.replace("  %note", f"{lines.replace(old, new)}  %note")
+    return Pair(plain, shaped.replace("(%sum.y), custom", "(%most), custom"), 8)
+
+
+@mutant
+def a_permute_of_replicas() -> Pair:
+    return kept("channel_id=50, ", "")
+
+
+@mutant
+def a_permute_elsewhere() -> Pair:
+    return kept("{{0,1},{1,0}}", "{{0,1},{1,2}}")
+
+
+@mutant
+def a_maximum_over_a_part() -> Pair:
+    return kept("{{0,1,2,3,4,5,6,7}}", INNER)
+
+
+@mutant
+def a_maximum_become_a_sum() -> Pair:
+    return kept("%max.f", "%add.f")
+
+
+@mutant
 def another_layout() -> Pair:
     pair = changed(scattered(), "%x", ("{1,0}", "{0,1}"))
     return replace(pair, plain=pair.plain.replace("%x = f32[6,5]{1,0}", "%x = f32[6,5]{0,1}"))
