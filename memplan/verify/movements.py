@@ -3,7 +3,7 @@
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from memplan.hardware.machine import Groups
 from memplan.verify.partition_offsets import PartitionOffsets
@@ -281,8 +281,8 @@ class Movements:
 
 
 _Movement = Callable[[Movements, Instruction, Sequence[int], Sequence[Array]], tuple[int, ...] | None]
-_ELEMENTWISE: Mapping[str, _Movement] = {"add": Movements._add, "all-reduce": Movements._all_reduce}
-_PLACED: Mapping[str, _Movement] = {
+_ELEMENTWISE: dict[str, _Movement] = {"add": Movements._add, "all-reduce": Movements._all_reduce}
+_PLACED: dict[str, _Movement] = {
     "reshape": Movements._same,
     "bitcast": Movements._same,
     "reduce": Movements._reduce,

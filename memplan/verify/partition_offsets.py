@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from memplan.verify.owners import OWN
-from memplan.verify.spreads import ZERO, Operation, Spread, Spreads
+from memplan.verify.rows import ZERO
+from memplan.verify.spreads import Operation, Spread, Spreads
 
 Table = tuple[tuple[int, ...], ...]  # for each device: the elements of a value
 

@@ -259,7 +259,7 @@ class ModuleValues:
 
     def _note_idle(self, body: Computation, acting: set[str]) -> None:
         read = {body.root.name, *acting}
-        for op in reversed(body.ops.values()):
+        for op in reversed(list(body.ops.values())):
             if op.name in read:
                 read.update(op.operands)
             elif COLLECTIVE.match(op.opcode):

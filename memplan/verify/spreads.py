@@ -9,14 +9,15 @@ such row.
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from memplan.hardware.machine import Groups
-from memplan.verify.owners import OWN, Owners
+from memplan.verify.dimensions import canonical, movable, places, split_at
+from memplan.verify.owners import OWN
+from memplan.verify.rows import ZERO, Rows, Segment, cut, part
 
-ZERO = -1  # the source of padding
 _CHUNKS = 1 << 12  # in a transposed value
 
 Step = Literal["terms", "sent", "summed", "gathered"]
@@ -30,16 +31,6 @@ class Operation(NamedTuple):
     attributes: str
     called: tuple[int, ...]  # numbers of computations
     operands: tuple[tuple[str, tuple[int, ...]], ...]  # of each: its shape and the numbers of its leaves
-
-
-class Segment(NamedTuple):
-    """Elements of a source, summed over devices."""
-
-    source: int
-    start: int
-    length: int
-    owners: int
-    rounded: bool = False  # sent in fewer bits
 
 
 class Wire(NamedTuple):
@@ -68,13 +59,9 @@ class Spreads:
     arguments: list[int] = field(default_factory=list)  # a bit for each argument that the value depends on
     _arguments: int = 0
     _numbers: dict[object, int] = field(default_factory=dict)
-    _rows: list[tuple[Segment, ...]] = field(default_factory=list)
-    _row_numbers: dict[tuple[Segment, ...], int] = field(default_factory=dict)
-    _totals: dict[tuple[tuple[int, ...], int], int | None] = field(default_factory=dict)
-    _gathers: dict[tuple[tuple[int, ...], int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._owners = Owners(self.partitions)
+        self._rows = Rows(self.partitions)
 
     def number(self, key: object, size: int, arguments: int) -> int:
         """The number of a value that is made so."""
@@ -95,7 +82,7 @@ class Spreads:
         key = self.keys[value]
         if isinstance(key, Spread):
             return key
-        return Spread((self._row([Segment(value, 0, self.sizes[value], OWN)]),) * self.partitions)
+        return Spread((self._rows.number([Segment(value, 0, self.sizes[value], OWN)]),) * self.partitions)
 
     def value(self, spread: Spread) -> int:
         """The number of a value that is spread so; a source itself if each device has its own."""
@@ -141,7 +128,7 @@ class Spreads:
     # on each device by itself
 
     def zeros(self, length: int) -> Spread:
-        return Spread((self._row([Segment(ZERO, 0, length, 0)] if length else []),) * self.partitions)
+        return Spread((self._rows.number([Segment(ZERO, 0, length, 0)] if length else []),) * self.partitions)
 
     def joined(self, spreads: Sequence[Spread]) -> Spread | None:
         """One behind the other."""
@@ -151,7 +138,7 @@ class Spreads:
         known: dict[tuple[int, ...], int] = {}
         columns = list(zip(*(spread.rows for spread in spreads), strict=True))
         for column in set(columns):
-            known[column] = self._row(itertools.chain(*(self._rows[row] for row in column)))
+            known[column] = self._rows.number(itertools.chain(*(self._rows[row] for row in column)))
         return Spread(tuple(known[column] for column in columns), wires.pop())
 
     def pieces(self, spread: Spread, starts: Sequence[int], length: int) -> Spread:
@@ -159,7 +146,7 @@ class Spreads:
         known: dict[tuple[int, int], int] = {}
         wanted = list(zip(spread.rows, starts, strict=True))
         for row, start in set(wanted):
-            known[row, start] = self._row(_cut(self._rows[row], start, start + length))
+            known[row, start] = self._rows.number(cut(self._rows[row], start, start + length))
         return Spread(tuple(known[one] for one in wanted), spread.wire)
 
     def piece(self, spread: Spread, start: int, length: int) -> Spread:
@@ -178,7 +165,7 @@ class Spreads:
         elif any(one is not None for one in wires):
             return None
         columns = zip(*(each.rows for each in spreads), strict=True)
-        return self._with_rows([self._total(column, None) for column in columns], wire)
+        return self._with_rows([self._rows.total(column, None) for column in columns], wire)
 
     # between devices
 
@@ -188,7 +175,7 @@ class Spreads:
             return None
         rows: list[int | None] = [None] * self.partitions
         for group in groups:
-            total = self._total(tuple(spread.rows[member] for member in group), groups)
+            total = self._rows.total(tuple(spread.rows[member] for member in group), groups)
             for member in group:
                 rows[member] = total
         return self._with_rows(rows)
@@ -202,7 +189,7 @@ class Spreads:
             wire = wire._replace(step="gathered")
         rows = [0] * self.partitions
         for group in groups:
-            row = self._gathered(tuple(spread.rows[member] for member in group), groups)
+            row = self._rows.gathered(tuple(spread.rows[member] for member in group), groups)
             for member in group:
                 rows[member] = row
         return Spread(tuple(rows), wire)
@@ -220,7 +207,7 @@ class Spreads:
         for group in groups:
             for sender, member in enumerate(group):
                 for place, receiver in enumerate(group):
-                    rows[sender][receiver] = self._gathered((parts[place].rows[member],), groups, sender)
+                    rows[sender][receiver] = self._rows.gathered((parts[place].rows[member],), groups, sender)
         return [Spread(tuple(row), wire) for row in rows]
 
     # in fewer bits
@@ -249,18 +236,18 @@ class Spreads:
         return None if spread.wire is None else replace(spread, wire=spread.wire._replace(dtype=dtype))
 
     def _may_round(self, segment: Segment) -> bool:
-        return not segment.rounded and self._owners.everywhere_several(segment.owners)
+        return not segment.rounded and self._rows.owners.everywhere_several(segment.owners)
 
     # with dimensions in another order
 
     def transposed(self, spread: Spread, dims: Sequence[int], order: Sequence[int]) -> int | None:
         """The value, read as an array of these dimensions, with its dimensions in another order."""
-        sizes, turn = _canonical(dims, order)
+        sizes, turn = canonical(dims, order)
         if turn == tuple(range(len(turn))):
             return self.value(spread)
         if spread.wire is not None:
             return None
-        sizes, turn, outer = _split_at(sizes, turn, self._common_chunk(spread))
+        sizes, turn, outer = split_at(sizes, turn, self._common_chunk(spread))
         lead, tail = [one for one in turn if one < outer], [one for one in turn if one >= outer]
         if math.prod(sizes[:outer]) > _CHUNKS:
             return None
@@ -270,10 +257,10 @@ class Spreads:
             chunks = self._chunks(self._rows[row], sizes, outer, inner)
             if chunks is None:
                 return None
-            rows[row] = self._row(itertools.chain(*(chunks[place] for place in _places(sizes[:outer], lead))))
+            rows[row] = self._rows.number(itertools.chain(*(chunks[place] for place in places(sizes[:outer], lead))))
         moved = Spread(tuple(rows[row] for row in spread.rows))
         now = [*lead, *tail]
-        rest = _canonical([sizes[one] for one in now], [now.index(one) for one in turn])
+        rest = canonical([sizes[one] for one in now], [now.index(one) for one in turn])
         if rest[1] == tuple(range(len(rest[1]))):
             return self.value(moved)
         flat = self.exact(self.value(moved))
@@ -307,7 +294,7 @@ class Spreads:
         found: list[list[Segment]] = []
         for one in row:
             for start in range(0, one.length, length):
-                found.append([_part(one, start, start + length)])
+                found.append([part(one, start, start + length)])
         if list(inner) == sorted(inner):
             return found
         if any(one.source != ZERO and (one.start, length) != (0, self.sizes[one.source]) for (one,) in found):
@@ -322,16 +309,16 @@ class Spreads:
         """
         if whole.source == ZERO:
             return [whole]
-        count = _movable(sizes, order, self.partitions)
+        count = movable(sizes, order, self.partitions)
         kept = (*sorted(order[:count]), *order[count:])
-        said = _canonical(sizes, kept)
+        said = canonical(sizes, kept)
         source = whole.source
         if said[1] != tuple(range(len(said[1]))):
             source = self.number(("transposed", source, *said), self.sizes[source], self.arguments[source])
         length = math.prod(sizes[one] for one in order[count:])
         first = sorted(order[:count])
-        places = _places([sizes[one] for one in first], [first.index(one) for one in order[:count]])
-        return [whole._replace(source=source, start=place * length, length=length) for place in places]
+        turned = places([sizes[one] for one in first], [first.index(one) for one in order[:count]])
+        return [whole._replace(source=source, start=place * length, length=length) for place in turned]
 
     # rows
 
@@ -339,156 +326,7 @@ class Spreads:
         known = [row for row in rows if row is not None]
         return Spread(tuple(known), wire) if len(known) == len(rows) else None
 
-    def _row(self, segments: Iterable[Segment]) -> int:
-        """The number of a row; neighbours that belong together are one segment."""
-        merged: list[Segment] = []
-        for one in segments:
-            if merged and _is_next(merged[-1], one):
-                merged[-1] = merged[-1]._replace(length=merged[-1].length + one.length)
-            else:
-                merged.append(one)
-        row = tuple(merged)
-        if row not in self._row_numbers:
-            self._row_numbers[row] = len(self._rows)
-            self._rows.append(row)
-        return self._row_numbers[row]
-
     def _each(self, spread: Spread, change: Callable[[Sequence[Segment]], Sequence[Segment]]) -> Spread:
         """Changed row by row."""
-        rows = {row: self._row(change(self._rows[row])) for row in set(spread.rows)}
+        rows = {row: self._rows.number(change(self._rows[row])) for row in set(spread.rows)}
         return Spread(tuple(rows[row] for row in spread.rows), spread.wire)
-
-    def _gathered(self, rows: tuple[int, ...], groups: Groups, first: int = 0) -> int:
-        """The rows of a group's members from this place on, as each member sees them."""
-        key = rows, self._owners.groups(groups) * self.partitions + first
-        if key not in self._gathers:
-            self._gathers[key] = self._row(
-                one if one.source == ZERO else one._replace(owners=self._owners.fetched(one.owners, groups, place))
-                for place, row in enumerate(rows, first)
-                for one in self._rows[row]
-            )
-        return self._gathers[key]
-
-    def _total(self, rows: tuple[int, ...], groups: Groups | None) -> int | None:
-        """The sum of rows, element by element, of one device or of a group's members."""
-        key = rows, -1 if groups is None else self._owners.groups(groups)
-        if key not in self._totals:
-            self._totals[key] = self._sum_of_rows(rows, groups)
-        return self._totals[key]
-
-    def _sum_of_rows(self, rows: tuple[int, ...], groups: Groups | None) -> int | None:
-        if groups is not None and len(set(rows)) == 1:
-            row = self._rows[rows[0]]
-            if any(one.rounded for one in row):
-                return None
-            return self._row(
-                one if one.source == ZERO else one._replace(owners=self._owners.over(one.owners, groups)) for one in row
-            )
-        if groups is not None:
-            rows = tuple(self._gathered((row,), groups, place) for place, row in enumerate(rows))
-        found: list[Segment] = []
-        known = [self._rows[row] for row in rows]
-        ends = sorted({end for row in known for end in itertools.accumulate(one.length for one in row)})
-        for column in zip(*(_cut_at(row, ends) for row in known), strict=True):
-            total = self._sum_of_segments(column)
-            if total is None:
-                return None
-            found.append(total)
-        return self._row(found)
-
-    def _sum_of_segments(self, column: Sequence[Segment]) -> Segment | None:
-        terms = [one for one in column if one.source != ZERO]
-        if not terms:
-            return column[0]
-        first = terms[0]
-        if any(one.rounded or (one.source, one.start) != (first.source, first.start) for one in terms):
-            return None
-        return first._replace(owners=self._owners.added(tuple(one.owners for one in terms)))
-
-
-def _is_next(one: Segment, other: Segment) -> bool:
-    if (one.source, one.owners, one.rounded) != (other.source, other.owners, other.rounded):
-        return False
-    return one.source == ZERO or one.start + one.length == other.start
-
-
-def _cut(row: Sequence[Segment], start: int, end: int) -> list[Segment]:
-    """The segments of a range of elements."""
-    found: list[Segment] = []
-    at = 0
-    for one in row:
-        if at >= end:
-            break
-        if at + one.length > start:
-            first, last = max(start - at, 0), min(end - at, one.length)
-            whole = last - first == one.length
-            found.append(one if whole else _part(one, first, last))
-        at += one.length
-    return found
-
-
-def _part(one: Segment, first: int, last: int) -> Segment:
-    start = 0 if one.source == ZERO else one.start + first
-    return Segment(one.source, start, last - first, one.owners, one.rounded)
-
-
-def _cut_at(row: Sequence[Segment], ends: Sequence[int]) -> list[Segment]:
-    """The segments, cut at these ends, which are those of the segments and more."""
-    found: list[Segment] = []
-    at, cuts = 0, iter(ends)
-    for one in row:
-        first = 0
-        while first < one.length:
-            last = next(cuts) - at
-            found.append(_part(one, first, last))
-            first = last
-        at += one.length
-    return found
-
-
-def _places(sizes: Sequence[int], order: Sequence[int]) -> Iterator[int]:
-    """For each place of an array with its dimensions in another order: the place it had."""
-    strides = [math.prod(sizes[one + 1 :]) for one in range(len(sizes))]
-    for place in itertools.product(*(range(sizes[one]) for one in order)):
-        yield sum(at * strides[one] for at, one in zip(place, order, strict=True))
-
-
-def _canonical(dims: Sequence[int], order: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Dimensions and their new order, without those of one element; those that stay side by side are one."""
-    runs: list[list[int]] = []
-    kept = [one for one in range(len(dims)) if dims[one] != 1]
-    rank = {one: number for number, one in enumerate(kept)}
-    for one in (rank[one] for one in order if one in rank):
-        if runs and runs[-1][-1] + 1 == one:
-            runs[-1].append(one)
-        else:
-            runs.append([one])
-    inputs = sorted(runs)
-    sizes = tuple(math.prod(dims[kept[one]] for one in run) for run in inputs)
-    return sizes, tuple(inputs.index(run) for run in runs)
-
-
-def _split_at(sizes: Sequence[int], order: Sequence[int], chunk: int) -> tuple[list[int], list[int], int]:
-    """The dimensions such that the last ones have at most so many elements, a divisor of them; where those begin."""
-    left, found = chunk, list(sizes)
-    for dim in reversed(range(len(sizes))):
-        shared = math.gcd(found[dim], left)
-        if shared == found[dim]:
-            left //= shared
-            continue
-        if shared == 1:
-            return found, list(order), dim + 1
-        found[dim : dim + 1] = [found[dim] // shared, shared]
-        turn = [place for one in order for place in ((one, one + 1) if one == dim else (one + (one > dim),))]
-        return found, turn, dim + 1
-    return found, list(order), 0
-
-
-def _movable(sizes: Sequence[int], order: Sequence[int], most: int) -> int:
-    """How many leading dimensions lie side by side in the source and have no more elements than this."""
-    found = 0
-    for count in range(1, len(order) + 1):
-        first = order[:count]
-        if max(first) - min(first) + 1 == count and math.prod(sizes[one] for one in first) <= most:
-            found = count
-    return found
