@@ -216,7 +216,7 @@ class _Reduction:
             if step.phase.scatters:
                 value, size = self._scatter(step, value, size // step.size), size // step.size
                 gathered.append(step)
-            elif self.wire is not None and step is steps[-1] and self.wire.pays(size):
+            elif self.wire is not None and gathered and step is steps[-1] and self.wire.pays(size):
                 value = self.wire.sum(self.lines, step.groups, value, size, self._adds, tuples=not self.on_gpu)
             else:
                 if reduced:
