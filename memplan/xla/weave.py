@@ -13,6 +13,7 @@ from functools import cached_property
 
 from memplan.hardware.device import Device
 from memplan.hardware.machine import Machine
+from memplan.planning.legal import pair_ends
 from memplan.planning.precedence import precedence
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import runs
@@ -47,6 +48,27 @@ def _is_heavy(op: Instruction) -> bool:
     return op.opcode in _HEAVY or (op.opcode.startswith("fusion") and op.attribute("kind") == "kCustom")
 
 
+class _Clock:
+    """The compute stream, and the links, which serve one collective at a time."""
+
+    def __init__(self) -> None:
+        self._now = self._free = 0.0
+        self._done: dict[int, float] = {}  # end of a pair -> when the links are done with it
+
+    def send(self, end: int, seconds: float) -> None:
+        self._free = max(self._now, self._free) + seconds
+        self._done[end] = self._free
+
+    def wait(self, end: int) -> None:
+        self._now = max(self._now, self._done[end])
+
+    def run(self, seconds: float) -> None:
+        self._now += seconds
+
+    def is_done(self, end: int) -> bool:
+        return self._done[end] <= self._now
+
+
 class _Weaver:
     """An order of the entry's kernels, loops as a whole.
 
@@ -60,7 +82,7 @@ class _Weaver:
         kernels = problem.kernels
         self._units = [number for number, kernel in enumerate(kernels) if kernel.parent_loop is None]
         self._number = {kernels[number].name: number for number in self._units}
-        self._end = {kernels[number].started_by: number for number in self._units}
+        self._end = pair_ends(problem)
         starts = {number for number in self._units if _starts(self._op(number))}
         self._links = starts | {self._end[number] for number in starts}
         self._before = self._edges(precedence(problem, free=self._links))
@@ -123,36 +145,15 @@ class _Weaver:
                     heapq.heappush(ready, (self._rank[one], one))
         return order
 
-    def _advance(self, clock: "_Clock", unit: int) -> None:
+    def _advance(self, clock: _Clock, unit: int) -> None:
         op = self._op(unit)
-        if unit in self._end and unit in self._links:
+        if unit in self._links and unit in self._end:
             clock.send(self._end[unit], self._replay.seconds.get(op.name, 0.0))
         elif unit in self._links:
             clock.wait(unit)
         else:
             start, end = self._replay.clock[op.name]
             clock.run(end - start)
-
-
-class _Clock:
-    """The compute stream, and the links, which serve one collective at a time."""
-
-    def __init__(self) -> None:
-        self._now = self._free = 0.0
-        self._done: dict[int, float] = {}  # end of a pair -> when the links are done with it
-
-    def send(self, end: int, seconds: float) -> None:
-        self._free = max(self._now, self._free) + seconds
-        self._done[end] = self._free
-
-    def wait(self, end: int) -> None:
-        self._now = max(self._now, self._done[end])
-
-    def run(self, seconds: float) -> None:
-        self._now += seconds
-
-    def is_done(self, end: int) -> bool:
-        return self._done[end] <= self._now
 
 
 def _closure(units: Iterable[int], beside: Mapping[int, Collection[int]]) -> set[int]:
