@@ -41,7 +41,7 @@ def run_shaped(
     Args:
       on_gpu: collectives as XLA:GPU gets them; within one process XLA:CPU runs all but arrays' all-to-all.
       unfused: XLA:CPU calls back behind fusion, XLA:GPU before it, and no sum leaves a loop out of a fusion. XLA:CPU
-        gives wrong numbers for some transposes then, so it is for steps that have none.
+        transposes some results of a program wrongly then, so it is for steps that are loops.
     """
 
     def shaped(*args: Any) -> Any:
