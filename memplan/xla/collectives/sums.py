@@ -70,7 +70,7 @@ def sums_in_phases(module: Module, machine: Machine, on_gpu: bool, wire: str | N
 
 def _left_over(
     writer: Writer, body: Computation, taken: Collection[str], new: Collection[str]
-) -> Mapping[str, Sequence[str]]:
+) -> dict[str, Sequence[str]]:
     """Of all-reduces of several arrays that are taken apart: sums that stay as they are, each by itself."""
     found: dict[str, Sequence[str]] = {}
     for op in map(body.ops.__getitem__, taken):

@@ -62,7 +62,9 @@ def compiled(of: Callable[..., Any], wire: str | None = None) -> Module:
     with intercept("jit_shaped", lambda text: None, "cuda", Shaping(MACHINE, True, wire)) as interception:
         found = lowered.compile(compiler_options=options)
     interception.check()
-    return read_module(found.as_text())
+    text = found.as_text()
+    assert text is not None
+    return read_module(text)
 
 
 def facts(module: Module) -> tuple[dict[tuple[str, tuple[str, ...]], int], float]:
