@@ -73,7 +73,7 @@ def _left_over(
 ) -> dict[str, Sequence[str]]:
     """Of all-reduces of several arrays that are taken apart: sums that stay as they are, each by itself."""
     found: dict[str, Sequence[str]] = {}
-    for op in map(body.ops.__getitem__, taken):
+    for op in (op for op in body.ops.values() if op.name in taken):  # channels in the same order on every host
         for user, _ in body.uses[op.name]:
             if user.name not in new:
                 lines = Lines(writer, op)

@@ -289,13 +289,14 @@ def test_order_beyond_what_is_read_counts_as_waiting() -> None:
         %l = f32[64] negate(%s)
         %m = f32[64] negate(%k), control-predecessors={{%l}}
         %t = f32[64] {all_reduce("%m", 2)}
-        ROOT %w = f32[64] add(%l, %t)
+        %w = f32[64] add(%l, %t)
+        ROOT %u = f32[64] {all_reduce("%w", 3)}
         """,
         "a: f32[64]",
         "f32[64]",
     )
     found = shaped(plain, STEEP)
-    assert buckets(found) == [["a"], ["m"]]
+    assert buckets(found) == [["a"], ["m"], ["w"]]
     assert "%m = f32[64] negate(%k), control-predecessors={%l}" in found.entry.text
 
 
@@ -326,6 +327,24 @@ def test_what_is_left_of_several_arrays_is_summed_by_itself() -> None:
     assert found.entry.ops["v"].opcode == "all-reduce"
     assert str(found.entry.ops["v"].shape) == "f32[8,8]{0,1}"
     assert "t" not in found.entry.ops
+
+
+def test_what_is_left_has_channels_in_the_order_of_the_text() -> None:
+    """Every process writes the same, whatever the order of its sets."""
+    count = 12
+    pairs = [
+        f"""%t{at} = (f32[64], f32[8,8]{{0,1}}) {all_reduce("%a, %b", at + 1)}
+        %one{at} = f32[64] get-tuple-element(%t{at}), index=0
+        %two{at} = f32[8,8]{{0,1}} get-tuple-element(%t{at}), index=1"""
+        for at in range(count)
+    ]
+    names = [f"%{which}{at}" for at in range(count) for which in ("one", "two")]
+    result = f"({', '.join(['f32[64], f32[8,8]'] * count)})"
+    lines = ["%a = f32[64] parameter(0)", "%b = f32[8,8]{0,1} parameter(1)", *pairs]
+    lines.append(f"ROOT %all = {result} tuple({', '.join(names)})")
+    ops = shaped(module("\n".join(lines), "a: f32[64], b: f32[8,8]", result), STEEP).entry.ops
+    channels = [int(ops[f"two{at}"].attribute("channel_id")) for at in range(count)]
+    assert channels == sorted(channels)
 
 
 def test_several_arrays_that_are_read_as_a_whole_stay() -> None:
