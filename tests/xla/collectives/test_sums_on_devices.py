@@ -44,7 +44,7 @@ def test_four_hosts_and_three_levels() -> None:
 
 @pytest.mark.slow
 def test_random_programs() -> None:
-    """A thousand take an hour of one core: `python -m tests.xla.collectives.random_on_devices 0 1000`."""
+    """A thousand take half an hour of one core: `python -m tests.xla.collectives.random_on_devices 0 1000`."""
     found = printed("random_on_devices", 0, 60)
     assert not found["wrong"]
     assert all(found["written"].values())
