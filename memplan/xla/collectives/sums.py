@@ -7,7 +7,7 @@ to other hosts (Cho et al., PowerAI DDL, arXiv:1708.02188).
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from memplan.hardware.collectives import Phase, cheapest
@@ -15,7 +15,7 @@ from memplan.hardware.machine import Groups, Machine
 from memplan.xla.collectives.cost import REDUCE
 from memplan.xla.collectives.groups import replica_groups
 from memplan.xla.collectives.wire import Wire
-from memplan.xla.collectives.writing import Lines, Writer, counts_partitions, is_row_major, replaced
+from memplan.xla.collectives.writing import Lines, Writer, adds_up, is_row_major, ordered, replaced, waits_for
 from memplan.xla.kernel_cost import matrix_flops
 from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array
@@ -64,8 +64,22 @@ def sums_in_phases(module: Module, machine: Machine, on_gpu: bool, wire: str | N
                 new[bucket[0].op.name] = lines
                 taken |= {one.op.operands[0] for one in bucket if one.op.opcode == "get-tuple-element"}
         if new:
-            module = replaced(module, body, new, taken)
+            module = replaced(module, body, new | _left_over(writer, body, taken, new), taken)
     return module
+
+
+def _left_over(
+    writer: Writer, body: Computation, taken: Collection[str], new: Collection[str]
+) -> dict[str, Sequence[str]]:
+    """Of all-reduces of several arrays that are taken apart: sums that stay as they are, each by itself."""
+    found: dict[str, Sequence[str]] = {}
+    for op in (op for op in body.ops.values() if op.name in taken):  # channels in the same order on every host
+        for user, _ in body.uses[op.name]:
+            if user.name not in new:
+                lines = Lines(writer, op)
+                lines.end(user, REDUCE, op.operands[user.index], more=f", {writer.once_more(op.attributes)}")
+                found[user.name] = lines.made
+    return found
 
 
 def _buckets(module: Module, body: Computation, machine: Machine) -> Iterator[list[_Sum]]:
@@ -99,60 +113,47 @@ def _sums(module: Module, body: Computation, machine: Machine) -> Iterator[_Sum]
     ready: dict[str, float] = {}
     depth: dict[str, int] = {}
     for op in body.ops.values():
-        ready[op.name] = max(map(ready.__getitem__, op.operands), default=0.0) + flops[op.name]
-        depth[op.name] = max(map(depth.__getitem__, op.operands), default=0) + (op.opcode == REDUCE)
+        before = waits_for(op)
+        ready[op.name] = max(map(ready.__getitem__, before), default=0.0) + flops[op.name]
+        depth[op.name] = max(map(depth.__getitem__, before), default=0) + (op.opcode == REDUCE)
     needed: set[str] = set()  # by something heavy, or another sum
     for op in reversed(list(body.ops.values())):
         if op.name in needed or op.name in reduces or op.opcode in _HEAVY or flops[op.name]:
-            needed.update(op.operands)
+            needed.update(waits_for(op))
     hosts = machine.hosts()
     for op, operand in added:
         groups = replica_groups(op.attributes, len(machine.devices))
         over_hosts = any(len({hosts[one] for one in group}) > 1 for group in groups)
-        if over_hosts and not _is_scattered(body, op) and is_row_major(op.result[0]):
+        if over_hosts and not _is_scattered(body, op) and _is_plain(op.result[0]):
             waits = op.name not in needed and not op.root
             yield _Sum(op, operand, groups, ready[operand], -1 if waits else depth[operand])
 
 
 def _all_reduces(module: Module, body: Computation) -> Iterator[tuple[Instruction, str]]:
     """All-reduces that add, and what they add; one of several arrays by its elements."""
+    kept = ordered(body)
     for op in body.ops.values():
-        if (
-            op.opcode != REDUCE
-            or not counts_partitions(op)
-            or module[op.attribute("to_apply").lstrip("%")].root.opcode != "add"
-        ):
+        if op.opcode != REDUCE or op.name in kept or not adds_up(module, op):
             continue
         if isinstance(op.shape, Array):
             yield op, op.operands[0]
             continue
         users = [user for user, _ in body.uses[op.name]]
         indices = {user.index for user in users if user.opcode == "get-tuple-element"}
-        if not op.root and len(indices) == len(users):
+        if not op.root and len(indices) == len(users) and kept.isdisjoint(user.name for user in users):
             for user in users:
                 yield replace(user, attributes=f"{user.attributes}, {op.attributes}"), op.operands[user.index]
+
+
+def _is_plain(array: Array) -> bool:
+    """Can its elements lie behind those of others, in their order, with zeros behind them?"""
+    return array.size > 0 and array.bits >= 8 and array.dtype[0] in "bfsu" and is_row_major(array)
 
 
 def _is_scattered(body: Computation, op: Instruction) -> bool:
     """XLA makes a reduce-scatter of it, as every reader takes its own part."""
     users = [user for user, _ in body.uses[op.name]]
     return bool(users) and all(user.opcode == "dynamic-slice" for user in users)
-
-
-def _written(writer: Writer, machine: Machine, bucket: Sequence[_Sum], on_gpu: bool, wire: str | None) -> Sequence[str]:
-    """The lines of a bucket; none where it stays as XLA has it."""
-    groups, grid = bucket[0].groups, machine.grid(bucket[0].groups)
-    links = machine.links(groups)
-    phases = cheapest(links, sum(one.array.nbytes for one in bucket)).phases
-    levels = {axis.name: level for level, axis in enumerate(links.axes)}
-    if grid is None or (len(phases) == 1 and len(bucket) == 1):
-        return ()
-    lines = Lines(writer, bucket[0].op)
-    steps = [_Step(phase, grid.along({levels[name] for name in phase.axes})) for phase in phases]
-    whole = _together(lines, bucket, _multiple(steps, wire))
-    summed = _Reduction(lines, bucket[0], on_gpu, Wire.of(wire, bucket[0].array.dtype)).run(steps, *whole)
-    _apart(lines, bucket, summed, whole[1])
-    return lines.made
 
 
 @dataclass(frozen=True)
@@ -167,16 +168,49 @@ class _Step:
         return len(self.groups[0])
 
 
-def _multiple(steps: Sequence[_Step], wire: str | None) -> int:
-    """Of which the number of elements has to be one, so that every part is as large."""
-    return math.prod(step.size for step in steps if step.phase.scatters) * (steps[-1].size if wire else 1)
+def _written(writer: Writer, machine: Machine, bucket: Sequence[_Sum], on_gpu: bool, wire: str | None) -> Sequence[str]:
+    """The lines of a bucket; none where it stays as XLA has it. Only a last phase between hosts is narrow."""
+    groups, grid = bucket[0].groups, machine.grid(bucket[0].groups)
+    links = machine.links(groups)
+    if grid is None:
+        return ()
+    levels = {axis.name: level for level, axis in enumerate(links.axes)}
+    phases = _outermost_last(cheapest(links, sum(one.array.nbytes for one in bucket)).phases, levels)
+    steps = [_Step(phase, grid.along({levels[name] for name in phase.axes})) for phase in phases]
+    narrow = Wire.of(wire, bucket[0].array.dtype)
+    inside = links.axes[-1].name in phases[-1].axes
+    if narrow is not None and (inside or not narrow.pays(_size(bucket) // _parts(steps))):
+        narrow = None
+    if len(phases) == 1 and len(bucket) == 1 and narrow is None:
+        return ()
+    lines = Lines(writer, bucket[0].op)
+    whole = _together(lines, bucket, _parts(steps) * (steps[-1].size if narrow else 1))
+    summed = _Reduction(lines, bucket[0], on_gpu, narrow).run(steps, *whole)
+    _apart(lines, bucket, summed, whole[1])
+    return lines.made
+
+
+def _outermost_last(phases: Sequence[Phase], levels: Mapping[str, int]) -> Sequence[Phase]:
+    """Phases that take as long, as all-reduces behind one another do in any order."""
+    return sorted(
+        phases, key=lambda one: (not one.scatters, 0 if one.scatters else -min(map(levels.__getitem__, one.axes)))
+    )
+
+
+def _size(bucket: Sequence[_Sum]) -> int:
+    return sum(one.array.size for one in bucket)
+
+
+def _parts(steps: Sequence[_Step]) -> int:
+    """Into how many parts a sum is cut until the last phase."""
+    return math.prod(step.size for step in steps if step.phase.scatters)
 
 
 def _together(lines: Lines, bucket: Sequence[_Sum], multiple: int) -> tuple[str, int]:
-    """The arrays of a bucket one behind the other, and the number of elements."""
+    """The arrays of a bucket one behind the other, and the number of elements, which is a multiple of this one."""
     writer, dtype = lines.writer, bucket[0].array.dtype
     flat = [lines.reshape("flat", one.operand, dtype, one.array.size) for one in bucket]
-    size = sum(one.array.size for one in bucket)
+    size = _size(bucket)
     (whole, *more) = flat
     if more:
         whole = lines.add("bucket", writer.array(dtype, size), "concatenate", *flat, more=", dimensions={0}")
@@ -216,7 +250,7 @@ class _Reduction:
             if step.phase.scatters:
                 value, size = self._scatter(step, value, size // step.size), size // step.size
                 gathered.append(step)
-            elif self.wire is not None and gathered and step is steps[-1] and self.wire.pays(size):
+            elif self.wire is not None and step is steps[-1]:
                 value = self.wire.sum(self.lines, step.groups, value, size, self._adds, tuples=not self.on_gpu)
             else:
                 if reduced:

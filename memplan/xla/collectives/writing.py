@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 
 from memplan.hardware.machine import Groups
 from memplan.xla.collectives.groups import written
-from memplan.xla.module import METADATA, Computation, Instruction, Module, Names, predecessors, read_instruction
+from memplan.xla.module import (
+    METADATA,
+    Computation,
+    Instruction,
+    Module,
+    Names,
+    predecessors,
+    read_instruction,
+    without_metadata,
+)
 from memplan.xla.shapes import Array
 
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
@@ -53,6 +62,10 @@ class Writer:
 
     def fresh(self, name: str, mark: str) -> str:
         return self._names.fresh(name, mark)
+
+    def once_more(self, attributes: str) -> str:
+        """Attributes of a collective for another one like it, on a channel of its own; `Lines` adds the metadata."""
+        return _CHANNEL.sub(lambda _: f"channel_id={self.channel()}", without_metadata(attributes))
 
 
 @dataclass
@@ -118,6 +131,25 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"%{name}" for name in names)
 
 
+def waits_for(op: Instruction) -> tuple[str, ...]:
+    """Names of the instructions that have to stand before it."""
+    return *op.operands, *predecessors(op)
+
+
+def ordered(body: Computation) -> set[str]:
+    """Instructions that have to stand before or behind others which they do not read, and those others."""
+    pairs = ((op.name, predecessors(op)) for op in body.ops.values() if "control-predecessors=" in op.attributes)
+    return {name for after, before in pairs for name in (after, *before)}
+
+
+def adds_up(module: Module, op: Instruction) -> bool:
+    """An all-reduce that adds, over groups of partitions?"""
+    reducer = module[op.attribute("to_apply").lstrip("%")]
+    parameters = {one.name for one in reducer.parameters.values()}
+    adds = reducer.root.opcode == "add" and set(reducer.root.operands) == parameters
+    return adds and counts_partitions(op)
+
+
 def replaced(module: Module, body: Computation, new: Mapping[str, Sequence[str]], dropped: set[str]) -> Module:
     """The module with other instructions in one of its computations.
 
@@ -140,7 +172,7 @@ def _operands_first(lines: Sequence[str]) -> list[str]:
         todo = [first]
         while todo:
             op = ops[todo[-1]]
-            before = [name for name in (*op.operands, *predecessors(op)) if name not in done]
+            before = [name for name in waits_for(op) if name not in done]
             if op.name in done or not before:
                 done.setdefault(op.name, op.line)
                 todo.pop()

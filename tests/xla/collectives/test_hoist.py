@@ -1,0 +1,186 @@
+"""Sums out of accumulation loops: what moves, and what has to stay."""
+
+import re
+
+import pytest
+
+from memplan.program.compat import module_proto
+from memplan.xla.collectives.hoist import hoist_sums
+from memplan.xla.module import Module, read_module
+
+SUMMED = "channel_id=3, replica_groups={{0,1,2,3,4,5,6,7}}, use_global_device_ids=true, to_apply=%add"
+STATE = "(s32[], f32[4,2], f32[4,2])"
+TOLD = 'metadata={op_name="jit(step)/while/body/transpose"}'
+
+
+def loop(
+    body: str = f"%s = f32[4,2] all-reduce(%t), {SUMMED}, {TOLD}",
+    add: str = "f32[4,2] add(%acc, %s)",
+    condition: str = "",
+    zero: str = "f32[4,2] broadcast(%none), dimensions={}",
+    trips: str = "",
+    behind: str = "%out = f32[4,2] get-tuple-element(%w), index=1\n  ROOT %r = f32[4,2] negate(%out)",
+) -> Module:
+    """Three trips that add something to the second of what the loop carries."""
+    text = f"""HloModule step, num_partitions=8
+
+%add (x: f32[], y: f32[]) -> f32[] {{
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %z = f32[] add(%x, %y)
+}}
+
+%most (mx: f32[], my: f32[]) -> f32[] {{
+  %mx = f32[] parameter(0)
+  %my = f32[] parameter(1)
+  ROOT %mz = f32[] maximum(%mx, %my)
+}}
+
+%body (state: (s32[], f32[4,2], f32[4,2])) -> (s32[], f32[4,2], f32[4,2]) {{
+  %state = (s32[], f32[4,2], f32[4,2]) parameter(0)
+  %i = s32[] get-tuple-element(%state), index=0
+  %acc = f32[4,2] get-tuple-element(%state), index=1
+  %v = f32[4,2] get-tuple-element(%state), index=2
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  %t = f32[4,2] multiply(%v, %v)
+  {body}
+  %more = {add}
+  ROOT %carried = (s32[], f32[4,2], f32[4,2]) tuple(%next, %more, %v)
+}}
+
+%condition (given: (s32[], f32[4,2], f32[4,2])) -> pred[] {{
+  %given = (s32[], f32[4,2], f32[4,2]) parameter(0)
+  %at = s32[] get-tuple-element(%given), index=0
+  %last = s32[] constant(3)
+  {condition}
+  ROOT %goes = pred[] compare(%at, %last), direction=LT
+}}
+
+ENTRY %main (a: f32[4,2]) -> f32[4,2] {{
+  %a = f32[4,2] parameter(0)
+  %first = s32[] constant(0)
+  %none = f32[] constant(0)
+  %zero = {zero}
+  %start = (s32[], f32[4,2], f32[4,2]) tuple(%first, %zero, %a)
+  %w = (s32[], f32[4,2], f32[4,2]) while(%start), condition=%condition, body=%body{trips}
+  {behind}
+}}
+"""
+    return read_module(re.sub(r"\n +\n", "\n", text), scheduled=False)
+
+
+def hoisted(plain: Module) -> Module:
+    """As XLA reads it."""
+    found = hoist_sums(plain, on_gpu=True)
+    module_proto("\n\n".join([found.head, *found.texts.values()]) + "\n")
+    return found
+
+
+def test_the_loop_adds_terms_and_their_total_is_summed_once() -> None:
+    found = hoisted(loop())
+    assert found["body"].ops["more"].operands == ("acc", "t")
+    assert "all-reduce" not in found["body"].text
+    assert [line.strip() for line in found.entry.text.split("\n")[-5:-1]] == [
+        "%w = (s32[], f32[4,2], f32[4,2]) while(%start), condition=%condition, body=%body",
+        f"%s.trips1 = f32[4,2] get-tuple-element(%w), index=1, {TOLD}",
+        f"%out = f32[4,2] all-reduce(%s.trips1), {SUMMED.replace('=3', '=4')}, {TOLD}",
+        "ROOT %r = f32[4,2] negate(%out)",
+    ]
+
+
+def test_elements_that_only_change_places() -> None:
+    moved = f"""%u = f32[2,4] transpose(%t), dimensions={{1,0}}
+  %s = f32[2,4] all-reduce(%u), {SUMMED}
+  %turned = f32[4,2] transpose(%s), dimensions={{1,0}}
+  %copied = f32[4,2] copy(%turned)"""
+    found = hoisted(loop(moved, "f32[4,2] add(%copied, %acc)"))
+    assert found["body"].ops["turned"].operands == ("u",)
+    assert found["body"].ops["more"].operands == ("copied", "acc")
+    assert str(found.entry.ops["out"].shape) == "f32[4,2]"
+    assert found.entry.ops["out"].opcode == "all-reduce"
+
+
+def test_two_readers_have_sums_on_channels_of_their_own() -> None:
+    behind = """%out = f32[4,2] get-tuple-element(%w), index=1
+  %out2 = f32[4,2] get-tuple-element(%w), index=1
+  ROOT %r = f32[4,2] multiply(%out, %out2)"""
+    assert re.findall(r"channel_id=(\d)", hoisted(loop(behind=behind)).entry.text) == ["4", "5"]
+
+
+def test_a_sum_that_nobody_reads_goes() -> None:
+    found = hoisted(loop(behind="ROOT %r = f32[4,2] get-tuple-element(%w), index=2"))
+    assert "all-reduce" not in "".join(found.texts.values())
+
+
+def test_zeros_one_by_one() -> None:
+    plain = loop(zero="f32[4,2] constant({ {0, 0}, {0, 0}, {-0, 0}, {0, 0} })")
+    assert "all-reduce" not in hoisted(plain)["body"].text
+
+
+@pytest.mark.parametrize(
+    "stays",
+    [
+        loop(zero="f32[4,2] negate(%a)"),
+        loop(zero="f32[4,2] constant({ {0, 0}, {0, 0}, {0, 1}, {0, 0} })"),
+        loop(add="f32[4,2] multiply(%acc, %s)"),
+        loop(add="f32[4,2] add(%s, %s)"),
+        loop(add="f32[4,2] add(%v, %s)"),
+        loop(body=f"%s = f32[4,2] all-reduce(%t), {SUMMED.replace('%add', '%most')}"),
+        loop(body=f"%s0 = f32[4,2] all-reduce(%t), {SUMMED}\n  %s = f32[4,2] negate(%s0)"),
+        loop(body=f"%s = f32[4,2] all-reduce(%t), {SUMMED}\n  %log = f32[4,2] negate(%s)"),
+        loop(body=f"%s = f32[4,2] all-reduce(%t), {SUMMED}\n  %log = f32[4,2] negate(%acc)"),
+        loop(body=f"%s = f32[4,2] all-reduce(%t), {SUMMED}\n  %again = f32[4,2] get-tuple-element(%state), index=1"),
+        loop(body=f"%s = f32[4,2] all-reduce(%t), {SUMMED}\n  %all = {STATE} copy(%state)"),
+        loop(body=f"%s = f32[4,2] all-reduce(%t), {SUMMED}, control-predecessors={{%i}}"),
+        loop(condition="%seen = f32[4,2] get-tuple-element(%given), index=1"),
+        loop(trips=', backend_config={"known_trip_count":{"n":"1"}}'),
+        loop(behind=f"%all = {STATE} copy(%w)\n  ROOT %r = f32[4,2] get-tuple-element(%all), index=1"),
+    ],
+    ids=[
+        "starts from something",
+        "starts from one",
+        "multiplied",
+        "twice",
+        "added to another",
+        "largest",
+        "changed on the way",
+        "sum is read",
+        "carry is read",
+        "carry is read twice",
+        "state is read as a whole",
+        "ordered",
+        "condition reads it",
+        "runs once",
+        "result is read as a whole",
+    ],
+)  # fmt: skip
+def test_which_stay(stays: Module) -> None:
+    assert hoisted(stays) is stays
+
+
+def test_a_body_that_two_loops_have_stays() -> None:
+    plain = loop()
+    again = f"  %w2 = {STATE} while(%w), condition=%condition, body=%body\n  %out ="
+    entry = plain.entry.text.replace("  %out =", again)
+    both = plain.with_texts({**plain.texts, "main": entry.replace("element(%w)", "element(%w2)")})
+    assert hoisted(both) is both
+
+
+def test_inner_loops_first() -> None:
+    """What the inner loop adds up is a sum of the outer body then, and moves again."""
+    inner = loop()
+    body = inner["body"].text.replace("%", "%inner_")
+    condition = inner["condition"].text.replace("%", "%inner_")
+    texts = {name: inner.texts[name] for name in ("add", "most")}
+    texts["inner_body"] = body.replace("%inner_add", "%add")
+    texts["inner_condition"] = condition
+    runs = f"""%zeros = f32[4,2] broadcast(%zero1), dimensions={{}}
+  %inside = {STATE} tuple(%zero2, %zeros, %v)
+  %inner = {STATE} while(%inside), condition=%inner_condition, body=%inner_body
+  %s = f32[4,2] get-tuple-element(%inner), index=1"""
+    outer = loop(body=f"%zero1 = f32[] constant(0)\n  %zero2 = s32[] constant(0)\n  {runs}")
+    texts |= {name: text for name, text in outer.texts.items() if name not in texts}
+    found = hoisted(outer.with_texts(texts))
+    assert [name for name in found if "all-reduce" in found[name].text] == ["main"]
+    assert found["body"].ops["more"].operands[1] == "inner_s.trips1"

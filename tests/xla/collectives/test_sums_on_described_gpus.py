@@ -1,0 +1,109 @@
+"""What XLA:GPU makes of sums in phases, for two hosts with four A100 that are only described."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from memplan.compilation.shaping import Shaping, collective_flags
+from memplan.hardware import catalog
+from memplan.hardware.machine import on
+from memplan.hardware.topology import topology_named
+from memplan.xla.collectives.cost import collective, is_collective
+from memplan.xla.hook import intercept
+from memplan.xla.module import Module, read_module
+from memplan.xla.target import described_devices
+
+MACHINE = on(topology_named("today@2x4"), 8)
+HOST, DEVICE = ("host",), ("device",)
+LAYERS, WIDTH = 4, 1024
+GRADIENTS_NBYTES = LAYERS * WIDTH * WIDTH * 4
+
+pytestmark = pytest.mark.gpu_aot
+
+
+def loss(ws: Any, x: jax.Array) -> jax.Array:
+    for w in ws:
+        x = jnp.tanh(x @ w)
+    return (x**2).mean()
+
+
+def step(ws: Any, x: jax.Array) -> Any:
+    value, gradient = jax.value_and_grad(loss)(ws, x)
+    return [w - 0.1 * d for w, d in zip(ws, gradient, strict=True)], value
+
+
+def accumulating(ws: Any, x: jax.Array) -> Any:
+    def add(total: Any, part: jax.Array) -> Any:
+        return jax.tree.map(jnp.add, total, jax.grad(loss)(ws, part)), None
+
+    parts = x.reshape(x.shape[0] // 4, 4, -1).swapaxes(0, 1)
+    gradient, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, ws), parts)
+    return [w - 0.1 * d for w, d in zip(ws, gradient, strict=True)]
+
+
+def compiled(of: Callable[..., Any], wire: str | None = None) -> Module:
+    devices = described_devices(catalog.named("a100"), 2, 4)
+    mesh = Mesh(np.array(devices).reshape(2, 4), ("host", "device"))
+    whole, rows = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (("host", "device"),)))
+    ws = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32, sharding=whole)] * LAYERS
+    x = jax.ShapeDtypeStruct((2048, WIDTH), jnp.float32, sharding=rows)
+
+    def shaped(ws: Any, x: jax.Array) -> Any:
+        return of(ws, x)
+
+    lowered = jax.jit(shaped, donate_argnums=0, out_shardings=whole).lower(ws, x)
+    options = {"xla_gpu_autotune_level": 0, **collective_flags(MACHINE, on_gpu=True)}
+    with intercept("jit_shaped", lambda text: None, "cuda", Shaping(MACHINE, True, wire)) as interception:
+        found = lowered.compile(compiler_options=options)
+    interception.check()
+    text = found.as_text()
+    assert text is not None
+    return read_module(text)
+
+
+def facts(module: Module) -> tuple[dict[tuple[str, tuple[str, ...]], int], float]:
+    """Collectives by kind and levels, and the bytes that a host sends."""
+    counts, outside = Counter[tuple[str, tuple[str, ...]]](), 0.0
+    for body in module.values():
+        for op in body.ops.values():
+            if is_collective(op.opcode):
+                given = sum(body.ops[name].nbytes for name in op.operands)
+                found = collective(MACHINE, op.opcode, op.attributes, given, op.result[-1].nbytes)
+                counts[found.kind, found.axes] += 1
+                outside += found.outside_nbytes
+    return dict(counts), outside
+
+
+def test_gradients_pass_the_network_once() -> None:
+    """With the loss behind them, and zeros so that four devices have as much."""
+    counts, nbytes = facts(compiled(step))
+    assert counts == {("reduce-scatter", DEVICE): 1, ("all-reduce", HOST): 1, ("all-gather", DEVICE): 1}
+    assert nbytes == GRADIENTS_NBYTES + 4 * 4
+
+
+def test_half_as_many_bytes_in_bfloat16() -> None:
+    counts, nbytes = facts(compiled(step, "bfloat16"))
+    assert counts == {
+        ("reduce-scatter", DEVICE): 1,
+        ("all-to-all", HOST): 1,
+        ("all-gather", HOST): 1,
+        ("all-gather", DEVICE): 1,
+    }
+    assert nbytes == GRADIENTS_NBYTES / 2 + 8 * 2
+
+
+def test_a_loop_that_accumulates_has_no_sums() -> None:
+    module = compiled(accumulating)
+    counts, nbytes = facts(module)
+    assert counts == {("reduce-scatter", DEVICE): 1, ("all-reduce", HOST): 1, ("all-gather", DEVICE): 1}
+    assert nbytes == GRADIENTS_NBYTES
+    loops = [op for op in module.entry.ops.values() if op.opcode == "while"]
+    bodies = [module[name].text for loop in loops for name in loop.called]
+    assert bodies
+    assert not any("all-reduce" in text or "reduce-scatter" in text for text in bodies)
