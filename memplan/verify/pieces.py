@@ -1,5 +1,7 @@
 """Pieces of arrays: elements of one source in an order that a few digits count out, each summed over some devices."""
 
+import bisect
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Sequence
@@ -39,7 +41,13 @@ class Piece(NamedTuple):
 
     @property
     def size(self) -> int:
-        return math.prod(digit.size for digit in self.digits)
+        return count(self.digits)
+
+
+@functools.lru_cache(maxsize=1 << 16)  # the arrays of a module have few different ones
+def count(digits: tuple[Digit, ...]) -> int:
+    """How many elements digits count out."""
+    return math.prod(digit.size for digit in digits)
 
 
 Row = tuple[Piece, ...]  # the elements of an array in row-major order
@@ -132,11 +140,11 @@ def cut(piece: Piece, low: int, high: int) -> list[Piece]:
     """The elements from one place of a piece to another."""
     if (found := _between(piece.digits, low, high)) is not None:
         return [_moved(piece, found)]
-    first, *rest = piece.digits
-    inner = math.prod(digit.size for digit in rest)
+    first, rest = piece.digits[0], piece.digits[1:]
+    inner = count(rest)
     at = low // inner
     if at == (high - 1) // inner:
-        there = _moved(piece, (at * first.step, at * first.turn, tuple(rest)))
+        there = _moved(piece, (at * first.step, at * first.turn, rest))
         return cut(there, low - at * inner, high - at * inner)
     marks = sorted({low, -(-low // inner) * inner, high // inner * inner, high})
     return [one for start, end in itertools.pairwise(marks) for one in cut(piece, start, end)]
@@ -144,12 +152,11 @@ def cut(piece: Piece, low: int, high: int) -> list[Piece]:
 
 def cut_row(row: Row, low: int, high: int) -> Row:
     """The elements from one place of a row to another."""
-    found, before = list[Piece](), 0
-    for piece in row:
-        after = before + piece.size
-        if before < high and after > low:
-            found += cut(piece, max(low, before) - before, min(high, after) - before)
-        before = after
+    marks = ends(row)
+    found: list[Piece] = []
+    for number in range(bisect.bisect_right(marks, low) - 1, bisect.bisect_left(marks, high)):
+        before, after = marks[number], marks[number + 1]
+        found += cut(row[number], max(low, before) - before, min(high, after) - before)
     return joined(found)
 
 
@@ -170,12 +177,12 @@ def _moved(piece: Piece, to: _Range) -> Piece:
     return normal(Piece(piece.source, piece.start + step, digits, piece.owners[turn:]))
 
 
-def _between(digits: Sequence[Digit], low: int, high: int) -> _Range | None:
+def _between(digits: tuple[Digit, ...], low: int, high: int) -> _Range | None:
     """The values of an index from one place to another, if digits can count them out."""
     if not digits:
         return 0, 0, ()
     first, rest = digits[0], digits[1:]
-    inner = math.prod(digit.size for digit in rest)
+    inner = count(rest)
     at = low // inner
     if low % inner == 0 and high % inner == 0:
         return at * first.step, at * first.turn, (first._replace(size=(high - low) // inner), *rest)

@@ -40,8 +40,8 @@ def judge_shaped(plain: Module, shaped: Module, partitions: int, wire: str | Non
     _compare_channels(plain, shaped)
     meanings = Meanings(partitions)
     first, second = meanings.of(plain, ""), meanings.of(shaped, _WIRES[wire])
-    _compare(first.entry, second.entry)
     _compare_expressions(first.expressions, second.expressions, second.names)
+    _compare(first.entry, second.entry)
     require(not first.barriers - second.barriers, "lacks a barrier")
     _compare_unused(plain, shaped)
 

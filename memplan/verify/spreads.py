@@ -320,10 +320,12 @@ def _spread(rows: Iterable[Row | None]) -> Spread | None:
 
 def _sum(rows: Sequence[Row], plus: Callable[[tuple[int, ...]], int]) -> Row | None:
     """The sum of rows that have the same elements of the same sources; None if they have not."""
-    marks = sorted({mark for row in rows for mark in ends(row)})
-    parts = [row if len(row) + 1 == len(marks) else cut_at(row, marks) for row in rows]
-    if len({tuple(map(_place, row)) for row in parts}) > 1:
+    different = {id(row): row for row in rows}  # the members of a group mostly hold one
+    marks = sorted({mark for row in different.values() for mark in ends(row)})
+    cuts = {key: row if len(row) + 1 == len(marks) else cut_at(row, marks) for key, row in different.items()}
+    if len({tuple(map(_place, row)) for row in cuts.values()}) > 1:
         return None
+    parts = [cuts[id(row)] for row in rows]
     found: list[Piece] = []
     for pieces in zip(*parts, strict=True):
         owners = zip(*(piece.owners for piece in pieces), strict=True)

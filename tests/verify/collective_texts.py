@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 Groups = Sequence[Sequence[int]]
 
-HEAD = "HloModule jit_step, input_output_alias={ {0}: (0, {}, may-alias) }, entry_computation_layout={(f32[8]{0})->f32[]}"
+_OPTIONS = "input_output_alias={ {0}: (0, {}, may-alias) }, entry_computation_layout={(f32[8]{0})->f32[]}"
 _REDUCERS = "".join(
     f"""
 %{opcode}.f (a.{opcode}: f32[], b.{opcode}: f32[]) -> f32[] {{
@@ -59,7 +59,8 @@ class Lines:
 
 
 def module(entry: Lines, *others: str) -> str:
-    return "\n\n".join([HEAD + "\n" + _REDUCERS, *others, entry.computation("main", entry=True)]) + "\n"
+    head = f"HloModule jit_step, {_OPTIONS}\n{_REDUCERS}"
+    return "\n\n".join([head, *others, entry.computation("main", entry=True)]) + "\n"
 
 
 def written(groups: Groups) -> str:
@@ -192,7 +193,9 @@ def _by_tuples(lines: Lines, given: str, hosts: int, m: int, groups: Groups) -> 
     return lines.put(f"{given}.all", f"u16[{hosts},{m}]", f"concatenate({listed}), dimensions={{0}}")
 
 
-def bucket(lines: Lines, mark: str, members: Sequence[tuple[str, str, Sequence[int]]], multiple: int, do: Phases) -> None:
+def bucket(
+    lines: Lines, mark: str, members: Sequence[tuple[str, str, Sequence[int]]], multiple: int, do: Phases
+) -> None:
     """Sums of members, each a source, the name of its sum and its sizes, together."""
     sizes = [math.prod(dims) for _, _, dims in members]
     flat = [

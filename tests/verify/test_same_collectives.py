@@ -14,7 +14,6 @@ from tests.verify.collective_texts import (
     ACROSS,
     ALL,
     INSIDE,
-    MEMBERS,
     Case,
     Lines,
     Phases,
@@ -23,7 +22,6 @@ from tests.verify.collective_texts import (
     bucket,
     exchanging,
     flat_scatter,
-    gradients,
     in_phases,
     loop,
     module,
@@ -31,7 +29,6 @@ from tests.verify.collective_texts import (
     plain_gather,
     plain_scatter,
     plain_sums,
-    results,
     rounding,
     scattering,
     shaped_gather,
@@ -73,6 +70,7 @@ SCATTERED = Case(plain_scatter((16, 24), 1, ALL), shaped_scatter((16, 24), 1, IN
 IN_LOOP = loop(summed("t"), unchanged("total"))
 MOVED = Case(IN_LOOP, loop(unchanged("t"), summed("total")))
 PHASES = scattering(INSIDE, ACROSS)
+CUBE = (3, 4, 5)
 
 # Hosts that hold every other device, the devices of a host in another order.
 ODD = [[6, 2, 0, 4], [7, 3, 1, 5]]
@@ -199,7 +197,9 @@ ACCEPTED: dict[str, Case] = {
     "rounded on three levels": three_levels_rounded(),
     "rounding allowed": Case(IN_BUCKET.plain, IN_BUCKET.shaped, wire="bfloat16"),
     **{
-        f"gathered along {dim}": Case(plain_gather((3, 4, 5), dim, ALL), shaped_gather((3, 4, 5), dim, [ACROSS, INSIDE]))
+        f"gathered along {dim}": Case(
+            plain_gather((3, 4, 5), dim, ALL), shaped_gather((3, 4, 5), dim, [ACROSS, INSIDE])
+        )
         for dim in range(3)
     },
     "gathered on three levels": Case(
@@ -235,9 +235,12 @@ def test_accepts_an_equivalent_composition(name: str) -> None:
     check(ACCEPTED[name])
 
 
-@pytest.mark.parametrize("name", [name for name, case in ACCEPTED.items() if case.wire is None])
+_ONE_WAY = re.compile("rounded|rounding|^scatter|all-reduces$")  # rounding, offsets, and barriers go one way alone
+
+
+@pytest.mark.parametrize("name", [name for name in ACCEPTED if not _ONE_WAY.search(name)])
 def test_accepts_the_way_back(name: str) -> None:
-    """Neither module is special: whatever is equal is equal from the other side."""
+    """Neither module is special: what is equal is equal from the other side."""
     case = ACCEPTED[name]
     check(Case(case.shaped, case.plain, case.partitions))
 
@@ -330,9 +333,8 @@ def pads_nothing() -> Case:
 
 @mutant
 def pads_with_ones() -> Case:
-    """The padding is cut off again, but what a sum of ones is matters to no one only if nobody reads it: refused."""
-    shaped = swap(IN_BUCKET.shaped, "slice={[22:46]}", "slice={[24:48]}")
-    return Case(IN_BUCKET.plain, swap(shaped, "%k0.zero = f32[] constant(0)", "%k0.zero = f32[] constant(1)"))
+    """Nobody reads the padding, but what is no zero is an element that the plain module does not have."""
+    return of(IN_BUCKET, "%k0.zero = f32[] constant(0)", "%k0.zero = f32[] constant(1)")
 
 
 @mutant
@@ -362,11 +364,10 @@ def swaps_members_of_a_bucket() -> Case:
 
 @mutant
 def sums_a_member_twice() -> Case:
-    shaped = swap(IN_BUCKET.shaped, "reshape(%s1.cut)", "reshape(%twice)")
-    line = f"%twice = f32[7] all-reduce(%s1.cut), channel_id=99, replica_groups={INSIDE}, use_global_device_ids=true"
-    line = line.replace("[[", "{{").replace("], [", "},{").replace("]]", "}}").replace(", to", "").replace(", 1", ",1")
-    line = re.sub(r"(?<=\d), (?=\d)", ",", line) + ", to_apply=%add.f\n  %s1 ="
-    return Case(IN_BUCKET.plain, swap(shaped, "%s1 =", line))
+    again = Lines(99)
+    again.send("again", "f32[7]", "all-reduce", "%s1.cut", INSIDE)
+    shaped = swap(IN_BUCKET.shaped, "reshape(%s1.cut)", "reshape(%again)")
+    return Case(IN_BUCKET.plain, swap(shaped, "  %s1 =", f"{again.lines[0]}\n  %s1 ="))
 
 
 @mutant
@@ -458,8 +459,7 @@ def sends_what_nobody_reads() -> Case:
 
 @mutant
 def swaps_results() -> Case:
-    lines = Case(swap(IN_BUCKET.plain, "(3,5)", "(3,5)") if "(3,5)" in IN_BUCKET.plain else IN_BUCKET.plain, "")
-    return Case(lines.plain, swap(IN_BUCKET.shaped, "tuple(%r0, %r1, %r2)", "tuple(%r0, %r1, %r0)"))
+    return of(IN_BUCKET, "tuple(%r0, %r1, %r2)", "tuple(%r2, %r1, %r0)")
 
 
 @mutant
@@ -550,9 +550,7 @@ def reads_before_it_is_made() -> Case:
     lines = IN_BUCKET.shaped.split("\n")
     first = next(line for line in lines if "%s1.flat =" in line)
     last = next(line for line in lines if "%k0.cat =" in line)
-    return of(IN_BUCKET, f"{first}\n", "") if False else Case(
-        IN_BUCKET.plain, swap(swap(IN_BUCKET.shaped, f"{first}\n", ""), last, f"{last}\n{first}")
-    )
+    return Case(IN_BUCKET.plain, swap(swap(IN_BUCKET.shaped, f"{first}\n", ""), last, f"{last}\n{first}"))
 
 
 @mutant
@@ -572,7 +570,8 @@ def rounds_inside_the_host_too() -> Case:
     def do(lines: Lines, given: str, size: int) -> str:
         half = size // 2
         piece = lines.send(f"{given}.e", brackets([half]), "reduce-scatter", f"%{given}", THREE[0], ", dimensions={0}")
-        piece = rounding(along((4, 2), 1), THREE[1])(lines, lines.put("copy", brackets([half]), f"reshape(%{piece})"), half)
+        piece = rounding([[one] for one in range(8)], THREE[1])(lines, piece, half)
+        piece = rounding([[one] for one in range(8)], THREE[2])(lines, piece, half)
         return lines.send(f"{given}.f", brackets([size]), "all-gather", f"%{piece}", THREE[0], ", dimensions={0}")
 
     return Case(plain_sums(ALL), shaped_sums(do, 8), wire="bfloat16")
@@ -597,7 +596,9 @@ def sums_in_bfloat16() -> Case:
 @mutant
 def returns_the_rounded_terms() -> Case:
     """The terms of one's own host alone, rounded."""
-    return of(ROUNDED, "reduce(%k0.pad.floats, %k0.pad.from), dimensions={0}", "slice(%k0.pad.floats), slice={[0:1], [0:6]}")
+    text = swap(ROUNDED.shaped, "f32[6] reduce(%k0.pad.floats, %k0.pad.from)", "f32[6] reshape(%k0.pad.one)")
+    one = "%k0.pad.one = f32[1,6] slice(%k0.pad.floats), slice={[0:1], [0:6]}\n  %k0.pad.sum ="
+    return Case(ROUNDED.plain, swap(text, "%k0.pad.sum =", one), wire="bfloat16")
 
 
 @mutant
@@ -659,26 +660,20 @@ def gathers_inside_first_and_turns_as_if_across() -> Case:
 
 @mutant
 def turns_the_wrong_way() -> Case:
-    return of(GATHERED, "dimensions={2,1,0,3,4}", "dimensions={2,0,1,3,4}") if False else Case(
-        plain_gather((3, 4, 5), 1, ALL),
-        swap(
-            swap(GATHERED.shaped, "dimensions={2,1,0,3,4}", "dimensions={2,0,1,3,4}"),
-            "f32[3,2,4,4,5] transpose",
-            "f32[3,4,2,4,5] transpose",
-        ),
-    )
+    text = swap(GATHERED.shaped, "dimensions={2,1,0,3,4}", "dimensions={2,0,1,3,4}")
+    return Case(GATHERED.plain, swap(text, "f32[3,2,4,4,5] transpose", "f32[3,4,2,4,5] transpose"))
 
 
 @mutant
 def does_not_turn() -> Case:
-    text = re.sub(r"f32\[[\d,]*\] transpose\(%s.got1\), dimensions=\{[\d,]*\}", "f32[4,2,3,4,5] reshape(%s.got1)", GATHERED.shaped)
-    assert text != GATHERED.shaped
-    return Case(GATHERED.plain, text)
+    turned = "f32[3,2,4,4,5] transpose(%s.got1), dimensions={2,1,0,3,4}"
+    return of(GATHERED, turned, "f32[4,2,3,4,5] reshape(%s.got1)")
 
 
 @mutant
 def gathers_along_another_dimension() -> Case:
-    return Case(plain_gather((4, 4), 1, ALL), swap(shaped_gather((4, 4), 0, [ACROSS, INSIDE]), "f32[32,4]", "f32[4,32]"))
+    shaped = shaped_gather((4, 4), 0, [ACROSS, INSIDE])
+    return Case(plain_gather((4, 4), 1, ALL), swap(shaped, "f32[32,4]", "f32[4,32]"))
 
 
 @mutant
@@ -689,7 +684,8 @@ def gathers_one_piece_twice() -> Case:
 
 @mutant
 def scatters_along_another_dimension() -> Case:
-    return Case(plain_scatter((16, 16), 1, ALL), swap(shaped_scatter((16, 16), 0, INSIDE, ACROSS), "f32[2,16]", "f32[16,2]"))
+    shaped = shaped_scatter((16, 16), 0, INSIDE, ACROSS)
+    return Case(plain_scatter((16, 16), 1, ALL), swap(shaped, "f32[2,16]", "f32[16,2]"))
 
 
 @mutant
@@ -710,8 +706,8 @@ def scatters_across_first() -> Case:
 
 @mutant
 def splits_the_other_way() -> Case:
-    text = swap(SCATTERED.shaped, "reshape(%g)", "reshape(%g)").replace("f32[16,2,4,3] reshape", "f32[16,4,2,3] reshape")
-    return Case(SCATTERED.plain, text.replace("dimensions={2,1,0,3}", "dimensions={1,2,0,3}"))
+    text = swap(SCATTERED.shaped, "f32[16,2,4,3] reshape", "f32[16,4,2,3] reshape")
+    return Case(SCATTERED.plain, swap(text, "dimensions={2,1,0,3}", "dimensions={1,2,0,3}"))
 
 
 @mutant
