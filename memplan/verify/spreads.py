@@ -90,6 +90,10 @@ class Owners:
         """The number of the set of a device."""
         return self._maps[number][device]
 
+    def members(self, number: int, device: int) -> tuple[int, ...]:
+        """The devices over which an element is summed there."""
+        return self._members[self.at(number, device)]
+
     def plus(self, numbers: tuple[int, ...]) -> int:
         """Several elements of each device added."""
         if (key := ("plus", numbers)) not in self._known:
