@@ -180,9 +180,11 @@ def _pad(moves: Moves, call: _Call, given: Sequence[Spread]) -> Made:
 def _slice(moves: Moves, call: _Call, given: Sequence[Spread]) -> Made:
     found = _RANGES.search(call.op.attributes)
     ranges = [[int(end) for end in one.split(":")] for one in re.findall(r"\[([\d:]+)\]", found[1])] if found else []
-    if any(len(one) != 2 for one in ranges):
-        return None
     spread, dims = given[0], list(call.given[0].dims)
+    if len(ranges) != len(dims) or any(len(one) != 2 for one in ranges):
+        return None
+    if not all(low < high <= size for (low, high), size in zip(ranges, dims, strict=True)):
+        return None
     for dim, (low, high) in enumerate(ranges):
         if (low, high) != (0, dims[dim]):
             if (narrowed := moves.spreads.narrowed(spread, around(dims, dim), low, high)) is None:
@@ -215,7 +217,7 @@ def _add(moves: Moves, call: _Call, given: Sequence[Spread]) -> Made:
 def _reduce(moves: Moves, call: _Call, given: Sequence[Spread]) -> Made:
     """A sum over the first dimension."""
     array, op = call.given[0], call.op
-    adds = call.dims() == [0] and moves.adds(op.attribute("to_apply"), array.dtype)
+    adds = bool(array.dims) and call.dims() == [0] and moves.adds(op.attribute("to_apply"), array.dtype)
     sizes = around(array.dims, 0) if adds else (1, 0, 1)
     few = 0 < sizes[1] <= moves.spreads.devices
     if not few or not _is_zero(call.body, op.operands[1]) or moves.spreads.is_own(given[0]):

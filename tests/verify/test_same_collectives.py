@@ -353,6 +353,11 @@ def cuts_at_the_wrong_place() -> Case:
 
 
 @mutant
+def cuts_behind_the_end() -> Case:
+    return of(IN_BUCKET, "slice={[22:46]}", "slice={[25:49]}")
+
+
+@mutant
 def cuts_every_other_element() -> Case:
     return of(IN_BUCKET, "slice={[22:46]}", "slice={[0:48:2]}")
 
