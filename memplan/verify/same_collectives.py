@@ -6,8 +6,9 @@ each is summed (see `Spreads`). All else is an expression of such arrays. The ex
 expressions of the plain one, and what both return must be the same; how sums are ordered, and in which phases they are
 made, is not.
 
-A sum over devices that is only added up in a loop, from zeros, counts as one behind the loop. Between hosts floats may
-be rounded where that was asked for: once before the last phase of a sum, and once behind it.
+A sum over devices that is only added up in a loop, from zeros, counts as one behind the loop: the devices that sum
+together run the loop equally often, or the plain module would wait forever. Floats may be rounded where that was asked
+for: once before the last phase of a sum, and once behind it.
 """
 
 import re

@@ -171,7 +171,7 @@ class World:
         return self.spreads.joined([one for one in got if one is not None]), model
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 def test_holds_what_the_model_holds(seed: int) -> None:
     world = World(seed)
     for _ in range(30):
@@ -184,12 +184,12 @@ def test_holds_what_the_model_holds(seed: int) -> None:
 
 def test_makes_most_of_what_it_is_given() -> None:
     found: Counter[str] = Counter()
-    for seed in range(40):
+    for seed in range(20):
         world = World(seed)
         for _ in range(30):
             world.step()
         found += world.results
-    assert min(found[name] for name in ("all_reduce", "all_gather", "reduce_scatter", "turn", "cut", "join")) > 20
+    assert min(found[name] for name in ("all_reduce", "all_gather", "reduce_scatter", "turn", "cut", "join")) > 10
 
 
 def test_a_sum_of_pieces_gathered_again_is_the_sum() -> None:
