@@ -1,0 +1,211 @@
+"""What the judge of shaped collectives accepts computes the same numbers: random mutants, run on all devices."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from memplan.verify.dataflow import NotThePlainModuleError
+from memplan.verify.same_collectives import judge_shaped
+from memplan.xla.collectives.groups import replica_groups
+from memplan.xla.module import Computation, Instruction, read_module
+from memplan.xla.shapes import Array
+from tests.verify.collective_texts import Case
+from tests.verify.test_same_collectives import ACCEPTED
+
+Values = np.ndarray | list[np.ndarray]  # [partitions, *dims], or several
+_GROUPS = re.compile(r"replica_groups=\{\{[\d,{}]*\}\}")
+_ELEMENTWISE = {"tanh": lambda x: 3 * x + 1, "negate": np.negative, "add": np.add, "opt-barrier": np.array}
+
+
+class NotRunError(Exception):
+    """A module that no device could run."""
+
+
+class Devices:
+    """Runs a module without loops on all partitions at once, in whole numbers."""
+
+    def __init__(self, body: Computation, partitions: int) -> None:
+        self.body, self.partitions = body, partitions
+        self.known: dict[str, Values] = {}
+
+    def results(self) -> list[np.ndarray]:
+        for op in self.body.ops.values():
+            self.known[op.name] = made = self._value(op, [self.known[name] for name in op.operands])
+            for values, shape in zip(made if isinstance(made, list) else [made], op.result, strict=True):
+                if values.shape[1:] != shape.dims:
+                    raise NotRunError(op.line)
+        found = self.known[self.body.root.name]
+        return found if isinstance(found, list) else [found]
+
+    def _value(self, op: Instruction, given: list) -> Values:
+        kind, n = op.opcode, self.partitions
+        if kind in _ELEMENTWISE:
+            return _ELEMENTWISE[kind](*given)
+        if kind == "tuple":
+            return given
+        if kind == "get-tuple-element":
+            return given[0][op.index]
+        shape = op.shape
+        if kind == "parameter":
+            return np.random.default_rng(int(op.attributes)).integers(0, 1 << 30, (n, *op.result[0].dims))
+        if kind == "constant":
+            return np.broadcast_to(
+                np.array([int(one) for one in re.findall(r"\d+", op.attributes)]).reshape(op.result[0].dims),
+                (n, *op.result[0].dims),
+            )
+        if kind in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all"):
+            return self._collective(op, given)
+        assert isinstance(shape, Array)
+        if kind in ("reshape", "convert"):
+            return given[0].reshape(n, *shape.dims) if given[0].size == n * shape.size else self._stop(op)
+        if kind == "transpose":
+            return given[0].transpose(0, *(1 + dim for dim in self._dims(op)))
+        if kind == "concatenate":
+            return np.concatenate(given, axis=1 + self._dims(op)[0])
+        if kind == "pad":
+            low, high = map(int, op.attribute("padding").split("_"))
+            return np.pad(given[0], ((0, 0), (low, high)))
+        if kind == "slice":
+            ends = [tuple(map(int, one)) for one in re.findall(r"\[(\d+):(\d+)\]", op.attributes)]
+            return given[0][(slice(None), *(slice(*one) for one in ends))]
+        if kind == "dynamic-slice":
+            return self._dynamic_slice(given, shape.dims)
+        if kind == "partition-id":
+            return np.arange(n)
+        if kind in ("clamp", "multiply"):
+            return np.clip(given[1], given[0], given[2]) if kind == "clamp" else given[0] * given[1]
+        raise NotRunError(op.line)
+
+    def _stop(self, op: Instruction) -> np.ndarray:
+        raise NotRunError(op.line)
+
+    def _dims(self, op: Instruction) -> list[int]:
+        return [int(dim) for dim in re.findall(r"dimensions=\{([\d,]+)\}", op.attributes)[0].split(",")]
+
+    def _dynamic_slice(self, given: list[np.ndarray], dims: tuple[int, ...]) -> np.ndarray:
+        found: list[np.ndarray] = []
+        for device in range(self.partitions):
+            one = given[0][device]
+            starts = [
+                min(max(int(at[device]), 0), whole - size)
+                for at, whole, size in zip(given[1:], one.shape, dims, strict=True)
+            ]
+            found.append(one[tuple(slice(at, at + size) for at, size in zip(starts, dims, strict=True))])
+        return np.stack(found)
+
+    def _collective(self, op: Instruction, given: list[np.ndarray]) -> Values:
+        groups = replica_groups(op.attributes, self.partitions)
+        if sorted(one for group in groups for one in group) != list(range(self.partitions)):
+            raise NotRunError(op.line)
+        found = [[np.zeros(0)] * self.partitions for _ in op.result]
+        for group in groups:
+            for place, device in enumerate(group):
+                for number, one in enumerate(self._received(op, given, group, place)):
+                    found[number][device] = one
+        arrays = [np.stack(one) for one in found]
+        return arrays[0] if isinstance(op.shape, Array) else arrays
+
+    def _received(
+        self, op: Instruction, given: list[np.ndarray], group: tuple[int, ...], place: int
+    ) -> list[np.ndarray]:
+        """What the device at a place of a group has afterwards."""
+        if op.opcode == "all-to-all" and not isinstance(op.shape, Array):
+            return [given[place][member] for member in group]
+        (dim,) = self._dims(op) if op.opcode != "all-reduce" else (0,)
+        if op.opcode == "all-gather":
+            return [np.concatenate([one[list(group)][at] for at in range(len(group))], axis=dim) for one in given]
+        if op.opcode == "all-to-all":
+            return [np.concatenate([np.split(given[0][one], len(group), dim)[place] for one in group], axis=dim)]
+        sums = [one[list(group)].sum(axis=0) for one in given]
+        return sums if op.opcode == "all-reduce" else [np.split(one, len(group), dim)[place] for one in sums]
+
+
+def numbers(text: str, partitions: int) -> list[np.ndarray]:
+    return Devices(read_module(text, scheduled=False).entry, partitions).results()
+
+
+def mutated(text: str, choice: random.Random) -> str:
+    """The text with two devices, operands, dimensions, or ends of slices the other way round or moved."""
+    lines = text.split("\n")
+    entry = next(at for at, line in enumerate(lines) if line.startswith("ENTRY"))
+    at = choice.randrange(entry + 1, len(lines) - 2)
+    lines[at] = choice.choice((_other_devices, _other_operands, _other_dims, _other_ends))(lines[at], choice)
+    return "\n".join(lines)
+
+
+def _swapped(text: str, pattern: str, choice: random.Random) -> str:
+    """Two of the matches have changed places."""
+    found = [one.span() for one in re.finditer(pattern, text)]
+    if len(found) < 2:
+        return text
+    (a, b), (c, d) = sorted(choice.sample(found, 2))
+    return text[:a] + text[c:d] + text[b:c] + text[a:b] + text[d:]
+
+
+def _other_devices(line: str, choice: random.Random) -> str:
+    return _GROUPS.sub(lambda found: _swapped(found[0], r"\d+", choice), line)
+
+
+def _other_operands(line: str, choice: random.Random) -> str:
+    head, opened, rest = line.partition("(%")
+    given, closed, more = rest.partition(")")
+    return head + _swapped(opened + given, r"%[\w.]+", choice) + closed + more
+
+
+def _other_dims(line: str, choice: random.Random) -> str:
+    return re.sub(r" dimensions=\{[\d,]+\}", lambda found: _swapped(found[0], r"\d+", choice), line)
+
+
+def _other_ends(line: str, choice: random.Random) -> str:
+    by = choice.choice((-1, 1))
+    return re.sub(
+        r"slice=\{\[(\d+):(\d+)\]", lambda found: f"slice={{[{int(found[1]) + by}:{int(found[2]) + by}]", line, count=1
+    )
+
+
+def is_run(case: Case) -> bool:
+    """Is there no loop in it, no call, and nothing rounded?"""
+    return case.wire is None and not re.search(r" (?:while|call|broadcast)\(", case.plain + case.shaped)
+
+
+RUN = {name: case for name, case in ACCEPTED.items() if is_run(case)}
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_what_is_accepted_computes_the_same(name: str) -> None:
+    """And what is refused is one of few: most mutants compute other numbers."""
+    case, choice, found = RUN[name], random.Random(name), Counter[str]()
+    plain = numbers(case.plain, case.partitions)
+    for one, other in zip(plain, numbers(case.shaped, case.partitions), strict=True):
+        assert np.array_equal(one, other)
+    for _ in range(40):
+        text = mutated(case.shaped, choice)
+        if text == case.shaped or (accepted := _is_accepted(case, text)) is None:
+            continue
+        same = _computes(text, plain, case.partitions)
+        found[f"{accepted} {same}"] += 1
+        assert same or not accepted, text
+    assert found["False True"] <= 2, found
+
+
+def _is_accepted(case: Case, text: str) -> bool | None:
+    """None where the text is no module."""
+    plain, shaped = (read_module(one, scheduled=False) for one in (case.plain, text))
+    try:
+        judge_shaped(plain, shaped, case.partitions)
+    except NotThePlainModuleError:
+        return False
+    return True
+
+
+def _computes(text: str, plain: list[np.ndarray], partitions: int) -> bool:
+    try:
+        found = numbers(text, partitions)
+    except (NotRunError, ValueError, KeyError):
+        return False
+    return all(np.array_equal(one, other) for one, other in zip(plain, found, strict=True))

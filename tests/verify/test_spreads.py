@@ -1,0 +1,206 @@
+"""Spread arrays hold on every device what a model has that moves the elements one by one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+
+import numpy as np
+import pytest
+
+from memplan.verify.moves import around
+from memplan.verify.pieces import ZERO
+from memplan.verify.spreads import Owners, Spread, Spreads, Teams
+
+Held = list[np.ndarray]  # on every device an array of elements (source, place, devices summed)
+
+
+def elements(spreads: Spreads, spread: Spread) -> list[list[Hashable]]:
+    """What each device holds, one by one."""
+    return [
+        [one for piece in spread.on(device) for one in _of_piece(spreads.owners, piece, device)]
+        for device in range(spreads.devices)
+    ]
+
+
+def _of_piece(owners: Owners, piece: tuple, device: int) -> list[Hashable]:
+    source, start, digits, tables = piece
+    found: list[Hashable] = []
+    for place in itertools.product(*(range(digit.size) for digit in digits)):
+        if source == ZERO:
+            found.append((ZERO, 0, ()))
+            continue
+        step = sum(at * digit.step for at, digit in zip(place, digits, strict=True))
+        turn = sum(at * digit.turn for at, digit in zip(place, digits, strict=True))
+        found.append((source, start + step, owners.members(tables[turn], device)))
+    return found
+
+
+def array(values: Sequence[Hashable], dims: Sequence[int]) -> np.ndarray:
+    found = np.empty(len(values), dtype=object)
+    for number, value in enumerate(values):
+        found[number] = value
+    return found.reshape(dims)
+
+
+def model_sum(held: Held, teams: Teams) -> Held | None:
+    found: list[np.ndarray] = []
+    for device in range(len(held)):
+        members = [held[member] for member in teams.group[device]]
+        total: list[Hashable] = []
+        for one in zip(*(member.ravel() for member in members), strict=True):
+            if len({(source, place) for source, place, _ in one}) > 1:
+                return None
+            total.append((*one[0][:2], tuple(sorted(device for _, _, some in one for device in some))))
+        found.append(array(total, held[device].shape))
+    return found
+
+
+class Pair:
+    """A spread array and its model, of some sizes."""
+
+    def __init__(self, spread: Spread, held: Held) -> None:
+        self.spread, self.held = spread, held
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        return self.held[0].shape
+
+
+class World:
+    """Two sources on some devices, and random instructions."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.devices = self.random.choice((2, 4, 6, 8))
+        self.spreads = Spreads(self.devices)
+        self.teams = [Teams(self._groups()) for _ in range(3)]
+        self.results: Counter[str] = Counter()
+        self.pairs = [self._source(number, dims) for number, dims in enumerate(((4, 6), (24,), (2, 3, 4)))]
+
+    def _groups(self) -> tuple[tuple[int, ...], ...]:
+        size = self.random.choice([size for size in (1, 2, 3, 4, 6, 8) if self.devices % size == 0])
+        order = list(range(self.devices))
+        if self.random.random() < 0.5:
+            self.random.shuffle(order)
+        if self.random.random() < 0.5:
+            return tuple(tuple(order[at :: self.devices // size]) for at in range(self.devices // size))
+        return tuple(tuple(order[at : at + size]) for at in range(0, self.devices, size))
+
+    def _source(self, number: int, dims: Sequence[int]) -> Pair:
+        size = math.prod(dims)
+        held = [array([(number, at, (device,)) for at in range(size)], dims) for device in range(self.devices)]
+        return Pair(self.spreads.whole(number, size, self.spreads.owners.own), held)
+
+    def step(self) -> None:
+        """A random instruction on a random array."""
+        pair = self.random.choice(self.pairs[-4:])
+        made: Callable[[Pair], tuple[Spread | None, Held | None]] = self.random.choice(
+            (self.all_reduce, self.all_gather, self.reduce_scatter, self.turn, self.reshape, self.cut, self.join)
+        )
+        spread, held = made(pair)
+        if spread is None:
+            return
+        self.results[made.__name__] += 1
+        assert held is not None, f"{made.__name__} makes a sum of what differs"
+        assert elements(self.spreads, spread) == [list(one.ravel()) for one in held]
+        if held[0].size <= 600:
+            self.pairs.append(Pair(spread, held))
+
+    def all_reduce(self, pair: Pair) -> tuple[Spread | None, Held | None]:
+        teams = self.random.choice(self.teams)
+        return self.spreads.summed(pair.spread, teams), model_sum(pair.held, teams)
+
+    def all_gather(self, pair: Pair) -> tuple[Spread | None, Held | None]:
+        teams, dim = self.random.choice(self.teams), self.random.randrange(len(pair.dims))
+        members = ([pair.held[member] for member in teams.group[device]] for device in range(self.devices))
+        held = [np.concatenate(arrays, axis=dim) for arrays in members]
+        return self.spreads.gathered(pair.spread, teams, math.prod(pair.dims[:dim])), held
+
+    def reduce_scatter(self, pair: Pair) -> tuple[Spread | None, Held | None]:
+        teams, dim = self.random.choice(self.teams), self.random.randrange(len(pair.dims))
+        spread = self.spreads.scattered(pair.spread, teams, around(pair.dims, dim))
+        if spread is None or (total := model_sum(pair.held, teams)) is None:
+            return spread, None
+        return spread, [
+            np.split(total[device], teams.size, axis=dim)[teams.place[device]] for device in range(self.devices)
+        ]
+
+    def turn(self, pair: Pair) -> tuple[Spread | None, Held | None]:
+        order = self.random.sample(range(len(pair.dims)), len(pair.dims))
+        return self.spreads.turned(pair.spread, pair.dims, order), [one.transpose(order) for one in pair.held]
+
+    def reshape(self, pair: Pair) -> tuple[Spread | None, Held | None]:
+        size, dims = pair.held[0].size, list[int]()
+        while size > 1 and len(dims) < 3:
+            dims.append(self.random.choice([side for side in range(1, size + 1) if size % side == 0]))
+            size //= dims[-1]
+        return pair.spread, [one.reshape([*dims, size]) for one in pair.held]
+
+    def cut(self, pair: Pair) -> tuple[Spread | None, Held | None]:
+        dim = self.random.randrange(len(pair.dims))
+        low = self.random.randrange(pair.dims[dim])
+        high = self.random.randrange(low, pair.dims[dim]) + 1
+        held = [one.take(range(low, high), axis=dim) for one in pair.held]
+        return self.spreads.narrowed(pair.spread, around(pair.dims, dim), low, high), held
+
+    def join(self, pair: Pair) -> tuple[Spread | None, Held | None]:
+        """With another array, and zeros, then an exchange of equal parts."""
+        other, zeros = self.random.choice(self.pairs[-4:]), self.spreads.zeros(2)
+        nothing = array([(ZERO, 0, ())] * 2, (2,))
+        held = [np.concatenate([one.ravel(), two.ravel(), nothing]) for one, two in zip(pair.held, other.held)]  # noqa: B905
+        spread = self.spreads.joined([pair.spread, other.spread, zeros])
+        teams = self.random.choice(self.teams)
+        if spread is None or held[0].size % teams.size:
+            return spread, held
+        return self._exchange(spread, held, teams)
+
+    def _exchange(self, spread: Spread, held: Held, teams: Teams) -> tuple[Spread | None, Held | None]:
+        part = held[0].size // teams.size
+        marks = range(0, held[0].size, part)
+        sent = [self.spreads.narrowed(spread, (1, held[0].size, 1), low, low + part) for low in marks]
+        got = self.spreads.exchanged([one for one in sent if one is not None], teams)
+        parts = [np.split(one, teams.size) for one in held]
+        model = [
+            np.concatenate([parts[member][teams.place[device]] for member in teams.group[device]])
+            for device in range(self.devices)
+        ]
+        return self.spreads.joined([one for one in got if one is not None]), model
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_holds_what_the_model_holds(seed: int) -> None:
+    world = World(seed)
+    for _ in range(30):
+        world.step()
+    by_meaning: dict[Hashable, Hashable] = {}
+    for pair in world.pairs:
+        held = tuple(tuple(one.ravel()) for one in pair.held)
+        assert by_meaning.setdefault(world.spreads.meaning(pair.spread), held) == held
+
+
+def test_makes_most_of_what_it_is_given() -> None:
+    found: Counter[str] = Counter()
+    for seed in range(20):
+        world = World(seed)
+        for _ in range(30):
+            world.step()
+        found += world.results
+    assert min(found[name] for name in ("all_reduce", "all_gather", "reduce_scatter", "turn", "cut", "join")) > 10
+
+
+def test_a_sum_of_pieces_gathered_again_is_the_sum() -> None:
+    spreads = Spreads(8)
+    inner, outer = Teams(((0, 1, 2, 3), (4, 5, 6, 7))), Teams(((0, 4), (1, 5), (2, 6), (3, 7)))
+    whole = spreads.whole(7, 24, spreads.owners.own)
+    piece = spreads.scattered(whole, inner, (1, 24, 1))
+    assert piece is not None and len(piece.rows) == 4
+    total = spreads.summed(piece, outer)
+    assert total is not None
+    again, at_once = spreads.gathered(total, inner, 1), spreads.summed(whole, Teams((tuple(range(8)),)))
+    assert again is not None and at_once is not None
+    assert again == at_once
+    assert spreads.meaning(again) != spreads.meaning(whole)
