@@ -7,7 +7,6 @@ from typing import Any
 from memplan.hardware.machine import Machine
 from memplan.verify.same_collectives import judge_shaped
 from memplan.xla.collectives.shape import shape
-from memplan.xla.collectives.wire import NAMES
 from memplan.xla.frames import put_into_names, tables_of, take_out_of_names
 from memplan.xla.module import read_module
 
@@ -48,7 +47,7 @@ class Shaping:
         shaped = shape(plain, self.machine, self.on_gpu, self.between_hosts)
         if shaped is plain:
             return None
-        judge_shaped(plain, shaped, len(self.machine.devices), NAMES.get(self.between_hosts or ""))
+        judge_shaped(plain, shaped, len(self.machine.devices), self.between_hosts)
         self._tables = tables_of(plain)
         whole = "\n\n".join([plain.head.removesuffix(self._tables), *shaped.texts.values()])
         return put_into_names(whole) + "\n"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from memplan.hardware.machine import Groups
 from memplan.xla.collectives.writing import Lines
 
-NAMES: Mapping[str, str] = {"bfloat16": "bf16", "float16": "f16"}
+_NAMES: Mapping[str, str] = {"bfloat16": "bf16", "float16": "f16"}
 _LEAST_NBYTES = 16 << 10  # of a piece: below, the latency of two collectives is more than the bytes are worth
 
 
@@ -25,7 +25,7 @@ class Wire:
     @classmethod
     def of(cls, name: str | None, dtype: str) -> Wire | None:
         """The type called so, for sums of this one; None where they travel as they are."""
-        return cls(NAMES[name]) if name is not None and dtype == "f32" else None
+        return cls(_NAMES[name]) if name is not None and dtype == "f32" else None
 
     def pays(self, size: int) -> bool:
         """Is it worth while for a piece of so many elements?"""
