@@ -154,7 +154,8 @@ def best(
     tries = MOST_TRIES if request.verify else 1
     attempts = Attempts(compiler, with_fewer_residuals, in_slabs, notify, follow, tries, target.is_gpu)
     found = attempts.run(program)
-    same_collectives(processes, step, collective_sequence(found.planned.result.module))
+    if processes:
+        same_collectives(processes, step, collective_sequence(found.planned.result.module))
     if found.host_bytes and not target.described and (setting := without_spaces()):
         raise MemplanError(
             f"with {setting}, XLA allocates host memory on the GPU, so the {show_bytes(found.host_bytes)} that this "

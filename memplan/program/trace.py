@@ -218,7 +218,7 @@ def trace(
       platform: "cuda" for a GPU that is absent; None is that of the step's devices.
 
     Raises:
-      MeshError: shardings name an abstract mesh alone, which has no devices to run on.
+      MeshError: shardings name an abstract mesh alone, which has no devices to run on; or constraints alone do.
     """
     stage = jax.jit(step, **options).trace(*args, **kwargs)
     leaves = jax.tree_util.tree_leaves((args, kwargs))
@@ -226,6 +226,11 @@ def trace(
     if compat.names_devices(stage, leaves):
         count = len(compat.donated_inputs(stage))
         division = compat.division_of(lower(stage, platform), count)
+        if division.count < (wanted := compat.constrained_partitions(stage.jaxpr)):
+            raise MeshError(
+                f"a sharding constraint or shard_map divides over an AbstractMesh of {wanted} devices, but no argument "
+                f"lies on it: jax would run the step on {division.count}. Give in_shardings, or arguments on the mesh."
+            )
     return Program(Traced(step, dict(options), stage, division if division and division.count > 1 else None))
 
 

@@ -122,9 +122,8 @@ class Target:
           MemplanError: XLA did not hand it over; and whatever `rewrite` raises.
         """
         users = lowerable.options.get("compiler_options") or {}
-        flags = {**users, **(flags or {})}
-        if _DISABLED in users and flags[_DISABLED] != users[_DISABLED]:
-            flags = {**flags, _DISABLED: f"{users[_DISABLED]},{flags[_DISABLED]}"}
+        own = flags or {}
+        flags = {**users, **own, **(_without(users, own[_DISABLED]) if _DISABLED in own else {})}
         options = {name: value for name, value in lowerable.options.items() if name != "compiler_options"}
         stage = jax.jit(lowerable.step, **options).trace(*lowerable.args, **lowerable.kwargs)
         lowered = lower(stage, self.platform if self.described else None)
@@ -288,8 +287,8 @@ def without_messages(*words: bytes) -> Iterator[None]:
 def _without(flags: Mapping[str, Any], name: str) -> dict[str, str]:
     """A pass of XLA disabled beside those that the user disables: an option of a compilation replaces XLA_FLAGS."""
     given = re.findall(rf"--{_DISABLED}=(\S+)", os.environ.get("XLA_FLAGS", ""))
-    users = [flags[_DISABLED]] if _DISABLED in flags else []
-    return {_DISABLED: ",".join([*given, *users, name])}
+    users = [flags[_DISABLED]] if _DISABLED in flags else given
+    return {_DISABLED: ",".join([*users, name])}
 
 
 def xla_rematerialization(target: Target, limit_bytes: int, resident_bytes: int) -> tuple[Target, dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from memplan.errors import MemplanError
 from memplan.parallel import agreement, meshes
 from memplan.parallel.step import data_parallel
 from memplan.program import compat
-from memplan.program.trace import comparable
+from memplan.program.trace import comparable, trace
 
 Parts = dict[str, str]
 
@@ -27,7 +28,7 @@ Parts = dict[str, str]
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[Parts]:
     """What would be compared, as if the mesh were of all of several processes."""
     found: list[Parts] = []
-    monkeypatch.setattr(agreement, "_are_of_all", lambda devices: True)
+    monkeypatch.setattr(agreement, "_are_all", lambda processes: True)
     monkeypatch.setattr(agreement, "_refuse_differences", lambda step, parts: found.append(dict(parts)))
     return found
 
@@ -46,7 +47,9 @@ DIVISION = compat.Division(2, None, (None, None, None), ())
 
 def programs(compared: list[Parts], *steps: Any) -> list[Parts]:
     for step in steps:
-        agreement.same_step(DIVISION, step, jax.make_jaxpr(step)(STATE, X), {})
+        traced = trace(step, (STATE, X), {}, {})
+        divided = replace(traced, traced=replace(traced.traced, division=DIVISION))
+        agreement.same_step((0, 1), divided, {})
     return compared
 
 
@@ -120,8 +123,8 @@ import jax, jax.numpy as jnp, numpy as np
 jax.config.update("jax_num_cpu_devices", 4)
 from memplan.parallel import agreement, meshes
 from memplan.parallel.step import data_parallel
-from memplan.pipeline import Request, traced
-agreement._are_of_all = lambda devices: True
+from memplan.pipeline import Request, best
+agreement._are_all = lambda processes: True
 agreement._refuse_differences = lambda step, parts: print(parts)
 def step(state, x):
     def body(w, row):
@@ -129,7 +132,7 @@ def step(state, x):
         return w - 0.1 * jax.nn.relu(row).sum() * jax.random.normal(jax.random.key(0)), None
     return jax.lax.scan(jax.checkpoint(body), state, x.reshape(2, -1))[0] + jnp.asarray(np.arange(3.0))
 divided = data_parallel(step, meshes.mesh({"host": 2, "device": 2}))
-traced(divided, (jnp.ones(3), np.ones((8, 3), np.float32)), {}, {}, Request())
+best(divided, (jnp.ones(3), np.ones((8, 3), np.float32)), {}, {}, Request())
 """
 
 

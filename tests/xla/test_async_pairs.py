@@ -55,7 +55,7 @@ def test_a_step_over_a_mesh_fits_its_budget() -> None:
     step, (state, _) = dense(256, 8)
     args = state, jax.ShapeDtypeStruct((16384, 256), jnp.float32)
     mesh = AbstractMesh((2, 4), ("host", "device"))
-    divided = parallel.data_parallel(step, mesh, topology="ddl@2x4", device="v100")
+    divided = parallel.data_parallel(step, mesh)
     options = {"donate_argnums": 0}
     plain = pipeline.best(divided, args, {}, options, Request(device="v100"))
     request = Request(int(0.7 * plain.device_bytes), device="v100")

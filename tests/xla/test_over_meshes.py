@@ -8,23 +8,30 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from memplan.compilation.callback import Callback, PlannedModule
 from memplan.compilation.limits import Headroom, Limits
 from memplan.compilation.scheduled import ScheduledModule
+from memplan.compilation.shaping import collective_flags
 from memplan.planning.registry import OWN
 from memplan.program import compat
 from memplan.xla.hook import intercept
 from memplan.xla.module import Module, read_module
-from memplan.xla.target import KEEPS_COLLECTIVES, described_mesh
+from memplan.xla.target import described_devices
 from tests.xla.collective_modules import A100, EIGHT
 
 pytestmark = pytest.mark.gpu_aot
 BOTH, WHOLE = PartitionSpec(("data", "model")), PartitionSpec()
 HIDES = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_latency_hiding_scheduler": True}
+APART = collective_flags(EIGHT, on_gpu=True)
 Step = Callable[[Any, jax.Array], Any]
+
+
+def eight() -> Mesh:
+    return Mesh(np.array(described_devices(A100, 2, 4)).reshape(2, 4), ("data", "model"))
 
 
 def chain(weights: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
@@ -58,13 +65,11 @@ def by_hand(weights: list[jax.Array], x: jax.Array) -> list[jax.Array]:
         gradients = jax.grad(lambda weights: chain(weights, x)[1])(weights)
         return [weight - 0.1 * total(one) for weight, one in zip(weights, gradients, strict=True)]
 
-    mesh = described_mesh(A100, (("data", 2), ("model", 4)))
-    return jax.shard_map(local, mesh=mesh, in_specs=(WHOLE, BOTH), out_specs=WHOLE, check_vma=False)(weights, x)
+    return jax.shard_map(local, mesh=eight(), in_specs=(WHOLE, BOTH), out_specs=WHOLE, check_vma=False)(weights, x)
 
 
 def array(*dims: int, spec: PartitionSpec = WHOLE) -> jax.ShapeDtypeStruct:
-    mesh = described_mesh(A100, (("data", 2), ("model", 4)))
-    return jax.ShapeDtypeStruct(dims, jnp.float32, sharding=NamedSharding(mesh, spec))
+    return jax.ShapeDtypeStruct(dims, jnp.float32, sharding=NamedSharding(eight(), spec))
 
 
 def tensors() -> list[jax.ShapeDtypeStruct]:
@@ -102,7 +107,7 @@ def test_bytes_are_those_that_were_predicted(name: str, apart: bool) -> None:
     def read(text: str) -> None:
         seen.append(read_module(text))
 
-    nbytes = compiled(*STEPS[name](), read, **(KEEPS_COLLECTIVES if apart else {}))
+    nbytes = compiled(*STEPS[name](), read, **(APART if apart else {}))
     assert ScheduledModule(seen[-1], A100, EIGHT).device_bytes == pytest.approx(nbytes, rel=1e-3)
 
 
@@ -136,14 +141,14 @@ def gathers(module: Module) -> int:
 def test_a_budget_is_kept_by_gathering_again() -> None:
     """Eight layers whose gathered weights are most of what the step holds."""
     weights, x = [array(1024, 1024, spec=BOTH)] * 8, array(512, 1024, spec=BOTH)
-    one = planned(chain, weights, x, 0.6, **KEEPS_COLLECTIVES)
+    one = planned(chain, weights, x, 0.6, **APART)
     assert one.found.fits
     assert gathers(one.before.module) < gathers(one.found.result.module)
     assert one.nbytes == pytest.approx(one.found.predicted_bytes, rel=1e-3)
 
 
 def test_woven_sums_take_the_bytes_that_were_predicted() -> None:
-    one = planned(by_hand, [array(2048, 2048)] * 6, array(16384, 2048, spec=BOTH), 1.0, **KEEPS_COLLECTIVES)
+    one = planned(by_hand, [array(2048, 2048)] * 6, array(16384, 2048, spec=BOTH), 1.0, **APART)
     woven = one.found.result.replay
     assert woven.step_s < one.before.replay.step_s
     assert woven.hidden_collective_s > one.before.replay.hidden_collective_s

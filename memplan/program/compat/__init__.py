@@ -6,6 +6,7 @@ May import nothing of memplan.
 from memplan.program.compat.compiler import (
     PINNED,
     Division,
+    constrained_partitions,
     coordination_client,
     division_of,
     is_coordination_client,

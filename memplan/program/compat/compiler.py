@@ -22,7 +22,7 @@ from jax._src.lib.mlir import ir as _ir  # pyright: ignore[reportPrivateImportUs
 from jax._src.named_sharding import UnspecifiedValue as _UnspecifiedValue
 from jax._src.sharding_impls import GSPMDSharding as _GSPMDSharding
 from jax.extend import xla as _xla_hooks
-from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, SingleDeviceSharding
 
 _PLACING = ("sharding_constraint", "shard_map", "reshard", "mesh_cast", "xla_pmap")
 PINNED = "pinned_host"
@@ -84,6 +84,16 @@ def _has_mesh(jaxpr: Any) -> bool:
     return any(
         eqn.primitive.name in _PLACING or any(map(_has_mesh, _core.jaxprs_in_params(eqn.params))) for eqn in jaxpr.eqns
     )
+
+
+def constrained_partitions(closed: Any) -> int:
+    """The most devices of a mesh over which a sharding constraint or a `shard_map` of the program divides."""
+    found = [1]
+    for eqn in getattr(closed, "jaxpr", closed).eqns:
+        named = getattr(eqn.params.get("sharding"), "mesh", eqn.params.get("mesh"))
+        found += [named.size] if isinstance(named, Mesh | AbstractMesh) and not named.empty else []
+        found += map(constrained_partitions, _core.jaxprs_in_params(eqn.params))
+    return max(found)
 
 
 @dataclass(frozen=True)

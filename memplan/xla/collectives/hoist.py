@@ -6,7 +6,7 @@ XLA has a pass for it, but that runs when collectives have to be in phases alrea
 from collections import Counter
 
 from memplan.xla.collectives.cost import REDUCE
-from memplan.xla.collectives.writing import Lines, Writer, adds_up, ordered, replaced
+from memplan.xla.collectives.writing import Lines, Writer, adds_up, is_row_major, ordered, replaced
 from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array
 
@@ -74,7 +74,7 @@ def _added(module: Module, body: Computation, result: Instruction, number: int) 
 def _all_reduce_behind(body: Computation, op: Instruction) -> Instruction | None:
     """The all-reduce that an operand is, perhaps with its elements in another order; None if others read it too."""
     dtype = op.result[0].dtype
-    while op.opcode in _MOVING and len(body.uses[op.name]) == 1:
+    while op.opcode in _MOVING and len(body.uses[op.name]) == 1 and is_row_major(op.result[0]):
         op = body.ops[op.operands[0]]
     alone = len(body.uses[op.name]) == 1 and op.name not in ordered(body)
     return op if op.opcode == REDUCE and isinstance(op.shape, Array) and alone and op.shape.dtype == dtype else None
