@@ -1,4 +1,4 @@
-"""What a slow link between two hosts sees: flat, decomposed and compressed sums (root; Debian's iproute2).
+"""What a slow link between two hosts sees under jax.jit and memplan.jit (root; Debian's iproute2).
 
 python -m experiments.distributed.slow_link.run [--only RATE ...]     # 100mbit 200mbit; writes results/*.json
 python -m experiments.distributed.slow_link.run --table               # rewrites the table of README.md
@@ -76,21 +76,21 @@ def measure(rate: str) -> str:
 def table() -> str:
     head = (
         "link",
-        "sums",
+        "step",
         "sent by a host, MiB a step",
         "over the lower bound",
         "ms a step",
-        "against flat",
+        "against jax.jit",
         "last loss",
     )
     lines, told = [], {}
     for path in sorted((HERE / "results").glob("*.json")):
         found = json.loads(path.read_text())
         told |= found["versions"]
-        hosts, flat = found["hosts"], found["ways"]["flat"]
+        hosts, plain = found["hosts"], found["ways"]["jit"]
         for way, one in found["ways"].items():
-            bound = 2 * (hosts - 1) / hosts * found["gradient_bytes"] / (2 if way == "compressed" else 1)
-            over, faster = one["sent_bytes"] / bound, flat["step_s"] / one["step_s"]
+            bound = 2 * (hosts - 1) / hosts * found["gradient_bytes"] / (2 if way == "bfloat16" else 1)
+            over, faster = one["sent_bytes"] / bound, plain["step_s"] / one["step_s"]
             figures = f"{one['sent_bytes'] / 2**20:.2f}", f"{over:.3f}", f"{1e3 * one['step_s']:.0f}", f"{faster:.2f}x"
             lines.append((found["rate"], way, *figures, f"{one['losses'][-1]:.4f}"))
     return f"{grid(head, lines)}\n\n{', '.join(f'{name} {version}' for name, version in told.items())}"

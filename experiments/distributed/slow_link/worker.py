@@ -1,4 +1,4 @@
-"""One of two hosts: trains the same decoder with flat, decomposed and compressed sums, in turns, and counts.
+"""One of two hosts: trains the same decoder under jax.jit and memplan.jit, in turns, and counts bytes on the wire.
 
 python -m experiments.distributed.slow_link.worker RANK COORDINATOR DEVICES INTERFACE STEPS  # rank 0 prints JSON
 """
@@ -12,15 +12,14 @@ from typing import Any
 import jax
 import numpy as np
 
+import memplan
 from memplan import parallel
 from memplan.parallel.meshes import measure_topology
 from models.train import decoder_step
 from models.transformer import DecoderConfig
 
 HOSTS, BATCH, TOKENS = 2, 8, 16
-WAYS: dict[str, dict[str, Any]] = {
-    "flat": {"decompose": False}, "decomposed": {}, "compressed": {"compress": "bfloat16"},
-}  # fmt: skip
+WAYS: dict[str, dict[str, Any] | None] = {"jit": None, "memplan": {}, "bfloat16": {"between_hosts": "bfloat16"}}
 
 
 def main(rank: str, coordinator: str, devices: str, interface: str, steps: str) -> None:
@@ -34,18 +33,21 @@ def main(rank: str, coordinator: str, devices: str, interface: str, steps: str) 
     counter = Path(f"/sys/class/net/{interface}/statistics/tx_bytes")
     found = {}
     for way, options in WAYS.items():
-        divided = parallel.data_parallel(step, mesh, topology=links, **options)
-        found[way] = trained(divided, state, batch, counter, steps)
+        divided = parallel.data_parallel(step, mesh)
+        if options is None:
+            run = jax.jit(divided, donate_argnums=0)
+        else:
+            run = memplan.jit(divided, donate_argnums=0, topology=links, **options)
+        found[way] = trained(divided, run, state, batch, counter, steps)
     if cluster.process == 0:
         gradients = sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))
         axes = {axis.name: {"latency_s": axis.latency_s, "bandwidth": axis.bandwidth} for axis in links.axes}
         print(json.dumps({"gradient_bytes": gradients, "devices": int(devices), "links": axes, "ways": found}))
 
 
-def trained(step: parallel.DataParallel, state: Any, batch: Any, counter: Path, steps: str) -> dict[str, Any]:
-    """Bytes that this host sent over the link in a step, median seconds of one, losses, what was chosen."""
+def trained(step: parallel.DataParallel, run: Any, state: Any, batch: Any, counter: Path, steps: str) -> dict[str, Any]:
+    """Bytes that this host sent over the link in a step, median seconds of one, losses."""
     state, batch = step.place(state, batch)
-    run = jax.jit(step, donate_argnums=0)
     seconds, losses, sent = [], [], []
     for _ in range(int(steps)):
         before, start = int(counter.read_text()), time.perf_counter()
@@ -53,9 +55,8 @@ def trained(step: parallel.DataParallel, state: Any, batch: Any, counter: Path, 
         seconds.append(time.perf_counter() - start)
         sent.append(int(counter.read_text()) - before)
         losses.append(float(metrics["loss"]))
-    chosen = sorted({one.how for one in step.sums if one.nbytes > 1 << 16})
     medians = {"sent_bytes": float(np.median(sent[1:])), "step_s": float(np.median(seconds[1:]))}
-    return {**medians, "losses": losses, "chosen": chosen, "buckets": len(step.sums)}
+    return {**medians, "losses": losses}
 
 
 if __name__ == "__main__":
