@@ -9,6 +9,9 @@ from functools import partial
 from math import prod
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from experiments.bench import second_order
 from experiments.bench.public.checkouts import checkouts_folder
 from experiments.bench.public.steps import STEPS
@@ -315,17 +318,36 @@ LARGEST = by_name(
     )
 )
 
-_DDL_50 = {"published": ("ResNet-50, ImageNet-1k, 32 images each", 0.95)}
-_DDL_101 = {"published": ("ResNet-101, ImageNet-22k, 20 images each", 0.88)}
-SCALING = by_name(
-    Case(name, make, device, budget, facts={"topology": topology, "statistics": statistics, **facts})
-    for name, make, topology, device, budget, statistics, facts in (
-        ("resnet-ddl", resnet(32), "ddl", "p100", None, "device", _DDL_50),
-        ("resnet101-ddl", resnet(20, depth=101, classes=21841), "ddl", "p100", None, "device", _DDL_101),
-        ("unet-ddl-planned", unet3d(96), "ddl", "p100", "1100MiB", "global", {}),
-        ("resnet-ddl-planned", resnet(32), "ddl", "p100", "1536MiB", "device", {}),
-        ("resnet-ddl-global", resnet(32), "ddl", "p100", None, "global", {}),
-        ("resnet-today", resnet(128), "today", "h200", None, "device", {}),
+
+def layers(width: int, count: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A step of `count` square layers under tanh, 1024 rows on each device."""
+
+    def step(weights: list[jax.Array], batch: Any) -> Any:
+        def loss_of(weights: list[jax.Array]) -> jax.Array:
+            x = batch["x"]
+            for weight in weights:
+                x = jnp.tanh(x @ weight)
+            return ((x - batch["y"]) ** 2).mean()
+
+        loss, gradients = jax.value_and_grad(loss_of)(weights)
+        return [weight - 0.1 * gradient for weight, gradient in zip(weights, gradients, strict=True)], loss
+
+    rows = jax.ShapeDtypeStruct((1024, width), F32)
+    return step, ([jax.ShapeDtypeStruct((width, width), F32)] * count, {"x": rows, "y": rows})
+
+
+_DDL = {"published": ("ResNet-50, ImageNet-1k, 32 images each", 0.95)}
+MESHES = by_name(
+    Case(f"{name}-{device}-{topology.partition('@')[2]}", make, device, facts={"topology": topology, **facts})
+    for name, make, device, topology, facts in (
+        ("mlp", partial(layers, 2048, 8), "a100", "today@2x4", {}),
+        ("mlp", partial(layers, 2048, 8), "a100", "today@8x8", {}),
+        *(
+            ("resnet50", resnet(32), device, f"today@{shape}", {})
+            for device in ("v100", "a100", "h100")
+            for shape in ("2x4", "8x8", "32x8")
+        ),
+        ("resnet50-ddl", resnet(32), "p100", "ddl@64x4", _DDL),
     )
 )
 

@@ -11,10 +11,10 @@ from experiments.bench.measures import (
     curve,
     growth,
     judged,
+    meshed,
     overhead,
     planned,
     resident,
-    scaled,
     slab_numbers,
     split,
 )
@@ -105,7 +105,7 @@ QUESTIONS = {
         Question("link_speed", cases.LINKS, planned.measure, views.links),
         Question("loops", cases.LOOPS, planned.measure, views.loops),
         Question("state", cases.STATE, planned.measure, views.state),
-        Question("scaling", cases.SCALING, scaled.measure, views.scaling),
+        Question("meshes", cases.MESHES, meshed.measure, views.meshes),
         Question("overhead", cases.OVERHEAD, overhead.measure, views.overhead),
     )
 }

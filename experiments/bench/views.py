@@ -376,20 +376,19 @@ _PUBLISHED = (
     Column("at 64 x 4 P100", lambda row: row["published"][0]),
     Column("published by DDL", lambda row: row["published"][1], "{:.0%}"), Column("replayed", "efficiency", "{:.1%}"),
 )  # fmt: skip
-_SCALED = (
-    _CASE, Column("statistics of the batch", "statistics"), Column("compiled for", "compiled_shape"), _DEVICE_MIB,
-    ms("one device ms", "single_s"), Column("devices", "devices"), _STEP_MS, ms("collectives ms", "collective_s"),
+_MESHES = (
+    _CASE, Column("way", "way"), Column("bound MiB", lambda row: row["bound_bytes"] / MIB, "{:.1f}"),
+    Column("sent by a host MiB", lambda row: row["sent_bytes"] / MIB, "{:.1f}"), _STEP_MS,
+    ms("collectives ms", "collective_s"),
     Column("hidden", lambda row: _ratio("hidden_collective_s", "collective_s")(row) or float(not row["collective_s"]),
            "{:.0%}"),
-    Column("efficiency", "efficiency", "{:.1%}"),
+    Column("over jax.jit", _ratio("step_s", "jit_step_s"), "{:.2f}"), Column("efficiency", "efficiency", "{:.1%}"),
 )  # fmt: skip
 
 
-def scaling(rows: Rows) -> str:
-    at_256 = [row for row in rows if "published" in row and row["devices"] == 256]
-    return "\n\n".join(
-        (table(_PUBLISHED, at_256), table(_SCALED, (r for r in rows if r["devices"] in (16, 256, 4096))))
-    )
+def meshes(rows: Rows) -> str:
+    published = [row for row in rows if "published" in row and row["way"] == "memplan.jit"]
+    return "\n\n".join((table(_PUBLISHED, published), table(_MESHES, rows)))
 
 
 # On the device that is here.

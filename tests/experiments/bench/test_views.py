@@ -146,16 +146,13 @@ def test_speeds_are_told_where_a_way_fits() -> None:
     assert told == ["unet3d-volume", "v100", "64", f"{64**3 / 5e5:.1f}", "", f"{64**3 / 2.5e5:.1f}", "1", "0"]
 
 
-def test_scaling_has_what_was_published_beside_it() -> None:
-    facts = {"case": "resnet-ddl", "published": ("ResNet", 0.95), "statistics": "device", "compiled_shape": "64x4"}
-    point = {
-        "compiled_bytes": 3 * MIB,
-        "single_s": 0.1,
-        "step_s": 0.11,
-        "collective_s": 0.02,
-        "hidden_collective_s": 0.01,
-    }
-    rows = [{**facts, **point, "devices": devices, "efficiency": at} for devices, at in ((16, 0.99), (256, 0.94))]
-    published, scaled = views.scaling(rows).split("\n\n")
+def test_meshes_have_what_was_published_beside_them() -> None:
+    facts = {"case": "resnet50-ddl", "device": "p100", "published": ("ResNet", 0.95), "bound_bytes": 2 * MIB}
+    figures = {"step_s": 0.11, "jit_step_s": 0.22, "collective_s": 0.02, "hidden_collective_s": 0.01}
+    rows = [
+        {**facts, **figures, "way": way, "sent_bytes": sent * MIB, "efficiency": 0.94}
+        for way, sent in (("jax.jit", 4), ("memplan.jit", 2))
+    ]
+    published, told = views.meshes(rows).split("\n\n")
     assert cells(published) == ["ResNet", "95%", "94.0%"]
-    assert cells(scaled, 1)[4:] == ["100.0", "256", "110.0", "20.0", "50%", "94.0%"]
+    assert cells(told, 1)[1:] == ["memplan.jit", "2.0", "2.0", "110.0", "20.0", "50%", "0.50", "94.0%"]
