@@ -14,6 +14,7 @@ from memplan.compilation.shaping import Shaping, collective_flags
 from memplan.hardware import catalog
 from memplan.hardware.machine import on
 from memplan.hardware.topology import topology_named
+from memplan.program import compat
 from memplan.xla.collectives.cost import collective, is_collective
 from memplan.xla.hook import intercept
 from memplan.xla.module import Module, read_module
@@ -59,7 +60,8 @@ def compiled(of: Callable[..., Any], wire: str | None = None) -> Module:
 
     lowered = jax.jit(shaped, donate_argnums=0, out_shardings=whole).lower(ws, x)
     options = {"xla_gpu_autotune_level": 0, **collective_flags(MACHINE, on_gpu=True)}
-    with intercept("jit_shaped", lambda text: None, "cuda", Shaping(MACHINE, True, wire)) as interception:
+    shaping = intercept("jit_shaped", lambda text: None, "cuda", Shaping(MACHINE, True, wire))
+    with shaping as interception, compat.without_compilation_cache():
         found = lowered.compile(compiler_options=options)
     interception.check()
     text = found.as_text()

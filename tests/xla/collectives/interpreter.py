@@ -1,0 +1,111 @@
+"""Runs the text of a small module on all partitions at once, without XLA."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memplan.xla.collectives.groups import replica_groups
+from memplan.xla.module import Instruction, Module
+from memplan.xla.shapes import Array
+
+Values = NDArray[Any]  # [partitions, *dims]
+
+_ELEMENTWISE = {"add": np.add, "multiply": np.multiply, "divide": np.floor_divide, "remainder": np.remainder}
+
+
+def run(module: Module, *arguments: Values) -> list[Values]:
+    """The results of the entry on every partition."""
+    ops, known = module.entry.ops, dict[str, Values]()
+    for op in ops.values():
+        if op.opcode != "tuple":
+            sources = [ops[name].result[0] for name in op.operands]
+            known[op.name] = _Call(op, sources, [known[name] for name in op.operands], arguments).value()
+            assert known[op.name].shape[1:] == op.result[0].dims, op.line
+    return [known[op.name] for op in module.entry.results]
+
+
+@dataclass(frozen=True)
+class _Call:
+    op: Instruction
+    sources: Sequence[Array]
+    given: Sequence[Values]
+    arguments: Sequence[Values]  # of the entry
+
+    @property
+    def partitions(self) -> int:
+        return len(self.arguments[0])
+
+    @property
+    def array(self) -> Array:
+        return self.op.result[0]
+
+    def value(self) -> Values:
+        kind = self.op.opcode
+        return _ELEMENTWISE[kind](*self.given) if kind in _ELEMENTWISE else getattr(self, kind.replace("-", "_"))()
+
+    def parameter(self) -> Values:
+        return self.arguments[int(self.op.attributes)]
+
+    def partition_id(self) -> Values:
+        return np.arange(self.partitions)
+
+    def constant(self) -> Values:
+        numbers = [int(number) for number in re.findall(r"\d+", self.op.attributes)]
+        return np.broadcast_to(np.array(numbers).reshape(self.array.dims), (self.partitions, *self.array.dims))
+
+    def convert(self) -> Values:
+        return self.given[0]
+
+    def reshape(self) -> Values:
+        return self.given[0].reshape(self.partitions, *self.array.dims)
+
+    def bitcast(self) -> Values:
+        """The same bytes in another shape and layout."""
+        before, after = _outermost_first(self.sources[0]), _outermost_first(self.array)
+        lying = self.given[0].transpose(0, *(dim + 1 for dim in before))
+        shaped = lying.reshape(self.partitions, *(self.array.dims[dim] for dim in after))
+        return shaped.transpose(0, *(1 + dim for dim in np.argsort(np.array(after, int))))
+
+    def transpose(self) -> Values:
+        return self.given[0].transpose(0, *(dim + 1 for dim in self.dimensions))
+
+    def dynamic_slice(self) -> Values:
+        found = []
+        for whole, *starts in zip(*self.given, strict=True):
+            sides = zip(starts, whole.shape, self.array.dims, strict=True)
+            begins = [min(max(int(start), 0), side - part) for start, side, part in sides]
+            parts = zip(begins, self.array.dims, strict=True)
+            found.append(whole[tuple(slice(begin, begin + part) for begin, part in parts)])
+        return np.stack(found)
+
+    def all_gather(self) -> Values:
+        (dim,) = self.dimensions
+        return self.in_groups(lambda parts: [np.concatenate(parts, dim)] * len(parts))
+
+    def all_reduce(self) -> Values:
+        return self.in_groups(lambda parts: [np.sum(parts, 0)] * len(parts))
+
+    def reduce_scatter(self) -> Values:
+        (dim,) = self.dimensions
+        return self.in_groups(lambda parts: np.split(np.sum(parts, 0), len(parts), dim))
+
+    def in_groups(self, communicate: Callable[[list[Values]], list[Values]]) -> Values:
+        found: dict[int, Values] = {}
+        for group in replica_groups(self.op.attributes, self.partitions):
+            found |= dict(zip(group, communicate([self.given[0][one] for one in group]), strict=True))
+        return np.stack([found[one] for one in range(self.partitions)])
+
+    @property
+    def dimensions(self) -> list[int]:
+        listed = re.search(r"\bdimensions=\{([\d,]*)\}", self.op.attributes)
+        assert listed is not None
+        return [int(dim) for dim in listed[1].split(",")]
+
+
+def _outermost_first(array: Array) -> list[int]:
+    listed = re.findall(r"\d+", array.layout)
+    return [int(dim) for dim in reversed(listed)] if listed else list(range(len(array.dims)))
