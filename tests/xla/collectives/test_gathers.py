@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from memplan.hardware.machine import Groups, Machine
 from memplan.xla.collectives.gathers import gathers_in_phases
@@ -89,9 +88,9 @@ def test_on_a_gpu_the_same_to_the_bit(case: Case) -> None:
     check_same(plain, in_phases(plain, case.machine), case)
 
 
-@given(cases(), st.data())
-def test_on_a_cpu_the_same_in_any_layout(case: Case, data: st.DataObject) -> None:
-    minor_first = data.draw(st.permutations(range(len(case.piece))))
+@given(cases())
+def test_on_a_cpu_the_same_row_by_row(case: Case) -> None:
+    minor_first = reversed(range(len(case.piece)))
     plain = gather(case.piece, case.whole, case.dim, case.groups, "{" + ",".join(map(str, minor_first)) + "}")
     shaped = in_phases(plain, case.machine, on_gpu=False)
     check_same(plain, shaped, case)
