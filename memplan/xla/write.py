@@ -112,13 +112,13 @@ class _BodyWriter:
         self._views: dict[tuple[str, ...], str] = {}
         self._on_host: dict[tuple[str, int | None], str] = {}
         self._under_way: dict[tuple[Kind, str, int | None], deque[str]] = defaultdict(deque)
-        self._planned: set[str] = set()  # what has a step of its own
+        self._planned: set[str] = set()  # what runs in a step of its own
 
     def text(self, steps: Sequence[_Step]) -> str:
         for op in self._body.ops.values():
             if op.opcode in ("parameter", "constant"):
                 self._now[op.name] = self._emit(op, op.name, [])
-        self._planned.update(step.name for step in steps)
+        self._planned.update(step.name for step in steps if step.kind is Kind.RUN)
         for step in steps:
             self._write(step, self._body.ops[step.name])
         root = self._name_of(self._body.root)

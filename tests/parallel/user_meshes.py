@@ -1,75 +1,86 @@
-"""Plans steps over four devices of this machine; prints one JSON object. To be run in a process of its own."""
-
-from __future__ import annotations
+"""Plans steps over meshes of eight CPU devices; prints one JSON object. To be run in a process of its own."""
 
 import json
 import os
 from typing import Any
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 import memplan
+from tests.parallel.meshed_steps import AXES, CASES, MLP, Case, explicit, fsdp, mlp
 
-MESH = Mesh(np.array(jax.devices()), ("d",))
-SPLIT, WHOLE = (NamedSharding(MESH, PartitionSpec(*axes)) for axes in (("d",), ()))
-W = jax.random.normal(jax.random.key(0), (64, 64)) / 8
-X = jax.random.normal(jax.random.key(1), (4096, 64))
+MESH = Mesh(np.array(jax.devices()).reshape(2, 4), AXES)
 
 
-def train(w: jax.Array, x: jax.Array) -> Any:
-    def loss(w: jax.Array) -> jax.Array:
-        hidden = x
-        for _ in range(8):
-            hidden = jnp.sin(hidden @ w)
-        return (hidden**2).mean()
-
-    value, gradient = jax.value_and_grad(loss)(w)
-    return w - 0.1 * gradient, value
+def filled(shapes: Any) -> Any:
+    leaves, tree = jax.tree.flatten(shapes)
+    keys = jax.random.split(jax.random.key(0), len(leaves))
+    return tree.unflatten([jax.random.normal(key, leaf.shape) / 8 for key, leaf in zip(keys, leaves, strict=True)])
 
 
-def constrained(w: jax.Array, x: jax.Array) -> Any:
-    return train(w, jax.lax.with_sharding_constraint(2 * x, SPLIT))
-
-
-def dropped(w: jax.Array, x: jax.Array) -> Any:
-    mask = jax.random.bernoulli(jax.random.key(3), 0.5, x.shape)
-    mean = jax.shard_map(
-        lambda part: jax.lax.pmean(part.sum(), "d"), mesh=MESH, in_specs=PartitionSpec("d"), out_specs=PartitionSpec()
+def placed(case: Case) -> Any:
+    """The arguments' values where the case puts them; None leaves them where jax puts them."""
+    values = filled(case.shapes)
+    return tuple(
+        value if lies is None else jax.device_put(value, lies)
+        for value, lies in zip(values, case.shardings, strict=True)
     )
-    return train(w, jnp.where(mask, x, 0)), mean(x)
 
 
-def tried(step: Any, args: Any, **options: Any) -> dict[str, Any]:
-    plain = jax.jit(step, **options)
-    expected, memory = plain(*args), plain.lower(*args).compile().memory_analysis()
-    whole = memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
-    planned = memplan.jit(step, budget=whole * 7 // 10, **options)
+def tried(step: Any, args: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """The step planned for 80 % of what it takes unplanned, against `jax.jit` of the same."""
+    expected = jax.jit(step, **options)(*args)
+    whole = memplan.jit(step, **options).plan(*args).report.baseline_peak_bytes
+    assert whole is not None
+    planned = memplan.jit(step, budget=whole * 8 // 10, **options)
     found, report = planned(*args), planned.plan(*args).report
+    pairs = list(zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True))
     return {
         "planner": report.planner,
-        "baseline": report.baseline_peak_bytes == whole,
         "within": report.compiled_peak_bytes / report.budget_bytes,
         "predicted": report.predicted_peak_bytes / report.compiled_peak_bytes,
-        "same": jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.allclose(a, b, rtol=1e-5)), expected, found)),
-        "placed": [a.sharding for a in jax.tree.leaves(found)] == [a.sharding for a in jax.tree.leaves(expected)],
+        "off": max(float(jnp.abs(a - b).max() / jnp.abs(a).max()) for a, b in pairs),
+        "placed": all(a.sharding.is_equivalent_to(b.sharding, a.ndim) for a, b in pairs),
     }
 
 
+def in_context() -> dict[str, Any]:
+    """Explicit axes of a mesh in the context: shardings are types of arrays."""
+    mesh = explicit(MESH)
+    with jax.set_mesh(mesh):
+        case = fsdp(mesh)
+        weights, x = (jax.device_put(one, lies) for one, lies in zip(filled(MLP), case.shardings, strict=True))
+
+        def step(weights: Any, x: jax.Array) -> Any:
+            return mlp([jax.sharding.reshard(one, PartitionSpec()) for one in weights], x)
+
+        return tried(step, (weights, x), {})
+
+
+def by_pmap() -> dict[str, Any]:
+    """A step of jax.pmap inside of the planned one."""
+    weights, x = filled(MLP)
+
+    def step(weights: Any, x: jax.Array) -> Any:
+        each = jax.pmap(lambda w, rows: jax.lax.pmean(mlp(w, rows), "i"), axis_name="i", in_axes=(None, 0))
+        return jax.tree.map(lambda leaf: leaf[0], each(weights, x.reshape(8, -1, x.shape[1])))
+
+    return tried(step, (weights, x), {})
+
+
+def main() -> None:
+    found = {}
+    for name, make in CASES.items():
+        case = make(MESH)
+        found[name] = tried(case.step, placed(case), case.options)
+    found["by one argument"] = tried(mlp, (filled(MLP)[0], placed(fsdp(MESH))[1]), {})
+    print(json.dumps({**found, "in context": in_context(), "by pmap": by_pmap()}))
+
+
 if __name__ == "__main__":
-    placed = jax.device_put(W, WHOLE), jax.device_put(X, SPLIT)
-    print(
-        json.dumps(
-            {
-                "by arguments": tried(train, placed),
-                "by one argument": tried(train, (W, placed[1])),
-                "by in_shardings": tried(train, (W, X), in_shardings=(WHOLE, SPLIT), out_shardings=(SPLIT, WHOLE)),
-                "by a constraint": tried(constrained, (W, X)),
-                "by shard_map": tried(dropped, placed),
-            }
-        )
-    )
+    main()
