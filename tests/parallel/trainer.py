@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import memplan
 from memplan import parallel
 
 ROWS, STEPS, MOMENT, WIDTH = 4, 8, 5, 6
@@ -32,7 +33,7 @@ def main() -> None:
     step = parallel.data_parallel(step_of(what))
     key = jax.random.key(1 if what == "seed" else 0)
     state = step.place({"w": 0.1 * jax.random.normal(key, (width,)), "key": jax.random.key(0)})
-    fit = jax.jit(step, donate_argnums=0)
+    fit = memplan.jit(step, donate_argnums=0)
     for k in range(STEPS):
         if k == MOMENT:
             act(what)
