@@ -146,7 +146,7 @@ def best(
         return map(offload, fewer_residuals(program, target.device, limits.host_bytes, excess_bytes))
 
     def in_slabs(program: Program, seconds: float) -> Iterator[Program]:
-        if request.splits and not program.machine:
+        if request.splits:
             notify("choosing slabs", None)
             found = slab_programs(plain, target.device, limits.device_bytes, limits.host_bytes, seconds)
             yield from map(offload, found)

@@ -1,7 +1,9 @@
 """A device: its memory, its rates, and the link to its host. Types; `catalog` has the figures."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 # Narrow floats are widened before the product; a complex product is float products, which the caller counts.
@@ -64,6 +66,17 @@ class Device:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flops", MappingProxyType(dict(self.flops)))
+
+    def times(self, parts: int) -> Device:
+        """So many of them that work side by side as one."""
+        return replace(
+            self,
+            memory_bytes=parts * self.memory_bytes,
+            memory_bandwidth=parts * self.memory_bandwidth,
+            flops={dtype: parts * rate for dtype, rate in self.flops.items()},
+            vector_flops=parts * self.vector_flops,
+            link=replace(self.link, bandwidth=parts * self.link.bandwidth),
+        )
 
     def rate(self, dtype: str) -> float:
         """Peak FLOP/s for operands of `dtype`.

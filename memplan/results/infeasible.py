@@ -61,7 +61,7 @@ def _in_slabs(found: Outcome) -> str:
     """The bytes of the best attempt in slabs, and the operations that could not be split; '' if there was none."""
     attempt = found.closest_slab_attempt
     if attempt is None:
-        axis = longest_axis(found.program.original) if found.program.machine is None else None
+        axis = longest_axis(found.program.original)
         whole = _too_large(found, [axis]) if axis else ""
         return f" It cannot be split along {axis_of(axis)}: {whole} cannot run in slabs." if axis and whole else ""
     host = f" and {show_bytes(attempt.host_bytes)} on the host" if attempt.host_bytes else ""
@@ -90,7 +90,7 @@ def _advice(found: Outcome, needs_slabs: bool) -> Iterator[str]:
     enough = [host for device, host in compiled if device <= limits.device_bytes and host > limits.host_bytes]
     if enough:
         yield f"a host_budget of {min(enough)} bytes"
-    if needs_slabs and found.program.machine is None:
+    if needs_slabs:
         yield 'split="auto": kernels that do not fit then run in slabs'
     constant_bytes = found.executable.memory.constant_bytes
     if constant_bytes:

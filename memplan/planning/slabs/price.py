@@ -45,6 +45,10 @@ class SlabLimits:
         """These limits with this fraction of the device's bytes."""
         return replace(self, device_bytes=int(part * self.device_bytes))
 
+    def times(self, parts: int) -> SlabLimits:
+        """The limits of so many devices together."""
+        return SlabLimits(parts * self.device_bytes, parts * self.host_bytes, parts * self.resident_bytes)
+
     def order(self, price: Price) -> tuple[int, float]:
         """Key of `min`: the smallest excess, then the fastest."""
         return self.excess(price), price.seconds

@@ -36,6 +36,7 @@ from memplan.program.compat.jaxprs import (
     control_bodies,
     dce,
     discharge_references,
+    divided_dims,
     input_names,
     is_installed,
     is_on_host,

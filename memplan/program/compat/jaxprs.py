@@ -151,6 +151,13 @@ def call_body(eqn: JaxprEqn) -> ClosedJaxpr | None:
     return None
 
 
+def divided_dims(sharding: Any, rank: int) -> tuple[int, ...]:
+    """The dimensions that a sharding divides; all for one that is not by the axes of a mesh."""
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return tuple(range(rank))
+    return tuple(dim for dim, axes in enumerate(sharding.spec) if axes not in (None, ()))
+
+
 def part_nbytes(aval: Any, sharding: Any) -> int:
     """Bytes that one device has of an array with this sharding; None is none."""
     if sharding is None or not getattr(aval, "size", 0):

@@ -6,7 +6,7 @@ from functools import partial as with_facts
 import jax.numpy as jnp
 
 from memplan.program import compat
-from memplan.program.ops.axes import parallel, shape_of
+from memplan.program.ops.axes import Axes, parallel, shape_of
 from memplan.program.ops.record import Eqn, Primitive, all_terms, register
 
 
@@ -31,6 +31,11 @@ def _conversion(eqn: Eqn, partial: Sequence[bool], whole: Sequence[bool]) -> boo
     return all(partial) and floats and jnp.promote_types(before, after) == after
 
 
+def _undivided(eqn: Eqn) -> Axes:
+    """The dimensions that are whole on every device."""
+    return parallel(eqn, compat.divided_dims(eqn.params["sharding"], len(shape_of(eqn.outvars[0]))))
+
+
 _pointwise = with_facts(Primitive, fusion="elementwise", axes=parallel)
 register(
     "abs acos acosh and asin asinh atan atan2 atanh cbrt ceil clamp clz complex conj cosh eq erfc exp2 expm1 floor ge "
@@ -51,5 +56,6 @@ register("div", _pointwise(linear=_quotient))
 register("select_n", _pointwise(linear=_selection))
 register("convert_element_type", _pointwise(linear=_conversion))
 register("copy name", Primitive("view", axes=parallel, linear=all_terms))
+register("sharding_constraint", Primitive("view", axes=_undivided, linear=all_terms))
 register("bitcast_convert_type stop_gradient", Primitive("view", axes=parallel))
 register("device_put igamma igammac polygamma zeta", Primitive(axes=parallel))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
 
 from memplan.errors import UnsupportedProgramError
 from memplan.hardware.device import Device
@@ -61,6 +63,8 @@ def slab_programs(
 ) -> Iterator[Program]:
     """The step in slabs, for slabs expected to take at most this many seconds, the most likely to fit first.
 
+    Over a mesh, slabs go along dimensions that are whole on every device, and the bytes are those of one.
+
     Yields nothing for a step with effects, whose order matters, or one that writes into its arguments.
     """
     try:
@@ -70,21 +74,41 @@ def slab_programs(
     if flat.closed.jaxpr.effects:
         return
     limits = SlabLimits(int(_MARGIN * device_bytes), host_bytes, _resident_bytes(program))
-    for found in frontier(flat, device, limits):
+    for found in frontier(flat, device, limits, _divided(program)):
         if found.price.seconds <= seconds:
             yield with_slabs(program, found.slabs, found.axis)
 
 
-def frontier(flat: Flat, device: Device, limits: SlabLimits) -> Iterator[Found]:
+def _divided(program: Program) -> Mapping[Any, tuple[int, ...]]:
+    """For each input that is divided over a mesh: into how many parts along each dimension."""
+    division, found = program.traced.division, dict[Any, tuple[int, ...]]()
+    for var, sharding in zip(program.flat.invars, division.inputs if division else (), strict=False):
+        shape = shape_of(var)
+        if sharding is not None and math.prod(shape) and (part := sharding.shard_shape(shape)) != shape:
+            found[var] = tuple(size // own for size, own in zip(shape, part, strict=True))
+    return found
+
+
+def frontier(
+    flat: Flat, device: Device, limits: SlabLimits, divided: Mapping[Any, tuple[int, ...]] = MappingProxyType({})
+) -> Iterator[Found]:
     """Slabs of the first axis along which everything large can be split, the best first.
+
+    Args:
+      divided: parts of inputs over a mesh, along each dimension. What an axis goes through is taken to be in as many
+        parts as the input on it that is in most, so that as many devices share its work and bytes.
 
     If nothing is expected to fit, the best of every axis come first, since the bytes that a plan of kernels makes of
     the unsplit part are a guess.
     """
     first, others = dict[Price, Found](), list[Found]()
     for begun in _axes(flat):
-        best = _best(begun, device, limits)
-        if any(limits.fits(one.price) for one in best):
+        inputs = {var: parts for var, parts in divided.items() if var in begun.axis.dims}
+        if any(parts[begun.axis.dims[var]] > 1 for var, parts in inputs.items()):
+            continue
+        together = max(map(math.prod, inputs.values()), default=1)
+        best = _best(begun, device.times(together), limits.times(together))
+        if any(one.choice.limits.fits(one.price) for one in best):
             yield from best
             return
         first |= {one.price: one for one in best[:1] if one.price not in first}
@@ -255,7 +279,7 @@ def _resident_bytes(program: Program) -> int:
     """Bytes of arguments, constants, and outputs that alias no argument."""
     flat = program.flat
     closed_over = sum(compat.nbytes_of(var.aval) for var in flat.closed.jaxpr.constvars)
-    given = sum(compat.nbytes_of(var.aval) for n, var in enumerate(flat.invars) if n not in program.on_host)
+    given = sum(nbytes for n, nbytes in enumerate(program.input_nbytes) if n not in program.on_host)
     donated = sum(compat.nbytes_of(var.aval) for var, gives in zip(flat.invars, program.donated, strict=True) if gives)
     made = sum(compat.nbytes_of(atom.aval) for atom in flat.outvars)
     return given + closed_over + max(made - donated, 0)
