@@ -16,6 +16,7 @@ import jax.scipy.special as special
 import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 WORDS = 10
 Array = Any
@@ -447,6 +448,8 @@ def mapped(dice: Dice, x: Array) -> Array:
     return lax.fori_loop(0, 2, lambda i, c: jnp.clip(c * 2 - c.sum(), -3, 3), lax.stop_gradient(x))
 
 
+ONE = Mesh(np.array(jax.devices()[:1]), ("device",))
+
 kept = lax.stop_gradient  # where jax knows no gradient, or takes seconds to compile it
 
 ELEMENTWISE: dict[str, Op] = {
@@ -458,6 +461,7 @@ ELEMENTWISE: dict[str, Op] = {
     "integer_pow": unary(lambda x: lax.integer_pow(x, 3)),
     "copy": unary(jnp.copy),
     "name": unary(lambda x: checkpoint_name(x, "kept")),
+    "sharding_constraint": unary(lambda x: lax.with_sharding_constraint(x, NamedSharding(ONE, PartitionSpec()))),
     "stop_gradient": unary(lambda x: lax.stop_gradient(x) * x),
     "add_any": unary(lambda x: x * x + x),
     "convert_element_type": typed(jnp.float16),

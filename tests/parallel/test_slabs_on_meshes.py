@@ -1,0 +1,41 @@
+"""Slabs of a step over a mesh: along what is whole on every device, and with one device's bytes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from memplan.hardware import catalog
+from memplan.program.slabs.choose import slab_programs
+from memplan.program.trace import trace
+from tests.parallel.slabbed import SHARES, step
+
+ROOT = Path(__file__).parents[2]
+MESH = AbstractMesh((4,), ("device",), axis_types=(AxisType.Auto,))
+
+
+@pytest.mark.parametrize("divided", [1, 2, 3])
+def test_the_divided_dimension_is_never_cut(divided: int) -> None:
+    spec = PartitionSpec(*("device" if dim == divided else None for dim in range(5)))
+    x = jax.ShapeDtypeStruct((1, 64, 64, 64, 1), jnp.float32, sharding=NamedSharding(MESH, spec))
+    weights = [jax.ShapeDtypeStruct((3, 3, 3, a, 8), jnp.float32) for a in (1, 8, 8)]
+    program = trace(step, (weights, x), {}, {}, platform="cuda")
+    room = 64**3 * 8 * 4  # of one of its large arrays whole, of which a device has a quarter
+    found = [one.in_slabs[0].slabs for one in slab_programs(program, catalog.named("v100"), room, 0, float("inf"))]
+    assert found and all(slabs.dim in {1, 2, 3} - {divided} for slabs in found)
+
+
+@pytest.mark.slow
+def test_slabs_on_four_devices_give_the_results_of_one() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.parallel.slabbed"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for share, found in zip(SHARES, json.loads(done.stdout.splitlines()[-1]), strict=True):
+        assert found["share"] <= share and found["loops"] and found["off"] < 1e-6
+        assert found["kinds"] == ["all-reduce", "collective-permute"]  # and nothing is gathered
