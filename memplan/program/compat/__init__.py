@@ -9,7 +9,6 @@ from memplan.program.compat.compiler import (
     constrained_partitions,
     coordination_client,
     division_of,
-    is_coordination_client,
     mark_on_host,
     module_name_of,
     module_proto,
@@ -30,7 +29,6 @@ from memplan.program.compat.jaxprs import (
     as_struct,
     aval_of,
     bind,
-    body_of,
     call_body,
     consts_of,
     control_bodies,
@@ -68,6 +66,5 @@ from memplan.program.compat.tracing import (
     is_tracing,
     key_impl_of,
     placement_of,
-    random_bits_between,
     transform_of,
 )

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import compilation_cache as _compilation_cache
-from jax._src import core as _core
 from jax._src import distributed as _distributed
 from jax._src import mesh as _mesh
 from jax._src import xla_bridge as _xla_bridge
@@ -23,6 +22,8 @@ from jax._src.named_sharding import UnspecifiedValue as _UnspecifiedValue
 from jax._src.sharding_impls import GSPMDSharding as _GSPMDSharding
 from jax.extend import xla as _xla_hooks
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, SingleDeviceSharding
+
+from memplan.program.compat.jaxprs import sub_jaxprs
 
 _PLACING = ("sharding_constraint", "shard_map", "reshard", "mesh_cast", "xla_pmap")
 PINNED = "pinned_host"
@@ -82,7 +83,7 @@ def names_devices(traced: Any, leaves: Sequence[Any]) -> bool:
 
 def _has_mesh(jaxpr: Any) -> bool:
     return any(
-        eqn.primitive.name in _PLACING or any(map(_has_mesh, _core.jaxprs_in_params(eqn.params))) for eqn in jaxpr.eqns
+        eqn.primitive.name in _PLACING or any(map(_has_mesh, sub_jaxprs(eqn))) for eqn in jaxpr.eqns
     )
 
 
@@ -92,7 +93,7 @@ def constrained_partitions(closed: Any) -> int:
     for eqn in getattr(closed, "jaxpr", closed).eqns:
         named = getattr(eqn.params.get("sharding"), "mesh", eqn.params.get("mesh"))
         found += [named.size] if isinstance(named, Mesh | AbstractMesh) and not named.empty else []
-        found += map(constrained_partitions, _core.jaxprs_in_params(eqn.params))
+        found += map(constrained_partitions, sub_jaxprs(eqn))
     return max(found)
 
 
@@ -242,8 +243,3 @@ def without_compilation_cache() -> Iterator[None]:
 def coordination_client() -> Any:
     """The key-value store of jax.distributed, None before it is initialized."""
     return _distributed.global_state.client
-
-
-def is_coordination_client(value: Any) -> bool:
-    """Whether this is what `coordination_client` returns."""
-    return "DistributedRuntimeClient" in type(value).__name__

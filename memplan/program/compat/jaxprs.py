@@ -232,11 +232,6 @@ def control_bodies(eqn: JaxprEqn) -> list[ClosedJaxpr]:
     return []
 
 
-def body_of(eqn: JaxprEqn) -> ClosedJaxpr:
-    """The body of a `shard_map`."""
-    return eqn.params["jaxpr"]
-
-
 def sub_jaxprs(eqn: JaxprEqn) -> list[Any]:
     """Every jaxpr in the equation's parameters (loop bodies, branches)."""
     return list(_core.jaxprs_in_params(eqn.params))

@@ -2,15 +2,12 @@
 
 import contextlib
 import functools
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.extend.random as jax_random
 from jax._src import api as _api
 from jax._src import array as _array
-from jax._src import config as _config
 from jax._src import core as _core
 from jax._src.lax import lax as _lax
 
@@ -116,26 +113,6 @@ def draws_by_itself(atom: Any) -> bool:
 def _is_threefry(dtype: Any) -> bool:
     """The implementation of keys of jax's default generator."""
     return dtype._impl.name == "threefry2x32"
-
-
-def random_bits_between(key: Any, bit_width: int, shape: Sequence[int], part: Any, parts: int) -> Any:
-    """One of equal parts, along the first dimension, of the random bits that a key gives for a shape.
-
-    threefry in its partitionable form, jax's default, draws every element from the key and the element's number alone;
-    any other generator gives None.
-    """
-    count = math.prod(shape)
-    if not _is_threefry(key.dtype) or not _config.threefry_partitionable.value or not 0 < count < 2**32:
-        return None
-    local = (shape[0] // parts, *shape[1:])
-    low = jax.lax.iota(jax.numpy.uint32, count // parts) + part.astype(jax.numpy.uint32) * (count // parts)
-    drawn = jax_random.threefry_2x32(jax.random.key_data(key), jax.numpy.concatenate([jax.numpy.zeros_like(low), low]))
-    high, low = drawn[: count // parts], drawn[count // parts :]
-    if bit_width == 64:
-        bits = high.astype(jax.numpy.uint64) << 32 | low
-    else:
-        bits = (high ^ low).astype(jax.numpy.dtype(f"uint{bit_width}"))
-    return bits.reshape(local)
 
 
 def empty_on_host(shape: Sequence[int], dtype: Any) -> Any:

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from memplan.program import compat
@@ -65,25 +64,3 @@ def test_keys_and_their_generators() -> None:
 def test_only_keys_of_threefry_draw_by_themselves(impl: str, alone: bool) -> None:
     closed = jax.make_jaxpr(lambda key, x: x)(jax.random.key(0, impl=impl), 1.0)
     assert [compat.draws_by_itself(var) for var in closed.jaxpr.invars] == [alone, True]
-
-
-@pytest.mark.parametrize("width", [8, 16, 32])
-def test_the_parts_of_random_bits_are_those_of_the_whole(width: int) -> None:
-    key, shape, parts = jax.random.key(5), (6, 3), 3
-    whole = jax.random.bits(key, shape, f"uint{width}")
-    found = [compat.random_bits_between(key, width, shape, jnp.int32(part), parts) for part in range(parts)]
-    assert all(one.dtype == whole.dtype for one in found)
-    np.testing.assert_array_equal(np.concatenate(found), whole)
-
-
-def test_long_words_too() -> None:
-    with jax.enable_x64(True):
-        whole = jax.random.bits(jax.random.key(5), (4,), "uint64")
-        found = [compat.random_bits_between(jax.random.key(5), 64, (4,), jnp.int32(part), 2) for part in range(2)]
-        np.testing.assert_array_equal(np.concatenate(found), whole)
-
-
-def test_bits_that_are_not_drawn_one_by_one_have_no_parts() -> None:
-    assert compat.random_bits_between(jax.random.key(0, impl="rbg"), 32, (4,), jnp.int32(0), 2) is None
-    with jax.threefry_partitionable(False):
-        assert compat.random_bits_between(jax.random.key(0), 32, (4,), jnp.int32(0), 2) is None
