@@ -30,7 +30,7 @@ def collective_flags(machine: Machine, on_gpu: bool) -> Mapping[str, Any]:
     """Compiler options under which collectives stay as they are written; on a single host XLA:GPU combines them."""
     if not on_gpu:
         return _CPU_COMBINER
-    return _OVERLAPPED if len(set(machine.hosts())) == 1 else {**_OVERLAPPED, **_SEPARATE}
+    return _OVERLAPPED if machine.is_one_host else {**_OVERLAPPED, **_SEPARATE}
 
 
 @dataclass

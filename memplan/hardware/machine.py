@@ -9,6 +9,7 @@ from functools import cached_property
 from memplan.errors import TopologyError
 from memplan.hardware.topology import Topology
 
+_MOST_PER_HOST = 8  # devices: as the servers of today have
 Groups = tuple[tuple[int, ...], ...]  # partitions that take part in one collective together, group by group
 
 
@@ -24,15 +25,19 @@ class Grid:
     sizes: tuple[int, ...]
     rows: Groups
 
+    def in_order(self, levels: Sequence[int]) -> Groups:
+        """The groups with partitions in the order of their places at these levels, the last varying fastest."""
+        strides = strides_of(self.sizes)
+        order = numbers_at([self.sizes[level] for level in levels], [strides[level] for level in levels])
+        return tuple(tuple(row[number] for number in order) for row in self.rows)
+
     def along(self, levels: Collection[int]) -> Groups:
         """Groups of the partitions that differ in their places at these levels alone, in the machine's order."""
-        strides = _strides(self.sizes)
+        strides = strides_of(self.sizes)
         inside = [size if level in levels else 1 for level, size in enumerate(self.sizes)]
         starts = [1 if level in levels else size for level, size in enumerate(self.sizes)]
-        offsets = _numbers(inside, strides)
-        return tuple(
-            tuple(row[start + offset] for offset in offsets) for row in self.rows for start in _numbers(starts, strides)
-        )
+        begins, offsets = numbers_at(starts, strides), numbers_at(inside, strides)
+        return tuple(tuple(row[start + offset] for offset in offsets) for row in self.rows for start in begins)
 
 
 @dataclass(frozen=True)
@@ -50,10 +55,11 @@ class Machine:
     devices: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        count = len(self.devices)
         if sorted(self.devices) != list(range(self.topology.devices)):
             raise TopologyError(
                 f"the topology {self.topology.name!r} has {self.topology.devices} devices; the program runs on "
-                f"{len(self.devices)}. Give it as many, such as '{_shape_for(len(self.devices))}'."
+                f"{count}. Give it as many, such as '{count // per_host(count)}x{per_host(count)}'."
             )
 
     @cached_property
@@ -73,6 +79,10 @@ class Machine:
     def hosts(self) -> tuple[tuple[int, ...], ...]:
         """For each partition, the node around it at the level before the innermost."""
         return tuple(place[:-1] for place in self.places)
+
+    @property
+    def is_one_host(self) -> bool:
+        return len(set(self.hosts())) == 1
 
     def grid(self, groups: Groups) -> Grid | None:
         """The grid of the groups; None where one reaches nodes unevenly, or two have other sizes."""
@@ -132,22 +142,23 @@ def on(topology: Topology, partitions: int) -> Machine:
     return Machine(topology, tuple(range(partitions)))
 
 
-def _shape_for(devices: int) -> str:
-    inner = next(size for size in range(min(8, devices), 0, -1) if devices % size == 0)
-    return f"{devices // inner}x{inner}"
+def per_host(devices: int) -> int:
+    """Devices of each host, where nobody says how many hosts there are."""
+    return next(size for size in range(min(_MOST_PER_HOST, devices), 0, -1) if devices % size == 0)
 
 
 def _digits(number: int, sizes: Sequence[int]) -> Iterable[int]:
-    for stride, size in zip(_strides(sizes), sizes, strict=True):
+    for stride, size in zip(strides_of(sizes), sizes, strict=True):
         yield number // stride % size
 
 
-def _strides(sizes: Sequence[int]) -> list[int]:
+def strides_of(sizes: Sequence[int]) -> list[int]:
+    """How far apart neighbours along each dimension are, the last varying fastest."""
     return [math.prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
 
 
-def _numbers(sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
-    """The numbers of all places in these sizes, the last varying fastest."""
+def numbers_at(sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """The numbers of all places in these sizes, which are so far apart, the last varying fastest."""
     found = [0]
     for size, stride in zip(sizes, strides, strict=True):
         found = [number + at * stride for number in found for at in range(size)]

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from memplan.errors import MeshError
 from memplan.hardware.collectives import LAUNCH_S
-from memplan.hardware.machine import Machine
+from memplan.hardware.machine import Machine, per_host
 from memplan.hardware.topology import Axis, Topology, topology_named
 from memplan.program import compat
 
@@ -49,7 +49,6 @@ def mesh(sizes: Mapping[str, int] | None = None) -> Mesh:
     return Mesh(np.array(devices[:wanted]).reshape(tuple(sizes.values())), tuple(sizes))
 
 
-_MOST_PER_HOST = 8  # devices, where nobody says how many hosts there are: as the servers of today have
 _SHAPE = re.compile(r"[0-9]{1,9}(x[0-9]{1,9})*")
 
 
@@ -66,7 +65,7 @@ def machine_of(division: compat.Division, topology: Topology | str | None, descr
     count, devices = division.count, division.devices
     if described or devices is None:
         order = range(count) if devices is None else [device.id for device in devices]
-        known = topology_for(topology, count, _per_host(count), "today")
+        known = topology_for(topology, count, per_host(count), "today")
     else:
         hosts = [_host_of(device) for device in devices]
         order = [(host, device.id) for host, device in zip(hosts, devices, strict=True)]
@@ -100,10 +99,6 @@ def topology_for(topology: Topology | str | None, count: int, per_host: int, pre
     if count % inside == 0:
         return known.resized({first.name: count // inside})
     return known.resized({axis.name: 1 for axis in known.axes} | {known.axes[-1].name: count})
-
-
-def _per_host(count: int) -> int:
-    return next(size for size in range(min(_MOST_PER_HOST, count), 0, -1) if count % size == 0)
 
 
 def _host_of(device: Any) -> int:

@@ -82,9 +82,7 @@ def names_devices(traced: Any, leaves: Sequence[Any]) -> bool:
 
 
 def _has_mesh(jaxpr: Any) -> bool:
-    return any(
-        eqn.primitive.name in _PLACING or any(map(_has_mesh, sub_jaxprs(eqn))) for eqn in jaxpr.eqns
-    )
+    return any(eqn.primitive.name in _PLACING or any(map(_has_mesh, sub_jaxprs(eqn))) for eqn in jaxpr.eqns)
 
 
 def constrained_partitions(closed: Any) -> int:

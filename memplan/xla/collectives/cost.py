@@ -54,7 +54,7 @@ def collective(machine: Machine, opcode: str, attributes: str, operand_nbytes: i
     if kind == PERMUTE:
         return _permute(machine, source_target_pairs(attributes), operand_nbytes)
     groups = replica_groups(attributes, len(machine.devices))
-    return _over_groups(machine, kind, groups, max(operand_nbytes, result_nbytes))
+    return over_groups(machine, kind, groups, max(operand_nbytes, result_nbytes))
 
 
 def collective_sequence(module: Module) -> str:
@@ -65,7 +65,8 @@ def collective_sequence(module: Module) -> str:
 
 
 @functools.lru_cache(maxsize=4096)  # a module has the same few, many times
-def _over_groups(machine: Machine, kind: str, groups: Groups, nbytes: int) -> Collective:
+def over_groups(machine: Machine, kind: str, groups: Groups, nbytes: int) -> Collective:
+    """A collective over these groups; `nbytes` as `Collective` has them."""
     links = machine.links(groups)
     axes = tuple(axis.name for axis in links.axes if axis.size > 1)
     if not axes:

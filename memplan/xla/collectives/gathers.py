@@ -1,18 +1,15 @@
 """All-gathers over hosts in phases: across hosts while the parts are small, then inside the host; the same bits."""
 
-import math
-import re
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memplan.hardware.machine import Grid, Groups, Machine
-from memplan.xla.collectives.cost import GATHER, collective
-from memplan.xla.collectives.groups import replica_groups, written
+from memplan.xla.collectives.cost import GATHER, over_groups
+from memplan.xla.collectives.groups import DIMENSION, replica_groups
 from memplan.xla.collectives.writing import Lines, Writer, counts_partitions, is_row_major, replaced
 from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array
-
-_DIMENSION = re.compile(r"\bdimensions=\{(\d+)\}")
 
 
 @dataclass(frozen=True)
@@ -30,34 +27,27 @@ class Digits:
     def sizes(self) -> tuple[int, ...]:
         return tuple(self.grid.sizes[level] for level in self.levels)
 
+    def pay(self, machine: Machine, kind: str, levels: Sequence[int], nbytes: int) -> bool:
+        """Is a gather or scatter faster in phases over these levels, each with a part of the bytes of the one before?
+
+        Args:
+          nbytes: of the whole on one device. A gather has its phases in the opposite order.
+        """
+        whole_s, phases_s = over_groups(machine, kind, self.grid.rows, nbytes).seconds, 0.0
+        for level in levels:
+            phases_s += over_groups(machine, kind, self.grid.along({level}), nbytes).seconds
+            nbytes //= self.grid.sizes[level]
+        return phases_s < whole_s
+
 
 def digits_of(machine: Machine, groups: Groups) -> Digits | None:
     """The digits of groups that reach several hosts; None where they reach one, or their order has none."""
     grid = machine.grid(groups)
-    if grid is None or sum(size > 1 for size in grid.sizes) < 2:
+    reached = [level for level, size in enumerate(grid.sizes) if size > 1] if grid else []
+    if grid is None or len(reached) < 2:
         return None
-    for levels in _orders([level for level, size in enumerate(grid.sizes) if size > 1]):
-        found = Digits(grid, tuple(levels))
-        if all(_in_order(found, row) == group for row, group in zip(grid.rows, groups, strict=True)):
-            return found
-    return None
-
-
-def _orders(levels: Sequence[int]) -> list[list[int]]:
-    """All orders, the machine's own first."""
-    if not levels:
-        return [[]]
-    return [[one, *rest] for one in levels for rest in _orders([level for level in levels if level != one])]
-
-
-def _in_order(digits: Digits, row: Sequence[int]) -> tuple[int, ...]:
-    """A row of the grid, as a group with these digits lists it."""
-    sizes = digits.grid.sizes
-    strides = [math.prod(sizes[level + 1 :]) for level in range(len(sizes))]
-    found = [0]
-    for level in digits.levels:
-        found = [number + at * strides[level] for number in found for at in range(sizes[level])]
-    return tuple(row[number] for number in found)
+    orders = itertools.permutations(reached)  # the machine's own first
+    return next((Digits(grid, levels) for levels in orders if grid.in_order(levels) == groups), None)
 
 
 def gathers_in_phases(module: Module, machine: Machine, on_gpu: bool) -> Module:
@@ -80,25 +70,25 @@ def gathers_in_phases(module: Module, machine: Machine, on_gpu: bool) -> Module:
 
 def _written(writer: Writer, machine: Machine, body: Computation, op: Instruction) -> Sequence[str]:
     """The lines of a gather; none where it stays as XLA has it."""
-    source, found = body.ops[op.operands[0]], _DIMENSION.search(op.attributes)
+    source, found = body.ops[op.operands[0]], DIMENSION.search(op.attributes)
     groups = replica_groups(op.attributes, len(machine.devices))
     digits = digits_of(machine, groups)
     if digits is None or found is None or not (is_row_major(op.result[0]) and is_row_major(source.result[0])):
         return ()
-    phases = [(level, digits.grid.along({level})) for level in sorted(digits.levels)]  # across hosts first
-    if not _pays(machine, op, groups, source.nbytes, [(g, digits.grid.sizes[level]) for level, g in phases]):
+    outward = sorted(digits.levels)  # across hosts first
+    if not digits.pay(machine, GATHER, outward[::-1], op.nbytes):
         return ()
     dim, array, lines = int(found[1]), source.result[0], Lines(writer, op)
     value, sizes = source.name, list[int]()
-    for level, along in phases:
-        size = digits.grid.sizes[level]
+    for level in outward:
+        along, size = digits.grid.along({level}), digits.grid.sizes[level]
         value = lines.reshape("one", value, array.dtype, 1, *sizes, *array.dims)
         sizes.insert(0, size)
         shape = writer.array(array.dtype, *sizes, *array.dims)
         value = lines.collective("gather", GATHER, shape, along, value, more=", dimensions={0}")
     # The digits lie before the array's dimensions, the last gathered first; they belong before the gathered one, in
     # the order of the group.
-    lying = [level for level, _ in reversed(phases)]
+    lying = outward[::-1]
     count = len(lying)
     order = [
         *range(count, count + dim),
@@ -109,13 +99,3 @@ def _written(writer: Writer, machine: Machine, body: Computation, op: Instructio
         value = lines.transpose("turned", value, array.dtype, [*sizes, *array.dims], order)
     lines.end(op, "reshape", value)
     return lines.made
-
-
-def _pays(machine: Machine, op: Instruction, groups: Groups, nbytes: int, phases: Sequence[tuple[Groups, int]]) -> bool:
-    """Do the phases of a gather of parts of so many bytes take less time on the links than the whole?"""
-    whole_s = collective(machine, op.opcode, op.attributes, nbytes, op.nbytes).seconds
-    phases_s = 0.0
-    for along, size in phases:
-        nbytes *= size
-        phases_s += collective(machine, op.opcode, f"replica_groups={written(along)}", 0, nbytes).seconds
-    return phases_s < whole_s

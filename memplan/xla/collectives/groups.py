@@ -1,13 +1,12 @@
 """Replica groups in HLO's notations."""
 
 import functools
-import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from memplan.errors import UnsupportedProgramError
-from memplan.hardware.machine import Groups
+from memplan.hardware.machine import Groups, numbers_at, strides_of
 
 _LISTED = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
 _COUNTED = re.compile(r"replica_groups=\[\d+,(?P<size>\d+)\]<=\[(?P<dims>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?")
@@ -16,6 +15,8 @@ _MESHED = re.compile(
     r"(?:, device_ids=\((?:\[(?P<dims>[\d,]+)\]T\((?P<order>[\d,]+)\)|(?P<ids>[\d,]+))\))? \{(?P<axes>[^}]*)\}"
 )
 _AXIS = re.compile(r"'(?P<name>[^']+)'(?:=(?P<size>\d+)|:\((?P<before>\d+)\)(?P<part>\d+))?")
+DIMENSION = re.compile(r"\bdimensions=\{(\d+)\}")
+"""The dimension that is gathered or scattered."""
 _PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 
 
@@ -29,7 +30,7 @@ def replica_groups(attributes: str, partitions: int) -> Groups:
     if listed := _LISTED.search(attributes):
         groups = tuple(_ints(one) for one in re.findall(r"\{([\d,]+)\}", listed[1]))
     elif counted := _COUNTED.search(attributes):
-        groups = _cut(tuple(_turned(counted["dims"], counted["order"])), int(counted["size"]))
+        groups = _cut(_turned(counted["dims"], counted["order"]), int(counted["size"]))
     elif meshed := _MESHED.search(attributes):
         groups = _along_axes(meshed)
     elif "replica_groups=" in attributes:
@@ -57,32 +58,31 @@ def _cut(ids: Sequence[int], size: int) -> Groups:
     return tuple(tuple(ids[at : at + size]) for at in range(0, len(ids), size))
 
 
-def _turned(dims: str, order: str | None) -> Iterator[int]:
+def _turned(dims: str, order: str | None) -> list[int]:
     """Partitions 0, 1, ... reshaped to these dimensions, and read with the dimensions in another order."""
     sizes = _ints(dims)
-    strides = _strides(sizes)
+    strides = strides_of(sizes)
     turned = _ints(order) if order else range(len(sizes))
-    for place in itertools.product(*(range(sizes[dim]) for dim in turned)):
-        yield sum(at * strides[dim] for at, dim in zip(place, turned, strict=True))
+    return numbers_at([sizes[dim] for dim in turned], [strides[dim] for dim in turned])
 
 
 def _along_axes(meshed: re.Match[str]) -> Groups:
     """Partitions that differ along the named axes of a mesh alone; a name like `'a':(2)4` is a part of an axis."""
     sizes = {axis["name"]: int(axis["size"]) for axis in _AXIS.finditer(meshed["mesh"])}
-    strides = dict(zip(sizes, _strides(tuple(sizes.values())), strict=True))
-    runs: list[range] = []
+    strides = dict(zip(sizes, strides_of(tuple(sizes.values())), strict=True))
+    runs: list[tuple[int, int]] = []  # size and stride
     for axis in _AXIS.finditer(meshed["axes"]):
         size, stride = sizes[axis["name"]], strides[axis["name"]]
         if axis["part"]:
             stride *= size // (int(axis["before"]) * int(axis["part"]))
             size = int(axis["part"])
-        runs.append(range(0, size * stride, stride))
-    group = [sum(place) for place in itertools.product(*runs)]
+        runs.append((size, stride))
+    group = numbers_at(*zip(*runs, strict=True)) if runs else [0]
     count = math.prod(sizes.values())
     if meshed["ids"]:
         ids: Sequence[int] = _ints(meshed["ids"])
     elif meshed["dims"]:
-        ids = tuple(_turned(meshed["dims"], meshed["order"]))
+        ids = _turned(meshed["dims"], meshed["order"])
     else:
         ids = range(count)
     groups, seen = [], set[int]()
@@ -92,10 +92,6 @@ def _along_axes(meshed: re.Match[str]) -> Groups:
             seen.update(members)
             groups.append(tuple(ids[one] for one in members))
     return tuple(groups)
-
-
-def _strides(sizes: Sequence[int]) -> list[int]:
-    return [math.prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
 
 
 def _ints(text: str) -> tuple[int, ...]:

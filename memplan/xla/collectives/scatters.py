@@ -14,14 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from memplan.hardware.machine import Groups, Machine
-from memplan.xla.collectives.cost import REDUCE, SCATTER, collective
-from memplan.xla.collectives.gathers import Digits, digits_of
-from memplan.xla.collectives.groups import replica_groups, written
-from memplan.xla.collectives.writing import Lines, Writer, counts_partitions, is_row_major, replaced
+from memplan.xla.collectives.cost import REDUCE, SCATTER
+from memplan.xla.collectives.gathers import digits_of
+from memplan.xla.collectives.groups import DIMENSION, replica_groups
+from memplan.xla.collectives.writing import Lines, Writer, adds_by, adds_up, is_row_major, replaced
 from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array
 
-_DIMENSION = re.compile(r"\bdimensions=\{(\d+)\}")
 _NUMBER = re.compile(r"-?\d+")
 
 
@@ -32,9 +31,9 @@ def scatters_in_phases(module: Module, machine: Machine) -> Module:
         body, new, dropped = module[name], dict[str, Sequence[str]](), set[str]()
         places = Places(body, len(machine.devices))
         for op in body.ops.values():
-            if op.opcode not in (REDUCE, SCATTER) or not counts_partitions(op) or not isinstance(op.shape, Array):
+            if op.opcode not in (REDUCE, SCATTER) or not isinstance(op.shape, Array) or not adds_up(module, op):
                 continue
-            if not is_row_major(op.result[0]) or module[op.attribute("to_apply").lstrip("%")].root.opcode != "add":
+            if not is_row_major(op.shape):
                 continue
             groups = replica_groups(op.attributes, len(machine.devices))
             part, dim = _part(body, op, groups, places) if op.opcode == REDUCE else _own_part(op)
@@ -48,7 +47,7 @@ def scatters_in_phases(module: Module, machine: Machine) -> Module:
 
 
 def _own_part(op: Instruction) -> tuple[Instruction | None, int]:
-    found = _DIMENSION.search(op.attributes)
+    found = DIMENSION.search(op.attributes)
     return (op, int(found[1])) if found else (None, 0)
 
 
@@ -85,38 +84,27 @@ def _written(
 ) -> Sequence[str]:
     """The lines of a scatter; none where it stays as XLA has it."""
     digits, source = digits_of(machine, groups), body.ops[op.operands[0]]
-    if digits is None or not _pays(machine, groups, digits, source.nbytes):
+    if digits is None:
+        return ()
+    inward = sorted(digits.levels, reverse=True)  # inside the host first
+    if not digits.pay(machine, SCATTER, inward, source.nbytes):
         return ()
     lines, dtype, dims = Lines(writer, op), op.result[0].dtype, part.result[0].dims
     split = [*dims[:dim], *digits.sizes, *dims[dim:]]
-    inward = sorted(digits.levels, reverse=True)  # inside the host first
     front = [dim + digits.levels.index(level) for level in inward]
     order = [*front, *(at for at in range(len(split)) if at not in front)]
     value = lines.reshape("split", source.name, dtype, *split)
     value = lines.transpose("turned", value, dtype, split, order)
     left = [split[at] for at in order]
-    adds = re.search(r"\bto_apply=%[\w.\-]+", op.attributes)
-    assert adds is not None
     for level in inward:
         shape = writer.array(dtype, 1, *left[1:])
-        more = f", dimensions={{0}}, {adds[0]}"
+        more = f", dimensions={{0}}{adds_by(op)}"
         value = lines.collective("scatter", SCATTER, shape, digits.grid.along({level}), value, more=more)
         left = left[1:]
         if level != inward[-1]:
             value = lines.reshape("part", value, dtype, *left)
     lines.end(part, "reshape", value)
     return lines.made
-
-
-def _pays(machine: Machine, groups: Groups, digits: Digits, nbytes: int) -> bool:
-    """Do the phases of a scatter of so many bytes take less time on the links than the whole?"""
-    whole_s = collective(machine, SCATTER, f"replica_groups={written(groups)}", nbytes, 0).seconds
-    phases_s = 0.0
-    for level in sorted(digits.levels, reverse=True):
-        along = f"replica_groups={written(digits.grid.along({level}))}"
-        phases_s += collective(machine, SCATTER, along, nbytes, 0).seconds
-        nbytes //= digits.grid.sizes[level]
-    return phases_s < whole_s
 
 
 _OPERATIONS: Mapping[str, Callable[..., np.ndarray]] = {

@@ -18,7 +18,7 @@ def shape(module: Module, machine: Machine, on_gpu: bool, wire: str | None) -> M
       on_gpu: XLA has not assigned layouts yet, and makes collectives asynchronous later. Not so on a CPU.
       wire: the type in which sums of float32 travel between hosts; None is their own.
     """
-    if len(set(machine.hosts())) == 1:
+    if machine.is_one_host:
         return module
     shaped = gathers_in_phases(hoist_sums(module, on_gpu), machine, on_gpu)
     if on_gpu:  # XLA:CPU has fused the slice into its readers

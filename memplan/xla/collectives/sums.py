@@ -5,7 +5,6 @@ to other hosts (Cho et al., PowerAI DDL, arXiv:1708.02188).
 """
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from memplan.hardware.machine import Groups, Machine
 from memplan.xla.collectives.cost import REDUCE
 from memplan.xla.collectives.groups import replica_groups
 from memplan.xla.collectives.wire import Wire
-from memplan.xla.collectives.writing import Lines, Writer, adds_up, is_row_major, ordered, replaced, waits_for
+from memplan.xla.collectives.writing import Lines, Writer, adds_by, adds_up, is_row_major, ordered, replaced, waits_for
 from memplan.xla.kernel_cost import matrix_flops
 from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array
@@ -279,6 +278,4 @@ class _Reduction:
 
     @property
     def _adds(self) -> str:
-        found = re.search(r"\bto_apply=%[\w.\-]+", self.first.op.attributes)
-        assert found is not None
-        return f", {found[0]}"
+        return adds_by(self.first.op)

@@ -142,8 +142,13 @@ def ordered(body: Computation) -> set[str]:
     return {name for after, before in pairs for name in (after, *before)}
 
 
+def adds_by(op: Instruction) -> str:
+    """The attribute of a sum that names the computation which adds, for others of its kind."""
+    return f", to_apply={op.attribute('to_apply')}"
+
+
 def adds_up(module: Module, op: Instruction) -> bool:
-    """An all-reduce that adds, over groups of partitions?"""
+    """Does an all-reduce or reduce-scatter add, over groups of partitions?"""
     reducer = module[op.attribute("to_apply").lstrip("%")]
     parameters = {one.name for one in reducer.parameters.values()}
     adds = reducer.root.opcode == "add" and set(reducer.root.operands) == parameters

@@ -189,7 +189,7 @@ TABLE = np.ones((256, 512), np.float32)
 def test_what_is_donated_is_resident_once(monkeypatch: Any, step: Any, donated: Any, resident: int) -> None:
     """A state of 512 KiB that the step writes anew; one closes over a table that is as large."""
     asked: list[SlabLimits] = []
-    monkeypatch.setattr(choose, "frontier", lambda closed, device, limits: asked.append(limits) or [])
+    monkeypatch.setattr(choose, "frontier", lambda flat, device, limits, divided: asked.append(limits) or [])
     program = traced(step, array(256, 512), **donated)
     assert not [*slab_programs(program, DEVICE, 1000 * KIB, 7, 1.0)]
     assert asked == [SlabLimits(950 * KIB, 7, resident * KIB)]
