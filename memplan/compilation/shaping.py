@@ -49,8 +49,7 @@ class Shaping:
             return None
         judge_shaped(plain, shaped, len(self.machine.devices), self.between_hosts)
         self._tables = tables_of(plain)
-        whole = "\n\n".join([plain.head.removesuffix(self._tables), *shaped.texts.values()])
-        return put_into_names(whole) + "\n"
+        return put_into_names(shaped)
 
     def with_lines(self, scheduled: str) -> str:
         """The text of the scheduled module with the source lines that it had before it was changed."""

@@ -36,20 +36,21 @@ class DataParallel:
         functools.update_wrapper(self, self.step)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = jax.tree.map(_constrained, args, self.shardings(*args))
+        shardings = self.shardings(*args)
+        given = jax.tree.map(_constrained, args, shardings)
         replicated = jax.tree.map(lambda leaf: _constrained(leaf, self.whole), kwargs)
-        return self._like_arguments(args, self.step(*given, **replicated))
+        return self._like_arguments(args, shardings, self.step(*given, **replicated))
 
-    def _like_arguments(self, args: Sequence[Any], out: Any) -> Any:
+    def _like_arguments(self, args: Sequence[Any], shardings: Sequence[Any], out: Any) -> Any:
         """The results, of which one with the tree and types of an argument gets its shardings: the new state."""
         known = {}
-        for position, (arg, shardings) in enumerate(zip(args, self.shardings(*args), strict=True)):
+        for position, (arg, sharding) in enumerate(zip(args, shardings, strict=True)):
             if position not in self.batch_argnums:
-                known.setdefault(_types(arg), shardings)
+                known.setdefault(_types(arg), sharding)
         parts = out if type(out) is tuple else (out,)
-        found = tuple(
-            jax.tree.map(_constrained, part, known[_types(part)]) if _types(part) in known else part for part in parts
-        )
+        wanted = [known.get(_types(part)) for part in parts]
+        pairs = zip(parts, wanted, strict=True)
+        found = tuple(part if like is None else jax.tree.map(_constrained, part, like) for part, like in pairs)
         return found if type(out) is tuple else found[0]
 
     @property

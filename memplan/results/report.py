@@ -1,7 +1,7 @@
 """Builds the report of an outcome from the compiled and the planned module."""
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,6 +26,7 @@ from memplan.results.infeasible import axis_of, floor_of, touched_nbytes, unspli
 from memplan.results.memory import Origins, line, peak_lifetimes, timeline
 from memplan.xla import local
 from memplan.xla.buffers import instruction_of
+from memplan.xla.collectives.cost import Collective
 from memplan.xla.cuda_graphs import has_own_rule, launches
 from memplan.xla.host_copies import transfers
 from memplan.xla.local import Taken, least_limit
@@ -104,23 +105,26 @@ def _mesh(outcome: Outcome) -> Mesh | None:
     machine, division = outcome.program.machine, outcome.program.traced.division
     if machine is None or division is None:
         return None
-    found: dict[tuple[str, tuple[str, ...]], CollectiveRow] = {}
     replay = outcome.planned.result.replay
+    alike: dict[tuple[str, tuple[str, ...]], list[tuple[Collective, int]]] = defaultdict(list)
     for one, count in replay.collectives.items():
-        row = found.setdefault((one.kind, one.axes), CollectiveRow(one.kind, one.axes, 0, 0, 0, 0.0))
-        found[one.kind, one.axes] = CollectiveRow(
-            one.kind,
-            one.axes,
-            row.count + count,
-            row.outside_bytes + round(count * one.outside_nbytes),
-            row.inside_bytes + round(count * one.inside_nbytes),
-            row.seconds + count * one.seconds,
+        alike[one.kind, one.axes].append((one, count))
+    rows = (
+        CollectiveRow(
+            kind,
+            over,
+            sum(count for _, count in some),
+            sum(round(count * one.outside_nbytes) for one, count in some),
+            sum(round(count * one.inside_nbytes) for one, count in some),
+            sum(count * one.seconds for one, count in some),
         )
+        for (kind, over), some in alike.items()
+    )
     return Mesh(
         axes=tuple({name: size for mesh in division.meshes for name, size in mesh.shape.items()}.items()),
         topology=machine.topology.name,
         links=tuple(Link(axis.name, axis.size, axis.bandwidth, axis.shared) for axis in machine.topology.axes),
-        collectives=tuple(sorted(found.values(), key=lambda row: -row.seconds)),
+        collectives=tuple(sorted(rows, key=lambda row: -row.seconds)),
         collective_s=replay.collective_s,
         hidden_s=replay.hidden_collective_s,
     )

@@ -4,6 +4,7 @@ Here the number of the frame goes into the instruction's `op_name`, where XLA's 
 """
 
 import re
+from collections.abc import Iterable
 
 from memplan.xla.module import Module
 
@@ -14,9 +15,14 @@ _TABLES = re.compile(r"\n+(?:FileNames|FunctionNames|FileLocations|StackFrames)\
 _NUMBER = re.compile(r" ?stack_frame_id=\d+")
 
 
-def put_into_names(text: str) -> str:
-    """The text of a module as XLA reads it, with the frames in the names."""
-    return _NUMBER.sub("", _FRAME.sub(r'op_name="\1@frame\2"', text))
+def readable(head: str, texts: Iterable[str]) -> str:
+    """The text of a module that XLA reads back: without tables and frames."""
+    return _NUMBER.sub("", "\n\n".join([_TABLES.sub("", head), *texts])) + "\n"
+
+
+def put_into_names(module: Module) -> str:
+    """Such a text with the frames in the names."""
+    return readable(module.head, (_FRAME.sub(r'op_name="\1@frame\2"', text) for text in module.texts.values()))
 
 
 def tables_of(module: Module) -> str:

@@ -29,7 +29,7 @@ _ALIAS = re.compile(r"\{(?P<output>[\d, ]*)\}: \((?P<argument>\d+), \{(?P<index>
 _OF_THE_CALL = re.compile(  # the module's name, and where jax left arguments and results to XLA's partitioner
     r'fingerprint_before_lhs="[^"]*"|, allow_spmd_sharding_propagation_to_\w+=\{[a-z,]*\}'
 )
-_METADATA = re.compile(r',? ?(?:metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}|stack_frame_id=\d+)')
+_METADATA = re.compile(rf",? ?(?:{METADATA.pattern}|stack_frame_id=\d+)")
 _WHOLE = re.compile(  # what arguments that were put on the one device have, and others have not
     r",? ?sharding=\{(?:mesh\[\], )?(?:replicated|\[(?:\{\}(?:, )?)*\])\}"
 )
@@ -250,7 +250,7 @@ def predecessors(op: Instruction) -> list[str]:
 
 def without_metadata(attributes: str) -> str:
     """Attributes of an instruction without where it comes from."""
-    return METADATA.sub("", attributes).strip(", ").replace(", ,", ",")
+    return _METADATA.sub("", attributes).lstrip(", ")
 
 
 class Names:

@@ -8,13 +8,14 @@ needs no control dependences.
 
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import Kind, Schedule, runs
 from memplan.xla.async_pairs import IN_STREAM, OUT_STREAM
 from memplan.xla.buffers import instruction_of, leaf_of
+from memplan.xla.frames import readable
 from memplan.xla.module import Computation, Instruction, Module, Names, with_loops
 from memplan.xla.rewrites.fusion import AFTER, tuple_element
 from memplan.xla.shapes import HOST_SPACE, Array, Shape, shape_text
@@ -22,8 +23,6 @@ from memplan.xla.shapes import HOST_SPACE, Array, Shape, shape_text
 Value = str | tuple["Value", ...]  # the instruction that gives it, or those that give its parts
 
 _NAMING = frozenset({"bitcast", "get-tuple-element", "tuple", "opt-barrier", "add-dependency", "after-all"})
-_FRAME = re.compile(r" ?stack_frame_id=\d+")
-_TABLES = re.compile(r"\n+(?:FileNames|FunctionNames|FileLocations|StackFrames)\n.*", re.DOTALL)
 _SPACE = re.compile(r"S\(\d+\)")
 _STREAM = {Kind.OFFLOAD: OUT_STREAM, Kind.PREFETCH: IN_STREAM}
 _WRITTEN = re.compile(r"\.(?:run|offload|offloaded|prefetch|prefetched)\d+$")
@@ -66,16 +65,12 @@ def write(module: Module, problem: Problem, schedule: Schedule) -> str:
             body = _BodyWriter(module, names, module[name])
             text = body.text(planned[name])
             texts += [*body.clones, text]
-    return _joined(module.head, texts)
+    return readable(module.head, texts)
 
 
 def as_it_stands(module: Module) -> str:
     """Text of a module that XLA reads back."""
-    return _joined(module.head, module.texts.values())
-
-
-def _joined(head: str, texts: Iterable[str]) -> str:
-    return _FRAME.sub("", "\n\n".join([_TABLES.sub("", head), *texts])) + "\n"
+    return readable(module.head, module.texts.values())
 
 
 def _steps_by_body(home: Mapping[str, Computation], problem: Problem, schedule: Schedule) -> Mapping[str, list[_Step]]:
