@@ -1,6 +1,7 @@
 """Measures on the card that is here, each row in a process of its own, and writes a page of findings.
 
 python -m experiments.gpu [--out FOLDER] [--minutes 25]      # again with the same FOLDER: goes on where it ended
+python -m experiments.gpu --side-by-side 3                  # rows are prepared together, and timed one by one
 python -m experiments.gpu --report [--out FOLDER]           # only the page
 """
 
@@ -13,8 +14,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,7 @@ _ROOT = Path(__file__).parents[2]
 _RESULTS = Path(__file__).parent / "results"
 _LEAST_S = 30  # in less no row ends
 _START = Row("card", "card", limit_s=120)
+_running: set[subprocess.Popen[bytes]] = set()
 
 Record = dict[str, Any]
 
@@ -59,6 +64,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=_RESULTS, help="folder of the rows and the page")
     parser.add_argument("--minutes", type=float, default=25, help="end after this long")
     parser.add_argument("--rows", nargs="*", default=[""], metavar="NAME", help="only those whose names begin so")
+    parser.add_argument("--side-by-side", type=int, default=1, metavar="N", help="rows that are prepared at a time")
     parser.add_argument("--again", action="store_true", help="measure those once more that failed")
     parser.add_argument("--report", action="store_true", help="measure nothing, write the page")
     parser.add_argument("--toy", action="store_true", help="toy sizes, to try the script on what is no real card")
@@ -84,22 +90,45 @@ def _measure(card: Record, options: argparse.Namespace) -> None:
     path = options.out / f"{re.sub(r'[^a-z0-9]+', '-', card['name'].lower())}.json"
     rows: list[Record] = json.loads(path.read_text()) if path.exists() else []
     known = {row["name"] for row in rows if not (row["cut_short"] or (options.again and "error" in row))}
-    missing = [row for row in _asked(options) if row.name not in known]
-    while missing and (left_s := deadline - time.monotonic()) > _LEAST_S:
-        row, began = missing[0], time.monotonic()
-        found = _in_a_process(row, options.out, min(row.limit_s, left_s))
-        cut_short = "late" in found and left_s < row.limit_s
-        record = {"card": card, **asdict(row), "seconds": time.monotonic() - began, "cut_short": cut_short, **found}
-        rows = [*(one for one in rows if one["name"] != row.name), record]
+    missing = deque(row for row in _asked(options) if row.name not in known)
+    cut: list[Row] = []
+    ended: list[bool] = []
+    keeping = threading.Lock()
+
+    def keep(row: Row, record: Record) -> None:
+        rows[:] = [*(one for one in rows if one["name"] != row.name), record]
         write_atomic(path, json.dumps(rows, indent=1) + "\n")
         with contextlib.suppress(ValueError):  # which is told at the end
             _write_page(options)
-        print(f"{row.name}: {found.get('error', 'measured')[-300:]} ({record['seconds']:.0f} s)", flush=True)
-        if cut_short:
-            break
-        del missing[0]
-    if missing:
-        print(f"the time is over; call again for {', '.join(repr(row.name) for row in missing)}", flush=True)
+        print(f"{row.name}: {record.get('error', 'measured')[-300:]} ({record['seconds']:.0f} s)", flush=True)
+
+    def work(_: int) -> None:
+        while not cut and (left_s := deadline - time.monotonic()) > _LEAST_S:
+            with keeping:
+                if not missing:
+                    return
+                row, began = missing.popleft(), time.monotonic()
+            found = _in_a_process(row, options.out, min(row.limit_s, left_s))
+            cut_short = "late" in found and left_s < row.limit_s
+            record = {"card": card, **asdict(row), "seconds": time.monotonic() - began, "cut_short": cut_short, **found}
+            with keeping:
+                if ended:
+                    return
+                cut.extend([row] if cut_short else [])
+                keep(row, record)
+
+    with ThreadPoolExecutor(options.side_by_side) as pool:
+        try:
+            list(pool.map(work, range(options.side_by_side)))
+        except BaseException:  # as of a signal: no other row begins, and those that run end
+            with keeping:
+                ended.append(True)
+                missing.clear()
+            for process in list(_running):
+                _kill(process)
+            raise
+    if left := [*cut, *missing]:
+        print(f"the time is over; call again for {', '.join(repr(row.name) for row in left)}", flush=True)
 
 
 def _asked(options: argparse.Namespace) -> list[Row]:
@@ -116,19 +145,26 @@ def _in_a_process(row: Row, folder: Path, limit_s: float) -> Record:
                 command, stdout=output, stderr=errors, cwd=_ROOT, env=_environment(row), start_new_session=True
             )
             ended: Record = {}
+            _running.add(process)
             try:
                 if process.wait(limit_s):
                     ended = {"error": f"ended with code {process.returncode}"}
             except subprocess.TimeoutExpired:
                 ended = {"error": f"ran longer than {limit_s:.0f} s", "late": True}
             finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                _kill(process)
+                _running.remove(process)
         if ended:
             ended["error"] += f": {err.read_text(errors='replace')[-2000:]}"
         whole = [line for line in out.read_text().splitlines(keepends=True) if line[0] + line[-2:] == "{}\n"]
         return {"pairs": {}, "facts": {}, **(json.loads(whole[-1]) if whole else {}), **ended}
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """With all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _environment(row: Row) -> dict[str, str]:

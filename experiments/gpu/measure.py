@@ -6,6 +6,8 @@ printed again after every part, so that a process that is killed loses only its 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import itertools
 import json
@@ -16,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,14 @@ _OPTIONS: Mapping[str, Any] = {"donate_argnums": 0}
 _STEPS = 2  # after which numbers are compared: the second reads what the first wrote
 _AUTOTUNED = "EXPERIMENTS_GPU_AUTOTUNED_BYTES"  # set in a process that has begun once more
 _PLAN = "EXPERIMENTS_GPU_PLAN"  # file of a plan to follow
+
+
+@contextlib.contextmanager
+def card_alone() -> Iterator[None]:
+    """Rows prepare side by side; what is timed, by us or by XLA to choose kernels, has the card to itself."""
+    with Path(tempfile.gettempdir(), f"experiments-gpu-card-{os.getuid()}").open("w") as place:
+        fcntl.flock(place, fcntl.LOCK_EX)
+        yield
 
 
 @dataclass
@@ -88,11 +98,15 @@ class Start:
 
     @functools.cached_property
     def plain(self) -> Any:
-        return jax.jit(self.step, **_OPTIONS).lower(*self.shapes).compile()
+        lowered = jax.jit(self.step, **_OPTIONS).lower(*self.shapes)
+        with card_alone():
+            return lowered.compile()
 
     def checkpointed(self, policy: Any) -> Any:
         with compat.checkpointed_gradients(policy):  # a function of its own: jax remembers traces by function
-            return jax.jit(lambda *args: self.step(*args), **_OPTIONS).lower(*self.shapes).compile()
+            lowered = jax.jit(lambda *args: self.step(*args), **_OPTIONS).lower(*self.shapes)
+        with card_alone():
+            return lowered.compile()
 
     def planned(self, row: Row, budget: Any = None, **options: Any) -> Planned:
         budget = budget or (int(row.share * device_bytes(self.plain)) if row.share else row.budget)
@@ -107,7 +121,8 @@ class Start:
 
 def rates(row: Row, folder: Path, found: Found) -> None:
     """What the card does in a second, against its data sheet."""
-    found_rates, assumed = measure(quick=not this_card()["real"]), rates_of(local_device())
+    with card_alone():
+        found_rates, assumed = measure(quick=not this_card()["real"]), rates_of(local_device())
     measured_device(found_rates).save(folder / RATES)
     for name, value in found_rates.items():
         found.pairs[name.replace(", ", "_")] = value, assumed[name]
@@ -127,21 +142,25 @@ def planned(row: Row, folder: Path, found: Found) -> None:
     }  # fmt: skip
     found.pairs["compiled_bytes"] = report.compiled_peak_bytes, report.predicted_peak_bytes
     _begin_again_where_autotuning_took_more(report.compiled_peak_bytes, found)
-    free = _host_bytes_free()
-    times = _timed(run, *start.placed(plan))
-    step_s = _median(times)
-    found.facts |= {"first_step_s": times[0], "second_step_s": times[1], "steps": len(times)}
-    found.pairs["step_s"] = step_s, report.predicted_step_s
-    found.pairs["host memory_bytes"] = free - _host_bytes_free(), report.pinned_bytes or report.host_peak_bytes
-    if now := room():
-        found.pairs["peak of the pool_bytes"] = now.peak_bytes, report.pool_peak_bytes
-    if observed := plan.report.observed_peak_bytes:
-        found.pairs["peak of the step_bytes"] = observed, report.compiled_peak_bytes
-    found.tell()
     if row.plain:
-        _beside_plain(row, start, plan, step_s, found)
+        start.plain  # noqa: B018  # compiled before the card is taken
+    with card_alone():
+        free = _host_bytes_free()
+        times = _timed(run, *start.placed(plan))
+        step_s = _median(times)
+        found.facts |= {"first_step_s": times[0], "second_step_s": times[1], "steps": len(times)}
+        found.pairs["step_s"] = step_s, report.predicted_step_s
+        found.pairs["host memory_bytes"] = free - _host_bytes_free(), report.pinned_bytes or report.host_peak_bytes
+        if now := room():
+            found.pairs["peak of the pool_bytes"] = now.peak_bytes, report.pool_peak_bytes
+        if observed := plan.report.observed_peak_bytes:
+            found.pairs["peak of the step_bytes"] = observed, report.compiled_peak_bytes
         found.tell()
-    _look_inside(traced(run, *start.placed(plan)), read_module(run.as_text()), report, step_s, folder, found)
+        events = traced(run, *start.placed(plan))
+        if row.plain:
+            _beside_plain(row, start, plan, step_s, found)
+            found.tell()
+    _look_inside(events, read_module(run.as_text()), report, step_s, folder, found)
 
 
 def checkpoint(row: Row, folder: Path, found: Found) -> None:
@@ -150,9 +169,11 @@ def checkpoint(row: Row, folder: Path, found: Found) -> None:
     for name, policy in itertools.islice(policies().items(), 2):
         compiled = start.checkpointed(policy)
         nbytes, predicted_s = device_bytes(compiled), replay(compiled.as_text(), local_device()).step_s
-        policy_s = _median(_timed(compiled, *start.placed()))
         plan = start.planned(row, nbytes)
-        planned_s = _median(_timed(plan.compile(), *start.placed(plan)))
+        run = plan.compile()
+        with card_alone():
+            policy_s = _median(_timed(compiled, *start.placed()))
+            planned_s = _median(_timed(run, *start.placed(plan)))
         found.facts |= {f"{name}_bytes": nbytes, f"memplan within what {name} takes_s": planned_s}
         found.pairs[f"{name}_s"] = policy_s, predicted_s
         ratio = _over(predicted_s, plan.report.predicted_step_s)
@@ -165,7 +186,8 @@ def gate(row: Row, folder: Path, found: Found) -> None:
     start = Start.of(row.model)
     args = jax.device_put((start.state, start.batch))
     outcome = pipeline.best(start.step, args, {}, _OPTIONS, Request(int(row.share * device_bytes(start.plain))))
-    verdict = numbers_gate(outcome, args, {})
+    with card_alone():
+        verdict = numbers_gate(outcome, args, {})
     found.facts |= {"seeds": [0], "way": outcome.way, "passes": verdict.passes, "gate": str(verdict)}
 
 
@@ -180,7 +202,8 @@ def attempt(row: Row, folder: Path, found: Found) -> None:
         if saved:
             found.facts["same module"] = plan.plan is not None and plan.plan.fingerprint == saved.fingerprint
         at = "running"
-        _timed(plan.compile(), *start.placed(plan), least=2, enough_s=0)
+        with card_alone():
+            _timed(plan.compile(), *start.placed(plan), least=2, enough_s=0)
     except (memplan.MemplanError, jax.errors.JaxRuntimeError) as error:
         found.facts["refused"] = f"{type(error).__name__} while {at}: {str(error)[:1000]}"
     else:
@@ -286,6 +309,7 @@ def _beside_plain(row: Row, start: Start, plan: Planned, step_s: float, found: F
     try:
         theirs, again = ([_after(start.plain, *one.placed()) for one in starts] for _ in range(2))
         plain_s = _median(_timed(start.plain, *start.placed()))
+        plain_kernels_s = length([event.span for event in kernels(traced(start.plain, *start.placed()))])
     except jax.errors.JaxRuntimeError as error:
         found.facts["the plain step"] = f"fails: {str(error)[:300]}"
         return
@@ -296,6 +320,7 @@ def _beside_plain(row: Row, start: Start, plan: Planned, step_s: float, found: F
         errors = [relative_error(*pair) for pair in leaves]  # of a bias that a softmax cancels it is 1
         found.facts[f"{name}: largest difference"] = f"{max(errors):.1e}, median leaf {statistics.median(errors):.1e}"
     found.pairs["plain_step_s"] = plain_s, report.baseline_step_s
+    found.facts["plain step's kernels_s"] = plain_kernels_s
     found.pairs["step over plain"] = step_s / plain_s, _over(report.predicted_step_s, report.baseline_step_s)
     if now := room():
         found.pairs["plain_peak_bytes"] = now.peak_bytes, device_bytes(start.plain)
