@@ -79,6 +79,8 @@ class _Layout:
         groups = self._reuse_operands(left)
         tables, alignment = self._tables_nbytes(), self._problem.alignment
         nbytes = heap_nbytes(groups, self._position, alignment)
+        if tables:  # behind the buffers, the first one aligned
+            nbytes = -(-nbytes // alignment) * alignment
         # each memory space has a heap of its own (`AssignBuffersWithSequentialOrdering`)
         versions = self._live.on_host
         columns = ([one.start for one in versions], [one.end for one in versions], [one.nbytes for one in versions])

@@ -143,6 +143,14 @@ def test_every_table_of_a_tuple_stands_alone() -> None:
     assert pack(one, actions("run 0", "run 1", "run 0", "run 2")).nbytes == 2 * KIB + 2 * GPU_ALIGNMENT
 
 
+def test_a_table_is_aligned_behind_the_last_buffer() -> None:
+    buffers = [Buffer(f"pair{{{i}}}", nbytes, Role.TEMPORARY, 0, i) for i, nbytes in enumerate((KIB, 32))]
+    buffers.append(Buffer("last", 8, Role.OUTPUT, 1, 2))
+    kernels = (Kernel("pair", (), (0, 1)), Kernel("last", (0, 1), (2,)))
+    one = Problem(tuple(buffers), kernels, (2,), frozenset(), tables_nbytes=64, alignment=64)
+    assert pack(one).nbytes == KIB + 64 + 64
+
+
 def test_nothing_is_written_over_what_came_from_the_host() -> None:
     one = problem([[], [0], [0, 1]], [KIB, 8, KIB], over={2: (0,)})
     assert pack(one).live_nbytes == KIB + 8
