@@ -84,6 +84,7 @@ class Compiler:
             unmodified=callback.planned.plain if program.rewritten is None else None,
             compilations=1,
             hides_latency=hides_latency,
+            between_hosts=self.between_hosts,
         )
 
     def profile(self, program: Program) -> Profile | None:
@@ -105,17 +106,42 @@ class Compiler:
 
     def _compile(self, program: Program, rewrite: Rewrite, profile: Profile | None, hides_latency: bool) -> Executable:
         early = HIDES_LATENCY if self.target.is_gpu and (hides_latency or program.in_slabs) else {}
-        machine, on_gpu = program.machine, self.target.is_gpu
-        if machine is None:
+        if program.machine is None:
             return compile_program(program, self.target, self.args, self.kwargs, early, profile, rewrite)
-        flags = {**collective_flags(machine, on_gpu), **early}
-        shaping = Shaping(machine, on_gpu, self.between_hosts)
+        shaping = Shaping(program.machine, self.target.is_gpu, self.between_hosts)
+        return _compile_shaped(program, self.target, self.args, self.kwargs, shaping, early, profile, rewrite)
 
-        def with_lines(text: str) -> str | None:
-            told = shaping.with_lines(text)
-            return rewrite(told) or (None if told is text else as_it_stands(read_module(told)))
 
-        return compile_program(program, self.target, self.args, self.kwargs, flags, profile, with_lines, shaping)
+def compile_unplanned(found: Outcome) -> Executable:
+    """Compile the unmodified step of an outcome without a plan, but with the collectives that its plan has.
+
+    These add in another order than those that `jax.jit` would have. On one device, the step is that of `jax.jit`.
+    """
+    program, target, args, kwargs = found.program.original, found.target, found.args, found.kwargs
+    if program.machine is None:
+        return compile_program(program, target, args, kwargs)
+    shaping = Shaping(program.machine, target.is_gpu, found.between_hosts)
+    return _compile_shaped(program, target, args, kwargs, shaping, {}, None, lambda text: None)
+
+
+def _compile_shaped(
+    program: Program,
+    target: Target,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    shaping: Shaping,
+    flags: Mapping[str, Any],
+    profile: Profile | None,
+    rewrite: Rewrite,
+) -> Executable:
+    """Compile a program over several devices, with its collectives shaped before `rewrite` is called."""
+
+    def with_lines(text: str) -> str | None:
+        told = shaping.with_lines(text)
+        return rewrite(told) or (None if told is text else as_it_stands(read_module(told)))
+
+    flags = {**collective_flags(shaping.machine, shaping.on_gpu), **flags}
+    return compile_program(program, target, args, kwargs, flags, profile, with_lines, shaping)
 
 
 def compile_program(

@@ -40,6 +40,7 @@ class Outcome:
     unmodified: ScheduledModule | None  # the unmodified step; None if only its transformed program was compiled
     compilations: int  # number of compilations
     hides_latency: bool = False  # XLA's scheduler hid the latency of copies
+    between_hosts: str | None = None  # the type in which sums travel there, if it is not their own
     seconds: float = 0.0  # from the call to this outcome
     # among all slab attempts, the one closest to the limits
     closest_slab_attempt: SlabAttempt | None = None

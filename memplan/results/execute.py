@@ -4,11 +4,13 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
+from memplan.compilation.compiler import compile_unplanned
 from memplan.compilation.outcome import Outcome
 from memplan.errors import MemplanError
 from memplan.program import compat
@@ -156,8 +158,9 @@ class Runner:
 def numbers_gate(found: Outcome, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Gate:
     """Run the unmodified and the planned step on the same inputs, and compare.
 
-    The same kernels give the same bits, unless the device itself does not: the unmodified step runs twice. A rewritten
-    program is compiled into other kernels; its differences are compared with those of recompiling the unmodified step.
+    The same kernels and collectives give the same bits, unless the device itself does not: the unmodified step runs
+    twice. A rewritten program is compiled into other kernels; its differences are compared with those of recompiling
+    the unmodified step.
 
     Raises:
       MemplanError: the arguments are shapes, not arrays.
@@ -175,7 +178,7 @@ def numbers_gate(found: Outcome, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def _same_kernels(found: Outcome, dynamic: Any) -> Gate:
-    plain = jax.jit(found.program.step, **found.program.options).lower(*found.args, **found.kwargs).compile()
+    plain = Runner(replace(found, program=found.program.original, executable=compile_unplanned(found)))
     once, twice, planned = (_results(call, dynamic) for call in (plain, plain, Runner(found)))
     return compare(once, twice, planned, same_kernels=True)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from memplan.errors import WrongProgramError
 from memplan.program import compat
@@ -138,6 +139,8 @@ def relative_error(reference: np.ndarray, other: np.ndarray) -> float:
 def _as_numbers(leaf: Any) -> np.ndarray:
     if jax.numpy.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
+    if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
+        leaf = multihost_utils.process_allgather(leaf, tiled=True)  # its parts lie in other processes
     return np.asarray(leaf)
 
 
