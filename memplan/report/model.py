@@ -93,10 +93,11 @@ class Report(Record):
       status: `fits`, `untouched` (the unmodified step fits), or why neither.
       planner: who made the plan.
       budget_bytes, host_budget_bytes: what the plan may use on the device and on the host.
-      baseline_peak_bytes: device bytes of the unmodified step, same target, by XLA's rules for buffers.
+      baseline_peak_bytes: device bytes of the unmodified step, same target, by XLA's rules for buffers; over several
+        devices with the collectives of the planned step, which `jax.jit` may combine otherwise.
       jit_peak_bytes, jit_step_s: device bytes and predicted seconds of what `jax.jit` makes of the step by default: the
         unmodified step, but what takes more than `xla_limit_bytes` XLA:GPU rematerializes as far as it can. None where
-        the unmodified step is not known, or XLA refuses it.
+        the unmodified step is not known, XLA refuses it, or it runs on several devices.
       predicted_peak_bytes: device bytes of the plan, by the same rules, before it was compiled.
       compiled_peak_bytes: device bytes by the compiler: temporaries + arguments + outputs - aliased + constants.
       constant_bytes: of these, constants of 64 KiB and more, such as arrays that the step closes over.

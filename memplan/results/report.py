@@ -301,9 +301,13 @@ def _xla_limit(target: Target, module: ScheduledModule) -> int:
 
 
 def _by_jit(outcome: Outcome) -> dict[str, Any]:
-    """Figures of plain `jax.jit`: compiled separately if XLA would rematerialize."""
+    """Figures of plain `jax.jit`: compiled separately if XLA would rematerialize.
+
+    None over several devices, where `jax.jit` has other collectives: to know them, all processes would have to compile
+    once more together, and not all of them read a report.
+    """
     target, unmodified = outcome.target, outcome.unmodified
-    if unmodified is None:
+    if unmodified is None or outcome.program.machine is not None:
         return {}
     same = {"jit_peak_bytes": unmodified.device_bytes, "jit_step_s": unmodified.replay.step_s}
     if not target.is_gpu or unmodified.device_bytes <= _xla_limit(target, unmodified):
