@@ -5,8 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,34 @@ def test_every_row_is_kept_before_the_next_begins(start: Any, tmp_path: Path) ->
         return {}
 
     start(answer)
+
+
+def test_rows_side_by_side_are_all_kept(start: Any, tmp_path: Path) -> None:
+    """Three are in hand at a time: each waits for two others."""
+    together = threading.Barrier(3, timeout=30)
+
+    def answer(row: Row) -> dict[str, Any]:
+        together.wait()
+        return {}
+
+    rows = [row.name for row in TOY_ROWS][:9]
+    code, asked = start(answer, "--toy", "--side-by-side", "3", "--rows", *rows)
+    kept = json.loads((tmp_path / "nvidia-h100.json").read_text())
+    assert code == 0 and sorted(asked) == sorted(rows) == sorted(row["name"] for row in kept)
+
+
+def test_what_is_timed_has_the_card_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure.tempfile, "gettempdir", lambda: str(tmp_path))
+    inside: list[int] = []
+
+    def timed(number: int) -> None:
+        with measure.card_alone():
+            inside.append(number)
+            time.sleep(0.02)
+            assert inside.pop() == number and not inside
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(timed, range(8)))
 
 
 def test_what_is_no_real_card_is_refused(start: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
