@@ -27,6 +27,7 @@ from experiments.bench.steps import (
     decoder,
     mlp_step,
     resnet,
+    sharded_decoder,
     small_resnet,
     unet3d,
 )
@@ -349,6 +350,26 @@ MESHES = by_name(
         ),
         ("resnet50-ddl", resnet(32), "p100", "ddl@64x4", _DDL),
     )
+)
+
+
+def _sharded(kind: str, layers: int, hosts: int) -> Iterator[Case]:
+    """Shares of its bytes, and what two policies of `jax.checkpoint` for each layer take."""
+    per_host = 4 if hosts == 2 else 8
+    name, facts = f"{kind}_{layers}-{hosts}x{per_host}", {"topology": f"today@{hosts}x{per_host}"}
+    make = partial(sharded_decoder, kind, layers, hosts, per_host)
+    yield from (Case(f"{name}-{share}", make, "a100", share, facts=facts) for share in (80, 60, 45))
+    for policy in ("dots", "nothing"):
+        beside = {"policy": policy, "checkpoint": partial(make, policy)}
+        yield Case(f"{name}-{policy}", make, "a100", facts={**facts, **beside})
+
+
+SHARDED = by_name(
+    case
+    for layers in (8, 24)
+    for hosts in (2, 8)
+    for kind in ("fsdp", "tensor", "both")
+    for case in _sharded(kind, layers, hosts)
 )
 
 OVERHEAD = by_name(

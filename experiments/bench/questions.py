@@ -15,6 +15,7 @@ from experiments.bench.measures import (
     overhead,
     planned,
     resident,
+    sharded,
     slab_numbers,
     split,
 )
@@ -106,6 +107,7 @@ QUESTIONS = {
         Question("loops", cases.LOOPS, planned.measure, views.loops),
         Question("state", cases.STATE, planned.measure, views.state),
         Question("meshes", cases.MESHES, meshed.measure, views.meshes),
+        Question("sharded", cases.SHARDED, sharded.measure, views.sharded),
         Question("overhead", cases.OVERHEAD, overhead.measure, views.overhead),
     )
 }

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from models import train
 from models.alexnet import AlexNetConfig
@@ -55,6 +57,48 @@ def resnet(batch: int, depth: int = 50, **options: Any) -> Callable[[], train.Bu
 
 def decoder(batch: int, tokens: int, **config: Any) -> Callable[[], train.Built]:
     return partial(train.decoder_step, batch=batch, tokens=tokens, config=DecoderConfig(**config))
+
+
+_TENSOR = {  # which dimension of a parameter is divided inside a host, as Megatron-LM does (arXiv:1909.08053)
+    "query": -2, "key": -2, "value": -2, "output": 0, "mlp_in": -1, "mlp_out": 0, "embedding": 0,
+}  # fmt: skip
+
+
+def sharded_decoder(kind: str, layers: int, hosts: int, per_host: int, checkpoint: str = "") -> train.Built:
+    """A decoder with four sequences of 1,024 tokens for every part of the batch.
+
+    kind: "fsdp", parameters, optimizer and batch divided over all devices; "tensor", parameters inside a host and the
+    batch over hosts; "both", parameters over hosts, too.
+    """
+    mesh = AbstractMesh((hosts, per_host), ("host", "device"), axis_types=(AxisType.Auto,) * 2)
+    every = ("host", "device") if kind == "fsdp" else ("host",)
+    config = DecoderConfig(layers=layers, checkpoint=checkpoint)
+    parts = prod(mesh.shape[axis] for axis in every)
+    step, (state, batch) = train.decoder_step(batch=4 * parts, tokens=1024, config=config)
+
+    def placed(path: Any, leaf: Any) -> Any:
+        names, shape = [str(getattr(key, "key", "")) for key in path], leaf.shape
+        spec: list[Any] = [None] * len(shape)
+        if kind != "fsdp" and (known := next((_TENSOR[name] for name in names if name in _TENSOR), None)) is not None:
+            divided = known if names[-1] != "bias" else -2 if len(shape) == 2 else -1
+            if names[-1] != "bias" or known in (-1, -2):  # the bias behind a sum is whole
+                spec[divided] = "device"
+        free = [axis for axis, size in enumerate(shape) if spec[axis] is None and not size % parts]
+        if kind != "tensor" and free and leaf.size >= 2**16:
+            spec[max(free, key=lambda axis: shape[axis])] = every
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=NamedSharding(mesh, PartitionSpec(*spec)))
+
+    state = jax.tree_util.tree_map_with_path(placed, state)
+    rows = NamedSharding(mesh, PartitionSpec(every))
+    batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rows), batch)
+
+    def kept(state: Any, batch: Any) -> Any:
+        """The new state is placed as the old one."""
+        new, metrics = step(state, batch)
+        return jax.lax.with_sharding_constraint(new, shardings), metrics
+
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+    return kept, (state, batch)
 
 
 DECODER_24: Mapping[str, Any] = {"batch": 8, "tokens": 1024}
