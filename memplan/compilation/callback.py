@@ -21,9 +21,14 @@ from memplan.planning.schedule import Schedule
 from memplan.verify.same_module import judge
 from memplan.xla.host_copies import copy_slices
 from memplan.xla.module import Module, read_module
+from memplan.xla.overlap import overlap
 from memplan.xla.rewrites.early_copies import copy_early
 from memplan.xla.weave import weave
 from memplan.xla.write import as_it_stands, write
+
+# Of the bytes that a plan leaves for temporaries, so much may be live where collectives move: the first that the layout
+# keeps. On an FSDP decoder at 80, 60, 45 and 30 % of its bytes it was 0.9, 0.95, 1 and 0.95.
+_ROOMS = (1.0, 0.95, 0.9, 0.8)
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class PlannedModule:
     @property
     def bound_s(self) -> float:
         """No plan within the budget takes less time."""
-        return min(self.plain.replay.step_s, self.base.replay.step_s)
+        return min(one.replay.step_s for one in (self.plain, self.base, self.result))
 
     @property
     def result(self) -> ScheduledModule:
@@ -80,6 +85,7 @@ class Callback:
             module = copy_slices(copy_early(scheduled) if self.overlap_loop_copies else scheduled, self.device)
             budget = self.limits.device_bytes - self.headroom.device_bytes
             plain = self._woven(ScheduledModule(module, self.device, self.machine), budget)
+            plain = plain.with_waits()
             module = plain.module
             if module is not scheduled:
                 judge(scheduled, module)
@@ -90,13 +96,25 @@ class Callback:
 
     def _woven(self, plain: ScheduledModule, budget: int) -> ScheduledModule:
         """With the collectives among the kernels where that is faster and takes no more bytes than there are."""
-        module = weave(plain.module, self.device, self.machine) if self.machine else plain.module
-        if module is plain.module:
+        if self.machine is None:
             return plain
-        woven = replace(plain, module=module)
+        woven = replace(plain, module=weave(plain.module, self.device, self.machine))
+        woven = self._overlapped(woven, max(budget, plain.device_bytes))
+        module = woven.module
         if self.follow and self.follow.fingerprint in (plain.module.fingerprint, module.fingerprint):
             return woven if self.follow.fingerprint == module.fingerprint else plain
         return woven if woven.device_bytes <= max(budget, plain.device_bytes) else plain
+
+    def _overlapped(self, one: ScheduledModule, budget: int) -> ScheduledModule:
+        """With its collectives beside more kernels, where that is faster and keeps the budget."""
+        if self.machine is None:
+            return one
+        for share in _ROOMS:
+            room_nbytes = int(share * (budget - one.resident_bytes))
+            found = replace(one, module=overlap(one.module, self.device, self.machine, room_nbytes))
+            if found.device_bytes <= budget:
+                return min(one, found, key=lambda way: (way.replay.step_s, way.device_bytes))
+        return one
 
     def _rewrite(self, plain: ScheduledModule, budget: int) -> str:
         started = time.perf_counter()
@@ -105,8 +123,12 @@ class Callback:
         base, schedule, packing = found.base, found.schedule, found.packing
         text = write(base.module, base.problem, schedule)
         written = ScheduledModule(read_module(text, base.module), self.device, self.machine)
-        judge(plain.module, written.module)
+        fitting = self._overlapped(written, budget)
         predicted = plain.resident_bytes + packing.nbytes
+        if fitting is not written:
+            written, predicted = fitting, fitting.device_bytes
+            text = as_it_stands(written.module)
+        judge(plain.module, written.module)
         self._planned = PlannedModule(
             plain,
             base,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from memplan.compilation import plan_cache
 from memplan.hardware.device import Device
@@ -17,6 +17,7 @@ from memplan.planning.registry import OWN, Planner
 from memplan.planning.schedule import Solution, rank
 from memplan.planning.search.planner import recomputed_kernels
 from memplan.xla.buffers import problem_of
+from memplan.xla.collectives.cost import is_collective
 from memplan.xla.module import Module, large_constants
 from memplan.xla.replay import Replay, replay
 from memplan.xla.rewrites.extra_outputs import add_outputs, output_costs
@@ -112,6 +113,22 @@ class ScheduledModule:
     module: Module
     device: Device
     machine: Machine | None = None  # of which the device is one
+    # seconds that kernels wait for collectives, by the name of what starts them; rewrites keep them
+    waits: Mapping[str, float] = field(default_factory=dict, compare=False)
+
+    def with_waits(self) -> ScheduledModule:
+        """The same, whose rewrites count of each collective of the entry what its kernels wait for it here.
+
+        A plan may end a collective before the next kernel begins; afterwards its neighbours run beside it again.
+        """
+        if self.machine is None:
+            return self
+        ops, found = self.module.entry.ops, dict[str, float]()
+        for op in ops.values():
+            if op.opcode.endswith("-done") and is_collective(ops[op.operands[0]].opcode):
+                start, end = self.replay.clock[op.name]
+                found[op.operands[0]] = min(end - start, self.replay.seconds[op.operands[0]])  # the rest is a queue's
+        return replace(self, waits=found)
 
     @functools.cached_property
     def replay(self) -> Replay:
@@ -125,8 +142,8 @@ class ScheduledModule:
 
     @functools.cached_property
     def timed_problem(self) -> Problem:
-        """The problem with the seconds of the replay."""
-        return self.problem.with_seconds({**self.replay.seconds, **self.replay.blocks})
+        """The problem with the seconds of the replay, and those that kernels wait for collectives."""
+        return self.problem.with_seconds({**self.replay.seconds, **self.replay.blocks, **self.waits})
 
     def rewrite(self, room_nbytes: int | None, values: Sequence[str] = (), whole: bool = False) -> ScheduledModule:
         """The module rewritten for this many bytes of temporaries; the module itself for None.

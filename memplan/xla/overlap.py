@@ -1,0 +1,228 @@
+"""A scheduled module -> one whose collectives run beside more of its kernels, within a limit of bytes.
+
+XLA's scheduler and a plan let few collectives be under way at once. Here the links get something to do whenever they
+are free: a sum as soon as what it adds is there, a gather just in time for its first reader; and nobody waits for the
+end of a collective before it reads what that makes. Kernels keep their order. All devices run the same module, so all
+start the collectives in the same order, which may be another one than before.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import inf
+
+import numpy as np
+
+from memplan.hardware.device import Device
+from memplan.hardware.machine import Machine
+from memplan.planning.legal import pair_ends
+from memplan.planning.packing import live_nbytes
+from memplan.planning.precedence import precedence
+from memplan.planning.problem import Problem, Role
+from memplan.planning.schedule import runs
+from memplan.xla.buffers import problem_of
+from memplan.xla.collectives.cost import is_collective
+from memplan.xla.module import Module, predecessors, read_module
+from memplan.xla.replay import Replay, replay
+from memplan.xla.write import write
+
+
+def overlap(module: Module, device: Device, machine: Machine, limit_nbytes: int) -> Module:
+    """The module with the collectives of its entry beside more kernels; itself if none moves.
+
+    Args:
+      limit_nbytes: bytes of live temporaries up to which collectives move. What results may take more, since values
+        that share a place are counted as they were.
+    """
+    entry = _Entry(module, problem_of(module, device.target is not None, joins_pairs=False))
+    order = _Simulation(entry, replay(module, device, machine), limit_nbytes).order() if entry.pairs else ()
+    return read_module(write(module, entry.problem, runs(entry.kernels(order))), module) if order else module
+
+
+@dataclass
+class _Pair:
+    """A collective, by the places of its start and its end among the units."""
+
+    start: int
+    end: int
+    reader: int  # the first that waits for the end; the count of units if none does
+    gathers: bool
+    made_nbytes: int  # that are taken from the start on
+    held: Sequence[tuple[int, int]]  # (place of the last other use, bytes) of what is live until the end
+
+
+class _Entry:
+    """The units of the entry by their places: kernels, and loops as a whole.
+
+    Attributes:
+      before: places that must precede each.
+      pairs: the collectives, by start.
+    """
+
+    def __init__(self, module: Module, problem: Problem) -> None:
+        self.problem, kernels, ops = problem, problem.kernels, module.entry.ops
+        self._inside = defaultdict[int, list[int]](list)  # loop of the entry -> kernels in it
+        outermost = {number: [number, *problem.loops_around(number)][-1] for number in range(len(kernels))}
+        for number, unit in outermost.items():
+            self._inside[unit] += [number] if number != unit else []
+        self.units = [number for number, kernel in enumerate(kernels) if kernel.parent_loop is None]
+        self.names = [kernels[number].name for number in self.units]
+        place = {number: at for at, number in enumerate(self.units)}
+        named = {name: at for at, name in enumerate(self.names)}
+        ends = {
+            start: end for start, end in pair_ends(problem).items()
+            if start in place and is_collective(ops[kernels[start].name].opcode)
+        }  # fmt: skip
+        required = precedence(problem, free={*ends, *ends.values()})
+        self.before = [
+            {place[one] for one in required[number]} | {named[one] for one in predecessors(ops[name]) if one in named}
+            for number, name in zip(self.units, self.names, strict=True)
+        ]
+        reader = dict[int, int]()
+        for at, earlier in enumerate(self.before):
+            for one in earlier:
+                reader.setdefault(one, at)
+        used = dict[int, int]()  # buffer -> place of its last use
+        for number, kernel in enumerate(kernels):
+            used.update(dict.fromkeys((*kernel.reads, *kernel.writes), place[outermost[number]]))
+        self.pairs = list[_Pair]()
+        for start, end in sorted(ends.items()):
+            kernel, buffers = kernels[start], problem.buffers
+            written = {buffers[one].place for one in kernel.writes}
+            made = (buffers[one] for one in kernel.writes if buffers[one].place == one)
+            held = [(used[one], buffers[one]) for one in kernel.reads if buffers[one].place not in written]
+            if place[end] not in reader:  # what nobody reads is gone at the end
+                held += [(place[end], buffers[one]) for one in kernel.writes]
+            self.pairs.append(
+                _Pair(
+                    place[start],
+                    place[end],
+                    reader.get(place[end], len(self.units)),
+                    ops[kernel.name].opcode == "all-gather-start",
+                    sum(one.nbytes for one in made if one.role is Role.TEMPORARY),
+                    [(last, one.nbytes) for last, one in held if one.role is Role.TEMPORARY],
+                )
+            )
+
+    def live_nbytes(self) -> np.ndarray:
+        """Most bytes of live temporaries in each unit, shape (units,)."""
+        live = live_nbytes(self.problem)
+        return np.array([live[[*self._inside[unit], unit]].max() for unit in self.units])
+
+    def kernels(self, order: Sequence[int]) -> list[int]:
+        """All kernels in an order of places, bodies right before their loops."""
+        return [number for at in order for number in (*self._inside[self.units[at]], self.units[at])]
+
+
+class _Simulation:
+    """One pass over the kernels, with the clock of the compute stream and that of the links."""
+
+    def __init__(self, entry: _Entry, result: Replay, limit_nbytes: int) -> None:
+        self._pairs, self._before, self._limit = entry.pairs, entry.before, limit_nbytes
+        self._live = entry.live_nbytes()
+        clock = (result.clock[name] for name in entry.names)
+        self._seconds = [end - start for start, end in clock]
+        self._of_start = {pair.start: number for number, pair in enumerate(self._pairs)}
+        self._of_end = {pair.end: number for number, pair in enumerate(self._pairs)}
+        for at in (*self._of_start, *self._of_end):
+            self._seconds[at] = 0.0
+        self._link_s = [result.seconds.get(entry.names[pair.start], 0.0) for pair in self._pairs]
+        self._after = defaultdict[int, list[int]](list)
+        for at, earlier in enumerate(self._before):
+            for one in earlier:
+                self._after[one].append(at)
+        self._missing = list(map(len, self._before))
+        self._now = self._free = self._late = 0.0  # the last: by which kernels are behind their own clock
+        self._done: dict[int, float] = {}  # pair that started -> when the links are done with it
+        self._ready = [number for number, pair in enumerate(self._pairs) if not self._missing[pair.start]]
+        self._open: list[int] = []  # pairs that started and have not ended
+        self._order: list[int] = []
+
+    def order(self) -> Sequence[int]:
+        """Places in their new order; none if it is the old one."""
+        latest = self._latest_s()
+        for at, seconds in enumerate(self._seconds):
+            if at in self._of_start or at in self._of_end:
+                self._relieve(at)
+                continue
+            self._require(at, at)
+            self._end_done(at)
+            while self._ready and self._free <= self._now + seconds:
+                fits = [number for number in self._ready if self._may_start(number, at)]
+                soon = max(self._now, self._free) + seconds - self._late
+                wanted = [n for n in fits if latest[n] <= soon] or [n for n in fits if not self._pairs[n].gathers]
+                if not wanted:
+                    break
+                self._start(min(wanted, key=lambda number: (latest[number], number)), at)
+            self._relieve(at)
+            self._run(at)
+            self._now += seconds
+        for pair in self._pairs:
+            self._require_all((pair.end,), len(self._seconds))
+        return () if self._order == sorted(self._order) else self._order
+
+    def _latest_s(self) -> Sequence[float]:
+        """By pair: when it must start so that nobody waits, on the clock of the kernels alone."""
+        clock, free, found = [0.0, *accumulate(self._seconds)], inf, [0.0] * len(self._pairs)
+        for number in sorted(range(len(found)), key=lambda one: (self._pairs[one].reader, one), reverse=True):
+            found[number] = free = min(clock[self._pairs[number].reader], free) - self._link_s[number]
+        return found
+
+    def _may_start(self, number: int, at: int) -> bool:
+        """Does what it makes fit in until it was there before?"""
+        pair = self._pairs[number]
+        return at >= pair.start or self._live[at : pair.start].max() + pair.made_nbytes <= self._limit
+
+    def _require(self, unit: int, at: int) -> None:
+        self._require_all(sorted(self._before[unit]), at)
+
+    def _require_all(self, units: Sequence[int], at: int) -> None:
+        """Start and end the collectives among these that have not."""
+        for one in units:
+            if (number := self._of_start.get(one)) is not None and number not in self._done:
+                self._require(one, at)
+                self._start(number, at)
+            elif (number := self._of_end.get(one)) is not None and (number in self._open or number not in self._done):
+                self._require_all((self._pairs[number].start,), at)
+                self._end(number, at)
+
+    def _relieve(self, at: int) -> None:
+        """End those that hold most, as long as more is live than may be."""
+
+        def held(number: int) -> int:
+            pair = self._pairs[number]
+            return sum(nbytes for last, nbytes in pair.held if last < at) if at >= pair.end else 0
+
+        while holding := [number for number in (*self._open, *self._ready) if held(number)]:
+            if self._live[at] + sum(map(held, holding)) <= self._limit:
+                return
+            self._require_all((self._pairs[max(holding, key=held)].end,), at)
+
+    def _start(self, number: int, at: int) -> None:
+        pair = self._pairs[number]
+        self._ready.remove(number)
+        self._live[at : pair.start] += pair.made_nbytes
+        self._free = self._done[number] = max(self._now, self._free) + self._link_s[number]
+        self._open.append(number)
+        self._run(pair.start)
+
+    def _end_done(self, at: int) -> None:
+        for number in [one for one in self._open if self._done[one] <= self._now]:
+            self._end(number, at)
+
+    def _end(self, number: int, at: int) -> None:
+        pair, waited_s = self._pairs[number], max(0.0, self._done[number] - self._now)
+        self._now += waited_s
+        self._late += waited_s
+        self._open.remove(number)
+        for last, nbytes in pair.held:
+            self._live[max(at, last + 1) : pair.end] -= nbytes
+        self._run(pair.end)
+
+    def _run(self, unit: int) -> None:
+        self._order.append(unit)
+        for one in self._after[unit]:
+            self._missing[one] -= 1
+            if not self._missing[one] and one in self._of_start:
+                self._ready.append(self._of_start[one])
