@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import os
 import threading
 import types
 import warnings
@@ -29,6 +30,7 @@ from memplan.report.curve import Curve
 from memplan.report.frontier import Frontier
 from memplan.report.model import Report
 from memplan.results.execute import Runner, numbers_gate
+from memplan.results.gathers import told_gathers
 from memplan.results.report import report_of, status_of
 from memplan.studies.compare import compare as compare_ways
 from memplan.studies.curve import curve as curve_of
@@ -263,6 +265,8 @@ class PlannedJit:
                 raise WrongProgramError(
                     f"the results of the planned step differ from those of the step ({gate}). Please report it."
                 )
+        if text := told_gathers(found):
+            warnings.warn(text, stacklevel=2, skip_file_prefixes=(os.path.dirname(__file__),))
         return Planned(found, self._request)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

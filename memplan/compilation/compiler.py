@@ -13,9 +13,11 @@ from memplan.compilation.scheduled import Agree
 from memplan.compilation.shaping import Shaping, collective_flags
 from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner
+from memplan.program import compat
 from memplan.program.lowerable import lowerable
 from memplan.program.trace import Program
 from memplan.verify.numbers import check_types
+from memplan.xla.collectives.unexpected import Gather
 from memplan.xla.hook import Rewrite
 from memplan.xla.module import read_module
 from memplan.xla.replay import Replay, replay
@@ -72,7 +74,7 @@ class Compiler:
             overlap_loop_copies=bool(program.in_slabs) and self.target.is_gpu,
             program=program.original.digest if self.follow else "",
         )
-        executable = self._compile(program, callback, profile, hides_latency)
+        executable, gathers = self._compile(program, callback, profile, hides_latency)
         return Outcome(
             program,
             self.target,
@@ -85,6 +87,7 @@ class Compiler:
             compilations=1,
             hides_latency=hides_latency,
             between_hosts=self.between_hosts,
+            gathers=gathers,
         )
 
     def profile(self, program: Program) -> Profile | None:
@@ -104,12 +107,17 @@ class Compiler:
         self._compile(program, read, None, hides_latency=False)
         return found[0].seconds if found[0].collectives else {}
 
-    def _compile(self, program: Program, rewrite: Rewrite, profile: Profile | None, hides_latency: bool) -> Executable:
+    def _compile(
+        self, program: Program, rewrite: Rewrite, profile: Profile | None, hides_latency: bool
+    ) -> tuple[Executable, tuple[Gather, ...]]:
+        """The program compiled, and its unexpected gathers."""
         early = HIDES_LATENCY if self.target.is_gpu and (hides_latency or program.in_slabs) else {}
         if program.machine is None:
-            return compile_program(program, self.target, self.args, self.kwargs, early, profile, rewrite)
-        shaping = Shaping(program.machine, self.target.is_gpu, self.between_hosts)
-        return _compile_shaped(program, self.target, self.args, self.kwargs, shaping, early, profile, rewrite)
+            return compile_program(program, self.target, self.args, self.kwargs, early, profile, rewrite), ()
+        asked = compat.asked_sizes(program.traced.jaxpr)
+        shaping = Shaping(program.machine, self.target.is_gpu, self.between_hosts, asked)
+        found = _compile_shaped(program, self.target, self.args, self.kwargs, shaping, early, profile, rewrite)
+        return found, shaping.gathers
 
 
 def compile_unplanned(found: Outcome) -> Executable:

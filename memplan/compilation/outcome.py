@@ -11,6 +11,7 @@ from memplan.compilation.scheduled import ScheduledModule
 from memplan.planning.plan import Plan, name_actions
 from memplan.planning.schedule import runs
 from memplan.program.trace import InSlabs, Program
+from memplan.xla.collectives.unexpected import Gather
 from memplan.xla.target import Executable, Target
 
 
@@ -41,6 +42,7 @@ class Outcome:
     compilations: int  # number of compilations
     hides_latency: bool = False  # XLA's scheduler hid the latency of copies
     between_hosts: str | None = None  # the type in which sums travel there, if it is not their own
+    gathers: tuple[Gather, ...] = ()  # that the user does not expect
     seconds: float = 0.0  # from the call to this outcome
     # among all slab attempts, the one closest to the limits
     closest_slab_attempt: SlabAttempt | None = None

@@ -7,6 +7,7 @@ from typing import Any
 from memplan.hardware.machine import Machine
 from memplan.verify.same_collectives import judge_shaped
 from memplan.xla.collectives.shape import shape
+from memplan.xla.collectives.unexpected import Gather, unexpected_gathers
 from memplan.xla.frames import put_into_names, tables_of, take_out_of_names
 from memplan.xla.module import read_module
 
@@ -40,10 +41,13 @@ class Shaping:
     machine: Machine
     on_gpu: bool
     between_hosts: str | None  # the type in which sums travel there, if it is not their own
+    asked: frozenset[int] = frozenset()  # elements on one device of arrays that the program says how to divide
+    gathers: tuple[Gather, ...] = field(default=(), init=False)  # unexpected ones
     _tables: str | None = field(default=None, init=False)  # of source lines, where the module was changed
 
     def __call__(self, text: str) -> str | None:
         plain = read_module(text, scheduled=False)
+        self.gathers = unexpected_gathers(plain, self.asked)
         shaped = shape(plain, self.machine, self.on_gpu, self.between_hosts)
         if shaped is plain:
             return None

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from memplan.program import compat
@@ -29,19 +29,23 @@ def sources(module: Module) -> dict[str, str]:
     It is the innermost line of the user's own. Libraries are passed over, unless nothing else called them, and
     memplan's files always.
     """
+    source_of = finder(module)
+    return {op.name: line for op in module.instructions.values() if (line := source_of(op))}
+
+
+def finder(module: Module) -> Callable[[Instruction], str]:
+    """A function that says the `file:line` of an instruction, also of one within a fusion; '' if that does not tell."""
     lines = _lines(module)
-    found = ((op.name, made[1]) for op in module.instructions.values() if (made := _MADE.search(op.line)))
-    return {name: line for name, frame in found if (line := lines.get(frame))}
+    return lambda op: lines.get(made[1], "") if (made := _MADE.search(op.line)) else ""
 
 
 def constants(module: Module) -> Iterator[tuple[Instruction, str]]:
     """Large constants, and the `file:line` of what reads them, or ''."""
-    lines = _lines(module)
+    source_of = finder(module)
     for name, text in module.texts.items():
         for op in large_constants(text):
             readers = (reader for reader, _ in module[name].uses[op.name])
-            made = (_MADE.search(one.line) for one in (op, *readers))
-            yield op, next((line for one in made if one and (line := lines.get(one[1]))), "")
+            yield op, next(filter(None, map(source_of, (op, *readers))), "")
 
 
 def scopes(module: Module) -> dict[str, str]:

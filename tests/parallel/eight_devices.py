@@ -6,6 +6,7 @@ That a step over a mesh trains as on one device, that plans fit, and where array
 import functools
 import json
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -191,6 +192,7 @@ def share_of_split_state() -> float:
 
 
 def main() -> None:
+    warnings.filterwarnings("error", "XLA cannot divide")
     split = {"split_state": "opt_state"}
     found = {
         "same": {

@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 from typing import Any
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
@@ -74,6 +75,7 @@ def by_pmap() -> dict[str, Any]:
 
 
 def main() -> None:
+    warnings.filterwarnings("error", "XLA cannot divide")
     found = {}
     for name, make in CASES.items():
         case = make(MESH)

@@ -6,6 +6,7 @@ May import nothing of memplan.
 from memplan.program.compat.compiler import (
     PINNED,
     Division,
+    asked_sizes,
     constrained_partitions,
     coordination_client,
     division_of,

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import math
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from jax._src.lib.mlir import ir as _ir  # pyright: ignore[reportPrivateImportUs
 from jax._src.named_sharding import UnspecifiedValue as _UnspecifiedValue
 from jax._src.sharding_impls import GSPMDSharding as _GSPMDSharding
 from jax.extend import xla as _xla_hooks
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from memplan.program.compat.jaxprs import sub_jaxprs
 
@@ -93,6 +94,25 @@ def constrained_partitions(closed: Any) -> int:
         found += [named.size] if isinstance(named, Mesh | AbstractMesh) and not named.empty else []
         found += map(constrained_partitions, sub_jaxprs(eqn))
     return max(found)
+
+
+def asked_sizes(closed: Any) -> frozenset[int]:
+    """Elements on one device of arrays that a sharding constraint, a `reshard` or a `shard_map` says how to divide."""
+    found = set[int]()
+    for eqn in getattr(closed, "jaxpr", closed).eqns:
+        if eqn.primitive.name == "shard_map":
+            found |= {math.prod(var.aval.shape) for var in eqn.params["jaxpr"].invars}
+        named = eqn.params.get("sharding", eqn.params.get("dst_sharding"))
+        # jax writes a `reshard` by itself, too, where all axes of the mesh are XLA's to decide
+        says = eqn.primitive.name == "sharding_constraint" or (
+            eqn.primitive.name == "reshard" and AxisType.Explicit in named.mesh.axis_types
+        )
+        if says and isinstance(named, NamedSharding):
+            axes = jax.tree.leaves([one for one in named.spec if one is not PartitionSpec.UNCONSTRAINED])
+            parts = math.prod(named.mesh.shape[axis] for axis in axes)
+            found |= {math.prod(var.aval.shape) // parts for var in eqn.outvars}
+        found |= frozenset[int]().union(*map(asked_sizes, sub_jaxprs(eqn)))
+    return frozenset(found)
 
 
 @dataclass(frozen=True)

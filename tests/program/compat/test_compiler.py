@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src import compilation_cache
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from memplan.program import compat
 
@@ -84,3 +86,17 @@ def test_the_cache_on_disk_is_left_as_it_was_by_threads() -> None:
     assert (compilation_cache._cache_checked, compilation_cache._cache_used) == (True, False)
     second.__exit__(None, None, None)
     assert (compilation_cache._cache_checked, compilation_cache._cache_used) == before
+
+
+def test_what_a_program_says_how_to_divide() -> None:
+    """Not what jax says by itself of a mesh whose axes are XLA's to divide over."""
+    mesh = AbstractMesh((2, 4), ("a", "b"), axis_types=(AxisType.Auto, AxisType.Auto))
+
+    def step(x: jax.Array) -> jax.Array:
+        y = jax.lax.with_sharding_constraint(2 * x, NamedSharding(mesh, P(P.UNCONSTRAINED, ("a", "b"))))
+        return jax.shard_map(jnp.sin, mesh=mesh, in_specs=P("a"), out_specs=P("a"))(y)
+
+    x = jax.ShapeDtypeStruct((10, 16), jnp.float32)
+    on_mesh = jax.ShapeDtypeStruct((10, 16), jnp.float32, sharding=NamedSharding(mesh, P()))
+    assert compat.asked_sizes(jax.make_jaxpr(step)(x)) == {10 * 16 // 8, 10 // 2 * 16}
+    assert compat.asked_sizes(jax.jit(jax.grad(lambda x: (x**2).mean())).trace(on_mesh).jaxpr) == frozenset()
