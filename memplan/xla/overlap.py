@@ -149,12 +149,13 @@ class _Simulation:
             self._require(at, at)
             self._end_done(at)
             while self._ready and self._free <= self._now + seconds:
-                fits = [number for number in self._ready if self._may_start(number, at)]
                 soon = max(self._now, self._free) + seconds - self._late
-                wanted = [n for n in fits if latest[n] <= soon] or [n for n in fits if not self._pairs[n].gathers]
-                if not wanted:
+                wanted = [n for n in self._ready if latest[n] <= soon or not self._pairs[n].gathers]
+                wanted.sort(key=lambda number: (latest[number] > soon, latest[number], number))
+                first = next((number for number in wanted if self._may_start(number, at)), None)
+                if first is None:
                     break
-                self._start(min(wanted, key=lambda number: (latest[number], number)), at)
+                self._start(first, at)
             self._relieve(at)
             self._run(at)
             self._now += seconds
