@@ -59,6 +59,7 @@ class Kernel:
       opaque: it is in a branch of a conditional or in a called computation, where nothing is planned.
       started_by: of the end of an asynchronous pair: number of the kernel that starts it, and writes its results. What
         runs again is the whole pair.
+      tables: tuples of pointers among its results.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Kernel:
     trips: int = 1
     opaque: bool = False
     started_by: int | None = None
+    tables: int = 0
 
 
 @dataclass(frozen=True)

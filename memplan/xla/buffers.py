@@ -285,6 +285,9 @@ class _ProblemBuilder:
                 recomputable=not once and not in_pair,
                 drops_dead_outputs=self._on_gpu and self._has_many_results(op),
                 started_by=self._starts.get(op.operands[0]) if op.opcode.endswith("-done") else None,
+                tables=sum(isinstance(one, tuple) for one in (op.shape, *op.shape))
+                if isinstance(op.shape, tuple)
+                else 0,
             )
         )
 
