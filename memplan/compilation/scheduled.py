@@ -75,6 +75,8 @@ class Plans:
         found, plan = min(ways, key=lambda way: rank(way[0]))
         if found.fits:
             return plan
+        if self.plain.waits:  # with every collective counted in full, there is time for more copies
+            return replace(self, plain=replace(self.plain, waits={})).make()
         smallest = self._plan(0, 0)
         if smallest[0].nbytes > room_nbytes:
             return smallest[1]
