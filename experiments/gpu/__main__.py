@@ -92,7 +92,7 @@ def _measure(card: Record, options: argparse.Namespace) -> None:
     known = {row["name"] for row in rows if not (row["cut_short"] or (options.again and "error" in row))}
     missing = deque(row for row in _asked(options) if row.name not in known)
     cut: list[Row] = []
-    ended: list[bool] = []
+    ended = threading.Event()
     keeping = threading.Lock()
 
     def keep(row: Row, record: Record) -> None:
@@ -112,7 +112,7 @@ def _measure(card: Record, options: argparse.Namespace) -> None:
             cut_short = "late" in found and left_s < row.limit_s
             record = {"card": card, **asdict(row), "seconds": time.monotonic() - began, "cut_short": cut_short, **found}
             with keeping:
-                if ended:
+                if ended.is_set():
                     return
                 cut.extend([row] if cut_short else [])
                 keep(row, record)
@@ -122,7 +122,7 @@ def _measure(card: Record, options: argparse.Namespace) -> None:
             list(pool.map(work, range(options.side_by_side)))
         except BaseException:  # as of a signal: no other row begins, and those that run end
             with keeping:
-                ended.append(True)
+                ended.set()
                 missing.clear()
             for process in list(_running):
                 _kill(process)

@@ -111,7 +111,8 @@ class Callback:
             return one
         for share in _ROOMS:
             room_nbytes = int(share * (budget - one.resident_bytes))
-            found = replace(one, module=overlap(one.module, self.device, self.machine, room_nbytes))
+            module = overlap(one.module, self.device, self.machine, room_nbytes)
+            found = one if module is one.module else replace(one, module=module)
             if found.device_bytes <= budget:
                 return min(one, found, key=lambda way: (way.replay.step_s, way.device_bytes))
         return one

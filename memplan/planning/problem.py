@@ -7,7 +7,7 @@ included.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -118,6 +118,14 @@ class Problem:
         """The problem with these seconds, by kernel's name; 0 for all others."""
         kernels = (replace(one, seconds=seconds.get(one.name, 0.0)) for one in self.kernels)
         return replace(self, kernels=tuple(kernels))
+
+    def with_bodies(self, units: Iterable[int]) -> list[int]:
+        """Kernels of the entry in this order, what is inside of a loop right before it."""
+        inside: dict[int, list[int]] = {}
+        for number in range(len(self.kernels)):
+            for outermost in list(self.loops_around(number))[-1:]:
+                inside.setdefault(outermost, []).append(number)
+        return [number for unit in units for number in (*inside.get(unit, ()), unit)]
 
     def loops_around(self, number: int) -> Iterator[int]:
         """The loops that contain a kernel, the innermost first."""

@@ -112,7 +112,7 @@ class _Entry:
 
     def kernels(self, order: Sequence[int]) -> list[int]:
         """All kernels in an order of places, bodies right before their loops."""
-        return [number for at in order for number in (*self._inside[self.units[at]], self.units[at])]
+        return self.problem.with_bodies(self.units[at] for at in order)
 
 
 class _Simulation:

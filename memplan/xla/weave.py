@@ -116,12 +116,7 @@ class _Weaver:
 
     def order(self) -> Sequence[int]:
         """All kernels, bodies right before their loops."""
-        contents = defaultdict[int, list[int]](list)
-        for number, kernel in enumerate(self.problem.kernels):
-            if kernel.parent_loop is not None:
-                *_, outermost = self.problem.loops_around(number)
-                contents[outermost].append(number)
-        return [number for unit in self._ordered() for number in (*contents[unit], unit)]
+        return self.problem.with_bodies(self._ordered())
 
     def _ordered(self) -> Sequence[int]:
         """Units by rank, then as they were; ends of moved collectives by the clock."""

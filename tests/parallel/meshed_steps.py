@@ -13,6 +13,7 @@ AXES = "data", "model"
 LAST = "NHWC", "HWIO", "NHWC"  # channels
 LAYERS, WIDTH, ROWS = 6, 64, 1024
 AnyMesh = Mesh | AbstractMesh
+ABSTRACT = AbstractMesh((2, 4), AXES, axis_types=(AxisType.Auto, AxisType.Auto))
 
 
 @dataclass(frozen=True)

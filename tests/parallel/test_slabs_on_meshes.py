@@ -1,10 +1,5 @@
 """Slabs of a step over a mesh: along what is whole on every device, and with one device's bytes."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -13,9 +8,9 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from memplan.hardware import catalog
 from memplan.program.slabs.choose import slab_programs
 from memplan.program.trace import trace
+from tests.parallel.printed import printed_by
 from tests.parallel.slabbed import SHARES, step
 
-ROOT = Path(__file__).parents[2]
 MESH = AbstractMesh((4,), ("device",), axis_types=(AxisType.Auto,))
 
 
@@ -32,10 +27,6 @@ def test_the_divided_dimension_is_never_cut(divided: int) -> None:
 
 @pytest.mark.slow
 def test_slabs_on_four_devices_give_the_results_of_one() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.parallel.slabbed"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    for share, found in zip(SHARES, json.loads(done.stdout.splitlines()[-1]), strict=True):
+    for share, found in zip(SHARES, printed_by("tests.parallel.slabbed"), strict=True):
         assert found["share"] <= share and found["loops"] and found["off"] < 1e-6
         assert found["kinds"] == ["all-reduce", "collective-permute"]  # and nothing is gathered

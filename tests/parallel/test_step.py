@@ -1,10 +1,6 @@
 """What users call: its arguments, its errors, and training steps on eight real devices, which one script runs."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 import memplan
 from memplan.errors import MemplanError
 from memplan.parallel.step import DataParallel, data_parallel
+from tests.parallel.printed import printed_by
 
 SAME = 3e-5  # what rounding does to these steps, three times over
 W = jax.random.normal(jax.random.key(1), (6, 6))
@@ -130,10 +127,7 @@ def test_a_step_over_a_mesh_is_compiled_for_a_like_mesh_of_described_gpus(axes: 
 @pytest.fixture(scope="module")
 def on_eight() -> Any:
     """What `eight_devices.py` found."""
-    script = Path(__file__).with_name("eight_devices.py")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return printed_by("tests.parallel.eight_devices")
 
 
 @pytest.mark.slow

@@ -2,33 +2,25 @@
 
 The steps of `meshed_steps.py` are silent, too: their own tests fail on any warning."""
 
-import json
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jax.sharding import AbstractMesh, AxisType
 
 import memplan
 from tests.parallel import gathering_steps
 from tests.parallel.gathering_steps import LOUD, SILENT
-from tests.parallel.meshed_steps import AXES, Case, shaped
+from tests.parallel.meshed_steps import ABSTRACT, Case, shaped
+from tests.parallel.printed import ROOT, printed_by
 
-ROOT = Path(__file__).parents[2]
-ABSTRACT = AbstractMesh((2, 4), AXES, axis_types=(AxisType.Auto, AxisType.Auto))
 BEGINS = "XLA cannot divide these operations of the step along the dimension that is divided among the devices"
 
 
 @pytest.fixture(scope="module")
 def on_eight() -> Any:
     """What `told_gathers.py` found."""
-    command = [sys.executable, "-m", "tests.parallel.told_gathers"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return printed_by("tests.parallel.told_gathers")
 
 
 def expected(name: str) -> str:

@@ -3,28 +3,21 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
-from jax.sharding import AbstractMesh, AxisType
 
 import memplan
 from memplan.errors import MeshError, TopologyError
-from tests.parallel.meshed_steps import AXES, CASES, MLP, constrained, fsdp, mlp, shaped
-
-ROOT = Path(__file__).parents[2]
-ABSTRACT = AbstractMesh((2, 4), AXES, axis_types=(AxisType.Auto, AxisType.Auto))
+from tests.parallel.meshed_steps import ABSTRACT, CASES, MLP, constrained, fsdp, mlp, shaped
+from tests.parallel.printed import ROOT, printed_by
 
 
 @pytest.fixture(scope="module")
 def on_eight() -> Any:
     """What `user_meshes.py` found."""
-    command = [sys.executable, "-m", "tests.parallel.user_meshes"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return printed_by("tests.parallel.user_meshes")
 
 
 @pytest.mark.slow

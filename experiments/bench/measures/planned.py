@@ -65,8 +65,13 @@ def measure(case: Case) -> Found:
         nbytes = sum(leaf.dtype.itemsize * leaf.size for leaf in jax.tree.leaves([args[i] for i in case.host_state]))
         row |= {"unmodified_bytes": alone.planned.plain.device_bytes, "plain_step_s": alone.step_s}
         row["state_bytes"] = nbytes
-    status = "does not fit" if not found.fits else "fits" if found.plan is not None else "untouched"
-    return Found([row], status, "" if found.fits else str(infeasible(found)))
+    return found_of(row, found)
+
+
+def found_of(row: Mapping[str, Any], outcome: Outcome) -> Found:
+    """A row of an outcome, with its status, and why nothing fits where that is so."""
+    status = "does not fit" if not outcome.fits else "fits" if outcome.plan is not None else "untouched"
+    return Found([dict(row)], status, "" if outcome.fits else str(infeasible(outcome)))
 
 
 def beside_checkpoint(case: Case) -> Found:

@@ -1,12 +1,11 @@
 """A sharded step over a machine that is not here, within a share of its bytes or what `jax.checkpoint` makes of it."""
 
 from experiments.bench.cases import Case
-from experiments.bench.measures.planned import UNLIMITED, limit_of
+from experiments.bench.measures.planned import UNLIMITED, found_of, limit_of
 from experiments.bench.results import Found
 from memplan import pipeline
 from memplan.hardware.topology import topology_named
 from memplan.pipeline import Request
-from memplan.results.infeasible import infeasible
 
 
 def measure(case: Case) -> Found:
@@ -28,5 +27,4 @@ def measure(case: Case) -> Found:
         "host_bytes": found.host_bytes, "step_s": found.step_s,
         "slab_loops": sum(len(one.loops) for one in found.program.in_slabs),
     }  # fmt: skip
-    status = "does not fit" if not found.fits else "fits" if found.plan is not None else "untouched"
-    return Found([row], status, "" if found.fits else str(infeasible(found)))
+    return found_of(row, found)
