@@ -184,43 +184,28 @@ class _Layout:
         """By time: tables of pointers that are made, those last read before a kernel runs, and those that end with it.
 
         They have places of their own, but XLA's clock counts them. A table is read by whoever takes an element out of
-        it, right before its first reader, which may be a loop.
+        it, right before its first reader.
         """
         opened, taken, closed = Counter[int](), Counter[int](), Counter[int]()
-        first = self._first_reads()
+        first: dict[int, int] = {}
+        for time, reads in enumerate(self._live.reads):
+            for version in reads:
+                first.setdefault(version, time)
         under_way: dict[int, int] = {}  # start of a pair -> its tables
         for time, action in enumerate(self.schedule):
             kernel = self._live.kernel(time)
             if kernel is None:
                 continue
-            closed[time] += kernel.tables_end
             if kernel.started_by is not None:
                 closed[time] += under_way.pop(kernel.started_by, 0)
             made = [number for number in self._live.writes[time] if self._versions[number].made]
             if action.number in self._ends:
                 under_way[action.number] = kernel.tables
                 opened[time] += kernel.tables
-            elif kernel.tables and len(made) != 1:  # XLA makes one result without a table where the others are dead
-                opened[time] += kernel.tables
-                if made:
-                    taken[max(first.get(number, time) for number in made)] += 1
+            elif kernel.tables and len(made) > 1:
+                opened[time] += 1
+                taken[max(first.get(number, time) for number in made)] += 1
         return opened, taken, closed
-
-    def _first_reads(self) -> dict[int, int]:
-        """Times when versions are read first; by a loop, when its first computation begins."""
-        kernels, began, first = self._problem.kernels, dict[int, int](), dict[int, int]()
-        for time, action in enumerate(self.schedule):
-            kernel = self._live.kernel(time)
-            loops, inside = list[int](), None if kernel is None else kernel.parent_loop
-            while inside is not None:
-                loops.append(inside)
-                inside = kernels[inside].parent_loop
-            for loop in loops:
-                began.setdefault(loop, time)
-            for version in self._live.reads[time]:
-                made = self._versions[version].start
-                first.setdefault(version, next((began[loop] for loop in reversed(loops) if began[loop] > made), time))
-        return first
 
     def _written_over(self, number: int, ending: Sequence[int], several: set[int]) -> int | None:
         """The first operand that ends here and that the version may overwrite."""

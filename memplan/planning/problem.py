@@ -59,8 +59,7 @@ class Kernel:
       opaque: it is in a branch of a conditional or in a called computation, where nothing is planned.
       started_by: of the end of an asynchronous pair: number of the kernel that starts it, and writes its results. What
         runs again is the whole pair.
-      tables: tuples of pointers among its results; of where a loop begins or ends, also what is put together for it.
-      tables_end: of where a loop begins or ends: the tuples of pointers that end there.
+      tables: tuples of pointers among its results.
     """
 
     name: str
@@ -76,7 +75,6 @@ class Kernel:
     opaque: bool = False
     started_by: int | None = None
     tables: int = 0
-    tables_end: int = 0
 
 
 @dataclass(frozen=True)

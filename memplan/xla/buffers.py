@@ -373,31 +373,13 @@ class _ProblemBuilder:
         for name in (condition, body):
             tree = carried[name]
             self._kernels.append(
-                Kernel(
-                    f"{name}:begin",
-                    (),
-                    tuple(leaves_of(tree)),
-                    parent_loop=parent_loop,
-                    recomputable=False,
-                    tables=2 if name == condition else 1,  # the state's, which is put together for the loop, and its own
-                    tables_end=1 if name == condition else 0,
-                )
+                Kernel(f"{name}:begin", (), tuple(leaves_of(tree)), parent_loop=parent_loop, recomputable=False)
             )
             for value in leaves_of(tree):
                 self._values[value].maker = len(self._kernels) - 1
             ends[name] = self._computation(self._module[name], [tree], parent_loop)
             reads = tuple(dict.fromkeys(leaves_of(ends[name])))
-            self._kernels.append(
-                Kernel(
-                    f"{name}:end",
-                    reads,
-                    (),
-                    parent_loop=parent_loop,
-                    recomputable=False,
-                    tables=1 if name == body else 0,  # the next state's
-                    tables_end=1,
-                )
-            )
+            self._kernels.append(Kernel(f"{name}:end", reads, (), parent_loop=parent_loop, recomputable=False))
         result = self._values.add_like(state, op.name)
         self._table(op.shape)
         for value in leaves_of(result):
