@@ -12,13 +12,12 @@ Follows XLA's `BufferAssigner` and `HeapSimulator`, in three steps:
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from memplan.planning.legal import pair_ends
 from memplan.planning.liveness import Liveness, Version
 from memplan.planning.problem import Problem, Role
 from memplan.planning.schedule import Kind, Schedule, runs
@@ -74,7 +73,6 @@ class _Layout:
         self._live = Liveness(problem, self.schedule)
         self._versions = self._live.versions
         self._position = _post_order(self._live)
-        self._ends = pair_ends(problem)
 
     def packing(self) -> Packing:
         reused, left = self._reuse_places()
@@ -158,10 +156,8 @@ class _Layout:
         for number in sorted(group_of, key=lambda n: (self._versions[n].start, self._versions[n].end, n)):
             starts[self._versions[number].start].append(number)
             ends[self._versions[number].end].append(number)
-        opened, taken, closed = self._tables()
         clock, start, end, place = 0, {}, {}, {}
         for time in range(-1, len(self.schedule) + 1):
-            clock += taken[time] + opened[time]
             for number in starts[time]:
                 place[number] = group_of[number]
                 if number not in several:
@@ -173,39 +169,11 @@ class _Layout:
                         place[number] = place[old]
                 start[number] = clock
                 clock += 1
-            clock += closed[time]
             for number in ends[time]:
                 end[number] = clock
                 clock += 1
         nbytes = {n: self._nbytes([n]) for n in group_of}
         return Groups.of(place, start, end, nbytes)
-
-    def _tables(self) -> tuple[Counter[int], Counter[int], Counter[int]]:
-        """By time: tables of pointers that are made, those last read before a kernel runs, and those that end with it.
-
-        They have places of their own, but XLA's clock counts them. A table is read by whoever takes an element out of
-        it, right before its first reader.
-        """
-        opened, taken, closed = Counter[int](), Counter[int](), Counter[int]()
-        first: dict[int, int] = {}
-        for time, reads in enumerate(self._live.reads):
-            for version in reads:
-                first.setdefault(version, time)
-        under_way: dict[int, int] = {}  # start of a pair -> its tables
-        for time, action in enumerate(self.schedule):
-            kernel = self._live.kernel(time)
-            if kernel is None:
-                continue
-            if kernel.started_by is not None:
-                closed[time] += under_way.pop(kernel.started_by, 0)
-            made = [number for number in self._live.writes[time] if self._versions[number].made]
-            if action.number in self._ends:
-                under_way[action.number] = kernel.tables
-                opened[time] += kernel.tables
-            elif kernel.tables and len(made) > 1:
-                opened[time] += 1
-                taken[max(first.get(number, time) for number in made)] += 1
-        return opened, taken, closed
 
     def _written_over(self, number: int, ending: Sequence[int], several: set[int]) -> int | None:
         """The first operand that ends here and that the version may overwrite."""
@@ -314,7 +282,7 @@ class Groups:
 
     def live_nbytes(self) -> int:
         """Peak of the live bytes."""
-        change = np.zeros(max(self.end.values(), default=0) + 1, np.int64)
+        change = np.zeros(2 * len(self.start) + 2, np.int64)
         for group, numbers in self.members.items():
             until = 0
             for number in numbers:  # versions of a group that overlap count once

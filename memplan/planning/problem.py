@@ -49,8 +49,8 @@ class Kernel:
     Attributes:
       reads, writes: numbers of buffers.
       may_alias: output -> inputs whose buffer it may take at their last read.
-      may_alias_elements: the same for elements of a tuple; only if its others are dead, or in buffers of arguments
-        and outputs.
+      may_alias_elements: the same for elements of a tuple, if its others are dead or in buffers of arguments and
+        outputs; and for results of asynchronous pairs, in such buffers.
       seconds: of one run.
       parent_loop: number of the loop whose body contains it.
       recomputable: it has no effect but its results, and updates nothing in place.
@@ -59,7 +59,6 @@ class Kernel:
       opaque: it is in a branch of a conditional or in a called computation, where nothing is planned.
       started_by: of the end of an asynchronous pair: number of the kernel that starts it, and writes its results. What
         runs again is the whole pair.
-      tables: tuples of pointers among its results.
     """
 
     name: str
@@ -74,7 +73,6 @@ class Kernel:
     trips: int = 1
     opaque: bool = False
     started_by: int | None = None
-    tables: int = 0
 
 
 @dataclass(frozen=True)

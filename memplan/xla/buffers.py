@@ -248,14 +248,14 @@ class _ProblemBuilder:
     def _sources(
         self, body: Computation, op: Instruction, leaf: int, by_name: Mapping[str, Tree]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The operands that this leaf may overwrite: for kernels with one result, and for elements of fusions."""
+        """Operands that this leaf may overwrite: results of one kernel, and those that another instruction gives."""
         found: dict[bool, list[int]] = {True: [], False: []}
         for name, tree in by_name.items():
             operand = body.ops[name]
             maker = operand.operands[0] if operand.operands and operand.operands[0] in self._synchronous else name
             direct = isinstance(tree, int) and self._values[tree].name in (name, maker)
-            element = operand.opcode == "get-tuple-element"
-            if not isinstance(tree, int) or not (direct or element):
+            given = operand.opcode == "get-tuple-element" or operand.opcode.endswith("-done")
+            if not isinstance(tree, int) or not (direct or given):
                 continue
             if may_overwrite(self._module, op, leaf, operand, self._on_gpu):
                 found[direct].append(tree)
@@ -285,9 +285,6 @@ class _ProblemBuilder:
                 recomputable=not once and not in_pair,
                 drops_dead_outputs=self._on_gpu and self._has_many_results(op),
                 started_by=self._starts.get(op.operands[0]) if op.opcode.endswith("-done") else None,
-                tables=sum(isinstance(one, tuple) for one in (op.shape, *op.shape))
-                if isinstance(op.shape, tuple)
-                else 0,
             )
         )
 
