@@ -23,7 +23,6 @@ from memplan.xla.host_copies import copy_slices
 from memplan.xla.module import Module, read_module
 from memplan.xla.overlap import overlap
 from memplan.xla.rewrites.early_copies import copy_early
-from memplan.xla.weave import weave
 from memplan.xla.write import as_it_stands, write
 
 # Of the bytes that a plan leaves for temporaries, so much may be live where collectives move: the first that the layout
@@ -98,20 +97,21 @@ class Callback:
         """With the collectives among the kernels where that is faster and takes no more bytes than there are."""
         if self.machine is None:
             return plain
-        woven = replace(plain, module=weave(plain.module, self.device, self.machine))
-        woven = self._overlapped(woven, max(budget, plain.device_bytes))
-        module = woven.module
-        if self.follow and self.follow.fingerprint in (plain.module.fingerprint, module.fingerprint):
-            return woven if self.follow.fingerprint == module.fingerprint else plain
-        return woven if woven.device_bytes <= max(budget, plain.device_bytes) else plain
+        most = max(budget, plain.device_bytes)
+        ways = plain, *(self._overlapped(plain, most, feeds_links) for feeds_links in (False, True))
+        if self.follow:
+            for way in ways:
+                if way.module.fingerprint == self.follow.fingerprint:
+                    return way
+        return min(ways, key=lambda way: way.replay.step_s)
 
-    def _overlapped(self, one: ScheduledModule, budget: int) -> ScheduledModule:
+    def _overlapped(self, one: ScheduledModule, budget: int, feeds_links: bool = False) -> ScheduledModule:
         """With its collectives beside more kernels, where that is faster and keeps the budget."""
         if self.machine is None:
             return one
         for share in _ROOMS:
             room_nbytes = int(share * (budget - one.resident_bytes))
-            module = overlap(one.module, self.device, self.machine, room_nbytes)
+            module = overlap(one.module, self.device, self.machine, room_nbytes, feeds_links)
             found = one if module is one.module else replace(one, module=module)
             if found.device_bytes <= budget:
                 return min(one, found, key=lambda way: (way.replay.step_s, way.device_bytes))

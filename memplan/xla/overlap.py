@@ -2,12 +2,13 @@
 
 XLA's scheduler and a plan let few collectives be under way at once. Here the links get something to do whenever they
 are free: a sum as soon as what it adds is there, a gather just in time for its first reader; and nobody waits for the
-end of a collective before it reads what that makes. Kernels keep their order. All devices run the same module, so all
-start the collectives in the same order, which may be another one than before.
+end of a collective before it reads what that makes. Kernels keep their order, or feed the links. All devices run the
+same module, so all start the collectives in the same order, which may be another one than before.
 """
 
+import heapq
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
@@ -23,21 +24,31 @@ from memplan.planning.problem import Problem, Role
 from memplan.planning.schedule import runs
 from memplan.xla.buffers import problem_of
 from memplan.xla.collectives.cost import is_collective
-from memplan.xla.module import Module, predecessors, read_module
+from memplan.xla.module import BLOCKS, Instruction, Module, predecessors, read_module
 from memplan.xla.replay import Replay, replay
 from memplan.xla.write import write
 
+_HEAVY = frozenset({*BLOCKS, "custom-call", "dot", "convolution"})
 
-def overlap(module: Module, device: Device, machine: Machine, limit_nbytes: int) -> Module:
+
+def overlap(module: Module, device: Device, machine: Machine, limit_nbytes: int, feeds_links: bool = False) -> Module:
     """The module with the collectives of its entry beside more kernels; itself if none moves.
 
     Args:
       limit_nbytes: bytes of live temporaries up to which collectives move. What results may take more, since values
         that share a place are counted as they were.
+      feeds_links: kernels move, too. What collectives wait for comes first, and what waits for collectives alone, as
+        updates do, behind all other kernels. It moves nothing for a collective that a heavy kernel waits for, such as
+        the gather of a parameter.
     """
-    entry = _Entry(module, problem_of(module, device.target is not None, joins_pairs=False))
-    order = _Simulation(entry, replay(module, device, machine), limit_nbytes).order() if entry.pairs else ()
-    return read_module(write(module, entry.problem, runs(entry.kernels(order))), module) if order else module
+    entry = _Entry(module, problem_of(module, device.target is not None, joins_pairs=False), feeds_links)
+    if not entry.pairs:
+        return module
+    order = _Simulation(entry, replay(module, device, machine), limit_nbytes).order()
+    kernels = entry.kernels(order)
+    if kernels == sorted(kernels):
+        return module
+    return read_module(write(module, entry.problem, runs(kernels)), module)
 
 
 @dataclass
@@ -60,34 +71,39 @@ class _Entry:
       pairs: the collectives, by start.
     """
 
-    def __init__(self, module: Module, problem: Problem) -> None:
+    def __init__(self, module: Module, problem: Problem, feeds_links: bool) -> None:
         self.problem, kernels, ops = problem, problem.kernels, module.entry.ops
         self._inside = defaultdict[int, list[int]](list)  # loop of the entry -> kernels in it
         outermost = {number: [number, *problem.loops_around(number)][-1] for number in range(len(kernels))}
         for number, unit in outermost.items():
             self._inside[unit] += [number] if number != unit else []
-        self.units = [number for number, kernel in enumerate(kernels) if kernel.parent_loop is None]
-        self.names = [kernels[number].name for number in self.units]
-        place = {number: at for at, number in enumerate(self.units)}
-        named = {name: at for at, name in enumerate(self.names)}
         ends = {
             start: end for start, end in pair_ends(problem).items()
-            if start in place and is_collective(ops[kernels[start].name].opcode)
+            if start in outermost.values() and is_collective(ops[kernels[start].name].opcode)
         }  # fmt: skip
+        units = [number for number, kernel in enumerate(kernels) if kernel.parent_loop is None]
+        named = {kernels[unit].name: unit for unit in units}
         required = precedence(problem, free={*ends, *ends.values()})
-        self.before = [
-            {place[one] for one in required[number]} | {named[one] for one in predecessors(ops[name]) if one in named}
-            for number, name in zip(self.units, self.names, strict=True)
-        ]
+        before = {
+            unit: required[unit] | {named[one] for one in predecessors(ops[kernels[unit].name]) if one in named}
+            for unit in units
+        }
+        if feeds_links:
+            heavy = [unit for unit in units if _is_heavy(ops[kernels[unit].name])]
+            units = _feeding_order(before, {*ends} - _closure(heavy, before))
+        self.units, place = units, {number: at for at, number in enumerate(units)}
+        self.names = [kernels[number].name for number in units]
+        self.before = [{place[one] for one in before[unit]} for unit in units]
         reader = dict[int, int]()
         for at, earlier in enumerate(self.before):
             for one in earlier:
                 reader.setdefault(one, at)
         used = dict[int, int]()  # buffer -> place of its last use
-        for number, kernel in enumerate(kernels):
+        for number in problem.with_bodies(units):
+            kernel = kernels[number]
             used.update(dict.fromkeys((*kernel.reads, *kernel.writes), place[outermost[number]]))
         self.pairs = list[_Pair]()
-        for start, end in sorted(ends.items()):
+        for start, end in sorted(ends.items(), key=lambda pair: place[pair[0]]):
             kernel, buffers = kernels[start], problem.buffers
             written = {buffers[one].place for one in kernel.writes}
             made = (buffers[one] for one in kernel.writes if buffers[one].place == one)
@@ -98,7 +114,7 @@ class _Entry:
                 _Pair(
                     place[start],
                     place[end],
-                    reader.get(place[end], len(self.units)),
+                    reader.get(place[end], len(units)),
                     ops[kernel.name].opcode == "all-gather-start",
                     sum(one.nbytes for one in made if one.role is Role.TEMPORARY),
                     [(last, one.nbytes) for last, one in held if one.role is Role.TEMPORARY],
@@ -107,12 +123,47 @@ class _Entry:
 
     def live_nbytes(self) -> np.ndarray:
         """Most bytes of live temporaries in each unit, shape (units,)."""
-        live = live_nbytes(self.problem)
-        return np.array([live[[*self._inside[unit], unit]].max() for unit in self.units])
+        order = self.problem.with_bodies(self.units)
+        live = dict(zip(order, live_nbytes(self.problem, runs(order)), strict=True))
+        return np.array([max(live[one] for one in (*self._inside[unit], unit)) for unit in self.units])
 
     def kernels(self, order: Sequence[int]) -> list[int]:
         """All kernels in an order of places, bodies right before their loops."""
         return self.problem.with_bodies(self.units[at] for at in order)
+
+
+def _is_heavy(op: Instruction) -> bool:
+    return op.opcode in _HEAVY or (op.opcode.startswith("fusion") and op.attribute("kind") == "kCustom")
+
+
+def _feeding_order(before: Mapping[int, Collection[int]], starts: Collection[int]) -> list[int]:
+    """Units by rank, then as they were: 0 for what these starts wait for, 2 for what waits for them alone, else 1."""
+    after, missing = defaultdict[int, list[int]](list), {unit: len(earlier) for unit, earlier in before.items()}
+    for unit, earlier in before.items():
+        for one in earlier:
+            after[one].append(unit)
+    leading, behind = _closure(starts, before), _closure(starts, after)
+    rank = {unit: (0 if unit in leading else 2) if unit in behind else 1 for unit in before}
+    ready, order = [(rank[unit], unit) for unit, count in missing.items() if not count], list[int]()
+    heapq.heapify(ready)
+    while ready:
+        order.append(heapq.heappop(ready)[1])
+        for one in after[order[-1]]:
+            missing[one] -= 1
+            if not missing[one]:
+                heapq.heappush(ready, (rank[one], one))
+    return order
+
+
+def _closure(units: Iterable[int], beside: Mapping[int, Collection[int]]) -> set[int]:
+    """These, and all that these lead to."""
+    found, waiting = set[int](), list(units)
+    while waiting:
+        unit = waiting.pop()
+        if unit not in found:
+            found.add(unit)
+            waiting += beside.get(unit, ())
+    return found
 
 
 class _Simulation:
@@ -140,7 +191,7 @@ class _Simulation:
         self._order: list[int] = []
 
     def order(self) -> Sequence[int]:
-        """Places in their new order; none if it is the old one."""
+        """Places in their new order."""
         latest = self._latest_s()
         for at, seconds in enumerate(self._seconds):
             if at in self._of_start or at in self._of_end:
@@ -161,7 +212,7 @@ class _Simulation:
             self._now += seconds
         for pair in self._pairs:
             self._require_all((pair.end,), len(self._seconds))
-        return () if self._order == sorted(self._order) else self._order
+        return self._order
 
     def _latest_s(self) -> Sequence[float]:
         """By pair: when it must start so that nobody waits, on the clock of the kernels alone."""
