@@ -23,13 +23,10 @@ from experiments.bench.public.training import TrainingStep, images
 
 DEVICES = 8
 MAXTEXT = Repository("AI-Hypercomputer/maxtext", "e591f30cbbf217ed67ef71263ec0538239f9c3b8", "Apache-2.0")
-STAND_INS = (  # of MaxText: data, logs, checkpoints, kernels of TPUs, and what runs inference
-    "aqt", "chex", "cloud_accelerator_diagnostics", "cloud_tpu_diagnostics", "datasets", "drjax", "google.cloud",
-    "google_cloud_mldiagnostics", "grain", "huggingface_hub", "jsonlines", "maxtext.checkpoint_conversion",
-    "maxtext.common.checkpointing", "maxtext.input_pipeline", "maxtext.utils.lora_utils", "ml_goodput_measurement",
-    "pathwaysutils", "safetensors", "sentencepiece", "tensorboardX", "tensorflow", "tensorflow_datasets",
-    "tensorflow_text", "tiktoken", "tokamax", "tokenizers", "torch", "tpu_inference", "tqdm", "transformer_engine",
-    "transformers", "tunix", "vllm",
+STAND_INS = (  # of MaxText: data, logs, checkpoints, quantization, kernels of TPUs, and DiLoCo
+    "aqt", "datasets", "drjax", "grain", "huggingface_hub", "maxtext.checkpoint_conversion",
+    "maxtext.common.checkpointing", "maxtext.input_pipeline", "ml_goodput_measurement", "pathwaysutils",
+    "sentencepiece", "sympy", "tensorflow", "tensorflow_datasets", "tiktoken", "tokamax", "tokenizers", "transformers",
 )  # fmt: skip
 
 
