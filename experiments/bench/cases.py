@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from experiments.bench import second_order
 from experiments.bench.public.checkouts import checkouts_folder
+from experiments.bench.public.mesh_steps import MESH_STEPS
 from experiments.bench.public.steps import STEPS
 from experiments.bench.random_steps import drawn_step
 from experiments.bench.slab_steps import FACES, parcellation
@@ -97,6 +98,10 @@ BUDGETS = by_name((
 def _public(name: str, small: bool = False) -> Any:
     step, folder = STEPS[name], checkouts_folder()
     return (step.small_factory if small else step.factory)(folder)()
+
+
+def _meshed(name: str) -> Any:
+    return MESH_STEPS[name].build(checkouts_folder())
 
 
 def _ladder(name: str, device: str) -> Iterator[Case]:
@@ -370,6 +375,11 @@ SHARDED = by_name(
     for hosts in (2, 8)
     for kind in ("fsdp", "tensor", "both")
     for case in _sharded(kind, layers, hosts)
+)
+
+PUBLIC_MESHES = by_name(
+    Case(f"{name}-70", partial(_meshed, name), step.device, 70, minutes=20, facts={"topology": step.topology})
+    for name, step in MESH_STEPS.items()
 )
 
 OVERHEAD = by_name(

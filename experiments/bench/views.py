@@ -391,14 +391,18 @@ def meshes(rows: Rows) -> str:
     return "\n\n".join((table(_PUBLISHED, published), table(_MESHES, rows)))
 
 
-sharded = shown(
+_DIVIDED = (
     _CASE, mib("plain MiB", "plain_bytes"), ms("plain ms", "plain_step_s"), mib("budget MiB", "budget_bytes"),
     mib("memplan MiB", "compiled_bytes"), Column("predicted", _ratio("predicted_bytes", "compiled_bytes"), "{:.4f}"),
     mib("on the host MiB", "host_bytes"), ms("memplan ms", "step_s"),
     Column("over plain", _ratio("step_s", "plain_step_s"), "{:.3f}"),
+)  # fmt: skip
+sharded = shown(
+    *_DIVIDED,
     ms("jax.checkpoint ms", "checkpoint_step_s"),
     Column("its time over memplan's", _ratio("checkpoint_step_s", "step_s"), "{:.2f}"),
-)  # fmt: skip
+)
+public_meshes = shown(*_DIVIDED, Column("status", "status"))
 
 
 # On the device that is here.

@@ -25,6 +25,21 @@ def test_the_divided_dimension_is_never_cut(divided: int) -> None:
     assert found and all(slabs.dim in {1, 2, 3} - {divided} for slabs in found)
 
 
+def test_nor_is_what_a_constraint_of_the_step_divides() -> None:
+    def loss_of(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        x = jax.lax.with_sharding_constraint(x, rows)
+        for weight in weights:
+            x = jax.nn.relu(x @ weight)
+        return (x**2).mean()
+
+    rows = NamedSharding(MESH, PartitionSpec("device"))
+    x = jax.ShapeDtypeStruct((4096, 4), jnp.float32, sharding=rows)
+    weights = [jax.ShapeDtypeStruct((size, 64), jnp.float32) for size in (4, 64, 64)]
+    program = trace(jax.value_and_grad(loss_of), (weights, x), {}, {}, platform="cuda")
+    found = [*slab_programs(program, catalog.named("v100"), 4096 * 64 * 4, 0, float("inf"))]
+    assert found and all(one.in_slabs[0].slabs.dim == 1 for one in found)  # of the width, not of the batch
+
+
 @pytest.mark.slow
 def test_slabs_on_four_devices_give_the_results_of_one() -> None:
     for share, found in zip(SHARES, printed_by("tests.parallel.slabbed"), strict=True):

@@ -131,6 +131,8 @@ class _StandIn(ModuleType):
     def __or__(self, other: Any) -> Any:
         return self
 
+    __ror__ = __or__
+
     def __mro_entries__(self, bases: Any) -> tuple[type, ...]:
         return ()
 

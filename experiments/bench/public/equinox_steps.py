@@ -18,11 +18,11 @@ EQUINOX = Repository("patrick-kidger/equinox", "9336d820b2ef66b360fc6cb3611b3da5
 STAND_INS = ("torch", "torchvision", "datasets", "transformers", "tqdm", "matplotlib", "diffrax")
 
 
-def _notebook(checkouts: Path, name: str) -> Notebook:
+def notebook(checkouts: Path, name: str) -> Notebook:
     return Notebook(folder_of(checkouts, EQUINOX, "docs/examples") / f"{name}.ipynb", STAND_INS)
 
 
-def _step(eqx: Any, make: Make, build: Callable[[], Any], data: Callable[[], Any], update: Any) -> TrainingStep:
+def step_of(eqx: Any, make: Make, build: Callable[[], Any], data: Callable[[], Any], update: Any) -> TrainingStep:
     """Of the arrays of what is built: `update(built, *data())` returns it as it is after the step, and more."""
     rest: list[Any] = []
 
@@ -38,13 +38,13 @@ def _step(eqx: Any, make: Make, build: Callable[[], Any], data: Callable[[], Any
     return TrainingStep(step, (make(arrays), *make(data)), (0,))
 
 
-def _with_moments(eqx: Any, model: Any, optimizer: optax.GradientTransformation) -> Any:
+def with_moments(eqx: Any, model: Any, optimizer: optax.GradientTransformation) -> Any:
     return model, optimizer.init(eqx.filter(model, eqx.is_inexact_array))
 
 
 def vision_transformer(checkouts: Path, make: Make, *, batch: int, size: int, **sizes: int) -> TrainingStep:
     """An image classifier, image by image under `jax.vmap`; dropout with a key for each, AdamW."""
-    book = _notebook(checkouts, "vision_transformer").run(1, 2)
+    book = notebook(checkouts, "vision_transformer").run(1, 2)
     book.set(batch_size=batch, image_size=(size, size, 3), height=size, width=size, **sizes)
     names = book.set(num_patches=(size // book.names.patch_size) ** 2).run(6, 8, 10, 11).names
     eqx, optimizer = names.eqx, optax.adamw(names.lr, b1=names.beta1, b2=names.beta2)
@@ -52,7 +52,7 @@ def vision_transformer(checkouts: Path, make: Make, *, batch: int, size: int, **
     shape = {name: getattr(names, name) for name in (*named, "num_classes")}
 
     def build() -> Any:
-        return _with_moments(eqx, names.VisionTransformer(**shape, key=jax.random.key(0)), optimizer)
+        return with_moments(eqx, names.VisionTransformer(**shape, key=jax.random.key(0)), optimizer)
 
     def data() -> Any:
         keys = jax.random.split(jax.random.key(3), batch)
@@ -62,12 +62,12 @@ def vision_transformer(checkouts: Path, make: Make, *, batch: int, size: int, **
         model, moments, loss = names.step_model(built[0], optimizer, built[1], images, labels, keys)
         return (model, moments), loss
 
-    return _step(eqx, make, build, data, update)
+    return step_of(eqx, make, build, data, update)
 
 
 def bert(checkouts: Path, make: Make, *, batch: int, tokens: int, **sizes: int) -> TrainingStep:
     """A classifier of sentences in float32, under `jax.vmap`; dropout, clipped gradients, Adam."""
-    names = _notebook(checkouts, "bert").run(3, 5, 6, 7, 8, 9, 10, 17).names
+    names = notebook(checkouts, "bert").run(3, 5, 6, 7, 8, 9, 10, 17).names
     eqx = names.eqx
     config = {
         "vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 2, "hidden_dropout_prob": 0.1,
@@ -77,7 +77,7 @@ def bert(checkouts: Path, make: Make, *, batch: int, tokens: int, **sizes: int) 
 
     def build() -> Any:
         model = names.BertClassifier(config=config, num_classes=2, key=jax.random.key(0))
-        return _with_moments(eqx, model, optimizer)
+        return with_moments(eqx, model, optimizer)
 
     def data() -> Any:
         words = integers(batch, tokens, below=config["vocab_size"], least=1)
@@ -88,7 +88,7 @@ def bert(checkouts: Path, make: Make, *, batch: int, tokens: int, **sizes: int) 
         loss, model, moments, key = names.make_step(built[0], inputs, built[1], key, optimizer)
         return (model, moments), loss, key
 
-    step, *args = _step(eqx, make, build, data, update)
+    step, *args = step_of(eqx, make, build, data, update)
     return TrainingStep(of_one_replica(step, "devices"), *args)
 
 
@@ -97,7 +97,7 @@ def convolutional_gan(checkouts: Path, make: Make, *, batch: int, filters: int) 
 
     Images are 64 x 64; the notebook takes their width for the number of filters as well.
     """
-    book = _notebook(checkouts, "deep_convolutional_gan").run(1, 2)
+    book = notebook(checkouts, "deep_convolutional_gan").run(1, 2)
     names = book.set(batch_size=batch).run(7, 9, 11).names
     shape = names.height, filters, names.channels
     eqx, optimizer = names.eqx, optax.adam(names.lr, b1=names.beta1, b2=names.beta2)
@@ -122,15 +122,15 @@ def convolutional_gan(checkouts: Path, make: Make, *, batch: int, filters: int) 
         )
         return (generator, discriminator, made, judged, makers, judges), judge_loss, make_loss, key
 
-    return _step(eqx, make, build, data, update)
+    return step_of(eqx, make, build, data, update)
 
 
 def unet_diffusion(
     checkouts: Path, make: Make, *, batch: int, size: int, width: int, levels: tuple[int, ...]
 ) -> TrainingStep:
     """A U-Net with linear attention (unet.ipynb) that learns to denoise (score_based_diffusion.ipynb); AdaBelief."""
-    unet = _notebook(checkouts, "unet").run(1).names
-    names = _notebook(checkouts, "score_based_diffusion").run(1, 5, 9).names
+    unet = notebook(checkouts, "unet").run(1).names
+    names = notebook(checkouts, "score_based_diffusion").run(1, 5, 9).names
     eqx, optimizer = names.eqx, optax.adabelief(3e-4)
 
     def build() -> Any:
@@ -139,7 +139,7 @@ def unet_diffusion(
             dropout_rate=0.0,  # the other notebook gives its model no key
             dim_head=32, num_res_blocks=2, attn_resolutions=[size // 2], key=jax.random.key(0),
         )  # fmt: skip
-        return _with_moments(eqx, model, optimizer)
+        return with_moments(eqx, model, optimizer)
 
     def data() -> Any:
         return images(batch, 3, size, size), jax.random.key(3)
@@ -150,4 +150,4 @@ def unet_diffusion(
         )
         return (model, moments), loss, key
 
-    return _step(eqx, make, build, data, update)
+    return step_of(eqx, make, build, data, update)

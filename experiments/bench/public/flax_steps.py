@@ -1,5 +1,6 @@
 """Steps of the examples of google/flax: models, `train_step`, optimizers and configurations are the repository's."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,13 @@ STAND_INS = (  # data, logs and checkpoints
 )  # fmt: skip
 
 
-def _example(checkouts: Path, name: str, module: str = "train") -> Any:
+def example(checkouts: Path, name: str, module: str = "train") -> Any:
     return imported(folder_of(checkouts, FLAX, f"examples/{name}"), module, STAND_INS)
 
 
-def _config(checkouts: Path, name: str, config: str = "default", **values: Any) -> Any:
+def configured(checkouts: Path, name: str, config: str = "default", **values: Any) -> Any:
     """The example's own configuration with some values replaced."""
-    found = _example(checkouts, name, f"configs.{config}").get_config()
+    found = example(checkouts, name, f"configs.{config}").get_config()
     for key, value in values.items():
         setattr(found, key, value)
     return found
@@ -35,8 +36,8 @@ def _config(checkouts: Path, name: str, config: str = "default", **values: Any) 
 
 def imagenet(checkouts: Path, make: Make, *, model: str, batch: int, size: int) -> TrainingStep:
     """A residual network with batch normalization, momentum and weight decay, float32; images of size x size x 3."""
-    train = _example(checkouts, "imagenet")
-    config = _config(checkouts, "imagenet", batch_size=batch)
+    train = example(checkouts, "imagenet")
+    config = configured(checkouts, "imagenet", batch_size=batch)
     rate = train.create_learning_rate_fn(config, config.learning_rate * batch / 256, steps_per_epoch=1000)
     network = train.create_model(model_cls=getattr(train.models, model), half_precision=False)
 
@@ -48,32 +49,37 @@ def imagenet(checkouts: Path, make: Make, *, model: str, batch: int, size: int) 
     return TrainingStep(step, make(args), (0,))
 
 
-def lm1b(checkouts: Path, make: Make, *, batch: int, tokens: int, **config_values: Any) -> TrainingStep:
-    """A language model (pre-norm decoder, dropout, bfloat16) with AdamW."""
-    train = _example(checkouts, "lm1b")
-    lengths = {"max_target_length": tokens, "max_eval_target_length": tokens}
-    config = _config(checkouts, "lm1b", per_device_batch_size=batch, **lengths, **config_values)
+def lm1b_parts(checkouts: Path, **config_values: Any) -> tuple[Any, Any, Callable[[Any], Any], Callable[..., Any]]:
+    """The module, its configuration, what makes the state of a key, in flax's boxes, and the step."""
+    train, config = example(checkouts, "lm1b"), configured(checkouts, "lm1b", **config_values)
     rate = train.create_learning_rate_schedule(config.learning_rate, config.warmup_steps)
     sizes = _transformer_sizes(config, jnp.bfloat16 if config.use_bfloat16 else jnp.float32)
     network = train.models.TransformerConfig(deterministic=False, **sizes)
     model = train.models.TransformerLM(network.replace(deterministic=True))
     optimizer = optax.adamw(rate, b1=0.9, b2=0.98, eps=1e-9, weight_decay=config.weight_decay)
 
-    def args() -> Any:
-        boxed = train.utils.init_train_state(model, optimizer, config, jax.random.key(0))
-        state = train.utils.unbox_logicallypartioned_trainstate(boxed)
-        return state, {"inputs": integers(batch, tokens, below=config.vocab_size, least=1)}, jax.random.key(3)
-
     def step(state: Any, batch: Any, key: Any) -> Any:
         return train.train_step(state, batch, network, rate, 0.0, key)
+
+    return train, config, partial(train.utils.init_train_state, model, optimizer, config), step
+
+
+def lm1b(checkouts: Path, make: Make, *, batch: int, tokens: int, **config_values: Any) -> TrainingStep:
+    """A language model (pre-norm decoder, dropout, bfloat16) with AdamW."""
+    lengths = {"max_target_length": tokens, "max_eval_target_length": tokens}
+    train, config, begun, step = lm1b_parts(checkouts, per_device_batch_size=batch, **lengths, **config_values)
+
+    def args() -> Any:
+        state = train.utils.unbox_logicallypartioned_trainstate(begun(jax.random.key(0)))
+        return state, {"inputs": integers(batch, tokens, below=config.vocab_size, least=1)}, jax.random.key(3)
 
     return TrainingStep(step, make(args), (0,))
 
 
 def wmt(checkouts: Path, make: Make, *, batch: int, tokens: int, **config_values: Any) -> TrainingStep:
     """Translation: encoder and decoder in float16 with a dynamic loss scale, shared embeddings, smoothed labels."""
-    train = _example(checkouts, "wmt")
-    config = _config(checkouts, "wmt", max_target_length=tokens, max_eval_target_length=tokens, **config_values)
+    train = example(checkouts, "wmt")
+    config = configured(checkouts, "wmt", max_target_length=tokens, max_eval_target_length=tokens, **config_values)
     rate = train.create_learning_rate_schedule(config.learning_rate, config.warmup_steps)
     shared = {name: config[name] for name in ("share_embeddings", "logits_via_embedding")}
     network = train.models.TransformerConfig(deterministic=False, **shared, **_transformer_sizes(config, jnp.float16))
@@ -105,7 +111,7 @@ def _transformer_sizes(config: Any, dtype: Any) -> dict[str, Any]:
 
 def nlp_seq(checkouts: Path, make: Make, *, batch: int, tokens: int, accumulated: int, **sizes: Any) -> TrainingStep:
     """Tagging of words; gradients of some steps are added up by `optax.MultiSteps` (not the example's)."""
-    train = _example(checkouts, "nlp_seq")
+    train = example(checkouts, "nlp_seq")
     words, tags = 20_000, 50  # the example counts them in its data
     config = train.models.TransformerConfig(vocab_size=words, output_vocab_size=tags, max_len=tokens, **sizes)
     model = train.models.Transformer(config)
@@ -127,8 +133,8 @@ def nlp_seq(checkouts: Path, make: Make, *, batch: int, tokens: int, accumulated
 
 def ogbg_molpcba(checkouts: Path, make: Make, *, graphs: int, nodes: int, edges: int) -> TrainingStep:
     """A network over molecules, its edges as well: gathers, segment sums, dropout; nodes and edges of all graphs."""
-    train = _example(checkouts, "ogbg_molpcba")
-    config = _config(checkouts, "ogbg_molpcba", "default_graph_net", num_classes=128)
+    train = example(checkouts, "ogbg_molpcba")
+    config = configured(checkouts, "ogbg_molpcba", "default_graph_net", num_classes=128)
     model, optimizer = train.create_model(config, deterministic=False), train.create_optimizer(config)
 
     def molecules() -> Any:
@@ -150,7 +156,7 @@ def ogbg_molpcba(checkouts: Path, make: Make, *, graphs: int, nodes: int, edges:
 
 def seq2seq(checkouts: Path, make: Make, *, batch: int, digits: int, width: int) -> TrainingStep:
     """Sums of long numbers, digit by digit: two LSTMs in loops; the second one draws its next input."""
-    train = _example(checkouts, "seq2seq")
+    train = example(checkouts, "seq2seq")
     train.FLAGS.hidden_size = width
     table = train.CTable("0123456789+= ", digits)
 
@@ -169,7 +175,7 @@ def seq2seq(checkouts: Path, make: Make, *, batch: int, digits: int, width: int)
 
 def vae(checkouts: Path, make: Make, *, batch: int, latents: int) -> TrainingStep:
     """A variational autoencoder of dense layers on images of 784 bits, Adam."""
-    train = _example(checkouts, "vae")
+    train = example(checkouts, "vae")
     model = train.models.model(latents)
 
     def args() -> Any:
@@ -183,12 +189,11 @@ def vae(checkouts: Path, make: Make, *, batch: int, latents: int) -> TrainingSte
     return TrainingStep(step, make(args), (0,))
 
 
-def gemma(checkouts: Path, make: Make, *, version: str, batch: int, tokens: int, **sizes: Any) -> TrainingStep:
-    """Gemma as an nnx module, whose state goes in and out: bfloat16 on float32 weights, sliding windows."""
-    train = _example(checkouts, "gemma")
-    config = _config(checkouts, "gemma", max_target_length=tokens)
-    sizes = {"num_embed": config.vocab_size, "dtype": jnp.bfloat16, **sizes}
-    network = train.transformer_lib.TransformerConfig.from_version_name(version, **sizes)
+def gemma_objects(train: Any, config: Any, **sizes: Any) -> Callable[[], Any]:
+    """Makes the model that the configuration names, its optimizer, the keys and the metrics."""
+    network = train.transformer_lib.TransformerConfig.from_version_name(
+        config.transformer_name, **{"num_embed": config.vocab_size, "dtype": jnp.bfloat16, **sizes}
+    )
     rate = train.create_learning_rate_schedule(config.learning_rate, config.warmup_steps)
     optimizer = optax.adamw(rate, b1=0.9, b2=0.98, eps=1e-9, weight_decay=config.weight_decay)
 
@@ -198,6 +203,14 @@ def gemma(checkouts: Path, make: Make, *, version: str, batch: int, tokens: int,
         metrics = nnx.MultiMetric(loss=nnx.metrics.Average("loss"), accuracy=nnx.metrics.Accuracy())
         return model, nnx.Optimizer(model, tx=optimizer, wrt=nnx.Param), keys, metrics
 
+    return objects
+
+
+def gemma(checkouts: Path, make: Make, *, version: str, batch: int, tokens: int, **sizes: Any) -> TrainingStep:
+    """Gemma as an nnx module, whose state goes in and out: bfloat16 on float32 weights, sliding windows."""
+    train = example(checkouts, "gemma")
+    config = configured(checkouts, "gemma", max_target_length=tokens, transformer_name=version)
+    objects = gemma_objects(train, config, **sizes)
     form, _ = nnx.split(nnx.eval_shape(objects))
 
     def args() -> Any:

@@ -80,9 +80,12 @@ def slab_programs(
 
 
 def _divided(program: Program) -> Mapping[Any, tuple[int, ...]]:
-    """For each input that is divided over a mesh: into how many parts along each dimension."""
-    division, found = program.traced.division, dict[Any, tuple[int, ...]]()
-    for var, sharding in zip(program.flat.invars, division.inputs if division else (), strict=False):
+    """For each value that an input or a constraint divides over a mesh: into how many parts along each dimension."""
+    division, flat, found = program.traced.division, program.flat, dict[Any, tuple[int, ...]]()
+    told = [*zip(flat.invars, division.inputs, strict=False)] if division else []
+    for eqn in flat.closed.jaxpr.eqns if division else ():
+        told += [(var, eqn.params.get("sharding", eqn.params.get("dst_sharding"))) for var in eqn.outvars]
+    for var, sharding in told:
         shape = shape_of(var)
         if sharding is not None and math.prod(shape) and (part := sharding.shard_shape(shape)) != shape:
             found[var] = tuple(size // own for size, own in zip(shape, part, strict=True))
@@ -95,8 +98,8 @@ def frontier(
     """Slabs of the first axis along which everything large can be split, the best first.
 
     Args:
-      divided: parts of inputs over a mesh, along each dimension. What an axis goes through is taken to be in as many
-        parts as the input on it that is in most, so that as many devices share its work and bytes.
+      divided: parts of values over a mesh, along each dimension. What an axis goes through is taken to be in as many
+        parts as the one on it that is in most, so that as many devices share its work and bytes.
 
     If nothing is expected to fit, the best of every axis come first, since the bytes that a plan of kernels makes of
     the unsplit part are a guess.

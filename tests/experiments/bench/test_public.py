@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.bench.cases import PUBLIC
+from experiments.bench.cases import PUBLIC, PUBLIC_MESHES
 from experiments.bench.public.checkouts import (
     VARIABLE,
     MissingCheckoutError,
@@ -19,9 +19,11 @@ from experiments.bench.public.checkouts import (
     folder_of,
     imported,
 )
+from experiments.bench.public.mesh_steps import DEVICES, MESH_STEPS, MeshStep
 from experiments.bench.public.steps import STEPS, PublicStep
 from experiments.bench.tables import README
 from memplan.hardware import catalog
+from memplan.hardware.topology import topology_named
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -43,8 +45,8 @@ def test_both_sizes_are_in_the_words_of_the_builder(step: PublicStep) -> None:
     assert set(step.full) <= set(step.small)
 
 
-@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
-def test_a_step_says_where_it_is_from(step: PublicStep) -> None:
+@pytest.mark.parametrize("step", (STEPS | MESH_STEPS).values(), ids=STEPS | MESH_STEPS)
+def test_a_step_says_where_it_is_from(step: PublicStep | MeshStep) -> None:
     repository = step.repository
     assert len(repository.commit) == 40 and int(repository.commit, 16)
     assert repository.name.count("/") == 1
@@ -59,6 +61,14 @@ def test_a_missing_clone_says_how_to_get_it(step: PublicStep, tmp_path: Path) ->
     for factory in (step.factory(tmp_path), step.small_factory(tmp_path)):
         with pytest.raises(MissingCheckoutError, match=step.repository.commit):
             factory()
+
+
+@pytest.mark.parametrize("step", MESH_STEPS.values(), ids=MESH_STEPS)
+def test_so_does_one_over_a_mesh(step: MeshStep, tmp_path: Path) -> None:
+    with pytest.raises(MissingCheckoutError, match=step.repository.commit):
+        step.build(tmp_path)
+    assert topology_named(step.topology).devices == DEVICES
+    assert PUBLIC_MESHES[f"{step.name}-70"].facts == {"topology": step.topology}
 
 
 def test_the_folder_is_told_or_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +126,7 @@ import heavy.data as data
 from heavy import log
 import email.heavier
 class Set(data.Set("x")): pass
-def load(kind: data.Kind | None = None, *more: dict[str, data.Kind]): return kind
+def load(kind: data.Kind | None = None, size: int | data.Size = 0, *more: dict[str, data.Kind]): return kind
 AUTO = data.AUTO(1).more
 """
     module = imported(write(tmp_path, train=text), "train", ("heavy", "email.heavier"))
