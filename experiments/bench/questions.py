@@ -108,6 +108,7 @@ QUESTIONS = {
         Question("state", cases.STATE, planned.measure, views.state),
         Question("meshes", cases.MESHES, meshed.measure, views.meshes),
         Question("sharded", cases.SHARDED, sharded.measure, views.sharded),
+        Question("space", cases.SPACE, sharded.measure, views.space),
         Question("overhead", cases.OVERHEAD, overhead.measure, views.overhead),
     )
 }
