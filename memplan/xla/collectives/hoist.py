@@ -22,8 +22,7 @@ def hoist_sums(module: Module, on_gpu: bool) -> Module:
     for name in module:  # computations come before their callers: inner loops first
         for loop in [op for op in module[name].ops.values() if op.opcode == "while"]:
             if callers[_body(module, loop).name] == 1 and _ONCE not in loop.attributes:
-                while (hoisted := _hoisted(writer, module, name, loop)) is not module:  # a sum may be of sums
-                    module = hoisted
+                module = _hoisted(writer, module, name, loop)
     return module
 
 

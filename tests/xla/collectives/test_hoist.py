@@ -101,16 +101,6 @@ def test_elements_that_only_change_places() -> None:
     assert found.entry.ops["out"].opcode == "all-reduce"
 
 
-def test_a_sum_of_sums_over_other_devices() -> None:
-    inside = SUMMED.replace("=3", "=2").replace("{{0,1,2,3,4,5,6,7}}", "{{0,1,2,3},{4,5,6,7}}")
-    across = SUMMED.replace("{{0,1,2,3,4,5,6,7}}", "{{0,4},{1,5},{2,6},{3,7}}")
-    found = hoisted(loop(f"%s0 = f32[4,2] all-reduce(%t), {inside}\n  %s = f32[4,2] all-reduce(%s0), {across}"))
-    assert "all-reduce" not in found["body"].text
-    last = found.entry.ops["out"]
-    assert "{{0,1,2,3},{4,5,6,7}}" in found.entry.ops[last.operands[0]].attributes
-    assert "{{0,4},{1,5},{2,6},{3,7}}" in last.attributes
-
-
 def test_two_readers_have_sums_on_channels_of_their_own() -> None:
     behind = """%out = f32[4,2] get-tuple-element(%w), index=1
   %out2 = f32[4,2] get-tuple-element(%w), index=1
