@@ -26,10 +26,12 @@ from experiments.bench.steps import (
     GROWING,
     SMALL,
     decoder,
+    least_halo_bytes,
     mlp_step,
     resnet,
     sharded_decoder,
     small_resnet,
+    spread_unet3d,
     unet3d,
 )
 from models import train
@@ -381,6 +383,28 @@ PUBLIC_MESHES = by_name(
     Case(f"{name}-70", partial(_meshed, name), step.device, 70, minutes=20, facts={"topology": step.topology})
     for name, step in MESH_STEPS.items()
 )
+
+# A volume over V100s of 15 GiB, one part each: its depth, and where `height`, its height inside a host.
+SPACE = by_name(
+    Case(
+        f"unet3d_{size}-{hosts}x{per_host}{'-height' if height else ''}",
+        partial(spread_unet3d, size, hosts, per_host, "depth", 2 if height else "depth"), "v100", "15GiB", host_budget,
+        minutes=30,
+        facts={
+            "topology": f"today@{hosts}x{per_host}", "single": f"unet3d_{size}-v100-15GiB",
+            "least_bytes": least_halo_bytes(
+                size, (hosts, per_host, 1) if height else (hosts * per_host, 1, 1)
+            ),
+        },
+    )
+    for size, hosts, per_host, height, host_budget in (
+        (512, 1, 8, False, "0"),
+        (512, 2, 4, False, "0"),
+        (512, 1, 2, False, "256GiB"),
+        (1024, 8, 8, False, "0"),
+        (1024, 8, 8, True, "0"),
+    )
+)  # fmt: skip
 
 OVERHEAD = by_name(
     Case(name, small_resnet, budget=budget, facts={"what": what, "unit_s": unit_s})

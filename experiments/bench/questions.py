@@ -109,6 +109,7 @@ QUESTIONS = {
         Question("meshes", cases.MESHES, meshed.measure, views.meshes),
         Question("sharded", cases.SHARDED, sharded.measure, views.sharded),
         Question("public_meshes", cases.PUBLIC_MESHES, sharded.measure, views.public_meshes, _PUBLIC, checkouts_folder),
+        Question("space", cases.SPACE, sharded.measure, views.space),
         Question("overhead", cases.OVERHEAD, overhead.measure, views.overhead),
     )
 }

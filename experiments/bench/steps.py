@@ -1,6 +1,6 @@
 """Training steps to measure: sizes that people train, as shapes, and small ones with arrays for the CPU."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from memplan.parallel.step import data_parallel
 from models import train
 from models.alexnet import AlexNetConfig
 from models.deeplab import DeepLabConfig
@@ -49,6 +50,28 @@ def mlp_step(
 
 def unet3d(size: int, **config: Any) -> Callable[[], train.Built]:
     return partial(train.unet3d_step, size, config=UNet3DConfig(**config))
+
+
+def spread_unet3d(size: int, hosts: int, per_host: int, host: int | str, device: int | str) -> train.Built:
+    """A U-Net for one volume, of which hosts divide one dimension and the devices of a host another, or the same."""
+    step, args = unet3d(size)()
+    mesh = AbstractMesh((hosts, per_host), ("host", "device"))
+    return data_parallel(step, mesh, space={"host": host, "device": device}), args
+
+
+def least_halo_bytes(size: int, parts: Sequence[int], config: UNet3DConfig = UNet3DConfig()) -> int:
+    """What a device between others sends at the least in a step, where each side of the volume is in so many parts.
+
+    The rim of what each 3-convolution reads, and of the gradient of what it makes. The image needs no gradient.
+    """
+    nbytes = 0
+    for level in range(config.levels):
+        width, sides = config.filters << level, [(size >> level) // part for part in parts]
+        down = (width // 2 + width if level else config.in_channels, width + width)
+        up = (3 * width + width, width + width) if level + 1 < config.levels else ()  # nearest keeps the channels
+        rim = prod(side + 2 * (part > 1) for side, part in zip(sides, parts, strict=True)) - prod(sides)
+        nbytes += 4 * rim * sum((*down, *up))
+    return nbytes
 
 
 def resnet(batch: int, depth: int = 50, **options: Any) -> Callable[[], train.Built]:

@@ -7,7 +7,7 @@ from statistics import mean, median
 
 from experiments.bench.cases import WAYS
 from experiments.bench.measures.curve import SHARES
-from experiments.bench.results import Row
+from experiments.bench.results import Row, known
 from experiments.bench.tables import MIB, Column, Rows, having, listed, mib, ms, shown, table
 from memplan.hardware.catalog import named
 from memplan.report.curve import BOUND, MEMPLAN, XLA
@@ -403,6 +403,25 @@ sharded = shown(
     Column("its time over memplan's", _ratio("checkpoint_step_s", "step_s"), "{:.2f}"),
 )
 public_meshes = shown(*_DIVIDED, Column("status", "status"))
+
+
+def _beside_one_device(rows: Rows) -> Iterator[Row]:
+    """With the seconds of one device for the same volume, where they are known."""
+    for row in rows:
+        single = known("slabs", row["single"])
+        yield {**row, "single_s": single.rows[0]["step_s"] if single and single.rows else None}
+
+
+space = shown(
+    _CASE, mib("plain MiB", "plain_bytes"), ms("plain ms", "plain_step_s", "{:.0f}"),
+    mib("budget MiB", "budget_bytes"), mib("memplan MiB", "compiled_bytes"),
+    Column("predicted", _ratio("predicted_bytes", "compiled_bytes"), "{:.4f}"), mib("on the host MiB", "host_bytes"),
+    Column("loops in slabs", "slab_loops"), ms("memplan ms", "step_s", "{:.0f}"),
+    ms("one device ms", "single_s", "{:.0f}"), Column("times as fast", _ratio("single_s", "step_s"), "{:.1f}"),
+    ms("collectives ms", "collective_s"), Column("hidden", _ratio("hidden_collective_s", "collective_s"), "{:.0%}"),
+    mib("least halos MiB", "least_bytes"), Column("plain's", _ratio("plain_halo_bytes", "least_bytes"), "{:.2f}x"),
+    Column("memplan's", _ratio("halo_bytes", "least_bytes"), "{:.2f}x"), of=_beside_one_device,
+)  # fmt: skip
 
 
 # On the device that is here.

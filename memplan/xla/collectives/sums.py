@@ -244,7 +244,6 @@ class _Reduction:
     def run(self, steps: Sequence[_Step], value: str, size: int) -> str:
         """The whole sum of a flat array."""
         gathered: list[_Step] = []
-        reduced = False  # XLA makes one of two all-reduces in a row
         for step in steps:
             if step.phase.scatters:
                 value, size = self._scatter(step, value, size // step.size), size // step.size
@@ -252,10 +251,7 @@ class _Reduction:
             elif self.wire is not None and step is steps[-1]:
                 value = self.wire.sum(self.lines, step.groups, value, size, self._adds, tuples=not self.on_gpu)
             else:
-                if reduced:
-                    value = self.lines.add("apart", self._array(size), "opt-barrier", value)
                 value = self.lines.collective("sum", REDUCE, self._array(size), step.groups, value, more=self._adds)
-                reduced = True
         for step in reversed(gathered):
             size *= step.size
             value = self.lines.collective(

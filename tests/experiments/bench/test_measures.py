@@ -17,7 +17,8 @@ from experiments.bench.measures import growth, planned
 from experiments.bench.measures.bits import Training, compared, differing
 from experiments.bench.questions import QUESTIONS
 from experiments.bench.random_steps import drawn_step
-from experiments.bench.steps import mlp_step
+from experiments.bench.steps import least_halo_bytes, mlp_step
+from models.unet3d import UNet3DConfig
 from tests import dense
 
 
@@ -29,6 +30,13 @@ def test_a_step_is_planned_beside_what_it_is() -> None:
     assert found.status == "fits" and row["compiled_bytes"] <= row["budget_bytes"] == row["plain_bytes"] * 70 // 100
     assert row["step_s"] >= 0.9 * row["plain_step_s"] > 0 and row["ready_s"] > 0 < row["plain_compile_s"]
     assert planned.measure(replace(case, budget=None)).status == "untouched"
+
+
+def test_the_least_that_a_part_of_a_volume_sends() -> None:
+    """Two convolutions, 1 -> 2 -> 2 channels: the rims of 1, 2 and, of the second's result, 2 of the gradient."""
+    config = UNet3DConfig(levels=1, filters=2, in_channels=1)
+    assert least_halo_bytes(8, (2, 1, 1), config) == 4 * 5 * (6 * 8 * 8 - 4 * 8 * 8)
+    assert least_halo_bytes(8, (2, 4, 1), config) == 4 * 5 * (6 * 4 * 8 - 4 * 2 * 8)
 
 
 def test_bits_that_were_compared_are_equal() -> None:

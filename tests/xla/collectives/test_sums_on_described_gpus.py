@@ -48,10 +48,10 @@ def accumulating(ws: Any, x: jax.Array) -> Any:
     return [w - 0.1 * d for w, d in zip(ws, gradient, strict=True)]
 
 
-def compiled(of: Callable[..., Any], wire: str | None = None) -> Module:
+def compiled(of: Callable[..., Any], wire: str | None = None, divided: Any = (("host", "device"),)) -> Module:
     devices = described_devices(catalog.named("a100"), 2, 4)
     mesh = Mesh(np.array(devices).reshape(2, 4), ("host", "device"))
-    whole, rows = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (("host", "device"),)))
+    whole, rows = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), divided))
     ws = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32, sharding=whole)] * LAYERS
     x = jax.ShapeDtypeStruct((2048, WIDTH), jnp.float32, sharding=rows)
 
@@ -98,6 +98,13 @@ def test_half_as_many_bytes_in_bfloat16() -> None:
         ("all-gather", DEVICE): 1,
     }
     assert nbytes == GRADIENTS_NBYTES / 2 + 8 * 2
+
+
+@pytest.mark.parametrize("divided", [(("host", "device"),), ("host", "device")], ids=["written", "by the partitioner"])
+def test_small_sums_in_two_phases_stay_in_them(divided: Any) -> None:
+    """XLA divides two dimensions, and sums over one after the other."""
+    counts, _ = facts(compiled(lambda ws, x: (ws, (x**2).sum()), divided=divided))
+    assert counts == {("all-reduce", DEVICE): 1, ("all-reduce", HOST): 1}
 
 
 def test_a_loop_that_accumulates_has_no_sums() -> None:
