@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
@@ -83,27 +83,32 @@ class Callback:
             scheduled = read_module(text)
             module = copy_slices(copy_early(scheduled) if self.overlap_loop_copies else scheduled, self.device)
             budget = self.limits.device_bytes - self.headroom.device_bytes
-            plain = self._woven(ScheduledModule(module, self.device, self.machine), budget)
-            plain = plain.with_waits()
-            module = plain.module
-            if module is not scheduled:
-                judge(scheduled, module)
-            if self.follow is None and plain.device_bytes <= budget:
-                self._planned = PlannedModule(plain, plain, predicted_bytes=plain.device_bytes)
-                return as_it_stands(module) if module is not scheduled else None
-            return self._rewrite(plain, budget)
+            ways = self._ways(ScheduledModule(module, self.device, self.machine), budget)
+            if self.follow is None and ways[0].device_bytes <= budget:
+                self._planned = PlannedModule(ways[0], ways[0], predicted_bytes=ways[0].device_bytes)
+                text = as_it_stands(ways[0].module)
+            else:
+                text = self._rewrite(ways, budget)
+            if self.planned.plain.module is not scheduled:
+                judge(scheduled, self.planned.plain.module)
+            return None if self.planned.result.module is scheduled else text
 
-    def _woven(self, plain: ScheduledModule, budget: int) -> ScheduledModule:
-        """With the collectives among the kernels where that is faster and takes no more bytes than there are."""
+    def _ways(self, plain: ScheduledModule, budget: int) -> Sequence[ScheduledModule]:
+        """The module with its collectives among the kernels, and another one to plan with if it does not fit.
+
+        The first is the fastest that fits, or the fastest; or the one that the plan is for that is followed. The other
+        one takes fewer bytes.
+        """
         if self.machine is None:
-            return plain
+            return (plain,)
         most = max(budget, plain.device_bytes)
-        ways = plain, *(self._overlapped(plain, most, feeds_links) for feeds_links in (False, True))
+        found = plain, *(self._overlapped(plain, most, feeds_links) for feeds_links in (False, True))
+        ways = sorted(found, key=lambda way: (way.device_bytes > budget, way.replay.step_s))
         if self.follow:
-            for way in ways:
-                if way.module.fingerprint == self.follow.fingerprint:
-                    return way
-        return min(ways, key=lambda way: way.replay.step_s)
+            followed = self.follow.fingerprint
+            ways.sort(key=lambda way: way.module.fingerprint != followed)
+        smaller = [way for way in ways if way.device_bytes < ways[0].device_bytes]
+        return [way.with_waits() for way in (ways[0], *smaller[:1])]
 
     def _overlapped(self, one: ScheduledModule, budget: int, feeds_links: bool = False) -> ScheduledModule:
         """With its collectives beside more kernels, where that is faster and keeps the budget."""
@@ -117,9 +122,10 @@ class Callback:
                 return min(one, found, key=lambda way: (way.replay.step_s, way.device_bytes))
         return one
 
-    def _rewrite(self, plain: ScheduledModule, budget: int) -> str:
+    def _rewrite(self, ways: Sequence[ScheduledModule], budget: int) -> str:
         started = time.perf_counter()
-        found = self._followed(self.follow, plain, budget) if self.follow else self._planned_anew(plain, budget)
+        found = self._followed(self.follow, ways, budget) if self.follow else self._planned_anew(ways, budget)
+        plain = found.plain
         planning_s = time.perf_counter() - started
         base, schedule, packing = found.base, found.schedule, found.packing
         text = write(base.module, base.problem, schedule)
@@ -143,7 +149,7 @@ class Callback:
         )
         return text
 
-    def _followed(self, plan: Plan, plain: ScheduledModule, budget: int) -> _LaidOut:
+    def _followed(self, plan: Plan, ways: Sequence[ScheduledModule], budget: int) -> _LaidOut:
         """The plan to follow; a new one where XLA chose other kernels for the same program, so that it no longer fits.
 
         XLA times its kernels when it compiles, and may choose others each time that a job starts.
@@ -151,7 +157,7 @@ class Callback:
         Raises:
           PlanMismatchError: the plan is for another program, device or release of jax.
         """
-        module = plain.module
+        plain, module = ways[0], ways[0].module
         if plan.fingerprint == module.fingerprint:
             return _laid_out(plan, plain)
         if not plan.program or (plan.program, plan.device) != (self.program, self.device.name):
@@ -167,17 +173,19 @@ class Callback:
             f"{'the plan is used anyway' if found else 'the step is planned again'}.",
             stacklevel=2,
         )
-        return found or self._planned_anew(plain, budget)
+        return found or self._planned_anew(ways, budget)
 
-    def _planned_anew(self, plain: ScheduledModule, budget: int) -> _LaidOut:
-        plans = Plans(plain, budget, self.limits.host_bytes - self.headroom.host_bytes, self.planner)
-        return _laid_out(plans.agree(self.agree), plain)
+    def _planned_anew(self, ways: Sequence[ScheduledModule], budget: int) -> _LaidOut:
+        plans = Plans(ways[0], budget, self.limits.host_bytes - self.headroom.host_bytes, self.planner, *ways[1:])
+        plan = plans.agree(self.agree)
+        return _laid_out(plan, next((way for way in ways if way.module.fingerprint == plan.fingerprint), ways[0]))
 
 
 @dataclass(frozen=True)
 class _LaidOut:
     """A plan for a module: what is rewritten for it, its schedule, and where that has its buffers."""
 
+    plain: ScheduledModule
     plan: Plan
     base: ScheduledModule
     schedule: Schedule
@@ -189,7 +197,7 @@ def _laid_out(plan: Plan, plain: ScheduledModule) -> _LaidOut:
     plan.check(plain.module.fingerprint)
     base = plain.rewrite(plan.rewritten_for_nbytes, plan.extra_outputs)
     schedule = plan.schedule(base.problem)
-    return _LaidOut(plan, base, schedule, pack(base.problem, schedule))
+    return _LaidOut(plain, plan, base, schedule, pack(base.problem, schedule))
 
 
 def _changed(plan: Plan, module: Module) -> str:

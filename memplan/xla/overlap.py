@@ -37,9 +37,9 @@ def overlap(module: Module, device: Device, machine: Machine, limit_nbytes: int,
     Args:
       limit_nbytes: bytes of live temporaries up to which collectives move. What results may take more, since values
         that share a place are counted as they were.
-      feeds_links: kernels move, too. What collectives wait for comes first, and what waits for collectives alone, as
-        updates do, behind all other kernels. It moves nothing for a collective that a heavy kernel waits for, such as
-        the gather of a parameter.
+      feeds_links: kernels move, too. What collectives wait for comes first. What waits for collectives alone, as
+        updates do, comes behind all other kernels, or where the links are done with these if it frees bytes. Nothing
+        moves for a collective that a heavy kernel waits for, such as the gather of a parameter.
     """
     entry = _Entry(module, problem_of(module, device.target is not None, joins_pairs=False), feeds_links)
     if not entry.pairs:
@@ -69,6 +69,7 @@ class _Entry:
     Attributes:
       before: places that must precede each.
       pairs: the collectives, by start.
+      freed_nbytes: of the places that wait for collectives alone, where kernels feed the links: bytes that each frees.
     """
 
     def __init__(self, module: Module, problem: Problem, feeds_links: bool) -> None:
@@ -83,14 +84,16 @@ class _Entry:
         }  # fmt: skip
         units = [number for number, kernel in enumerate(kernels) if kernel.parent_loop is None]
         named = {kernels[unit].name: unit for unit in units}
-        required = precedence(problem, free={*ends, *ends.values()})
+        updates = {unit for name, unit in named.items() if ops[name].opcode == "fusion"}  # or without any effect
+        required = precedence(problem, free={*ends, *ends.values(), *updates})
         before = {
             unit: required[unit] | {named[one] for one in predecessors(ops[kernels[unit].name]) if one in named}
             for unit in units
         }
+        behind: Collection[int] = ()
         if feeds_links:
             heavy = [unit for unit in units if _is_heavy(ops[kernels[unit].name])]
-            units = _feeding_order(before, {*ends} - _closure(heavy, before))
+            units, behind = _feeding_order(before, {*ends} - _closure(heavy, before))
         self.units, place = units, {number: at for at, number in enumerate(units)}
         self.names = [kernels[number].name for number in units]
         self.before = [{place[one] for one in before[unit]} for unit in units]
@@ -102,6 +105,11 @@ class _Entry:
         for number in problem.with_bodies(units):
             kernel = kernels[number]
             used.update(dict.fromkeys((*kernel.reads, *kernel.writes), place[outermost[number]]))
+        self.freed_nbytes = dict[int, int]()
+        for unit in {*behind} - {*ends, *ends.values()}:
+            freed = {one for one in kernels[unit].reads if used[one] == place[unit]}
+            made = {one for one in kernels[unit].writes if problem.buffers[one].place == one}
+            self.freed_nbytes[place[unit]] = self._nbytes(freed) - self._nbytes(made)
         self.pairs = list[_Pair]()
         for start, end in sorted(ends.items(), key=lambda pair: place[pair[0]]):
             kernel, buffers = kernels[start], problem.buffers
@@ -121,6 +129,10 @@ class _Entry:
                 )
             )
 
+    def _nbytes(self, buffers: Collection[int]) -> int:
+        """Bytes of the temporaries among these."""
+        return sum(one.nbytes for number in buffers if (one := self.problem.buffers[number]).role is Role.TEMPORARY)
+
     def live_nbytes(self) -> np.ndarray:
         """Most bytes of live temporaries in each unit, shape (units,)."""
         order = self.problem.with_bodies(self.units)
@@ -136,14 +148,21 @@ def _is_heavy(op: Instruction) -> bool:
     return op.opcode in _HEAVY or (op.opcode.startswith("fusion") and op.attribute("kind") == "kCustom")
 
 
-def _feeding_order(before: Mapping[int, Collection[int]], starts: Collection[int]) -> list[int]:
-    """Units by rank, then as they were: 0 for what these starts wait for, 2 for what waits for them alone, else 1."""
+def _feeding_order(
+    before: Mapping[int, Collection[int]], starts: Collection[int]
+) -> tuple[Sequence[int], Collection[int]]:
+    """Units by rank, then as they were, and those of rank 3.
+
+    The rank is 3 for what waits for these starts alone, 0 for what else that reads, such as a rate of learning, 1 for
+    what the starts wait for, 2 for the others.
+    """
     after, missing = defaultdict[int, list[int]](list), {unit: len(earlier) for unit, earlier in before.items()}
     for unit, earlier in before.items():
         for one in earlier:
             after[one].append(unit)
     leading, behind = _closure(starts, before), _closure(starts, after)
-    rank = {unit: (0 if unit in leading else 2) if unit in behind else 1 for unit in before}
+    beside = _closure(behind, before) - leading - behind
+    rank = {unit: (1 if unit in leading else 3) if unit in behind else 0 if unit in beside else 2 for unit in before}
     ready, order = [(rank[unit], unit) for unit, count in missing.items() if not count], list[int]()
     heapq.heapify(ready)
     while ready:
@@ -152,7 +171,7 @@ def _feeding_order(before: Mapping[int, Collection[int]], starts: Collection[int
             missing[one] -= 1
             if not missing[one]:
                 heapq.heappush(ready, (rank[one], one))
-    return order
+    return order, behind - leading
 
 
 def _closure(units: Iterable[int], beside: Mapping[int, Collection[int]]) -> set[int]:
@@ -188,7 +207,10 @@ class _Simulation:
         self._done: dict[int, float] = {}  # pair that started -> when the links are done with it
         self._ready = [number for number, pair in enumerate(self._pairs) if not self._missing[pair.start]]
         self._open: list[int] = []  # pairs that started and have not ended
+        self._freed_nbytes = {unit: nbytes for unit, nbytes in entry.freed_nbytes.items() if nbytes > 0}
+        self._freeing: list[int] = []  # units of these that may run
         self._order: list[int] = []
+        self._ran: set[int] = set()
 
     def order(self) -> Sequence[int]:
         """Places in their new order."""
@@ -197,8 +219,11 @@ class _Simulation:
             if at in self._of_start or at in self._of_end:
                 self._relieve(at)
                 continue
-            self._require(at, at)
             self._end_done(at)
+            self._free_bytes(at)
+            if at in self._ran:
+                continue
+            self._require(at, at)
             while self._ready and self._free <= self._now + seconds:
                 soon = max(self._now, self._free) + seconds - self._late
                 wanted = [n for n in self._ready if latest[n] <= soon or not self._pairs[n].gathers]
@@ -263,6 +288,15 @@ class _Simulation:
         for number in [one for one in self._open if self._done[one] <= self._now]:
             self._end(number, at)
 
+    def _free_bytes(self, at: int) -> None:
+        """Run what waited for collectives alone and frees bytes."""
+        while self._freeing:
+            unit = self._freeing.pop(0)
+            if unit not in self._ran:
+                self._run(unit)
+                self._now += self._seconds[unit]
+                self._live[at:unit] -= self._freed_nbytes[unit]
+
     def _end(self, number: int, at: int) -> None:
         pair, waited_s = self._pairs[number], max(0.0, self._done[number] - self._now)
         self._now += waited_s
@@ -274,7 +308,10 @@ class _Simulation:
 
     def _run(self, unit: int) -> None:
         self._order.append(unit)
+        self._ran.add(unit)
         for one in self._after[unit]:
             self._missing[one] -= 1
             if not self._missing[one] and one in self._of_start:
                 self._ready.append(self._of_start[one])
+            elif not self._missing[one] and one in self._freed_nbytes:
+                self._freeing.append(one)

@@ -39,7 +39,7 @@ def order(one: Module) -> list[str]:
     return list(one.entry.ops)
 
 
-def test_sums_start_where_their_gradients_are_and_nothing_waits_for_them() -> None:
+def test_sums_start_where_their_gradients_are_and_are_freed_where_the_links_are_done() -> None:
     plain = step(*UPDATES)
     woven = woven_of(plain)
     judge(plain, woven)
@@ -52,7 +52,7 @@ def test_sums_start_where_their_gradients_are_and_nothing_waits_for_them() -> No
     assert not found.stalls
     assert found.step_s < before.step_s
     assert found.hidden_collective_s == pytest.approx(found.collective_s) == pytest.approx(before.collective_s)
-    assert names.index("new.a") > names.index("loss") and names.index("new.b") > names.index("loss")
+    assert names[names.index("s.done") + 1] == "new.a" and names[names.index("t.done") + 1] == "new.b"
 
 
 def test_a_sum_is_waited_for_at_the_first_kernel_after_the_links_are_done() -> None:
