@@ -97,18 +97,25 @@ class Callback:
         """The module with its collectives among the kernels, and another one to plan with if it does not fit.
 
         The first is the fastest that fits, or the fastest; or the one that the plan is for that is followed. The other
-        one takes fewer bytes.
+        one takes the fewest bytes.
         """
         if self.machine is None:
             return (plain,)
         most = max(budget, plain.device_bytes)
-        found = plain, *(self._overlapped(plain, most, feeds_links) for feeds_links in (False, True))
+        found = [plain, *(self._overlapped(plain, most, feeds_links) for feeds_links in (False, True))]
+        # One that fits without a plan, or else the smallest: the same for each budget, as is what errors call smallest.
+        for share in (*_ROOMS, 0.0) if all(way.device_bytes > budget for way in found) else ():
+            room_nbytes = int(share * (budget - plain.resident_bytes))
+            way = replace(plain, module=overlap(plain.module, self.device, self.machine, room_nbytes, True))
+            if way.device_bytes <= budget or not share:
+                found.append(way)
+                break
         ways = sorted(found, key=lambda way: (way.device_bytes > budget, way.replay.step_s))
         if self.follow:
             followed = self.follow.fingerprint
             ways.sort(key=lambda way: way.module.fingerprint != followed)
-        smaller = [way for way in ways if way.device_bytes < ways[0].device_bytes]
-        return [way.with_waits() for way in (ways[0], *smaller[:1])]
+        smallest = min(ways, key=lambda way: way.device_bytes)
+        return [way.with_waits() for way in (ways[:1] if smallest is ways[0] else (ways[0], smallest))]
 
     def _overlapped(self, one: ScheduledModule, budget: int, feeds_links: bool = False) -> ScheduledModule:
         """With its collectives beside more kernels, where that is faster and keeps the budget."""

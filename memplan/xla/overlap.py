@@ -271,10 +271,15 @@ class _Simulation:
             pair = self._pairs[number]
             return sum(nbytes for last, nbytes in pair.held if last < at) if at >= pair.end else 0
 
-        while holding := [number for number in (*self._open, *self._ready) if held(number)]:
+        def freed(number: int) -> int:
+            return sum(self._freed_nbytes.get(one, 0) for one in self._after[self._pairs[number].end])
+
+        while holding := [number for number in (*self._open, *self._ready) if held(number) or freed(number)]:
             if self._live[at] + sum(map(held, holding)) <= self._limit:
                 return
-            self._require_all((self._pairs[max(holding, key=held)].end,), at)
+            most = max(holding, key=lambda number: held(number) + freed(number))
+            self._require_all((self._pairs[most].end,), at)
+            self._free_bytes(at)
 
     def _start(self, number: int, at: int) -> None:
         pair = self._pairs[number]
