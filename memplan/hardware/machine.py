@@ -137,11 +137,6 @@ class Machine:
         return found
 
 
-def on(topology: Topology, partitions: int) -> Machine:
-    """Partitions on a topology in its own order."""
-    return Machine(topology, tuple(range(partitions)))
-
-
 def per_host(devices: int) -> int:
     """Devices of each host, where nobody says how many hosts there are."""
     return next(size for size in range(min(_MOST_PER_HOST, devices), 0, -1) if devices % size == 0)

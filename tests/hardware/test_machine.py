@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memplan.errors import TopologyError
-from memplan.hardware.machine import Groups, Machine, on
+from memplan.hardware.machine import Groups, Machine
 from memplan.hardware.topology import Axis, Topology, topology_named
+from tests.hardware.machines import on
 
 RACKS = Topology(
     "racks", "", (Axis("rack", 2, 1e-5, 1e9), Axis("host", 2, 1e-6, 8e9), Axis("device", 4, 1e-7, 1e11, False)), ()

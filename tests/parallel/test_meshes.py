@@ -12,10 +12,10 @@ import pytest
 
 from memplan.errors import MeshError, TopologyError
 from memplan.hardware.collectives import Decomposition, Phase, all_reduce_seconds
-from memplan.hardware.machine import on
 from memplan.hardware.topology import Topology, topology_named
 from memplan.parallel import meshes
 from memplan.program import compat
+from tests.hardware.machines import on
 
 
 def test_by_default_a_mesh_has_hosts_and_their_devices() -> None:

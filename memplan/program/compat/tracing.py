@@ -7,12 +7,8 @@ from typing import Any
 
 import jax
 from jax._src import api as _api
-from jax._src import array as _array
 from jax._src import core as _core
 from jax._src.lax import lax as _lax
-
-# Modules in which jax waits for values to be ready; on a GPU it may spin there.
-BLOCKING_MODULES = (_array.__name__, _api.__name__)
 
 
 def is_tracing() -> bool:

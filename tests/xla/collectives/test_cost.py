@@ -3,9 +3,10 @@
 import pytest
 
 from memplan.hardware.collectives import LAUNCH_S, Decomposition, Phase, all_reduce_seconds, reduce_scatter_seconds
-from memplan.hardware.machine import Machine, on
+from memplan.hardware.machine import Machine
 from memplan.hardware.topology import topology_named
 from memplan.xla.collectives.cost import Collective, collective, is_collective
+from tests.hardware.machines import on
 
 DDL = topology_named("ddl@2x4")
 MACHINE = on(DDL, 8)
