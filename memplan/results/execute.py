@@ -18,7 +18,7 @@ from memplan.program.jit_arguments import dynamic_arguments
 from memplan.program.state.host_state import place_leaf, to_device
 from memplan.program.trace import Program
 from memplan.results.infeasible import no_block, out_of_memory
-from memplan.verify.numbers import Gate, compare, roundings, run_in_pieces
+from memplan.verify.numbers import Gate, compare, in_pieces, roundings
 from memplan.xla import local
 
 _LENGTHS = (5, 12)  # equations compiled together by the gate
@@ -187,7 +187,7 @@ def _rewritten(program: Program, leaves: Sequence[Any]) -> Gate:
     original = program.original
     plain = jax.jit(compat.jaxpr_as_fun(original.jaxpr), compiler_options=AS_TYPED)
     planned = jax.jit(compat.jaxpr_as_fun(program.jaxpr), compiler_options=AS_TYPED)
-    pieces = [run_in_pieces(original.jaxpr, leaves, length, AS_TYPED) for length in _LENGTHS]
+    pieces = [in_pieces(original.jaxpr, length, AS_TYPED)(leaves) for length in _LENGTHS]
     return compare(plain(*leaves), pieces[0], planned(*leaves), *pieces[1:], coarsest=roundings(original.jaxpr))
 
 
