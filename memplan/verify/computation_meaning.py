@@ -12,7 +12,7 @@ from memplan.verify.expressions import Expressions, ModuleExpressions
 from memplan.verify.moves import SUMS, Moves, data, is_row_major
 from memplan.verify.partition_numbers import PartitionNumbers
 from memplan.verify.spreads import Spread, Spreads
-from memplan.xla.module import NAME, Computation, Instruction, Module
+from memplan.xla.module import Computation, Instruction, Module, predecessors
 from memplan.xla.shapes import Array, Shape, leaves
 
 _EFFECT = re.compile(r"\b(?:custom_call_)?has_side_effect=true")
@@ -20,7 +20,6 @@ _EFFECTS = re.compile(r"^(?:infeed|outfeed|send|send-done|recv|recv-done|rng|rng
 _RUN = frozenset({"call", "conditional", "while"})  # what they call may have effects
 _COLLECTIVE = ("all-", "reduce-scatter", "collective-", "ragged-")
 _CHANNEL = re.compile(r"channel_id=\d+(?:, )?")
-_PREDECESSORS = re.compile(r"control-predecessors=\{([^}]*)\}")
 
 
 class Stage(IntEnum):
@@ -272,7 +271,7 @@ class ComputationMeaning:
         if op.opcode.startswith(_COLLECTIVE):
             said = _CHANNEL.sub("", str(said))
         large = (op.name, op.attributes) if op.opcode == "constant" and "{...}" in op.attributes else ()
-        after = frozenset(self._all.meaning(self._before(name, op)) for name in _predecessors(op))
+        after = frozenset(self._all.meaning(self._before(name, op)) for name in predecessors(op))
         given = tuple(self._all.meaning(tree) for tree in operands)
         return self._all.expressions.number((opcode, shapes, said, calls, large, after, given, effect))
 
@@ -284,11 +283,6 @@ class ComputationMeaning:
 def acts(op: Instruction) -> bool:
     """Does an instruction have effects, or may what it runs have them?"""
     return op.opcode in _RUN or bool(_EFFECTS.match(op.opcode) or _EFFECT.search(op.attributes))
-
-
-def _predecessors(op: Instruction) -> list[str]:
-    found = _PREDECESSORS.search(op.attributes)
-    return NAME.findall(found[1]) if found else []
 
 
 def accumulations(body: Computation, condition: Computation) -> dict[str, int]:
