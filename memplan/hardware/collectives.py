@@ -102,18 +102,15 @@ class _Ring:
 @functools.lru_cache(maxsize=1024)  # who makes buckets asks for the same few rings 100,000 times
 def _ring(topology: Topology, names: tuple[str, ...]) -> _Ring:
     axes = [axis for axis in map(topology.axis, names) if axis.size > 1]
-    shares = [_beside(topology, axis.name, names) if axis.shared else 1 for axis in axes]
+    # rings that leave one node of a shared level at the same time
+    beside = [[inner.size for inner in topology.inside(axis.name) if inner.name not in names] for axis in axes]
+    shares = [math.prod(sizes) if axis.shared else 1 for axis, sizes in zip(axes, beside, strict=True)]
     return _Ring(
         size=math.prod(axis.size for axis in axes),
         latency_s=max((axis.latency_s for axis in axes), default=0.0),
         slowness=max((share / axis.bandwidth for share, axis in zip(shares, axes, strict=True)), default=0.0),
         levels=len(axes),
     )
-
-
-def _beside(topology: Topology, name: str, group: tuple[str, ...]) -> int:
-    """Rings of `group` that leave one node of the axis `name` at the same time."""
-    return math.prod(axis.size for axis in topology.inside(name) if axis.name not in group)
 
 
 def all_reduce_seconds(

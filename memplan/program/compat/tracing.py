@@ -103,12 +103,7 @@ def draws_by_itself(atom: Any) -> bool:
     The other generators draw for a whole batch from its first key (`jax.random`: "vmap over rbg keys").
     """
     dtype = atom.aval.dtype
-    return not jax.numpy.issubdtype(dtype, jax.dtypes.prng_key) or _is_threefry(dtype)
-
-
-def _is_threefry(dtype: Any) -> bool:
-    """The implementation of keys of jax's default generator."""
-    return dtype._impl.name == "threefry2x32"
+    return not jax.numpy.issubdtype(dtype, jax.dtypes.prng_key) or key_impl_of(dtype) == "threefry2x32"
 
 
 def empty_on_host(shape: Sequence[int], dtype: Any) -> Any:
