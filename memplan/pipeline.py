@@ -140,7 +140,7 @@ def best(
     same_step(processes, plain, (options, request))
     agree = functools.partial(one_plan, processes, step)
     planner = planner_named(request.planner)
-    compiler = Compiler(target, limits, args, kwargs, planner, follow, agree, notify, request.between_hosts)
+    compiler = Compiler(target, limits, planner, follow, agree, notify, request.between_hosts)
 
     def with_fewer_residuals(program: Program, excess_bytes: int) -> Iterator[Program]:
         return map(offload, fewer_residuals(program, target.device, limits.host_bytes, excess_bytes))
@@ -187,8 +187,8 @@ def local(found: Outcome, request: Request) -> Outcome:
     """The outcome itself, or one for the local backend if it was made for an absent GPU."""
     if not found.target.described:
         return found
-    program = found.program
-    here = best(program.step, found.args, found.kwargs, program.options, request.local(found.limits.device_bytes))
+    step = found.program.traced
+    here = best(step.step, step.args, step.kwargs, step.options, request.local(found.limits.device_bytes))
     if not here.fits:
         raise MemplanError(
             f"the step fits its budget on {found.target.device.name}, but not on this machine's "

@@ -31,8 +31,8 @@ class Lowerable:
     machine: Machine | None = None  # that its partitions run on, if there are several
 
 
-def lowerable(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any], on_gpu: bool) -> Lowerable:
-    """A program with the step's arguments.
+def lowerable(program: Program, on_gpu: bool) -> Lowerable:
+    """A program with the arguments that its step was traced with.
 
     Args:
       on_gpu: compile for a GPU, whose memory is apart from the host's.
@@ -41,6 +41,7 @@ def lowerable(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any], 
       UnsupportedProgramError: jax can lower the arguments only by their leaves, and there are shardings for them.
     """
     step, options, jaxpr = program.step, program.options, None
+    args, kwargs = program.traced.args, program.traced.kwargs
     if program.rewritten is not None:
         jaxpr = program.jaxpr
         if program.in_slabs and not on_gpu:
