@@ -1,7 +1,5 @@
 """Jaxprs and their equations: what stands in them, and evaluating one equation."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
