@@ -77,10 +77,6 @@ def _pad_rows(part: Part, operands: list[Any]) -> list[Any]:
     return [lax.optimization_barrier(made) if any(one[:2] == (0, 0) and one[2] for one in config) else made]
 
 
-def _padded_with(eqn: Eqn, position: int, operands: Sequence[Any]) -> Any:
-    return operands[1]
-
-
 def _slice(eqn: Eqn) -> Axes:
     starts = eqn.params["start_indices"]
     strides = eqn.params["strides"] or (1,) * len(starts)
@@ -160,7 +156,7 @@ def _reshape_rows(part: Part, operands: list[Any]) -> list[Any]:
     return [lax.reshape(cut, (*outer, part.span[1] - part.span[0], *inner))]
 
 
-register("pad", _moved(axes=_pad, run_rows=_pad_rows, padding_value=_padded_with))
+register("pad", _moved(axes=_pad, run_rows=_pad_rows, padding_value=lambda eqn, position, operands: operands[1]))
 register("slice", _moved(axes=_slice, sizes=("limit_indices", of_operand), run_rows=_slice_rows))
 register("concatenate", _moved(axes=_concatenate, run_rows=_concatenate_rows, padding_value=_negative_zero))
 register("reshape", _view(axes=_reshape, sizes=("new_sizes", of_result), run_rows=_reshape_rows))

@@ -40,9 +40,6 @@ class Collective:
     inside_nbytes: float = 0.0
     seconds: float = 0.0
 
-    def __str__(self) -> str:
-        return f"{self.kind}({','.join(self.axes)})"
-
 
 def collective(machine: Machine, opcode: str, attributes: str, operand_nbytes: int, result_nbytes: int) -> Collective:
     """The facts of a collective with operands and results of these bytes on each device.
