@@ -69,11 +69,6 @@ class Machine:
         levels = list(zip(strides_of(sizes), sizes, strict=True))
         return tuple(tuple(device // stride % size for stride, size in levels) for device in self.devices)
 
-    @property
-    def all(self) -> Groups:
-        """One group of all partitions."""
-        return (tuple(range(len(self.devices))),)
-
     def hosts(self) -> tuple[tuple[int, ...], ...]:
         """For each partition, the node around it at the level before the innermost."""
         return tuple(place[:-1] for place in self.places)

@@ -60,10 +60,6 @@ class Meanings:
     def __post_init__(self) -> None:
         self.spreads = Spreads(self.partitions)
 
-    def of(self, module: Module, wire: str) -> "ModuleMeaning":
-        """The meaning of a module, where sums may be rounded to a type, if one is named."""
-        return ModuleMeaning(self, module, wire)
-
     def leaf(self, key: Hashable, shape: Array) -> Value:
         """An array that is an expression of its own."""
         return Value(shape, self.spreads.whole(self.expressions.number(key), shape.size, self.spreads.owners.own))
@@ -91,6 +87,7 @@ class ModuleMeaning:
     """
 
     def __init__(self, meanings: Meanings, module: Module, wire: str) -> None:
+        """`wire` names a type to which sums may be rounded, or is empty."""
         self.all, self.module, self.wire = meanings, module, wire
         self.moves, self.text = Moves(module, meanings.spreads), ModuleExpressions(module, meanings.expressions)
         self.expressions: Counter[int] = Counter()
