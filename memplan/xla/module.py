@@ -178,8 +178,8 @@ class Module(Mapping[str, Computation]):
         return self[self.entry_name]
 
     def with_texts(self, texts: Mapping[str, str]) -> Module:
-        """The module with other computations; what stays is not read again."""
-        return Module(self.head, texts, self.entry_name, self)
+        """The module with other computations, itself with its own; what stays is not read again."""
+        return self if texts is self.texts else Module(self.head, texts, self.entry_name, self)
 
     @property
     def name(self) -> str:
