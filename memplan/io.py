@@ -15,10 +15,11 @@ import threading
 import types
 import typing
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_DESCRIPTIONS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", Mapping: "an object"}
+_DESCRIPTIONS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", frozenset: "a list"}
 
 
 class _Strict(NamedTuple):
@@ -56,7 +57,12 @@ def read_json(path: str | os.PathLike[str], form: int) -> dict[str, Any]:
       OSError: there is no such file.
       ValueError: it has no object of this format.
     """
-    document = json.loads(Path(path).read_text(encoding="utf-8"))
+    return parse_json(Path(path).read_text(encoding="utf-8"), form)
+
+
+def parse_json(text: str, form: int) -> dict[str, Any]:
+    """The same of the text of such a file; raises the ValueError."""
+    document = json.loads(text)
     if not isinstance(document, dict) or "format" not in document:
         raise ValueError("it has no entry 'format'")
     if (found := document.pop("format")) != form:
@@ -65,7 +71,7 @@ def read_json(path: str | os.PathLike[str], form: int) -> dict[str, Any]:
 
 
 def encode(record: Any, where: str = "") -> Any:
-    """The dataclass as dicts, lists and scalars; numpy's integers as Python's.
+    """The dataclass as dicts, lists (of sets sorted ones) and scalars (of enumerations); numpy's integers as Python's.
 
     Raises:
       ValueError: a number is infinite or not a number; names the entry.
@@ -77,6 +83,10 @@ def encode(record: Any, where: str = "") -> Any:
         return {name: encode(getattr(record, name), f"{where}.{name}") for name in names}
     if isinstance(record, Mapping):
         return {name: encode(entry, f"{where}.{name}") for name, entry in record.items()}
+    if isinstance(record, Enum):
+        return record.value
+    if isinstance(record, frozenset):
+        return encode(sorted(record), where)
     if isinstance(record, (tuple, list)):
         return [encode(entry, f"{where}[{number}]") for number, entry in enumerate(record)]
     if isinstance(record, float) and not math.isfinite(record):
@@ -86,20 +96,17 @@ def encode(record: Any, where: str = "") -> Any:
     return int(record) if isinstance(record, numbers.Integral) else record
 
 
-def decode[Record](
-    kind: type[Record], document: Any, where: str = "", *, complete: bool = False, exact: bool = False
-) -> Record:
+def decode[Record](kind: type[Record], document: Any, *, complete: bool = False, exact: bool = False) -> Record:
     """The dataclass that `encode` was given.
 
     Args:
-      where: the document stands in a larger one.
       complete: entries with a default must be there too.
       exact: entries that are not known are refused; they are passed over otherwise.
 
     Raises:
       ValueError: an entry is missing, of another type, not finite or refused by its dataclass; names the entry.
     """
-    return _decode(kind, document, where, _Strict(complete, exact))
+    return _decode(kind, document, "", _Strict(complete, exact))
 
 
 def scalars(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
@@ -115,7 +122,7 @@ def scalars(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _decode(kind: Any, value: Any, where: str, strict: _Strict) -> Any:
-    """`value` as the annotation `kind` says: a dataclass, tuple, mapping, literal or scalar, or one or None."""
+    """`value` as the annotation `kind` says: a dataclass, tuple, set, mapping, literal or scalar, or one or None."""
     kind, optional, origin, inner = _annotation(kind)
     if (value is None and optional) or (type(value) is kind and kind is not float):
         return value
@@ -125,10 +132,14 @@ def _decode(kind: Any, value: Any, where: str, strict: _Strict) -> Any:
         kinds = inner if inner[-1] is not ... else itertools.repeat(inner[0])
         pairs = enumerate(zip(kinds, value, strict=False))
         return tuple(_decode(one, entry, f"{where}[{number}]", strict) for number, (one, entry) in pairs)
+    if origin is frozenset and isinstance(value, list):
+        return frozenset(_decode(inner[0], entry, f"{where}[{number}]", strict) for number, entry in enumerate(value))
     if origin is Mapping and isinstance(value, dict):
         return {name: _decode(inner[1], entry, _join(where, name), strict) for name, entry in value.items()}
     if origin is typing.Literal and value in inner:
         return value
+    if origin is Enum and value in inner:
+        return typing.cast(Any, kind)(value)
     number: Any = value
     if kind is float and type(value) in (float, int) and abs(number) <= sys.float_info.max:  # nan is not
         return float(number)
@@ -156,8 +167,10 @@ def _fields(kind: type) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
 
 @functools.cache
 def _annotation(kind: Any) -> tuple[Any, bool, Any, tuple[Any, ...]]:
-    """The annotation without None, if it may be None, its origin and arguments."""
+    """The annotation without None, if it may be None, its origin and arguments; of an enumeration, its values."""
     kind, *others = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind, types.NoneType in others, Enum, tuple(member.value for member in kind)
     return kind, types.NoneType in others, typing.get_origin(kind), typing.get_args(kind)
 
 
@@ -166,7 +179,7 @@ def _join(where: str, name: str) -> str:
 
 
 def _description(kind: Any, origin: Any, inner: tuple[Any, ...]) -> str:
-    if origin is typing.Literal:
+    if origin in (typing.Literal, Enum):
         return f"one of {', '.join(map(str, inner))}"
     if origin is tuple:
         return "a list" if inner[-1] is ... else f"a list of {len(inner)}"

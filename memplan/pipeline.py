@@ -32,9 +32,11 @@ from memplan.xla.collectives.cost import collective_sequence
 from memplan.xla.local import HOST_LIMIT, export, host_memory_bytes, is_here, local_device, pools, without_spaces
 from memplan.xla.target import Target
 
-_VERIFY = ("compile", "numbers", None)
-_SPLIT = ("auto", False)
-_BETWEEN_HOSTS = (None, "bfloat16", "float16")
+_CHOICES = {
+    "verify": ("compile", "numbers", None),
+    "split": ("auto", False),
+    "between_hosts": (None, "bfloat16", "float16"),
+}
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,8 @@ class Request:
         parse_bytes(self.budget, 1)
         parse_bytes(self.host_budget, 1, "host budget")
         planner_named(self.planner)
-        choices = (("verify", _VERIFY), ("split", _SPLIT), ("between_hosts", _BETWEEN_HOSTS))
-        for name, value, known in ((name, getattr(self, name), known) for name, known in choices):
-            if value not in known:
+        for name, known in _CHOICES.items():
+            if (value := getattr(self, name)) not in known:
                 raise MemplanError(f"{name} is {value!r}; it is one of {', '.join(map(repr, known))}.")
         if self.device is not None:
             _ = self.target
@@ -73,11 +74,6 @@ class Request:
     def target(self) -> Target:
         """The target to compile for."""
         return target_of(self.device)
-
-    @property
-    def splits(self) -> bool:
-        """May a step that does not fit run in slabs?"""
-        return bool(self.split)
 
     @property
     def holds_state(self) -> bool:
@@ -110,7 +106,7 @@ def run(
         notify("planning anew, as XLA chose other kernels", None)
         found = best(step, args, kwargs, options, replace(request, plan=None), notify)
     if not found.fits:
-        raise infeasible(found, request.splits)
+        raise infeasible(found, bool(request.split))
     return found
 
 
@@ -140,13 +136,13 @@ def best(
     same_step(processes, plain, (options, request))
     agree = functools.partial(one_plan, processes, step)
     planner = planner_named(request.planner)
-    compiler = Compiler(target, limits, args, kwargs, planner, follow, agree, notify, request.between_hosts)
+    compiler = Compiler(target, limits, planner, follow, agree, notify, request.between_hosts)
 
     def with_fewer_residuals(program: Program, excess_bytes: int) -> Iterator[Program]:
         return map(offload, fewer_residuals(program, target.device, limits.host_bytes, excess_bytes))
 
     def in_slabs(program: Program, seconds: float) -> Iterator[Program]:
-        if request.splits:
+        if request.split:
             notify("choosing slabs", None)
             found = slab_programs(plain, target.device, limits.device_bytes, limits.host_bytes, seconds)
             yield from map(offload, found)
@@ -187,8 +183,8 @@ def local(found: Outcome, request: Request) -> Outcome:
     """The outcome itself, or one for the local backend if it was made for an absent GPU."""
     if not found.target.described:
         return found
-    program = found.program
-    here = best(program.step, found.args, found.kwargs, program.options, request.local(found.limits.device_bytes))
+    step = found.program.traced
+    here = best(step.step, step.args, step.kwargs, step.options, request.local(found.limits.device_bytes))
     if not here.fits:
         raise MemplanError(
             f"the step fits its budget on {found.target.device.name}, but not on this machine's "

@@ -385,4 +385,4 @@ class TestErrors:
 
 @pytest.mark.parametrize(("split", "splits"), [("auto", True), (False, False), (0, False)])
 def test_split_is_a_choice_of_two(split: str | bool, splits: bool) -> None:
-    assert Request(split=split).splits is splits
+    assert bool(Request(split=split).split) is splits

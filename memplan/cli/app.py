@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import memplan
-from memplan.cli import distributed, factory, machines, steps
+from memplan.cli import factory, machines, steps
 from memplan.cli.options import Budget, Debug
 from memplan.cli.output import exit_on_error, print_line, progress
 
@@ -49,8 +49,8 @@ def demo(
 
 for command in (steps.inspect, steps.compare, steps.curve, steps.largest, machines.devices, machines.calibrate, demo):
     app.command()(command)
-app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(distributed.launch)
-app.command()(distributed.topology)
+app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(machines.launch)
+app.command()(machines.topology)
 
 
 def main() -> None:

@@ -1,14 +1,19 @@
-"""Commands about devices: the known ones, and the one that is here."""
+"""Commands about machines: known devices and topologies, what is here, and the processes of a run on this machine."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from memplan import parallel
 from memplan.cli.options import Debug, Html, Json
 from memplan.cli.output import check_writable, exit_on_error, print_result, progress, save
 from memplan.hardware import catalog, measured
-from memplan.report.hardware import Calibration, Devices
+from memplan.hardware.topology import TOPOLOGIES
+from memplan.parallel.launch import Launch
+from memplan.parallel.launch import launch as launch_processes
+from memplan.parallel.meshes import measure_topology
+from memplan.report.hardware import Calibration, Devices, Topologies
 from memplan.studies.calibrate import calibrate as calibrate_device
 from memplan.studies.calibrate import rates_of
 from memplan.xla.local import local_device
@@ -41,3 +46,54 @@ def calibrate(
         if out is not None:
             save(out, found.save)
         print_result(Calibration(found.device, rates_of(found.device), rates_of(local_device())), json, None)
+
+
+def launch(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What to start: python train.py ...")],
+    processes: Annotated[
+        int, typer.Option("-n", "--processes", min=1, help="Number of processes to start on this machine.")
+    ],
+    devices: Annotated[int | None, typer.Option(min=1, help="CPU devices of each process.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port of rank 0. Default: a free one.")] = None,
+    timeout: Annotated[
+        int, typer.Option(min=1, help="Seconds for which processes wait for one another at the start.")
+    ] = 60,
+    restarts: Annotated[int, typer.Option(min=0, help="Number of restarts after a failure.")] = 0,
+    grace: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds for the other processes to end after a failure; SIGTERM after half of them."),
+    ] = 5.0,
+    debug: Debug = False,
+) -> None:
+    """Start the processes of a run on this machine. Exit code: of the first process that failed (128 + signal)."""
+    with exit_on_error(debug):
+        run = Launch(tuple(command), processes, devices, port, timeout, restarts, grace)
+        raise typer.Exit(launch_processes(run))
+
+
+def topology(
+    measure: Annotated[bool, typer.Option("--measure", help="Measure the links between the local devices.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the measured topology to this file, for topology=PATH.json.")
+    ] = None,
+    json: Json = None,
+    html: Html = None,
+    debug: Debug = False,
+) -> None:
+    """List the known topologies, or measure the local links (under memplan launch: between processes)."""
+    with exit_on_error(debug):
+        if out is not None and not measure:
+            raise typer.BadParameter("--out needs --measure.", param_hint="--out")
+        check_writable(json, html)
+        check_writable(out)
+        if not measure:
+            print_result(Topologies(tuple(TOPOLOGIES.values())), json, html)
+            return
+        cluster = parallel.initialize()
+        with progress() as stage:
+            stage("timing all-reduces", None)
+            found = measure_topology(parallel.mesh())
+        if cluster.process == 0:
+            if out is not None:
+                save(out, found.save)
+            print_result(Topologies((found,)), json, html)

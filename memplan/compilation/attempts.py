@@ -9,9 +9,8 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
-from memplan.compilation.compiler import Notify, Profile
+from memplan.compilation.compiler import Compiler, Notify, Profile
 from memplan.compilation.limits import Headroom
 from memplan.compilation.outcome import Outcome, SlabAttempt
 from memplan.compilation.scheduled import ScheduledModule
@@ -21,16 +20,6 @@ from memplan.program.trace import Program
 MOST_TRIES = 3  # compilations of one program by one schedule, each corrected by what the last prediction missed
 _SLOW = 1.25  # times the bound: a plan that takes longer is compared with slabs
 _MOST_SLABS = 3  # programs in slabs that are compiled: the estimate orders them, the compiler decides
-
-
-class Compiles(Protocol):
-    """Whoever compiles a program once; see `compiler.Compiler`."""
-
-    def profile(self, program: Program) -> Profile | None: ...
-
-    def compile(
-        self, program: Program, profile: Profile | None, hides_latency: bool, headroom: Headroom
-    ) -> Outcome: ...
 
 
 @dataclass
@@ -57,7 +46,7 @@ class _History:
 class Attempts:
     """Compilations of one step."""
 
-    compiler: Compiles
+    compiler: Compiler
     # (program, bytes above the budget) -> programs whose loops keep fewer residuals, the likeliest to fit first
     fewer_residuals: Callable[[Program, int], Iterator[Program]]
     # (program, seconds) -> programs that run in slabs and are expected to take at most so long, the fastest first

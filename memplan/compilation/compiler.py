@@ -35,9 +35,6 @@ class Compiler:
 
     target: Target
     limits: Limits  # of the whole step
-    # args, kwargs: of the step
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
     planner: Planner  # makes the plan; `follow`: one to carry out instead
     follow: Plan | None
     agree: Agree  # brings all processes of the step to one plan
@@ -81,8 +78,6 @@ class Compiler:
             self.limits,
             executable,
             callback.planned,
-            self.args,
-            self.kwargs,
             unmodified=callback.planned.plain if program.rewritten is None else None,
             compilations=1,
             hides_latency=hides_latency,
@@ -113,10 +108,10 @@ class Compiler:
         """The program compiled, and its unexpected gathers."""
         early = HIDES_LATENCY if self.target.is_gpu and (hides_latency or program.in_slabs) else {}
         if program.machine is None:
-            return compile_program(program, self.target, self.args, self.kwargs, early, profile, rewrite), ()
+            return compile_program(program, self.target, early, profile, rewrite), ()
         asked = compat.asked_sizes(program.traced.jaxpr)
         shaping = Shaping(program.machine, self.target.is_gpu, self.between_hosts, asked)
-        found = _compile_shaped(program, self.target, self.args, self.kwargs, shaping, early, profile, rewrite)
+        found = _compile_shaped(program, self.target, shaping, early, profile, rewrite)
         return found, shaping.gathers
 
 
@@ -125,18 +120,16 @@ def compile_unplanned(found: Outcome) -> Executable:
 
     These add in another order than those that `jax.jit` would have. On one device, the step is that of `jax.jit`.
     """
-    program, target, args, kwargs = found.program.original, found.target, found.args, found.kwargs
+    program, target = found.program.original, found.target
     if program.machine is None:
-        return compile_program(program, target, args, kwargs)
+        return compile_program(program, target)
     shaping = Shaping(program.machine, target.is_gpu, found.between_hosts)
-    return _compile_shaped(program, target, args, kwargs, shaping, {}, None, lambda text: None)
+    return _compile_shaped(program, target, shaping, {}, None, lambda text: None)
 
 
 def _compile_shaped(
     program: Program,
     target: Target,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
     shaping: Shaping,
     flags: Mapping[str, Any],
     profile: Profile | None,
@@ -149,26 +142,19 @@ def _compile_shaped(
         return rewrite(told) or (None if told is text else as_it_stands(read_module(told)))
 
     flags = {**collective_flags(shaping.machine, shaping.on_gpu), **flags}
-    return compile_program(program, target, args, kwargs, flags, profile, with_lines, shaping)
+    return compile_program(program, target, flags, profile, with_lines, shaping)
 
 
 def compile_program(
     program: Program,
     target: Target,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
     flags: Mapping[str, Any] | None = None,
     profile: Profile | None = None,
     rewrite: Rewrite | None = None,
     shape: Rewrite | None = None,
 ) -> Executable:
-    """Compile a program for a target; without `rewrite`, as `jax.jit` does by default.
-
-    Args:
-      args, kwargs: of the step; the others: see `Target.compile`.
-    """
-    made = lowerable(program, args, kwargs, target.is_gpu)
-    return target.compile(made, flags, profile, rewrite, shape)
+    """Compile a program for a target; without `rewrite`, as `jax.jit` does by default. See `Target.compile`."""
+    return target.compile(lowerable(program, target.is_gpu), flags, profile, rewrite, shape)
 
 
 def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -1,9 +1,7 @@
 """A program, compiled under limits with its plan."""
 
 import functools
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from memplan.compilation.callback import PlannedModule
 from memplan.compilation.limits import Limits
@@ -35,9 +33,6 @@ class Outcome:
     limits: Limits
     executable: Executable
     planned: PlannedModule  # the callback's results during the compilation
-    # args, kwargs: shapes
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
     unmodified: ScheduledModule | None  # the unmodified step; None if only its transformed program was compiled
     compilations: int  # number of compilations
     hides_latency: bool = False  # XLA's scheduler hid the latency of copies

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 
 from memplan import io
@@ -72,13 +71,8 @@ def keep(name: str, plan: Plan) -> None:
     with contextlib.suppress(OSError):
         kept.mkdir(parents=True, exist_ok=True)
         write_atomic(kept / f"{name}.json", plan.to_json())
-        _drop(sorted(kept.glob("*.json"), key=_age)[:-MOST])
-
-
-def _drop(paths: Sequence[Path]) -> None:
-    for path in paths:
-        with contextlib.suppress(FileNotFoundError):  # another process deleted it first
-            path.unlink()
+        for path in sorted(kept.glob("*.json"), key=_age)[:-MOST]:
+            path.unlink(missing_ok=True)  # another process may have deleted it first
 
 
 def _age(path: Path) -> float:

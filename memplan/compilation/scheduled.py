@@ -187,27 +187,22 @@ class ScheduledModule:
         """The module with other fusions: producers inlined, siblings merged, values as extra outputs."""
         if values:
             found = self.rewrite(room_nbytes, whole=True)
-            return replace(found, module=add_outputs(found.module, values, room_nbytes))
-        found = self._settled(room_nbytes)._inlined
-        return replace(found, module=merge_fusions(found.module, found.problem, room_nbytes).module)
-
-    def _settled(self, room_nbytes: int) -> ScheduledModule:
-        """The module with few collectives under way at once."""
-        module = settle_pairs(self.module, self.problem, room_nbytes)
-        return self if module is self.module else replace(self, module=module)
+            return found._with(add_outputs(found.module, values, room_nbytes))
+        found = self._with(settle_pairs(self.module, self.problem, room_nbytes))._inlined
+        return found._with(merge_fusions(found.module, found.problem, room_nbytes).module)
 
     def _split(self, room_nbytes: int, values: Sequence[str]) -> ScheduledModule:
         whole = self.rewrite(room_nbytes, values, whole=True)
-        pieces = split_fusions(whole.module, whole.problem, room_nbytes)
-        return whole if pieces is None else replace(whole, module=pieces)
+        return whole._with(split_fusions(whole.module, whole.problem, room_nbytes))
 
     @functools.cached_property
     def _inlined(self) -> ScheduledModule:
         """The module with large fills right before their readers, and cheap values inlined."""
-        module = fill_late(self.module, self.packing.nbytes)
-        late = self if module is self.module else replace(self, module=module)
-        found = inline_producers(late.module, late.problem)
-        return late if found is None else replace(late, module=found)
+        late = self._with(fill_late(self.module, self.packing.nbytes))
+        return late._with(inline_producers(late.module, late.problem))
+
+    def _with(self, module: Module) -> ScheduledModule:
+        return self if module is self.module else replace(self, module=module)
 
     @functools.cached_property
     def packing(self) -> Packing:

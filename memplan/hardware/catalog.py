@@ -9,7 +9,7 @@ assumptions, named as such; calibrate where it matters.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -48,48 +48,43 @@ def _pcie(generation: int, gigatransfers: float) -> HostLink:
 _DDR4_CHANNEL = 25.6e9
 
 
-def _by_name(items: Iterable[HostLink]) -> Mapping[str, HostLink]:
-    return MappingProxyType({item.name: item for item in items})
-
-
-LINKS: Mapping[str, HostLink] = _by_name(
-    (
-        _pcie(3, 8),
-        _pcie(4, 16),
-        _pcie(5, 32),
-        HostLink(
-            name="nvlink-c2c",
-            bandwidth=297e9,
-            latency_s=_COPY_LATENCY_S,
-            source=(
-                "NVIDIA Grace Hopper Superchip Architecture In-Depth: 450 GB/s per direction "
-                "(https://developer.nvidia.com/blog/nvidia-grace-hopper-superchip-architecture-in-depth/). "
-                "Measured 375 GB/s to the device and 297 GB/s back (https://4nownews.com/2024/07/27/not-so-simple-and-"
-                "not-so-fast-scientists-studied-the-features-of-memory-and-nvlink-c2c-in-nvidia-grace-hopper); the "
-                "slower is taken, since what is offloaded goes both ways. Latency assumed."
-            ),
+_LINKS = (
+    _pcie(3, 8),
+    _pcie(4, 16),
+    _pcie(5, 32),
+    HostLink(
+        name="nvlink-c2c",
+        bandwidth=297e9,
+        latency_s=_COPY_LATENCY_S,
+        source=(
+            "NVIDIA Grace Hopper Superchip Architecture In-Depth: 450 GB/s per direction "
+            "(https://developer.nvidia.com/blog/nvidia-grace-hopper-superchip-architecture-in-depth/). "
+            "Measured 375 GB/s to the device and 297 GB/s back (https://4nownews.com/2024/07/27/not-so-simple-and-"
+            "not-so-fast-scientists-studied-the-features-of-memory-and-nvlink-c2c-in-nvidia-grace-hopper); the "
+            "slower is taken, since what is offloaded goes both ways. Latency assumed."
         ),
-        HostLink(
-            name="power9-nvlink2",
-            bandwidth=_LINK_EFFICIENCY * 75e9,
-            latency_s=_COPY_LATENCY_S,
-            source=(
-                "IBM Power System AC922 with four GPUs: three NVLink 2.0 bricks of 25 GB/s to each, 75 GB/s per "
-                f"direction (with six GPUs, as in Summit, two bricks: 50 GB/s); taken at {_LINK_EFFICIENCY}. "
-                "Latency assumed. https://www.olcf.ornl.gov/for-users/system-user-guides/summit/nvidia-v100-gpus/"
-            ),
+    ),
+    HostLink(
+        name="power9-nvlink2",
+        bandwidth=_LINK_EFFICIENCY * 75e9,
+        latency_s=_COPY_LATENCY_S,
+        source=(
+            "IBM Power System AC922 with four GPUs: three NVLink 2.0 bricks of 25 GB/s to each, 75 GB/s per "
+            f"direction (with six GPUs, as in Summit, two bricks: 50 GB/s); taken at {_LINK_EFFICIENCY}. "
+            "Latency assumed. https://www.olcf.ornl.gov/for-users/system-user-guides/summit/nvidia-v100-gpus/"
         ),
-        HostLink(
-            name="local-memory",
-            bandwidth=_DDR4_CHANNEL / 2,
-            latency_s=1e-6,
-            source=(
-                "One DDR4-3200 channel, 25.6 GB/s (JEDEC JESD79-4), read and written by the same copy: half of it. "
-                "Latency assumed: waking a thread."
-            ),
+    ),
+    HostLink(
+        name="local-memory",
+        bandwidth=_DDR4_CHANNEL / 2,
+        latency_s=1e-6,
+        source=(
+            "One DDR4-3200 channel, 25.6 GB/s (JEDEC JESD79-4), read and written by the same copy: half of it. "
+            "Latency assumed: waking a thread."
         ),
-    )
+    ),
 )
+LINKS: Mapping[str, HostLink] = MappingProxyType({link.name: link for link in _LINKS})
 
 
 _P100 = Device(

@@ -16,7 +16,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memplan.errors import TopologyError
 from memplan.hardware.topology import Topology
 
 LAUNCH_S = 10e-6
@@ -33,35 +32,6 @@ class Phase:
     # a reduce-scatter on the way down and an all-gather on the way up, with what follows working on the pieces; False:
     # an all-reduce of what there is
     scatters: bool
-
-
-@dataclass(frozen=True)
-class Decomposition:
-    """An all-reduce in phases. The last is an all-reduce; without phases there is nothing to do.
-
-    Raises:
-      TopologyError: a phase has no axes, an axis stands in two phases, or the last one scatters.
-    """
-
-    phases: tuple[Phase, ...]
-
-    def __post_init__(self) -> None:
-        names = [name for phase in self.phases for name in phase.axes]
-        if not all(phase.axes for phase in self.phases) or len(set(names)) != len(names):
-            raise TopologyError(
-                f"{self} is not an all-reduce. Each phase needs axes, and no axis may be in two phases."
-            )
-        if self.phases and self.phases[-1].scatters:
-            raise TopologyError(f"{self} is not an all-reduce. Its last phase must not scatter.")
-
-    def __str__(self) -> str:
-        down = [f"{'reduce-scatter' if phase.scatters else 'all-reduce'}({_spelled(phase)})" for phase in self.phases]
-        up = [f"all-gather({_spelled(phase)})" for phase in reversed(self.phases) if phase.scatters]
-        return " ".join(down + up) or "nothing"
-
-
-def _spelled(phase: Phase) -> str:
-    return ",".join(phase.axes)
 
 
 def _groups(names: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -102,7 +72,9 @@ class _Ring:
 @functools.lru_cache(maxsize=1024)  # who makes buckets asks for the same few rings 100,000 times
 def _ring(topology: Topology, names: tuple[str, ...]) -> _Ring:
     axes = [axis for axis in map(topology.axis, names) if axis.size > 1]
-    shares = [_beside(topology, axis.name, names) if axis.shared else 1 for axis in axes]
+    # rings that leave one node of a shared level at the same time
+    beside = [[inner.size for inner in topology.inside(axis.name) if inner.name not in names] for axis in axes]
+    shares = [math.prod(sizes) if axis.shared else 1 for axis, sizes in zip(axes, beside, strict=True)]
     return _Ring(
         size=math.prod(axis.size for axis in axes),
         latency_s=max((axis.latency_s for axis in axes), default=0.0),
@@ -111,42 +83,24 @@ def _ring(topology: Topology, names: tuple[str, ...]) -> _Ring:
     )
 
 
-def _beside(topology: Topology, name: str, group: tuple[str, ...]) -> int:
-    """Rings of `group` that leave one node of the axis `name` at the same time."""
-    return math.prod(axis.size for axis in topology.inside(name) if axis.name not in group)
-
-
 def all_reduce_seconds(
-    topology: Topology, decomposition: Decomposition, nbytes: float, *, launch_s: float = LAUNCH_S
+    topology: Topology, axes: tuple[str, ...], nbytes: float, *, launch_s: float = LAUNCH_S
 ) -> float:
-    """Seconds of an all-reduce of `nbytes` per device; `launch_s` of each collective."""
-    seconds = 0.0
-    for phase, ring, left in _down(topology, decomposition, nbytes):
-        seconds += ring.phase_s(left, phase.scatters, launch_s)
-    return seconds
-
-
-def _down(
-    topology: Topology, decomposition: Decomposition, nbytes: float, all_scatter: bool = False
-) -> Iterator[tuple[Phase, _Ring, float]]:
-    """Each phase, its ring, and the bytes per device that it begins with."""
-    for phase in decomposition.phases:
-        ring = _ring(topology, phase.axes)
-        yield phase, ring, nbytes
-        nbytes /= ring.size if phase.scatters or all_scatter else 1
+    """Seconds of one all-reduce of `nbytes` per device over a group of axes, in a tree or as one flat ring."""
+    return _ring(topology, axes).reduce_s(nbytes, launch_s)
 
 
 def reduce_scatter_seconds(
-    topology: Topology, decomposition: Decomposition, nbytes: float, *, launch_s: float = LAUNCH_S
+    topology: Topology, axes: tuple[str, ...], nbytes: float, *, launch_s: float = LAUNCH_S
 ) -> float:
-    """Seconds of the way down alone, every phase scattering; `nbytes` per device before it. The way up is as long."""
-    way = _down(topology, decomposition, nbytes, all_scatter=True)
-    return sum(ring.scatter_s(left, launch_s) for _, ring, left in way)
+    """Seconds of one reduce-scatter; `nbytes` per device before it. The all-gather that undoes it takes as long."""
+    return _ring(topology, axes).scatter_s(nbytes, launch_s)
 
 
-def cheapest(topology: Topology, nbytes: float) -> Decomposition:
-    """The all-reduce of `nbytes` per device that takes least time; of those that take the same, the fewest collectives.
+def cheapest(topology: Topology, nbytes: float) -> tuple[Phase, ...]:
+    """The phases of the all-reduce of `nbytes` per device that takes least time; of equals, the fewest collectives.
 
+    The last is an all-reduce; without phases there is nothing to do.
     What is left to do depends on the axes that are left and the pieces' size alone, so each such state is solved once.
     """
     names = tuple(axis.name for axis in topology.axes if axis.size > 1)
@@ -164,4 +118,4 @@ def cheapest(topology: Topology, nbytes: float) -> Decomposition:
         shortest = min(seconds for seconds, *_ in ways)
         return min((way for way in ways if way[0] <= shortest * _SAME), key=lambda way: way[1])
 
-    return Decomposition(best(names, 1)[2] if names else ())
+    return best(names, 1)[2] if names else ()

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -65,16 +65,9 @@ class Machine:
     @cached_property
     def places(self) -> tuple[tuple[int, ...], ...]:
         """For each partition, the number of its node at every level within the node around it, outermost first."""
-        return tuple(tuple(_digits(device, self._sizes)) for device in self.devices)
-
-    @cached_property
-    def _sizes(self) -> tuple[int, ...]:
-        return tuple(axis.size for axis in self.topology.axes)
-
-    @property
-    def all(self) -> Groups:
-        """One group of all partitions."""
-        return (tuple(range(len(self.devices))),)
+        sizes = [axis.size for axis in self.topology.axes]
+        levels = list(zip(strides_of(sizes), sizes, strict=True))
+        return tuple(tuple(device // stride % size for stride, size in levels) for device in self.devices)
 
     def hosts(self) -> tuple[tuple[int, ...], ...]:
         """For each partition, the node around it at the level before the innermost."""
@@ -97,7 +90,7 @@ class Machine:
     def _even_sizes(self, places: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
         """Sizes of the levels that these places make; None where their nodes hold unequal numbers."""
         found, before = [], 1
-        for level in range(1, len(self._sizes) + 1):
+        for level in range(1, len(self.topology.axes) + 1):
             inside = Counter(place[:level] for place in places)
             if len(set(inside.values())) != 1 or len(inside) % before:
                 return None
@@ -137,19 +130,9 @@ class Machine:
         return found
 
 
-def on(topology: Topology, partitions: int) -> Machine:
-    """Partitions on a topology in its own order."""
-    return Machine(topology, tuple(range(partitions)))
-
-
 def per_host(devices: int) -> int:
     """Devices of each host, where nobody says how many hosts there are."""
     return next(size for size in range(min(_MOST_PER_HOST, devices), 0, -1) if devices % size == 0)
-
-
-def _digits(number: int, sizes: Sequence[int]) -> Iterable[int]:
-    for stride, size in zip(strides_of(sizes), sizes, strict=True):
-        yield number // stride % size
 
 
 def strides_of(sizes: Sequence[int]) -> list[int]:

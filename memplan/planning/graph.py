@@ -117,14 +117,5 @@ class Rows:
         low, high = self.of(0, made)
         return low < 0 or high > given
 
-    def apart(self, made: int, given: int, parts: int) -> bool:
-        """Does each of `parts` equal parts of the result read only the same part of the operand?"""
-        own, mine = made // parts, given // parts
-        return made * self.scale == given and not any(
-            low < part * mine or high > (part + 1) * mine
-            for part in range(parts)
-            for low, high in [self.of(part * own, (part + 1) * own)]
-        )
-
 
 ALIGNED = Rows()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import operator
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from memplan import io
 from memplan.errors import PlanMismatchError
 from memplan.io import write_atomic
 from memplan.planning.loops import Residuals
@@ -18,6 +17,8 @@ from memplan.planning.schedule import Action, Kind, Schedule
 from memplan.planning.slabs.slabs import Slabs
 
 FORMAT = 5
+# Entries that plans of this format may lack.
+_NOT_SAID = {"program": "", "structure": "", "kernels": [], "hides_latency": None}
 
 NamedAction = tuple[Kind, str]
 """An action, and the name of its kernel or of its buffer."""
@@ -95,58 +96,21 @@ class Plan:
             raise PlanMismatchError(f"{path}: {error}") from error
 
     def to_json(self) -> str:
-        slabs = [
-            {name: sorted(entry) if isinstance(entry, frozenset) else entry for name, entry in vars(one).items()}
-            for one in self.slabs
-        ]
-        known = ("on_host", "rewritten_for_nbytes", "extra_outputs", "program", "structure", "kernels", "hides_latency")
-        document = {
-            "format": FORMAT,
-            "fingerprint": self.fingerprint,
-            "planner": self.planner,
-            "device": self.device,
-            "loops": [one and {"kept": one.kept, "on_host": one.on_host} for one in self.loops],
-            "slabs": slabs,
-            **{name: getattr(self, name) for name in known},
-            "length": len(self.actions),
-            "actions": [[kind.value, name] for kind, name in self.actions],
-        }
+        document = {"format": FORMAT, "length": len(self.actions), **io.encode(self)}
         return json.dumps(document, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """A plan that `to_json` wrote; raises PlanMismatchError for anything else."""
         try:
-            document = json.loads(text)
-            if document["format"] != FORMAT:
-                raise ValueError(f"format {document['format']}, but this version of memplan reads {FORMAT}")
-            actions = tuple((Kind(kind), str(name)) for kind, name in document["actions"])
-            if len(actions) != document["length"]:
+            document = {**_NOT_SAID, **io.parse_json(text, FORMAT)}
+            length = document.pop("length", None)
+            plan = io.decode(cls, document, complete=True)
+            if len(plan.actions) != length:
                 raise ValueError("actions are missing")
-            loops = tuple(_residuals(known) for known in document["loops"])
-            on_host = tuple(map(operator.index, document["on_host"]))
-            rewritten_for_nbytes = document["rewritten_for_nbytes"] and operator.index(document["rewritten_for_nbytes"])
-            fingerprint, planner, device = (str(document[name]) for name in ("fingerprint", "planner", "device"))
-            extra_outputs = tuple(map(str, document["extra_outputs"]))
-            slabs = tuple(_slabs(one) for one in document["slabs"])
-            program, structure = (str(document.get(name, "")) for name in ("program", "structure"))
-            chosen = tuple((str(name), str(which)) for name, which in document.get("kernels", ()))
-            hides_latency = document.get("hides_latency")
-            known = program, structure, chosen, hides_latency if hides_latency is None else bool(hides_latency)
-            return cls(
-                actions,
-                fingerprint,
-                planner,
-                device,
-                loops,
-                on_host,
-                rewritten_for_nbytes,
-                extra_outputs,
-                slabs,
-                *known,
-            )
-        except (ValueError, KeyError, TypeError, RecursionError) as error:  # ValueError: not JSON
+        except (ValueError, RecursionError) as error:  # ValueError: not JSON
             raise _damaged("this", error) from error
+        return plan
 
 
 def name_actions(problem: Problem, schedule: Iterable[Action]) -> tuple[NamedAction, ...]:
@@ -161,16 +125,3 @@ def _damaged(what: str, error: Exception) -> PlanMismatchError:
         f"{what} is not a complete memplan plan ({type(error).__name__}: {error}). It may be truncated, or from "
         "another program or release; save the plan again."
     )
-
-
-def _residuals(document: Any) -> Residuals | None:
-    if document is None:
-        return None
-    return Residuals(*(tuple(map(operator.index, document[name])) for name in ("kept", "on_host")))
-
-
-def _slabs(document: Any) -> Slabs:
-    value, dim, rows = (operator.index(document[name]) for name in ("value", "dim", "rows"))
-    ops, stored, on_host = (frozenset(map(operator.index, document[name])) for name in ("ops", "stored", "on_host"))
-    again = frozenset((operator.index(value), operator.index(level)) for value, level in document["recomputed_in"])
-    return Slabs(value, dim, rows, ops, stored, on_host, again)

@@ -22,11 +22,7 @@ def precedence(
       free: kernels that may run once, but at any time; kernels may then cross the starts and ends of pairs.
     """
     kernels = problem.kernels
-    inside, contents = defaultdict[int | None, list[int]](list), defaultdict[int, list[int]](list)
-    for number in range(len(kernels)) if order is None else order:
-        inside[kernels[number].parent_loop].append(number)
-        for loop in problem.loops_around(number):
-            contents[loop].append(number)
+    inside, contents = by_loop(problem, range(len(kernels)) if order is None else order)
     ends = pair_ends(problem)
     pairs = {*ends, *ends.values()} if free is None else set[int]()
     found = dict[int, set[int]]()
@@ -34,6 +30,18 @@ def precedence(
         fences = pairs.union(unit for unit in units if loop is not None and not kernels[unit].recomputable)
         found |= _within(problem, units, contents, fences, free or ())
     return found
+
+
+def by_loop(
+    problem: Problem, order: Sequence[int]
+) -> tuple[Mapping[int | None, Sequence[int]], Mapping[int, Sequence[int]]]:
+    """Loop -> the kernels of its body, None -> those of the entry; and loop -> all kernels inside it. In order."""
+    inside, contents = defaultdict[int | None, list[int]](list), defaultdict[int, list[int]](list)
+    for number in order:
+        inside[problem.kernels[number].parent_loop].append(number)
+        for loop in problem.loops_around(number):
+            contents[loop].append(number)
+    return inside, contents
 
 
 def _within(

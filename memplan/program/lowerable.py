@@ -31,8 +31,8 @@ class Lowerable:
     machine: Machine | None = None  # that its partitions run on, if there are several
 
 
-def lowerable(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any], on_gpu: bool) -> Lowerable:
-    """A program with the step's arguments.
+def lowerable(program: Program, on_gpu: bool) -> Lowerable:
+    """A program with the arguments that its step was traced with.
 
     Args:
       on_gpu: compile for a GPU, whose memory is apart from the host's.
@@ -41,6 +41,7 @@ def lowerable(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any], 
       UnsupportedProgramError: jax can lower the arguments only by their leaves, and there are shardings for them.
     """
     step, options, jaxpr = program.step, program.options, None
+    args, kwargs = program.traced.args, program.traced.kwargs
     if program.rewritten is not None:
         jaxpr = program.jaxpr
         if program.in_slabs and not on_gpu:
@@ -48,7 +49,8 @@ def lowerable(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any], 
         step = as_step(program, jaxpr)
     if program.traced.lowers_by_leaves:
         step = compat.jaxpr_as_fun(program.traced.jaxpr if jaxpr is None else jaxpr)
-        args, kwargs, options = _leaves(program, args, kwargs), {}, _options_of_leaves(program)
+        leaves = jax.tree_util.tree_leaves(dynamic_arguments(program.step, args, kwargs, program.options))
+        args, kwargs, options = leaves, {}, _options_of_leaves(program)
     on_host, returned = (program.on_host, program.returned_to_host) if on_gpu else ((), ())
     return Lowerable(step, args, kwargs, options, on_host, returned, program.machine)
 
@@ -64,11 +66,6 @@ def as_step(program: Program, jaxpr: compat.ClosedJaxpr) -> Callable[..., Any]:
         return jax.tree_util.tree_unflatten(program.traced.out_tree, evaluate(*dynamic))
 
     return planned
-
-
-def _leaves(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """The leaves of the dynamic arguments."""
-    return jax.tree_util.tree_leaves(dynamic_arguments(program.step, args, kwargs, program.options))
 
 
 def _options_of_leaves(program: Program) -> dict[str, Any]:

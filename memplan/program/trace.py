@@ -34,12 +34,15 @@ class Traced:
 
     Attributes:
       step: the user's function.
+      args, kwargs: what it was traced with.
       options: the `jax.jit` options it was given.
       stage: what `jax.jit(step, **options).trace(...)` returned.
       division: over its devices; None if it runs on one.
     """
 
     step: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
     options: Mapping[str, Any]
     stage: jax.stages.Traced
     division: compat.Division | None = None
@@ -231,7 +234,8 @@ def trace(
                 f"a sharding constraint or shard_map divides over an AbstractMesh of {wanted} devices, but no argument "
                 f"lies on it: jax would run the step on {division.count}. Give in_shardings, or arguments on the mesh."
             )
-    return Program(Traced(step, dict(options), stage, division if division and division.count > 1 else None))
+    division = division if division and division.count > 1 else None
+    return Program(Traced(step, args, kwargs, dict(options), stage, division))
 
 
 def lower(stage: jax.stages.Traced, platform: str | None) -> jax.stages.Lowered:

@@ -200,25 +200,18 @@ class Report(Record):
 
     def tables(self, rows: int) -> tuple[Table, ...]:
         """Summary, candidates, slabs, buffers live at the peak, decisions; at most `rows` rows of long tables."""
-        slabs = loops_table(self.slab_loops), unsplit_table(self.unsplit, rows)
-        parts = (
-            _summary(self),
-            _candidates(self),
-            self._collectives,
-            *slabs,
-            _live(self, rows),
-            _decisions(self, rows),
-        )
+        parts = *self._first_tables(rows), _live(self, rows), _decisions(self, rows)
         return tuple(table for table in parts if table.rows)
 
-    @property
-    def _collectives(self) -> Table:
-        return collectives_table(self.mesh.collectives if self.mesh else ())
+    def _first_tables(self, rows: int) -> tuple[Table, ...]:
+        """Those that the page shows, too."""
+        collectives = collectives_table(self.mesh.collectives if self.mesh else ())
+        slabs = loops_table(self.slab_loops), unsplit_table(self.unsplit, rows)
+        return _summary(self), _candidates(self), collectives, *slabs
 
     def to_html(self) -> str:
         """A self-contained page: memory over the step, decisions, tables. Loads nothing; contains `to_json()`."""
-        slabs = loops_table(self.slab_loops), unsplit_table(self.unsplit, _FALLBACK_ROWS)
-        tables = _summary(self), _candidates(self), self._collectives, *slabs
+        tables = self._first_tables(_FALLBACK_ROWS)
         fallbacks = _live(self, _FALLBACK_ROWS), _decisions(self, _FALLBACK_ROWS)
         subtitle = ", ".join(f"{name} {version}" for name, version in self.versions)
         is_good = self.status == "fits"

@@ -44,7 +44,7 @@ class Stages:
 
     def __call__(self, stage: str, fraction: float | None = None) -> None:
         if self._live:
-            self._draw(stage, fraction)
+            self._bar.update(self._task, description=stage, total=None if fraction is None else 1.0, completed=fraction)
         elif stage != self._printed and time.monotonic() - self._started >= self._patience_s:
             self._console.print(Text(f"memplan: {stage}"), soft_wrap=True)
             self._printed = stage
@@ -54,9 +54,3 @@ class Stages:
     ) -> None:
         if self._live:
             self._bar.stop()
-
-    def _draw(self, stage: str, fraction: float | None) -> None:
-        if fraction is None:
-            self._bar.update(self._task, description=stage, total=None)
-        else:
-            self._bar.update(self._task, description=stage, total=1.0, completed=fraction)

@@ -16,9 +16,8 @@ from memplan.errors import MemplanError
 from memplan.program import compat
 from memplan.program.jit_arguments import dynamic_arguments
 from memplan.program.state.host_state import place_leaf, to_device
-from memplan.program.trace import Program
 from memplan.results.infeasible import no_block, out_of_memory
-from memplan.verify.numbers import Gate, compare, roundings, run_in_pieces
+from memplan.verify.numbers import Gate, compare, in_pieces, roundings
 from memplan.xla import local
 
 _LENGTHS = (5, 12)  # equations compiled together by the gate
@@ -173,21 +172,13 @@ def numbers_gate(found: Outcome, args: Sequence[Any], kwargs: Mapping[str, Any])
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
         raise MemplanError('verify="numbers" runs the step: pass arrays to plan(), not jax.ShapeDtypeStructs.')
     if program.rewritten is None:
-        return _same_kernels(found, dynamic)
-    return _rewritten(program, leaves)
-
-
-def _same_kernels(found: Outcome, dynamic: Any) -> Gate:
-    plain = Runner(replace(found, program=found.program.original, executable=compile_unplanned(found)))
-    once, twice, planned = (_results(call, dynamic) for call in (plain, plain, Runner(found)))
-    return compare(once, twice, planned, same_kernels=True)
-
-
-def _rewritten(program: Program, leaves: Sequence[Any]) -> Gate:
+        unmodified = Runner(replace(found, program=program.original, executable=compile_unplanned(found)))
+        once, twice, planned = (_results(call, dynamic) for call in (unmodified, unmodified, Runner(found)))
+        return compare(once, twice, planned, same_kernels=True)
     original = program.original
     plain = jax.jit(compat.jaxpr_as_fun(original.jaxpr), compiler_options=AS_TYPED)
     planned = jax.jit(compat.jaxpr_as_fun(program.jaxpr), compiler_options=AS_TYPED)
-    pieces = [run_in_pieces(original.jaxpr, leaves, length, AS_TYPED) for length in _LENGTHS]
+    pieces = [in_pieces(original.jaxpr, length, AS_TYPED)(leaves) for length in _LENGTHS]
     return compare(plain(*leaves), pieces[0], planned(*leaves), *pieces[1:], coarsest=roundings(original.jaxpr))
 
 

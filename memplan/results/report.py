@@ -314,7 +314,7 @@ def _by_jit(outcome: Outcome) -> dict[str, Any]:
         return same
     try:
         with without_messages(*_REMATERIALIZES):
-            found = compile_program(outcome.program.original, target, outcome.args, outcome.kwargs)
+            found = compile_program(outcome.program.original, target)
     except jax.errors.JaxRuntimeError:  # out of memory, or no kernel
         return {}
     made = replace(unmodified, module=read_module(found.text))

@@ -62,7 +62,7 @@ class Baselines:
         return self._compile(trace(self.step, self.args, {}, self.options), target, {**flags, **(extra or {})})
 
     def _compile(self, program: Program, target: Target, flags: Mapping[str, Any] | None = None) -> Baseline:
-        found = compile_program(program, target, self.args, {}, flags)
+        found = compile_program(program, target, flags)
         reading = ScheduledModule(read_module(found.text), self.target.device, program.machine)
         memory = found.memory
         return Baseline(memory.device_bytes, memory.host_bytes, reading.replay.step_s, memory.resident_bytes)

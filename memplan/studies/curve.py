@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from memplan import pipeline
@@ -37,13 +38,16 @@ def curve(
     budgets = _budgets(shares, floor_bytes, plain.device_bytes)
 
     def points() -> Iterator[Point]:
-        yield from _unbudgeted(ways, plain, notify)
+        yield _point("plain jax", None, plain, fits=True)
+        for name, policy in policies().items():
+            notify(f"compiling: {name}", None)
+            yield _baseline_point(name, None, partial(ways.checkpoint, policy))
         for number, budget in enumerate(reversed(budgets)):
             notify(f"budget {number + 1} of {len(budgets)}", number / len(budgets))
             found = plan(budget)
-            yield _plan_point(budget, found)
+            yield _point(MEMPLAN, budget, found, found.fits)
             if target.is_gpu:
-                yield _xla_point(ways, plain.resident_bytes, budget)
+                yield _baseline_point(XLA, budget, partial(ways.xla, plain.resident_bytes, budget))
             yield Point(BOUND, budget, budget, 0, found.planned.bound_s)
 
     found = tuple(_monotone(list(points())))
@@ -63,33 +67,18 @@ def _budgets(shares: int | Sequence[float], floor: int, plain: int) -> list[int]
     return [low + (plain - low) * number // shares for number in range(shares)]
 
 
-def _unbudgeted(ways: Baselines, plain: Baseline, notify: Notify) -> Iterator[Point]:
-    """Methods without a budget."""
-    yield Point("plain jax", None, plain.device_bytes, plain.host_bytes, plain.step_s)
-    for name, policy in policies().items():
-        notify(f"compiling: {name}", None)
-        try:
-            found = ways.checkpoint(policy)
-        except REFUSALS as error:
-            yield Point(name, None, None, None, None, refusal(error))
-        else:
-            yield Point(name, None, found.device_bytes, found.host_bytes, found.step_s)
-
-
-def _plan_point(budget: int, found: Outcome) -> Point:
-    if not found.fits:
-        return Point(MEMPLAN, budget, None, None, None, "nothing that fits was found")
-    return Point(MEMPLAN, budget, found.device_bytes, found.host_bytes, found.step_s)
-
-
-def _xla_point(ways: Baselines, resident_bytes: int, budget: int) -> Point:
+def _baseline_point(way: str, budget: int | None, compiled: Callable[[], Baseline]) -> Point:
     try:
-        found = ways.xla(resident_bytes, budget)
+        found = compiled()
     except REFUSALS as error:
-        return Point(XLA, budget, None, None, None, refusal(error))
-    if found.device_bytes > budget:
-        return Point(XLA, budget, None, None, None, "nothing that fits was found")
-    return Point(XLA, budget, found.device_bytes, found.host_bytes, found.step_s)
+        return Point(way, budget, None, None, None, refusal(error))
+    return _point(way, budget, found, budget is None or found.device_bytes <= budget)
+
+
+def _point(way: str, budget: int | None, found: Baseline | Outcome, fits: bool) -> Point:
+    if not fits:
+        return Point(way, budget, None, None, None, "nothing that fits was found")
+    return Point(way, budget, found.device_bytes, found.host_bytes, found.step_s)
 
 
 def _monotone(points: Sequence[Point]) -> Iterator[Point]:

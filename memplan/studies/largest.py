@@ -49,7 +49,7 @@ def frontier(
 
     last = last_fitting(len(sizes), fits)
     if last < 0:
-        raise infeasible(outcomes[low], request.splits)
+        raise infeasible(outcomes[low], bool(request.split))
     return Frontier(
         name=name,
         largest=sizes[last],

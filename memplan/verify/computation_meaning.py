@@ -12,7 +12,7 @@ from memplan.verify.expressions import Expressions, ModuleExpressions
 from memplan.verify.moves import SUMS, Moves, data, is_row_major
 from memplan.verify.partition_numbers import PartitionNumbers
 from memplan.verify.spreads import Spread, Spreads
-from memplan.xla.module import NAME, Computation, Instruction, Module
+from memplan.xla.module import Computation, Instruction, Module, predecessors
 from memplan.xla.shapes import Array, Shape, leaves
 
 _EFFECT = re.compile(r"\b(?:custom_call_)?has_side_effect=true")
@@ -20,7 +20,6 @@ _EFFECTS = re.compile(r"^(?:infeed|outfeed|send|send-done|recv|recv-done|rng|rng
 _RUN = frozenset({"call", "conditional", "while"})  # what they call may have effects
 _COLLECTIVE = ("all-", "reduce-scatter", "collective-", "ragged-")
 _CHANNEL = re.compile(r"channel_id=\d+(?:, )?")
-_PREDECESSORS = re.compile(r"control-predecessors=\{([^}]*)\}")
 
 
 class Stage(IntEnum):
@@ -61,10 +60,6 @@ class Meanings:
     def __post_init__(self) -> None:
         self.spreads = Spreads(self.partitions)
 
-    def of(self, module: Module, wire: str) -> "ModuleMeaning":
-        """The meaning of a module, where sums may be rounded to a type, if one is named."""
-        return ModuleMeaning(self, module, wire)
-
     def leaf(self, key: Hashable, shape: Array) -> Value:
         """An array that is an expression of its own."""
         return Value(shape, self.spreads.whole(self.expressions.number(key), shape.size, self.spreads.owners.own))
@@ -92,6 +87,7 @@ class ModuleMeaning:
     """
 
     def __init__(self, meanings: Meanings, module: Module, wire: str) -> None:
+        """`wire` names a type to which sums may be rounded, or is empty."""
         self.all, self.module, self.wire = meanings, module, wire
         self.moves, self.text = Moves(module, meanings.spreads), ModuleExpressions(module, meanings.expressions)
         self.expressions: Counter[int] = Counter()
@@ -272,7 +268,7 @@ class ComputationMeaning:
         if op.opcode.startswith(_COLLECTIVE):
             said = _CHANNEL.sub("", str(said))
         large = (op.name, op.attributes) if op.opcode == "constant" and "{...}" in op.attributes else ()
-        after = frozenset(self._all.meaning(self._before(name, op)) for name in _predecessors(op))
+        after = frozenset(self._all.meaning(self._before(name, op)) for name in predecessors(op))
         given = tuple(self._all.meaning(tree) for tree in operands)
         return self._all.expressions.number((opcode, shapes, said, calls, large, after, given, effect))
 
@@ -284,11 +280,6 @@ class ComputationMeaning:
 def acts(op: Instruction) -> bool:
     """Does an instruction have effects, or may what it runs have them?"""
     return op.opcode in _RUN or bool(_EFFECTS.match(op.opcode) or _EFFECT.search(op.attributes))
-
-
-def _predecessors(op: Instruction) -> list[str]:
-    found = _PREDECESSORS.search(op.attributes)
-    return NAME.findall(found[1]) if found else []
 
 
 def accumulations(body: Computation, condition: Computation) -> dict[str, int]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from memplan.errors import MemplanError
 from memplan.verify.expressions import Expressions, FusionMeanings, Meaning, ModuleExpressions, is_library, shapes_of
-from memplan.verify.overwrites import Loss, Place, Tree, Updates, Versions, first_result, places_in, tree_of
+from memplan.verify.overwrites import Place, Tree, Updates, Versions, first_result, places_in, tree_of
 from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array
 
@@ -230,12 +230,9 @@ class Dataflow:
         found: dict[tuple[int, Meaning], dict[int, str]] = {}
         for loss in self._versions.losses():
             late = found.setdefault((self.expressions.get(loss.writer, -2), self._means[loss.version]), {})
-            late.update(self._readers_after(loss))
+            readers = (reader for position, reader in loss.reads if position > loss.since)
+            late.update((self.expressions.get(reader, -3), reader) for reader in readers)
         return found
-
-    def _readers_after(self, loss: Loss) -> dict[int, str]:
-        late = (reader for position, reader in loss.reads if position > loss.since)
-        return {self.expressions.get(reader, -3): reader for reader in late}
 
 
 def _is_pure(start: Instruction) -> bool:

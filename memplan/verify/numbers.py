@@ -144,22 +144,23 @@ def _as_numbers(leaf: Any) -> np.ndarray:
     return np.asarray(leaf)
 
 
-def run_in_pieces(
-    closed: compat.ClosedJaxpr, inputs: Sequence[Any], length: int, flags: Mapping[str, Any]
-) -> list[Any]:
-    """Outputs of a flat jaxpr, whose numbers show what recompilation alone does to them; see `in_pieces`."""
-    return in_pieces(closed, length, flags)(inputs)
-
-
 def in_pieces(
     closed: compat.ClosedJaxpr, length: int, flags: Mapping[str, Any]
 ) -> Callable[[Sequence[Any]], list[Any]]:
     """A flat jaxpr in pieces of at most `length` equations, each compiled once, with loops run trip by trip.
 
+    The numbers of its outputs show what recompilation alone does to them.
+
     Args:
       flags: `compiler_options` of every piece.
     """
-    return _Runner(closed, length, flags).run
+    pieces, outputs = _pieces(closed, length, flags), closed.jaxpr.outvars
+
+    def run(inputs: Sequence[Any]) -> list[Any]:
+        known = bindings(closed, inputs)
+        return interpret_eqns(pieces, known, outputs, lambda piece, operands: piece.run(operands), nullcontext)
+
+    return run
 
 
 @dataclass(frozen=True)
@@ -172,16 +173,6 @@ class _Piece:
     run: Callable[[Sequence[Any]], Sequence[Any]]  # operands -> results
 
 
-class _Runner:
-    def __init__(self, closed: compat.ClosedJaxpr, length: int, flags: Mapping[str, Any]):
-        self.closed = closed
-        self.pieces = _pieces(closed, length, flags)
-
-    def run(self, inputs: Sequence[Any]) -> list[Any]:
-        known, outputs = bindings(self.closed, inputs), self.closed.jaxpr.outvars
-        return interpret_eqns(self.pieces, known, outputs, lambda piece, operands: piece.run(operands), nullcontext)
-
-
 def _pieces(closed: compat.ClosedJaxpr, length: int, flags: Mapping[str, Any]) -> list[_Piece]:
     """The equations in groups; every loop is its own group."""
     wanted = _variables(closed.jaxpr.outvars)
@@ -189,7 +180,7 @@ def _pieces(closed: compat.ClosedJaxpr, length: int, flags: Mapping[str, Any]) -
     for group in reversed(list(_groups(closed.jaxpr.eqns, length))):
         scan = compat.scan_of(group[0])
         if scan is not None:
-            body = _Runner(flatten(scan.body), length, flags)
+            body = in_pieces(flatten(scan.body), length, flags)
             found.append(_Piece(group[0].invars, group[0].outvars, functools.partial(_trips, scan, body)))
         else:
             made = {var for eqn in group for var in eqn.outvars}
@@ -223,18 +214,15 @@ def _compiled(
     return _Piece(invars, outvars, jax.jit(run, compiler_options=dict(flags)))
 
 
-def _trips(scan: compat.Scan, body: _Runner, operands: Sequence[Any]) -> list[Any]:
+def _trips(scan: compat.Scan, body: Callable[[Sequence[Any]], list[Any]], operands: Sequence[Any]) -> list[Any]:
     consts, carries, stacks = scan.split(operands)
     made: dict[int, list[Any]] = {}
     for trip in reversed(range(scan.trips)) if scan.reverse else range(scan.trips):
-        results = body.run([*consts, *carries, *(stack[trip] for stack in stacks)])
+        results = body([*consts, *carries, *(stack[trip] for stack in stacks)])
         carries, made[trip] = results[: scan.carries], results[scan.carries :]
     if not made:
-        slices = [
-            jax.numpy.zeros((0, *aval.shape), aval.dtype)
-            for aval in map(compat.aval_of, body.closed.jaxpr.outvars[scan.carries :])
-        ]
-        return [*carries, *slices]
+        avals = map(compat.aval_of, scan.body.jaxpr.outvars[scan.carries :])
+        return [*carries, *(jax.numpy.zeros((0, *aval.shape), aval.dtype) for aval in avals)]
     return [
         *carries,
         *(jax.numpy.stack(column) for column in zip(*(made[trip] for trip in range(scan.trips)), strict=True)),

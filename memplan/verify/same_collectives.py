@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-from memplan.verify.computation_meaning import ComputationMeaning, Meanings, acts
+from memplan.verify.computation_meaning import ComputationMeaning, Meanings, ModuleMeaning, acts
 from memplan.verify.dataflow import require
 from memplan.verify.moves import COLLECTIVES
 from memplan.xla.module import Computation, Module
@@ -40,7 +40,7 @@ def judge_shaped(plain: Module, shaped: Module, partitions: int, wire: str | Non
     require(options[0] == options[1], "has other options, such as donated arguments")
     _compare_channels(plain, shaped)
     meanings = Meanings(partitions)
-    first, second = meanings.of(plain, ""), meanings.of(shaped, _WIRES[wire])
+    first, second = ModuleMeaning(meanings, plain, ""), ModuleMeaning(meanings, shaped, _WIRES[wire])
     _compare_expressions(first.expressions, second.expressions, second.names)
     _compare(first.entry, second.entry)
     require(not first.barriers - second.barriers, "lacks a barrier")

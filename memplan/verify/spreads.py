@@ -240,7 +240,7 @@ class Spreads:
         if len(spread.rows) == 1:
             return spread.rows[0]
         kinds: dict[Hashable, int] = {}
-        classes = [kinds.setdefault(_without_owners(row), len(kinds)) for row in spread.rows]
+        classes = [kinds.setdefault(tuple(map(_place, row)), len(kinds)) for row in spread.rows]
         held: list[list[int]] = [[] for _ in kinds]
         for device, kind in enumerate(spread.kinds):
             for piece in spread.rows[kind]:
@@ -335,10 +335,6 @@ def _sum(rows: Sequence[Row], plus: Callable[[tuple[int, ...]], int]) -> Row | N
         owners = zip(*(piece.owners for piece in pieces), strict=True)
         found.append(normal(pieces[0]._replace(owners=tuple(plus(maps) for maps in owners))))
     return joined(found)
-
-
-def _without_owners(row: Row) -> Hashable:
-    return tuple(map(_place, row))
 
 
 def _place(piece: Piece) -> Hashable:

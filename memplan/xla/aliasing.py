@@ -4,7 +4,6 @@ Sources: `FusionCanShareBufferHint` and `CanShareBufferHint` of XLA:GPU; `CanSha
 `HloDataflowAnalysis` for XLA:CPU, and for the rest.
 """
 
-import math
 import re
 from collections import deque
 from collections.abc import Iterator
@@ -73,7 +72,8 @@ def may_overwrite(module: Module, op: Instruction, leaf: int, operand: Instructi
         return False
     source, result = operand.result[0], op.result[leaf]
     if on_gpu and op.opcode == "fusion":
-        return _alike(source, result) and _fused_over(module[op.called[0]], op, leaf, operand.name)
+        alike = source.size == result.size and source.bits == result.bits
+        return alike and _fused_over(module[op.called[0]], op, leaf, operand.name)
     if op.opcode == "custom-call":
         return False  # a library that adds to an operand says so: that is an update
     if source != result:
@@ -83,10 +83,6 @@ def may_overwrite(module: Module, op: Instruction, leaf: int, operand: Instructi
     if op.opcode == "fusion":
         return "kind=kLoop" in op.attributes and _elementwise_throughout(module[op.called[0]], op, operand.name)
     return op.opcode in ELEMENTWISE and op.operands.count(operand.name) == 1
-
-
-def _alike(source: Array, result: Array) -> bool:
-    return math.prod(source.dims) == math.prod(result.dims) and source.bits == result.bits
 
 
 def _elementwise_throughout(fused: Computation, op: Instruction, operand: str) -> bool:

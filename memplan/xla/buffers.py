@@ -307,8 +307,10 @@ class _ProblemBuilder:
         if not isinstance(shape, tuple):
             tree = self._new(op, len(self._kernels), Role.TEMPORARY)
         else:
-            parts = ((i, part) for i, part in enumerate(shape))
-            tree = tuple(given[i] if i in given else self._new_part(op, part, i) for i, part in parts)
+            tree = tuple(
+                given[i] if i in given else tree_of(part, self._maker(op, len(self._kernels), Role.TEMPORARY, f"{i},"))
+                for i, part in enumerate(shape)
+            )
             for table in (shape, *shape):
                 self._table(table)
         self._starts[op.name] = len(self._kernels)
@@ -335,9 +337,6 @@ class _ProblemBuilder:
             return started
         self._kernel(op, [started], (), parent_loop)
         return _result(op, started)
-
-    def _new_part(self, op: Instruction, shape: Shape, index: int) -> Tree:
-        return tree_of(shape, self._maker(op, len(self._kernels), Role.TEMPORARY, f"{index},"))
 
     def _call(self, op: Instruction, operands: list[Tree], parent_loop: int | None) -> Tree:
         """One kernel if it is called as one, as XLA:CPU does for parallel calls; otherwise the kernels inside it."""

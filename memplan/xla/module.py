@@ -102,13 +102,10 @@ class Computation:
 
     @cached_property
     def ops(self) -> Mapping[str, Instruction]:
-        known = {} if self.reuse_parse_of is None else self.reuse_parse_of._by_line
+        before = () if self.reuse_parse_of is None else self.reuse_parse_of.ops.values()
+        known = {op.line: op for op in before}
         lines = self.text.split("\n")[1:-1]
         return {op.name: op for op in (known.get(line) or read_instruction(line) for line in lines)}
-
-    @property
-    def _by_line(self) -> Mapping[str, Instruction]:
-        return {op.line: op for op in self.ops.values()}
 
     @cached_property
     def root(self) -> Instruction:
@@ -181,8 +178,8 @@ class Module(Mapping[str, Computation]):
         return self[self.entry_name]
 
     def with_texts(self, texts: Mapping[str, str]) -> Module:
-        """The module with other computations; what stays is not read again."""
-        return Module(self.head, texts, self.entry_name, self)
+        """The module with other computations, itself with its own; what stays is not read again."""
+        return self if texts is self.texts else Module(self.head, texts, self.entry_name, self)
 
     @property
     def name(self) -> str:

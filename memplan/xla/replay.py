@@ -72,16 +72,8 @@ def replay(module: Module | str, device: Device, machine: Machine | None = None)
     Raises:
       UnreadableModuleError: the text is not a scheduled module.
     """
-    costs = _KernelCosts(_read(module), device)
-    return _result(_Streams(costs, machine))
-
-
-def _read(module: Module | str) -> Module:
-    return read_module(module) if isinstance(module, str) else module
-
-
-def _result(idle: _Streams) -> Replay:
-    streams = idle.run_entry()
+    read = read_module(module) if isinstance(module, str) else module
+    streams = _Streams(read, device, machine, {}).run(read.entry_name)
     sums = streams.sums()
     directions = ((sums[f"{stream}_s"], sums[f"{stream}_hidden_s"]) for stream in ("out", "in"))
     copy_s, hidden_s = max(directions, key=lambda one: (round(one[0], 12), -one[1]))  # as busy: the less hidden one
@@ -103,26 +95,14 @@ def _result(idle: _Streams) -> Replay:
     )
 
 
-class _KernelCosts:
-    """Facts of a module's instructions, computed once for all replays."""
-
-    def __init__(self, module: Module, device: Device) -> None:
-        self.module, self.device = module, device
-        self._known: dict[tuple[str, str], KernelCost] = {}
-
-    def of(self, body: Computation, op: Instruction) -> KernelCost:
-        key = op.name, op.opcode
-        if key not in self._known:
-            self._known[key] = kernel_cost(self.module, body, op)
-        return self._known[key]
-
-
 class _Streams:
     """The compute stream, one copy stream in each direction and the links, advanced instruction by instruction."""
 
-    def __init__(self, costs: _KernelCosts, machine: Machine | None) -> None:
-        self._costs, self._machine = costs, machine
-        self._module, self._device = costs.module, costs.device
+    def __init__(
+        self, module: Module, device: Device, machine: Machine | None, costs: dict[tuple[str, str], KernelCost]
+    ) -> None:
+        """`costs` of kernels, by name and opcode, is filled as they are needed, for all parts of one replay."""
+        self._module, self._device, self._machine, self._costs = module, device, machine, costs
         self._clock = 0.0  # compute stream, seconds
         self.stalls: list[tuple[float, float]] = []  # of the compute stream
         self._copies: dict[str, list[tuple[float, float]]] = {"out": [], "in": [], "net": []}
@@ -133,9 +113,6 @@ class _Streams:
         self.blocks: dict[str, float] = {}
         self.clock: dict[str, tuple[float, float]] = {}
         self.transfers: list[Transfer] = []
-
-    def run_entry(self) -> _Streams:
-        return self.run(self._module.entry_name)
 
     def run(self, name: str) -> _Streams:
         body = self._module[name]
@@ -182,7 +159,13 @@ class _Streams:
             self._kernel(body, op)
 
     def _alone(self, name: str) -> _Streams:
-        return _Streams(self._costs, self._machine).run(name)
+        return _Streams(self._module, self._device, self._machine, self._costs).run(name)
+
+    def _cost(self, body: Computation, op: Instruction) -> KernelCost:
+        key = op.name, op.opcode
+        if key not in self._costs:
+            self._costs[key] = kernel_cost(self._module, body, op)
+        return self._costs[key]
 
     def _block(self, part: _Streams, times: int) -> None:
         for key, value in part.sums().items():
@@ -199,7 +182,7 @@ class _Streams:
         if self._machine and is_collective(wrapped.opcode):
             self._ready[op.name] = self._send(self._machine, body, wrapped)
             return
-        cost = self._costs.of(body, wrapped) if wrapped.opcode != "call" else None
+        cost = self._cost(body, wrapped) if wrapped.opcode != "call" else None
         if cost and cost.is_host_copy:
             self._ready[op.name] = end = self._copy(op, cost)
             if not is_copy(self._module, op, self._device):
@@ -240,14 +223,11 @@ class _Streams:
             self._clock = until
 
     def _kernel(self, body: Computation, op: Instruction) -> None:
+        """Run a kernel; everything waits for a collective, and for one that touches host memory, as for a copy."""
         if self._machine and is_collective(op.opcode):
             self._wait(self._send(self._machine, body, op))
             return
-        self._run(body, op)
-
-    def _run(self, body: Computation, op: Instruction) -> None:
-        """Run a kernel; if it touches host memory, it is a copy that everything waits for."""
-        cost = self._costs.of(body, op)
+        cost = self._cost(body, op)
         if cost.is_host_copy:
             self._wait(self._copy(op, cost))
             return

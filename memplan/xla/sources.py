@@ -35,7 +35,8 @@ def sources(module: Module) -> dict[str, str]:
 
 def finder(module: Module) -> Callable[[Instruction], str]:
     """A function that says the `file:line` of an instruction, also of one within a fusion; '' if that does not tell."""
-    lines = _lines(module)
+    frames = _frames(_tables(module.head))
+    lines = {str(frame): _line(frame, frames) for frame in frames}
     return lambda op: lines.get(made[1], "") if (made := _MADE.search(op.line)) else ""
 
 
@@ -64,12 +65,6 @@ def layer_of(scope: str) -> str:
         if part and not method and not _NO_LAYER.fullmatch(part):
             parts.append(part)
     return "/".join(parts)
-
-
-def _lines(module: Module) -> dict[str, str]:
-    """Number of a frame -> `file:line`, or ''."""
-    frames = _frames(_tables(module.head))
-    return {str(frame): _line(frame, frames) for frame in frames}
 
 
 def _line(frame: int, frames: _Frames) -> str:

@@ -1,4 +1,4 @@
-"""Commands about devices."""
+"""Commands about machines."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 from memplan.cli import machines
 from memplan.hardware import measured
 from memplan.hardware.measured import MeasuredDevice
+from memplan.hardware.topology import TOPOLOGIES
 from memplan.studies.calibrate import MATRIX, with_rates
 from memplan.xla.local import local_device
-from tests.cli.command import run
+from tests.cli.command import message, run
 
 
 def test_devices_are_listed_with_their_links() -> None:
@@ -62,3 +63,11 @@ def test_calibrate_refuses_what_it_could_not_write(words: list[str], workshop: P
     before = set(workshop.iterdir())
     assert run("calibrate", *words).exit_code == 2
     assert set(workshop.iterdir()) == before
+
+
+def test_topologies_are_listed() -> None:
+    listed = json.loads(run("topology", "--json", "-").stdout)["topologies"]
+    assert [one["name"] for one in listed] == list(TOPOLOGIES)
+    assert [level["size"] for level in listed[0]["levels"]] == list(TOPOLOGIES["ddl"].sizes.values())
+    assert all(name in run("topology").stdout for name in TOPOLOGIES)
+    assert "--measure" in message(run("topology", "--out", "t.json"), 2)

@@ -34,4 +34,4 @@ def outcome(
     result = SimpleNamespace(replay=replay)
     planned = cast(Any, SimpleNamespace(fits=predicted_to_fit, plain=plain, plan=None, result=result, bound_s=1.0))
     target = cast(Any, SimpleNamespace(device=SimpleNamespace(name="v100"), is_gpu=True))
-    return Outcome(program, target, LIMITS, executable, planned, (), {}, None, 1)
+    return Outcome(program, target, LIMITS, executable, planned, None, 1)

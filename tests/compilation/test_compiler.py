@@ -23,7 +23,7 @@ from tests.compilation.outcomes import PROGRAM
 
 def compiler(device: object = CPU) -> Compiler:
     target = Target(V100 if device is V100 else CPU, described=False)
-    return Compiler(target, Limits(1, 1), (), {}, InOrder(), None, no_agreement, lambda *_: None)
+    return Compiler(target, Limits(1, 1), InOrder(), None, no_agreement, lambda *_: None)
 
 
 def narrowed(program: Program) -> Program:

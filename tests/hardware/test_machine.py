@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memplan.errors import TopologyError
-from memplan.hardware.machine import Groups, Machine, on
+from memplan.hardware.machine import Groups, Machine
 from memplan.hardware.topology import Axis, Topology, topology_named
+from tests.hardware.machines import on
 
 RACKS = Topology(
     "racks", "", (Axis("rack", 2, 1e-5, 1e9), Axis("host", 2, 1e-6, 8e9), Axis("device", 4, 1e-7, 1e11, False)), ()
@@ -64,13 +65,14 @@ def test_uneven_groups_make_none(groups: Groups) -> None:
 
 
 def test_groups_of_three_levels() -> None:
-    grid = DEEP.grid(DEEP.all)
+    whole = (tuple(range(16)),)
+    grid = DEEP.grid(whole)
     assert grid is not None and grid.sizes == (2, 2, 4)
     assert grid.along((2,)) == ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11), (12, 13, 14, 15))
     assert grid.along((0,)) == tuple((one, one + 8) for one in range(8))
     assert grid.along((0, 1)) == tuple((one, one + 4, one + 8, one + 12) for one in range(4))
     assert grid.along(()) == tuple((one,) for one in range(16))
-    assert grid.along((0, 1, 2)) == DEEP.all
+    assert grid.along((0, 1, 2)) == whole
 
 
 @st.composite

@@ -149,7 +149,7 @@ def test_gpus_are_divided(run: Callable[..., Result], monkeypatch: pytest.Monkey
 
 def test_the_command_passes_on_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Launch] = []
-    monkeypatch.setattr(cli.distributed, "launch_processes", lambda wanted: asked.append(wanted) or 7)
+    monkeypatch.setattr(cli.machines, "launch_processes", lambda wanted: asked.append(wanted) or 7)
     words = "launch -n 4 --devices 2 --port 1234 --timeout 5 --restarts 3 --grace 1 -- python t.py -n 9"
     assert CliRunner().invoke(cli.app, words.split()).exit_code == 7
     assert CliRunner().invoke(cli.app, ["launch", "-n", "2", "python", "t.py", "--port", "1"]).exit_code == 7

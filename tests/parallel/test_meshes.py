@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from memplan.errors import MeshError, TopologyError
-from memplan.hardware.collectives import Decomposition, Phase, all_reduce_seconds
-from memplan.hardware.machine import on
+from memplan.hardware.collectives import all_reduce_seconds
 from memplan.hardware.topology import Topology, topology_named
 from memplan.parallel import meshes
 from memplan.program import compat
+from tests.hardware.machines import on
 
 
 def test_by_default_a_mesh_has_hosts_and_their_devices() -> None:
@@ -107,7 +107,7 @@ def measured(known: Topology, monkeypatch: pytest.MonkeyPatch) -> Topology:
     """What would be measured where all-reduces take what the cost model says."""
 
     def seconds(mesh: Any, axis: str, nbytes: int) -> float:
-        return all_reduce_seconds(known, Decomposition((Phase((axis,), False),)), nbytes)
+        return all_reduce_seconds(known, (axis,), nbytes)
 
     monkeypatch.setattr(meshes, "_seconds", seconds)
     devices = np.full(tuple(known.sizes.values()), SimpleNamespace(device_kind="chip"))

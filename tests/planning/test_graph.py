@@ -7,7 +7,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.planning.graph import ALIGNED, Graph, Op, Rows, Value, op_seconds
+from memplan.planning.graph import Graph, Op, Rows, Value, op_seconds
 from tests.planning.unit import UNIT
 
 
@@ -61,19 +61,5 @@ def test_what_leaves_an_operand(rows: Rows, made: int, given: int) -> None:
         assert rows.leave(made, given) == (min(wanted) < 0 or max(wanted) >= given)
 
 
-@given(ROWS, st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
-def test_parts_that_are_apart_read_nothing_of_one_another(rows: Rows, own: int, mine: int, parts: int) -> None:
-    if not rows.apart(own * parts, mine * parts, parts):
-        return
-    for part in range(parts):
-        of_part = read(rows, part * own, (part + 1) * own)
-        assert of_part <= set(range(part * mine, (part + 1) * mine))
-        assert {row - part * mine for row in of_part} == read(rows, 0, own)
-
-
-def test_which_windows_have_parts_apart() -> None:
-    pool, halo, upsampled, cut = Rows(2, 1, 0, 2), Rows(1, 1, 1, 3), Rows(1, 2, 1, 2), Rows(1, 1, -2, 1)
-    assert pool.apart(4, 8, 2) and pool.apart(4, 8, 4) and not pool.apart(4, 9, 2)
-    assert upsampled.apart(8, 4, 4) and ALIGNED.apart(8, 8, 8)
-    assert not halo.apart(8, 8, 2) and not cut.apart(4, 8, 2)
-    assert (pool.scale, upsampled.scale) == (2, Fraction(1, 2))
+def test_rows_of_the_operand_per_row_of_the_result() -> None:
+    assert (Rows(2, 1, 0, 2).scale, Rows(1, 2, 1, 2).scale) == (2, Fraction(1, 2))

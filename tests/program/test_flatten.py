@@ -95,7 +95,7 @@ def test_calls_in_calls_are_inlined_with_their_constants() -> None:
 def test_calls_in_the_body_of_a_loop_stay() -> None:
     flat = flatten(jax.make_jaxpr(lambda x: jax.lax.map(jax.jit(jnp.sin), x))(jnp.ones(3)))
     (loop,) = flat.jaxpr.eqns
-    assert names_of(compat.control_bodies(loop)[0]) == ["jit"]
+    assert names_of(compat.sub_jaxprs(loop)[0]) == ["jit"]
 
 
 def test_an_input_that_nothing_reads_stays() -> None:

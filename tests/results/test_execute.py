@@ -42,7 +42,7 @@ def compiled_as(call: Any, on_host: bool = False) -> Outcome:
     moved = PROGRAM.transform(StateOnHost(frozenset({0}), frozenset({0})), None)
     found = outcome(moved if on_host else PROGRAM, 10)
     executable = Executable(call, found.executable.memory)
-    return replace(found, executable=executable, target=Target(CPU, described=False), args=ARGS)
+    return replace(found, executable=executable, target=Target(CPU, described=False))
 
 
 def test_a_runner_runs() -> None:
@@ -84,9 +84,7 @@ class Gpu:
     def runner(self, call: Any, temp_bytes: int = 60, argument_bytes: int = 10) -> Runner:
         found = outcome(PROGRAM, 100)
         memory = Memory(temp_bytes + argument_bytes, 0, temp_bytes, argument_bytes)
-        return Runner(
-            replace(found, executable=Executable(call, memory), target=Target(V100, described=False), args=ARGS)
-        )
+        return Runner(replace(found, executable=Executable(call, memory), target=Target(V100, described=False)))
 
 
 def test_the_observed_peak_is_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:

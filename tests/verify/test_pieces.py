@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from memplan.program.trace import trace
-from memplan.verify.numbers import run_in_pieces
+from memplan.verify.numbers import in_pieces
 from tests.program.scans import plain, traced
 
 
@@ -16,7 +16,7 @@ from tests.program.scans import plain, traced
 def test_the_same_numbers(name: str, length: int) -> None:
     program, args = traced(name)
     leaves = [jax.numpy.asarray(leaf) for leaf in jax.tree.leaves(args)]
-    for expected, found in zip(plain(name), run_in_pieces(program.jaxpr, leaves, length, {}), strict=True):
+    for expected, found in zip(plain(name), in_pieces(program.jaxpr, length, {})(leaves), strict=True):
         assert expected.dtype == found.dtype
         scale = float(np.max(np.abs(expected), initial=1.0))  # differences of large sums are rounded as those are
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * scale)
@@ -26,6 +26,6 @@ def test_a_loop_without_trips() -> None:
     closed = trace(
         lambda xs: jax.lax.scan(lambda c, x: (c + x, c * x), 1.0, xs), (np.ones(0, np.float32),), {}, {}
     ).jaxpr
-    last, made = run_in_pieces(closed, [np.ones(0, np.float32)], 3, {})
+    last, made = in_pieces(closed, 3, {})([np.ones(0, np.float32)])
     assert last == 1.0
     assert made.shape == (0,)

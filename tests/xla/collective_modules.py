@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from memplan.hardware import catalog
-from memplan.hardware.machine import on
 from memplan.hardware.topology import topology_named
 from memplan.xla.module import Module, read_module
+from tests.hardware.machines import on
 from tests.xla.small_modules import ADD, BIG
 
 A100 = catalog.named("a100")

@@ -27,7 +27,7 @@ from memplan.program.lowerable import Lowerable, channels_last
 from memplan.program.ops import shape_of
 from memplan.program.slabs.write import axis_at, with_slabs
 from memplan.program.trace import Program, trace
-from memplan.verify.numbers import compare, relative_error, roundings, run_in_pieces
+from memplan.verify.numbers import compare, in_pieces, relative_error, roundings
 from memplan.xla.target import Target
 
 GPU = "v100"
@@ -142,6 +142,6 @@ def _difference(program: Program, leaves: Sequence[Any], expected: Sequence[Any]
     """What the numbers gate says where it does not pass; "" where it does."""
     if max(map(relative_error, expected, found)) < _LIKE_ROUNDING:
         return ""
-    pieces = [run_in_pieces(program.jaxpr, leaves, length, {}) for length in _PIECES]
+    pieces = [in_pieces(program.jaxpr, length, {})(leaves) for length in _PIECES]
     gate = compare(expected, pieces[0], found, *pieces[1:], coarsest=roundings(program.jaxpr))
     return "" if gate.passes else str(gate)

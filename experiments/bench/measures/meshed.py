@@ -31,7 +31,7 @@ def measure(case: Case) -> Found:
     divided = data_parallel(step, AbstractMesh(tuple(links.sizes.values()), tuple(links.sizes)))
     args = state, jax.tree.map(stacked, batch), *rest
     program = pipeline.traced(divided, args, {}, options, request)
-    plain = compile_program(program, request.target, args, {})
+    plain = compile_program(program, request.target)
     narrow = Request(None, None, case.device, topology=links, between_hosts="bfloat16")
     replays = {
         "jax.jit": replay(plain.text, request.target.device, program.machine),

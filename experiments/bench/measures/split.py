@@ -29,9 +29,7 @@ def measure(case: Case) -> Found:
     step, args, donated = case.built()
     target, limits = pipeline.target_of(case.device), Limits(UNLIMITED, UNLIMITED)
     program = trace(step, args, {}, {"donate_argnums": donated})
-    compiler = Compiler(
-        target, limits, args, {}, planner_named(None), None, lambda _, __, make: make(), lambda _, __: None
-    )
+    compiler = Compiler(target, limits, planner_named(None), None, lambda _, __, make: make(), lambda _, __: None)
     plain = compiler.compile(program)
     rows = [{"slabs": 1, **_figures(plain, plain)}]
     for count in case.facts["counts"]:

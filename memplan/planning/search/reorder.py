@@ -7,9 +7,9 @@ loop and its body move as one; a body's kernels move within it.
 
 import heapq
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from memplan.planning.precedence import precedence
+from memplan.planning.precedence import by_loop, precedence
 from memplan.planning.problem import Problem, Role
 
 _FEW = 8  # a value with more remaining readers than this is not about to be freed
@@ -17,36 +17,22 @@ _FEW = 8  # a value with more remaining readers than this is not about to be fre
 
 def reorder(problem: Problem) -> tuple[int, ...]:
     """Numbers of the kernels in an order that mostly needs less memory."""
-    order = _Units(problem, range(len(problem.kernels))).order(forward=True)
-    return _Units(problem, order).order(forward=False)
+    return _reordered(problem, _reordered(problem, range(len(problem.kernels)), forward=True), forward=False)
 
 
-class _Units:
-    """One order as units: kernels, or whole loops, with their reads and writes."""
+def _reordered(problem: Problem, order: Sequence[int], forward: bool) -> tuple[int, ...]:
+    inside, contents = by_loop(problem, order)
+    before = precedence(problem, order)
 
-    def __init__(self, problem: Problem, order: Sequence[int]) -> None:
-        self._problem = problem
-        self._nbytes = [b.nbytes if b.role is Role.TEMPORARY else 0 for b in problem.buffers]
-        self._inside: dict[int | None, list[int]] = defaultdict(list)
-        for number in order:
-            self._inside[problem.kernels[number].parent_loop].append(number)
-        self._contents: dict[int, list[int]] = defaultdict(list)
-        for number in order:
-            for loop in problem.loops_around(number):
-                self._contents[loop].append(number)
-        self._before = precedence(problem, order)
-
-    def order(self, forward: bool, loop: int | None = None) -> tuple[int, ...]:
+    def within(loop: int | None) -> Iterator[int]:
         """The kernels inside a loop, bodies before their loops."""
-        units = self._inside[loop]
-        before = {unit: self._before[unit] for unit in units}
-        order = _Level(self._problem, units, self._contents, before, self._nbytes).run(forward)
-        found: list[int] = []
-        for unit in order:
-            if unit in self._inside:
-                found += self.order(forward, unit)
-            found.append(unit)
-        return tuple(found)
+        units = inside[loop]
+        for unit in _Level(problem, units, contents, before).run(forward):
+            if unit in inside:
+                yield from within(unit)
+            yield unit
+
+    return tuple(within(None))
 
 
 class _Level:
@@ -56,14 +42,14 @@ class _Level:
         self,
         problem: Problem,
         units: Sequence[int],
-        contents: dict[int, list[int]],
-        before: dict[int, set[int]],
-        nbytes: Sequence[int],
+        contents: Mapping[int, Sequence[int]],
+        before: Mapping[int, set[int]],
     ) -> None:
+        nbytes = [b.nbytes if b.role is Role.TEMPORARY else 0 for b in problem.buffers]
         self._units, self._before, self._nbytes = units, before, nbytes
         self._after: dict[int, set[int]] = {unit: set() for unit in units}
-        for unit, earlier in before.items():
-            for one in earlier:
+        for unit in units:
+            for one in before[unit]:
                 self._after[one].add(unit)
         inside = {unit: [problem.kernels[n] for n in (*contents.get(unit, ()), unit)] for unit in units}
         self._writes = {u: {w for k in kernels for w in k.writes if nbytes[w]} for u, kernels in inside.items()}

@@ -32,7 +32,6 @@ from memplan.program.compat.jaxprs import (
     bind,
     call_body,
     consts_of,
-    control_bodies,
     dce,
     discharge_references,
     divided_dims,
@@ -56,7 +55,6 @@ from memplan.program.compat.jaxprs import (
     with_eqns,
 )
 from memplan.program.compat.tracing import (
-    BLOCKING_MODULES,
     argument_structures,
     checkpointed_gradients,
     donated_inputs,

@@ -1,13 +1,11 @@
 """Jaxprs and their equations: what stands in them, and evaluating one equation."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -193,11 +191,6 @@ class Scan:
         first = self.consts + self.carries
         return list(operands[: self.consts]), list(operands[self.consts : first]), list(operands[first:])
 
-    def among(self, parts: int) -> Scan:
-        """One of equal parts of the trips."""
-        trips = self.trips // parts
-        return replace(self, trips=trips, unroll=min(self.unroll, trips))
-
     def run(self, body: Callable[..., Sequence[Any]], operands: Sequence[Any]) -> list[Any]:
         """The loop with another flat body of the same signature; operands and results as of the equation."""
         consts, carries, stacks = self.split(operands)
@@ -217,19 +210,6 @@ def scan_of(eqn: JaxprEqn) -> Scan | None:
     params = eqn.params
     consts, carries, _ = (len(list(part)) for part in params["ft_in"].unpack())
     return Scan(params["jaxpr"], consts, carries, params["length"], params["reverse"], params["unroll"])
-
-
-def control_bodies(eqn: JaxprEqn) -> list[ClosedJaxpr]:
-    """The bodies of a loop or the branches of a conditional; empty for any other equation."""
-    params = eqn.params
-    match eqn.primitive.name:
-        case "scan":
-            return [params["jaxpr"]]
-        case "while":
-            return [params["cond_jaxpr"], params["body_jaxpr"]]
-        case "cond":
-            return list(params["branches"])
-    return []
 
 
 def sub_jaxprs(eqn: JaxprEqn) -> list[Any]:

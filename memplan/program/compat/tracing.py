@@ -7,12 +7,8 @@ from typing import Any
 
 import jax
 from jax._src import api as _api
-from jax._src import array as _array
 from jax._src import core as _core
 from jax._src.lax import lax as _lax
-
-# Modules in which jax waits for values to be ready; on a GPU it may spin there.
-BLOCKING_MODULES = (_array.__name__, _api.__name__)
 
 
 def is_tracing() -> bool:
@@ -107,12 +103,7 @@ def draws_by_itself(atom: Any) -> bool:
     The other generators draw for a whole batch from its first key (`jax.random`: "vmap over rbg keys").
     """
     dtype = atom.aval.dtype
-    return not jax.numpy.issubdtype(dtype, jax.dtypes.prng_key) or _is_threefry(dtype)
-
-
-def _is_threefry(dtype: Any) -> bool:
-    """The implementation of keys of jax's default generator."""
-    return dtype._impl.name == "threefry2x32"
+    return not jax.numpy.issubdtype(dtype, jax.dtypes.prng_key) or key_impl_of(dtype) == "threefry2x32"
 
 
 def empty_on_host(shape: Sequence[int], dtype: Any) -> Any:

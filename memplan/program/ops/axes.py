@@ -1,8 +1,8 @@
 """Which dimensions of an equation's operands and results are one: its axes, along which its work can be divided.
 
-Dimensions on the same axis are divided together, among devices or in time; an axis that only operands have is summed
-over (or reduced otherwise). A dimension on no axis cannot be divided. Along an axis, rows of a result may read other
-rows of an operand than their own: `Rows` says which.
+Dimensions on the same axis are divided together; an axis that only operands have is summed over (or reduced otherwise).
+A dimension on no axis cannot be divided. Along an axis, rows of a result may read other rows of an operand than their
+own: `Rows` says which.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,9 +34,6 @@ class Axes:
     # axes along which a row of the result is one of an operand and the row of the result before it
     carried: tuple[int, ...] = ()
 
-    def of_operand(self, position: int, dim: int) -> Axis:
-        return self.operands[position][dim]
-
     def dim_of(self, side: Sequence[Axis], axis: int) -> int | None:
         return side.index(axis) if axis in side else None
 
@@ -60,22 +57,6 @@ class Axes:
         """Rows of the result that exist read some of an operand that do not."""
         given = shape_of(eqn.invars[position])[self.operands[position].index(axis)]
         return self.rows_of(position, axis).leave(self.counted(axis, eqn), given)
-
-    def divisible(self, axis: int, eqn: compat.JaxprEqn, parts: int) -> bool:
-        """Every dimension of the axis is a multiple of this number, and parts read only their own rows."""
-        if axis in self.carried or self.reduced.get(axis) == "moments":  # parts want more of others than their results
-            return False
-        atoms = (*eqn.invars, *eqn.outvars)
-        return all(
-            shape_of(atom)[dim] % parts == 0
-            for atom, side in zip(atoms, (*self.operands, *self.results), strict=True)
-            for dim, found in enumerate(side)
-            if found == axis
-        ) and all(self._apart(position, axis, eqn, parts) for position, along in self.rows if along == axis)
-
-    def _apart(self, position: int, axis: int, eqn: compat.JaxprEqn, parts: int) -> bool:
-        given = shape_of(eqn.invars[position])[self.operands[position].index(axis)]
-        return self.rows_of(position, axis).apart(self.counted(axis, eqn), given, parts)
 
 
 def shape_of(atom: Any) -> tuple[int, ...]:

@@ -52,15 +52,7 @@ def is_recomputable(eqn: Eqn) -> bool:
     return all(is_recomputable(inner) for body in compat.sub_jaxprs(eqn) for inner in body.eqns)
 
 
-def _scan_flops(eqn: Eqn) -> float:
-    return eqn.params["length"] * sum(map(flops_of_jaxpr, compat.sub_jaxprs(eqn)))
-
-
-def _cond_flops(eqn: Eqn) -> float:
-    return max(map(flops_of_jaxpr, compat.sub_jaxprs(eqn)))
-
-
-register("scan", Primitive(flops=_scan_flops))
-register("cond", Primitive(flops=_cond_flops))
+register("scan", Primitive(flops=lambda eqn: eqn.params["length"] * sum(map(flops_of_jaxpr, compat.sub_jaxprs(eqn)))))
+register("cond", Primitive(flops=lambda eqn: max(map(flops_of_jaxpr, compat.sub_jaxprs(eqn)))))
 # calls of Python, reads and writes outside of the program, barriers that the step asks for, custom partitioning
 register("pure_callback infeed outfeed optimization_barrier custom_partitioning", Primitive(recomputable=False))

@@ -15,10 +15,6 @@ def _same_size(eqn: Eqn) -> Axes:
     return parallel(eqn, [dim for dim in range(rank) if len({shape[dim] for shape in alike}) > 1])
 
 
-def _first_of_whole(eqn: Eqn, partial: Sequence[bool], whole: Sequence[bool]) -> bool:
-    return partial[0] and all(whole[1:])
-
-
 def _indexed(
     atoms: Sequence[Any], window_dims: Any, dropped_dims: Any, batched: Any, batched_indices: Any, indexed_dims: Any
 ) -> tuple[int, list[Axis], list[Axis]]:
@@ -66,7 +62,7 @@ def _scatter(eqn: Eqn, adds: bool = False) -> Axes:
 
 
 _moved = with_facts(Primitive, "elementwise", moves_elements=True)
-register("dynamic_slice", _moved(axes=_same_size, sizes=("slice_sizes", of_operand), linear=_first_of_whole))
+register("dynamic_slice", _moved(axes=_same_size, sizes=("slice_sizes", of_operand)))
 register("dynamic_update_slice", _moved(axes=_same_size))
 register("gather", _moved(axes=_gather, sizes=("slice_sizes", _slice_size)))
 register("scatter scatter-max scatter-min scatter-mul scatter-sub", Primitive(axes=_scatter))

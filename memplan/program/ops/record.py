@@ -53,7 +53,7 @@ class Primitive:
     flops: int | Callable[[Eqn], float] = 1
     is_matrix_product: bool = False  # its flops run at the rate of the matrix units
     recomputable: bool = True  # a second run gives the same result and has no other effect
-    # its axes, along which it can be divided among devices or computed in slabs; None: it has none
+    # its axes, along which it can be computed in slabs; None: it has none
     axes: Callable[[Eqn], Axes | None] = lambda eqn: None
     # the parameter with sizes, and the index of an axis's size in it
     sizes: tuple[str, Callable[[Eqn, Axes, int], int | None]] | None = None
@@ -64,8 +64,6 @@ class Primitive:
     # reduction over them
     padding_value: Callable[[Eqn, int, Sequence[Any]], Any] | None = None
     accumulate: Callable[[Any, Any], Any] | None = None  # combines two rows, if it is cumulative
-    # equation, which operands are terms of a sum, which are whole -> is its result a term, too?
-    linear: Callable[[Eqn, Sequence[bool], Sequence[bool]], bool] = lambda eqn, partial, whole: False
 
 
 RECORDS: dict[str, Primitive] = {}
@@ -91,11 +89,6 @@ def of_operand(eqn: Eqn, axes: Axes, axis: int) -> int | None:
 def of_result(eqn: Eqn, axes: Axes, axis: int) -> int | None:
     """Sizes are those of the first result."""
     return axes.dim_of(axes.results[0], axis)
-
-
-def all_terms(eqn: Eqn, partial: Sequence[bool], whole: Sequence[bool]) -> bool:
-    """Linear in all operands together."""
-    return all(partial)
 
 
 def axes_of(eqn: Eqn) -> Axes | None:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from memplan.program import compat
 from memplan.program.ops.axes import Axes, Reduction, parallel, shape_of, without
-from memplan.program.ops.record import Eqn, Primitive, all_terms, greatest, least, register
+from memplan.program.ops.record import Eqn, Primitive, greatest, least, register
 
 
 def _reduced(eqn: Eqn, how: Reduction | None = None, of_booleans: bool = False) -> Axes:
@@ -21,7 +21,7 @@ def _reduced(eqn: Eqn, how: Reduction | None = None, of_booleans: bool = False) 
 _reduction = partial(Primitive, "reduction")
 register("reduce reduce_prod reduce_xor", _reduction())
 register("argmax argmin", _reduction(axes=_reduced))
-register("reduce_sum", _reduction(axes=partial(_reduced, how="sum"), linear=all_terms))
+register("reduce_sum", _reduction(axes=partial(_reduced, how="sum")))
 register("reduce_max", _reduction(axes=partial(_reduced, how="max")))
 register("reduce_min", _reduction(axes=partial(_reduced, how="min")))
 register("reduce_or", _reduction(axes=partial(_reduced, how="max", of_booleans=True)))

@@ -12,9 +12,8 @@ import numpy as np
 from jax import lax
 
 from memplan.planning.graph import Rows
-from memplan.program import compat
 from memplan.program.ops.axes import Axes, Axis, parallel, shape_of, with_rows, without
-from memplan.program.ops.record import Eqn, Part, Primitive, all_terms, of_operand, of_result, register
+from memplan.program.ops.record import Eqn, Part, Primitive, of_operand, of_result, register
 
 _view = functools.partial(Primitive, "view")
 _moved = functools.partial(Primitive, "elementwise", moves_elements=True)
@@ -33,21 +32,17 @@ def _broadcast_in_dim(eqn: Eqn) -> Axes:
     return Axes((operand, *rest), (tuple(range(len(shape))),))
 
 
-def _repeats_nothing(eqn: Eqn, partial: Sequence[bool], whole: Sequence[bool]) -> bool:
-    return all(partial) and math.prod(shape_of(eqn.outvars[0])) == math.prod(shape_of(eqn.invars[0]))
-
-
 def _new(eqn: Eqn) -> Axes:
     return Axes(tuple(() for _ in eqn.invars), (tuple(range(len(eqn.params["shape"]))),))
 
 
 # A reversal is no view, but XLA's pattern for the gradient of a convolution needs it next to the convolution.
-register("rev", _view(axes=lambda eqn: parallel(eqn, eqn.params["dimensions"]), linear=all_terms))
+register("rev", _view(axes=lambda eqn: parallel(eqn, eqn.params["dimensions"])))
 register("create_token expand_dims", _view())
-register("squeeze", _view(axes=lambda eqn: without(eqn, eqn.params["dimensions"]), linear=all_terms))
-register("broadcast_in_dim", _view(axes=_broadcast_in_dim, sizes=("shape", of_result), linear=_repeats_nothing))
+register("squeeze", _view(axes=lambda eqn: without(eqn, eqn.params["dimensions"])))
+register("broadcast_in_dim", _view(axes=_broadcast_in_dim, sizes=("shape", of_result)))
 register("empty iota", _view(axes=_new, sizes=("shape", of_result)))
-register("transpose", _moved(axes=_transpose, linear=all_terms))
+register("transpose", _moved(axes=_transpose))
 
 
 def _stack(eqn: Eqn) -> Axes:
@@ -64,8 +59,8 @@ def _unstack(eqn: Eqn) -> Axes:
 
 
 register("split", _moved(axes=lambda eqn: parallel(eqn, [eqn.params["axis"]])))
-register("stack", Primitive(axes=_stack, linear=all_terms))
-register("unstack", Primitive(axes=_unstack, linear=all_terms))
+register("stack", Primitive(axes=_stack))
+register("unstack", Primitive(axes=_unstack))
 register("tile", Primitive(axes=lambda eqn: parallel(eqn, [dim for dim, n in enumerate(eqn.params["reps"]) if n != 1])))
 
 
@@ -80,14 +75,6 @@ def _pad_rows(part: Part, operands: list[Any]) -> list[Any]:
     # XLA folds it into a convolution that reads it, which may then have the form on which XLA aborts
     # (`contractions`)
     return [lax.optimization_barrier(made) if any(one[:2] == (0, 0) and one[2] for one in config) else made]
-
-
-def _padded_with(eqn: Eqn, position: int, operands: Sequence[Any]) -> Any:
-    return operands[1]
-
-
-def _pads_with_zeros(eqn: Eqn, partial: Sequence[bool], whole: Sequence[bool]) -> bool:
-    return partial[0] and isinstance(eqn.invars[1], compat.Literal) and eqn.invars[1].val == 0
 
 
 def _slice(eqn: Eqn) -> Axes:
@@ -169,10 +156,7 @@ def _reshape_rows(part: Part, operands: list[Any]) -> list[Any]:
     return [lax.reshape(cut, (*outer, part.span[1] - part.span[0], *inner))]
 
 
-register("pad", _moved(axes=_pad, run_rows=_pad_rows, padding_value=_padded_with, linear=_pads_with_zeros))
-_cut = _moved(axes=_slice, sizes=("limit_indices", of_operand), run_rows=_slice_rows, linear=all_terms)
-register("slice", _cut)
-_joined = _moved(axes=_concatenate, run_rows=_concatenate_rows, padding_value=_negative_zero, linear=all_terms)
-register("concatenate", _joined)
-_reshaped = _view(axes=_reshape, sizes=("new_sizes", of_result), run_rows=_reshape_rows, linear=all_terms)
-register("reshape", _reshaped)
+register("pad", _moved(axes=_pad, run_rows=_pad_rows, padding_value=lambda eqn, position, operands: operands[1]))
+register("slice", _moved(axes=_slice, sizes=("limit_indices", of_operand), run_rows=_slice_rows))
+register("concatenate", _moved(axes=_concatenate, run_rows=_concatenate_rows, padding_value=_negative_zero))
+register("reshape", _view(axes=_reshape, sizes=("new_sizes", of_result), run_rows=_reshape_rows))

@@ -86,18 +86,15 @@ class _Writer(Writer):
         self.levels.add(number, eqn)
         earlier = self._earlier(number, eqn)
         if earlier is None:
-            self._keep(eqn)
+            self.eqns.append(eqn)
+            if eqn.primitive.name == "reduce_sum":
+                total = Sum(shape_of(eqn.invars[0]), tuple(eqn.params["axes"]))
+                self.totals[eqn.invars[0], total, compat.aval_of(eqn.outvars[0]).dtype] = eqn.outvars[0]
         else:
             level, write = earlier
             self._replace(eqn.outvars[0], write)
             self.levels.known(eqn.outvars[0], level)
         self.made.update((var, eqn) for var in eqn.outvars)
-
-    def _keep(self, eqn: compat.JaxprEqn) -> None:
-        self.eqns.append(eqn)
-        if eqn.primitive.name == "reduce_sum":
-            total = Sum(shape_of(eqn.invars[0]), tuple(eqn.params["axes"]))
-            self.totals[eqn.invars[0], total, compat.aval_of(eqn.outvars[0]).dtype] = eqn.outvars[0]
 
     def _earlier(self, number: int, eqn: compat.JaxprEqn) -> tuple[int, Written] | None:
         """The least level at which a sum along the axis can be known, and its writer; None if that gains nothing."""

@@ -157,7 +157,11 @@ class _Loop:
     def run(self) -> None:
         """Slabs are written to the host one trip after they are made, so that the copy overlaps with computation."""
         sums = [identity(self._how(number), var.aval) for number, var in self.sums]
-        before = {number: self._row_before(number) for number in self.loop.ops if self.axis.equations[number].carries}
+        before = {
+            number: row_before(self.eqns[number], one.axes, one.axis)
+            for number in self.loop.ops
+            if (one := self.axis.equations[number]).carries
+        }
         windows = [[*self._first(var), self._fetch(var, 0, one)] for var, one in self.fetched.items()]
         hosts = [self._empty(var, spans) for var, spans in self.to_host.items()]
         made = [jnp.zeros(self._slab_shape(var), var.aval.dtype) for var in self.to_host]
@@ -235,10 +239,6 @@ class _Loop:
         if span == self.spans[var]:
             return window
         return lax.slice_in_dim(window, span[0] - first, span[1] - first, axis=self.axis.dims[var])
-
-    def _row_before(self, number: int) -> Any:
-        one = self.axis.equations[number]
-        return row_before(self.eqns[number], one.axes, one.axis)
 
     def _apply(
         self, number: int, eqn: compat.JaxprEqn, trip: Any, env: Mapping[Any, Any], before: dict[int, Any]

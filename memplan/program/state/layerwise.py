@@ -132,7 +132,8 @@ class _Analysis:
             return None
         eqns = tuple(self.eqns[number] for number in numbers)
         made = dict.fromkeys(var for eqn in eqns for var in eqn.outvars)
-        read = [var for var in dict.fromkeys(filter(compat.is_var, _operands(eqns))) if var not in made]
+        operands = dict.fromkeys(atom for eqn in eqns for atom in eqn.invars if compat.is_var(atom))
+        read = [var for var in operands if var not in made]
         rest = [var for var in read if var not in self.stacks]
         results = tuple(var for var in made if var in self.returned)
         in_place = {var: self.aliases[var] for var in results if self.aliases.get(var) in self.stacks}
@@ -167,10 +168,6 @@ class _Analysis:
                 found.append(number)
                 wanted.update(filter(compat.is_var, eqn.invars))
         return found[::-1]
-
-
-def _operands(eqns: Sequence[compat.JaxprEqn]) -> Iterator[Any]:
-    return (atom for eqn in eqns for atom in eqn.invars)
 
 
 def _is_layerwise(eqn: compat.JaxprEqn) -> bool:

@@ -29,7 +29,7 @@ def render(
       document: the report as JSON, which the page's script draws.
       tables: always shown; fallbacks: shown only without scripts.
     """
-    style, script = _asset("page.css"), _script()
+    style, script = _asset("page.css"), "(() => {\n'use strict';\n" + "".join(map(_asset, _SCRIPTS)) + "})();"
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
         "base-uri 'none'; form-action 'none'"
@@ -74,11 +74,6 @@ def frame(page: str, title: str) -> str:
 @functools.cache
 def _asset(name: str) -> str:
     return (resources.files("memplan.report") / "assets" / name).read_text(encoding="utf-8")
-
-
-@functools.cache
-def _script() -> str:
-    return "(() => {\n'use strict';\n" + "".join(map(_asset, _SCRIPTS)) + "})();"
 
 
 def _digest(text: str) -> str:

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memplan.hardware.collectives import LAUNCH_S, Decomposition, Phase, all_reduce_seconds, reduce_scatter_seconds
+from memplan.hardware.collectives import LAUNCH_S, all_reduce_seconds, reduce_scatter_seconds
 from memplan.hardware.machine import Groups, Machine
 from memplan.xla.collectives.groups import replica_groups, source_target_pairs
 from memplan.xla.module import NAME, Module, without_metadata
@@ -39,9 +39,6 @@ class Collective:
     outside_nbytes: float = 0.0
     inside_nbytes: float = 0.0
     seconds: float = 0.0
-
-    def __str__(self) -> str:
-        return f"{self.kind}({','.join(self.axes)})"
 
 
 def collective(machine: Machine, opcode: str, attributes: str, operand_nbytes: int, result_nbytes: int) -> Collective:
@@ -78,9 +75,8 @@ def over_groups(machine: Machine, kind: str, groups: Groups, nbytes: int) -> Col
             for axis, out in zip(machine.topology.axes, _exchanged(machine, groups, nbytes), strict=True)
         )
     else:
-        alone = Decomposition((Phase(axes, False),))
         take = all_reduce_seconds if kind == REDUCE else reduce_scatter_seconds  # the others send the same amount
-        seconds = take(links, alone, nbytes)
+        seconds = take(links, axes, nbytes)
     return Collective(kind, axes, nbytes, outside, inside, seconds)
 
 

@@ -30,7 +30,8 @@ def replica_groups(attributes: str, partitions: int) -> Groups:
     if listed := _LISTED.search(attributes):
         groups = tuple(_ints(one) for one in re.findall(r"\{([\d,]+)\}", listed[1]))
     elif counted := _COUNTED.search(attributes):
-        groups = _cut(_turned(counted["dims"], counted["order"]), int(counted["size"]))
+        ids, size = _turned(counted["dims"], counted["order"]), int(counted["size"])
+        groups = tuple(tuple(ids[at : at + size]) for at in range(0, len(ids), size))
     elif meshed := _MESHED.search(attributes):
         groups = _along_axes(meshed)
     elif "replica_groups=" in attributes:
@@ -52,10 +53,6 @@ def source_target_pairs(attributes: str) -> tuple[tuple[int, int], ...]:
 def written(groups: Groups) -> str:
     """The groups as HLO lists them."""
     return "{" + ",".join("{" + ",".join(map(str, group)) + "}" for group in groups) + "}"
-
-
-def _cut(ids: Sequence[int], size: int) -> Groups:
-    return tuple(tuple(ids[at : at + size]) for at in range(0, len(ids), size))
 
 
 def _turned(dims: str, order: str | None) -> list[int]:

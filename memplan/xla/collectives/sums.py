@@ -174,7 +174,7 @@ def _written(writer: Writer, machine: Machine, bucket: Sequence[_Sum], on_gpu: b
     if grid is None:
         return ()
     levels = {axis.name: level for level, axis in enumerate(links.axes)}
-    phases = _outermost_last(cheapest(links, sum(one.array.nbytes for one in bucket)).phases, levels)
+    phases = _outermost_last(cheapest(links, sum(one.array.nbytes for one in bucket)), levels)
     steps = [_Step(phase, grid.along({levels[name] for name in phase.axes})) for phase in phases]
     narrow = Wire.of(wire, bucket[0].array.dtype)
     inside = links.axes[-1].name in phases[-1].axes

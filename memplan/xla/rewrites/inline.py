@@ -34,8 +34,8 @@ SMALL_BYTES = 1 << 16
 _READS_ONCE = CHEAP | {"reduce", "tuple", "transpose", "slice", "copy"}  # a consumer reads no element many times
 
 
-def inline_producers(module: Module, problem: Problem) -> Module | None:
-    """The module with those producers inlined; None if there are none.
+def inline_producers(module: Module, problem: Problem) -> Module:
+    """The module with those producers inlined; itself if there are none.
 
     Args:
       problem: the module's, by `problem_of`.
@@ -47,7 +47,7 @@ def inline_producers(module: Module, problem: Problem) -> Module | None:
             rewriter.inline(producer)
         if rewriter.consumers:
             texts = rewriter.texts(texts)
-    return None if texts is module.texts else module.with_texts(texts)
+    return module.with_texts(texts)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def fill_late(module: Module, temporary_nbytes: int) -> Module:
             for fill in fills:
                 rewriter.take(fill)
             texts = insert(texts, body.name, body.text_with(rewriter.lines()), rewriter.bodies)
-    return module if texts is module.texts else module.with_texts(texts)
+    return module.with_texts(texts)
 
 
 def _is_fill(body: Computation, op: Instruction, least_nbytes: int, ordered: Collection[str]) -> bool:

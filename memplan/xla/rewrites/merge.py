@@ -63,7 +63,7 @@ def merge_fusions(
                 others = [other for other in group if other is not one and other.op.name not in clones]
                 if others:
                     reads[one.op.name] = frozenset(read for other in others for read in other.reads)
-    return Merged(module if texts is module.texts else module.with_texts(texts), reads)
+    return Merged(module.with_texts(texts), reads)
 
 
 class _FusedBody:

@@ -35,8 +35,8 @@ what XLA made one fusion is split for room alone, at the price of reading twice;
 as long as there is room."""
 
 
-def split_fusions(module: Module, problem: Problem, budget_nbytes: int) -> Module | None:
-    """The module with those fusions in pieces; None where there are none.
+def split_fusions(module: Module, problem: Problem, budget_nbytes: int) -> Module:
+    """The module with those fusions in pieces; itself where there are none.
 
     Nothing is split finer than the largest kernel that stays whole, so that a budget of 0 is the lowest one.
 
@@ -60,7 +60,7 @@ def split_fusions(module: Module, problem: Problem, budget_nbytes: int) -> Modul
     texts = module.texts
     for rewriter in rewriters.values():
         texts = rewriter.texts(texts)
-    return module.with_texts(texts) if rewriters else None
+    return module.with_texts(texts)
 
 
 @dataclass(frozen=True)

@@ -45,15 +45,6 @@ def test_only_a_differentiated_checkpoint_that_forbids_cse_needs_a_barrier() -> 
     assert list(map(compat.needs_barrier, remats(lambda function: function))) == [False]
 
 
-def test_bodies_of_control_flow() -> None:
-    def control(x: Any) -> Any:
-        x = jax.lax.while_loop(lambda x: x < 3, lambda x: x + 1, x)
-        return jax.lax.cond(x > 0, lambda: x, lambda: -x)
-
-    bodies = [len(compat.control_bodies(eqn)) for eqn in jax.make_jaxpr(control)(1.0).jaxpr.eqns]
-    assert bodies[0] == 2 and bodies[-1] == 2 and set(bodies[1:-1]) <= {0}
-
-
 def scan(reverse: bool = False) -> compat.Scan:
     def loop(shared: jax.Array, carry: jax.Array, xs: jax.Array) -> Any:
         return jax.lax.scan(lambda c, x: (c + shared, c * x), carry, xs, reverse=reverse, unroll=3)
@@ -68,7 +59,6 @@ def test_a_scan_has_constants_carries_and_stacks() -> None:
     found = scan()
     assert (found.consts, found.carries, found.trips, found.reverse, found.unroll) == (1, 1, 6, False, 3)
     assert found.split("abc") == (["a"], ["b"], ["c"])
-    assert (found.among(3).trips, found.among(3).unroll, found.among(2).unroll) == (2, 2, 3)
 
 
 def test_what_is_fetched_ahead_is_the_next_trips_slice() -> None:

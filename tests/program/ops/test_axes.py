@@ -11,6 +11,7 @@ import pytest
 
 from memplan.program import compat
 from memplan.program.ops import Axes, axes_of, local_params
+from tests.program.ops.division import divisible
 
 X = jax.ShapeDtypeStruct((8, 6), jnp.float32)
 
@@ -23,13 +24,12 @@ def only(function: Callable[..., Any], *args: Any) -> compat.JaxprEqn:
 def test_all_dimensions_of_an_axis_have_to_be_divisible() -> None:
     eqn = only(lambda a, b: a @ b, X, jax.ShapeDtypeStruct((6, 4), jnp.float32))
     axes = Axes(((0, 1), (1, 2)), ((0, 2),), {1: "sum"})
-    assert [axes.divisible(axis, eqn, 4) for axis in range(3)] == [True, False, True]
-    assert axes.divisible(1, eqn, 3) and not axes.divisible(2, eqn, 8)
+    assert [divisible(axes, axis, eqn, 4) for axis in range(3)] == [True, False, True]
+    assert divisible(axes, 1, eqn, 3) and not divisible(axes, 2, eqn, 8)
 
 
 def test_where_an_axis_is() -> None:
     axes = Axes(((0, None, 1),), ((1,),))
-    assert axes.of_operand(0, 2) == 1 and axes.of_operand(0, 1) is None
     assert axes.dim_of(axes.operands[0], 1) == 2 and axes.dim_of(axes.results[0], 0) is None
 
 
@@ -46,7 +46,7 @@ def test_sizes_in_parameters_are_those_of_the_part(function: Callable[..., Any],
     eqn = only(function, X)
     axes = axes_of(eqn)
     assert axes is not None
-    axis = axes.of_operand(0, 0)
+    axis = axes.operands[0][0]
     assert axis is not None
     params = local_params(eqn, axes, axis, lambda size: size // 4)
     assert params == {**eqn.params, name: sizes}

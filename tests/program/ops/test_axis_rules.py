@@ -16,6 +16,7 @@ from memplan.program import compat
 from memplan.program.flat import flatten
 from memplan.program.interpret import interpret
 from memplan.program.ops import Axes, axes_of, local_params
+from tests.program.ops.division import divisible
 
 PARTS = 2
 RNG = np.random.default_rng(0)
@@ -110,7 +111,7 @@ def test_an_equation_on_the_parts_put_together_is_the_equation_on_the_whole(name
         if axes is None or eqn.primitive.name == "iota":  # counts from where its part begins
             return results
         for axis in {one for side in (*axes.operands, *axes.results) for one in side if one is not None}:
-            if axes.divisible(axis, eqn, PARTS):
+            if divisible(axes, axis, eqn, PARTS):
                 for whole, found in zip(results, divided(eqn, axes, axis, operands), strict=True):
                     np.testing.assert_allclose(found, np.asarray(whole), rtol=2e-5, atol=2e-5, err_msg=str(eqn))
                 tried += 1
@@ -135,7 +136,7 @@ def test_what_is_cumulative_is_carried_forward_and_divided_along_other_dimension
     eqns = jax.make_jaxpr(lambda x: (scan(x, 1), scan(x, 1, True), scan(lax.complex(x, x), 1)))(x).jaxpr.eqns
     forward, *others = (axes_of(eqn) for eqn in eqns if eqn.primitive.name != "complex")
     assert forward == Axes(((0, 1),), ((0, 1),), carried=(1,)) and others == [Axes(((0, None),), ((0, None),))] * 2
-    assert forward and forward.divisible(0, eqns[0], 2) and not forward.divisible(1, eqns[0], 2)
+    assert forward and divisible(forward, 0, eqns[0], 2) and not divisible(forward, 1, eqns[0], 2)
 
 
 def test_what_has_no_rule_has_no_axes() -> None:

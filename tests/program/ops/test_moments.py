@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from memplan.program import compat, ops
 from memplan.program.ops import Moments, axes_of, squares_about_mean
+from tests.program.ops.division import divisible
 
 
 def normals(mean: float, *shape: int) -> jax.Array:
@@ -77,7 +78,7 @@ def test_its_equation_is_a_reduction_that_nobody_divides_by_devices():
     axes = axes_of(eqn)
     assert axes is not None and axes.reduced == {0: "moments"}  # of other rows nobody says which ones count
     assert axes.operands == ((0, None, 2), (0, None, None)) and axes.results == ((2,),)
-    assert not axes.divisible(0, eqn, 2) and axes.divisible(2, eqn, 2)
+    assert not divisible(axes, 0, eqn, 2) and divisible(axes, 2, eqn, 2)
     assert ops.of(eqn).fusion == "reduction" and ops.flops_of(eqn) == 4 * 8 * 4 * 2
     assert compat.aval_of(eqn.outvars[0]).shape == (2,)
 

@@ -17,6 +17,7 @@ from memplan.program import compat
 from memplan.program.flat import flatten
 from memplan.program.interpret import interpret
 from memplan.program.ops import axes_of
+from tests.program.ops.division import divisible
 from tests.program.ops.test_axis_rules import divided
 from tests.program.ops.windows import SEEDS, Convolution, Windows, convolutions, floats, windows
 
@@ -33,7 +34,7 @@ def check(function: Callable[..., Any], args: Sequence[Any], parts: int) -> int:
         whole, axes = compat.bind(eqn, operands), axes_of(eqn)
         names = {one for side in (*axes.operands, *axes.results) for one in side if one is not None} if axes else ()
         for axis in names:
-            if axes and axes.divisible(axis, eqn, parts):
+            if axes and divisible(axes, axis, eqn, parts):
                 for one, wanted in zip(divided(eqn, axes, axis, operands, parts), whole, strict=True):
                     np.testing.assert_allclose(one, np.asarray(wanted), rtol=3e-5, atol=3e-5, err_msg=str(eqn))
                 tried += 1
@@ -71,12 +72,12 @@ def test_parts_of_what_is_padded_and_cut(size: int, low: int, high: int, within:
     check(lambda x: x[max(low, 0) :: within + 1], (floats(seed, 3 + size),), parts)
 
 
-def divisible(function: Callable[..., Any], *args: Any) -> list[bool]:
+def divided_in_two(function: Callable[..., Any], *args: Any) -> list[bool]:
     """Of the last equation, by dimension of its result: into two."""
     *_, eqn = jax.make_jaxpr(function)(*args).jaxpr.eqns
     axes = axes_of(eqn)
     assert axes is not None
-    return [axis is not None and axes.divisible(axis, eqn, 2) for axis in axes.results[0]]
+    return [axis is not None and divisible(axes, axis, eqn, 2) for axis in axes.results[0]]
 
 
 X = jax.ShapeDtypeStruct((8, 8), jnp.float32)
@@ -98,7 +99,7 @@ IMAGE = jax.ShapeDtypeStruct((2, 8, 8, 4), jnp.float32)
     ],
 )
 def test_dimensions_are_divisible_where_parts_read_rows_of_their_own(function: Callable[..., Any], wanted: Any) -> None:
-    assert divisible(function, X) == wanted
+    assert divided_in_two(function, X) == wanted
 
 
 @pytest.mark.parametrize(
@@ -110,4 +111,4 @@ def test_a_convolution_is_divisible_in_space_without_a_halo(size: int, stride: i
     def convolved(x: Any, w: Any) -> Any:
         return lax.conv_general_dilated(x, w, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
-    assert divisible(convolved, IMAGE, filters) == [True, wanted, wanted, True]
+    assert divided_in_two(convolved, IMAGE, filters) == [True, wanted, wanted, True]

@@ -158,7 +158,7 @@ def test_state_on_the_host_is_planned_for_without_being_copied(monkeypatch: pyte
     monkeypatch.setattr(jax, "device_put", None)
     again = memplan.jit(train_step, donate_argnums=0, plan=planned.plan).plan(state, x)
     assert again._found.program.on_host == planned._found.program.on_host
-    for leaf in jax.tree.leaves((again._found.args, again._found.kwargs)):
+    for leaf in jax.tree.leaves((again._found.program.traced.args, again._found.program.traced.kwargs)):
         assert getattr(leaf.sharding, "memory_kind", None) != "pinned_host"
 
 

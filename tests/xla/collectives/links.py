@@ -2,8 +2,9 @@
 
 import math
 
-from memplan.hardware.machine import Machine, on
+from memplan.hardware.machine import Machine
 from memplan.hardware.topology import Axis, Topology
+from tests.hardware.machines import on
 
 
 def steep(*sizes: int) -> Machine:

@@ -2,10 +2,11 @@
 
 import pytest
 
-from memplan.hardware.collectives import LAUNCH_S, Decomposition, Phase, all_reduce_seconds, reduce_scatter_seconds
-from memplan.hardware.machine import Machine, on
+from memplan.hardware.collectives import LAUNCH_S, all_reduce_seconds, reduce_scatter_seconds
+from memplan.hardware.machine import Machine
 from memplan.hardware.topology import topology_named
 from memplan.xla.collectives.cost import Collective, collective, is_collective
+from tests.hardware.machines import on
 
 DDL = topology_named("ddl@2x4")
 MACHINE = on(DDL, 8)
@@ -56,11 +57,10 @@ def test_a_collective_takes_what_the_links_of_its_group_take(attributes: str) ->
             )
         )
     )
-    alone = Decomposition((Phase(reduce.axes, False),))
-    assert reduce.seconds == all_reduce_seconds(links, alone, NBYTES)
+    assert reduce.seconds == all_reduce_seconds(links, reduce.axes, NBYTES)
     gather = collective(MACHINE, "all-gather-start", attributes, NBYTES // 8, NBYTES)
     assert (gather.kind, gather.nbytes) == ("all-gather", NBYTES)
-    assert gather.seconds == reduce_scatter_seconds(links, alone, NBYTES)
+    assert gather.seconds == reduce_scatter_seconds(links, reduce.axes, NBYTES)
 
 
 def test_groups_beside_each_other_share_the_link_of_their_host() -> None:

@@ -5,11 +5,12 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from memplan.hardware.machine import Machine, on
+from memplan.hardware.machine import Machine
 from memplan.hardware.topology import topology_named
 from memplan.program.compat import module_proto
 from memplan.xla.collectives.sums import sums_in_phases
 from memplan.xla.module import Instruction, Module, read_module
+from tests.hardware.machines import on
 from tests.xla.collectives.links import steep
 
 TODAY = on(topology_named("today@2x4"), 8)

@@ -12,13 +12,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from memplan.compilation.shaping import Shaping, collective_flags
 from memplan.hardware import catalog
-from memplan.hardware.machine import on
 from memplan.hardware.topology import topology_named
 from memplan.program import compat
 from memplan.xla.collectives.cost import collective, is_collective
 from memplan.xla.hook import intercept
 from memplan.xla.module import Module, read_module
 from memplan.xla.target import described_devices
+from tests.hardware.machines import on
 
 MACHINE = on(topology_named("today@2x4"), 8)
 HOST, DEVICE = ("host",), ("device",)
