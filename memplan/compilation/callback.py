@@ -21,7 +21,6 @@ from memplan.planning.schedule import Schedule
 from memplan.verify.same_module import judge
 from memplan.xla.host_copies import copy_slices
 from memplan.xla.module import Module, read_module
-from memplan.xla.overlap import overlap
 from memplan.xla.rewrites.early_copies import copy_early
 from memplan.xla.write import as_it_stands, write
 
@@ -96,24 +95,22 @@ class Callback:
     def _ways(self, plain: ScheduledModule, budget: int) -> Sequence[ScheduledModule]:
         """The module with its collectives among the kernels, and another one to plan with if it does not fit.
 
-        The first is the fastest that fits, or the fastest; or the one that the plan is for that is followed. The other
-        one takes the fewest bytes.
+        The first is the fastest that fits, or the fastest; the other one takes the fewest bytes. Of a plan that is
+        followed, the one that it is for.
         """
         if self.machine is None:
             return (plain,)
+        if self.follow:
+            return (plain.overlap(*self.follow.overlapped) if self.follow.overlapped else plain,)
         most = max(budget, plain.device_bytes)
         found = [plain, *(self._overlapped(plain, most, feeds_links) for feeds_links in (False, True))]
         # One that fits without a plan, or else the smallest: the same for each budget, as is what errors call smallest.
         for share in (*_ROOMS, 0.0) if all(way.device_bytes > budget for way in found) else ():
-            room_nbytes = int(share * (budget - plain.resident_bytes))
-            way = replace(plain, module=overlap(plain.module, self.device, self.machine, room_nbytes, True))
+            way = plain.overlap(int(share * (budget - plain.resident_bytes)), feeds_links=True)
             if way.device_bytes <= budget or not share:
                 found.append(way)
                 break
         ways = sorted(found, key=lambda way: (way.device_bytes > budget, way.replay.step_s))
-        if self.follow:
-            followed = self.follow.fingerprint
-            ways.sort(key=lambda way: way.module.fingerprint != followed)
         smallest = min(ways, key=lambda way: way.device_bytes)
         return [way.with_waits() for way in (ways[:1] if smallest is ways[0] else (ways[0], smallest))]
 
@@ -122,9 +119,7 @@ class Callback:
         if self.machine is None:
             return one
         for share in _ROOMS:
-            room_nbytes = int(share * (budget - one.resident_bytes))
-            module = overlap(one.module, self.device, self.machine, room_nbytes, feeds_links)
-            found = one if module is one.module else replace(one, module=module)
+            found = one.overlap(int(share * (budget - one.resident_bytes)), feeds_links)
             if found.device_bytes <= budget:
                 return min(one, found, key=lambda way: (way.replay.step_s, way.device_bytes))
         return one
@@ -137,7 +132,7 @@ class Callback:
         base, schedule, packing = found.base, found.schedule, found.packing
         text = write(base.module, base.problem, schedule)
         written = ScheduledModule(read_module(text, base.module), self.device, self.machine)
-        fitting = self._overlapped(written, budget)
+        fitting = self._overlapped(written, min(budget, found.plan.budget_bytes or budget))
         predicted = plain.resident_bytes + packing.nbytes
         if fitting is not written:
             written, predicted = fitting, fitting.device_bytes

@@ -19,6 +19,7 @@ from memplan.planning.search.planner import recomputed_kernels
 from memplan.xla.buffers import problem_of
 from memplan.xla.collectives.cost import is_collective
 from memplan.xla.module import Module, large_constants
+from memplan.xla.overlap import overlap
 from memplan.xla.replay import Replay, replay
 from memplan.xla.rewrites.extra_outputs import add_outputs, output_costs
 from memplan.xla.rewrites.inline import inline_producers
@@ -103,7 +104,16 @@ class Plans:
         problem = self.plain.rewrite(rewrite_nbytes, extra).timed_problem
         found = self.planner.plan(problem, budget_nbytes, self.host_bytes, copy_s)
         actions, fingerprint = name_actions(problem, found.schedule), self.plain.module.fingerprint
-        plan = Plan(actions, fingerprint, self.planner.name, device.name, (), (), rewrite_nbytes, tuple(extra))
+        plan = Plan(
+            actions,
+            fingerprint,
+            self.planner.name,
+            device.name,
+            rewritten_for_nbytes=rewrite_nbytes,
+            overlapped=self.plain.overlapped,
+            budget_bytes=self.budget_bytes,
+            extra_outputs=tuple(extra),
+        )
         return found, plan
 
     def _extra_outputs(self, base: ScheduledModule, room_nbytes: int) -> Sequence[str]:
@@ -130,6 +140,13 @@ class ScheduledModule:
     machine: Machine | None = None  # of which the device is one
     # seconds that kernels wait for collectives, by the name of what starts them; rewrites keep them
     waits: Mapping[str, float] = field(default_factory=dict, compare=False)
+    overlapped: tuple[int, bool] | None = None  # what its order was made for: `Plan.overlapped`
+
+    def overlap(self, limit_nbytes: int, feeds_links: bool = False) -> ScheduledModule:
+        """The same, with its collectives beside more kernels; itself if none moves (`xla.overlap`)."""
+        assert self.machine is not None
+        module = overlap(self.module, self.device, self.machine, limit_nbytes, feeds_links)
+        return self if module is self.module else replace(self, module=module, overlapped=(limit_nbytes, feeds_links))
 
     def with_waits(self) -> ScheduledModule:
         """The same, whose rewrites count of each collective of the entry what its kernels wait for it here.

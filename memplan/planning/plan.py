@@ -43,6 +43,9 @@ class Plan:
       kernels: instructions that XLA's autotuner decided, and its choices (`xla.module.Module.chosen_kernels`).
       hides_latency: the module was scheduled to hide the latency of copies; None if a saved plan does not say.
       rewritten_for_nbytes: bytes of temporaries for which fusions were merged and split; None: none were.
+      overlapped: how collectives came beside more kernels before (`xla.overlap`): the limit in bytes, and whether
+        kernels moved to feed the links; None: as XLA scheduled them.
+      budget_bytes: device bytes that it was made for, within which collectives come beside more kernels afterwards.
     """
 
     actions: tuple[NamedAction, ...]
@@ -58,6 +61,8 @@ class Plan:
     structure: str = ""
     kernels: tuple[tuple[str, str], ...] = ()
     hides_latency: bool | None = None
+    overlapped: tuple[int, bool] | None = None
+    budget_bytes: int | None = None
 
     def schedule(self, problem: Problem) -> Schedule:
         """The same actions by the numbers of a problem.

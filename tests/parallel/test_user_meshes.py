@@ -37,9 +37,11 @@ def test_an_abstract_mesh_is_planned_for_described_gpus(name: str) -> None:
     whole = memplan.jit(case.step, **options).plan(*shaped(case))
     assert whole.report.baseline_peak_bytes is not None and whole.report.jit_peak_bytes is None
     budget = whole.report.baseline_peak_bytes * 9 // 10
-    report = memplan.jit(case.step, budget=budget, **options).plan(*shaped(case)).report
-    assert report.planner == "kernels"
-    assert report.compiled_peak_bytes is not None and report.compiled_peak_bytes <= budget
+    planned = memplan.jit(case.step, budget=budget, **options).plan(*shaped(case))
+    assert planned.report.planner == "kernels"
+    assert planned.report.compiled_peak_bytes is not None and planned.report.compiled_peak_bytes <= budget
+    followed = memplan.jit(case.step, plan=planned.plan, **options).plan(*shaped(case))  # within all of the device
+    assert followed.report.compiled_peak_bytes == planned.report.compiled_peak_bytes
 
 
 @pytest.mark.gpu_aot

@@ -34,6 +34,8 @@ PLANS = st.builds(
     *[st.text()] * 3,
     *(LOOPS, NUMBERS, ROOMS, NAMES, SLABS),
     *(st.text(), st.text(), KERNELS, st.none() | st.booleans()),
+    st.none() | st.tuples(NUMBER, st.booleans()),
+    ROOMS,
 )
 SMALL = Plan(((Kind.RUN, "fusion.3"), (Kind.OFFLOAD, "fusion.3{1}")), "f00d", "kernels", "v100")
 
