@@ -93,7 +93,7 @@ class _Entry:
         behind: Collection[int] = ()
         if feeds_links:
             heavy = [unit for unit in units if _is_heavy(ops[kernels[unit].name])]
-            units, behind = _feeding_order(before, {*ends} - _closure(heavy, before))
+            units, behind = _feeding_order(before, {*ends}, heavy)
         self.units, place = units, {number: at for at, number in enumerate(units)}
         self.names = [kernels[number].name for number in units]
         self.before = [{place[one] for one in before[unit]} for unit in units]
@@ -149,19 +149,20 @@ def _is_heavy(op: Instruction) -> bool:
 
 
 def _feeding_order(
-    before: Mapping[int, Collection[int]], starts: Collection[int]
+    before: Mapping[int, Collection[int]], starts: Collection[int], heavy: Collection[int]
 ) -> tuple[Sequence[int], Collection[int]]:
     """Units by rank, then as they were, and those of rank 3.
 
-    The rank is 3 for what waits for these starts alone, 0 for what else that reads, such as a rate of learning, 1 for
-    what the starts wait for, 2 for the others.
+    Of the collectives that no heavy kernel waits for: 3 is the rank of what waits for these alone, 0 of the light
+    kernels that it reads, too, such as a rate of learning, 1 of what they wait for, 2 of the others.
     """
     after, missing = defaultdict[int, list[int]](list), {unit: len(earlier) for unit, earlier in before.items()}
     for unit, earlier in before.items():
         for one in earlier:
             after[one].append(unit)
-    leading, behind = _closure(starts, before), _closure(starts, after)
-    beside = _closure(behind, before) - leading - behind
+    free = {*starts} - _closure(heavy, before)
+    leading, behind = _closure(free, before), _closure(free, after)
+    beside = _closure(behind, before) - leading - behind - _closure(heavy, after)
     rank = {unit: (1 if unit in leading else 3) if unit in behind else 0 if unit in beside else 2 for unit in before}
     ready, order = [(rank[unit], unit) for unit, count in missing.items() if not count], list[int]()
     heapq.heapify(ready)
