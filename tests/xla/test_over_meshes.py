@@ -145,7 +145,7 @@ def test_a_budget_is_kept_by_another_order_and_by_gathering_again(share: float) 
     weights, x = [array(1024, 1024, spec=BOTH)] * 8, array(512, 1024, spec=BOTH)
     one = planned(chain, weights, x, share, **APART)
     assert one.found.fits
-    assert (gathers(one.before.module) < gathers(one.found.result.module)) == (share == 0.3)
+    assert gathers(one.before.module) + (share == 0.3) <= gathers(one.found.result.module)
     assert one.nbytes == pytest.approx(one.found.predicted_bytes, rel=1e-3)
 
 
