@@ -84,13 +84,14 @@ class Callback:
             budget = self.limits.device_bytes - self.headroom.device_bytes
             ways = self._ways(ScheduledModule(module, self.device, self.machine), budget)
             if self.follow is None and ways[0].device_bytes <= budget:
-                self._planned = PlannedModule(ways[0], ways[0], predicted_bytes=ways[0].device_bytes)
-                text = as_it_stands(ways[0].module)
+                self._planned, rewritten = PlannedModule(ways[0], ways[0], predicted_bytes=ways[0].device_bytes), None
             else:
-                text = self._rewrite(ways, budget)
-            if self.planned.plain.module is not scheduled:
-                judge(scheduled, self.planned.plain.module)
-            return None if self.planned.result.module is scheduled else text
+                rewritten = self._rewrite(ways, budget)
+            plain = self.planned.plain.module
+            if plain is scheduled:
+                return rewritten
+            judge(scheduled, plain)
+            return rewritten or as_it_stands(plain)
 
     def _ways(self, plain: ScheduledModule, budget: int) -> Sequence[ScheduledModule]:
         """The module with its collectives among the kernels, and another one to plan with if it does not fit.
