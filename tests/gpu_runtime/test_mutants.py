@@ -12,20 +12,24 @@ from tests.gpu_runtime.races import races
 from tests.gpu_runtime.reachability import has_race
 
 OF_EACH_WAY = 10  # of some hundred, drawn; brute force takes a third of a second for each
+NEEDED = {  # the host's waits, the other ways, come and go with its threads
+    "a wait is dropped",
+    "work begins before the wait for it",
+    "an event is recorded too early",
+    "work is given to another stream",
+    "a dependency in a graph is dropped",
+}
 
 
 def test_orders_that_a_log_loses_are_missed_where_they_are_needed(watched):
     ran = watched(programs.plain_and_planned, "mlp", [0.9], [("random", 3, 1)])
     ops = operations(ran.log)
-    everything = list(mutants(ops))
+    everything = [(way, mutant, any(True for _ in races(mutant))) for way, mutant in mutants(ops)]
+    needed = {way for way, _, found in everything if found}
+    assert needed >= NEEDED
+    drawn = Counter[str]()
     random.Random(0).shuffle(everything)
-    looked_at, needed = Counter[str](), Counter[str]()
-    for way, mutant in everything:
-        looked_at[way] += 1
-        if looked_at[way] > OF_EACH_WAY:
-            continue
-        found = any(True for _ in races(mutant))
-        assert found == has_race(mutant), way
-        needed[way] += found
-    assert sum(needed.values()) >= 20
-    assert sum(count > 0 for count in needed.values()) >= 5  # ways
+    for way, mutant, found in everything:
+        drawn[way] += 1
+        if drawn[way] <= OF_EACH_WAY:
+            assert found == has_race(mutant), way
