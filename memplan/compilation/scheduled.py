@@ -19,7 +19,7 @@ from memplan.planning.search.planner import recomputed_kernels
 from memplan.xla.buffers import problem_of
 from memplan.xla.collectives.cost import is_collective
 from memplan.xla.module import Module, large_constants
-from memplan.xla.overlap import overlap
+from memplan.xla.overlap import Overlap
 from memplan.xla.replay import Replay, replay
 from memplan.xla.rewrites.extra_outputs import add_outputs, output_costs
 from memplan.xla.rewrites.inline import inline_producers
@@ -143,10 +143,22 @@ class ScheduledModule:
     overlapped: tuple[int, bool] | None = None  # what its order was made for: `Plan.overlapped`
 
     def overlap(self, limit_nbytes: int, feeds_links: bool = False) -> ScheduledModule:
-        """The same, with its collectives beside more kernels; itself if none moves (`xla.overlap`)."""
-        assert self.machine is not None
-        module = overlap(self.module, self.device, self.machine, limit_nbytes, feeds_links)
-        return self if module is self.module else replace(self, module=module, overlapped=(limit_nbytes, feeds_links))
+        """The same, with its collectives beside more kernels (`Overlap.order`); itself if none moves."""
+        order = tuple(self._overlap.order(limit_nbytes, feeds_links))
+        if list(order) == sorted(order):
+            return self
+        if order not in self._in_order:
+            module = self._overlap.module(order)
+            self._in_order[order] = replace(self, module=module, overlapped=(limit_nbytes, feeds_links))
+        return self._in_order[order]
+
+    @functools.cached_property
+    def _overlap(self) -> Overlap:
+        return Overlap(self.module, self.device.target is not None, self.replay)
+
+    @functools.cached_property
+    def _in_order(self) -> dict[tuple[int, ...], ScheduledModule]:
+        return {}
 
     def with_waits(self) -> ScheduledModule:
         """The same, whose rewrites count of each collective of the entry what its kernels wait for it here.

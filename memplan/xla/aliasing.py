@@ -5,8 +5,7 @@ Sources: `FusionCanShareBufferHint` and `CanShareBufferHint` of XLA:GPU; `CanSha
 """
 
 import re
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array
@@ -66,17 +65,32 @@ def _updated_in(fused: Computation, leaf: int) -> Instruction | None:
     return None if position is None else fused.behind_bitcasts(fused.ops[result.operands[position]])
 
 
-def may_overwrite(module: Module, op: Instruction, leaf: int, operand: Instruction, on_gpu: bool) -> bool:
-    """May a leaf of a kernel's result overwrite an operand, an instruction with one leaf?"""
-    if op.opcode == "copy" or not isinstance(operand.shape, Array):
-        return False
-    source, result = operand.result[0], op.result[leaf]
+def overwritable(
+    module: Module, op: Instruction, ops: Mapping[str, Instruction], on_gpu: bool
+) -> Iterator[tuple[int, str]]:
+    """(leaf, operand) pairs: this leaf of a kernel's result may overwrite the operand, an instruction with one leaf.
+
+    Args:
+      ops: the instructions of its computation.
+    """
     if on_gpu and op.opcode == "fusion":
-        alike = source.size == result.size and source.bits == result.bits
-        return alike and _fused_over(module[op.called[0]], op, leaf, operand.name)
-    if op.opcode == "custom-call":
-        return False  # a library that adds to an operand says so: that is an update
-    if source != result:
+        for leaf, number in _fused_over(module[op.called[0]], op.attribute("kind")):
+            name = op.operands[number]
+            source, result = ops[name].shape, op.result[leaf]
+            alike = isinstance(source, Array) and (source.size, source.bits) == (result.size, result.bits)
+            if alike and op.operands.index(name) == number:
+                yield leaf, name
+        return
+    for leaf in range(len(op.result)):
+        for name in dict.fromkeys(op.operands):
+            if _may_overwrite(module, op, leaf, ops[name], on_gpu):
+                yield leaf, name
+
+
+def _may_overwrite(module: Module, op: Instruction, leaf: int, operand: Instruction, on_gpu: bool) -> bool:
+    if op.opcode in ("copy", "custom-call"):  # a library that adds to an operand says so: that is an update
+        return False
+    if operand.shape != op.result[leaf]:
         return False
     if op.opcode in _BY_NCCL:
         return on_gpu and (len(op.operands) == 1 or op.operands[leaf] == operand.name)
@@ -96,41 +110,48 @@ def _elementwise_throughout(fused: Computation, op: Instruction, operand: str) -
     return True
 
 
-def _fused_over(fused: Computation, op: Instruction, leaf: int, operand: str) -> bool:
-    key = op.attribute("kind"), leaf, op.operands.index(operand)
-    if key not in fused.alias_cache:
-        fused.alias_cache[key] = _is_fused_over(fused, *key)
-    return fused.alias_cache[key]
+def _fused_over(fused: Computation, kind: str) -> Sequence[tuple[int, int]]:
+    """(leaf, number of a parameter) pairs: is every path from the parameter to that result elementwise? (XLA:GPU)"""
+    if kind not in fused.alias_cache:
+        several = fused.root.opcode == "tuple"
+        reduced = _first_reduction(fused) if kind == "kInput" else None
+        leaves = list(enumerate(fused.by_leaf)) if several else [(0, fused.root)]
+        found = list[tuple[int, int]]()
+        for number, parameter in fused.parameters.items():
+            reached = _reached(fused, parameter, reduced)
+            found += [
+                (leaf, number)
+                for leaf, result in leaves
+                if result.name in reached and _is_written_over(fused, reached, result, reduced)
+            ]
+        fused.alias_cache[kind] = sorted(found)
+    return fused.alias_cache[kind]
 
 
-def _is_fused_over(fused: Computation, kind: str, leaf: int, number: int) -> bool:
-    """Is every path from the parameter to that result elementwise? (XLA:GPU)"""
-    several = fused.root.opcode == "tuple"
-    if not several and leaf:
-        return False
-    result = fused.by_leaf[leaf]
-    maker = fused.ops[result.operands[0]] if result.opcode == "bitcast" else result
-    reduced = _first_reduction(fused) if kind == "kInput" else None
-    start = fused.parameters[number]
-    seen, todo, arrived = {start.name}, deque([start]), False
+def _reached(fused: Computation, start: Instruction, reduced: Instruction | None) -> Mapping[str, Instruction]:
+    """What is computed from a parameter, up to the reduction whose result is written."""
+    found, todo = {start.name: start}, [start]
     while todo:
-        here = todo.popleft()
-        arrived |= here is result
-        if here is reduced:
-            continue
-        for user, _ in fused.uses[here.name]:
-            if user.name not in seen:
-                seen.add(user.name)
+        here = todo.pop()
+        for user, _ in fused.uses[here.name] if here is not reduced else ():
+            if user.name not in found:
+                found[user.name] = user
                 todo.append(user)
-            if not _passes(here, user, maker, reduced):
-                return False
-    if (
-        several
-        and maker.opcode not in ELEMENTWISE
-        and any(one.name in seen for one in fused.results if one is not result)
-    ):
+    return found
+
+
+def _is_written_over(
+    fused: Computation, reached: Mapping[str, Instruction], result: Instruction, reduced: Instruction | None
+) -> bool:
+    """May the result be written over the parameter that reaches all these?"""
+    maker = fused.ops[result.operands[0]] if result.opcode == "bitcast" else result
+    if maker.opcode not in ELEMENTWISE and any(one.name in reached for one in fused.results if one is not result):
         return False
-    return arrived
+    return all(
+        _passes(here, user, maker, reduced)
+        for here in reached.values() if here is not reduced
+        for user, _ in fused.uses[here.name]
+    )  # fmt: skip
 
 
 def _first_reduction(fused: Computation) -> Instruction | None:

@@ -7,11 +7,12 @@ aliases it (`HloAliasAnalysis`).
 
 import functools
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from memplan.planning.problem import GPU_ALIGNMENT, POINTER_BYTES, Buffer, Kernel, Problem, Role
-from memplan.xla.aliasing import aliased_outputs, may_overwrite, updated
+from memplan.xla.aliasing import aliased_outputs, overwritable, updated
 from memplan.xla.collectives.pairs import as_synchronous, synchronous_pairs
 from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array, Shape
@@ -236,30 +237,21 @@ class _ProblemBuilder:
         self._table(op.shape)
         by_name = dict(zip(op.operands, operands, strict=True))
         in_place = dict(updated(self._module, op))
-        may_alias, may_alias_elements = {}, {}
-        for leaf, number in enumerate(made):
-            may_alias[number], may_alias_elements[number] = self._sources(body, op, leaf, by_name)
-        self._kernel(op, operands, made, parent_loop, may_alias, may_alias_elements, bool(in_place))
+        may_alias, of_elements = defaultdict[int, tuple[int, ...]](tuple), defaultdict[int, tuple[int, ...]](tuple)
+        for leaf, name in overwritable(self._module, op, body.ops, self._on_gpu):
+            source, operand = by_name[name], body.ops[name]
+            if not isinstance(source, int):
+                continue
+            maker = operand.operands[0] if operand.operands and operand.operands[0] in self._synchronous else name
+            if self._values[source].name in (name, maker):
+                may_alias[made[leaf]] += (source,)
+            elif operand.opcode == "get-tuple-element" or operand.opcode.endswith("-done"):
+                of_elements[made[leaf]] += (source,)
+        self._kernel(op, operands, made, parent_loop, may_alias, of_elements, bool(in_place))
         for leaf, name in in_place.items():
             (source,) = leaves_of(by_name[name])
             self._values.unite(source, made[leaf])
         return tree
-
-    def _sources(
-        self, body: Computation, op: Instruction, leaf: int, by_name: Mapping[str, Tree]
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Operands that this leaf may overwrite: results of one kernel, and those that another instruction gives."""
-        found: dict[bool, list[int]] = {True: [], False: []}
-        for name, tree in by_name.items():
-            operand = body.ops[name]
-            maker = operand.operands[0] if operand.operands and operand.operands[0] in self._synchronous else name
-            direct = isinstance(tree, int) and self._values[tree].name in (name, maker)
-            given = operand.opcode == "get-tuple-element" or operand.opcode.endswith("-done")
-            if not isinstance(tree, int) or not (direct or given):
-                continue
-            if may_overwrite(self._module, op, leaf, operand, self._on_gpu):
-                found[direct].append(tree)
-        return tuple(found[True]), tuple(found[False])
 
     def _kernel(
         self,

@@ -97,8 +97,8 @@ class Computation:
     text: str  # as it stands, without blank lines around it
     # lines that are the same in it need not be read again
     reuse_parse_of: Computation | None = field(default=None, repr=False, compare=False)
-    # which parameter a result may be written over, as far as `aliasing` has found out
-    alias_cache: dict[tuple[str, int, int], bool] = field(default_factory=dict, repr=False, compare=False)
+    # by kind of the fusion that calls it, which result may be written over which parameter (`aliasing`)
+    alias_cache: dict[str, Sequence[tuple[int, int]]] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def ops(self) -> Mapping[str, Instruction]:

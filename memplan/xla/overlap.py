@@ -10,13 +10,12 @@ import heapq
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from math import inf
 
 import numpy as np
 
-from memplan.hardware.device import Device
-from memplan.hardware.machine import Machine
 from memplan.planning.legal import pair_ends
 from memplan.planning.packing import live_nbytes
 from memplan.planning.precedence import precedence
@@ -25,30 +24,41 @@ from memplan.planning.schedule import runs
 from memplan.xla.buffers import problem_of
 from memplan.xla.collectives.cost import is_collective
 from memplan.xla.module import BLOCKS, Instruction, Module, predecessors, read_module
-from memplan.xla.replay import Replay, replay
+from memplan.xla.replay import Replay
 from memplan.xla.write import write
 
 _HEAVY = frozenset({*BLOCKS, "custom-call", "dot", "convolution"})
 
 
-def overlap(module: Module, device: Device, machine: Machine, limit_nbytes: int, feeds_links: bool = False) -> Module:
-    """The module with the collectives of its entry beside more kernels; itself if none moves.
+class Overlap:
+    """Orders of a module's kernels in which the collectives of its entry run beside more of these."""
 
-    Args:
-      limit_nbytes: bytes of live temporaries up to which collectives move. What results may take more, since values
-        that share a place are counted as they were.
-      feeds_links: kernels move, too. What collectives wait for comes first. What waits for collectives alone, as
-        updates do, comes behind all other kernels, or where the links are done with these if it frees bytes. Nothing
-        moves for a collective that a heavy kernel waits for, such as the gather of a parameter.
-    """
-    entry = _Entry(module, problem_of(module, device.target is not None, joins_pairs=False), feeds_links)
-    if not entry.pairs:
-        return module
-    order = _Simulation(entry, replay(module, device, machine), limit_nbytes).order()
-    kernels = entry.kernels(order)
-    if kernels == sorted(kernels):
-        return module
-    return read_module(write(module, entry.problem, runs(kernels)), module)
+    def __init__(self, module: Module, on_gpu: bool, clock: Replay) -> None:
+        """`clock`: the module's own."""
+        self._module, self._clock = module, clock
+        self._problem = problem_of(module, on_gpu, joins_pairs=False)
+        self._entries = dict[bool, _Entry]()
+
+    def order(self, limit_nbytes: int, feeds_links: bool = False) -> Sequence[int]:
+        """Numbers of all kernels in the new order; increasing if none moves.
+
+        Args:
+          limit_nbytes: bytes of live temporaries up to which collectives move. What results may take more, since values
+            that share a place are counted as they were.
+          feeds_links: kernels move, too. What collectives wait for comes first. What waits for collectives alone, as
+            updates do, comes behind all other kernels, or where the links are done with these if it frees bytes.
+            Nothing moves for a collective that a heavy kernel waits for, such as the gather of a parameter.
+        """
+        if feeds_links not in self._entries:
+            self._entries[feeds_links] = _Entry(self._module, self._problem, feeds_links)
+        entry = self._entries[feeds_links]
+        if not entry.pairs:
+            return range(len(self._problem.kernels))
+        return entry.kernels(_Simulation(entry, self._clock, limit_nbytes).order())
+
+    def module(self, order: Sequence[int]) -> Module:
+        """The module in this order."""
+        return read_module(write(self._module, self._problem, runs(order)), self._module)
 
 
 @dataclass
@@ -74,65 +84,78 @@ class _Entry:
 
     def __init__(self, module: Module, problem: Problem, feeds_links: bool) -> None:
         self.problem, kernels, ops = problem, problem.kernels, module.entry.ops
+        self._unit_of = [[number, *problem.loops_around(number)][-1] for number in range(len(kernels))]
         self._inside = defaultdict[int, list[int]](list)  # loop of the entry -> kernels in it
-        outermost = {number: [number, *problem.loops_around(number)][-1] for number in range(len(kernels))}
-        for number, unit in outermost.items():
+        for number, unit in enumerate(self._unit_of):
             self._inside[unit] += [number] if number != unit else []
-        ends = {
+        self._ends = {
             start: end for start, end in pair_ends(problem).items()
-            if start in outermost.values() and is_collective(ops[kernels[start].name].opcode)
+            if kernels[start].parent_loop is None and is_collective(ops[kernels[start].name].opcode)
         }  # fmt: skip
         units = [number for number, kernel in enumerate(kernels) if kernel.parent_loop is None]
+        before, behind = self._precedence(ops, units), set[int]()
+        if feeds_links:
+            heavy = [unit for unit in units if _is_heavy(ops[kernels[unit].name])]
+            units, behind = _feeding_order(before, {*self._ends}, heavy)
+        self.units, self._place = units, {number: at for at, number in enumerate(units)}
+        self.names = [kernels[number].name for number in units]
+        self.before = [{self._place[one] for one in before[unit]} for unit in units]
+        self._used = dict[int, int]()  # buffer -> place of its last use
+        for number in problem.with_bodies(units):
+            kernel = kernels[number]
+            self._used.update(dict.fromkeys((*kernel.reads, *kernel.writes), self._place[self._unit_of[number]]))
+        self.freed_nbytes = {
+            self._place[unit]: self._freed_nbytes(unit) for unit in behind - {*self._ends, *self._ends.values()}
+        }
+        self.pairs = self._pairs(ops)
+
+    def _precedence(self, ops: Mapping[str, Instruction], units: Sequence[int]) -> Mapping[int, Collection[int]]:
+        """Units that must precede each."""
+        kernels = self.problem.kernels
         named = {kernels[unit].name: unit for unit in units}
         updates = {unit for name, unit in named.items() if ops[name].opcode == "fusion"}  # or without any effect
-        required = precedence(problem, free={*ends, *ends.values(), *updates})
-        before = {
+        required = precedence(self.problem, free={*self._ends, *self._ends.values(), *updates})
+        return {
             unit: required[unit] | {named[one] for one in predecessors(ops[kernels[unit].name]) if one in named}
             for unit in units
         }
-        behind: Collection[int] = ()
-        if feeds_links:
-            heavy = [unit for unit in units if _is_heavy(ops[kernels[unit].name])]
-            units, behind = _feeding_order(before, {*ends}, heavy)
-        self.units, place = units, {number: at for at, number in enumerate(units)}
-        self.names = [kernels[number].name for number in units]
-        self.before = [{place[one] for one in before[unit]} for unit in units]
-        reader = dict[int, int]()
+
+    def _freed_nbytes(self, unit: int) -> int:
+        kernel, buffers = self.problem.kernels[unit], self.problem.buffers
+        freed = [buffers[one] for one in kernel.reads if self._used[one] == self._place[unit]]
+        made = [buffers[one] for one in kernel.writes if buffers[one].place == one]
+        freed_nbytes, made_nbytes = (
+            sum(one.nbytes for one in some if one.role is Role.TEMPORARY) for some in (freed, made)
+        )
+        return freed_nbytes - made_nbytes
+
+    def _pairs(self, ops: Mapping[str, Instruction]) -> Sequence[_Pair]:
+        kernels, buffers, place = self.problem.kernels, self.problem.buffers, self._place
+        reader = dict[int, int]()  # place -> the first that it must precede
         for at, earlier in enumerate(self.before):
             for one in earlier:
                 reader.setdefault(one, at)
-        used = dict[int, int]()  # buffer -> place of its last use
-        for number in problem.with_bodies(units):
-            kernel = kernels[number]
-            used.update(dict.fromkeys((*kernel.reads, *kernel.writes), place[outermost[number]]))
-        self.freed_nbytes = dict[int, int]()
-        for unit in {*behind} - {*ends, *ends.values()}:
-            freed = {one for one in kernels[unit].reads if used[one] == place[unit]}
-            made = {one for one in kernels[unit].writes if problem.buffers[one].place == one}
-            self.freed_nbytes[place[unit]] = self._nbytes(freed) - self._nbytes(made)
-        self.pairs = list[_Pair]()
-        for start, end in sorted(ends.items(), key=lambda pair: place[pair[0]]):
-            kernel, buffers = kernels[start], problem.buffers
+        found = []
+        for start, end in sorted(self._ends.items(), key=lambda pair: place[pair[0]]):
+            kernel = kernels[start]
             written = {buffers[one].place for one in kernel.writes}
             made = (buffers[one] for one in kernel.writes if buffers[one].place == one)
-            held = [(used[one], buffers[one]) for one in kernel.reads if buffers[one].place not in written]
+            held = [(self._used[one], buffers[one]) for one in kernel.reads if buffers[one].place not in written]
             if place[end] not in reader:  # what nobody reads is gone at the end
                 held += [(place[end], buffers[one]) for one in kernel.writes]
-            self.pairs.append(
+            found.append(
                 _Pair(
                     place[start],
                     place[end],
-                    reader.get(place[end], len(units)),
+                    reader.get(place[end], len(self.units)),
                     ops[kernel.name].opcode == "all-gather-start",
                     sum(one.nbytes for one in made if one.role is Role.TEMPORARY),
                     [(last, one.nbytes) for last, one in held if one.role is Role.TEMPORARY],
                 )
             )
+        return found
 
-    def _nbytes(self, buffers: Collection[int]) -> int:
-        """Bytes of the temporaries among these."""
-        return sum(one.nbytes for number in buffers if (one := self.problem.buffers[number]).role is Role.TEMPORARY)
-
+    @cached_property
     def live_nbytes(self) -> np.ndarray:
         """Most bytes of live temporaries in each unit, shape (units,)."""
         order = self.problem.with_bodies(self.units)
@@ -150,7 +173,7 @@ def _is_heavy(op: Instruction) -> bool:
 
 def _feeding_order(
     before: Mapping[int, Collection[int]], starts: Collection[int], heavy: Collection[int]
-) -> tuple[Sequence[int], Collection[int]]:
+) -> tuple[Sequence[int], set[int]]:
     """Units by rank, then as they were, and those of rank 3.
 
     Of the collectives that no heavy kernel waits for: 3 is the rank of what waits for these alone, 0 of the light
@@ -191,7 +214,7 @@ class _Simulation:
 
     def __init__(self, entry: _Entry, result: Replay, limit_nbytes: int) -> None:
         self._pairs, self._before, self._limit = entry.pairs, entry.before, limit_nbytes
-        self._live = entry.live_nbytes()
+        self._live = entry.live_nbytes.copy()
         clock = (result.clock[name] for name in entry.names)
         self._seconds = [end - start for start, end in clock]
         self._of_start = {pair.start: number for number, pair in enumerate(self._pairs)}

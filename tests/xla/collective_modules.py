@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memplan.compilation.scheduled import ScheduledModule
 from memplan.hardware import catalog
 from memplan.hardware.topology import topology_named
 from memplan.xla.module import Module, read_module
@@ -50,3 +51,8 @@ ENTRY %main () -> f32[512,1024] {{
 {entry}
 }}
 """)
+
+
+def overlapped(one: Module, limit_nbytes: int, feeds_links: bool = False) -> Module:
+    """With the collectives beside more kernels."""
+    return ScheduledModule(one, A100, EIGHT).overlap(limit_nbytes, feeds_links).module

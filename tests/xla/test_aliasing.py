@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from memplan.xla.aliasing import ELEMENTWISE, may_overwrite, updated
+from memplan.xla.aliasing import ELEMENTWISE, overwritable, updated
 from memplan.xla.module import Module, read_module
 
 ARRAY = "f32[8,4]{1,0}"
@@ -37,7 +37,7 @@ ENTRY %main (x: f32[8,4], y: f32[8,4]) -> f32[8,4] {{
 
 def over(found: Module, operand: str, on_gpu: bool, leaf: int = 0) -> bool:
     ops = found.entry.ops
-    return may_overwrite(found, ops["made"], leaf, ops[operand], on_gpu)
+    return (leaf, operand) in overwritable(found, ops["made"], ops, on_gpu)
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])

@@ -6,9 +6,8 @@ import pytest
 
 from memplan.verify.same_module import judge
 from memplan.xla.module import Module
-from memplan.xla.overlap import overlap
 from memplan.xla.replay import replay
-from tests.xla.collective_modules import A100, EIGHT, fusion, module, summed
+from tests.xla.collective_modules import A100, EIGHT, fusion, module, overlapped, summed
 
 DONATED = ", input_output_alias={ {0}: (0, {}, may-alias) }"
 LAYERS = 600  # longer than both sums
@@ -29,7 +28,7 @@ def step(*ends: str, layers: int = LAYERS, more: str = "") -> Module:
 
 def woven_of(one: Module) -> Module:
     """With the collectives beside all kernels that are left."""
-    return overlap(one, A100, EIGHT, 2**40, feeds_links=True)
+    return overlapped(one, 2**40, feeds_links=True)
 
 
 UPDATES = fusion("new.a", "a", "s.done"), fusion("new.b", "b", "t.done")

@@ -10,9 +10,8 @@ from memplan.planning.packing import live_nbytes
 from memplan.verify.same_module import judge
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import Module
-from memplan.xla.overlap import overlap
 from memplan.xla.replay import replay
-from tests.xla.collective_modules import A100, EIGHT, fusion, gathered, module, summed
+from tests.xla.collective_modules import A100, EIGHT, fusion, gathered, module, overlapped, summed
 
 NO_LIMIT = 2**40
 SHARD = "f32[64,1024]{1,0}"
@@ -29,7 +28,7 @@ def live(one: Module) -> int:
 
 def moved(plain: Module, limit_nbytes: int = NO_LIMIT) -> Module:
     """Judged, with its kernels in their order."""
-    found = overlap(plain, A100, EIGHT, limit_nbytes)
+    found = overlapped(plain, limit_nbytes)
     judge(plain, found)
     kernels = [[name for name in names(one) if one.entry.ops[name].opcode == "fusion"] for one in (plain, found)]
     assert kernels[0] == kernels[1]
@@ -95,9 +94,9 @@ def test_what_one_collective_needs_of_another_is_ended_before() -> None:
 
 def test_nothing_moves_without_collectives_or_beside_nothing() -> None:
     none = module("ROOT " + fusion("out", "a", "b"))
-    assert overlap(none, A100, EIGHT, NO_LIMIT) is none
+    assert overlapped(none, NO_LIMIT) is none
     alone = module(fusion("x", "a", "b"), *summed("s", "x"), "ROOT " + fusion("out", "s.done", "a"))
-    assert overlap(alone, A100, EIGHT, NO_LIMIT) is alone
+    assert overlapped(alone, NO_LIMIT) is alone
 
 
 @given(st.lists(st.tuples(st.sampled_from("khsg"), st.integers(0, 9), st.integers(0, 9)), min_size=3, max_size=30))
