@@ -27,6 +27,8 @@ from memplan.xla.write import as_it_stands, write
 # Of the bytes that a plan leaves for temporaries, so much may be live where collectives move: the first that the layout
 # keeps. On an FSDP decoder at 80, 60, 45 and 30 % of its bytes it was 0.9, 0.95, 1 and 0.95.
 _ROOMS = (1.0, 0.95, 0.9, 0.8)
+_PLANS = 3  # at most, of which one has a layout within the budget with its collectives beside its kernels
+_NEAR = 1.01  # of the seconds that the collectives would leave without that budget: no other plan is made
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class Callback:
             return (plain,)
         if self.follow:
             return (plain.overlap(*self.follow.overlapped) if self.follow.overlapped else plain,)
-        most = max(budget, plain.device_bytes)
+        most = max(budget, int(1.01 * plain.device_bytes))
         found = [plain, *(self._overlapped(plain, most, feeds_links) for feeds_links in (False, True))]
         # One that fits without a plan, or else the smallest: the same for each budget, as is what errors call smallest.
         for share in (*_ROOMS, 0.0) if all(way.device_bytes > budget for way in found) else ():
@@ -127,33 +129,33 @@ class Callback:
 
     def _rewrite(self, ways: Sequence[ScheduledModule], budget: int) -> str:
         started = time.perf_counter()
-        found = self._followed(self.follow, ways, budget) if self.follow else self._planned_anew(ways, budget)
-        plain = found.plain
-        planning_s = time.perf_counter() - started
-        base, schedule, packing = found.base, found.schedule, found.packing
-        text = write(base.module, base.problem, schedule)
-        written = ScheduledModule(read_module(text, base.module), self.device, self.machine)
-        fitting = self._overlapped(written, min(budget, found.plan.budget_bytes or budget))
-        predicted = plain.resident_bytes + packing.nbytes
-        if fitting is not written:
-            written, predicted = fitting, fitting.device_bytes
-            text = as_it_stands(written.module)
-        judge(plain.module, written.module)
+        follow = self.follow and self._followed(self.follow, ways, budget)
+        made = self._carried_out(follow, budget) if follow else self._planned_anew(ways, budget)
+        found, written = made.found, made.module
+        text = as_it_stands(written.module)
+        judge(found.plain.module, written.module)
         self._planned = PlannedModule(
-            plain,
-            base,
+            found.plain,
+            found.base,
             found.plan,
-            schedule,
+            found.schedule,
             written,
-            fits=predicted <= budget,
-            predicted_bytes=predicted,
-            predicted_host_bytes=packing.host_nbytes,
-            planning_s=planning_s,
+            fits=made.device_bytes <= budget,
+            predicted_bytes=made.device_bytes,
+            predicted_host_bytes=found.packing.host_nbytes,
+            planning_s=time.perf_counter() - started,
         )
         return text
 
-    def _followed(self, plan: Plan, ways: Sequence[ScheduledModule], budget: int) -> _LaidOut:
-        """The plan to follow; a new one where XLA chose other kernels for the same program, so that it no longer fits.
+    def _carried_out(self, found: _LaidOut, budget: int) -> _CarriedOut:
+        text = write(found.base.module, found.base.problem, found.schedule)
+        written = ScheduledModule(read_module(text, found.base.module), self.device, self.machine)
+        beside = self._overlapped(written, min(budget, found.plan.budget_bytes or budget))
+        laid_out = found.plain.resident_bytes + found.packing.nbytes
+        return _CarriedOut(found, written, beside, laid_out if beside is written else beside.device_bytes)
+
+    def _followed(self, plan: Plan, ways: Sequence[ScheduledModule], budget: int) -> _LaidOut | None:
+        """The plan to follow; None where XLA chose other kernels for the same program, so that it no longer fits.
 
         XLA times its kernels when it compiles, and may choose others each time that a job starts.
 
@@ -176,12 +178,28 @@ class Callback:
             f"{'the plan is used anyway' if found else 'the step is planned again'}.",
             stacklevel=2,
         )
-        return found or self._planned_anew(ways, budget)
+        return found
 
-    def _planned_anew(self, ways: Sequence[ScheduledModule], budget: int) -> _LaidOut:
-        plans = Plans(ways[0], budget, self.limits.host_bytes - self.headroom.host_bytes, self.planner, *ways[1:])
-        plan = plans.agree(self.agree)
-        return _laid_out(plan, next((way for way in ways if way.module.fingerprint == plan.fingerprint), ways[0]))
+    def _planned_anew(self, ways: Sequence[ScheduledModule], budget: int) -> _CarriedOut:
+        """The fastest of some plans; the first is for the budget.
+
+        Collectives beside its kernels may have no layout within the budget, though what is live keeps it. The next plan
+        is for as many bytes less.
+        """
+        tried, limit = list[_CarriedOut](), budget
+        for _ in range(_PLANS):
+            plans = Plans(ways[0], limit, self.limits.host_bytes - self.headroom.host_bytes, self.planner, *ways[1:])
+            plan = replace(plans.agree(self.agree), budget_bytes=budget)
+            plain = next((way for way in ways if way.module.fingerprint == plan.fingerprint), ways[0])
+            tried.append(self._carried_out(_laid_out(plan, plain), budget))
+            made = tried[-1]
+            if self.machine is None or made.device_bytes > budget:
+                break
+            fast = made.planned.overlap(budget - plain.resident_bytes)
+            if fast.device_bytes <= budget or made.module.replay.step_s <= _NEAR * fast.replay.step_s:
+                break
+            limit -= fast.device_bytes - budget
+        return min(tried, key=lambda made: (made.device_bytes > budget, made.module.replay.step_s))
 
 
 @dataclass(frozen=True)
@@ -193,6 +211,16 @@ class _LaidOut:
     base: ScheduledModule
     schedule: Schedule
     packing: Packing
+
+
+@dataclass(frozen=True)
+class _CarriedOut:
+    """A plan, the module as planned, the one that is compiled, whose collectives are beside more kernels, its bytes."""
+
+    found: _LaidOut
+    planned: ScheduledModule
+    module: ScheduledModule
+    device_bytes: int
 
 
 def _laid_out(plan: Plan, plain: ScheduledModule) -> _LaidOut:
