@@ -1,6 +1,6 @@
 """What a slow link between two hosts sees under jax.jit and memplan.jit (root; Debian's iproute2).
 
-python -m experiments.distributed.slow_link.run [--only RATE ...]     # 100mbit 200mbit; writes results/*.json
+python -m experiments.distributed.slow_link.run [--only LINK ...]     # writes results/*.json
 python -m experiments.distributed.slow_link.run --table               # rewrites the table of README.md
 """
 
@@ -20,6 +20,8 @@ from memplan.results.report import versions
 HERE = Path(__file__).parent
 DEVICES, STEPS, PORT = 4, 12, 9377
 ADDRESS = "10.97.0.{}"
+LINKS = {"100mbit": ("100mbit", 1500), "100mbit-jumbo": ("100mbit", 9000), "200mbit-jumbo": ("200mbit", 9000)}
+"""Rate, and bytes of a packet; each has 66 bytes of headers of Ethernet, IP and TCP."""
 SPACES, INTERFACES = ("memplan0", "memplan1"), ("mplink0", "mplink1")  # by rank
 
 
@@ -28,8 +30,8 @@ def ip(*words: str) -> None:
 
 
 @contextlib.contextmanager
-def two_hosts(rate: str) -> Iterator[None]:
-    """Two network namespaces, joined by a link of this rate in each direction."""
+def two_hosts(rate: str, packet_nbytes: int) -> Iterator[None]:
+    """Two network namespaces, joined by a link of this rate in each direction, for packets of so many bytes."""
     folders = [Path("/etc/netns") / SPACES[rank] for rank in (0, 1)]
     try:
         for rank, folder in enumerate(folders):
@@ -40,7 +42,7 @@ def two_hosts(rate: str) -> Iterator[None]:
         ip("link", "add", *ends[0], "type", "veth", "peer", *ends[1])
         for rank in (0, 1):
             ip("-n", SPACES[rank], "addr", "add", f"{ADDRESS.format(rank + 1)}/24", "dev", INTERFACES[rank])
-            ip("-n", SPACES[rank], "link", "set", INTERFACES[rank], "up")
+            ip("-n", SPACES[rank], "link", "set", INTERFACES[rank], "mtu", str(packet_nbytes), "up")
             ip("-n", SPACES[rank], "link", "set", "lo", "up")
             shape = ["tbf", "rate", rate, "burst", "1mbit", "latency", "400ms"]
             ip("netns", "exec", SPACES[rank], "tc", "qdisc", "add", "dev", INTERFACES[rank], "root", *shape)
@@ -53,9 +55,9 @@ def two_hosts(rate: str) -> Iterator[None]:
                 folder.rmdir()
 
 
-def measure(rate: str) -> str:
-    """Rank 0's figures over a link of this rate, as JSON."""
-    with two_hosts(rate), tempfile.TemporaryFile("w+") as log:
+def measure(link: str) -> str:
+    """Rank 0's figures over a link, as JSON."""
+    with two_hosts(*LINKS[link]), tempfile.TemporaryFile("w+") as log:
         workers = []
         for rank in (1, 0):
             arguments = [str(rank), f"{ADDRESS.format(1)}:{PORT}", str(DEVICES), INTERFACES[rank], str(STEPS)]
@@ -70,7 +72,7 @@ def measure(rate: str) -> str:
             log.seek(0)
             raise RuntimeError(f"a host failed:\n{log.read()[-4000:]}")
     found = json.loads(next(line for line in told.splitlines() if line.startswith("{")))
-    return json.dumps({"rate": rate, "hosts": 2, "versions": dict(versions()), **found}, indent=1)
+    return json.dumps({"link": link, "hosts": 2, "versions": dict(versions()), **found}, indent=1)
 
 
 def table() -> str:
@@ -92,9 +94,9 @@ def table() -> str:
             bound = 2 * (hosts - 1) / hosts * found["gradient_bytes"] / (2 if way == "bfloat16" else 1)
             over, faster = one["sent_bytes"] / bound, plain["step_s"] / one["step_s"]
             figures = f"{one['sent_bytes'] / 2**20:.2f}", f"{over:.3f}", f"{1e3 * one['step_s']:.0f}", f"{faster:.2f}x"
-            lines.append((found["rate"], way, *figures, f"{one['losses'][-1]:.4f}"))
+            lines.append((found["link"], way, *figures, f"{one['losses'][-1]:.4f}"))
     return f"{grid(head, lines)}\n\n{', '.join(f'{name} {version}' for name, version in told.items())}"
 
 
 if __name__ == "__main__":
-    measure_and_tell(__doc__, ("100mbit", "200mbit"), measure, HERE / "README.md", table)
+    measure_and_tell(__doc__, tuple(LINKS), measure, HERE / "README.md", table)
