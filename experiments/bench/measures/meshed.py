@@ -41,12 +41,12 @@ def measure(case: Case) -> Found:
         },
     }
     hosts = links.devices // links.axes[-1].size
-    gradients = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(getattr(state, "params", state)))
-    return Found(list(rows(replays, 2 * gradients * (hosts - 1) / hosts, single.step_s, links.devices)))
+    summed = sum(count * one.nbytes for one, count in replays["jax.jit"].collectives.items())
+    return Found(list(rows(replays, 2 * summed * (hosts - 1) / hosts, single.step_s, links.devices)))
 
 
 def rows(replays: dict[str, Replay], bound: float, single_s: float, devices: int) -> Iterator[Row]:
-    """Figures of every way; `bound` is the least that an all-reduce of the gradients sends from a host."""
+    """Figures of every way; `bound` is the least that all-reduces of what the step sums send from a host."""
     for way, found in replays.items():
         yield {
             "way": way, "bound_bytes": bound, "devices": devices, "step_s": found.step_s, "single_s": single_s,
