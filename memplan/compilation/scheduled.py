@@ -31,7 +31,7 @@ from memplan.xla.settle_pairs import settle_pairs
 # Of a plain step: a plan that takes no more is taken. Where holes cost much, extra outputs can cost more: ResNet-50 at
 # 30 % took 175 ms so and 144 without, the 3D U-Net in bfloat16 at half its bytes 2.9 ms and 2.6. Nor is
 # another order planned then.
-_LITTLE = 1.1
+LITTLE = 1.1
 Agree = Callable[[str, str, Callable[[], Plan]], Plan]
 """(fingerprint of the module, key of all other facts, function that makes a plan) -> the plan of all processes."""
 
@@ -44,7 +44,6 @@ class Plans:
     budget_bytes: int  # of the whole step, on the device
     host_bytes: int  # for offloaded values
     planner: Planner
-    other: ScheduledModule | None = None  # the same step in another order, which may take a better plan
 
     def agree(self, agree: Agree) -> Plan:
         """The plan that all processes of the step follow."""
@@ -65,15 +64,7 @@ class Plans:
         return plan
 
     def make(self) -> Plan:
-        """A plan for the room that the budget leaves, or else the smallest; of the other order if that is better."""
-        found, plan = self._make()
-        if self.other is None or (found.fits and found.seconds <= _LITTLE * self.plain.replay.step_s):
-            return plan
-        rival, other = replace(self, plain=self.other)._make()
-        return other if rank(rival) < rank(found) else plan
-
-    def _make(self) -> tuple[Solution, Plan]:
-        """A plan for the module in its order, whose solution fits if the plan does.
+        """A plan for the room that the budget leaves, or else the smallest.
 
         If the smallest fits, its split kernels are planned within the budget. It is the same for every budget, so that
         all errors name the same smallest budget that works.
@@ -81,21 +72,18 @@ class Plans:
         plain, room_nbytes = self.plain, self.budget_bytes - self.plain.resident_bytes
         extra = self._extra_outputs(plain.rewrite(room_nbytes, whole=True), room_nbytes)
         ways = [self._plan(room_nbytes, room_nbytes, extra)] if extra else []
-        if not ways or not ways[0][0].fits or ways[0][0].seconds > _LITTLE * plain.replay.step_s:
+        if not ways or not ways[0][0].fits or ways[0][0].seconds > LITTLE * plain.replay.step_s:
             ways.append(self._plan(room_nbytes, room_nbytes))
         best = min(ways, key=lambda way: rank(way[0]))
         if best[0].fits:
-            return best
+            return best[1]
         if self.plain.waits:  # with every collective counted in full, there is time for more copies
-            return replace(self, plain=replace(self.plain, waits={}))._make()
+            return replace(self, plain=replace(self.plain, waits={})).make()
         smallest = self._plan(0, 0)
         if smallest[0].nbytes > room_nbytes:
-            return smallest
-        ways = [
-            (replace(found, fits=found.nbytes <= room_nbytes), plan)
-            for found, plan in (smallest, self._plan(0, room_nbytes))
-        ]
-        return min(ways, key=lambda way: (not way[0].fits, way[0].seconds))
+            return smallest[1]
+        ways = [smallest, self._plan(0, room_nbytes)]
+        return min(ways, key=lambda way: (way[0].nbytes > room_nbytes, way[0].seconds))[1]
 
     def _plan(self, rewrite_nbytes: int, budget_nbytes: int, extra: Sequence[str] = ()) -> tuple[Solution, Plan]:
         """A plan for the module rewritten for some room, within a budget for temporaries."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from tests.compilation.modules import (
     no_agreement,
     scheduled,
 )
+from tests.xla.collective_modules import EIGHT
 from tests.xla.rewrites.test_merge import changed
 
 PLAIN = scheduled()
@@ -160,3 +162,58 @@ def test_collection_is_as_it_was_even_after_an_error(collects: bool) -> None:
         assert gc.isenabled() == collects
     finally:
         (gc.enable if before else gc.disable)()
+
+
+BUDGET = 1000
+
+
+def planned_for(
+    monkeypatch: pytest.MonkeyPatch, *outcomes: tuple[int, float, int, float], orders: int = 1
+) -> tuple[list[int], tuple[int, float]]:
+    """The limits that a step over a mesh is planned for, and bytes and seconds of the plan that is taken.
+
+    Args:
+      outcomes: bytes and seconds of each plan, and what its collectives would leave of them without a budget.
+      orders: of kernels, of which the first takes a second.
+    """
+    limits, left = list[int](), iter(outcomes)
+
+    def carried_out(*_: object) -> SimpleNamespace:
+        nbytes, seconds, fast_nbytes, fast_s = next(left)
+        fast = SimpleNamespace(device_bytes=fast_nbytes, replay=SimpleNamespace(step_s=fast_s))
+        made = SimpleNamespace(replay=SimpleNamespace(step_s=seconds))
+        return SimpleNamespace(planned=SimpleNamespace(overlap=lambda _: fast), module=made, device_bytes=nbytes)
+
+    def plans(plain: object, limit: int, *_: object) -> SimpleNamespace:
+        limits.append(limit)
+        return SimpleNamespace(agree=lambda _: PLAN)
+
+    for name, fake in (("Plans", plans), ("_laid_out", lambda *_: None)):
+        monkeypatch.setattr(module, name, fake)
+    monkeypatch.setattr(Callback, "_carried_out", carried_out)
+    ways: Any = [SimpleNamespace(resident_bytes=0, replay=SimpleNamespace(step_s=1.0))] * orders
+    found = replace(called_back(BUDGET), machine=EIGHT)._planned_anew(ways, BUDGET)
+    return limits, (found.device_bytes, found.module.replay.step_s)
+
+
+def test_where_collectives_have_no_layout_the_next_plan_is_for_as_many_bytes_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    laid_out = (990, 1.05, 990, 1.05)
+    assert planned_for(monkeypatch, laid_out) == ([BUDGET], (990, 1.05))
+    assert planned_for(monkeypatch, (990, 1.2, 1040, 1.0), laid_out) == ([BUDGET, BUDGET - 40], (990, 1.05))
+    assert planned_for(monkeypatch, (990, 1.05, 1040, 1.0), (999, 1.06, 1010, 1.0), (999, 1.07, 1010, 1.0)) == (
+        [BUDGET, BUDGET - 40, BUDGET - 50],
+        (990, 1.05),
+    )
+    nearly = (990, 1.005, 1040, 1.0)
+    assert planned_for(monkeypatch, nearly) == ([BUDGET], nearly[:2])
+
+
+def test_the_other_order_is_planned_where_the_fast_one_is_slow_or_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, good = (990, 1.2, 990, 1.2), (980, 1.15, 980, 1.15)
+    assert planned_for(monkeypatch, slow, good, orders=2) == ([BUDGET, BUDGET], good[:2])
+    assert planned_for(monkeypatch, good, slow, orders=2) == ([BUDGET, BUDGET], good[:2])
+    over, less = (1100, 1.0, 1100, 1.0), (1090, 2.0, 1090, 2.0)
+    assert planned_for(monkeypatch, over, slow, orders=2) == ([BUDGET, BUDGET], slow[:2])
+    assert planned_for(monkeypatch, over, less, orders=2) == ([BUDGET, BUDGET], less[:2])
