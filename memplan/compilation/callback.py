@@ -28,8 +28,8 @@ from memplan.xla.write import as_it_stands, write
 # keeps. On an FSDP decoder at 80, 60, 45 and 30 % of its bytes it was 0.9, 0.95, 1 and 0.95.
 _ROOMS = (1.0, 0.95, 0.9, 0.8)
 # Plans for one order, at most. At 45 % of its bytes an FSDP decoder of 8 layers on 2 x 4 A100s took 61.5 ms with the
-# first, whose collectives beside its kernels lay 1.1 % above the budget, and 52.5 with the second. One that is this near
-# to what it would take without the budget is the last.
+# first, whose collectives beside its kernels lay 1.1 % above the budget, and 52.5 with the second. The last is one that
+# takes so little more than it would without the budget.
 _PLANS, _NEAR = 3, 1.01
 
 
