@@ -99,18 +99,18 @@ class Compiler:
         def read(text: str) -> None:
             found.append(replay(text, self.target.device, program.machine))
 
-        self._compile(program, read, None, hides_latency=False)
+        self._compile(program, read, None, hides_latency=False, runs=False)
         return found[0].seconds if found[0].collectives else {}
 
     def _compile(
-        self, program: Program, rewrite: Rewrite, profile: Profile | None, hides_latency: bool
+        self, program: Program, rewrite: Rewrite, profile: Profile | None, hides_latency: bool, runs: bool = True
     ) -> tuple[Executable, tuple[Gather, ...]]:
         """The program compiled, and its unexpected gathers."""
         early = HIDES_LATENCY if self.target.is_gpu and (hides_latency or program.in_slabs) else {}
         if program.machine is None:
             return compile_program(program, self.target, early, profile, rewrite), ()
         asked = compat.asked_sizes(program.traced.jaxpr)
-        shaping = Shaping(program.machine, self.target.is_gpu, self.between_hosts, asked)
+        shaping = Shaping(program.machine, self.target.is_gpu, self.between_hosts, asked, runs)
         found = _compile_shaped(program, self.target, shaping, early, profile, rewrite)
         return found, shaping.gathers
 

@@ -44,6 +44,7 @@ class Shaping:
     on_gpu: bool
     between_hosts: str | None  # the type in which sums travel there, if it is not their own
     asked: frozenset[int] = frozenset()  # elements on one device of arrays that the program says how to divide
+    runs: bool = True  # what is compiled for its schedule alone is not judged
     gathers: tuple[Gather, ...] = field(default=(), init=False)  # unexpected ones
     _tables: str | None = field(default=None, init=False)  # of source lines, where the module was changed
 
@@ -53,7 +54,8 @@ class Shaping:
         shaped = shape(plain, self.machine, self.on_gpu, self.between_hosts)
         if shaped is plain:
             return None
-        judge_shaped(plain, shaped, len(self.machine.devices), self.between_hosts)
+        if self.runs:
+            judge_shaped(plain, shaped, len(self.machine.devices), self.between_hosts)
         self._tables = tables_of(plain)
         return put_into_names(shaped)
 
