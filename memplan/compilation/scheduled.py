@@ -29,9 +29,8 @@ from memplan.xla.rewrites.split import split_fusions
 from memplan.xla.settle_pairs import settle_pairs
 
 # Of a plain step: a plan that takes no more is taken. Where holes cost much, extra outputs can cost more: ResNet-50 at
-# 30 % took 175 ms so and 144 without, the 3D U-Net in bfloat16 at half its bytes 2.9 ms and 2.6. Nor is
-# another order planned then.
-LITTLE = 1.1
+# 30 % took 175 ms so and 144 without, the 3D U-Net in bfloat16 at half its bytes 2.9 ms and 2.6.
+_LITTLE = 1.1
 Agree = Callable[[str, str, Callable[[], Plan]], Plan]
 """(fingerprint of the module, key of all other facts, function that makes a plan) -> the plan of all processes."""
 
@@ -72,7 +71,7 @@ class Plans:
         plain, room_nbytes = self.plain, self.budget_bytes - self.plain.resident_bytes
         extra = self._extra_outputs(plain.rewrite(room_nbytes, whole=True), room_nbytes)
         ways = [self._plan(room_nbytes, room_nbytes, extra)] if extra else []
-        if not ways or not ways[0][0].fits or ways[0][0].seconds > LITTLE * plain.replay.step_s:
+        if not ways or not ways[0][0].fits or ways[0][0].seconds > _LITTLE * plain.replay.step_s:
             ways.append(self._plan(room_nbytes, room_nbytes))
         best = min(ways, key=lambda way: rank(way[0]))
         if best[0].fits:
