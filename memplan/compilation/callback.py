@@ -49,7 +49,7 @@ class PlannedModule:
     # predicted_bytes, predicted_host_bytes: device and host bytes
     predicted_bytes: int = 0
     predicted_host_bytes: int = 0
-    # seconds from the module that was read to a plan and its layout, however the plan was come by; 0 where the module
+    # seconds from the module that was read to a plan that is carried out, however it was come by; 0 where the module
     # went through as it is
     planning_s: float = 0.0
 
@@ -135,8 +135,9 @@ class Callback:
 
     def _rewrite(self, ways: Sequence[ScheduledModule], budget: int) -> str:
         started = time.perf_counter()
-        follow = self.follow and self._followed(self.follow, ways, budget)
+        follow = self._followed(self.follow, ways, budget) if self.follow else None
         made = self._carried_out(follow, budget) if follow else self._planned_anew(ways, budget)
+        planning_s = time.perf_counter() - started
         found, written = made.found, made.module
         text = as_it_stands(written.module)
         judge(found.plain.module, written.module)
@@ -149,11 +150,12 @@ class Callback:
             fits=made.device_bytes <= budget,
             predicted_bytes=made.device_bytes,
             predicted_host_bytes=found.packing.host_nbytes,
-            planning_s=time.perf_counter() - started,
+            planning_s=planning_s,
         )
         return text
 
     def _carried_out(self, found: _LaidOut, budget: int) -> _CarriedOut:
+        """The module of a plan, its collectives beside more kernels where that keeps the budget, and the plan's own."""
         text = write(found.base.module, found.base.problem, found.schedule)
         written = ScheduledModule(read_module(text, found.base.module), self.device, self.machine)
         beside = self._overlapped(written, min(budget, found.plan.budget_bytes or budget))
@@ -193,7 +195,7 @@ class Callback:
             tried += self._plans(way, budget)
             best = _best(tried, budget)
             if best.device_bytes <= budget and best.module.replay.step_s <= _NEARLY * ways[0].replay.step_s:
-                break
+                return best
         return _best(tried, budget)
 
     def _plans(self, plain: ScheduledModule, budget: int) -> Iterator[_CarriedOut]:

@@ -84,6 +84,7 @@ class _Entry:
 
     def __init__(self, module: Module, problem: Problem, feeds_links: bool) -> None:
         self.problem, kernels, ops = problem, problem.kernels, module.entry.ops
+        self._nbytes = [buffer.nbytes if buffer.role is Role.TEMPORARY else 0 for buffer in problem.buffers]
         self._unit_of = [[number, *problem.loops_around(number)][-1] for number in range(len(kernels))]
         self._inside = defaultdict[int, list[int]](list)  # loop of the entry -> kernels in it
         for number, unit in enumerate(self._unit_of):
@@ -121,13 +122,14 @@ class _Entry:
         }
 
     def _freed_nbytes(self, unit: int) -> int:
-        kernel, buffers = self.problem.kernels[unit], self.problem.buffers
-        freed = [buffers[one] for one in kernel.reads if self._used[one] == self._place[unit]]
-        made = [buffers[one] for one in kernel.writes if buffers[one].place == one]
-        freed_nbytes, made_nbytes = (
-            sum(one.nbytes for one in some if one.role is Role.TEMPORARY) for some in (freed, made)
-        )
-        return freed_nbytes - made_nbytes
+        reads = self.problem.kernels[unit].reads
+        freed = sum(self._nbytes[one] for one in reads if self._used[one] == self._place[unit])
+        return freed - self._made_nbytes(unit)
+
+    def _made_nbytes(self, unit: int) -> int:
+        """Bytes of what it writes to places of its own."""
+        writes, buffers = self.problem.kernels[unit].writes, self.problem.buffers
+        return sum(self._nbytes[one] for one in writes if buffers[one].place == one)
 
     def _pairs(self, ops: Mapping[str, Instruction]) -> Sequence[_Pair]:
         kernels, buffers, place = self.problem.kernels, self.problem.buffers, self._place
@@ -139,18 +141,17 @@ class _Entry:
         for start, end in sorted(self._ends.items(), key=lambda pair: place[pair[0]]):
             kernel = kernels[start]
             written = {buffers[one].place for one in kernel.writes}
-            made = (buffers[one] for one in kernel.writes if buffers[one].place == one)
-            held = [(self._used[one], buffers[one]) for one in kernel.reads if buffers[one].place not in written]
+            held = [(self._used[one], self._nbytes[one]) for one in kernel.reads if buffers[one].place not in written]
             if place[end] not in reader:  # what nobody reads is gone at the end
-                held += [(place[end], buffers[one]) for one in kernel.writes]
+                held += [(place[end], self._nbytes[one]) for one in kernel.writes]
             found.append(
                 _Pair(
                     place[start],
                     place[end],
                     reader.get(place[end], len(self.units)),
                     ops[kernel.name].opcode == "all-gather-start",
-                    sum(one.nbytes for one in made if one.role is Role.TEMPORARY),
-                    [(last, one.nbytes) for last, one in held if one.role is Role.TEMPORARY],
+                    self._made_nbytes(start),
+                    held,
                 )
             )
         return found
