@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from memplan.compilation.limits import Headroom, Limits
 from memplan.compilation.scheduled import Agree, Plans, ScheduledModule
@@ -28,11 +29,12 @@ from memplan.xla.write import as_it_stands, write
 # keeps. On an FSDP decoder at 80, 60, 45 and 30 % of its bytes it was 0.9, 0.95, 1 and 0.95.
 _ROOMS = (1.0, 0.95, 0.9, 0.8)
 # Plans for one order, at most. At 45 % of its bytes an FSDP decoder of 8 layers on 2 x 4 A100s took 61.5 ms with the
-# first, whose collectives beside its kernels lay 1.1 % above the budget, and 52.5 with the second. The last is one that
-# takes so little more than it would without the budget.
+# first, whose collectives beside its kernels lay 1.1 % above the budget, and 52.5 with the second (in XLA's order). The
+# last is one that takes so little more than it would without the budget.
 _PLANS, _NEAR = 3, 1.01
-# Of what the fast order takes without a plan: one that takes more is compared with plans for other orders. At 45 % of
-# its bytes a decoder with FSDP and tensor parallelism took 155.6 ms in the fast order, 145.6 in XLA's.
+# Of what other orders take without a budget: a plan that takes more is compared with a plan for the next of these. A
+# decoder with FSDP and tensor parallelism at 45 % of its bytes took 156 ms in the order that feeds the links, 146 in
+# XLA's.
 _NEARLY = 1.03
 
 
@@ -101,10 +103,9 @@ class Callback:
             return rewritten or as_it_stands(plain)
 
     def _ways(self, plain: ScheduledModule, budget: int) -> Sequence[ScheduledModule]:
-        """The module with its collectives among the kernels, and others to plan with if it does not fit.
-
-        The first is the fastest that fits, or the fastest; the others are the module as XLA ordered it, and the one
-        that takes the fewest bytes. Of a plan that is followed, the one that it is for.
+        """The fastest order that fits without a plan. If none does, the orders to plan with: the one that feeds the
+        links, XLA's with its collectives beside more kernels, and the one that takes the fewest bytes. Of a plan that
+        is followed, the one that it is for.
         """
         if self.machine is None:
             return (plain,)
@@ -112,16 +113,17 @@ class Callback:
             return (plain.overlap(*self.follow.overlapped) if self.follow.overlapped else plain,)
         # An FSDP decoder whose order takes 6 ms less than XLA's, of 57, takes 14 KiB more, of 8 GiB.
         most = max(budget, int(1.01 * plain.device_bytes))
-        found = [plain, *(self._overlapped(plain, most, feeds_links) for feeds_links in (False, True))]
-        # One that fits without a plan, or else the smallest: the same for each budget, as is what errors call smallest.
-        for share in (*_ROOMS, 0.0) if all(way.device_bytes > budget for way in found) else ():
-            way = plain.overlap(int(share * (budget - plain.resident_bytes)), feeds_links=True)
-            if way.device_bytes <= budget or not share:
-                found.append(way)
-                break
-        ways = sorted(found, key=lambda way: (way.device_bytes > budget, way.replay.step_s))
-        chosen = {id(way): way for way in (ways[0], plain, min(ways, key=lambda way: way.device_bytes))}
-        return [way.with_waits() for way in chosen.values()]
+        beside = self._overlapped(plain, most)
+        found = [plain, beside, self._overlapped(plain, most, feeds_links=True)]
+        # The same for each budget, as is what errors call smallest. If it fits, so may faster ones.
+        smallest = plain.overlap(0, feeds_links=True)
+        if smallest.device_bytes <= budget and all(way.device_bytes > budget for way in found):
+            found += [smallest, self._overlapped(plain, budget, feeds_links=True)]
+        fitting = [way for way in found if way.device_bytes <= budget]
+        if fitting:
+            return (min(fitting, key=lambda way: way.replay.step_s),)
+        feeding = plain.overlap(most - plain.resident_bytes, feeds_links=True)
+        return [way.with_waits() for way in {id(way): way for way in (feeding, beside, smallest)}.values()]
 
     def _overlapped(self, one: ScheduledModule, budget: int, feeds_links: bool = False) -> ScheduledModule:
         """With its collectives beside more kernels, where that is faster and keeps the budget."""
@@ -189,14 +191,15 @@ class Callback:
         return found
 
     def _planned_anew(self, ways: Sequence[ScheduledModule], budget: int) -> _CarriedOut:
-        """The best of plans for the fast order, and for the others as long as none is nearly as fast as that order."""
+        """The best plan for the first order; for the next, too, as long as none fits, or if that may be faster."""
         tried = list[_CarriedOut]()
-        for way in ways:
+        for number, way in enumerate(ways):
             tried += self._plans(way, budget)
             best = _best(tried, budget)
-            if best.device_bytes <= budget and best.module.replay.step_s <= _NEARLY * ways[0].replay.step_s:
-                return best
-        return _best(tried, budget)
+            others_s = min((other.replay.step_s for other in ways[1:]), default=inf)
+            if best.device_bytes <= budget and (number or best.module.replay.step_s <= _NEARLY * others_s):
+                break
+        return best
 
     def _plans(self, plain: ScheduledModule, budget: int) -> Iterator[_CarriedOut]:
         """Plans for one order, carried out. Where collectives beside its kernels have no layout within the budget,

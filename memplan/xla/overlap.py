@@ -45,9 +45,10 @@ class Overlap:
         Args:
           limit_nbytes: bytes of live temporaries up to which collectives move. What results may take more, since values
             that share a place are counted as they were.
-          feeds_links: kernels move, too. What collectives wait for comes first. What waits for collectives alone, as
-            updates do, comes behind all other kernels, or where the links are done with these if it frees bytes.
-            Nothing moves for a collective that a heavy kernel waits for, such as the gather of a parameter.
+          feeds_links: kernels move, too. What leads to collectives alone, as a weight's gradient does, runs as soon as
+            it can, or beside the next sum that others wait for. What waits for collectives alone, as updates do, runs
+            behind all other kernels, or where the links are done with these if it frees bytes. Nothing moves for a
+            collective that a heavy kernel waits for, such as the gather of a parameter.
         """
         if feeds_links not in self._entries:
             self._entries[feeds_links] = _Entry(self._module, self._problem, feeds_links)
@@ -94,10 +95,11 @@ class _Entry:
             if kernels[start].parent_loop is None and is_collective(ops[kernels[start].name].opcode)
         }  # fmt: skip
         units = [number for number, kernel in enumerate(kernels) if kernel.parent_loop is None]
-        before, behind = self._precedence(ops, units), set[int]()
+        before, last = self._precedence(ops, units), set[int]()
         if feeds_links:
             heavy = [unit for unit in units if _is_heavy(ops[kernels[unit].name])]
-            units, behind = _feeding_order(before, {*self._ends}, heavy)
+            gathers = [start for start in self._ends if _is_gather(ops[kernels[start].name])]
+            units, last = _feeding_order(before, self._ends, gathers, heavy)
         self.units, self._place = units, {number: at for at, number in enumerate(units)}
         self.names = [kernels[number].name for number in units]
         self.before = [{self._place[one] for one in before[unit]} for unit in units]
@@ -106,7 +108,7 @@ class _Entry:
             kernel = kernels[number]
             self._used.update(dict.fromkeys((*kernel.reads, *kernel.writes), self._place[self._unit_of[number]]))
         self.freed_nbytes = {
-            self._place[unit]: self._freed_nbytes(unit) for unit in behind - {*self._ends, *self._ends.values()}
+            self._place[unit]: self._freed_nbytes(unit) for unit in last - {*self._ends, *self._ends.values()}
         }
         self.pairs = self._pairs(ops)
 
@@ -149,7 +151,7 @@ class _Entry:
                     place[start],
                     place[end],
                     reader.get(place[end], len(self.units)),
-                    ops[kernel.name].opcode == "all-gather-start",
+                    _is_gather(ops[kernel.name]),
                     self._made_nbytes(start),
                     held,
                 )
@@ -168,35 +170,56 @@ class _Entry:
         return self.problem.with_bodies(self.units[at] for at in order)
 
 
+def _is_gather(op: Instruction) -> bool:
+    return op.opcode == "all-gather-start"
+
+
 def _is_heavy(op: Instruction) -> bool:
     return op.opcode in _HEAVY or (op.opcode.startswith("fusion") and op.attribute("kind") == "kCustom")
 
 
 def _feeding_order(
-    before: Mapping[int, Collection[int]], starts: Collection[int], heavy: Collection[int]
+    before: Mapping[int, Collection[int]], ends: Mapping[int, int], gathers: Collection[int], heavy: Collection[int]
 ) -> tuple[Sequence[int], set[int]]:
-    """Units by rank, then as they were, and those of rank 3.
+    """Units in an order that gives the links work, and those that come last.
 
-    Of the collectives that no heavy kernel waits for: 3 is the rank of what waits for these alone, 0 of the light
-    kernels that it reads, too, such as a rate of learning, 1 of what they wait for, 2 of the others.
+    What heavy kernels wait for keeps its order. What leads to other collectives alone, as a weight's gradient does,
+    runs as soon as it can; where heavy kernels wait for sums, beside the next of these. What waits for other
+    collectives alone, as updates do, comes last; light kernels that it reads, such as a rate of learning, do not.
+
+    Args:
+      before: the units that must precede each.
+      ends: of each collective's start.
+      gathers: the starts of gathers.
     """
     after, missing = defaultdict[int, list[int]](list), {unit: len(earlier) for unit, earlier in before.items()}
     for unit, earlier in before.items():
         for one in earlier:
             after[one].append(unit)
-    free = {*starts} - _closure(heavy, before)
+    awaited = _closure({one for unit in heavy for one in before[unit]}, before)
+    free, sums = {*ends} - awaited, {*ends} & awaited - {*gathers}
     leading, behind = _closure(free, before), _closure(free, after)
-    beside = _closure(behind, before) - leading - behind - _closure(heavy, after)
-    rank = {unit: (1 if unit in leading else 3) if unit in behind else 0 if unit in beside else 2 for unit in before}
-    ready, order = [(rank[unit], unit) for unit, count in missing.items() if not count], list[int]()
-    heapq.heapify(ready)
-    while ready:
-        order.append(heapq.heappop(ready)[1])
-        for one in after[order[-1]]:
+    last, waiting = behind - leading, _closure(behind - {*ends, *ends.values()}, after)
+    beside = leading - awaited - waiting | _closure(last, before) - leading - behind - _closure(heavy, after)
+    ready, fillers, order = list[tuple[bool, int]](), list[tuple[bool, int]](), list[int]()
+    ahead, under_way = {*sums}, set[int]()
+    newly = [unit for unit, count in missing.items() if not count]
+    while newly or ready or fillers:
+        for unit in newly:
+            heapq.heappush(fillers if unit in beside else ready, (unit in last, unit))
+        fills = fillers and (under_way or not ahead or not ready or ready[0][0])
+        _, unit = heapq.heappop(fillers if fills else ready)
+        order.append(unit)
+        if unit in ahead:
+            ahead.remove(unit)
+            under_way.add(ends[unit])
+        under_way.discard(unit)
+        newly = []
+        for one in after[unit]:
             missing[one] -= 1
             if not missing[one]:
-                heapq.heappush(ready, (rank[one], one))
-    return order, behind - leading
+                newly.append(one)
+    return order, last
 
 
 def _closure(units: Iterable[int], beside: Mapping[int, Collection[int]]) -> set[int]:

@@ -217,3 +217,5 @@ def test_the_other_order_is_planned_where_the_fast_one_is_slow_or_does_not_fit(m
     over, less = (1100, 1.0, 1100, 1.0), (1090, 2.0, 1090, 2.0)
     assert planned_for(monkeypatch, over, slow, orders=2) == ([BUDGET, BUDGET], slow[:2])
     assert planned_for(monkeypatch, over, less, orders=2) == ([BUDGET, BUDGET], less[:2])
+    assert planned_for(monkeypatch, slow, over, orders=3) == ([BUDGET, BUDGET], slow[:2])
+    assert planned_for(monkeypatch, over, over, good, orders=3) == ([BUDGET] * 3, good[:2])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.hardware import catalog
 from memplan.hardware.topology import topology_named
+from memplan.planning.packing import live_nbytes
+from memplan.xla.buffers import problem_of
 from memplan.xla.module import Module, read_module
 from tests.hardware.machines import on
 from tests.xla.small_modules import ADD, BIG
@@ -56,3 +58,8 @@ ENTRY %main () -> f32[512,1024] {{
 def overlapped(one: Module, limit_nbytes: int, feeds_links: bool = False) -> Module:
     """With the collectives beside more kernels."""
     return ScheduledModule(one, A100, EIGHT).overlap(limit_nbytes, feeds_links).module
+
+
+def live(one: Module) -> int:
+    """Most bytes of live temporaries."""
+    return int(live_nbytes(problem_of(one, on_gpu=True, joins_pairs=False)).max())

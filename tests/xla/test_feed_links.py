@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import pytest
 
 from memplan.verify.same_module import judge
 from memplan.xla.module import Module
 from memplan.xla.replay import replay
-from tests.xla.collective_modules import A100, EIGHT, fusion, module, overlapped, summed
+from tests.xla.collective_modules import A100, EIGHT, fusion, live, module, overlapped, summed
 
 DONATED = ", input_output_alias={ {0}: (0, {}, may-alias) }"
 LAYERS = 600  # longer than both sums
@@ -62,6 +64,52 @@ def test_a_sum_is_waited_for_at_the_first_kernel_after_the_links_are_done() -> N
         last = next(name for name in reversed(names[:at]) if name[0] == "h")
         start, end = found.clock[last]
         assert start < sent.end_s <= end
+
+
+def backward(layers: int, between: Callable[[int], Sequence[str]] = lambda n: ()) -> Module:
+    """Heavy kernels; behind all of them, heavy gradients of each, from the last to the first, and their sums.
+
+    Args:
+      between: what stands behind a heavy kernel; the next reads `m` and its number.
+    """
+    chain = [fusion("m0", "a", "b")]
+    for n in range(layers):
+        chain += [fusion(f"h{n}", f"m{n}", "b", kind="kCustom"), *(between(n) or [fusion(f"m{n + 1}", f"h{n}", "b")])]
+    gradients = [fusion(f"g{n}", f"h{n}", "b", kind="kCustom") for n in range(layers)]
+    sums = [line for n in range(layers) for line in summed(f"s{n}", f"g{n}")]
+    updates = [fusion(f"new{n}", f"s{n}.done", f"new{n - 1}" if n else "b") for n in range(layers)]
+    return module(*chain, *gradients, *sums, *updates, "ROOT " + fusion("out", f"new{layers - 1}", f"m{layers}"))
+
+
+def test_a_gradient_is_computed_as_soon_as_it_can() -> None:
+    """XLA leaves the gradients of weights to the end, with what they read."""
+    plain = backward(9)
+    woven = woven_of(plain)
+    judge(plain, woven)
+    names = order(woven)
+    for n in range(9):
+        assert names.index(f"g{n}") < names.index(f"m{n + 1}")
+    assert replay(woven, A100, EIGHT).step_s < replay(overlapped(plain, 2**40), A100, EIGHT).step_s
+    assert live(woven) < live(plain)
+
+
+def test_a_gradient_is_computed_beside_the_next_sum_that_heavy_kernels_wait_for() -> None:
+    """As those of a norm's statistics: the gradient of a layer runs beside the sum of the next."""
+    layers, last = 9, 6  # the last with such a sum
+
+    def statistics(n: int) -> Sequence[str]:
+        if n > last:
+            return ()
+        return fusion(f"x{n}", f"h{n}", "b"), *summed(f"all{n}", f"x{n}"), fusion(f"m{n + 1}", f"all{n}.done", "b")
+
+    plain = backward(layers, statistics)
+    woven = woven_of(plain)
+    judge(plain, woven)
+    names = order(woven)
+    for n in range(layers):
+        where = (f"x{n}", f"all{n}.done") if n <= last else (f"h{n}", f"m{n + 1}")
+        assert names.index(where[0]) < names.index(f"g{n}") < names.index(where[1])
+    assert replay(woven, A100, EIGHT).step_s < replay(overlapped(plain, 2**40), A100, EIGHT).step_s
 
 
 def test_what_is_short_waits_for_the_links_at_its_end() -> None:

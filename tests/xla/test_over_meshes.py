@@ -139,13 +139,13 @@ def gathers(module: Module) -> int:
     return sum(op.opcode == "all-gather-start" for op in module.entry.ops.values())
 
 
-@pytest.mark.parametrize("share", [0.4, 0.35, 0.3])
+@pytest.mark.parametrize("share", [0.4, 0.35, 0.32])
 def test_a_budget_is_kept_by_another_order_and_by_gathering_again(share: float) -> None:
     """Eight layers whose gathered weights are most of what the step holds."""
     weights, x = [array(1024, 1024, spec=BOTH)] * 8, array(512, 1024, spec=BOTH)
     one = planned(chain, weights, x, share, **APART)
     assert one.found.fits
-    assert gathers(one.before.module) + (share == 0.3) <= gathers(one.found.result.module)
+    assert gathers(one.before.module) + (share == 0.32) <= gathers(one.found.result.module)
     assert one.nbytes == pytest.approx(one.found.predicted_bytes, rel=1e-3)
 
 

@@ -6,12 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memplan.planning.packing import live_nbytes
 from memplan.verify.same_module import judge
-from memplan.xla.buffers import problem_of
 from memplan.xla.module import Module
 from memplan.xla.replay import replay
-from tests.xla.collective_modules import A100, EIGHT, fusion, gathered, module, overlapped, summed
+from tests.xla.collective_modules import A100, EIGHT, fusion, gathered, live, module, overlapped, summed
 
 NO_LIMIT = 2**40
 SHARD = "f32[64,1024]{1,0}"
@@ -20,10 +18,6 @@ LAYERS = 600  # longer than one collective
 
 def names(one: Module) -> list[str]:
     return [name for name in one.entry.ops if name not in ("a", "b", "out")]
-
-
-def live(one: Module) -> int:
-    return int(live_nbytes(problem_of(one, on_gpu=True, joins_pairs=False)).max())
 
 
 def moved(plain: Module, limit_nbytes: int = NO_LIMIT) -> Module:
