@@ -103,9 +103,10 @@ class Callback:
             return rewritten or as_it_stands(plain)
 
     def _ways(self, plain: ScheduledModule, budget: int) -> Sequence[ScheduledModule]:
-        """The fastest order that fits without a plan. If none does, the orders to plan with: the one that feeds the
-        links, XLA's with its collectives beside more kernels, and the one that takes the fewest bytes. Of a plan that
-        is followed, the one that it is for.
+        """The fastest order that fits without a plan; if none does, the orders to plan with, in turn.
+
+        These are the one that feeds the links, which takes few bytes, XLA's with its collectives beside more kernels,
+        before the other if that is much slower, and the smallest. Of a plan that is followed, the one that it is for.
         """
         if self.machine is None:
             return (plain,)
@@ -123,7 +124,10 @@ class Callback:
         if fitting:
             return (min(fitting, key=lambda way: way.replay.step_s),)
         feeding = plain.overlap(most - plain.resident_bytes, feeds_links=True)
-        return [way.with_waits() for way in {id(way): way for way in (feeding, beside, smallest)}.values()]
+        ways = [feeding, beside, smallest]
+        if feeding.replay.step_s > _NEARLY * beside.replay.step_s:
+            ways = [beside, feeding, smallest]
+        return [way.with_waits() for way in {id(way): way for way in ways}.values()]
 
     def _overlapped(self, one: ScheduledModule, budget: int, feeds_links: bool = False) -> ScheduledModule:
         """With its collectives beside more kernels, where that is faster and keeps the budget."""

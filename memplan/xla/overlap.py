@@ -46,9 +46,10 @@ class Overlap:
           limit_nbytes: bytes of live temporaries up to which collectives move. What results may take more, since values
             that share a place are counted as they were.
           feeds_links: kernels move, too. What leads to collectives alone, as a weight's gradient does, runs as soon as
-            it can, or beside the next sum that others wait for. What waits for collectives alone, as updates do, runs
-            behind all other kernels, or where the links are done with these if it frees bytes. Nothing moves for a
-            collective that a heavy kernel waits for, such as the gather of a parameter.
+            it can, or beside the next sum that others wait for; what stands between two collectives when the first is
+            done; what waits for collectives alone, as updates do, behind all other kernels, or where the links are done
+            with these if it frees bytes. Nothing moves for a collective that a heavy kernel waits for, such as the
+            gather of a parameter.
         """
         if feeds_links not in self._entries:
             self._entries[feeds_links] = _Entry(self._module, self._problem, feeds_links)
@@ -80,7 +81,8 @@ class _Entry:
     Attributes:
       before: places that must precede each.
       pairs: the collectives, by start.
-      freed_nbytes: of the places that wait for collectives alone, where kernels feed the links: bytes that each frees.
+      eager: where kernels feed the links, places that run as soon as the collectives that they wait for are done, and
+        the bytes that each frees.
     """
 
     def __init__(self, module: Module, problem: Problem, feeds_links: bool) -> None:
@@ -95,11 +97,11 @@ class _Entry:
             if kernels[start].parent_loop is None and is_collective(ops[kernels[start].name].opcode)
         }  # fmt: skip
         units = [number for number, kernel in enumerate(kernels) if kernel.parent_loop is None]
-        before, last = self._precedence(ops, units), set[int]()
+        before, last, relays = self._precedence(ops, units), set[int](), set[int]()
         if feeds_links:
             heavy = [unit for unit in units if _is_heavy(ops[kernels[unit].name])]
             gathers = [start for start in self._ends if _is_gather(ops[kernels[start].name])]
-            units, last = _feeding_order(before, self._ends, gathers, heavy)
+            units, last, relays = _feeding_order(before, self._ends, gathers, heavy)
         self.units, self._place = units, {number: at for at, number in enumerate(units)}
         self.names = [kernels[number].name for number in units]
         self.before = [{self._place[one] for one in before[unit]} for unit in units]
@@ -107,8 +109,11 @@ class _Entry:
         for number in problem.with_bodies(units):
             kernel = kernels[number]
             self._used.update(dict.fromkeys((*kernel.reads, *kernel.writes), self._place[self._unit_of[number]]))
-        self.freed_nbytes = {
-            self._place[unit]: self._freed_nbytes(unit) for unit in last - {*self._ends, *self._ends.values()}
+        freed_nbytes = {
+            unit: self._freed_nbytes(unit) for unit in (last | relays) - {*self._ends, *self._ends.values()}
+        }
+        self.eager = {
+            self._place[unit]: nbytes for unit, nbytes in freed_nbytes.items() if nbytes > 0 or unit in relays
         }
         self.pairs = self._pairs(ops)
 
@@ -180,11 +185,11 @@ def _is_heavy(op: Instruction) -> bool:
 
 def _feeding_order(
     before: Mapping[int, Collection[int]], ends: Mapping[int, int], gathers: Collection[int], heavy: Collection[int]
-) -> tuple[Sequence[int], set[int]]:
-    """Units in an order that gives the links work, and those that come last.
+) -> tuple[Sequence[int], set[int], set[int]]:
+    """Units in an order that gives the links work, those that come last, and those between two collectives.
 
     What heavy kernels wait for keeps its order. What leads to other collectives alone, as a weight's gradient does,
-    runs as soon as it can; where heavy kernels wait for sums, beside the next of these. What waits for other
+    comes as soon as it can; where heavy kernels wait for sums, beside the next of these. What waits for other
     collectives alone, as updates do, comes last; light kernels that it reads, such as a rate of learning, do not.
 
     Args:
@@ -219,7 +224,7 @@ def _feeding_order(
             missing[one] -= 1
             if not missing[one]:
                 newly.append(one)
-    return order, last
+    return order, last, leading & waiting
 
 
 def _closure(units: Iterable[int], beside: Mapping[int, Collection[int]]) -> set[int]:
@@ -255,8 +260,8 @@ class _Simulation:
         self._done: dict[int, float] = {}  # pair that started -> when the links are done with it
         self._ready = [number for number, pair in enumerate(self._pairs) if not self._missing[pair.start]]
         self._open: list[int] = []  # pairs that started and have not ended
-        self._freed_nbytes = {unit: nbytes for unit, nbytes in entry.freed_nbytes.items() if nbytes > 0}
-        self._freeing: list[int] = []  # units of these that may run
+        self._eager = entry.eager
+        self._may_run: list[int] = []  # units of these
         self._order: list[int] = []
         self._ran: set[int] = set()
 
@@ -268,7 +273,7 @@ class _Simulation:
                 self._relieve(at)
                 continue
             self._end_done(at)
-            self._free_bytes(at)
+            self._run_eager(at)
             if at in self._ran:
                 continue
             self._require(at, at)
@@ -320,14 +325,14 @@ class _Simulation:
             return sum(nbytes for last, nbytes in pair.held if last < at) if at >= pair.end else 0
 
         def freed(number: int) -> int:
-            return sum(self._freed_nbytes.get(one, 0) for one in self._after[self._pairs[number].end])
+            return sum(max(0, self._eager.get(one, 0)) for one in self._after[self._pairs[number].end])
 
         while holding := [number for number in (*self._open, *self._ready) if held(number) or freed(number)]:
             if self._live[at] + sum(map(held, holding)) <= self._limit:
                 return
             most = max(holding, key=lambda number: held(number) + freed(number))
             self._require_all((self._pairs[most].end,), at)
-            self._free_bytes(at)
+            self._run_eager(at)
 
     def _start(self, number: int, at: int) -> None:
         pair = self._pairs[number]
@@ -341,14 +346,13 @@ class _Simulation:
         for number in [one for one in self._open if self._done[one] <= self._now]:
             self._end(number, at)
 
-    def _free_bytes(self, at: int) -> None:
-        """Run what waited for collectives alone and frees bytes."""
-        while self._freeing:
-            unit = self._freeing.pop(0)
+    def _run_eager(self, at: int) -> None:
+        while self._may_run:
+            unit = self._may_run.pop(0)
             if unit not in self._ran:
                 self._run(unit)
                 self._now += self._seconds[unit]
-                self._live[at:unit] -= self._freed_nbytes[unit]
+                self._live[at:unit] -= self._eager[unit]
 
     def _end(self, number: int, at: int) -> None:
         pair, waited_s = self._pairs[number], max(0.0, self._done[number] - self._now)
@@ -366,5 +370,5 @@ class _Simulation:
             self._missing[one] -= 1
             if not self._missing[one] and one in self._of_start:
                 self._ready.append(self._of_start[one])
-            elif not self._missing[one] and one in self._freed_nbytes:
-                self._freeing.append(one)
+            elif not self._missing[one] and one in self._eager:
+                self._may_run.append(one)

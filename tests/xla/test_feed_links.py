@@ -112,6 +112,21 @@ def test_a_gradient_is_computed_beside_the_next_sum_that_heavy_kernels_wait_for(
     assert replay(woven, A100, EIGHT).step_s < replay(overlapped(plain, 2**40), A100, EIGHT).step_s
 
 
+def test_a_kernel_between_two_sums_runs_when_the_links_are_done_with_the_first() -> None:
+    chain = [fusion(f"h{n}", f"h{n - 1}" if n else "a", "b", kind="kCustom") for n in range(LAYERS)]
+    sums = *summed("s", "x"), fusion("narrow", "s.done", "b"), *summed("t", "narrow")
+    end = "ROOT " + fusion("out", f"h{LAYERS - 1}", "t.done")
+    plain = module(chain[0], fusion("x", "h0", "b"), *chain[1:], *sums, end)
+    woven = woven_of(plain)
+    judge(plain, woven)
+    names, found = order(woven), replay(woven, A100, EIGHT)
+    at = names.index("narrow")
+    assert names[at - 1] == "s.done" and names[at + 1] == "t"
+    start, end_s = found.clock[names[at - 2]]
+    assert start < found.transfers[0].end_s <= end_s
+    assert not found.stalls
+
+
 def test_what_is_short_waits_for_the_links_at_its_end() -> None:
     plain = step(*UPDATES, layers=3)
     woven = woven_of(plain)
