@@ -28,11 +28,11 @@ from memplan.xla.write import as_it_stands, write
 # Of the bytes that a plan leaves for temporaries, so much may be live where collectives move: the first that the layout
 # keeps. On an FSDP decoder at 80, 60, 45 and 30 % of its bytes it was 0.9, 0.95, 1 and 0.95.
 _ROOMS = (1.0, 0.95, 0.9, 0.8)
-# Plans for one order, at most. At 45 % of its bytes an FSDP decoder of 8 layers on 2 x 4 A100s took 61.5 ms with the
-# first, whose collectives beside its kernels lay 1.1 % above the budget, and 52.5 with the second (in XLA's order). The
-# last is one that takes so little more than it would without the budget.
-_PLANS, _NEAR = 3, 1.01
-# Of what other orders take without a budget: a plan that takes more is compared with a plan for the next of these. A
+# Of the bytes that the budget leaves for temporaries: so much less is for an order's second plan, if the first is slow.
+# It leaves room for collectives beside kernels: an FSDP decoder of 8 layers on 2 x 4 A100s took 51, 52 and 55 ms at 78,
+# 59 and 44 % of its bytes with the first, 47, 49 and 50 with the second, as with up to five times as much less.
+_LESS = 0.03
+# Of what an order takes without a budget: a plan that takes more is slow, and compared with a plan for another order. A
 # decoder with FSDP and tensor parallelism at 45 % of its bytes took 156 ms in the order that feeds the links, 146 in
 # XLA's.
 _NEARLY = 1.03
@@ -105,8 +105,8 @@ class Callback:
     def _ways(self, plain: ScheduledModule, budget: int) -> Sequence[ScheduledModule]:
         """The fastest order that fits without a plan; if none does, the orders to plan with, in turn.
 
-        These are the one that feeds the links, which takes few bytes, XLA's with its collectives beside more kernels,
-        before the other if that is much slower, and the smallest. Of a plan that is followed, the one that it is for.
+        These are the one that feeds the links, which takes few bytes, XLA's, before the other if that is much slower,
+        and the smallest. Of a plan that is followed, the one that it is for.
         """
         if self.machine is None:
             return (plain,)
@@ -114,8 +114,7 @@ class Callback:
             return (plain.overlap(*self.follow.overlapped) if self.follow.overlapped else plain,)
         # An FSDP decoder whose order takes 6 ms less than XLA's, of 57, takes 14 KiB more, of 8 GiB.
         most = max(budget, int(1.01 * plain.device_bytes))
-        beside = self._overlapped(plain, most)
-        found = [plain, beside, self._overlapped(plain, most, feeds_links=True)]
+        found = [plain, *(self._overlapped(plain, most, feeds_links) for feeds_links in (False, True))]
         # The same for each budget, as is what errors call smallest. If it fits, so may faster ones.
         smallest = plain.overlap(0, feeds_links=True)
         if smallest.device_bytes <= budget and all(way.device_bytes > budget for way in found):
@@ -124,9 +123,9 @@ class Callback:
         if fitting:
             return (min(fitting, key=lambda way: way.replay.step_s),)
         feeding = plain.overlap(most - plain.resident_bytes, feeds_links=True)
-        ways = [feeding, beside, smallest]
-        if feeding.replay.step_s > _NEARLY * beside.replay.step_s:
-            ways = [beside, feeding, smallest]
+        ways = [feeding, plain, smallest]
+        if feeding.replay.step_s > _NEARLY * plain.replay.step_s:
+            ways = [plain, feeding, smallest]
         return [way.with_waits() for way in {id(way): way for way in ways}.values()]
 
     def _overlapped(self, one: ScheduledModule, budget: int, feeds_links: bool = False) -> ScheduledModule:
@@ -166,7 +165,7 @@ class Callback:
         written = ScheduledModule(read_module(text, found.base.module), self.device, self.machine)
         beside = self._overlapped(written, min(budget, found.plan.budget_bytes or budget))
         laid_out = found.plain.resident_bytes + found.packing.nbytes
-        return _CarriedOut(found, written, beside, laid_out if beside is written else beside.device_bytes)
+        return _CarriedOut(found, beside, laid_out if beside is written else beside.device_bytes)
 
     def _followed(self, plan: Plan, ways: Sequence[ScheduledModule], budget: int) -> _LaidOut | None:
         """The plan to follow; None where XLA chose other kernels for the same program, so that it no longer fits.
@@ -206,21 +205,15 @@ class Callback:
         return best
 
     def _plans(self, plain: ScheduledModule, budget: int) -> Iterator[_CarriedOut]:
-        """Plans for one order, carried out. Where collectives beside its kernels have no layout within the budget,
-        although what is live keeps it, the next is for as many bytes less.
-        """
-        limit = budget
-        for _ in range(_PLANS):
+        """Plans for one order, carried out; the second, for fewer bytes, if the first is slow."""
+        for limit in (budget, budget - int(_LESS * (budget - plain.resident_bytes))):
             plans = Plans(plain, limit, self.limits.host_bytes - self.headroom.host_bytes, self.planner)
             plan = replace(plans.agree(self.agree), budget_bytes=budget)
             made = self._carried_out(_laid_out(plan, plain), budget)
             yield made
-            if self.machine is None or made.device_bytes > budget:
+            fast_s = _NEARLY * plain.replay.step_s
+            if self.machine is None or made.device_bytes > budget or made.module.replay.step_s <= fast_s:
                 return
-            fast = made.planned.overlap(budget - plain.resident_bytes)
-            if fast.device_bytes <= budget or made.module.replay.step_s <= _NEAR * fast.replay.step_s:
-                return
-            limit -= fast.device_bytes - budget
 
 
 @dataclass(frozen=True)
@@ -236,10 +229,9 @@ class _LaidOut:
 
 @dataclass(frozen=True)
 class _CarriedOut:
-    """A plan, the module as planned, the one that is compiled, whose collectives are beside more kernels, its bytes."""
+    """A plan, the module that is compiled, whose collectives are beside more kernels, and its bytes."""
 
     found: _LaidOut
-    planned: ScheduledModule
     module: ScheduledModule
     device_bytes: int
 
