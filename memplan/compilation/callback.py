@@ -202,7 +202,7 @@ class Callback:
             others_s = min((other.replay.step_s for other in ways[1:]), default=inf)
             if best.device_bytes <= budget and (number or best.module.replay.step_s <= _NEARLY * others_s):
                 break
-        return best
+        return _best(tried, budget)
 
     def _plans(self, plain: ScheduledModule, budget: int) -> Iterator[_CarriedOut]:
         """Plans for one order, carried out; the second, for fewer bytes, if the first is slow."""
