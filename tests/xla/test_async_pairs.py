@@ -49,6 +49,7 @@ def test_what_is_read_as_it_is_stays_so() -> None:
     compat.module_proto(text)
 
 
+@pytest.mark.slow
 @pytest.mark.gpu_aot
 def test_a_step_over_a_mesh_fits_its_budget() -> None:
     """Collectives of a planned module are those of the plain one, asynchronous as there."""
@@ -58,7 +59,7 @@ def test_a_step_over_a_mesh_fits_its_budget() -> None:
     divided = parallel.data_parallel(step, mesh)
     options = {"donate_argnums": 0}
     plain = pipeline.best(divided, args, {}, options, Request(device="v100"))
-    request = Request(int(0.8 * plain.device_bytes), device="v100")
+    request = Request(int(0.7 * plain.device_bytes), device="v100")
     found = pipeline.best(divided, args, {}, options, request)
     assert found.fits and found.planned is not None and found.planned.plan is not None
-    assert found.device_bytes <= 0.8 * plain.device_bytes
+    assert found.device_bytes <= 0.7 * plain.device_bytes
