@@ -30,6 +30,7 @@ from memplan.io import write_atomic
 _ROOT = Path(__file__).parents[2]
 _RESULTS = Path(__file__).parent / "results"
 _LEAST_S = 30  # in less no row ends
+_LAST_WORDS_S = 2  # of a row that is late
 _START = Row("card", "card", limit_s=120)
 _running: set[subprocess.Popen[bytes]] = set()
 
@@ -150,12 +151,15 @@ def _in_a_process(row: Row, folder: Path, limit_s: float) -> Record:
                 if process.wait(limit_s):
                     ended = {"error": f"ended with code {process.returncode}"}
             except subprocess.TimeoutExpired:
+                process.terminate()  # it says on stderr where it was
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_LAST_WORDS_S)
                 ended = {"error": f"ran longer than {limit_s:.0f} s", "late": True}
             finally:
                 _kill(process)
                 _running.remove(process)
         if ended:
-            ended["error"] += f": {err.read_text(errors='replace')[-2000:]}"
+            ended["error"] += f": {err.read_text(errors='replace')[-4000:]}"
         whole = [line for line in out.read_text().splitlines(keepends=True) if line[0] + line[-2:] == "{}\n"]
         return {"pairs": {}, "facts": {}, **(json.loads(whole[-1]) if whole else {}), **ended}
 

@@ -7,11 +7,13 @@ printed again after every part, so that a process that is killed loses only its 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import fcntl
 import functools
 import itertools
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -141,6 +143,7 @@ def planned(row: Row, folder: Path, found: Found) -> None:
         "exports": list(report.exports), "host_bytes": report.host_peak_bytes,
     }  # fmt: skip
     found.pairs["compiled_bytes"] = report.compiled_peak_bytes, report.predicted_peak_bytes
+    found.tell()
     _begin_again_where_autotuning_took_more(report.compiled_peak_bytes, found)
     if row.plain:
         start.plain  # noqa: B018  # compiled before the card is taken
@@ -305,7 +308,7 @@ def _look_inside(
 def _beside_plain(row: Row, start: Start, plan: Planned, step_s: float, found: Found) -> None:
     """Numbers after two steps, bit by bit, and the plain step's own bytes and seconds."""
     report, starts = plan.report, [start, *(Start.of(row.model, seed) for seed in range(1, row.seeds))]
-    ours = [_after(plan.compile(), *one.placed(plan)) for one in starts]
+    ours, ours_again = ([_after(plan.compile(), *one.placed(plan)) for one in starts] for _ in range(2))
     try:
         theirs, again = ([_after(start.plain, *one.placed()) for one in starts] for _ in range(2))
         plain_s = _median(_timed(start.plain, *start.placed()))
@@ -313,9 +316,15 @@ def _beside_plain(row: Row, start: Start, plan: Planned, step_s: float, found: F
     except jax.errors.JaxRuntimeError as error:
         found.facts["the plain step"] = f"fails: {str(error)[:300]}"
         return
+    chosen = (read_module(run.as_text()).chosen_kernels for run in (start.plain, plan.compile()))
+    found.facts["kernels that XLA chose otherwise than in the plain step"] = _unlike(*chosen)
     found.facts |= {"seeds": list(range(row.seeds)), "leaves": sum(map(len, ours))}
-    for name, others in (("planned", ours), ("plain once more", again)):
-        leaves = [pair for one, other in zip(theirs, others, strict=True) for pair in zip(one, other, strict=True)]
+    for name, ones, others in (
+        ("planned", theirs, ours),
+        ("plain once more", theirs, again),
+        ("planned once more", ours, ours_again),
+    ):
+        leaves = [pair for one, other in zip(ones, others, strict=True) for pair in zip(one, other, strict=True)]
         found.facts[f"{name}: leaves equal to the bit"] = sum(one.tobytes() == other.tobytes() for one, other in leaves)
         errors = [relative_error(*pair) for pair in leaves]  # of a bias that a softmax cancels it is 1
         found.facts[f"{name}: largest difference"] = f"{max(errors):.1e}, median leaf {statistics.median(errors):.1e}"
@@ -326,6 +335,13 @@ def _beside_plain(row: Row, start: Start, plan: Planned, step_s: float, found: F
         found.pairs["plain_peak_bytes"] = now.peak_bytes, device_bytes(start.plain)
     if report.copy_s:  # kernels that run again take time, too: so much is the least
         found.facts["copies hidden, by the clock, at least"] = 1 - max(step_s - plain_s, 0.0) / report.copy_s
+
+
+def _unlike(plain: Mapping[str, str], planned: Mapping[str, str]) -> str:
+    """How many of the kernels that both have, by name, and the first of them."""
+    both = plain.keys() & planned.keys()
+    found = sorted(name for name in both if plain[name] != planned[name])
+    return " ".join([f"{len(found)} of {len(both)}", *found[:5]])
 
 
 def _after(run: Run, state: Any, batch: Any) -> list[np.ndarray]:
@@ -350,6 +366,7 @@ def _over(one: float | None, other: float | None) -> float | None:
 
 
 if __name__ == "__main__":
+    faulthandler.register(signal.SIGTERM, chain=True)  # a row that is late says where it was
     asked, told = Row(**json.loads(sys.argv[1])), Found()
     try:
         MEASURES[asked.measure](asked, Path(sys.argv[2]), told)
