@@ -245,7 +245,7 @@ def lower(stage: jax.stages.Traced, platform: str | None) -> jax.stages.Lowered:
       MeshError: there are no devices.
     """
     if platform is not None:
-        return stage.lower(lowering_platforms=(platform,))
+        return compat.lower_for(stage, platform)
     try:
         return stage.lower()
     except ValueError as error:

@@ -72,9 +72,11 @@ def _in_slabs(found: Outcome) -> str:
 
 
 def _too_large(found: Outcome, records: Sequence[InSlabs]) -> str:
-    """Operations that do not fit whole and are not split."""
+    """Operations that are not split and do not fit whole, or have effects and keep whole what they read."""
     room = found.limits.device_bytes - found.planned.plain.resident_bytes
-    large = [one for one in unsplit(records, _MOST_NAMED) if one.nbytes > room]
+    graphs = [(one.graph, one.blocked & one.graph.effects) for one in records]
+    effects = {(op.name, op.source) for graph, numbers in graphs for op in map(graph.graph.ops.__getitem__, numbers)}
+    large = [one for one in unsplit(records, _MOST_NAMED) if one.nbytes > room or (one.name, one.source) in effects]
     return ", ".join(f"{one.name} ({one.source})" if one.source else one.name for one in large)
 
 

@@ -98,6 +98,9 @@ def test_the_error_says_what_slabs_took_and_what_stood_in_their_way(monkeypatch:
     whole = attempted(in_slabs("sort", 91), 130)
     assert f"{said}; sort (net.py:7) cannot run in slabs. Try" in str(infeasible(whole))
     assert "slabs" not in str(infeasible(outcome(PROGRAM, 120)))
+    (record,) = in_slabs("print", 1).in_slabs
+    shown = PROGRAM.transform(replace(record, graph=replace(record.graph, effects=frozenset({0}))), None)
+    assert f"{said}; print (net.py:7) cannot run in slabs. Try" in str(infeasible(attempted(shown, 130)))
 
 
 def test_what_slabs_lack_on_the_host_is_advised(monkeypatch: pytest.MonkeyPatch) -> None:

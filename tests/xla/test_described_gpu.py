@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.experimental import io_callback
 
+from memplan import pipeline
+from memplan.compilation.outcome import Outcome
 from memplan.errors import UnknownDeviceError
 from memplan.hardware import catalog
+from memplan.pipeline import Request
 from memplan.program.lowerable import Lowerable
 from memplan.xla.described_gpu import target_config
 from memplan.xla.target import Target
@@ -61,3 +68,39 @@ def test_products_are_in_cuda_graphs_as_on_a_gpu_with_a_driver(tmp_path: Path) -
 def test_a_cpu_is_refused() -> None:
     with pytest.raises(UnknownDeviceError, match="cpu is not a GPU"):
         target_config(catalog.local_cpu(2, 2**30))
+
+
+CALLS: list[Callable[[jax.Array], Any]] = [
+    lambda x: jax.debug.print("{}", x.mean()),
+    lambda x: jax.debug.callback(lambda y: None, x.mean(), ordered=True),
+    lambda x: io_callback(lambda y: None, None, jax.lax.stop_gradient(x)),
+    lambda x: io_callback(lambda y: None, None, jax.lax.stop_gradient(x).sum(), ordered=True),
+    lambda x: jax.pure_callback(np.cos, x[0], jax.lax.stop_gradient(x[0])),
+]
+
+
+@pytest.mark.gpu_aot
+def test_a_step_that_calls_python_is_planned_and_calls_as_often() -> None:
+    def step(weights: Any, x: jax.Array) -> Any:
+        def loss(weights: Any) -> jax.Array:
+            y = x
+            for w, call in zip(weights, CALLS, strict=True):
+                y = jnp.tanh(y @ w)
+                found = call(y)
+                y = y if found is None else y + found
+            return (y * y).mean()
+
+        value, gradients = jax.value_and_grad(loss)(weights)
+        return jax.tree.map(lambda w, one: w - 0.1 * one, weights, gradients), value
+
+    args = [jax.ShapeDtypeStruct((512, 512), jnp.float32)] * 5, jax.ShapeDtypeStruct((65536, 512), jnp.float32)
+
+    def planned(budget: int | None) -> Outcome:
+        return pipeline.best(step, args, {}, {"donate_argnums": 0}, Request(budget, device="v100"))
+
+    def calls(found: Outcome) -> int:
+        return found.executable.text.count('custom_call_target="xla_ffi_python_gpu_callback"')
+
+    plain = planned(None)
+    found = planned(budget := int(0.7 * plain.device_bytes))
+    assert found.device_bytes <= budget and found.way == "kernels" and calls(found) == calls(plain) == len(CALLS)

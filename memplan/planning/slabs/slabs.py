@@ -41,6 +41,7 @@ class SlabGraph:
     scales: Mapping[int, Fraction]  # value on the axis -> its rows per row of the array where the axis begins
     sizes: Mapping[int, int]  # value on the axis -> its rows
     along: Mapping[int, AlongOp]  # by op on the axis
+    effects: frozenset[int] = frozenset()  # ops that run in the order of their numbers
 
     @cached_property
     def readers(self) -> Mapping[int, tuple[int, ...]]:
@@ -130,17 +131,21 @@ def least_rows(graph: SlabGraph, ops: Iterable[int]) -> int:
 class Walls:
     """The levels of a program with some ops in loops; they do not depend on what the loops store.
 
+    Of ops with effects none is on a lower level than those before it.
+
     Caches loops: most are the same if one more value is stored, or one less.
     """
 
     def __init__(self, graph: SlabGraph, ops: frozenset[int]):
         self.graph, self.ops = graph, ops
         self.levels: dict[int, int] = {}  # by op
-        producer = graph.graph.producer
+        producer, reached = graph.graph.producer, 0
         for number, op in enumerate(graph.graph.ops):
             made = ((one, value) for value in op.inputs if (one := producer[value]) is not None)
             behind = (self.levels[one] + (one in ops and not self._by_slabs(number, value)) for one, value in made)
             self.levels[number] = max(behind, default=0)
+            if number in graph.effects:
+                self.levels[number] = reached = max(reached, self.levels[number])
         self._known: dict[tuple[int, int], list[_Known]] = {}
 
     def _by_slabs(self, number: int, value: int) -> bool:

@@ -10,6 +10,7 @@ from memplan.program.compat.compiler import (
     constrained_partitions,
     coordination_client,
     division_of,
+    lower_for,
     mark_on_host,
     module_name_of,
     module_proto,

@@ -14,6 +14,7 @@ from jax._src import compilation_cache as _compilation_cache
 from jax._src import distributed as _distributed
 from jax._src import mesh as _mesh
 from jax._src import xla_bridge as _xla_bridge
+from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import pxla as _pxla
 from jax._src.lib import _jax as _jax_lib  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.lib import _xla as _xla_lib  # pyright: ignore[reportPrivateImportUsage]
@@ -29,6 +30,24 @@ from memplan.program.compat.jaxprs import sub_jaxprs
 _PLACING = ("sharding_constraint", "shard_map", "reshard", "mesh_cast", "xla_pmap")
 PINNED = "pinned_host"
 """The kind of memory, as jax calls it, that is the host's and that a GPU reads and writes."""
+
+
+_lowering = threading.RLock()  # a method of jax's is another one meanwhile
+
+
+def lower_for(stage: jax.stages.Traced, platform: str) -> jax.stages.Lowered:
+    """Lower for a platform that need not be here.
+
+    A host callback asks for the platform's client, which jax refuses, and does nothing with it.
+    """
+    contexts: Any = _mlir.ModuleContext
+    with _lowering:
+        refusing = contexts.get_backend
+        contexts.get_backend = lambda context, *optional: context.backend or refusing(context, *optional)
+        try:
+            return stage.lower(lowering_platforms=(platform,))
+        finally:
+            contexts.get_backend = refusing
 
 
 def mark_on_host(lowered: Any, inputs: Collection[int], outputs: Collection[int] = ()) -> Any:
@@ -168,6 +187,7 @@ def on_devices(lowered: Any, devices: Sequence[Any]) -> Any:
         args[name] = tuple(map(moved, args[name]))
     args["intermediate_shardings"] = list(map(moved, args["intermediate_shardings"]))
     args["backend"] = _xla_bridge.get_device_backend(flat[0])
+    args["host_callbacks"] = ()  # who only compiles takes none
     if isinstance(args["context_mesh"], Mesh) and not args["context_mesh"].empty:
         args["context_mesh"] = moved_mesh(args["context_mesh"])
     clone.compile_args, clone._device_list, clone._executable = args, _pxla._create_device_list(flat), None

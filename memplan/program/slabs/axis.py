@@ -67,6 +67,7 @@ class SlabAxis:
             {number_of[var]: scale for var, scale in self.scales.items()},
             {number_of[var]: shape_of(var)[dim] for var, dim in self.dims.items()},
             along,
+            frozenset(number for number, eqn in enumerate(self.flat.eqns) if eqn.effects),
         )
 
 

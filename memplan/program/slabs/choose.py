@@ -65,13 +65,11 @@ def slab_programs(
 
     Over a mesh, slabs go along dimensions that are whole on every device, and the bytes are those of one.
 
-    Yields nothing for a step with effects, whose order matters, or one that writes into its arguments.
+    Yields nothing for a step that writes into its arguments.
     """
     try:
         flat = program.flat
     except UnsupportedProgramError:
-        return
-    if flat.closed.jaxpr.effects:
         return
     limits = SlabLimits(int(_MARGIN * device_bytes), host_bytes, _resident_bytes(program))
     for found in frontier(flat, device, limits, _divided(program)):

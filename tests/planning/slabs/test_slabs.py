@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -147,6 +148,22 @@ def test_every_arrangement_can_run(data: Any) -> None:
             assert item not in slabs.ops and there.issuperset(graph.ops[item].inputs)
             there.update(graph.ops[item].outputs)
     assert there >= one.graph.outputs
+
+
+@given(st.data())
+def test_effects_keep_their_order_and_all_else_its_place(data: Any) -> None:
+    """Every op outside of loops may have one; without effects nothing is on a higher level than it must be."""
+    one = data.draw(slab_graphs())
+    slabs = data.draw(slabs_of(one))
+    outside = [number for number in range(len(one.graph.graph.ops)) if number not in slabs.ops]
+    effects = frozenset(number for number in outside if data.draw(st.booleans()))
+    graph = replace(one.graph, effects=effects)
+    order = [number for number in arrange(graph, slabs) if number in effects]
+    assert order == sorted(effects)
+    plain, levels = Walls(one.graph, slabs.ops).levels, Walls(graph, slabs.ops).levels
+    assert all(levels[number] >= level for number, level in plain.items())
+    if len(effects) <= 1:
+        assert levels == plain
 
 
 def check_loop(one: Written, slabs: Slabs, loop: SlabLoop, there: set[int]) -> None:

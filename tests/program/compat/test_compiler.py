@@ -7,7 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax._src import compilation_cache
+from jax._src.interpreters import mlir
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -49,6 +51,19 @@ def test_outputs_on_the_host_are_where_the_module_puts_them() -> None:
     assert kinds[1] == "pinned_host" != kinds[0]
     free = compat.mark_on_host(lowered(), {0}, {0})._lowering.compile_args["out_shardings"]
     assert not hasattr(free[0], "memory_kind")  # jax asks XLA
+
+
+def test_callbacks_are_lowered_for_a_platform_that_is_not_here() -> None:
+    def step(x: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda y: None, x)
+        return x
+
+    asked = mlir.ModuleContext.get_backend
+    text = compat.lower_for(jax.jit(step).trace(jnp.ones(3)), "cuda").as_text()
+    assert "xla_ffi_python_gpu_callback" in text and mlir.ModuleContext.get_backend is asked
+    with pytest.raises(NotImplementedError):
+        compat.lower_for(jax.jit(jnp.linalg.eig).trace(jnp.ones((3, 3))), "no platform")
+    assert mlir.ModuleContext.get_backend is asked
 
 
 def test_inputs_that_jax_drops_are_counted() -> None:
