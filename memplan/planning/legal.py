@@ -1,7 +1,7 @@
 """Checks that a schedule computes what the step computes. Planners keep to these rules; tests check that they do.
 
 A buffer overwritten in place is read later only by kernels that do so in the module's own order. Kernels that run once
-keep their order, a loop's body runs right before the loop, and copies are outside of loops.
+keep their order, a loop's body runs right before the loop, and a copy is in the computation that makes what it copies.
 """
 
 from collections import Counter, defaultdict
@@ -56,20 +56,29 @@ def _boundaries_passed(problem: Problem, ran: Iterable[int]) -> list[int]:
 
 
 def _body_fault(problem: Problem, schedule: Schedule) -> str | None:
-    """Bodies must be complete and right before their loop; no run may cross a boundary in its body."""
+    """Bodies must be complete and right before their loop; no run and no copy may cross a boundary in its body."""
+    kernels, ran = problem.kernels, [action.number for action in schedule if action.kind is Kind.RUN]
     where: dict[int, list[int]] = defaultdict(list)
-    for time, action in enumerate(schedule):
-        for loop in problem.loops_around(action.number) if action.kind is Kind.RUN else ():
+    for time, number in enumerate(ran):
+        for loop in problem.loops_around(number):
             where[loop].append(time)
-    for time, action in enumerate(schedule):
-        inside = where.get(action.number, []) if action.kind is Kind.RUN else []
+    for time, number in enumerate(ran):
+        inside = where.get(number, [])
         if inside and inside != list(range(time - len(inside), time)):
-            return f"what is inside of {problem.kernels[action.number].name} is not right before it"
-    plain = _boundaries_passed(problem, range(len(problem.kernels)))
-    ran = [action.number for action in schedule if action.kind is Kind.RUN]
+            return f"what is inside of {kernels[number].name} is not right before it"
+    plain = _boundaries_passed(problem, range(len(kernels)))
     for number, passed in zip(ran, _boundaries_passed(problem, ran), strict=True):
-        if problem.kernels[number].parent_loop is not None and passed != plain[number]:
-            return f"{problem.kernels[number].name} has left its computation"
+        if kernels[number].parent_loop is not None and passed != plain[number]:
+            return f"{kernels[number].name} has left its computation"
+    here, passed = None, Counter[int | None]()
+    for action in schedule:
+        if action.kind is Kind.RUN:
+            here = kernels[action.number].parent_loop
+            passed[here] += _is_boundary(kernels[action.number])
+        elif (maker := problem.buffers[action.number].maker) is not None:
+            home = kernels[maker].parent_loop
+            if home != here or (home is not None and passed[home] != plain[maker]):
+                return f"{problem.buffers[action.number].name} is copied outside of the computation that makes it"
     return None
 
 

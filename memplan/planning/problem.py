@@ -52,11 +52,11 @@ class Kernel:
       may_alias_elements: the same for elements of a tuple, if its others are dead or in buffers of arguments and
         outputs; and for results of asynchronous pairs, in such buffers.
       seconds: of one run.
-      parent_loop: number of the loop whose body contains it.
+      parent_loop: number of the loop whose body contains it, or of what stands for a branch or a called computation:
+        such a one runs once, after what is inside of it.
       recomputable: it has no effect but its results, and updates nothing in place.
       drops_dead_outputs: dead results are not written: XLA removes them from a fusion whose root is a tuple.
       trips: of a loop: how often its body runs.
-      opaque: it is in a branch of a conditional or in a called computation, where nothing is planned.
       started_by: of the end of an asynchronous pair: number of the kernel that starts it, and writes its results. What
         runs again is the whole pair.
     """
@@ -71,7 +71,6 @@ class Kernel:
     recomputable: bool = True
     drops_dead_outputs: bool = False
     trips: int = 1
-    opaque: bool = False
     started_by: int | None = None
 
 

@@ -90,6 +90,8 @@ def seconds(problem: Problem, schedule: Schedule, copy_s: CopySeconds | None = N
             clock = max(clock, ends[Kind.PREFETCH, number])
         else:
             assert copy_s is not None, "copies take time"
-            free[kind] = max(clock, free[kind]) + copy_s(problem.buffers[number].nbytes)
+            maker = problem.buffers[number].maker
+            times = 1 if maker is None else problem.times[maker]
+            free[kind] = max(clock, free[kind]) + copy_s(problem.buffers[number].nbytes) * times
             ends[kind, number] = free[kind]
     return max(clock, *free.values())

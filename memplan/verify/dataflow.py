@@ -39,7 +39,7 @@ def entry_dataflow(module: Module, expressions: Expressions) -> Dataflow:
 
 
 class Dataflow:
-    """The entry, or the body or condition of a loop.
+    """The entry, the body or condition of a loop, a branch, or a called computation.
 
     Attributes:
       expressions: of every instruction; for a fusion, of its results.
@@ -48,7 +48,7 @@ class Dataflow:
       effects: expressions with effects, in order, without collectives: all devices run the same module, and so the
         same collectives in the same order.
       single: expressions that may not run more often; all-gathers may.
-      loops: conditions and bodies, in order.
+      loops: conditions and bodies, branches and called computations, in order.
     """
 
     def __init__(
@@ -193,12 +193,14 @@ class Dataflow:
                 self._versions.name(Place(op.name, leaf), Place(start, first + leaf))
 
     def _called(self, op: Instruction) -> tuple[int, ...]:
+        if op.opcode in ("call", "conditional"):
+            return tuple(self._loop(name, False) for name in op.called)
         if op.opcode != "while":
             return self._by_text.called(op)
         return self._loop(op.attribute("condition"), False), self._loop(op.attribute("body"), True)
 
     def _loop(self, name: str, carries: bool) -> int:
-        """A loop's condition, or its body, whose results overwrite its parameters."""
+        """A loop's condition or a branch; or a loop's body, whose results overwrite its parameters."""
         body = self._module[name.lstrip("%")]
         given = body.parameters[0]
         over = {number: Place(given.name, number) for number in range(len(given.result))} if carries else {}

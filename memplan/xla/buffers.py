@@ -338,19 +338,15 @@ class _ProblemBuilder:
             self._kernels[first] = replace(self._kernels[first], name=op.name, recomputable=False)
         else:
             self._kernel(op, operands, (), parent_loop)
-            self._put_within(first, parent_loop, opaque=True)
+            self._put_within(first, parent_loop)
         return result
 
-    def _put_within(self, first: int, around: int | None, opaque: bool = False) -> None:
+    def _put_within(self, first: int, around: int | None) -> None:
         """Put the kernels from the first on inside the last one."""
         last = len(self._kernels) - 1
         for number in range(first, last):
-            inner = self._kernels[number]
-            holder = last if inner.parent_loop == around else inner.parent_loop
-            recomputable = inner.recomputable and not opaque
-            self._kernels[number] = replace(
-                inner, parent_loop=holder, recomputable=recomputable, opaque=inner.opaque or opaque
-            )
+            if self._kernels[number].parent_loop == around:
+                self._kernels[number] = replace(self._kernels[number], parent_loop=last)
 
     def _loop(self, op: Instruction, state: Tree, parent_loop: int | None) -> Tree:
         """Body and condition come before the loop itself, as in XLA's flattened schedule."""
@@ -390,14 +386,19 @@ class _ProblemBuilder:
                     self._values.unite(begin, value)
 
     def _conditional(self, op: Instruction, operands: list[Tree], parent_loop: int | None) -> Tree:
-        """The branches one after another, then the conditional, whose results share their buffers."""
+        """The branches one after another, then the conditional, whose results share their buffers.
+
+        What is inside of a branch belongs to its end, as the body of a loop to the loop.
+        """
         first = len(self._kernels)
         ends = []
         for name, given in zip(op.called, operands[1:], strict=True):
+            begin = len(self._kernels)
             end = self._computation(self._module[name], [given], parent_loop)
             self._kernels.append(
                 Kernel(f"{name}:end", tuple(leaves_of(end)), (), parent_loop=parent_loop, recomputable=False)
             )
+            self._put_within(begin, parent_loop)
             ends.append(end)
         result = self._new(op, len(self._kernels), Role.TEMPORARY)
         self._table(op.shape)
@@ -405,7 +406,7 @@ class _ProblemBuilder:
         for end in ends:
             for made, given in zip(leaves_of(result), leaves_of(end), strict=True):
                 self._values.unite(given, made)
-        self._put_within(first, parent_loop, opaque=True)
+        self._put_within(first, parent_loop)
         return result
 
     def _new(self, op: Instruction, maker: int | None, role: Role) -> Tree:

@@ -336,9 +336,9 @@ def large_constants(text: str) -> list[Instruction]:
 
 
 def with_loops(module: Module, body: Computation) -> Iterator[Computation]:
-    """A computation, and the bodies and conditions of its loops."""
+    """A computation, the bodies and conditions of its loops, the branches of its conditionals, and what it calls."""
     yield body
     for op in body.ops.values():
-        if op.opcode == "while":
+        if op.opcode in BLOCKS:
             for name in op.called:
                 yield from with_loops(module, module[name])

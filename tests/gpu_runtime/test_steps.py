@@ -30,7 +30,8 @@ def check_row(row):
     assert abs(row["observed"] - row["compiled"]) <= MIB, row
 
 
-def check_planned(watched, toy, shares, runs, **options):
+def check_planned(watched, toy, shares, runs, conditions=0, **options):
+    """`conditions`: of loops and branches; the host reads each through a pinned page of the program's own."""
     found = watched(programs.plain_and_planned, toy, shares, runs, **options, **PREALLOCATED).value
     assert found["finite"]
     assert found["equal"] == found["arrays"] > 0
@@ -40,12 +41,19 @@ def check_planned(watched, toy, shares, runs, **options):
     assert all(row["status"] == "fits" for row in planned)
     assert any(row["copies"] for row in planned)
     # The first takes the most on the host; the others find its regions of the pool.
-    assert planned[0]["newly pinned"] == planned[0]["pinned"] > 0
-    assert not any(row["newly pinned"] for row in [*planned[1:], plain])
+    pages = 4096 * conditions
+    assert planned[0]["newly pinned"] - pages == planned[0]["pinned"] > 0
+    assert all(row["newly pinned"] == pages for row in [*planned[1:], plain])
 
 
 def test_a_step_with_copies_is_the_plain_step(watched):
     check_planned(watched, "mlp", [0.9], RUNS)
+
+
+@pytest.mark.parametrize(("toy", "conditions"), [("body", 1), ("branch", 1), ("body, branch, body", 3)])
+def test_a_step_with_copies_in_a_body_and_a_branch_is_the_plain_step(watched, toy, conditions):
+    """Without CUDA graphs: the stand-in has no conditions in them."""
+    check_planned(watched, toy, [0.85], RUNS, conditions, graphs=False)
 
 
 @pytest.mark.slow

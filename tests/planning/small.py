@@ -86,8 +86,8 @@ def calling() -> Problem:
         Buffer("after", 8, Role.OUTPUT, 4, 3),
     )
     kernels = (
-        Kernel("state", (), (0,), parent_loop=2, recomputable=False, opaque=True),
-        Kernel("bits", (0,), (1,), parent_loop=2, recomputable=False, opaque=True),
+        Kernel("state", (), (0,), parent_loop=2, recomputable=False),
+        Kernel("bits", (0,), (1,), parent_loop=2, recomputable=False),
         Kernel("call", (), (), recomputable=False),
         Kernel("beside", (0,), (2,)),
         Kernel("after", (1, 2), (3,)),

@@ -140,3 +140,21 @@ def accumulating(layers: int, trips: int, seed: int) -> Problem:
     b.kernels[-1] = replace(b.kernels[-1], trips=trips)
     b.kernel((after, before), 8, output=True)
     return b.problem()
+
+
+def in_a_loop(problem: Problem, trips: int) -> Problem:
+    """The same kernels as the body of a loop; every kernel has the next number."""
+    last = len(problem.kernels) + 2
+    body = [
+        replace(
+            one,
+            parent_loop=last if one.parent_loop is None else one.parent_loop + 1,
+            started_by=None if one.started_by is None else one.started_by + 1,
+        )
+        for one in problem.kernels
+    ]
+    begin = Kernel("body:begin", (), (), parent_loop=last, recomputable=False)
+    end = Kernel("body:end", problem.outputs, (), parent_loop=last, recomputable=False)
+    loop = Kernel("loop", (), (), recomputable=False, trips=trips)
+    buffers = (replace(one, maker=None if one.maker is None else one.maker + 1) for one in problem.buffers)
+    return replace(problem, buffers=tuple(buffers), kernels=(begin, *body, end, loop))

@@ -61,6 +61,25 @@ def test_what_breaks_a_loop(order: tuple[int, ...], said: str) -> None:
     assert said in (fault(looping(), runs(order)) or "")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("run 0, run 1, run 2, offload 2, offloaded 2, prefetch 2, prefetched 2, run 3, run 4, run 5, run 6", None),
+        (
+            "run 0, run 1, run 2, offload 2, offloaded 2, run 3, run 4, run 5, prefetch 2, prefetched 2, run 6",
+            "outside",
+        ),
+        (
+            "run 0, run 1, offload 0, offloaded 0, prefetch 0, prefetched 0, run 2, run 3, run 4, run 5, run 6",
+            "outside",
+        ),
+    ],
+)
+def test_a_copy_is_in_the_body_that_makes_what_it_copies(text: str, said: str | None) -> None:
+    found = fault(looping(), actions(text))
+    assert found is None if said is None else said in (found or "")
+
+
 def test_once_in_their_order() -> None:
     buffers = tuple(Buffer(f"{i}", 8, Role.OUTPUT, i, i) for i in range(2))
     kernels = tuple(Kernel(f"effect{i}", (), (i,), recomputable=False) for i in range(2))

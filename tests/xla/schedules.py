@@ -146,9 +146,7 @@ def copies_of(problem: Problem, buffer: int, gap: int = 5) -> Iterator[tuple[int
 
 def movable(problem: Problem, buffer: int) -> bool:
     one = problem.buffers[buffer]
-    if one.role is not Role.TEMPORARY or not one.nbytes or one.maker is None or not alone(problem, buffer):
-        return False
-    return not problem.kernels[one.maker].opaque
+    return one.role is Role.TEMPORARY and one.nbytes > 0 and one.maker is not None and alone(problem, buffer)
 
 
 def alone(problem: Problem, buffer: int) -> bool:

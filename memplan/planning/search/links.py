@@ -8,7 +8,7 @@ late, as no kernel stalls for it.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,9 +64,14 @@ class Links:
     def _copy(self, busy: Busy, value: int, now: float) -> float:
         """Copy a value once the link is free; returns the end."""
         start = max(now, busy[-1][1]) if busy else now
-        end = start + self._copy_s(self._ledger.tape.nbytes[value])
+        end = start + copy_seconds(self._ledger, self._copy_s, value)
         busy.append((start, end))
         return end
+
+
+def copy_seconds(ledger: Ledger, copy_s: CopySeconds, value: int) -> float:
+    """Seconds in a step of one copy of a value, which takes place in every trip of the loops around it."""
+    return copy_s(ledger.tape.nbytes[value]) * ledger.tape.values[value].times
 
 
 def plan_seconds(ledger: Ledger, scheduler: CopyScheduler | None) -> float:
@@ -108,15 +113,7 @@ class CopyScheduler:
 
     def __init__(self, ledger: Ledger, copy_s: CopySeconds, host_nbytes: int) -> None:
         self._ledger, self._copy_s, self._host_nbytes = ledger, copy_s, host_nbytes
-        outside = [*(slot.level == -1 for slot in ledger.tape.slots), True]
-        count = ledger.tape.count
-        self._later = list(range(count))  # by slot: the next one after which a copy may begin or end
-        self._earlier = list(range(count))
-        for slot in range(count - 2, -1, -1):
-            self._later[slot] = slot if outside[slot + 1] else self._later[slot + 1]
-        for slot in range(1, count):
-            self._earlier[slot] = slot if outside[slot + 1] else self._earlier[slot - 1]
-        self._outside = outside
+        self._moments: dict[int, tuple[list[int], list[int]]] = {}
         self.refresh()
 
     def refresh(self) -> None:
@@ -125,13 +122,29 @@ class CopyScheduler:
         self._left = self._host_nbytes - sum(self._ledger.tape.nbytes[value] for value in self.links.on_host)
 
     def may_offload(self, value: int) -> bool:
-        """Is the value made outside of loops, and does it fit on the host?"""
-        one = self._ledger.tape.values[value]
-        return self._outside[one.first_slot] and (value in self.links.on_host or one.nbytes <= self._left)
+        """Does the value fit on the host?"""
+        return value in self.links.on_host or self._ledger.tape.nbytes[value] <= self._left
 
     def busy_s(self, value: int) -> float:
         """Seconds of a copy, one way."""
-        return self._copy_s(self._ledger.tape.nbytes[value])
+        return copy_seconds(self._ledger, self._copy_s, value)
+
+    def moments(self, level: int) -> tuple[list[int], list[int]]:
+        """By slot: the next one, and the one before, after which a copy on a level may begin or end.
+
+        The number of slots and -1 where there is none, and for these. A copy is whole within one trip of a loop, or one
+        branch.
+        """
+        if level not in self._moments:
+            there = [slot.level == level for slot in self._ledger.tape.slots] + [level == -1]
+            count = len(there) - 1
+            later, earlier = [count] * (count + 1), [-1] * (count + 1)  # the last of `earlier` is that of -1
+            for slot in range(count):
+                earlier[slot] = slot if there[slot + 1] else earlier[slot - 1]
+            for slot in range(count - 1, -1, -1):
+                later[slot] = slot if there[slot + 1] else later[slot + 1]
+            self._moments[level] = later, earlier
+        return self._moments[level]
 
     def placements(self, value: int, reader: int, crowded: tuple[int, int]) -> Iterator[Placement]:
         """Ways to have a value on the host before a slot reads it: without stalls, and through all crowded slots.
@@ -142,27 +155,29 @@ class CopyScheduler:
         ledger, links, one = self._ledger, self.links, self._ledger.tape.values[value]
         touched = ledger.last_touch(value, reader)
         there = one.is_held(reader) or (value, touched) in ledger.offloads
-        if there or not self._outside[reader] or not self.may_offload(value):
+        level = ledger.tape.operations[one.maker].level
+        if there or ledger.tape.slots[reader].level != level or not self.may_offload(value):
             return
+        later, earlier = self.moments(level)
         moment, _ = ledger.version(value, reader)
-        made, before = max(moment >> 1, one.ready_slot), self._later[touched]
-        if reader <= one.ready_slot:
+        made, before = max(moment >> 1, one.ready_slot), later[touched]
+        if reader <= one.ready_slot or max(before, later[made]) >= reader:
             return
-        busy_s = self._copy_s(ledger.tape.nbytes[value])
+        busy_s = self.busy_s(value)
         if value in links.on_host:
             there, _ = links.on_host[value]
             if there > before:
                 return
             start, end, earliest_end, on_host_at = None, before, before, 0.0
         else:
-            start, on_host_at = self._offload(self._later[made], busy_s)
-            end = self._later[max(before, bisect_left(links.ends, on_host_at, hi=len(links.ends) - 1), start)]
-            earliest_end = self._later[max(before, start)]
-        prefetch, prefetch_stall_s = self._prefetch(reader, busy_s)
+            start, on_host_at = self._offload(later, made, busy_s)
+            end = later[max(before, bisect_left(links.ends, on_host_at, hi=len(links.ends) - 1), start)]
+            earliest_end = later[max(before, start)]
+        prefetch, prefetch_stall_s = self._prefetch(earlier, reader, busy_s)
         for stalling in (False, True):
             gone = end if not stalling else max(earliest_end, min(end, crowded[0] - 1))
-            gone = self._later[gone]
-            back = prefetch if not stalling else self._earlier[min(reader - 1, max(prefetch, crowded[1]))]
+            gone = later[gone]
+            back = prefetch if not stalling else earlier[min(reader - 1, max(prefetch, crowded[1]))]
             if back <= gone or back >= reader or (stalling and (gone, back) == (end, prefetch)):
                 continue
             stall_s = 0.0 if start is None else max(0.0, on_host_at - float(links.ends[gone]))
@@ -175,9 +190,9 @@ class CopyScheduler:
                 stall_s += prefetch_stall_s
             yield Placement(Offload(value, start, gone, back), busy_s * (1 if start is None else 2), stall_s)
 
-    def _offload(self, slot: int, busy_s: float) -> tuple[int, float]:
-        """The first slot, from this one on, after which a copy to the host may begin, and the copy's end."""
-        ends = self.links.ends
+    def _offload(self, later: Sequence[int], made: int, busy_s: float) -> tuple[int, float]:
+        """The first slot, from one on, after which a copy to the host may begin, and the copy's end."""
+        ends, slot = self.links.ends, later[made]
         time = float(ends[slot])
         for start, end in self.links.offloads[max(0, bisect_left(self.links.offloads, (time,)) - 1) :]:
             if end <= time:
@@ -185,10 +200,10 @@ class CopyScheduler:
             if start - time >= busy_s:
                 break
             time = max(time, end)
-        slot = self._later[max(slot, bisect_right(ends, time) - 1)]  # a copy issued early waits for its turn
-        return slot, max(time, float(ends[slot])) + busy_s
+        slot = later[max(slot, bisect_right(ends, time) - 1)]  # a copy issued early waits for its turn
+        return slot, max(time, float(ends[slot])) + busy_s if slot < len(ends) else float("inf")
 
-    def _prefetch(self, reader: int, busy_s: float) -> tuple[int, float]:
+    def _prefetch(self, earlier: Sequence[int], reader: int, busy_s: float) -> tuple[int, float]:
         """The slot after which a copy back must begin so that nothing stalls, and the stall that remains."""
         links = self.links
         time = float(links.starts[reader])
@@ -199,4 +214,4 @@ class CopyScheduler:
                 break
             time = min(time, start)
         slot = bisect_right(links.ends, time - busy_s, hi=reader) - 1
-        return (self._earlier[slot], 0.0) if slot >= 0 else (-1, 0.0)
+        return earlier[slot], 0.0

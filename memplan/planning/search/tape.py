@@ -33,6 +33,7 @@ class Value:
     ready_slot: int  # it can be offloaded after this slot; for an asynchronous pair, the slot that ends it
     buffer: int = -1  # number in the problem
     held: tuple[tuple[int, int], ...] = ()  # slots of the starts and ends of asynchronous pairs that read it throughout
+    times: int = 1  # how often it is made in a step, in the loops around it
 
     def is_held(self, slot: int) -> bool:
         """Is it there before a slot anyway, since an asynchronous pair reads it?"""
@@ -169,8 +170,8 @@ class _Recorder:
                 Operation(
                     self._known(kernel.reads),
                     writes,
-                    None if kernel.opaque or must_run_once(problem, number) else took,
-                    self._last_recompute_slot(kernel),
+                    None if must_run_once(problem, number) else took,
+                    self._last_recompute_slot(number),
                     may_alias,
                     kernel.drops_dead_outputs and len(kernel.writes) > 1,
                     -1 if kernel.parent_loop is None else kernel.parent_loop,
@@ -181,7 +182,8 @@ class _Recorder:
             slots.append(Slot(levels[slot], reads[slot], writes, may_alias, 0, took, slot))
             for value in writes:
                 buffer = self._buffers[value]
-                values.append(Value(problem.buffers[buffer].nbytes, slot, slot, ready, buffer, tuple(held[buffer])))
+                nbytes, times = problem.buffers[buffer].nbytes, problem.times[number]
+                values.append(Value(nbytes, slot, slot, ready, buffer, tuple(held[buffer]), times))
         return Tape(tuple(values), tuple(operations), tuple(slots))
 
     def _held(self, ends: Mapping[int, int]) -> Mapping[int, list[tuple[int, int]]]:
@@ -236,7 +238,7 @@ class _Recorder:
         kernels, found = self._problem.kernels, list[int]()
         for number in self._order:
             parent_loop = kernels[number].parent_loop
-            found.append(_NOWHERE if kernels[number].opaque else -1 if parent_loop is None else parent_loop)
+            found.append(-1 if parent_loop is None else parent_loop)
         for loop in self._first:
             found[self._slot[loop]] = _NOWHERE
         for loop, slot in sorted(self._first.items(), key=lambda item: self._slot[item[0]]):
@@ -244,15 +246,16 @@ class _Recorder:
             found[slot] = -1 if around is None else around
         return found
 
-    def _last_recompute_slot(self, kernel: Kernel) -> int:
-        """The last slot before one of a kernel's operands is overwritten."""
+    def _last_recompute_slot(self, number: int) -> int:
+        """The last slot before one of a kernel's operands is overwritten, or a loop begins that does so."""
         problem, last = self._problem, len(self._order)
-        for read in kernel.reads:
+        around = set(problem.loops_around(number))
+        for read in problem.kernels[number].reads:
             maker = problem.buffers[read].maker
             since = -1 if maker is None else self._slot[maker]
             for other in problem.places[problem.buffers[read].place]:
                 taker = problem.buffers[other].maker
                 if other != read and taker is not None and self._slot[taker] > since:
-                    loops = [loop for loop in problem.loops_around(taker) if loop in self._first]
+                    loops = [loop for loop in problem.loops_around(taker) if loop in self._first and loop not in around]
                     last = min(last, self._slot[taker], *(self._first[loop] for loop in loops))
         return last

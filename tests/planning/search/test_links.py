@@ -13,8 +13,10 @@ from experiments.planners.stages import stages_of_nodes
 from memplan.planning.schedule import Kind, seconds
 from memplan.planning.search.ledger import Ledger, Offload
 from memplan.planning.search.links import CopyScheduler, Links, events
+from memplan.planning.search.tape import record
 from tests.planning.search.plans import random_plan, schedule_of
-from tests.planning.steps import training
+from tests.planning.small import looping
+from tests.planning.steps import in_a_loop, training
 
 DRAWS = st.randoms(use_true_random=False)
 
@@ -66,6 +68,34 @@ def test_where_all_between_is_crowded_the_kernels_stall() -> None:
     first, second = scheduler.placements(0, 9, (2, 8))
     assert (first.offload, first.stall_s) == (Offload(0, 0, 2, 6), 0)
     assert (second.offload, second.stall_s) == (Offload(0, 0, 1, 8), 1 + 2)
+
+
+@given(st.integers(3, 8), st.integers(0, 99))
+def test_a_body_has_the_copies_of_a_straight_line_in_every_trip(layers: int, seed: int) -> None:
+    problem = training(layers, seed)
+    one, other = (Ledger(record(each)) for each in (problem, in_a_loop(problem, 3)))
+    straight, body = (CopyScheduler(ledger, lambda nbytes: nbytes / 2**21, 2**40) for ledger in (one, other))
+    for value in range(len(one.tape.values)):
+        readers = [slot for slot, there in enumerate(one.tape.slots) if value in there.reads]
+        for reader in readers:
+            crowded = one.tape.values[value].first_slot, reader
+            expected = [*straight.placements(value, reader, crowded)]
+            found = [*body.placements(value, reader + 1, (crowded[0] + 1, reader + 1))]
+            assert [shifted(one.offload) for one in expected] == [one.offload for one in found]
+            seconds = [[(one.busy_s, one.stall_s) for one in placements] for placements in (expected, found)]
+            assert np.allclose(3 * np.array(seconds[0]), np.array(seconds[1]))
+
+
+def shifted(one: Offload) -> Offload:
+    """The same one slot later."""
+    start = None if one.start is None else one.start + 1
+    return Offload(one.value, start, one.end + 1, one.prefetch + 1)
+
+
+def test_copies_on_a_level_begin_and_end_between_its_kernels() -> None:
+    scheduler = CopyScheduler(Ledger(record(looping())), lambda nbytes: 0.0, 2**40)
+    assert scheduler.moments(5) == ([1, 1, 2, 3, 7, 7, 7, 7], [-1, 1, 2, 3, 3, 3, 3, -1])
+    assert scheduler.moments(-1) == ([0, 5, 5, 5, 5, 5, 6, 7], [0, 0, 0, 0, 0, 5, 6, -1])
 
 
 def test_a_host_that_is_full_takes_nothing() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from memplan.planning.search.ledger import Ledger, reconcile
 from memplan.planning.search.tape import record
 from tests.planning.small import calling, fetching, looping, updating
-from tests.planning.steps import training
+from tests.planning.steps import in_a_loop, training
 
 
 def test_temporaries_are_values_and_kernels_are_slots_and_operations() -> None:
@@ -36,6 +36,15 @@ def test_what_is_made_outside_of_a_loop_is_recomputed_before_its_body() -> None:
     levels = [slot.level for slot in tape.slots]
     assert levels[:2] == [-1, -1] and levels[2:5] == [5, 5, 5] and levels[6] == -1
     assert tape.may_recompute(0, 1) and not tape.may_recompute(0, 3)
+
+
+@given(st.integers(2, 8), st.integers(0, 99))
+def test_a_body_recomputes_what_a_straight_line_does(layers: int, seed: int) -> None:
+    problem = training(layers, seed)
+    straight, body = record(problem), record(in_a_loop(problem, 3))
+    for operation in range(len(straight.operations)):
+        for slot in range(straight.count):
+            assert body.may_recompute(operation + 1, slot + 1) == straight.may_recompute(operation, slot)
 
 
 def test_what_a_call_makes_is_read_behind_it() -> None:
