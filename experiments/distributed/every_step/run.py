@@ -1,4 +1,4 @@
-"""Is every step of many processes right? `python -m experiments.distributed.every_step.run` (about ten minutes)."""
+"""Is every step of many processes right? `python -m experiments.distributed.every_step.run` (about an hour)."""
 
 import json
 import subprocess
