@@ -337,9 +337,15 @@ class _ProblemBuilder:
         if len(self._kernels) == first + 1:
             self._kernels[first] = replace(self._kernels[first], name=op.name, recomputable=False)
         else:
+            self._end(op.called[0], result, parent_loop)
             self._kernel(op, operands, (), parent_loop)
             self._put_within(first, parent_loop)
         return result
+
+    def _end(self, name: str, result: Tree, parent_loop: int | None) -> None:
+        """The end of a computation, which reads all its results."""
+        reads = tuple(dict.fromkeys(leaves_of(result)))
+        self._kernels.append(Kernel(f"{name}:end", reads, (), parent_loop=parent_loop, recomputable=False))
 
     def _put_within(self, first: int, around: int | None) -> None:
         """Put the kernels from the first on inside the last one."""
@@ -362,8 +368,7 @@ class _ProblemBuilder:
             for value in leaves_of(tree):
                 self._values[value].maker = len(self._kernels) - 1
             ends[name] = self._computation(self._module[name], [tree], parent_loop)
-            reads = tuple(dict.fromkeys(leaves_of(ends[name])))
-            self._kernels.append(Kernel(f"{name}:end", reads, (), parent_loop=parent_loop, recomputable=False))
+            self._end(name, ends[name], parent_loop)
         result = self._values.add_like(state, op.name)
         self._table(op.shape)
         for value in leaves_of(result):
@@ -394,12 +399,9 @@ class _ProblemBuilder:
         ends = []
         for name, given in zip(op.called, operands[1:], strict=True):
             begin = len(self._kernels)
-            end = self._computation(self._module[name], [given], parent_loop)
-            self._kernels.append(
-                Kernel(f"{name}:end", tuple(leaves_of(end)), (), parent_loop=parent_loop, recomputable=False)
-            )
+            ends.append(self._computation(self._module[name], [given], parent_loop))
+            self._end(name, ends[-1], parent_loop)
             self._put_within(begin, parent_loop)
-            ends.append(end)
         result = self._new(op, len(self._kernels), Role.TEMPORARY)
         self._table(op.shape)
         self._kernel(op, operands, list(leaves_of(result)), parent_loop)
