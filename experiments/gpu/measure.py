@@ -318,15 +318,17 @@ def _beside_plain(row: Row, start: Start, plan: Planned, step_s: float, found: F
         return
     chosen = (read_module(run.as_text()).chosen_kernels for run in (start.plain, plan.compile()))
     found.facts["kernels that XLA chose otherwise than in the plain step"] = _unlike(*chosen)
-    found.facts |= {"seeds": list(range(row.seeds)), "leaves": sum(map(len, ours))}
+    found.facts |= {"seeds": list(range(row.seeds)), "leaves": sum(len(one[-1]) for one in ours)}
     for name, ones, others in (
         ("planned", theirs, ours),
         ("plain once more", theirs, again),
         ("planned once more", ours, ours_again),
     ):
-        leaves = [pair for one, other in zip(ones, others, strict=True) for pair in zip(one, other, strict=True)]
-        found.facts[f"{name}: leaves equal to the bit"] = sum(one.tobytes() == other.tobytes() for one, other in leaves)
-        errors = [relative_error(*pair) for pair in leaves]  # of a bias that a softmax cancels it is 1
+        runs = [*zip(ones, others, strict=True)]
+        by_step = [[pair for one, other in runs for pair in zip(one[n], other[n], strict=True)] for n in range(_STEPS)]
+        equal = [sum(one.tobytes() == other.tobytes() for one, other in leaves) for leaves in by_step]
+        found.facts[f"{name}: leaves equal to the bit, by step"] = equal
+        errors = [relative_error(*pair) for pair in by_step[-1]]  # of a bias that a softmax cancels it is 1
         found.facts[f"{name}: largest difference"] = f"{max(errors):.1e}, median leaf {statistics.median(errors):.1e}"
     found.pairs["plain_step_s"] = plain_s, report.baseline_step_s
     found.facts["plain step's kernels_s"] = plain_kernels_s
@@ -344,11 +346,13 @@ def _unlike(plain: Mapping[str, str], planned: Mapping[str, str]) -> str:
     return " ".join([f"{len(found)} of {len(both)}", *found[:5]])
 
 
-def _after(run: Run, state: Any, batch: Any) -> list[np.ndarray]:
-    metrics = None
+def _after(run: Run, state: Any, batch: Any) -> list[list[np.ndarray]]:
+    """What every step returns, of a state that the next one may overwrite."""
+    found = []
     for _ in range(_STEPS):
         state, metrics = run(state, batch)
-    return [np.asarray(leaf) for leaf in jax.tree.leaves((state, metrics))]
+        found.append([np.array(leaf) for leaf in jax.tree.leaves((state, metrics))])
+    return found
 
 
 def _largest_workspace(text: str) -> int:

@@ -216,7 +216,10 @@ def test_a_row_is_measured_without_them(tmp_path: Path) -> None:
     row = Row("a", "planned", "toy-unet3d", 0.75, seeds=2, environment=_bare(tmp_path))
     found = script._in_a_process(row, tmp_path, 600)
     facts = found["facts"]
-    assert facts["planned: leaves equal to the bit"] == facts["leaves"] > 0
+    assert facts["leaves"] > 0
+    for name in ("planned", "plain once more", "planned once more"):
+        assert facts[f"{name}: leaves equal to the bit, by step"] == [facts["leaves"]] * 2
+    assert facts["kernels that XLA chose otherwise than in the plain step"].startswith("0 of ")
     assert found["pairs"]["compiled_bytes"][0] <= facts["budget_bytes"]
     assert not found["card"]["real"]
 
