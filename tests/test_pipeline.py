@@ -210,8 +210,8 @@ class TestPlans:
         step, args = accumulating(64, 8, 2)
         found = planned(step, args, 0.85)
         kernels = found.planned.plain.problem.kernels
-        again = [kernels[one.number] for one in found.planned.schedule if kernels[one.number].parent_loop is not None]
-        assert len(again) > sum(kernel.parent_loop is not None for kernel in kernels)
+        again = [kernels[one.number] for one in found.planned.schedule if kernels[one.number].block is not None]
+        assert len(again) > sum(kernel.block is not None for kernel in kernels)
         same_bits(step, args, found)
 
     @needs_compiler

@@ -24,20 +24,20 @@ class _Bound:
         temporary = {p for p, there in places.items() if all(buffers[one].role is Role.TEMPORARY for one in there)}
         self._in_heap = temporary - given
         self._read = {one for kernel in problem.kernels for one in kernel.reads}
-        self._through: dict[int, set[int]] = {}  # by loop: places that it carries, or that its body reads from outside
-        for loop in {kernel.parent_loop for kernel in problem.kernels if kernel.parent_loop is not None}:
-            inside = {number for number in range(len(problem.kernels)) if loop in problem.loops_around(number)}
+        self._through: dict[int, set[int]] = {}  # by block: places that it carries, or that its body reads from outside
+        for block in {kernel.block for kernel in problem.kernels if kernel.block is not None}:
+            inside = {number for number in range(len(problem.kernels)) if block in problem.blocks_around(number)}
             reads = {one for number in inside for one in problem.kernels[number].reads}
             outside = (one for one in reads if buffers[one].maker not in inside)
-            self._through[loop] = self._places((*problem.kernels[loop].reads, *outside))
+            self._through[block] = self._places((*problem.kernels[block].reads, *outside))
 
     def nbytes(self, number: int) -> int:
         """Least bytes of the heap while a kernel runs."""
         kernel = self._problem.kernels[number]
         over = {written: self._sources(kernel, written) for written in kernel.writes}
         there = self._places((*kernel.reads, *self._apart(kernel, over)))
-        for loop in self._problem.loops_around(number):
-            there |= self._through[loop]
+        for block in self._problem.blocks_around(number):
+            there |= self._through[block]
         covering = {written for written, sources in over.items() if sources}
         taken = self._places({*kernel.reads, *kernel.writes} - covering.union(*over.values()))
         free = iter([self._sizes[place] for place in self._given if place not in taken])

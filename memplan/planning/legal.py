@@ -1,7 +1,8 @@
 """Checks that a schedule computes what the step computes. Planners keep to these rules; tests check that they do.
 
 A buffer overwritten in place is read later only by kernels that do so in the module's own order. Kernels that run once
-keep their order, a loop's body runs right before the loop, and a copy is in the computation that makes what it copies.
+keep their order, what is inside of a block runs right before it, and a copy is in the computation that makes what it
+copies.
 """
 
 from collections import Counter, defaultdict
@@ -35,7 +36,7 @@ def has_own_place(problem: Problem, buffer: int) -> bool:
 
 
 def _is_boundary(kernel: Kernel) -> bool:
-    """Does a kernel begin or end a computation inside a loop?"""
+    """Does a kernel begin or end a computation?"""
     return not kernel.recomputable and kernel.started_by is None and (not kernel.reads or not kernel.writes)
 
 
@@ -46,37 +47,37 @@ def pair_ends(problem: Problem) -> Mapping[int, int]:
 
 
 def _boundaries_passed(problem: Problem, ran: Iterable[int]) -> list[int]:
-    """By run: how many boundaries precede it in its loop."""
+    """By run: how many boundaries precede it in its block."""
     passed: Counter[int | None] = Counter()
     found = []
     for kernel in (problem.kernels[number] for number in ran):
-        found.append(passed[kernel.parent_loop])
-        passed[kernel.parent_loop] += _is_boundary(kernel)
+        found.append(passed[kernel.block])
+        passed[kernel.block] += _is_boundary(kernel)
     return found
 
 
 def _body_fault(problem: Problem, schedule: Schedule) -> str | None:
-    """Bodies must be complete and right before their loop; no run and no copy may cross a boundary in its body."""
+    """Bodies must be complete and right before their block, and no run and no copy may cross a boundary in its body."""
     kernels, ran = problem.kernels, [action.number for action in schedule if action.kind is Kind.RUN]
     where: dict[int, list[int]] = defaultdict(list)
     for time, number in enumerate(ran):
-        for loop in problem.loops_around(number):
-            where[loop].append(time)
+        for block in problem.blocks_around(number):
+            where[block].append(time)
     for time, number in enumerate(ran):
         inside = where.get(number, [])
         if inside and inside != list(range(time - len(inside), time)):
             return f"what is inside of {kernels[number].name} is not right before it"
     plain = _boundaries_passed(problem, range(len(kernels)))
     for number, passed in zip(ran, _boundaries_passed(problem, ran), strict=True):
-        if kernels[number].parent_loop is not None and passed != plain[number]:
+        if kernels[number].block is not None and passed != plain[number]:
             return f"{kernels[number].name} has left its computation"
     here, passed = None, Counter[int | None]()
     for action in schedule:
         if action.kind is Kind.RUN:
-            here = kernels[action.number].parent_loop
+            here = kernels[action.number].block
             passed[here] += _is_boundary(kernels[action.number])
         elif (maker := problem.buffers[action.number].maker) is not None:
-            home = kernels[maker].parent_loop
+            home = kernels[maker].block
             if home != here or (home is not None and passed[home] != plain[maker]):
                 return f"{problem.buffers[action.number].name} is copied outside of the computation that makes it"
     return None

@@ -132,7 +132,7 @@ class Liveness:
                 current[number] = len(self.versions)
                 self.versions.append(Version(number, -1, -1, buffer.nbytes))
         leaving, coming, there, away = dict[int, int](), dict[int, list[int]](), dict[int, int](), dict[int, Version]()
-        loops = {kernel.parent_loop for kernel in problem.kernels}
+        blocks = {kernel.block for kernel in problem.kernels}
         holds = {problem.buffers[number].place: number for number in reversed(current)}  # place -> buffer in it
         for time, action in enumerate(self._schedule):
             reads, writes, ended = list[int](), list[int](), list[int]()
@@ -140,7 +140,7 @@ class Liveness:
             if action.kind is Kind.RUN:
                 kernel = problem.kernels[number]
                 reads = [current[read] for read in kernel.reads]
-                ended = [current[one] for one in self._ended(number, holds, number in loops)]
+                ended = [current[one] for one in self._ended(number, holds, number in blocks)]
                 holds |= {problem.buffers[written].place: written for written in kernel.writes}
                 writes = [self._begin_version(written, time) for written in kernel.writes]
                 current.update(zip(kernel.writes, writes, strict=True))

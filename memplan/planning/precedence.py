@@ -15,32 +15,32 @@ from memplan.planning.problem import Problem
 def precedence(
     problem: Problem, order: Sequence[int] | None = None, free: Collection[int] | None = None
 ) -> Mapping[int, set[int]]:
-    """Kernel, or loop as a whole -> those of the same computation that must precede it.
+    """Kernel, or block as a whole -> those of the same computation that must precede it.
 
     Args:
       order: of the kernels; None: the problem's own.
       free: kernels that may run once, but at any time; kernels may then cross the starts and ends of pairs.
     """
     kernels = problem.kernels
-    inside, contents = by_loop(problem, range(len(kernels)) if order is None else order)
+    inside, contents = by_block(problem, range(len(kernels)) if order is None else order)
     ends = pair_ends(problem)
     pairs = {*ends, *ends.values()} if free is None else set[int]()
     found = dict[int, set[int]]()
-    for loop, units in inside.items():
-        fences = pairs.union(unit for unit in units if loop is not None and not kernels[unit].recomputable)
+    for block, units in inside.items():
+        fences = pairs.union(unit for unit in units if block is not None and not kernels[unit].recomputable)
         found |= _within(problem, units, contents, fences, free or ())
     return found
 
 
-def by_loop(
+def by_block(
     problem: Problem, order: Sequence[int]
 ) -> tuple[Mapping[int | None, Sequence[int]], Mapping[int, Sequence[int]]]:
-    """Loop -> the kernels of its body, None -> those of the entry; and loop -> all kernels inside it. In order."""
+    """Block -> the kernels of its body, None -> those of the entry; and block -> all kernels inside it. In order."""
     inside, contents = defaultdict[int | None, list[int]](list), defaultdict[int, list[int]](list)
     for number in order:
-        inside[problem.kernels[number].parent_loop].append(number)
-        for loop in problem.loops_around(number):
-            contents[loop].append(number)
+        inside[problem.kernels[number].block].append(number)
+        for block in problem.blocks_around(number):
+            contents[block].append(number)
     return inside, contents
 
 

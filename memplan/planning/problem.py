@@ -44,7 +44,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel or a loop, in the module's order.
+    """A kernel or a block, in the module's order.
 
     Attributes:
       reads, writes: numbers of buffers.
@@ -52,8 +52,8 @@ class Kernel:
       may_alias_elements: the same for elements of a tuple, if its others are dead or in buffers of arguments and
         outputs; and for results of asynchronous pairs, in such buffers.
       seconds: of one run.
-      parent_loop: number of the loop whose body contains it, or of what stands for a branch or a called computation:
-        such a one runs once, after what is inside of it.
+      block: number of the kernel that stands for what contains it, and runs after it: a loop, a called computation, a
+        conditional, the end of a branch.
       recomputable: it has no effect but its results, and updates nothing in place.
       drops_dead_outputs: dead results are not written: XLA removes them from a fusion whose root is a tuple.
       trips: of a loop: how often its body runs.
@@ -67,7 +67,7 @@ class Kernel:
     may_alias: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     may_alias_elements: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     seconds: float = 0.0
-    parent_loop: int | None = None
+    block: int | None = None
     recomputable: bool = True
     drops_dead_outputs: bool = False
     trips: int = 1
@@ -108,7 +108,7 @@ class Problem:
     def times(self) -> tuple[int, ...]:
         """How often each kernel runs in a step: once, and inside a loop once per trip."""
         return tuple(
-            math.prod(self.kernels[loop].trips for loop in self.loops_around(n)) for n in range(len(self.kernels))
+            math.prod(self.kernels[block].trips for block in self.blocks_around(n)) for n in range(len(self.kernels))
         )
 
     def with_seconds(self, seconds: Mapping[str, float]) -> Problem:
@@ -117,15 +117,15 @@ class Problem:
         return replace(self, kernels=tuple(kernels))
 
     def with_bodies(self, units: Iterable[int]) -> list[int]:
-        """Kernels of the entry in this order, what is inside of a loop right before it."""
+        """Kernels of the entry in this order, what is inside of a block right before it."""
         inside: dict[int, list[int]] = {}
         for number in range(len(self.kernels)):
-            for outermost in list(self.loops_around(number))[-1:]:
+            for outermost in list(self.blocks_around(number))[-1:]:
                 inside.setdefault(outermost, []).append(number)
         return [number for unit in units for number in (*inside.get(unit, ()), unit)]
 
-    def loops_around(self, number: int) -> Iterator[int]:
-        """The loops that contain a kernel, the innermost first."""
-        while (loop := self.kernels[number].parent_loop) is not None:
-            yield loop
-            number = loop
+    def blocks_around(self, number: int) -> Iterator[int]:
+        """The blocks that contain a kernel, the innermost first."""
+        while (block := self.kernels[number].block) is not None:
+            yield block
+            number = block

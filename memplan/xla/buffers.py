@@ -191,7 +191,7 @@ class _ProblemBuilder:
             self._alignment,
         )
 
-    def _computation(self, body: Computation, given: Sequence[Tree] | None, parent_loop: int | None) -> Tree:
+    def _computation(self, body: Computation, given: Sequence[Tree] | None, block: int | None) -> Tree:
         """Walk one computation; makes the entry's arguments, receives others. Returns the values of its root."""
         trees: dict[str, Tree] = {}
         self._synchronous |= synchronous_pairs(body) if self._joins_pairs else {}
@@ -202,10 +202,10 @@ class _ProblemBuilder:
                     self._arguments[number] = self._new(op, None, Role.ARGUMENT)
                 trees[op.name] = given[number] if given is not None else self._arguments[number]
             else:
-                trees[op.name] = self._instruction(body, op, [trees[name] for name in op.operands], parent_loop)
+                trees[op.name] = self._instruction(body, op, [trees[name] for name in op.operands], block)
         return trees[body.root.name]
 
-    def _instruction(self, body: Computation, op: Instruction, operands: list[Tree], parent_loop: int | None) -> Tree:
+    def _instruction(self, body: Computation, op: Instruction, operands: list[Tree], block: int | None) -> Tree:
         if op.opcode in ("bitcast", "opt-barrier", "add-dependency"):
             return operands[0]
         if op.opcode == "get-tuple-element":
@@ -217,21 +217,21 @@ class _ProblemBuilder:
         if op.opcode in ("constant", "after-all"):
             return self._new(op, None, Role.CONSTANT)
         if op.opcode == "while":
-            return self._loop(op, operands[0], parent_loop)
+            return self._loop(op, operands[0], block)
         if op.opcode == "call":
-            return self._call(op, operands, parent_loop)
+            return self._call(op, operands, block)
         if op.opcode == "conditional":
-            return self._conditional(op, operands, parent_loop)
+            return self._conditional(op, operands, block)
         if op.name in self._synchronous:
             whole = as_synchronous(op, body.ops[self._synchronous[op.name]])
-            return self._compute(body, whole, operands, parent_loop)
+            return self._compute(body, whole, operands, block)
         if op.opcode.endswith("-done"):
-            return self._done(op, operands[0], parent_loop)
+            return self._done(op, operands[0], block)
         if op.opcode.endswith("-start"):
-            return self._start(op, operands, parent_loop)
-        return self._compute(body, op, operands, parent_loop)
+            return self._start(op, operands, block)
+        return self._compute(body, op, operands, block)
 
-    def _compute(self, body: Computation, op: Instruction, operands: list[Tree], parent_loop: int | None) -> Tree:
+    def _compute(self, body: Computation, op: Instruction, operands: list[Tree], block: int | None) -> Tree:
         tree = self._new(op, len(self._kernels), Role.TEMPORARY)
         made = list(leaves_of(tree))
         self._table(op.shape)
@@ -247,7 +247,7 @@ class _ProblemBuilder:
                 may_alias[made[leaf]] += (source,)
             elif operand.opcode == "get-tuple-element" or operand.opcode.endswith("-done"):
                 of_elements[made[leaf]] += (source,)
-        self._kernel(op, operands, made, parent_loop, may_alias, of_elements, bool(in_place))
+        self._kernel(op, operands, made, block, may_alias, of_elements, bool(in_place))
         for leaf, name in in_place.items():
             (source,) = leaves_of(by_name[name])
             self._values.unite(source, made[leaf])
@@ -258,7 +258,7 @@ class _ProblemBuilder:
         op: Instruction,
         operands: Sequence[Tree],
         writes: Sequence[int],
-        parent_loop: int | None,
+        block: int | None,
         may_alias: Mapping[int, tuple[int, ...]] | None = None,
         may_alias_elements: Mapping[int, tuple[int, ...]] | None = None,
         updates: bool = False,
@@ -273,7 +273,7 @@ class _ProblemBuilder:
                 tuple(writes),
                 may_alias or {},
                 may_alias_elements or {},
-                parent_loop=parent_loop,
+                block=block,
                 recomputable=not once and not in_pair,
                 drops_dead_outputs=self._on_gpu and self._has_many_results(op),
                 started_by=self._starts.get(op.operands[0]) if op.opcode.endswith("-done") else None,
@@ -285,7 +285,7 @@ class _ProblemBuilder:
         fused = op.opcode == "fusion" and "kind=kCustom" not in op.attributes
         return fused and self._module[op.called[0]].root.opcode == "tuple"
 
-    def _start(self, op: Instruction, operands: list[Tree], parent_loop: int | None) -> Tree:
+    def _start(self, op: Instruction, operands: list[Tree], block: int | None) -> Tree:
         """The start of an asynchronous pair: its tuple names the operands, and holds the result."""
         shape = op.shape
         if op.opcode == "copy-start":
@@ -307,7 +307,7 @@ class _ProblemBuilder:
                 self._table(table)
         self._starts[op.name] = len(self._kernels)
         old = {value for part in given.values() for value in leaves_of(part)}
-        self._kernel(op, operands, [value for value in leaves_of(tree) if value not in old], parent_loop)
+        self._kernel(op, operands, [value for value in leaves_of(tree) if value not in old], block)
         for position, made in self._updated_by(op, tree):
             (source,) = leaves_of(operands[position])
             self._values.unite(source, made)
@@ -323,38 +323,38 @@ class _ProblemBuilder:
             for leaf, name in updated(self._module, replace(start, opcode="fusion", shape=start.shape[1])):
                 yield start.operands.index(name), results[leaf]
 
-    def _done(self, op: Instruction, started: Tree, parent_loop: int | None) -> Tree:
+    def _done(self, op: Instruction, started: Tree, block: int | None) -> Tree:
         """The end of an asynchronous pair."""
         if op.operands[0] in self._synchronous:  # of which its start has made everything
             return started
-        self._kernel(op, [started], (), parent_loop)
+        self._kernel(op, [started], (), block)
         return _result(op, started)
 
-    def _call(self, op: Instruction, operands: list[Tree], parent_loop: int | None) -> Tree:
+    def _call(self, op: Instruction, operands: list[Tree], block: int | None) -> Tree:
         """One kernel if it is called as one, as XLA:CPU does for parallel calls; otherwise the kernels inside it."""
         first = len(self._kernels)
-        result = self._computation(self._module[op.called[0]], operands, parent_loop)
+        result = self._computation(self._module[op.called[0]], operands, block)
         if len(self._kernels) == first + 1:
             self._kernels[first] = replace(self._kernels[first], name=op.name, recomputable=False)
         else:
-            self._end(op.called[0], result, parent_loop)
-            self._kernel(op, operands, (), parent_loop)
-            self._put_within(first, parent_loop)
+            self._end(op.called[0], result, block)
+            self._kernel(op, operands, (), block)
+            self._put_within(first, block)
         return result
 
-    def _end(self, name: str, result: Tree, parent_loop: int | None) -> None:
+    def _end(self, name: str, result: Tree, block: int | None) -> None:
         """The end of a computation, which reads all its results."""
         reads = tuple(dict.fromkeys(leaves_of(result)))
-        self._kernels.append(Kernel(f"{name}:end", reads, (), parent_loop=parent_loop, recomputable=False))
+        self._kernels.append(Kernel(f"{name}:end", reads, (), block=block, recomputable=False))
 
     def _put_within(self, first: int, around: int | None) -> None:
         """Put the kernels from the first on inside the last one."""
         last = len(self._kernels) - 1
         for number in range(first, last):
-            if self._kernels[number].parent_loop == around:
-                self._kernels[number] = replace(self._kernels[number], parent_loop=last)
+            if self._kernels[number].block == around:
+                self._kernels[number] = replace(self._kernels[number], block=last)
 
-    def _loop(self, op: Instruction, state: Tree, parent_loop: int | None) -> Tree:
+    def _loop(self, op: Instruction, state: Tree, block: int | None) -> Tree:
         """Body and condition come before the loop itself, as in XLA's flattened schedule."""
         condition, body = op.attribute("condition").lstrip("%"), op.attribute("body").lstrip("%")
         first = len(self._kernels)
@@ -362,22 +362,20 @@ class _ProblemBuilder:
         ends = {}
         for name in (condition, body):
             tree = carried[name]
-            self._kernels.append(
-                Kernel(f"{name}:begin", (), tuple(leaves_of(tree)), parent_loop=parent_loop, recomputable=False)
-            )
+            self._kernels.append(Kernel(f"{name}:begin", (), tuple(leaves_of(tree)), block=block, recomputable=False))
             for value in leaves_of(tree):
                 self._values[value].maker = len(self._kernels) - 1
-            ends[name] = self._computation(self._module[name], [tree], parent_loop)
-            self._end(name, ends[name], parent_loop)
+            ends[name] = self._computation(self._module[name], [tree], block)
+            self._end(name, ends[name], block)
         result = self._values.add_like(state, op.name)
         self._table(op.shape)
         for value in leaves_of(result):
             self._values[value].maker = len(self._kernels)
-        self._kernel(op, [state], list(leaves_of(result)), parent_loop)
+        self._kernel(op, [state], list(leaves_of(result)), block)
         if trips := _TRIPS.search(op.attributes):
             self._kernels[-1] = replace(self._kernels[-1], trips=int(trips[1]))
         self._tie(state, carried[condition], carried[body], ends[body], result)
-        self._put_within(first, parent_loop)
+        self._put_within(first, block)
         return result
 
     def _tie(self, state: Tree, *others: Tree) -> None:
@@ -390,7 +388,7 @@ class _ProblemBuilder:
                 for value in (tested, inside, end, after):
                     self._values.unite(begin, value)
 
-    def _conditional(self, op: Instruction, operands: list[Tree], parent_loop: int | None) -> Tree:
+    def _conditional(self, op: Instruction, operands: list[Tree], block: int | None) -> Tree:
         """The branches one after another, then the conditional, whose results share their buffers.
 
         What is inside of a branch belongs to its end, as the body of a loop to the loop.
@@ -399,16 +397,16 @@ class _ProblemBuilder:
         ends = []
         for name, given in zip(op.called, operands[1:], strict=True):
             begin = len(self._kernels)
-            ends.append(self._computation(self._module[name], [given], parent_loop))
-            self._end(name, ends[-1], parent_loop)
-            self._put_within(begin, parent_loop)
+            ends.append(self._computation(self._module[name], [given], block))
+            self._end(name, ends[-1], block)
+            self._put_within(begin, block)
         result = self._new(op, len(self._kernels), Role.TEMPORARY)
         self._table(op.shape)
-        self._kernel(op, operands, list(leaves_of(result)), parent_loop)
+        self._kernel(op, operands, list(leaves_of(result)), block)
         for end in ends:
             for made, given in zip(leaves_of(result), leaves_of(end), strict=True):
                 self._values.unite(given, made)
-        self._put_within(first, parent_loop)
+        self._put_within(first, block)
         return result
 
     def _new(self, op: Instruction, maker: int | None, role: Role) -> Tree:

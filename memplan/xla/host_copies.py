@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from memplan.hardware.device import Device
 from memplan.xla.async_pairs import IN_STREAM, OUT_STREAM
-from memplan.xla.module import Computation, Instruction, Module, with_loops
+from memplan.xla.module import Computation, Instruction, Module, with_blocks
 from memplan.xla.shapes import shape_text
 
 _XLA_COPIES = (8, 0)  # compute capability
@@ -44,7 +44,7 @@ def is_copy(module: Module, op: Instruction, device: Device) -> bool:
 
 def transfers(module: Module, loop: Instruction, device: Device) -> tuple[int, int]:
     """Transfers between device and host in a trip of a loop: copies, and kernels."""
-    bodies = [body for name in loop.called for body in with_loops(module, module[name])]
+    bodies = [body for name in loop.called for body in with_blocks(module, module[name])]
     copied = [is_copy(module, op, device) for body in bodies for op in _transfers(body)]
     return sum(copied), len(copied) - sum(copied)
 

@@ -335,10 +335,10 @@ def large_constants(text: str) -> list[Instruction]:
     return [op for line in _CONSTANT.findall(text) if (op := read_instruction(line)).nbytes >= LARGE_NBYTES]
 
 
-def with_loops(module: Module, body: Computation) -> Iterator[Computation]:
+def with_blocks(module: Module, body: Computation) -> Iterator[Computation]:
     """A computation, the bodies and conditions of its loops, the branches of its conditionals, and what it calls."""
     yield body
     for op in body.ops.values():
         if op.opcode in BLOCKS:
             for name in op.called:
-                yield from with_loops(module, module[name])
+                yield from with_blocks(module, module[name])

@@ -88,15 +88,15 @@ class _Entry:
     def __init__(self, module: Module, problem: Problem, feeds_links: bool) -> None:
         self.problem, kernels, ops = problem, problem.kernels, module.entry.ops
         self._nbytes = [buffer.nbytes if buffer.role is Role.TEMPORARY else 0 for buffer in problem.buffers]
-        self._unit_of = [[number, *problem.loops_around(number)][-1] for number in range(len(kernels))]
+        self._unit_of = [[number, *problem.blocks_around(number)][-1] for number in range(len(kernels))]
         self._inside = defaultdict[int, list[int]](list)  # loop of the entry -> kernels in it
         for number, unit in enumerate(self._unit_of):
             self._inside[unit] += [number] if number != unit else []
         self._ends = {
             start: end for start, end in pair_ends(problem).items()
-            if kernels[start].parent_loop is None and is_collective(ops[kernels[start].name].opcode)
+            if kernels[start].block is None and is_collective(ops[kernels[start].name].opcode)
         }  # fmt: skip
-        units = [number for number, kernel in enumerate(kernels) if kernel.parent_loop is None]
+        units = [number for number, kernel in enumerate(kernels) if kernel.block is None]
         before, last, relays = self._precedence(ops, units), set[int](), set[int]()
         if feeds_links:
             heavy = [unit for unit in units if _is_heavy(ops[kernels[unit].name])]

@@ -16,7 +16,7 @@ from memplan.planning.schedule import Kind, Schedule, runs
 from memplan.xla.async_pairs import IN_STREAM, OUT_STREAM
 from memplan.xla.buffers import instruction_of, leaf_of
 from memplan.xla.frames import readable
-from memplan.xla.module import Computation, Instruction, Module, Names, with_loops
+from memplan.xla.module import Computation, Instruction, Module, Names, with_blocks
 from memplan.xla.rewrites.fusion import AFTER, tuple_element
 from memplan.xla.shapes import HOST_SPACE, Array, Shape, shape_text
 
@@ -54,7 +54,7 @@ def write(module: Module, problem: Problem, schedule: Schedule) -> str:
     Raises:
       ValueError: a copy of what a loop carries or a fixed kernel makes, or one outside of the loop that makes it.
     """
-    home = {op.name: body for body in with_loops(module, module.entry) for op in body.ops.values()}
+    home = {op.name: body for body in with_blocks(module, module.entry) for op in body.ops.values()}
     names, texts = Names(module), list[str]()
     plain = _steps_by_body(home, problem, runs(range(len(problem.kernels))))
     planned = _steps_by_body(home, problem, schedule)
@@ -75,16 +75,16 @@ def as_it_stands(module: Module) -> str:
 
 def _steps_by_body(home: Mapping[str, Computation], problem: Problem, schedule: Schedule) -> Mapping[str, list[_Step]]:
     """Steps by the names of computations."""
-    kernels, parent_loop, found = problem.kernels, None, defaultdict[str, list[_Step]](list)
+    kernels, block, found = problem.kernels, None, defaultdict[str, list[_Step]](list)
     for action in schedule:
         if action.kind is Kind.RUN:
-            parent_loop, step = kernels[action.number].parent_loop, _Step(Kind.RUN, kernels[action.number].name)
+            block, step = kernels[action.number].block, _Step(Kind.RUN, kernels[action.number].name)
         else:
             buffer = problem.buffers[action.number]
             name = instruction_of(buffer.name)
             if ":" in buffer.name or name not in home:
                 raise ValueError(f"{buffer.name} is a loop carry, or is made in a computation that is not planned")
-            if parent_loop != (None if buffer.maker is None else kernels[buffer.maker].parent_loop):
+            if block != (None if buffer.maker is None else kernels[buffer.maker].block):
                 raise ValueError(f"{buffer.name} is copied outside of the loop that makes it")
             op = home[name].ops[name]
             if op.opcode.endswith("-start"):  # its results are there when it is done

@@ -67,10 +67,10 @@ def looping() -> Problem:
     )
     kernels = (
         Kernel("before", (), (0,)),
-        Kernel("body:begin", (), (1,), parent_loop=5, recomputable=False),
-        Kernel("inner", (1,), (2,), parent_loop=5),
-        Kernel("next", (1, 2), (3,), parent_loop=5),
-        Kernel("body:end", (3,), (), parent_loop=5, recomputable=False),
+        Kernel("body:begin", (), (1,), block=5, recomputable=False),
+        Kernel("inner", (1,), (2,), block=5),
+        Kernel("next", (1, 2), (3,), block=5),
+        Kernel("body:end", (3,), (), block=5, recomputable=False),
         Kernel("loop", (0,), (4,), recomputable=False, trips=3),
         Kernel("after", (0, 4), (5,)),
     )
@@ -86,8 +86,8 @@ def calling() -> Problem:
         Buffer("after", 8, Role.OUTPUT, 4, 3),
     )
     kernels = (
-        Kernel("state", (), (0,), parent_loop=2, recomputable=False),
-        Kernel("bits", (0,), (1,), parent_loop=2, recomputable=False),
+        Kernel("state", (), (0,), block=2, recomputable=False),
+        Kernel("bits", (0,), (1,), block=2, recomputable=False),
         Kernel("call", (), (), recomputable=False),
         Kernel("beside", (0,), (2,)),
         Kernel("after", (1, 2), (3,)),

@@ -33,7 +33,7 @@ class Builder:
         seconds: float = 1.0,
         place: int | None = None,
         output: bool = False,
-        parent_loop: int | None = None,
+        block: int | None = None,
         recomputable: bool = True,
         over: bool = False,
         drops_dead_outputs: bool = False,
@@ -47,7 +47,7 @@ class Builder:
             self.buffers.append(Buffer(f"buffer{number}", size, role, len(self.kernels), taken))
         sources = {made[0]: tuple(r for r in reads if self.buffers[r].nbytes == sizes[0])} if over and made else {}
         name = f"kernel{len(self.kernels)}"
-        kernel = Kernel(name, reads, made, sources, {}, seconds, parent_loop, recomputable, drops_dead_outputs)
+        kernel = Kernel(name, reads, made, sources, {}, seconds, block, recomputable, drops_dead_outputs)
         self.kernels.append(replace(kernel, started_by=started_by))
         self.outputs.update(made if output else ())
         return made
@@ -123,7 +123,7 @@ def accumulating(layers: int, trips: int, seed: int) -> Problem:
     (zero,) = b.kernel((), MIB)
     step = training(layers, seed)
     loop = len(b.kernels) + 1 + len(step.kernels) + 2
-    (state,) = b.kernel((), MIB, parent_loop=loop, recomputable=False, place=zero)
+    (state,) = b.kernel((), MIB, block=loop, recomputable=False, place=zero)
     shift, inner = len(b.buffers), len(b.kernels)
     for number, buffer in enumerate(step.buffers):
         role = Role.ARGUMENT if buffer.maker is None else Role.TEMPORARY
@@ -132,10 +132,10 @@ def accumulating(layers: int, trips: int, seed: int) -> Problem:
     for kernel in step.kernels:
         reads = (*(read + shift for read in kernel.reads), *((before,) if not kernel.reads[1:] else ()))
         writes = tuple(written + shift for written in kernel.writes)
-        b.kernels.append(replace(kernel, reads=reads, writes=writes, may_alias={}, parent_loop=loop))
+        b.kernels.append(replace(kernel, reads=reads, writes=writes, may_alias={}, block=loop))
     updates = tuple(output + shift for output in sorted(step.outputs))
-    b.kernel((state, *updates), MIB, parent_loop=loop, recomputable=False, place=zero)
-    b.kernel((len(b.buffers) - 1,), (), parent_loop=loop, recomputable=False)
+    b.kernel((state, *updates), MIB, block=loop, recomputable=False, place=zero)
+    b.kernel((len(b.buffers) - 1,), (), block=loop, recomputable=False)
     (after,) = b.kernel((zero, before), MIB, 0.0, recomputable=False, place=zero)
     b.kernels[-1] = replace(b.kernels[-1], trips=trips)
     b.kernel((after, before), 8, output=True)
@@ -148,13 +148,13 @@ def in_a_loop(problem: Problem, trips: int) -> Problem:
     body = [
         replace(
             one,
-            parent_loop=last if one.parent_loop is None else one.parent_loop + 1,
+            block=last if one.block is None else one.block + 1,
             started_by=None if one.started_by is None else one.started_by + 1,
         )
         for one in problem.kernels
     ]
-    begin = Kernel("body:begin", (), (), parent_loop=last, recomputable=False)
-    end = Kernel("body:end", problem.outputs, (), parent_loop=last, recomputable=False)
+    begin = Kernel("body:begin", (), (), block=last, recomputable=False)
+    end = Kernel("body:end", problem.outputs, (), block=last, recomputable=False)
     loop = Kernel("loop", (), (), recomputable=False, trips=trips)
     buffers = (replace(one, maker=None if one.maker is None else one.maker + 1) for one in problem.buffers)
     return replace(problem, buffers=tuple(buffers), kernels=(begin, *body, end, loop))

@@ -49,13 +49,13 @@ def test_what_may_lie_in_an_output_or_over_an_operand_does_not_count() -> None:
 
 def test_a_loop_holds_what_its_body_reads() -> None:
     one = accumulating(4, 3, 0)
-    (loop,) = {kernel.parent_loop for kernel in one.kernels} - {None}
-    inside = [number for number in range(len(one.kernels)) if one.kernels[number].parent_loop == loop]
+    (loop,) = {kernel.block for kernel in one.kernels} - {None}
+    inside = [number for number in range(len(one.kernels)) if one.kernels[number].block == loop]
     assert floor(one)[1] in inside
     outer = Buffer("outer", 64 * MIB, Role.TEMPORARY, len(one.kernels), len(one.buffers))
     kernels = list(one.kernels)
     first = kernels[inside[1]]
-    kernels[inside[1]] = Kernel(first.name, (*first.reads, len(one.buffers)), first.writes, parent_loop=loop)
+    kernels[inside[1]] = Kernel(first.name, (*first.reads, len(one.buffers)), first.writes, block=loop)
     kernels.append(Kernel("outer", (), (len(one.buffers),)))
     more = Problem((*one.buffers, outer), tuple(kernels), one.outputs, one.donated)
     assert floor(more)[0] >= floor(one)[0] + 64 * MIB

@@ -156,8 +156,8 @@ def alone(problem: Problem, buffer: int) -> bool:
 
 def beside(problem: Problem, number: int) -> list[int]:
     """Kernels of the same computation."""
-    within = problem.kernels[number].parent_loop
-    return [n for n, kernel in enumerate(problem.kernels) if kernel.parent_loop == within]
+    within = problem.kernels[number].block
+    return [n for n, kernel in enumerate(problem.kernels) if kernel.block == within]
 
 
 def reads(problem: Problem, number: int) -> set[int]:
@@ -168,7 +168,7 @@ def reads(problem: Problem, number: int) -> set[int]:
 
 def first_of(problem: Problem, number: int) -> int:
     """The first kernel of a loop, which stands behind what is in it."""
-    return next(n for n in range(number + 1) if number in (n, *problem.loops_around(n)))
+    return next(n for n in range(number + 1) if number in (n, *problem.blocks_around(n)))
 
 
 def still_there(problem: Problem, number: int, time: int) -> bool:

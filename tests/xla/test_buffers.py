@@ -78,7 +78,7 @@ def test_a_loop_says_how_often_its_body_runs() -> None:
     compile_step(step, args, "scanned", look)
     loops = [kernel.trips for kernel in found[0].kernels if kernel.trips > 1]
     assert loops == [6, 6]
-    inner = {number for number, kernel in enumerate(found[0].kernels) if kernel.parent_loop is not None}
+    inner = {number for number, kernel in enumerate(found[0].kernels) if kernel.block is not None}
     assert {found[0].times[number] for number in inner} == {6}
 
 

@@ -168,9 +168,7 @@ def test_a_step_of_a_cpu_is_the_sum_of_its_kernels_and_blocks(name: str, product
     text = jax.jit(step).lower(*args).compile().as_text()
     assert text is not None
     found = replay(read_module(text), CPU)
-    outer = [
-        kernel.name for kernel in problem_of(read_module(text), on_gpu=False).kernels if kernel.parent_loop is None
-    ]
+    outer = [kernel.name for kernel in problem_of(read_module(text), on_gpu=False).kernels if kernel.block is None]
     known = {**found.seconds, **found.blocks}
     assert found.step_s == found.compute_s == pytest.approx(sum(known[name] for name in outer))
     assert min(known[name] for name in outer) > 0

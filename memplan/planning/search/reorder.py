@@ -2,14 +2,14 @@
 
 Forward, a kernel that frees at least what it makes runs as soon as it can: gradients of weights and their updates. Then
 backward, with the roles exchanged: a kernel that makes more than it keeps live runs right before its first reader. A
-loop and its body move as one; a body's kernels move within it.
+block and its body move as one; a body's kernels move within it.
 """
 
 import heapq
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from memplan.planning.precedence import by_loop, precedence
+from memplan.planning.precedence import by_block, precedence
 from memplan.planning.problem import Problem, Role
 
 _FEW = 8  # a value with more remaining readers than this is not about to be freed
@@ -21,12 +21,12 @@ def reorder(problem: Problem) -> tuple[int, ...]:
 
 
 def _reordered(problem: Problem, order: Sequence[int], forward: bool) -> tuple[int, ...]:
-    inside, contents = by_loop(problem, order)
+    inside, contents = by_block(problem, order)
     before = precedence(problem, order)
 
-    def within(loop: int | None) -> Iterator[int]:
-        """The kernels inside a loop, bodies before their loops."""
-        units = inside[loop]
+    def within(block: int | None) -> Iterator[int]:
+        """The kernels inside a block, bodies before their blocks."""
+        units = inside[block]
         for unit in _Level(problem, units, contents, before).run(forward):
             if unit in inside:
                 yield from within(unit)

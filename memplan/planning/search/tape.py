@@ -51,14 +51,14 @@ class Operation:
     last_recompute_slot: int
     may_alias: Over = ()
     drops_dead_outputs: bool = False  # dead results are not written
-    level: int = -1  # the loop that contains it, or -1
+    level: int = -1  # the block that contains it, or -1
     kernel: int = -1  # number in the problem
     ready_slot: int = -1  # it may be recomputed after this slot; for an asynchronous pair, the slot that ends it
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A slot's own work, if any, and the loop whose operations may run in its prelude."""
+    """A slot's own work, if any, and the block whose operations may run in its prelude."""
 
     level: int = -1
     reads: tuple[int, ...] = ()
@@ -152,10 +152,10 @@ class _Recorder:
         ]
         self._value = {buffer: value for value, buffer in enumerate(self._buffers)}
         self._read = problem.returned.union(*(kernel.reads for kernel in problem.kernels))
-        self._first: dict[int, int] = {}  # by loop: its first slot
+        self._first: dict[int, int] = {}  # by block: its first slot
         for slot, number in enumerate(order):
-            for loop in problem.loops_around(number):
-                self._first.setdefault(loop, slot)
+            for block in problem.blocks_around(number):
+                self._first.setdefault(block, slot)
 
     def tape(self) -> Tape:
         problem, ends = self._problem, pair_ends(self._problem)
@@ -174,7 +174,7 @@ class _Recorder:
                     self._last_recompute_slot(number),
                     may_alias,
                     kernel.drops_dead_outputs and len(kernel.writes) > 1,
-                    -1 if kernel.parent_loop is None else kernel.parent_loop,
+                    -1 if kernel.block is None else kernel.block,
                     number,
                     ready,
                 )
@@ -217,19 +217,19 @@ class _Recorder:
         return len(writes) > 1 and len(self._read.intersection(writes)) == 1
 
     def _slot_reads(self) -> list[tuple[int, ...]]:
-        """Values that each slot reads; a loop reads those from outside in its first and its last slot."""
+        """Values that each slot reads; a block reads those from outside in its first and its last slot."""
         problem, found = self._problem, defaultdict[int, set[int]](set)
         for slot, number in enumerate(self._order):
-            loops = [number, *problem.loops_around(number)]
+            around = [number, *problem.blocks_around(number)]
             for buffer in problem.kernels[number].reads:
                 if buffer not in self._value:
                     continue
                 maker = problem.buffers[buffer].maker
                 assert maker is not None
                 # the innermost block that contains both: results of a call or a branch may be read after it
-                blocks = [problem.kernels[one].parent_loop for one in (maker, *problem.loops_around(maker))]
-                outside = next(block for block in blocks if block is None or block in loops[1:])
-                reader = next(loop for loop in loops if problem.kernels[loop].parent_loop == outside)
+                blocks = [problem.kernels[one].block for one in (maker, *problem.blocks_around(maker))]
+                outside = next(block for block in blocks if block is None or block in around[1:])
+                reader = next(one for one in around if problem.kernels[one].block == outside)
                 for at in {self._first.get(reader, slot), self._slot[reader]}:
                     found[at].add(self._value[buffer])
         return [tuple(sorted(found[slot])) for slot in range(len(self._order))]
@@ -237,25 +237,25 @@ class _Recorder:
     def _slot_levels(self) -> list[int]:
         kernels, found = self._problem.kernels, list[int]()
         for number in self._order:
-            parent_loop = kernels[number].parent_loop
-            found.append(-1 if parent_loop is None else parent_loop)
-        for loop in self._first:
-            found[self._slot[loop]] = _NOWHERE
-        for loop, slot in sorted(self._first.items(), key=lambda item: self._slot[item[0]]):
-            around = kernels[loop].parent_loop
+            block = kernels[number].block
+            found.append(-1 if block is None else block)
+        for block in self._first:
+            found[self._slot[block]] = _NOWHERE
+        for block, slot in sorted(self._first.items(), key=lambda item: self._slot[item[0]]):
+            around = kernels[block].block
             found[slot] = -1 if around is None else around
         return found
 
     def _last_recompute_slot(self, number: int) -> int:
-        """The last slot before one of a kernel's operands is overwritten, or a loop begins that does so."""
+        """The last slot before one of a kernel's operands is overwritten, or a block begins that does so."""
         problem, last = self._problem, len(self._order)
-        around = set(problem.loops_around(number))
+        around = set(problem.blocks_around(number))
         for read in problem.kernels[number].reads:
             maker = problem.buffers[read].maker
             since = -1 if maker is None else self._slot[maker]
             for other in problem.places[problem.buffers[read].place]:
                 taker = problem.buffers[other].maker
                 if other != read and taker is not None and self._slot[taker] > since:
-                    loops = [loop for loop in problem.loops_around(taker) if loop in self._first and loop not in around]
-                    last = min(last, self._slot[taker], *(self._first[loop] for loop in loops))
+                    begun = [block for block in problem.blocks_around(taker) if block not in around]
+                    last = min(last, self._slot[taker], *(self._first[block] for block in begun))
         return last

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from memplan.xla.collectives.cost import EXCHANGE, GATHER
-from memplan.xla.module import Computation, Instruction, Module, with_loops
+from memplan.xla.module import Computation, Instruction, Module, with_blocks
 from memplan.xla.shapes import Array
 from memplan.xla.sources import finder
 
@@ -61,7 +61,7 @@ def _whole_reads(module: Module, asked: Collection[int]) -> Iterator[tuple[Instr
     """Operations that XLA does not divide, each with the collective that it reads and where that is."""
     around: _Around = {}
     state = {(array.dtype, array.dims) for array in module.entry.root.result}
-    for body in with_loops(module, module.entry):
+    for body in with_blocks(module, module.entry):
         around |= {name: (body, op) for op in body.ops.values() if op.opcode == "while" for name in op.called}
         for op in (one for one in body.ops.values() if one.opcode in (GATHER, EXCHANGE) and _ADDED in one.line):
             if op.opcode == EXCHANGE:

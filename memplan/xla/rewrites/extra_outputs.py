@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from memplan.planning.problem import Problem
 from memplan.xla.buffers import problem_of
-from memplan.xla.module import Computation, Instruction, Module, Names, read_instruction, with_loops
+from memplan.xla.module import Computation, Instruction, Module, Names, read_instruction, with_blocks
 from memplan.xla.rewrites.fusion import (
     CHEAP,
     LEAST_BYTES,
@@ -87,7 +87,7 @@ def _merge(module: Module, clones: Mapping[str, _Value], room_nbytes: int) -> Me
 
 def _values(module: Module) -> Iterator[_Value]:
     """Elementwise results of some size that only kernels read."""
-    for body in with_loops(module, module.entry):
+    for body in with_blocks(module, module.entry):
         at = {name: position for position, name in enumerate(body.ops)}
         for op in body.ops.values():
             if not is_open(op) or op.root:
@@ -110,7 +110,7 @@ def _late_readers(maker: str, readers: Collection[str], at: Mapping[str, int]) -
 def _with_clones(module: Module, values: Sequence[_Value]) -> tuple[Module, Mapping[str, _Value]]:
     """The instructions with a clone for each value before its first late reader, and the clones' names."""
     names, texts, clones = Names(module), module.texts, dict[str, _Value]()
-    for body in with_loops(module, module.entry):
+    for body in with_blocks(module, module.entry):
         lines = {op.name: [op] for op in body.ops.values()}
         new: dict[str, str] = {}
         for value in values:
@@ -143,7 +143,7 @@ def _redirect(body: Computation, op: Instruction, name: str, clone: Instruction,
 
 def _cost(module: Module, clone: str, beside: Collection[str]) -> float:
     """Bytes that a clone writes, or reads for itself alone, as a share of all bytes that it moves."""
-    body = next(one for one in with_loops(module, module.entry) if clone in one.ops)
+    body = next(one for one in with_blocks(module, module.entry) if clone in one.ops)
     op = body.ops[clone]
     reads = {buffer_of(body, operand): body.behind_bitcasts(body.ops[operand]).nbytes for operand in op.operands}
     more = sum(nbytes for name, nbytes in reads.items() if name not in beside)

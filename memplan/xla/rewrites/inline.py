@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from memplan.planning.problem import Problem
-from memplan.xla.module import Computation, Instruction, Module, Names, read_instruction, with_loops
+from memplan.xla.module import Computation, Instruction, Module, Names, read_instruction, with_blocks
 from memplan.xla.rewrites.fusion import (
     CHEAP,
     LEAST_BYTES,
@@ -41,7 +41,7 @@ def inline_producers(module: Module, problem: Problem) -> Module:
       problem: the module's, by `problem_of`.
     """
     lifetimes, names, texts = _Lifetimes(problem), Names(module), module.texts
-    for body in with_loops(module, module.entry):
+    for body in with_blocks(module, module.entry):
         rewriter = _BodyRewriter(module, body, names)
         for producer in _producers(module, body, lifetimes):
             rewriter.inline(producer)

@@ -6,7 +6,7 @@ live from the first loop on: the 3D U-Net at 256^3, in slabs for 6 GiB on an H10
 
 from collections.abc import Collection, Iterator
 
-from memplan.xla.module import Computation, Instruction, Module, Names, predecessors, with_loops
+from memplan.xla.module import Computation, Instruction, Module, Names, predecessors, with_blocks
 from memplan.xla.rewrites.fusion import (
     LEAST_BYTES,
     has_tuple_readers,
@@ -30,7 +30,7 @@ def fill_late(module: Module, temporary_nbytes: int) -> Module:
     """
     least_nbytes = min(LEAST_BYTES, int(_SHARE * temporary_nbytes))
     names, texts = Names(module), module.texts
-    for body in with_loops(module, module.entry):
+    for body in with_blocks(module, module.entry):
         ordered = {name for op in body.ops.values() if (found := predecessors(op)) for name in (op.name, *found)}
         fills = [op for op in body.ops.values() if _is_fill(body, op, least_nbytes, ordered)]
         if fills:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from memplan.planning.problem import Problem
-from memplan.xla.module import Computation, Instruction, Module, Names, read_instruction, with_loops
+from memplan.xla.module import Computation, Instruction, Module, Names, read_instruction, with_blocks
 from memplan.xla.rewrites.fusion import (
     AFTER,
     NAMING,
@@ -54,7 +54,7 @@ def merge_fusions(
     """
     names, constraints, clones = Names(module), constraints_of(problem), originals or {}
     texts, reads = module.texts, dict[str, frozenset[str]]()
-    for body in with_loops(module, module.entry):
+    for body in with_blocks(module, module.entry):
         groups, order = FusionGroups(module, body, constraints, int(MERGED_SHARE * room_nbytes), originals).merge()
         if groups:
             texts = _BodyRewriter(body, names, groups, order).texts(texts)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from memplan.planning.problem import Kernel, Problem, Role
 from memplan.xla.aliasing import ELEMENTWISE
-from memplan.xla.module import Computation, Instruction, Module, Names, read_instruction, with_loops
+from memplan.xla.module import Computation, Instruction, Module, Names, read_instruction, with_blocks
 from memplan.xla.rewrites.fusion import (
     CHEAP,
     backward_slice,
@@ -44,7 +44,7 @@ def split_fusions(module: Module, problem: Problem, budget_nbytes: int) -> Modul
       problem: the module's, by `problem_of`.
       budget_nbytes: what temporaries may take.
     """
-    bodies = {op.name: body for body in with_loops(module, module.entry) for op in body.ops.values()}
+    bodies = {op.name: body for body in with_blocks(module, module.entry) for op in body.ops.values()}
     limit, fusions = int(WHOLE_SHARE * budget_nbytes), list[_Fusion]()
     for kernel in sorted(problem.kernels, key=functools.partial(_nbytes, problem), reverse=True):
         if (nbytes := _nbytes(problem, kernel)) <= limit:

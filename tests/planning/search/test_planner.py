@@ -59,7 +59,7 @@ def test_an_inner_kernel_runs_again_inside_of_its_body() -> None:
     assert found.fits
     ran = [action.number for action in found.schedule]
     again = [number for at, number in enumerate(ran) if number in ran[:at]]
-    assert again and all(problem.kernels[number].parent_loop is not None for number in again)
+    assert again and all(problem.kernels[number].block is not None for number in again)
     assert found.seconds == pytest.approx(found.bound_s + sum(3 * problem.kernels[number].seconds for number in again))
 
 
