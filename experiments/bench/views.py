@@ -157,7 +157,7 @@ numbers = shown(
 )  # fmt: skip
 judged = shown(
     Column("step and device", "case"), Column("plans that fit", "plans"), Column("in slabs", "in_slabs"),
-    Column("loops rewritten", "with_blocks"), Column("budget too small", "too_small"),
+    Column("loops rewritten", "with_loops"), Column("budget too small", "too_small"),
     Column("wrong", lambda row: "; ".join(map(": ".join, row["wrong"].items())) or "none"), of=having("plans"),
 )  # fmt: skip
 

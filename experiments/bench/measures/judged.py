@@ -12,7 +12,7 @@ def measure(case: Case) -> Found:
     step, args, donated = case.built()
     options = {"donate_argnums": donated, "device": case.device}
     plain_bytes = memplan.jit(step, **options).plan(*args).report.compiled_peak_bytes
-    row = {"plans": 0, "in_slabs": 0, "with_blocks": 0, "too_small": 0}
+    row = {"plans": 0, "in_slabs": 0, "with_loops": 0, "too_small": 0}
     wrong = {}
     for share in _SHARES:
         try:
@@ -24,5 +24,5 @@ def measure(case: Case) -> Found:
         else:
             row["plans"] += 1
             row["in_slabs"] += bool(plan and plan.slabs)
-            row["with_blocks"] += bool(plan and any(plan.loops))
+            row["with_loops"] += bool(plan and any(plan.loops))
     return Found([{**row, "wrong": wrong}])
