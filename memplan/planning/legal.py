@@ -6,7 +6,7 @@ copies.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from memplan.planning.problem import Kernel, Problem, Role
 from memplan.planning.schedule import Action, Kind, Schedule
@@ -46,11 +46,11 @@ def pair_ends(problem: Problem) -> Mapping[int, int]:
     return {kernel.started_by: number for number, kernel in kernels if kernel.started_by is not None}
 
 
-def _boundaries_passed(problem: Problem, ran: Iterable[int]) -> list[int]:
-    """By run: how many boundaries precede it in its block."""
+def _boundaries_passed(problem: Problem) -> list[int]:
+    """By kernel: how many boundaries precede it in its block, in the module's order."""
     passed: Counter[int | None] = Counter()
     found = []
-    for kernel in (problem.kernels[number] for number in ran):
+    for kernel in problem.kernels:
         found.append(passed[kernel.block])
         passed[kernel.block] += _is_boundary(kernel)
     return found
@@ -67,14 +67,13 @@ def _body_fault(problem: Problem, schedule: Schedule) -> str | None:
         inside = where.get(number, [])
         if inside and inside != list(range(time - len(inside), time)):
             return f"what is inside of {kernels[number].name} is not right before it"
-    plain = _boundaries_passed(problem, range(len(kernels)))
-    for number, passed in zip(ran, _boundaries_passed(problem, ran), strict=True):
-        if kernels[number].block is not None and passed != plain[number]:
-            return f"{kernels[number].name} has left its computation"
+    plain = _boundaries_passed(problem)
     here, passed = None, Counter[int | None]()
     for action in schedule:
         if action.kind is Kind.RUN:
             here = kernels[action.number].block
+            if here is not None and passed[here] != plain[action.number]:
+                return f"{kernels[action.number].name} has left its computation"
             passed[here] += _is_boundary(kernels[action.number])
         elif (maker := problem.buffers[action.number].maker) is not None:
             home = kernels[maker].block

@@ -23,6 +23,7 @@ from models.resnet import ResNetConfig
 from models.transformer import DecoderConfig
 from models.unet2d import UNet2DConfig
 from models.unet3d import UNet3DConfig
+from tests.within import WITHIN
 
 
 def fast_link() -> str:
@@ -58,18 +59,10 @@ def mlp(layers: int = 6, width: int = 64, rows: int = 4096) -> tuple[Any, Any]:
     return descent(loss), (params, batch)
 
 
-def within(trips: int, branch: bool) -> tuple[Any, Any]:
-    """The step of `mlp` in the body of a loop; in a branch; or in a loop in a branch in a loop."""
+def within(name: str) -> tuple[Any, Any]:
+    """The step of `mlp` in a block."""
     step, given = mlp()
-    body = lambda params, x, run=step: jax.lax.scan(  # noqa: E731
-        lambda params, trip: run(params, x + trip), params, jnp.arange(max(1, trips)) * 1e-3
-    )
-    run = body if trips else lambda params, x: (lambda new, loss: (new, loss[None]))(*step(params, x))
-    if not branch:
-        return body, given
-    idle = lambda params, x: (params, jnp.zeros(max(1, trips)))  # noqa: E731
-    chosen = lambda params, x: jax.lax.cond(x[0, 0] < jnp.inf, run, idle, params, x)  # noqa: E731
-    return (lambda params, x: body(params, x, chosen) if trips else chosen(params, x)), given
+    return WITHIN[name](step), given
 
 
 def normalized(side: int = 96, layers: int = 3, channels: int = 8) -> tuple[Any, Any]:
@@ -120,9 +113,7 @@ MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
 TOYS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "mlp": mlp,
     "wide mlp": partial(mlp, 8, 512, 64),  # parameters of 1 MiB, which `host_state` keeps on the host
-    "body": partial(within, 3, False),
-    "branch": partial(within, 0, True),
-    "body, branch, body": partial(within, 2, True),
+    **{name: partial(within, name) for name in WITHIN},
     "normalized": normalized,
     **MODELS,
 }

@@ -64,12 +64,12 @@ class Links:
     def _copy(self, busy: Busy, value: int, now: float) -> float:
         """Copy a value once the link is free; returns the end."""
         start = max(now, busy[-1][1]) if busy else now
-        end = start + copy_seconds(self._ledger, self._copy_s, value)
+        end = start + seconds_in_step(self._ledger, self._copy_s, value)
         busy.append((start, end))
         return end
 
 
-def copy_seconds(ledger: Ledger, copy_s: CopySeconds, value: int) -> float:
+def seconds_in_step(ledger: Ledger, copy_s: CopySeconds, value: int) -> float:
     """Seconds in a step of one copy of a value, which takes place in every trip of the loops around it."""
     return copy_s(ledger.tape.nbytes[value]) * ledger.tape.values[value].times
 
@@ -127,7 +127,7 @@ class CopyScheduler:
 
     def busy_s(self, value: int) -> float:
         """Seconds of a copy, one way."""
-        return copy_seconds(self._ledger, self._copy_s, value)
+        return seconds_in_step(self._ledger, self._copy_s, value)
 
     def moments(self, level: int) -> tuple[list[int], list[int]]:
         """By slot: the next one, and the one before, after which a copy on a level may begin or end.
