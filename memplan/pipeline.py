@@ -138,8 +138,9 @@ def best(
     planner = planner_named(request.planner)
     compiler = Compiler(target, limits, planner, follow, agree, notify, request.between_hosts)
 
-    def with_fewer_residuals(program: Program, excess_bytes: int) -> Iterator[Program]:
-        return map(offload, fewer_residuals(program, target.device, limits.host_bytes, excess_bytes))
+    def with_fewer_residuals(program: Program, excess_bytes: int, moves: bool) -> Program | None:
+        found = fewer_residuals(program, target.device, limits.host_bytes if moves else 0, excess_bytes)
+        return found and offload(found)
 
     def in_slabs(program: Program, seconds: float) -> Iterator[Program]:
         if request.split:

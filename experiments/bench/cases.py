@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.bench import second_order
+from experiments.bench.long_scans import LONG_SCANS, nested
 from experiments.bench.public.checkouts import checkouts_folder
 from experiments.bench.public.mesh_steps import MESH_STEPS
 from experiments.bench.public.steps import STEPS
@@ -243,6 +244,14 @@ LOOPS = by_name(
     for device in ("h200", "a100")
     for kind, dtype in (("f32", F32), ("bf16", BF16))
     for case in _ways_of_a_loop(device, kind, dtype)
+)
+
+LONG = by_name(
+    Case(f"{name}-{device}-{share}", make, device, share, minutes=20, facts=facts)
+    for name, (make, trips) in LONG_SCANS.items()
+    for facts in ({"of": name, "nested": nested(make, trips)},)
+    for device in ("v100", "a100")
+    for share in (50, 20, 5)
 )
 
 CARDS: Mapping[str, tuple[str, int]] = {

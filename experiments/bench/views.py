@@ -194,6 +194,15 @@ def loops(rows: Rows) -> str:
     return "\n\n".join((table(against, (row for found in same for row in _against(found))), table(programs, rows)))
 
 
+long_scans = shown(
+    _CASE, mib("plain MiB", "plain_bytes"), ms("plain ms", "jit_step_s"), mib("budget MiB", "budget_bytes"),
+    mib("memplan MiB", "compiled_bytes"), _HOST_MIB, ms("memplan ms", "step_s"),
+    Column("jax.checkpoint, trips of a segment", "nested_trips"), mib("MiB", "nested_bytes"), ms("ms", "nested_step_s"),
+    Column("forward trips run", "trips_run"), Column("by revolve", "revolve_trips"),
+    Column("s to plan", "planning_s", "{:.1f}"), of=lambda rows: filter(fits, rows),
+)  # fmt: skip
+
+
 def _program(row: Row) -> str:
     if row["budget"] is None:
         return f"jax.checkpoint, {row['policy']}" if "policy" in row else "plain"

@@ -1,8 +1,8 @@
 """Which programs are compiled for a step, in which order, and which of them is taken.
 
-One after another until one fits: the program itself; its loops with fewer residuals; parts of it in slabs. Each is
-compiled by XLA's latency-hiding schedule where it copies, then by the serial one, which holds less, and again with the
-budget lowered by what a prediction missed. A plan that fits but is slow is compared with slabs.
+One after another until one fits: the program itself; its loops with as few residuals as needed; parts of it in slabs.
+Each is compiled by XLA's latency-hiding schedule where it copies, then by the serial one, which holds less, and again
+with the budget lowered by what a prediction missed. A plan that fits but is slow is compared with the others.
 """
 
 import itertools
@@ -18,7 +18,9 @@ from memplan.planning.plan import Plan
 from memplan.program.trace import Program
 
 MOST_TRIES = 3  # compilations of one program by one schedule, each corrected by what the last prediction missed
-_SLOW = 1.25  # times the bound: a plan that takes longer is compared with slabs
+_SLOW = 1.25  # times the bound: a plan that takes longer is compared with fewer residuals in its loops, and with slabs
+_USED = 0.8  # of the budget: where a program leaves more, its loops may keep more
+_WAITS = 0.05  # of a step, for copies: less is no reason to compile a program without them
 _MOST_SLABS = 3  # programs in slabs that are compiled: the estimate orders them, the compiler decides
 
 
@@ -47,8 +49,9 @@ class Attempts:
     """Compilations of one step."""
 
     compiler: Compiler
-    # (program, bytes above the budget) -> programs whose loops keep fewer residuals, the likeliest to fit first
-    fewer_residuals: Callable[[Program, int], Iterator[Program]]
+    # (program, bytes above the budget, may residuals be on the host?) -> the fastest whose loops keep so many bytes
+    # fewer; if none does, the one that keeps the fewest; None if there are no others
+    fewer_residuals: Callable[[Program, int, bool], Program | None]
     # (program, seconds) -> programs that run in slabs and are expected to take at most so long, the fastest first
     in_slabs: Callable[[Program, float], Iterator[Program]]
     notify: Notify
@@ -61,22 +64,51 @@ class Attempts:
         """The first that fits, in slabs if they are faster than a slow plan; else the one with the fewest bytes."""
         found = self._program(program)
         if self.follow is None:
-            if not found.fits:
-                others = self.fewer_residuals(program, found.device_bytes - found.limits.device_bytes)
-                found = self._first_that_fits(found, others, "compiling with fewer residuals in its loops")
+            if not found.fits or _is_slow(found):
+                found = self._with_fewer_residuals(program, found)
             if not found.fits:
                 slabs = itertools.islice(self.in_slabs(program, math.inf), _MOST_SLABS)
                 found = self._first_that_fits(found, slabs, "compiling in slabs")
-            elif found.step_s > _SLOW * found.planned.bound_s:
+            elif _is_slow(found):
                 for other in itertools.islice(self.in_slabs(program, found.step_s), 1):
                     self.notify("compiling in slabs", None)
-                    found = min(found, self._program(other), key=lambda one: (not one.fits, one.step_s))
+                    found = min(found, self._program(other), key=_fastest)
         return replace(
             found,
             unmodified=self.history.unmodified,
             compilations=self.history.compilations,
             closest_slab_attempt=self.history.closest_slab_attempt,
         )
+
+    def _with_fewer_residuals(self, program: Program, found: Outcome) -> Outcome:
+        """With as few residuals in its loops as needed; where it waits for those on the host, compared without."""
+        missing = (self.history.unmodified or found.planned.plain).device_bytes if found.fits else found.device_bytes
+        missing -= found.limits.device_bytes
+        for moves in (True, False):
+            made = self._as_few_as_needed(program, missing, moves)
+            if made is None:
+                break
+            found = min(found, made, key=_fastest if found.fits or made.fits else _smallest)
+            waits_s = made.planned.result.replay.copy_s - made.planned.result.replay.hidden_copy_s
+            if waits_s < _WAITS * made.step_s:
+                break
+        return found
+
+    def _as_few_as_needed(self, program: Program, missing: int, moves: bool) -> Outcome | None:
+        """Residuals that are `missing` bytes fewer, corrected by what the compiler takes; None if there are none."""
+        tried, best = list[Program](), None
+        while len(tried) < self.tries:
+            other = self.fewer_residuals(program, missing, moves)
+            if other is None or any(other.residuals == one.residuals for one in tried):
+                break
+            tried.append(other)
+            self.notify("compiling with fewer residuals in its loops", None)
+            made = self._program(other)
+            best = made if best is None else min(best, made, key=_fastest if best.fits or made.fits else _smallest)
+            missing += made.device_bytes - made.limits.device_bytes
+            if made.fits and made.device_bytes > _USED * made.limits.device_bytes:
+                break
+        return best
 
     def _first_that_fits(self, found: Outcome, programs: Iterator[Program], stage: str) -> Outcome:
         for other in programs:
@@ -119,6 +151,15 @@ class Attempts:
         return found
 
 
+def _is_slow(found: Outcome) -> bool:
+    return found.step_s > _SLOW * found.planned.bound_s
+
+
+def _fastest(found: Outcome) -> tuple[bool, float]:
+    """Outcomes that fit come first, then those that take less time."""
+    return not found.fits, found.step_s
+
+
 def _smallest(found: Outcome) -> tuple[bool, int]:
     """Outcomes that fit come first, then those with fewer bytes."""
     return not found.fits, found.device_bytes
@@ -128,6 +169,6 @@ def copies_by_itself(program: Program) -> bool:
     """Does it copy between host and device without a plan?"""
     return (
         bool(program.on_host)
-        or any(known and known.on_host for known in program.residuals)
+        or any(known and known.moves for known in program.residuals)
         or any(one.slabs.on_host for one in program.in_slabs)
     )

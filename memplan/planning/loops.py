@@ -3,10 +3,13 @@
 All trips of a loop are alike, so one choice holds for all: a value of the body is stacked, on the device or on the
 host, or the backward body recomputes it from the others. For a given price per byte the cheapest choice is a minimum
 cut; a sweep over prices gives the candidates.
+
+The first trips may be in segments, which stack nothing: what is carried into a segment is kept, and the backward loop
+runs it again from there. A few segments take the bytes of many trips for one more run of the forward loop.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -17,6 +20,7 @@ from memplan.hardware.roofline import copy_seconds, has_triton
 from memplan.planning.graph import Graph, op_seconds
 
 _WRITTEN_AND_READ = 2.0  # how often a stack crosses device memory: once in each loop
+_BACKWARD = 2  # times a forward trip: a product has two gradients
 PRICES = tuple(10.0 ** (exponent / 4) for exponent in range(-56, -31))
 """Seconds per stacked byte, from almost none to more than a step takes."""
 _ENDLESS = 1 << 30  # ticks that no cut pays: more than all costs together
@@ -32,14 +36,32 @@ class Loop:
     # values of the body that the backward body always has: constants, slices of arrays from outside
     given: frozenset[int]
     needed: frozenset[int]  # values of the body that the backward body reads
+    carried: tuple[int, ...] = ()  # values of the body that a trip has from the trip before
+    turns: bool = False  # the backward loop begins with the forward loop's last trip
+
+    @property
+    def snapshot_nbytes(self) -> int:
+        """Bytes of what is carried into a trip."""
+        return sum(map(self.body.nbytes, self.carried))
 
 
 @dataclass(frozen=True)
 class Residuals:
-    """Ids of the body's values that a forward loop stacks; the backward body recomputes all others."""
+    """What a forward loop keeps for its backward loop.
 
-    kept: tuple[int, ...]  # on the device
-    on_host: tuple[int, ...] = ()  # on the host
+    Attributes:
+      kept, on_host: ids of the body's values that it stacks, on the device and on the host. The backward body
+        recomputes all others.
+      segments, segment_trips: its first trips are in so many segments of so many trips, which stack nothing. The
+        backward loop runs a segment again from its snapshot: what is carried into its first trip.
+      snapshots_on_host: by carried value: are its snapshots on the host?
+    """
+
+    kept: tuple[int, ...]
+    on_host: tuple[int, ...] = ()
+    segments: int = 0
+    segment_trips: int = 0
+    snapshots_on_host: tuple[bool, ...] = ()
 
     @property
     def stacked(self) -> tuple[int, ...]:
@@ -50,11 +72,45 @@ class Residuals:
         """By stacked value: is it on the host?"""
         return tuple(value in self.on_host for value in self.stacked)
 
+    @property
+    def moves(self) -> bool:
+        """Is anything on the host?"""
+        return bool(self.on_host) or any(self.snapshots_on_host)
+
+    @property
+    def segmented_trips(self) -> int:
+        return self.segments * self.segment_trips
+
+
+def stacked_trips(loop: Loop, residuals: Residuals) -> int:
+    """Trips whose values are stacked at once: of a segment, or those behind the segments, which are done before."""
+    return max(residuals.segment_trips, loop.trips - residuals.segmented_trips)
+
 
 def stacked_nbytes(loop: Loop, residuals: Residuals | None) -> int:
-    """Bytes of the stacks on the device; None: of the loop as it is written."""
-    kept = loop.needed if residuals is None else residuals.kept
-    return loop.trips * sum(map(loop.body.nbytes, kept))
+    """Bytes of the stacks and snapshots on the device; None: of the loop as it is written."""
+    if residuals is None:
+        return loop.trips * sum(map(loop.body.nbytes, loop.needed))
+    # On their way to the host and back, there are two snapshots.
+    snapshots = sum(
+        loop.body.nbytes(value) * (2 if on_host else residuals.segments)
+        for value, on_host in zip(loop.carried, residuals.snapshots_on_host, strict=False)
+    )
+    return snapshots + stacked_trips(loop, residuals) * sum(map(loop.body.nbytes, residuals.kept))
+
+
+def host_nbytes(loop: Loop, residuals: Residuals) -> int:
+    """Bytes of the stacks and snapshots on the host."""
+    moved = zip(loop.carried, residuals.snapshots_on_host, strict=False)
+    snapshots = residuals.segments * sum(loop.body.nbytes(value) for value, on_host in moved if on_host)
+    return snapshots + loop.trips * sum(map(loop.body.nbytes, residuals.on_host))
+
+
+def can_segment(loop: Loop, residuals: Residuals) -> bool:
+    """Can a loop be in these segments? All in it may run again, and the backward loop begins at its end."""
+    fits = residuals.segment_trips > 0 and 0 < residuals.segmented_trips <= loop.trips
+    flags = len(residuals.snapshots_on_host) == len(loop.carried)
+    return fits and flags and not residuals.on_host and loop.turns and all(op.recomputable for op in loop.body.ops)
 
 
 def recomputed_ops(loop: Loop, residuals: Residuals) -> tuple[int, ...]:
@@ -84,10 +140,95 @@ def cheapest(loop: Loop, price: float, device: Device, offload: bool = False) ->
 
 
 def extra_seconds(loop: Loop, residuals: Residuals, device: Device) -> float:
-    """Seconds of a step to recompute the values that are not stacked, and to copy those on the host."""
-    cut = _Cut(loop, 0.0, device, bool(residuals.on_host))
+    """Seconds of a step to recompute the values that are not stacked, to run segments again, and to wait for copies.
+
+    The values of a trip are copied out while the next trip runs, and in while the one before it runs.
+    """
+    trip_s = _trip_seconds(loop, device)
+    return _residual_seconds(loop, residuals, device, trip_s) + _segment_seconds(loop, residuals, device, trip_s)
+
+
+def _residual_seconds(loop: Loop, residuals: Residuals, device: Device, trip_s: float) -> float:
+    cut = _Cut(loop, 0.0, device, offload=False)
     recomputed_s = sum(map(cut.recompute_seconds, recomputed_ops(loop, residuals)))
-    return recomputed_s + sum(map(cut.offload_seconds, residuals.on_host))
+    copied_s = sum(copy_seconds(loop.body.nbytes(value), device) for value in residuals.on_host)
+    return recomputed_s + loop.runs * loop.trips * _waited_s(copied_s, trip_s)
+
+
+def _segment_seconds(loop: Loop, residuals: Residuals, device: Device, trip_s: float) -> float:
+    """Seconds to keep the snapshots and run all segments again."""
+    again_s = residuals.segment_trips * trip_s
+    moved = list(zip(loop.carried, residuals.snapshots_on_host, strict=False))
+    kept_nbytes = sum(loop.body.nbytes(value) for value, on_host in moved if not on_host)
+    copied_s = sum(copy_seconds(loop.body.nbytes(value), device) for value, on_host in moved if on_host)
+    kept_s = _WRITTEN_AND_READ * kept_nbytes / device.memory_bandwidth
+    return loop.runs * residuals.segments * (again_s + kept_s + _waited_s(copied_s, again_s))
+
+
+def _waited_s(copied_s: float, forward_s: float) -> float:
+    """Seconds that a forward and a backward loop wait for what is copied meanwhile."""
+    return max(0.0, copied_s - forward_s) + max(0.0, copied_s - _BACKWARD * forward_s)
+
+
+def _trip_seconds(loop: Loop, device: Device) -> float:
+    """Seconds of a trip of the forward loop that stacks nothing: its kernels, and what is carried in and out."""
+    cut = _Cut(loop, 0.0, device, offload=False)
+    kernels_s = sum(map(cut.recompute_seconds, range(len(loop.body.ops)))) / (loop.trips * loop.runs)
+    return kernels_s + _WRITTEN_AND_READ * loop.snapshot_nbytes / device.memory_bandwidth
+
+
+@dataclass(frozen=True)
+class Option:
+    """Residuals of a pair of loops, with what they cost."""
+
+    residuals: Residuals
+    nbytes: int  # on the device
+    seconds: float  # that they add to a step
+
+
+def options(loop: Loop, device: Device, host_bytes: int) -> list[Option]:
+    """Residuals of which none is both smaller and faster than another, within so many bytes on the host.
+
+    The fastest first, which have the most bytes.
+    """
+    found = sorted(_all_options(loop, device, host_bytes > 0), key=lambda option: (option.nbytes, option.seconds))
+    best = list[Option]()
+    for one in found:
+        if (not best or one.seconds < best[-1].seconds) and host_nbytes(loop, one.residuals) <= host_bytes:
+            best.append(one)
+    return best[::-1]
+
+
+def _all_options(loop: Loop, device: Device, offload: bool) -> Iterator[Option]:
+    """For every price of a byte that makes a difference, without segments and with them."""
+    trip_s = _trip_seconds(loop, device)
+    for moves in dict.fromkeys((False, offload)):
+        for chosen in dict.fromkeys(cheapest(loop, price, device, moves) for price in PRICES):
+            seconds = _residual_seconds(loop, chosen, device, trip_s)
+            for one in (chosen, *(_segmented(loop, chosen, device, offload) if not moves else ())):
+                more_s = _segment_seconds(loop, one, device, trip_s)
+                yield Option(one, stacked_nbytes(loop, one), seconds + more_s)
+
+
+def _segmented(loop: Loop, chosen: Residuals, device: Device, offload: bool) -> Iterator[Residuals]:
+    """Segments of every length, all trips in them or only the first."""
+    near = (False,) * len(loop.carried)
+    # What takes the link's latency longer than its own time is too small to be moved.
+    far = tuple(copy_seconds(loop.body.nbytes(value), device) > 2 * copy_seconds(0, device) for value in loop.carried)
+    if not can_segment(loop, replace(chosen, segments=1, segment_trips=1, snapshots_on_host=near)):
+        return
+    for length in _grid(loop.trips // 2):
+        for segments in {*_grid(loop.trips // length), loop.trips // length}:
+            for on_host in dict.fromkeys((near, far if offload else near)):
+                yield Residuals(chosen.kept, (), segments, length, on_host)
+
+
+def _grid(most: int) -> list[int]:
+    """Whole numbers from 1 to `most`, each at most a tenth more than the one before it."""
+    found = [1] if most else []
+    while found and found[-1] < most:
+        found.append(min(most, max(found[-1] + 1, found[-1] * 11 // 10)))
+    return found
 
 
 @dataclass(frozen=True)

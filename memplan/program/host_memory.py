@@ -59,7 +59,7 @@ class HostArray:
           spare: rows before the first, and after those of the last slab.
         """
         others = [size for number, size in enumerate(shape) if number != dim]
-        array = compat.empty_on_host((sum(spare) + trips * rows, *others), dtype)
+        array = compat.empty((sum(spare) + trips * rows, *others), dtype, HOST)
         return cls(array, dim, rows, spare[0], shape[dim])
 
     @functools.cached_property

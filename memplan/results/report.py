@@ -14,6 +14,7 @@ from memplan.compilation.outcome import Outcome
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.hardware.roofline import copy_seconds
 from memplan.planning.graph import Graph
+from memplan.planning.loops import stacked_trips
 from memplan.planning.problem import Role
 from memplan.planning.schedule import Kind
 from memplan.planning.slabs.slabs import slab_rows, trips_of
@@ -178,17 +179,23 @@ def _decisions(outcome: Outcome, origins: Origins) -> Iterator[Decision]:
 
 
 def _residual_decisions(outcome: Outcome) -> Iterator[Decision]:
-    """A row for every residual of a pair of loops, stacked by memplan or by the step."""
+    """A row for every residual of a pair of loops, stacked by memplan or by the step, and for every snapshot."""
     for loop, residuals in outcome.program.loops:
         if residuals is None:
             continue
-        body = loop.body
+        body, trips = loop.body, stacked_trips(loop, residuals)
         for value in sorted(loop.needed.union(residuals.stacked)):
             known, kept = body.values[value], value in residuals.kept
             choice: Choice = "offload" if value in residuals.on_host else "keep" if kept else "recompute"
-            name, shape = f"{known.name} of {loop.trips} trips", (loop.trips, *known.shape)
-            nbytes, source = loop.trips * known.nbytes, _source_of(body, value)
-            yield Decision(name, shape, known.dtype, nbytes, source, choice, 0.0)
+            name = f"{known.name} of {trips} trips" + (f", of {loop.trips}" if trips < loop.trips else "")
+            nbytes, source = trips * known.nbytes, _source_of(body, value)
+            yield Decision(name, (trips, *known.shape), known.dtype, nbytes, source, choice, 0.0)
+        count = residuals.segments
+        for value, on_host in zip(loop.carried, residuals.snapshots_on_host, strict=False):
+            known = body.values[value]
+            name = f"{known.name} before {count} segments of {residuals.segment_trips} trips"
+            choice = "offload" if on_host else "keep"
+            yield Decision(name, (count, *known.shape), known.dtype, count * known.nbytes, "", choice, 0.0)
 
 
 def _slab_decisions(outcome: Outcome) -> Iterator[Decision]:

@@ -25,12 +25,17 @@ def in_slabs(on_host: bool = False) -> Program:
 
 
 def outcome(
-    program: Program, nbytes: int, host_bytes: int = 0, predicted_to_fit: bool = True, seconds: float = 1.0
+    program: Program,
+    nbytes: int,
+    host_bytes: int = 0,
+    predicted_to_fit: bool = True,
+    seconds: float = 1.0,
+    waits_s: float = 0.0,
 ) -> Outcome:
-    """It takes so many seconds; the step as it is, one."""
+    """It takes so many seconds, and waits for copies; the step as it is, one."""
     executable = Executable(None, Memory(nbytes, host_bytes, nbytes))
     plain = SimpleNamespace(device_bytes=500, resident_bytes=10)
-    replay = SimpleNamespace(step_s=seconds)
+    replay = SimpleNamespace(step_s=seconds, copy_s=waits_s, hidden_copy_s=0.0)
     result = SimpleNamespace(replay=replay)
     planned = cast(Any, SimpleNamespace(fits=predicted_to_fit, plain=plain, plan=None, result=result, bound_s=1.0))
     target = cast(Any, SimpleNamespace(device=SimpleNamespace(name="v100"), is_gpu=True))

@@ -11,6 +11,8 @@ import pytest
 from memplan.compilation.attempts import Attempts
 from memplan.compilation.limits import Headroom
 from memplan.compilation.outcome import Outcome
+from memplan.planning.graph import Graph, Value
+from memplan.planning.loops import Loop, Residuals
 from memplan.planning.plan import Plan
 from memplan.program.trace import LoopResiduals, Program, StateOnHost
 from tests.compilation.outcomes import PROGRAM, in_slabs, outcome
@@ -25,6 +27,7 @@ class Fake:
     takes: list[int | Outcome]
     profiles: bool = False
     asked: list[tuple[Program, bool, Headroom]] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)  # bytes that loops were asked to keep fewer
 
     def profile(self, program: Program) -> dict[str, float] | None:
         return {} if self.profiles else None
@@ -43,9 +46,12 @@ def attempt(
     expected_s: float = 1.0,
     **options: Any,
 ) -> Outcome:
-    def fewer_residuals(asked: Program, excess_bytes: int) -> Iterator[Program]:
-        assert asked is program and excess_bytes > 0
-        yield from others
+    left, asked_for = list(others), list[int]()
+
+    def fewer_residuals(asked: Program, excess_bytes: int, moves: bool) -> Program | None:
+        assert asked is program
+        asked_for.append(excess_bytes)
+        return left.pop(0) if left else None
 
     def by_slabs(asked: Program, seconds: float) -> Iterator[Program]:
         assert asked is program
@@ -54,6 +60,7 @@ def attempt(
 
     found = Attempts(compiler, fewer_residuals, by_slabs, lambda *_: None, **options).run(program)
     assert len(compiler.asked) == len(compiler.takes), "stopped too early"
+    compiler.missing = asked_for
     return found
 
 
@@ -117,21 +124,37 @@ def test_where_copies_do_not_overlap_there_is_one_schedule() -> None:
     assert not attempt(Fake([miss]), COPYING, copies_overlap=False).fits
 
 
-def test_loops_that_fewer_residuals_come_last_and_only_until_one_fits() -> None:
-    others = tuple(PROGRAM.transform(LoopResiduals(()), None) for _ in range(3))
-    miss = outcome(PROGRAM, 130, predicted_to_fit=False)
-    compiler = Fake([miss, replace(miss, program=others[0]), 80])
+def with_residuals(*kept: int) -> Program:
+    body = Graph((Value("carry", 8),), ())
+    return PROGRAM.transform(LoopResiduals(((Loop(body, 4, 1, frozenset(), frozenset()), Residuals(kept)),)), None)
+
+
+def test_loops_keep_fewer_residuals_by_what_was_missed_until_one_fits() -> None:
+    others = tuple(with_residuals(number) for number in range(3))
+    compiler = Fake([*misses((PROGRAM, 130), (others[0], 120)), 90])
     found = attempt(compiler, others=others)
     assert [id(program) for program, *_ in compiler.asked] == [id(program) for program in (PROGRAM, *others[:2])]
+    assert compiler.missing == [30, 50]
     assert found.program is others[1] and found.compilations == 3
 
 
+@pytest.mark.parametrize(("seconds", "taken"), [(0.5, 1), (2.0, 0)])
+def test_where_much_is_left_loops_may_keep_more(seconds: float, taken: int) -> None:
+    others = with_residuals(0), with_residuals(1)
+    compiler = Fake([*misses((PROGRAM, 130)), outcome(others[0], 60), outcome(others[1], 95, seconds=seconds)])
+    assert attempt(compiler, others=others).program is others[taken]
+    assert compiler.missing == [30, -10]
+
+
+def test_the_same_residuals_are_not_compiled_twice() -> None:
+    others = with_residuals(0), with_residuals(0)
+    compiler = Fake(misses((PROGRAM, 130), (others[0], 120)))
+    assert not attempt(compiler, others=others).fits
+
+
 def test_where_nothing_fits_the_smallest_is_told() -> None:
-    others = tuple(PROGRAM.transform(LoopResiduals(()), None) for _ in range(2))
-    sizes = (130, 110, 120)
-    programs = (PROGRAM, *others)
-    misses = [outcome(one, size, predicted_to_fit=False) for one, size in zip(programs, sizes, strict=True)]
-    found = attempt(Fake(list(misses)), others=others)
+    others = with_residuals(0), with_residuals(1)
+    found = attempt(Fake(misses((PROGRAM, 130), (others[0], 110), (others[1], 120))), others=others)
     assert (found.device_bytes, found.compilations) == (110, 3) and found.program is others[0]
 
 
@@ -141,7 +164,7 @@ def misses(*taken: tuple[Program, int]) -> list[int | Outcome]:
 
 
 def test_slabs_come_after_loops_that_fewer_residuals_and_only_until_one_fits() -> None:
-    fewer, slabs = PROGRAM.transform(LoopResiduals(()), None), tuple(in_slabs() for _ in range(3))
+    fewer, slabs = with_residuals(), tuple(in_slabs() for _ in range(3))
     compiler = Fake([*misses((PROGRAM, 130), (fewer, 120), (slabs[0], 110)), 90])
     found = attempt(compiler, others=(fewer,), slabs=slabs)
     assert [id(program) for program, *_ in compiler.asked] == [id(one) for one in (PROGRAM, fewer, *slabs[:2])]

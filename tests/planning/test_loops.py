@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations, product
 from typing import Any
 
@@ -14,7 +15,19 @@ from memplan.hardware import catalog
 from memplan.hardware.device import Device
 from memplan.hardware.roofline import copy_seconds
 from memplan.planning.graph import Graph, Op, Value, op_seconds
-from memplan.planning.loops import PRICES, Loop, Residuals, cheapest, chosen, recomputed_ops, stacked_nbytes
+from memplan.planning.loops import (
+    PRICES,
+    Loop,
+    Residuals,
+    can_segment,
+    cheapest,
+    chosen,
+    extra_seconds,
+    host_nbytes,
+    options,
+    recomputed_ops,
+    stacked_nbytes,
+)
 
 DEVICE = catalog.named("v100")
 MIB = 1 << 20
@@ -37,7 +50,8 @@ def loops(draw: st.DrawFn) -> Loop:
     made = range(2, len(values))
     needed = draw(st.sets(st.sampled_from(made), min_size=1))
     body = Graph(tuple(values), tuple(ops))
-    return Loop(body, draw(st.integers(1, 9)), draw(st.integers(1, 3)), frozenset({1}), frozenset(needed))
+    trips, runs = draw(st.integers(1, 9)), draw(st.integers(1, 3))
+    return Loop(body, trips, runs, frozenset({1}), frozenset(needed), carried=(0,), turns=draw(st.booleans()))
 
 
 def is_complete(loop: Loop, stacked: frozenset[int]) -> bool:
@@ -106,6 +120,50 @@ def test_what_may_run_once_is_stacked(price: float) -> None:
     op = Op("rng_uniform", (0,), (1,), recomputable=False)
     loop = Loop(Graph(values, (op,)), 10, 1, frozenset(), frozenset({1}))
     assert cheapest(loop, price, DEVICE).kept == (1,)
+
+
+@settings(max_examples=40, deadline=None)
+@given(loops(), st.sampled_from([0, 64 * MIB, 1 << 40]))
+def test_no_segments_are_smaller_and_faster_than_the_options(loop: Loop, host_bytes: int) -> None:
+    found = options(loop, DEVICE, host_bytes)
+    assert found == sorted(found, key=lambda one: (one.seconds, -one.nbytes))
+    assert [one.nbytes for one in found] == sorted({one.nbytes for one in found}, reverse=True)
+    assert all(host_nbytes(loop, one.residuals) <= host_bytes for one in found)
+    segments = list(product(range(1, loop.trips + 1), range(1, loop.trips // 2 + 1), (False, True)))
+    for price, (count, length, on_host) in product(PRICES[::8], segments):
+        other = replace(
+            cheapest(loop, price, DEVICE), segments=count, segment_trips=length, snapshots_on_host=(on_host,)
+        )
+        if can_segment(loop, other) and host_nbytes(loop, other) <= host_bytes and not on_host:
+            nbytes, seconds = stacked_nbytes(loop, other), extra_seconds(loop, other, DEVICE)
+            assert any(one.nbytes <= nbytes and one.seconds <= seconds for one in found)
+
+
+def test_segments_take_the_bytes_of_few_trips_for_one_more_run() -> None:
+    """100 trips: in 10 segments, 10 snapshots of 1 MiB and 10 trips of 2 x 64 MiB."""
+    loop = replace(chain(), trips=100, carried=(0,), turns=True)
+    kept = Residuals((1, 2))
+    found = replace(kept, segments=10, segment_trips=10, snapshots_on_host=(False,))
+    assert stacked_nbytes(loop, found) == 10 * MIB + 10 * 128 * MIB
+    products = 100 * 2 * op_seconds(loop.body, loop.body.ops[0], DEVICE)
+    assert extra_seconds(loop, kept, DEVICE) == 0
+    assert products < extra_seconds(loop, found, DEVICE) < 1.01 * products
+    moved = replace(found, snapshots_on_host=(True,))
+    assert stacked_nbytes(loop, moved) == 2 * MIB + 10 * 128 * MIB and host_nbytes(loop, moved) == 10 * MIB
+    # Behind seven segments, thirty trips stay.
+    most = replace(found, segments=7)
+    assert stacked_nbytes(loop, most) == 7 * MIB + 30 * 128 * MIB
+
+
+def test_what_may_run_once_is_in_no_segment() -> None:
+    loop = replace(chain(), carried=(0,), turns=True)
+    segments = Residuals((1, 2), segments=2, segment_trips=5, snapshots_on_host=(False,))
+    assert can_segment(loop, segments)
+    drawn = replace(loop.body, ops=(replace(loop.body.ops[0], recomputable=False), loop.body.ops[1]))
+    assert not can_segment(replace(loop, body=drawn), segments)
+    assert not can_segment(replace(loop, turns=False), segments)
+    for wrong in ({"segments": 3}, {"segment_trips": 0}, {"snapshots_on_host": ()}, {"on_host": (1,)}):
+        assert not can_segment(loop, replace(segments, **wrong))
 
 
 SIZE, SOURCE, SINK = 7, 5, 6

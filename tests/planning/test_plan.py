@@ -21,7 +21,9 @@ from memplan.planning.slabs.slabs import Slabs
 
 ACTIONS = st.tuples(st.sampled_from(list(Kind)), st.text())
 NUMBERS = st.lists(st.integers(0, 10**6), max_size=3).map(tuple)
-LOOPS = st.lists(st.none() | st.builds(Residuals, NUMBERS, NUMBERS), max_size=3).map(tuple)
+SMALL = st.integers(0, 9)
+FLAGS = st.lists(st.booleans(), max_size=3).map(tuple)
+LOOPS = st.lists(st.none() | st.builds(Residuals, NUMBERS, NUMBERS, SMALL, SMALL, FLAGS), max_size=3).map(tuple)
 ROOMS = st.none() | st.integers(0, 1 << 40)
 NUMBER, SET = st.integers(0, 10**6), st.frozensets(st.integers(0, 10**6), max_size=3)
 PAIRS = st.frozensets(st.tuples(NUMBER, NUMBER), max_size=4)

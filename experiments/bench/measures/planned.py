@@ -18,7 +18,7 @@ from experiments.bench.results import Found
 from memplan import pipeline
 from memplan.compilation.outcome import Outcome
 from memplan.pipeline import Request
-from memplan.planning.loops import Loop, Residuals, stacked_nbytes
+from memplan.planning.loops import host_nbytes, stacked_nbytes
 from memplan.planning.schedule import Kind
 from memplan.program.lowerable import Lowerable
 from memplan.results.infeasible import floor_of, infeasible
@@ -40,6 +40,11 @@ def _since(begun: Spent = (0.0, 0.0)) -> Spent:
 
 def measure(case: Case) -> Found:
     """Compile a step as it is, and planned."""
+    return found_of(*row_of(case))
+
+
+def row_of(case: Case) -> tuple[dict[str, Any], Outcome]:
+    """The same, with the outcome."""
     step, args, donated = case.built()
     target, options = pipeline.target_of(case.device), {"donate_argnums": donated}
     # The first compilation of a process loads much that should not count.
@@ -65,7 +70,7 @@ def measure(case: Case) -> Found:
         nbytes = sum(leaf.dtype.itemsize * leaf.size for leaf in jax.tree.leaves([args[i] for i in case.host_state]))
         row |= {"unmodified_bytes": alone.planned.plain.device_bytes, "plain_step_s": alone.step_s}
         row["state_bytes"] = nbytes
-    return found_of(row, found)
+    return row, found
 
 
 def found_of(row: Mapping[str, Any], outcome: Outcome) -> Found:
@@ -111,14 +116,8 @@ def _bytes(found: Outcome) -> dict[str, Any]:
         "offloaded_bytes": int(made.result.replay.copied_out_nbytes),
         "slab_loops": sum(len(one.loops) for one in found.program.in_slabs),
         "stacked_bytes": sum(stacked_nbytes(*known) for known in loops) if loops else None,
-        "moved_bytes": sum(map(_moved_nbytes, loops)) if loops else None,
+        "moved_bytes": sum(host_nbytes(loop, chosen) for loop, chosen in loops if chosen) if loops else None,
     }  # fmt: skip
-
-
-def _moved_nbytes(known: tuple[Loop, Residuals | None]) -> int:
-    """What a loop stacks on the host."""
-    loop, chosen = known
-    return sum(loop.trips * loop.body.nbytes(value) for value in chosen.on_host) if chosen else 0
 
 
 def _seconds(found: Outcome) -> dict[str, Any]:

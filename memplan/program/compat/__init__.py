@@ -60,7 +60,7 @@ from memplan.program.compat.tracing import (
     checkpointed_gradients,
     donated_inputs,
     draws_by_itself,
-    empty_on_host,
+    empty,
     has_args_info,
     is_key,
     is_tracing,

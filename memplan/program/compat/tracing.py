@@ -106,6 +106,6 @@ def draws_by_itself(atom: Any) -> bool:
     return not jax.numpy.issubdtype(dtype, jax.dtypes.prng_key) or key_impl_of(dtype) == "threefry2x32"
 
 
-def empty_on_host(shape: Sequence[int], dtype: Any) -> Any:
-    """An array in host memory that nothing was written to."""
-    return jax.lax.broadcast(_lax.empty2(dtype, memory_space=jax.memory.Space.Host), shape)
+def empty(shape: Sequence[int], dtype: Any, space: Any) -> Any:
+    """An array in a `jax.memory.Space` that nothing was written to."""
+    return jax.lax.broadcast(_lax.empty2(dtype, memory_space=space), shape)

@@ -1,45 +1,25 @@
-"""Choose residuals: of all choices that a price per stacked byte gives for a step's loops, the few worth compiling."""
+"""Choose residuals: of all options of a step's pairs of loops, the fastest within the bytes that there are."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from memplan.errors import UnsupportedProgramError
 from memplan.hardware.device import Device
-from memplan.planning.loops import PRICES, Loop, Residuals, cheapest, extra_seconds, stacked_nbytes
+from memplan.planning.loops import PRICES, Loop, Option, Residuals, cheapest, options, stacked_nbytes
 from memplan.program.loops.residuals import outer_loops, with_residuals
 from memplan.program.trace import Program
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """The loops' choice for one price per byte: bytes stacked on the device, and extra seconds."""
+def fewer_residuals(program: Program, device: Device, host_bytes: int, excess_bytes: int) -> Program | None:
+    """The fastest program whose loops stack `excess_bytes` fewer bytes; if there is none, the one that stacks fewest.
 
-    price: float
-    moves: bool  # stacks may be on the host
-    nbytes: int
-    seconds: float
-
-    def of(self, device: Device) -> Callable[[Loop], Residuals]:
-        return lambda loop: cheapest(loop, self.price, device, self.moves)
-
-
-def fewer_residuals(program: Program, device: Device, host_bytes: int, excess_bytes: int) -> Iterator[Program]:
-    """The fastest program whose loops stack `excess_bytes` fewer bytes, then the one whose loops stack the fewest.
-
-    Yields nothing if no loop reads another's stacks, or if residuals were chosen already.
+    None if no loop reads another's stacks, if residuals were chosen already, or if none are fewer.
     """
     original = program.original
     loops = _loops_of(original) if not program.loops else []
-    choices = list(_frontier(loops, device, host_bytes > 0))
-    if not choices:
-        return
+    frontiers = [options(loop, device, host_bytes) for loop in loops]
     now = sum(stacked_nbytes(loop, None) for loop in loops)
-    enough = [choice for choice in choices if choice.nbytes <= now - excess_bytes]
-    picked = [min(enough, key=lambda choice: choice.seconds)] if enough else []
-    picked.append(min(choices, key=lambda choice: (choice.nbytes, choice.seconds)))
-    for choice in dict.fromkeys(picked):
-        if choice.nbytes < now:
-            yield with_residuals(original, choice.of(device))
+    choice = _fastest(frontiers, now - excess_bytes)
+    return _written(original, loops, choice, device, host_bytes > 0) if _nbytes(choice) < now else None
 
 
 def _loops_of(program: Program) -> list[Loop]:
@@ -50,19 +30,35 @@ def _loops_of(program: Program) -> list[Loop]:
         return []
 
 
-def _frontier(loops: Sequence[Loop], device: Device, moves: bool) -> Iterator[_Choice]:
-    """One choice for every price of a byte that makes a difference."""
-    known: set[tuple[Residuals, ...]] = set()
-    for moved in dict.fromkeys((False, moves)) if loops else ():
-        for price in PRICES:
-            chosen = tuple(cheapest(loop, price, device, moved) for loop in loops)
-            if chosen in known:
-                continue
-            known.add(chosen)
-            pairs = list(zip(loops, chosen, strict=True))
-            yield _Choice(
-                price,
-                moved,
-                sum(stacked_nbytes(loop, residuals) for loop, residuals in pairs),
-                sum(extra_seconds(loop, residuals, device) for loop, residuals in pairs),
-            )
+def _nbytes(choice: Sequence[Option]) -> int:
+    return sum(one.nbytes for one in choice)
+
+
+def _fastest(frontiers: Sequence[Sequence[Option]], nbytes: int) -> list[Option]:
+    """One option of every pair of loops, within so many bytes together if there are any, or else the smallest.
+
+    One price of a byte for all of them first; then every pair has what the others leave.
+    """
+    found = [frontier[-1] for frontier in frontiers]
+    if _nbytes(found) > nbytes:
+        return found
+    for price in PRICES:
+        at_price = [min(frontier, key=lambda one: one.seconds + price * one.nbytes) for frontier in frontiers]
+        if _nbytes(at_price) <= nbytes:
+            found = at_price
+            break
+    for number, frontier in enumerate(frontiers):
+        room = nbytes - _nbytes(found) + found[number].nbytes
+        found[number] = next(one for one in frontier if one.nbytes <= room)
+    return found
+
+
+def _written(program: Program, loops: Sequence[Loop], choice: Sequence[Option], device: Device, moves: bool) -> Program:
+    """The program with the chosen options; loops inside others have what a body has room for: the fewest bytes."""
+
+    def decide(loop: Loop) -> Residuals:
+        if loop in loops:
+            return choice[loops.index(loop)].residuals
+        return cheapest(loop, PRICES[-1], device, moves)
+
+    return with_residuals(program, decide)

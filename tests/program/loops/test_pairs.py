@@ -12,7 +12,8 @@ import pytest
 
 from memplan.program import compat
 from memplan.program.flat import Flat, flatten
-from memplan.program.loops.residuals import LoopPair, loop_of, loop_pairs, outer_loops
+from memplan.program.loops.pairs import LoopPair, loop_of, loop_pairs
+from memplan.program.loops.residuals import outer_loops
 from memplan.program.trace import trace
 from tests.program.scans import STEPS, traced
 
@@ -74,13 +75,14 @@ def test_a_loop_is_in_one_pair_and_takes_the_loop_that_stacks_most_for_it() -> N
 def test_a_loop_of_layers_needs_what_its_backward_loop_reads() -> None:
     flat = traced("layers")[0].flat
     (pair,) = loop_pairs(flat)
-    forward = compat.scan_of(flat.eqns[pair.forward])
-    assert forward is not None
-    loop = loop_of(pair, forward, runs=3)
+    forward, backward = (compat.scan_of(flat.eqns[number]) for number in (pair.forward, pair.backward))
+    assert forward is not None and backward is not None
+    loop = loop_of(pair, forward, backward, runs=3)
     assert (loop.trips, loop.runs) == (5, 3)
     assert not loop.needed & loop.given
     assert {loop.body.values[value].shape for value in loop.given} == {(4, 4)}  # the weights of a layer
     assert all(np.prod(loop.body.values[value].shape) for value in loop.needed)
+    assert [loop.body.values[value].shape for value in loop.carried] == [(3, 4)] and loop.turns
 
 
 def test_loops_inside_a_loop_count_its_trips() -> None:

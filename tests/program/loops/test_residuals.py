@@ -15,7 +15,7 @@ import pytest
 
 from memplan.errors import PlanMismatchError
 from memplan.hardware import catalog
-from memplan.planning.loops import PRICES, Loop, Residuals, cheapest
+from memplan.planning.loops import PRICES, Loop, Residuals, can_segment, cheapest
 from memplan.program import compat
 from memplan.program.loops.residuals import follow_residuals, outer_loops, with_residuals
 from memplan.program.lowerable import Lowerable
@@ -39,23 +39,46 @@ def every_value(loop: Loop) -> Residuals:
     return Residuals(tuple(value for value in range(len(loop.body.values)) if value not in loop.given))
 
 
+def in_segments(loop: Loop, segments: int = 2, trips: int = 2, moves: bool = False) -> Residuals | None:
+    """The first four trips, of all that may be."""
+    flags = tuple(moves and loop.body.nbytes(value) > 8 for value in loop.carried)
+    found = dataclasses.replace(least(loop), segments=segments, segment_trips=trips, snapshots_on_host=flags)
+    return found if can_segment(loop, found) else least(loop)
+
+
+def in_segments_on_host(loop: Loop) -> Residuals | None:
+    return in_segments(loop, moves=True)
+
+
+def all_in_segments(loop: Loop) -> Residuals | None:
+    return in_segments(loop, segments=loop.trips, trips=1)
+
+
+def in_one_segment(loop: Loop) -> Residuals | None:
+    return in_segments(loop, segments=1, trips=loop.trips)
+
+
 def assert_same(found: list[np.ndarray], expected: list[np.ndarray], tolerance: float) -> None:
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * max(1.0, np.abs(other).max(initial=0)))
 
 
-@pytest.mark.parametrize("decide", [least, moved, every_value])
+SEGMENTED = [in_segments, in_segments_on_host, all_in_segments, in_one_segment]
+
+
+@pytest.mark.parametrize("decide", [least, moved, every_value, *SEGMENTED])
 @pytest.mark.parametrize("name", STEPS)
 def test_the_numbers_stay_the_same(name: str, decide: Any) -> None:
     program, args = traced(name)
     assert_same(outputs(with_residuals(program, decide), args), plain(name), 1e-5)
 
 
+@pytest.mark.parametrize("decide", [least, in_segments_on_host])
 @pytest.mark.parametrize("name", STEPS)
-def test_a_plan_writes_the_same_program_again(name: str) -> None:
+def test_a_plan_writes_the_same_program_again(name: str, decide: Any) -> None:
     program, _ = traced(name)
-    once = with_residuals(program, least)
+    once = with_residuals(program, decide)
     again = follow_residuals(program, once.residuals)
     assert again.residuals == once.residuals
     assert str(again.jaxpr) == str(once.jaxpr)
@@ -83,7 +106,10 @@ def test_a_loop_of_layers_keeps_nothing_but_what_it_carries() -> None:
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("reverse", [False, True])
 def test_stacks_on_the_host_are_copied_at_the_right_places(reverse: bool, tmp_path: Path) -> None:
-    """Some jaxlibs took what is at `n - 1 - i` from the other end (openxla/xla#46231)."""
+    """By position, whichever end the loop begins at.
+
+    Some jaxlibs took what is at `n - 1 - i` from the other end (openxla/xla#46231).
+    """
 
     def loss(ws: Any, x: Any) -> Any:
         return (jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), None), x, ws, reverse=reverse)[0] ** 2).sum()
@@ -97,8 +123,9 @@ def test_stacks_on_the_host_are_copied_at_the_right_places(reverse: bool, tmp_pa
     layer = 4 * 4096 * 512
     found = re.findall(r'"byte_offset":"(\d+)","byte_stride":"(-?\d+)"', made.text)
     places = [(int(offset), int(stride)) for offset, stride in found if abs(int(stride)) == layer]
-    up, down = (layer, layer), ((trips - 1) * layer, -layer)  # beside a spare layer, or one ahead
-    assert places == ([down, up] if reverse else [up, down])
+    # A layer leaves when the next trip runs, and comes one trip before; there is a spare one before the first.
+    up, down = (0, layer), ((trips - 1) * layer, -layer)
+    assert places == [up, down]
 
 
 def test_a_step_without_pairs_is_left_alone() -> None:

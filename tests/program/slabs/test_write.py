@@ -124,15 +124,15 @@ def check_on_host(step: Step, cut: Cut) -> None:
         axis, slabs = found
         written = frozenset(value for loop in loops_of(axis, slabs) for value in loop.writes)
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(compat, "empty_on_host", anything_on_host)
+            patched.setattr(compat, "empty", anything)
             made = in_slabs(axis, replace(slabs, on_host=written))
         for one, expected in zip(*results([made, closed], args), strict=True):
             np.testing.assert_array_equal(one, expected)
 
 
-def anything_on_host(shape: tuple[int, ...], dtype: Any) -> Any:
-    anything = jnp.nan if jnp.issubdtype(dtype, jnp.floating) else -77
-    return jax.device_put(jnp.full(shape, anything, dtype), jax.memory.Space.Host)
+def anything(shape: tuple[int, ...], dtype: Any, space: jax.memory.Space) -> Any:
+    one = jnp.nan if jnp.issubdtype(dtype, jnp.floating) else -77
+    return jax.device_put(jnp.full(shape, one, dtype), space)
 
 
 @given(slab_programs(exact=True, dtypes=("float32", "float32", "int32")), CUTS)
