@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ ROOT = Path(__file__).parents[1]
 # Guides run in kernels of their own: on the CPU, with this checkout and without a driver's complaints.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-os.environ["MEMPLAN_CACHE"] = tempfile.mkdtemp(prefix="memplan-docs-")  # of plans: what one build finds, it has made
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 project = "memplan"

@@ -16,7 +16,7 @@ from typing import Any, TypedDict, Unpack
 import jax
 
 from memplan import pipeline
-from memplan.compilation.outcome import Outcome
+from memplan.compilation.outcome import Outcome, Restored
 from memplan.errors import UnsupportedProgramError, WrongProgramError
 from memplan.hardware.topology import Topology
 from memplan.pipeline import Request
@@ -252,20 +252,19 @@ class PlannedJit:
             return self._planned[key]
 
     def _made(self, args: Any, kwargs: Any) -> Planned:
-        run = pipeline.best if self._request.verify is None else pipeline.run
         shapes = jax.tree.map(as_traced, (args, kwargs)) if self._request.holds_state else (args, kwargs)
         try:
-            found = run(self._step, shapes[0], shapes[1], self._options, self._request, _notify.get())
+            found = pipeline.run(self._step, shapes[0], shapes[1], self._options, self._request, _notify.get())
         except TypeError as error:
             explain(error, self._dynamic(args, kwargs))
             raise
-        if self._request.verify == "numbers":
+        if self._request.verify == "numbers" and isinstance(found, Outcome):
             gate = numbers_gate(pipeline.local(found, self._request), args, kwargs)
             if not gate.passes:
                 raise WrongProgramError(
                     f"the results of the planned step differ from those of the step ({gate}). Please report it."
                 )
-        if text := told_gathers(found):
+        if isinstance(found, Outcome) and (text := told_gathers(found)):
             warnings.warn(text, stacklevel=2, skip_file_prefixes=(os.path.dirname(__file__),))
         return Planned(found, self._request)
 
@@ -315,14 +314,14 @@ class PlannedJit:
 class Planned:
     """A step planned for its arguments' shapes, like `jax.stages.Lowered`."""
 
-    def __init__(self, found: Outcome, request: Request):
+    def __init__(self, found: Outcome | Restored, request: Request):
         self._found, self._request = found, request
         self._runner: Runner | None = None
         self._compiling = threading.Lock()
 
     @functools.cached_property
     def _report(self) -> Report:
-        return report_of(self._found)
+        return Report.from_json(self._found.report) if isinstance(self._found, Restored) else report_of(self._found)
 
     @property
     def report(self) -> Report:
@@ -339,7 +338,8 @@ class Planned:
         """Make it run on the local backend: what was planned for another device is planned again for this one."""
         with self._compiling:
             if self._runner is None:
-                self._runner = Runner(pipeline.local(self._found, self._request))
+                found = self._found
+                self._runner = Runner(found if isinstance(found, Restored) else pipeline.local(found, self._request))
         return Compiled(self, self._runner)
 
     def place(self, argument: Any, position: int = 0) -> Any:

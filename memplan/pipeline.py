@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memplan.compilation import kept
 from memplan.compilation.attempts import MOST_TRIES, Attempts
 from memplan.compilation.compiler import Compiler, Notify, shapes_of
+from memplan.compilation.kept import Kept
 from memplan.compilation.limits import Limits
-from memplan.compilation.outcome import Outcome
-from memplan.errors import BudgetError, MemplanError
+from memplan.compilation.outcome import Outcome, Restored
+from memplan.errors import BudgetError, MemplanError, PlanMismatchError
 from memplan.hardware import catalog, measured
 from memplan.hardware.topology import Topology
 from memplan.parallel.agreement import one_plan, same_collectives, same_step
 from memplan.parallel.meshes import machine_of, processes_of, topology_for
 from memplan.parallel.step import data_parallel_of
 from memplan.planning.plan import Plan
-from memplan.planning.registry import Planner, planner_named
+from memplan.planning.registry import OWN, Planner, planner_named
+from memplan.program import compat
+from memplan.program.constants import digests_of_constants
 from memplan.program.loops.choose import fewer_residuals
 from memplan.program.loops.residuals import follow_residuals
 from memplan.program.slabs.choose import slab_programs
@@ -27,6 +32,7 @@ from memplan.program.slabs.write import follow_slabs
 from memplan.program.state.host_state import large_leaves, offload_state
 from memplan.program.trace import Program, trace
 from memplan.results.infeasible import infeasible
+from memplan.results.report import report_of
 from memplan.units import Size, parse_bytes, show_bytes
 from memplan.xla.collectives.cost import collective_sequence
 from memplan.xla.local import HOST_LIMIT, export, host_memory_bytes, is_here, local_device, pools, without_spaces
@@ -92,21 +98,30 @@ def run(
     options: Mapping[str, Any],
     request: Request,
     notify: Notify,
-) -> Outcome:
-    """Plan a step, and compile it so.
+) -> Outcome | Restored:
+    """Plan a step, and compile it so; or find what an earlier start of the program made of it.
 
     Raises:
       BudgetError, UnknownDeviceError: the request makes no sense.
-      InfeasibleBudgetError: nothing that the compiler measured fits.
+      InfeasibleBudgetError: nothing that the compiler measured fits, and this was to be verified.
       PlanMismatchError: `request.plan` is for another program.
     """
-    found = best(step, args, kwargs, options, request, notify)
+    plain = _traced(step, args, kwargs, options, request, notify)
+    key = _key(plain, request)
+    if (known := kept.find(key) if key else None) is not None:
+        notify("restoring what an earlier start compiled", None)
+        if (restored := _restored(plain, request, known, notify)) is not None:
+            return restored
+    found = _best(plain, request, notify, key)
     followed = request.plan
     if not found.fits and followed is not None and followed.fingerprint != found.planned.plain.module.fingerprint:
         notify("planning anew, as XLA chose other kernels", None)
-        found = best(step, args, kwargs, options, replace(request, plan=None), notify)
-    if not found.fits:
+        found = _best(plain, replace(request, plan=None), notify)
+    if not found.fits and request.verify is not None:
         raise infeasible(found, bool(request.split))
+    if found.name and found.fits:
+        plan = found.plan and found.plan.to_json()
+        kept.keep(key, Kept(found.name, found.hides_latency, plan, report_of(found).to_json()), found.seconds)
     return found
 
 
@@ -118,25 +133,77 @@ def best(
     request: Request,
     notify: Notify = lambda stage, share: None,
 ) -> Outcome:
-    """The outcome that fits, or else the smallest; raises like `run`, except if nothing fits."""
-    started = time.perf_counter()
-    args, kwargs = shapes_of(args, kwargs)
-    target = request.target
-    limits = limits_of(request, target)
+    """The outcome that fits, or else the smallest, planned now; raises like `run`, except if nothing fits."""
+    return _best(_traced(step, args, kwargs, options, request, notify), request, notify)
+
+
+def _traced(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+    request: Request,
+    notify: Notify,
+) -> Program:
+    _ = limits_of(request, request.target)  # a request that makes no sense is refused first
     notify("tracing", None)
-    plain = traced(step, args, kwargs, options, request)
-    # Transforms come in one order: residuals of loops, slabs, state on the host.
-    follow = request.plan
-    held = follow.on_host if follow else large_leaves(plain, request.host_state) if request.host_state else ()
-    offload = functools.partial(offload_state, inputs=held, streams=target.is_gpu)
-    followed = follow_residuals(plain, follow.loops) if follow and follow.loops else plain
-    program = offload(follow_slabs(followed, follow.slabs) if follow else plain)
+    return traced(step, *shapes_of(args, kwargs), options, request)
+
+
+def _key(plain: Program, request: Request) -> str:
+    """Of all that a plan depends on; "" where jax's persistent cache is off, or a second start needs XLA or the step.
+
+    It needs XLA over several devices: the collectives of all processes are compared, and unexpected gathers told.
+    """
+    target = request.target
+    restores = request.plan is None and request.verify != "numbers" and planner_named(request.planner) is OWN
+    if not restores or target.described or plain.machine is not None or compat.disk_cache() is None:
+        return ""
+    step = plain.digest, *digests_of_constants(plain.traced.jaxpr), plain.options.get("compiler_options")
+    asked = limits_of(request, target), request.host_state, request.split, request.verify
+    return kept.digest(*step, *asked, target.device, os.environ.get("XLA_FLAGS"))
+
+
+def _restored(plain: Program, request: Request, known: Kept, notify: Notify) -> Outcome | Restored | None:
+    """What an earlier start compiled, or its plan followed; None if that no longer fits."""
+    target = request.target
+    try:
+        follow = Plan.from_json(known.plan) if known.plan is not None else None
+        program = _followed(plain, follow, follow.on_host if follow else (), target)
+        found = _compiler(plain, replace(request, plan=follow), notify).restore(program, known)
+    except PlanMismatchError:
+        return None
+    return found if isinstance(found, Restored) or found.fits else None
+
+
+def _followed(plain: Program, follow: Plan | None, held: Collection[int], target: Target) -> Program:
+    """The step with the transforms of a plan, which come in one order: loops' residuals, slabs, state on the host."""
+    with_loops = follow_residuals(plain, follow.loops) if follow and follow.loops else plain
+    in_slabs = follow_slabs(with_loops, follow.slabs) if follow else with_loops
+    return offload_state(in_slabs, inputs=held, streams=target.is_gpu)
+
+
+def _compiler(plain: Program, request: Request, notify: Notify, key: str = "") -> Compiler:
+    target, agree = request.target, functools.partial(one_plan, _processes(plain, request.target), plain.step)
+    limits, planner = limits_of(request, target), planner_named(request.planner)
+    return Compiler(target, limits, planner, request.plan, agree, notify, request.between_hosts, key)
+
+
+def _processes(plain: Program, target: Target) -> tuple[int, ...]:
+    """Those that the step is divided over."""
     division = plain.traced.division
-    processes = processes_of(division.devices or ()) if division and not target.described else ()
-    same_step(processes, plain, (options, request))
-    agree = functools.partial(one_plan, processes, step)
-    planner = planner_named(request.planner)
-    compiler = Compiler(target, limits, planner, follow, agree, notify, request.between_hosts)
+    return processes_of(division.devices or ()) if division and not target.described else ()
+
+
+def _best(plain: Program, request: Request, notify: Notify, key: str = "") -> Outcome:
+    started = time.perf_counter()
+    target, follow = request.target, request.plan
+    limits = limits_of(request, target)
+    held = follow.on_host if follow else large_leaves(plain, request.host_state) if request.host_state else ()
+    program = _followed(plain, follow, held, target)
+    offload = functools.partial(offload_state, inputs=held, streams=target.is_gpu)
+    processes = _processes(plain, target)
+    same_step(processes, plain, (plain.options, request))
 
     def with_fewer_residuals(program: Program, excess_bytes: int, moves: bool) -> Program | None:
         found = fewer_residuals(program, target.device, limits.host_bytes if moves else 0, excess_bytes)
@@ -149,10 +216,11 @@ def best(
             yield from map(offload, found)
 
     tries = MOST_TRIES if request.verify else 1
+    compiler = _compiler(plain, request, notify, key)
     attempts = Attempts(compiler, with_fewer_residuals, in_slabs, notify, follow, tries, target.is_gpu)
     found = attempts.run(program)
     if processes:
-        same_collectives(processes, step, collective_sequence(found.planned.result.module))
+        same_collectives(processes, plain.step, collective_sequence(found.planned.result.module))
     if found.host_bytes and not target.described and (setting := without_spaces()):
         raise MemplanError(
             f"with {setting}, XLA allocates host memory on the GPU, so the {show_bytes(found.host_bytes)} that this "

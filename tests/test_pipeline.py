@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -108,42 +107,6 @@ class TestOnce:
             found = memplan.jit(step, device="h100", topology="2x4").plan(*args)
             assert found.report.attempts == len(compiled) == times
             compiled.clear()
-
-    def test_a_kept_plan_is_not_made_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("MEMPLAN_CACHE", str(tmp_path))
-        step, args = dense(64, 6)
-        first = planned(step, args, 0.8)
-
-        def refuse(*_: Any) -> Any:
-            raise AssertionError("planned again")
-
-        monkeypatch.setattr(planner, "plan", refuse)
-        again = planned(step, args, 0.8)
-        assert again.plan == first.plan and again.device_bytes == first.device_bytes
-        with pytest.raises(MemplanError, match="planned again"):
-            planned(step, args, 0.7)
-
-    def test_jaxs_own_cache_on_disk_knows_no_plan(self, tmp_path: Path) -> None:
-        step, args = dense(64, 6)
-        options = {
-            "jax_compilation_cache_dir": str(tmp_path),
-            "jax_persistent_cache_min_compile_time_secs": 0.0,
-            "jax_persistent_cache_min_entry_size_bytes": -1,
-        }
-        before = {name: getattr(jax.config, name) for name in options}
-        try:
-            for name, value in options.items():
-                jax.config.update(name, value)
-            jax.jit(lambda x: x * 3)(jnp.ones(7))
-            kept = set(tmp_path.iterdir())
-            found = [planned(step, args, share) for share in (1.0, 0.8, 0.7)]
-            assert not [path for path in set(tmp_path.iterdir()) - kept if "memplan" in path.name]
-        finally:
-            for name, value in before.items():
-                jax.config.update(name, value)
-        assert len({one.device_bytes for one in found}) == 3
-        for one in found:
-            same_bits(step, args, one)
 
     def test_threads_do_not_meet(self) -> None:
         step, args = dense(64, 6)

@@ -419,7 +419,7 @@ OVERHEAD = by_name(
     Case(name, small_resnet, budget=budget, facts={"what": what, "unit_s": unit_s})
     for name, budget, what, unit_s in (
         ("first_call", None, "first call, ResNet-26, 32 of 64^2", 1.0),
-        ("second_start", 60, "the same within 60 % of its bytes, the plan on disk", 1.0),
+        ("second_start", 60, "the same within 60 % of its bytes, both in jax's persistent cache", 1.0),
         ("later_calls", None, "later calls, 200 arguments", 1e-6),
     )
 )

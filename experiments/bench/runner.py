@@ -24,7 +24,7 @@ def apart(question: Question, case: Case, minutes: float | None = None) -> Resul
     limit = minutes or case.minutes
     command = [sys.executable, "-m", "experiments.bench", question.name, "--alone", case.name]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    settings = {"JAX_PLATFORMS": "cpu", **os.environ, "MEMPLAN_CACHE": "off", "PYTHONPATH": path}
+    settings = {"JAX_PLATFORMS": "cpu", **os.environ, "PYTHONPATH": path}
     reason = f"was not ready after {limit:g} minutes"
     with contextlib.suppress(subprocess.TimeoutExpired):
         done = subprocess.run(

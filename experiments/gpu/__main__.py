@@ -178,7 +178,7 @@ def _environment(row: Row) -> dict[str, str]:
         cache = Path(tempfile.gettempdir(), f"experiments-gpu-kernels-{os.getuid()}")
         cache.mkdir(exist_ok=True)
         flags.append(f"--xla_gpu_per_fusion_autotune_cache_dir={cache}")
-    known = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "MEMPLAN_CACHE": "off", **os.environ, **row.environment}
+    known = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, **row.environment}
     path = os.pathsep.join(filter(None, (known.get("PYTHONPATH"), str(_ROOT))))
     return {**known, "XLA_FLAGS": " ".join(filter(None, flags)), "PYTHONPATH": path}
 

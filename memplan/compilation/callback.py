@@ -82,6 +82,10 @@ class Callback:
     _planned: PlannedModule | None = field(default=None, init=False)
 
     @property
+    def was_called(self) -> bool:
+        return self._planned is not None
+
+    @property
     def planned(self) -> PlannedModule:
         assert self._planned is not None, "the module was not compiled"
         return self._planned

@@ -1,14 +1,16 @@
 """XLA with a plan in its middle: one program compiled once, for a target, under limits."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
 from memplan.compilation.callback import Callback
+from memplan.compilation.kept import Kept
 from memplan.compilation.limits import Headroom, Limits
-from memplan.compilation.outcome import Outcome
+from memplan.compilation.outcome import Outcome, Restored
 from memplan.compilation.scheduled import Agree
 from memplan.compilation.shaping import Shaping, collective_flags
 from memplan.planning.plan import Plan
@@ -40,6 +42,8 @@ class Compiler:
     agree: Agree  # brings all processes of the step to one plan
     notify: Notify
     between_hosts: str | None = None  # the type in which sums travel there, if it is not their own
+    key: str = ""  # of all that plans depend on, where jax's persistent cache keeps what is compiled
+    numbers: Iterator[int] = field(default_factory=itertools.count)  # of the modules that it keeps
 
     def compile(
         self,
@@ -60,7 +64,23 @@ class Compiler:
         """
         if program.rewritten is not None:
             check_types(program.traced.jaxpr, program.rewritten)
-        callback = Callback(
+        callback, name = self._callback(program, headroom), f"{self.key}_{next(self.numbers)}" if self.key else ""
+        executable, gathers = self._compile(program, callback, profile, hides_latency, name=name)
+        if not callback.was_called:  # jax has it from an earlier start, of which no plan is left
+            executable, gathers = self._compile(program, callback, profile, hides_latency)
+            name = ""
+        return self._outcome(program, executable, callback, hides_latency, gathers, name)
+
+    def restore(self, program: Program, kept: Kept) -> Outcome | Restored:
+        """What an earlier start compiled for a step; where jax has forgotten it, compiled again by its plan."""
+        callback = self._callback(program, Headroom())
+        executable, gathers = self._compile(program, callback, None, kept.hides_latency, name=kept.name)
+        if callback.was_called:
+            return self._outcome(program, executable, callback, kept.hides_latency, gathers, kept.name)
+        return Restored(program, self.target, executable, self.follow, kept.report)
+
+    def _callback(self, program: Program, headroom: Headroom) -> Callback:
+        return Callback(
             self.target.device,
             self.limits,
             headroom,
@@ -71,7 +91,16 @@ class Compiler:
             overlap_loop_copies=bool(program.in_slabs) and self.target.is_gpu,
             program=program.original.digest if self.follow else "",
         )
-        executable, gathers = self._compile(program, callback, profile, hides_latency)
+
+    def _outcome(
+        self,
+        program: Program,
+        executable: Executable,
+        callback: Callback,
+        hides_latency: bool,
+        gathers: tuple[Gather, ...],
+        name: str,
+    ) -> Outcome:
         return Outcome(
             program,
             self.target,
@@ -83,6 +112,7 @@ class Compiler:
             hides_latency=hides_latency,
             between_hosts=self.between_hosts,
             gathers=gathers,
+            name=name,
         )
 
     def profile(self, program: Program) -> Profile | None:
@@ -103,12 +133,18 @@ class Compiler:
         return found[0].seconds if found[0].collectives else {}
 
     def _compile(
-        self, program: Program, rewrite: Rewrite, profile: Profile | None, hides_latency: bool, runs: bool = True
+        self,
+        program: Program,
+        rewrite: Rewrite,
+        profile: Profile | None,
+        hides_latency: bool,
+        runs: bool = True,
+        name: str = "",
     ) -> tuple[Executable, tuple[Gather, ...]]:
-        """The program compiled, and its unexpected gathers."""
+        """The program compiled, and its unexpected gathers; see `Target.compile`."""
         early = HIDES_LATENCY if self.target.is_gpu and (hides_latency or program.in_slabs) else {}
         if program.machine is None:
-            return compile_program(program, self.target, early, profile, rewrite), ()
+            return compile_program(program, self.target, early, profile, rewrite, name=name), ()
         asked = compat.asked_sizes(program.traced.jaxpr)
         shaping = Shaping(program.machine, self.target.is_gpu, self.between_hosts, asked, runs)
         found = _compile_shaped(program, self.target, shaping, early, profile, rewrite)
@@ -152,9 +188,10 @@ def compile_program(
     profile: Profile | None = None,
     rewrite: Rewrite | None = None,
     shape: Rewrite | None = None,
+    name: str = "",
 ) -> Executable:
     """Compile a program for a target; without `rewrite`, as `jax.jit` does by default. See `Target.compile`."""
-    return target.compile(lowerable(program, target.is_gpu), flags, profile, rewrite, shape)
+    return target.compile(lowerable(program, target.is_gpu), flags, profile, rewrite, shape, name)
 
 
 def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:

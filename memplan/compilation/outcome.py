@@ -25,6 +25,18 @@ class SlabAttempt:
 
 
 @dataclass(frozen=True)
+class Restored:
+    """A program that an earlier start planned and compiled, from jax's persistent cache."""
+
+    program: Program
+    target: Target
+    executable: Executable
+    plan: Plan | None
+    report: str  # the JSON of the report of then
+    fits: bool = True  # else it was not kept
+
+
+@dataclass(frozen=True)
 class Outcome:
     """A program compiled under limits."""
 
@@ -39,6 +51,7 @@ class Outcome:
     between_hosts: str | None = None  # the type in which sums travel there, if it is not their own
     gathers: tuple[Gather, ...] = ()  # that the user does not expect
     seconds: float = 0.0  # from the call to this outcome
+    name: str = ""  # of the module in jax's persistent cache, if it is there
     # among all slab attempts, the one closest to the limits
     closest_slab_attempt: SlabAttempt | None = None
 

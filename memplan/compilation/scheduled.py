@@ -6,14 +6,14 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from memplan.compilation import plan_cache
+from memplan.compilation import kept
 from memplan.hardware.device import Device
 from memplan.hardware.machine import Machine
 from memplan.hardware.roofline import copy_seconds
 from memplan.planning.packing import Lifetime, Packing, lifetimes, live_nbytes, pack
 from memplan.planning.plan import Plan, name_actions
 from memplan.planning.problem import POINTER_BYTES, Problem, Role
-from memplan.planning.registry import OWN, Planner
+from memplan.planning.registry import Planner
 from memplan.planning.schedule import Solution, rank
 from memplan.planning.search.planner import recomputed_kernels
 from memplan.xla.buffers import problem_of
@@ -47,20 +47,8 @@ class Plans:
     def agree(self, agree: Agree) -> Plan:
         """The plan that all processes of the step follow."""
         plain, fingerprint = self.plain, self.plain.module.fingerprint
-        name = plan_cache.key(
-            fingerprint, self.planner.name, self.budget_bytes, self.host_bytes, plain.device, plain.machine
-        )
-        return agree(fingerprint, name, functools.partial(self.find_or_make, name))
-
-    def find_or_make(self, name: str) -> Plan:
-        """A stored plan for memplan's own planner, else a new one: another planner's code may change under its name."""
-        if self.planner is not OWN:
-            return self.make()
-        plan = plan_cache.find(name)
-        if plan is None:
-            plan = self.make()
-            plan_cache.keep(name, plan)
-        return plan
+        facts = fingerprint, self.planner.name, self.budget_bytes, self.host_bytes, plain.device, plain.machine
+        return agree(fingerprint, kept.digest(*facts), self.make)
 
     def make(self) -> Plan:
         """A plan for the room that the budget leaves, or else the smallest.

@@ -8,7 +8,7 @@ import hashlib
 import inspect
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,6 +20,7 @@ from memplan import io
 from memplan.errors import MemplanError
 from memplan.planning.plan import Plan
 from memplan.program import compat
+from memplan.program.constants import digest_of, digests_of_constants, type_of
 from memplan.program.trace import Program, comparable
 
 _PLAN_S = 900.0  # the first process plans while the others wait
@@ -40,9 +41,9 @@ def same_state(processes: tuple[int, ...], step: Step, args: tuple[Any, ...]) ->
         for position, value in enumerate(args)
         for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]
     }
-    types = "\n".join(f"{name} {_type(leaf)}" for name, leaf in leaves.items())
+    types = "\n".join(f"{name} {type_of(leaf)}" for name, leaf in leaves.items())
     _refuse_differences(step, {**_versions(), "the types of its arguments": types})
-    _refuse_differences(step, {name: _digest(leaf) for name, leaf in leaves.items()})
+    _refuse_differences(step, {name: digest_of(leaf) for name, leaf in leaves.items()})
 
 
 def same_step(processes: tuple[int, ...], program: Program, options: Any) -> None:
@@ -66,7 +67,7 @@ def same_step(processes: tuple[int, ...], program: Program, options: Any) -> Non
             "the shardings of its arguments": comparable(" ".join(shardings)),
             "the options": comparable(str(options)),
             "its equations": comparable(str(closed)),
-            "the constants that it captures": "\n".join(_constants(closed)),
+            "the constants that it captures": "\n".join(digests_of_constants(closed)),
         },
     )
 
@@ -161,25 +162,3 @@ def _argument(step: Step, position: int) -> str:
     with contextlib.suppress(TypeError, ValueError, IndexError):  # a built-in function, or *args
         return list(inspect.signature(step).parameters)[position]
     return f"argument {position}"
-
-
-def _constants(program: compat.ClosedJaxpr) -> Iterator[str]:
-    yield from (f"{_type(value)} {_digest(value)}" for _, value in compat.consts_of(program))
-    for eqn in program.jaxpr.eqns:
-        for inner in compat.sub_jaxprs(eqn):
-            yield from _constants(inner) if hasattr(inner, "consts") else ()
-        literals = (compat.value_of(atom) for atom in eqn.invars if not compat.is_var(atom))
-        yield from (f"literal {_digest(one)}" for one in literals if np.ndim(one) > 0)  # numbers stand in the text
-
-
-def _type(leaf: Any) -> str:
-    return f"{getattr(leaf, 'dtype', type(leaf).__name__)}[{','.join(map(str, np.shape(leaf)))}]"
-
-
-def _digest(leaf: Any) -> str:
-    """Of an array's bytes; '-' if this process does not have them all."""
-    if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
-        return "-"
-    plain = jax.random.key_data(leaf) if compat.is_key(leaf) else leaf
-    found = np.ascontiguousarray(np.asarray(plain)).reshape(-1).view(np.uint8)
-    return hashlib.blake2b(found.data, digest_size=16).hexdigest()

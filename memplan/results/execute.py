@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from memplan.compilation.compiler import compile_unplanned
-from memplan.compilation.outcome import Outcome
+from memplan.compilation.outcome import Outcome, Restored
 from memplan.errors import MemplanError
 from memplan.program import compat
 from memplan.program.jit_arguments import dynamic_arguments
@@ -43,7 +43,7 @@ class Runner:
       observed_bytes: highest device bytes of a call, by the allocator; None if unknown.
     """
 
-    def __init__(self, found: Outcome):
+    def __init__(self, found: Outcome | Restored):
         self._program, self._executable = found.program, found.executable
         self._call, self._memory = found.executable.compiled, found.executable.memory
         self._is_gpu = found.target.is_gpu

@@ -10,7 +10,7 @@ import jax
 
 from memplan import io
 from memplan.compilation.compiler import compile_program
-from memplan.compilation.outcome import Outcome
+from memplan.compilation.outcome import Outcome, Restored
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.hardware.roofline import copy_seconds
 from memplan.planning.graph import Graph
@@ -131,7 +131,7 @@ def _mesh(outcome: Outcome) -> Mesh | None:
     )
 
 
-def status_of(outcome: Outcome) -> str:
+def status_of(outcome: Outcome | Restored) -> str:
     """The value of `Report.status`, without compiling the plain step, as a report may."""
     if not outcome.fits:
         return "does not fit"

@@ -18,7 +18,7 @@ from memplan.xla.large_literals import put_back, set_aside
 
 Rewrite = Callable[[str], str | None]  # text of a module -> its replacement, or None
 
-_lock = threading.Lock()
+_lock = threading.Condition()
 _awaited: dict[str, Interception] = {}
 _platforms: set[str] = set()
 
@@ -51,14 +51,15 @@ def intercept(name: str, rewrite: Rewrite, platform: str, shape: Rewrite | None 
             for scheduled in (False, True):
                 compat.register_hook(partial(_called_back, scheduled), platform, scheduled)
             _platforms.add(platform)
-        if name in _awaited:
-            raise RuntimeError(f"{name} is already being compiled")
+        while name in _awaited:  # another thread compiles the same
+            _lock.wait()
         _awaited[name] = interception
     try:
         yield interception
     finally:
         with _lock:
             del _awaited[name]
+            _lock.notify_all()
 
 
 def _called_back(scheduled: bool, proto: bytes) -> bytes | None:

@@ -109,6 +109,7 @@ class Target:
         profile: Mapping[str, float] | None = None,
         rewrite: Rewrite | None = None,
         shape: Rewrite | None = None,
+        name: str = "",
     ) -> Executable:
         """Compile for this device, or for as many as there are partitions.
 
@@ -117,6 +118,8 @@ class Target:
           profile: what instructions of an earlier compilation take (seconds), for XLA's scheduler.
           rewrite: receives the scheduled module's text, and may return another.
           shape: receives the module's text before it is scheduled, likewise.
+          name: of the module in jax's persistent cache, if that is on. What is found there was rewritten before:
+            `rewrite` is not called.
 
         Raises:
           MemplanError: XLA did not hand it over; and whatever `rewrite` raises.
@@ -136,16 +139,19 @@ class Target:
         with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
             if profile:
                 flags |= {"xla_gpu_pgle_profile_file_or_directory_path": _write_profile(profile, Path(folder))}
-            return _account(self._compile_rewritten(lowered, flags, rewrite, shape))
+            return _account(self._compile_rewritten(lowered, flags, rewrite, shape, name))
 
     def _compile_rewritten(
-        self, lowered: Any, flags: Mapping[str, Any], rewrite: Rewrite | None, shape: Rewrite | None
+        self, lowered: Any, flags: Mapping[str, Any], rewrite: Rewrite | None, shape: Rewrite | None, cached: str
     ) -> Any:
-        """Compiled under a name of its own, by which the hook knows it."""
+        """Compiled under a name of its own, by which the hook and, if it has one, jax's persistent cache know it."""
         if rewrite is None:
             return self._compile_lowered(lowered, flags)
-        name = f"memplan_{next(_numbers)}_{re.sub(r'[^a-zA-Z0-9_]', '_', compat.module_name_of(lowered))}"
-        with intercept(name, rewrite, self.platform, shape) as interception, compat.without_compilation_cache():
+        name = f"memplan_{cached or next(_numbers)}_{re.sub(r'[^a-zA-Z0-9_]', '_', compat.module_name_of(lowered))}"
+        with contextlib.ExitStack() as context:
+            interception = context.enter_context(intercept(name, rewrite, self.platform, shape))
+            if not cached:
+                context.enter_context(compat.without_compilation_cache())
             found = self._compile_lowered(compat.rename_module(lowered, name), {**flags, **self._as_planned(flags)})
         version = io.version_of("jaxlib")
         try:
@@ -164,7 +170,7 @@ class Target:
                 f"{at.name} ({at.filename}:{at.lineno}): {error} Unless you passed your own planner, this is a bug in "
                 "memplan; nothing was run. Please report it with the step. `jax.jit` compiles the step without a plan."
             ) from error
-        if not interception.called:
+        if not interception.called and not cached:
             raise MemplanError(
                 f"XLA of jaxlib {version} compiled the step for {self.device.name} without calling memplan. memplan "
                 "supports jax 0.11.2 to 0.12; on a GPU, jax's plugin must have the same version."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,10 +12,10 @@ from memplan.compilation.scheduled import Plans, ScheduledModule
 from memplan.hardware.roofline import copy_seconds
 from memplan.planning.plan import Plan
 from memplan.planning.problem import Problem
-from memplan.planning.registry import OWN, KernelPlanner, Planner
+from memplan.planning.registry import OWN, Planner
 from memplan.planning.schedule import Kind
 from memplan.xla.module import read_module
-from tests.compilation.modules import CPU, LEAST, NBYTES, OTHER, V100, WITH_RECOMPUTE, InOrder, no_agreement, scheduled
+from tests.compilation.modules import CPU, LEAST, NBYTES, V100, WITH_RECOMPUTE, InOrder, scheduled
 from tests.xla.rewrites.test_extra_outputs import TEXT as BESIDE
 from tests.xla.rewrites.test_merge import ROOMY
 
@@ -84,41 +83,6 @@ def test_values_that_no_plan_recomputes_are_no_extra_outputs(monkeypatch: pytest
     assert within(ROOMY, planner, plain).make().extra_outputs == ()
     assert len(planner.asked) == 1
     assert prices == [plain.rewrite(ROOMY - plain.resident_bytes, whole=True).timed_problem.kernels[0].seconds / 2]
-
-
-@pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("MEMPLAN_CACHE", str(tmp_path))
-    return tmp_path
-
-
-def test_a_plan_of_memplans_own_is_kept_and_found(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = within(PLAIN.device_bytes - 1).agree(no_agreement)
-    assert len(list(kept.iterdir())) == 1
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("made again")
-
-    monkeypatch.setattr(Plans, "make", refuse)
-    assert within(PLAIN.device_bytes - 1).agree(no_agreement) == first
-    for other in (
-        within(PLAIN.device_bytes - 2),
-        within(PLAIN.device_bytes - 1, plain=scheduled(OTHER)),
-        within(PLAIN.device_bytes - 1, plain=replace(PLAIN, device=replace(PLAIN.device, memory_bandwidth=1e9))),
-        replace(within(PLAIN.device_bytes - 1), host_bytes=1),
-    ):
-        with pytest.raises(AssertionError, match="made again"):
-            other.agree(no_agreement)
-
-
-@pytest.mark.parametrize("planner", [InOrder("kernels"), KernelPlanner()])
-def test_a_planner_of_the_users_is_asked_every_time_whatever_its_name(kept: Path, planner: Planner) -> None:
-    own = within(PLAIN.device_bytes - 1).agree(no_agreement)
-    (path,) = kept.iterdir()
-    before = path.read_bytes()
-    found = within(PLAIN.device_bytes - 1, planner).agree(no_agreement)
-    assert path.read_bytes() == before and list(kept.iterdir()) == [path]
-    assert isinstance(planner, KernelPlanner) or found != own
 
 
 def test_all_processes_follow_what_was_agreed_on() -> None:

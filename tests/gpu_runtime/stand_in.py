@@ -191,7 +191,6 @@ def environment_of(python: str = sys.executable, *, graphs: bool = True, flags: 
         "CUDA_ROOT": str(built / "cuda"),
         "JAX_PLATFORMS": "cuda,cpu",
         "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
-        "MEMPLAN_CACHE": "off",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE / "site"), str(ROOT), os.environ.get("PYTHONPATH")])),
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),

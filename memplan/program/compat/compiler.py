@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import compilation_cache as _compilation_cache
+from jax._src import config as _config
 from jax._src import distributed as _distributed
 from jax._src import mesh as _mesh
 from jax._src import xla_bridge as _xla_bridge
@@ -276,6 +277,18 @@ def without_compilation_cache() -> Iterator[None]:
             _Uncached.threads -= 1
             if not _Uncached.threads:
                 cache._cache_checked, cache._cache_used = _Uncached.before
+
+
+def disk_cache() -> Any:
+    """jax's persistent cache of compilations, with `get(key)` and `put(key, bytes)`; None where it is off."""
+    backend = _xla_bridge.get_backend()
+    used = _compilation_cache.is_persistent_cache_enabled() and _compilation_cache.is_cache_used(backend)
+    return _compilation_cache._get_cache(backend) if used else None
+
+
+def least_seconds_to_cache() -> float:
+    """jax keeps in its persistent cache what takes so long to compile."""
+    return _config.persistent_cache_min_compile_time_secs.value
 
 
 def coordination_client() -> Any:
