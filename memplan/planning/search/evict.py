@@ -185,6 +185,8 @@ def prune(ledger: Ledger, limit: int) -> None:
     limit = max(limit, ledger.peak_nbytes)
     dear = sorted(ledger.recomputations(), key=lambda one: (-(ledger.tape.operations[one[0]].seconds or 0.0), one))
     for op, slot in dear:
+        if ledger.is_needed(op, slot, limit):
+            continue
         ledger.undo_recompute(op, slot)
         if ledger.peak_nbytes > limit:
             ledger.recompute(op, slot)

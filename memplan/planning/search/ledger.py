@@ -53,15 +53,17 @@ class Ledger:
         self.through = np.cumsum(change)[:-1]  # by slot: bytes that are live throughout
         self._beside = np.zeros(tape.count, np.int64)  # by slot: peak above `through`
         self._load: np.ndarray | None = None
+        self._dirty = set(range(tape.count))  # slots whose peak is to be counted again when it is asked for
         self.slack = np.zeros(tape.count, np.int64)  # by slot: the layout's bytes that the values do not account for
         self.slot_seconds = np.array([slot.seconds for slot in tape.slots])  # preludes included
-        for slot in range(tape.count):
-            self._recount(slot)
 
     @property
     def load(self) -> np.ndarray:
         """Peak bytes of each slot."""
         if self._load is None:
+            for slot in self._dirty:
+                self._recount(slot)
+            self._dirty.clear()
             self._load = self.through + self._beside + self.slack
         return self._load
 
@@ -138,25 +140,41 @@ class Ledger:
         self._recompute(op, slot, -1)
 
     def _recompute(self, op: int, slot: int, sign: int) -> None:
-        operation, dirty = self.tape.operations[op], {slot}
+        operation = self.tape.operations[op]
+        self._dirty.add(slot)
         for value in operation.writes:
-            before = self._before_change(value, dirty)
+            before = self._before_change(value)
             if sign > 0:
                 insort(self._made[value], 2 * slot)
             else:
                 self._made[value].remove(2 * slot)
-            self._after_change(value, before, dirty)
+            self._after_change(value, before)
         for value in operation.reads:
-            before = self._before_change(value, dirty)
+            before = self._before_change(value)
             self._need(value, slot, sign)
-            self._after_change(value, before, dirty)
+            self._after_change(value, before)
         self.slot_seconds[slot] += sign * (operation.seconds or 0.0)
         if sign > 0:
             insort(self.preludes[slot], op)
         else:
             self.preludes[slot].remove(op)
-        for one in dirty:
-            self._recount(one)
+        self._load = None
+
+    def is_needed(self, op: int, slot: int, limit: int) -> bool:
+        """Is there surely more than the limit if this recomputation is undone?
+
+        A result would be live since it was last made or needed; at most all operands would be free meanwhile.
+        """
+        operation, nbytes = self.tape.operations[op], self.tape.nbytes
+        freed = sum(nbytes[value] for value in operation.reads)
+        for value in operation.writes:
+            made, needs = self._made[value], self.needs[value]
+            at, later = bisect_left(needs, slot), bisect_right(made, 2 * slot)
+            is_read = at < len(needs) and (later == len(made) or needs[at] < (made[later] + 1) >> 1)
+            between = self.load[self.last_touch(value, slot) + 1 : slot]
+            if is_read and between.size and between.max() + nbytes[value] - freed > limit:
+                return True
+        return False
 
     def offload(self, offload: Offload) -> None:
         self._offload(offload, +1)
@@ -167,8 +185,7 @@ class Ledger:
         self._offload(offload, -1)
 
     def _offload(self, offload: Offload, sign: int) -> None:
-        dirty: set[int] = set()
-        before = self._before_change(offload.value, dirty)
+        before = self._before_change(offload.value)
         if sign > 0:
             insort(self._made[offload.value], 2 * offload.prefetch + 1)
         else:
@@ -179,9 +196,7 @@ class Ledger:
             own[offload.end] = own.get(offload.end, 0) + sign
             if not own[offload.end]:
                 del own[offload.end]
-        self._after_change(offload.value, before, dirty)
-        for one in dirty:
-            self._recount(one)
+        self._after_change(offload.value, before)
 
     def _need(self, value: int, slot: int, sign: int) -> None:
         wanted = self._wanted[value]
@@ -194,12 +209,12 @@ class Ledger:
             del wanted[slot]
             self.needs[value].remove(slot)
 
-    def _before_change(self, value: int, dirty: set[int]) -> list[tuple[int, int]]:
-        """Spans in which a value is live throughout; adds the slots that a change of it may affect to `dirty`."""
-        self._touch(value, dirty)
+    def _before_change(self, value: int) -> list[tuple[int, int]]:
+        """Spans in which a value is live throughout; slots that a change of it may affect become dirty."""
+        self._touch(value)
         return self._through(value)
 
-    def _after_change(self, value: int, before: list[tuple[int, int]], dirty: set[int]) -> None:
+    def _after_change(self, value: int, before: list[tuple[int, int]]) -> None:
         after, nbytes = self._through(value), self.tape.nbytes[value]
         self._load = None
         for first, end in before:
@@ -208,21 +223,20 @@ class Ledger:
         for first, end in after:
             if (first, end) not in before:
                 self.through[first:end] += nbytes
-        self._touch(value, dirty)
+        self._touch(value)
 
-    def _touch(self, value: int, dirty: set[int]) -> None:
+    def _touch(self, value: int) -> None:
         for moment, last in self._versions(value):
             if not moment & 1:
-                dirty.add(moment >> 1)
+                self._dirty.add(moment >> 1)
             if last >= 0 and (self.preludes[last] or self.tape.slots[last].may_alias):
-                dirty.add(last)
+                self._dirty.add(last)
         one = self.tape.values[value]
         if self.tape.operations[one.maker].drops_dead_outputs:
-            dirty.add(one.first_slot)
+            self._dirty.add(one.first_slot)
 
     def _recount(self, slot: int) -> None:
         """Recompute the peak of a slot above the bytes that are live throughout."""
-        self._load = None
         tape, ops, work = self.tape, self.preludes[slot], self.tape.slots[slot]
         beside = work.nbytes + sum(map(self._written, work.writes)) - self._written_over(work.may_alias, slot)
         if not ops:

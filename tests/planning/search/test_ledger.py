@@ -67,6 +67,31 @@ def test_kept_up_to_date(layers: int, seed: int, draw: Random) -> None:
     assert ledger.recomputations() == [] and not ledger.offloads
 
 
+@given(st.integers(3, 10), st.integers(0, 99), DRAWS, st.booleans())
+def test_what_is_needed_cannot_be_undone(layers: int, seed: int, draw: Random, offloads: bool) -> None:
+    """Of a recomputation that is said to be needed for a limit, undoing it always goes above."""
+    ledger = random_plan(training(layers, seed), draw, offloads)
+    for op, slot in ledger.recomputations():
+        without = Ledger(ledger.tape)
+        without.restore([one for one in ledger.recomputations() if one != (op, slot)], ledger.offloads.values())
+        for limit in (without.peak_nbytes, without.peak_nbytes - 1, ledger.peak_nbytes):
+            assert without.peak_nbytes > limit or not ledger.is_needed(op, slot, limit)
+
+
+def test_a_recomputation_that_all_bytes_depend_on_is_needed() -> None:
+    """A large value is made again for its last reader, over a narrow place."""
+    b = Builder()
+    (wide,) = b.kernel((b.argument(),), 8 * MIB)
+    (narrow,) = b.kernel((wide,), MIB)
+    (full,) = b.kernel((narrow,), 9 * MIB)
+    (small,) = b.kernel((full,), MIB)
+    b.kernel((wide, small), MIB, output=True)
+    ledger = Ledger(record(b.problem()))
+    ledger.recompute(0, 4)
+    assert ledger.is_needed(0, 4, ledger.peak_nbytes)
+    assert not ledger.is_needed(0, 4, 30 * MIB)
+
+
 def test_what_is_recomputed_writes_over_what_it_reads_last() -> None:
     """In a prelude as in a slot's own work."""
     b = Builder()
