@@ -14,12 +14,14 @@ from memplan.compilation.compiler import Compiler, Notify, Profile
 from memplan.compilation.limits import Headroom
 from memplan.compilation.outcome import Outcome, SlabAttempt
 from memplan.compilation.scheduled import ScheduledModule
+from memplan.planning.loops import Residuals
 from memplan.planning.plan import Plan
 from memplan.program.trace import Program
 
 MOST_TRIES = 3  # compilations of one program by one schedule, each corrected by what the last prediction missed
 _SLOW = 1.25  # times the bound: a plan that takes longer is compared with fewer residuals in its loops, and with slabs
 _USED = 0.8  # of the budget: where a program leaves more, its loops may keep more
+_ALL = 1 << 62  # bytes
 _WAITS = 0.05  # of a step, for copies: less is no reason to compile a program without them
 _MOST_SLABS = 3  # programs in slabs that are compiled: the estimate orders them, the compiler decides
 
@@ -95,19 +97,25 @@ class Attempts:
         return found
 
     def _as_few_as_needed(self, program: Program, missing: int, moves: bool) -> Outcome | None:
-        """Residuals that are `missing` bytes fewer, corrected by what the compiler takes; None if there are none."""
-        tried, best = list[Program](), None
-        while len(tried) < self.tries:
-            other = self.fewer_residuals(program, missing, moves)
-            if other is None or any(other.residuals == one.residuals for one in tried):
-                break
-            tried.append(other)
-            self.notify("compiling with fewer residuals in its loops", None)
-            made = self._program(other)
-            best = made if best is None else min(best, made, key=_fastest if best.fits or made.fits else _smallest)
-            missing += made.device_bytes - made.limits.device_bytes
-            if made.fits and made.device_bytes > _USED * made.limits.device_bytes:
-                break
+        """Residuals that are `missing` bytes fewer, corrected by what the compiler takes; if none fits, the fewest.
+
+        None if there are no others.
+        """
+        known, best = set[tuple[Residuals | None, ...]](), None
+        while (other := self.fewer_residuals(program, missing, moves)) is not None:
+            is_new = other.residuals not in known
+            if is_new:
+                known.add(other.residuals)
+                self.notify("compiling with fewer residuals in its loops", None)
+                made = self._program(other)
+                best = made if best is None else min(best, made, key=_fastest if best.fits or made.fits else _smallest)
+                if missing == _ALL or (made.fits and made.device_bytes > _USED * made.limits.device_bytes):
+                    break
+                missing += made.device_bytes - made.limits.device_bytes
+            if not is_new or len(known) >= self.tries:
+                if missing == _ALL or best is None or best.fits:
+                    break
+                missing = _ALL
         return best
 
     def _first_that_fits(self, found: Outcome, programs: Iterator[Program], stage: str) -> Outcome:

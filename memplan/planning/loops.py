@@ -21,6 +21,7 @@ from memplan.planning.graph import Graph, op_seconds
 
 _WRITTEN_AND_READ = 2.0  # how often a stack crosses device memory: once in each loop
 _BACKWARD = 2  # times a forward trip: a product has two gradients
+_SMALL = 0.01  # of a snapshot
 PRICES = tuple(10.0 ** (exponent / 4) for exponent in range(-56, -31))
 """Seconds per stacked byte, from almost none to more than a step takes."""
 _ENDLESS = 1 << 30  # ticks that no cut pays: more than all costs together
@@ -213,8 +214,8 @@ def _all_options(loop: Loop, device: Device, offload: bool) -> Iterator[Option]:
 def _segmented(loop: Loop, chosen: Residuals, device: Device, offload: bool) -> Iterator[Residuals]:
     """Segments of every length, all trips in them or only the first."""
     near = (False,) * len(loop.carried)
-    # What takes the link's latency longer than its own time is too small to be moved.
-    far = tuple(copy_seconds(loop.body.nbytes(value), device) > 2 * copy_seconds(0, device) for value in loop.carried)
+    # A counter or a key stays; a copy takes the link's latency.
+    far = tuple(loop.body.nbytes(value) > _SMALL * loop.snapshot_nbytes for value in loop.carried)
     if not can_segment(loop, replace(chosen, segments=1, segment_trips=1, snapshots_on_host=near)):
         return
     for length in _grid(loop.trips // 2):

@@ -116,6 +116,14 @@ def compare(
     return Gate(tuple(Leaf(error, new, 4 * max(error, usual if once else 0.0) + once) for error, new, once in rows))
 
 
+def nudged(leaf: Any, draw: np.random.Generator) -> Any:
+    """An array with every floating-point number one rounding up or down."""
+    if not jax.numpy.issubdtype(leaf.dtype, np.floating):
+        return leaf
+    given = np.asarray(leaf)
+    return np.nextafter(given, draw.choice([-np.inf, np.inf], given.shape).astype(given.dtype))
+
+
 def relative_error(reference: np.ndarray, other: np.ndarray) -> float:
     """Largest difference over the largest magnitude; for integers, the share of elements that differ.
 

@@ -146,8 +146,19 @@ def test_where_much_is_left_loops_may_keep_more(seconds: float, taken: int) -> N
     assert compiler.missing == [30, -10]
 
 
+def test_where_correcting_is_in_vain_the_fewest_residuals_are_the_last() -> None:
+    """After so many tries, or where the same are chosen again."""
+    for again in (False, True):
+        others = [with_residuals(number) for number in range(4)]
+        tries = [(others[0], 120)] if again else [(others[0], 120), (others[1], 110), (others[2], 102)]
+        compiler = Fake([*misses((PROGRAM, 130), *tries), 70])
+        found = attempt(compiler, others=(others[0], others[0], others[3]) if again else tuple(others))
+        assert found.fits and found.program is others[3]
+        assert compiler.missing[:-1] == ([30, 50] if again else [30, 50, 60]) and compiler.missing[-1] > 1 << 60
+
+
 def test_the_same_residuals_are_not_compiled_twice() -> None:
-    others = with_residuals(0), with_residuals(0)
+    others = with_residuals(0), with_residuals(0), with_residuals(0)
     compiler = Fake(misses((PROGRAM, 130), (others[0], 120)))
     assert not attempt(compiler, others=others).fits
 

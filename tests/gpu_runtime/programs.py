@@ -20,7 +20,7 @@ import numpy as np
 import memplan
 from memplan.compilation.callback import Callback
 from memplan.planning.plan import Plan
-from memplan.verify.numbers import compare
+from memplan.verify.numbers import compare, nudged
 from memplan.verify.same_module import judge
 from memplan.xla.module import read_module
 from tests.gpu_runtime.modules import mutants
@@ -93,17 +93,12 @@ def _on_a_cpu(step: Callable[..., Any], state: Any, batch: Any, steps: int) -> l
 def beside_a_cpu(toy: str) -> dict[str, Any]:
     """A plain step against a CPU's, by the gate; noise is what one rounding of each argument makes of the latter."""
     step, given = TOYS[toy]()
-    draw = np.random.default_rng(0)
-
-    def nudged(leaf: Any) -> Any:
-        if leaf.dtype != np.float32:
-            return leaf
-        return np.nextafter(leaf, draw.choice([-np.inf, np.inf], leaf.shape).astype(np.float32))
-
+    draw, cpu = np.random.default_rng(0), jax.devices("cpu")[0]
     here, there = (fetched(jax.jit(step)(*jax.device_put(given, jax.devices(one)[0]))) for one in ("cuda", "cpu"))
     noise = []
     for _ in range(3):
-        noise.append(fetched(jax.jit(step)(*jax.device_put(jax.tree.map(nudged, given), jax.devices("cpu")[0]))))
+        off = jax.tree.map(lambda leaf: nudged(leaf, draw), given)
+        noise.append(fetched(jax.jit(step)(*jax.device_put(off, cpu))))
     gate = compare(there, noise[0], here, *noise[1:])
     return {
         "programs": 1, "arrays": 0, "equal": 0, "passes": gate.passes, "gate": str(gate),

@@ -19,7 +19,7 @@ import optax
 import memplan
 from memplan import parallel
 from memplan.program.trace import trace
-from memplan.verify.numbers import compare, in_pieces
+from memplan.verify.numbers import compare, in_pieces, nudged
 from models.resnet import ResNetConfig
 from models.train import Built, decoder_step, resnet_step, unet2d_step
 from models.transformer import DecoderConfig
@@ -162,14 +162,6 @@ def wrong_steps(case: Case, mesh: Any, steps: int) -> tuple[int, float]:
 def here(tree: Any) -> Any:
     """What this process has of arrays that every device has whole."""
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
-
-
-def nudged(leaf: jax.Array, draw: np.random.Generator) -> np.ndarray:
-    """Every number one rounding up or down."""
-    given = np.asarray(leaf)
-    if given.dtype.kind != "f":
-        return given
-    return np.nextafter(given, draw.choice([-np.inf, np.inf], given.shape).astype(given.dtype))
 
 
 def difference(found: Any, expected: Any, cut: Sequence[Sequence[Any]]) -> float:

@@ -163,7 +163,12 @@ def test_random_loops_with_random_residuals(seed: int) -> None:
         found = cheapest(loop, draw.choice(PRICES), DEVICE, draw.random() < 0.5)
         others = [value for value in range(len(loop.body.values)) if value not in loop.given]
         more = {value for value in others if draw.random() < 0.2} - set(found.stacked)
-        return dataclasses.replace(found, kept=tuple(sorted((*found.kept, *more))))
+        found = dataclasses.replace(found, kept=tuple(sorted((*found.kept, *more))))
+        length = draw.randint(1, loop.trips) if loop.trips else 0
+        flags = tuple(draw.random() < 0.3 for _ in loop.carried)
+        kept = tuple(sorted(found.stacked))
+        segmented = Residuals(kept, (), draw.randint(1, max(1, loop.trips // max(1, length))), length, flags)
+        return segmented if draw.random() < 0.5 and can_segment(loop, segmented) else found
 
     with jax.enable_x64(True):
         step, args = random_step(seed)
