@@ -212,14 +212,17 @@ def _all_options(loop: Loop, device: Device, offload: bool) -> Iterator[Option]:
 
 
 def _segmented(loop: Loop, chosen: Residuals, device: Device, offload: bool) -> Iterator[Residuals]:
-    """Segments of every length, all trips in them or only the first."""
+    """Segments of every length, all trips in them or only the first.
+
+    Two at least: XLA unrolls the loop over one, and may run that segment again before the trips behind it are done.
+    """
     near = (False,) * len(loop.carried)
     # A counter or a key stays; a copy takes the link's latency.
     far = tuple(loop.body.nbytes(value) > _SMALL * loop.snapshot_nbytes for value in loop.carried)
     if not can_segment(loop, replace(chosen, segments=1, segment_trips=1, snapshots_on_host=near)):
         return
     for length in _grid(loop.trips // 2):
-        for segments in {*_grid(loop.trips // length), loop.trips // length}:
+        for segments in {*_grid(loop.trips // length)[1:], loop.trips // length}:
             for on_host in dict.fromkeys((near, far if offload else near)):
                 yield Residuals(chosen.kept, (), segments, length, on_host)
 

@@ -129,7 +129,7 @@ def test_no_segments_are_smaller_and_faster_than_the_options(loop: Loop, host_by
     assert found == sorted(found, key=lambda one: (one.seconds, -one.nbytes))
     assert [one.nbytes for one in found] == sorted({one.nbytes for one in found}, reverse=True)
     assert all(host_nbytes(loop, one.residuals) <= host_bytes for one in found)
-    segments = list(product(range(1, loop.trips + 1), range(1, loop.trips // 2 + 1), (False, True)))
+    segments = list(product(range(2, loop.trips + 1), range(1, loop.trips // 2 + 1), (False, True)))
     for price, (count, length, on_host) in product(PRICES[::8], segments):
         other = replace(
             cheapest(loop, price, DEVICE), segments=count, segment_trips=length, snapshots_on_host=(on_host,)
