@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from memplan.compilation.compiler import Compiler, Notify, Profile
 from memplan.compilation.limits import Headroom
-from memplan.compilation.outcome import Outcome, SlabAttempt
+from memplan.compilation.outcome import Compiled, Outcome, SlabAttempt
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.planning.loops import Residuals
 from memplan.planning.plan import Plan
@@ -34,11 +34,13 @@ class _History:
     profiles: int = 0  # of these, those for the seconds of collectives alone
     unmodified: ScheduledModule | None = None  # the first module, if it was the unmodified step's
     closest_slab_attempt: SlabAttempt | None = None  # of those in slabs, the one that came closest to the limits
+    compiled: list[Compiled] = field(default_factory=list)
 
     def add(self, found: Outcome) -> None:
         if self.compilations == self.profiles:
             self.unmodified = found.unmodified
         self.compilations += 1
+        self.compiled.append(found.summary)
         if found.program.in_slabs:
             excess = found.limits.excess(found.device_bytes, found.host_bytes)
             one = SlabAttempt(found.program.in_slabs, found.device_bytes, found.host_bytes, excess)
@@ -75,8 +77,11 @@ class Attempts:
                 for other in itertools.islice(self.in_slabs(program, found.step_s), 1):
                     self.notify("compiling in slabs", None)
                     found = min(found, self._program(other), key=_fastest)
+        others = self.history.compiled.copy()
+        others.remove(found.summary)
         return replace(
             found,
+            others=tuple(others),
             unmodified=self.history.unmodified,
             compilations=self.history.compilations,
             closest_slab_attempt=self.history.closest_slab_attempt,

@@ -25,6 +25,18 @@ class SlabAttempt:
 
 
 @dataclass(frozen=True)
+class Compiled:
+    """What a compilation of a step came to."""
+
+    way: str  # as of `Outcome`
+    # device_bytes, host_bytes: by the compiler
+    device_bytes: int
+    host_bytes: int
+    step_s: float  # by the replay
+    fits: bool
+
+
+@dataclass(frozen=True)
 class Restored:
     """A program that an earlier start planned and compiled, from jax's persistent cache."""
 
@@ -52,6 +64,7 @@ class Outcome:
     gathers: tuple[Gather, ...] = ()  # that the user does not expect
     seconds: float = 0.0  # from the call to this outcome
     name: str = ""  # of the module in jax's persistent cache, if it is there
+    others: tuple[Compiled, ...] = ()  # compilations of the step that were not taken, in order
     # among all slab attempts, the one closest to the limits
     closest_slab_attempt: SlabAttempt | None = None
 
@@ -69,10 +82,16 @@ class Outcome:
 
     @property
     def way(self) -> str:
-        """The name of its planner; `plain` for the unmodified step."""
-        if self.plan is None:
-            return "plain"
-        return f"{self.plan.planner}, in slabs" if self.program.in_slabs and self.planned.plan else self.plan.planner
+        """The name of its planner, or of what was enough without one; `plain` for the unmodified step."""
+        program, plan = self.program, self.planned.plan
+        if plan is None:
+            return _transform_of(program) or "plain"
+        transforms = (", in slabs" if program.in_slabs else "", ", fewer residuals" if any(program.residuals) else "")
+        return plan.planner + "".join(transforms)
+
+    @property
+    def summary(self) -> Compiled:
+        return Compiled(self.way, self.device_bytes, self.host_bytes, self.step_s, self.fits)
 
     @property
     def step_s(self) -> float:
@@ -83,12 +102,11 @@ class Outcome:
     def plan(self) -> Plan | None:
         """The plan that reproduces it; None for the unmodified step."""
         plan, program = self.planned.plan, self.program
-        if plan is None and not program.on_host and not any(program.residuals) and not program.in_slabs:
-            return None
         if plan is None:
+            if (name := _transform_of(program)) is None:
+                return None
             plain = self.planned.plain
             actions = name_actions(plain.problem, runs(range(len(plain.problem.kernels))))
-            name = "slabs" if program.in_slabs else "residuals" if any(program.residuals) else "none"
             plan = Plan(actions, plain.module.fingerprint, name, self.target.device.name)
         slabs = tuple(one.slabs for one in program.in_slabs)
         module = self.planned.plain.module
@@ -102,3 +120,10 @@ class Outcome:
             kernels=tuple(module.chosen_kernels.items()),
             hides_latency=self.hides_latency,
         )
+
+
+def _transform_of(program: Program) -> str | None:
+    """Which transform changed a program most; "none" where only its state moved, None for the step as it is."""
+    if program.in_slabs:
+        return "slabs"
+    return "residuals" if any(program.residuals) else "none" if program.on_host else None

@@ -148,6 +148,9 @@ def _candidates(outcome: Outcome) -> Iterator[Candidate]:
     if outcome.plan is not None and plain is not None:
         verdict = "fits" if outcome.limits.allow(plain.device_bytes, 0) else "over the device budget"
         yield Candidate("plain", plain.device_bytes, 0, plain.replay.step_s, verdict)
+    for one in outcome.others:
+        verdict = "slower" if one.fits else "does not fit"
+        yield Candidate(one.way, one.device_bytes, one.host_bytes, one.step_s, verdict)
     verdict = "chosen" if outcome.fits else "does not fit"
     yield Candidate(outcome.way, outcome.device_bytes, outcome.host_bytes, outcome.step_s, verdict)
 

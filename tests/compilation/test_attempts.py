@@ -138,6 +138,13 @@ def test_loops_keep_fewer_residuals_by_what_was_missed_until_one_fits() -> None:
     assert found.program is others[1] and found.compilations == 3
 
 
+def test_what_was_compiled_and_not_taken_is_told() -> None:
+    others = with_residuals(0), with_residuals(1)
+    found = attempt(Fake([*misses((PROGRAM, 130)), outcome(others[0], 60, seconds=2.0), 90]), others=others)
+    assert [(one.device_bytes, one.step_s, one.fits) for one in found.others] == [(130, 1.0, False), (60, 2.0, True)]
+    assert [one.way for one in found.others] == ["plain", "residuals"]
+
+
 @pytest.mark.parametrize(("seconds", "taken"), [(0.5, 1), (2.0, 0)])
 def test_where_much_is_left_loops_may_keep_more(seconds: float, taken: int) -> None:
     others = with_residuals(0), with_residuals(1)

@@ -66,6 +66,7 @@ def test_the_logits_never_exist(tokens: Planned) -> None:
     assert max(array.nbytes for one in report.slab_loops for array in one.writes) < LOGITS_BYTES / WORDS * 2
     assert [(one.name, one.verdict) for one in report.candidates] == [
         ("plain", "over the device budget"),
+        ("kernels", "does not fit"),
         ("slabs", "chosen"),
     ]
 
