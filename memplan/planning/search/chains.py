@@ -5,7 +5,8 @@ after each operation the chain is priced, then the maker of the source that is d
 priced chains removes the most excess per second.
 """
 
-from collections.abc import Collection
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,68 +63,39 @@ class Chains:
     def best(self, value: int, slot: int, longest: int) -> RecomputeChain | None:
         """The best chain to recompute a value before a slot, or None if none reduces the excess."""
         ledger, tape = self.ledger, self.ledger.tape
-        start = tape.values[value].maker
+        more: int | None = tape.values[value].maker
         if (
             slot not in ledger.needs[value]
-            or start in ledger.preludes[slot]
+            or more in ledger.preludes[slot]
             or ledger.version(value, slot)[0] == 2 * slot
-            or not tape.may_recompute(start, slot)
+            or not tape.may_recompute(more, slot)
         ):
             return None
-        operations, best = [start], None
-        while True:
-            found, missing = self._priced(operations, slot)
+        growing, best = _Growing(ledger, slot), None
+        while more is not None:
+            growing.add(more)
+            found = self._priced(growing)
             if found is not None and (best is None or found.worth > best.worth):
                 best = found
-            more = self._dearest_maker(missing, slot, operations) if len(operations) < longest else None
-            if more is None:
-                return best
-            operations.append(more)
+            more = self._dearest_maker(growing) if len(growing.operations) < longest else None
+        return best
 
-    def _priced(self, operations: Collection[int], slot: int) -> tuple[RecomputeChain | None, dict[int, int]]:
-        """The chain of these operations, or None if it reduces nothing; and what it keeps live, see `_missing`."""
-        ledger, tape = self.ledger, self.ledger.tape
-        made = {one for op in operations for one in tape.operations[op].writes}
-        spans, freed = [], 0  # from a slot to the chain's: bytes that are live in addition, or no longer
-        for one in made:
-            moment, last = ledger.version(one, slot)
-            if last < slot or moment == 2 * slot:
-                continue
-            before = ledger.last_touch(one, slot)
-            nbytes = tape.nbytes[one]
-            freed += nbytes if last > slot or ledger.read_by_own_work(one, slot) else 0
-            if before + 1 < slot:
-                spans.append((before + 1, -nbytes))
-        missing = self._missing(operations, made, slot)
-        spans += ((last + 1, tape.nbytes[source]) for source, last in missing.items())
-        first = min((at for at, _ in spans), default=slot)
+    def _priced(self, chain: _Growing) -> RecomputeChain | None:
+        """The chain, or None if it reduces nothing."""
+        ledger, tape, slot, first = self.ledger, self.ledger.tape, chain.slot, chain.first
         if first == slot:
-            return None, missing
-        change = np.zeros(slot - first + 1, np.int64)
-        for at, nbytes in spans:
-            change[at - first] += nbytes
+            return None
         load = ledger.load[first:slot]
-        gain = self.excess.of(load) - self.excess.of(load + np.cumsum(change)[:-1])
+        gain = self.excess.of(load) - self.excess.of(load + np.cumsum(chain.change[first:slot]))
         if gain <= 0:
-            return None, missing
-        order = tuple(sorted(operations))
-        kept = sum(tape.nbytes[source] for source in missing)
-        gain -= self._while_running(order, made, slot, int(ledger.through[slot]) - freed + kept)
+            return None
+        order = tuple(sorted(chain.operations))
+        here = int(ledger.through[slot]) - chain.freed_nbytes + chain.kept_nbytes
+        gain -= self._while_running(order, chain.made, slot, here)
         if gain <= 0:
-            return None, missing
+            return None
         seconds = sum(tape.operations[op].seconds or 0.0 for op in order) + self.tick_s
-        return RecomputeChain(order, slot, gain, seconds), missing
-
-    def _missing(self, operations: Collection[int], made: set[int], slot: int) -> dict[int, int]:
-        """Values that the operations read and that must be kept longer -> the last slot that needs them now."""
-        found = {}
-        for op in operations:
-            for source in self.ledger.tape.operations[op].reads:
-                if source not in made and source not in found:
-                    last = self.ledger.version(source, slot)[1]
-                    if last < slot:
-                        found[source] = last
-        return found
+        return RecomputeChain(order, slot, gain, seconds)
 
     def _while_running(self, order: tuple[int, ...], made: set[int], slot: int, here: int) -> float:
         """The sum of the excess while the operations run."""
@@ -146,16 +118,71 @@ class Chains:
             alive = [value for value in alive if value not in ended]
         return more
 
-    def _dearest_maker(self, missing: dict[int, int], slot: int, operations: list[int]) -> int | None:
+    def _dearest_maker(self, chain: _Growing) -> int | None:
         """Of the makers that may be recomputed, the one whose source is dearest to keep."""
         ledger, tape, best = self.ledger, self.ledger.tape, None
-        for source, last in missing.items():
+        for source, last in chain.missing.items():
             maker = tape.values[source].maker
-            if maker in operations or not tape.may_recompute(maker, slot):
+            if maker in chain.operations or not tape.may_recompute(maker, chain.slot):
                 continue
             nbytes = tape.nbytes[source]
-            crowded = int(np.count_nonzero(ledger.load[last + 1 : slot] > self.excess.limit - nbytes))
+            crowded = int(np.count_nonzero(ledger.load[last + 1 : chain.slot] > self.excess.limit - nbytes))
             found = (nbytes * max(1, crowded), -source, maker)
             if best is None or found > best:
                 best = found
         return None if best is None else best[2]
+
+
+class _Growing:
+    """A chain to which operations are added, and what it changes.
+
+    Attributes:
+      operations: in the order in which they were added.
+      made: values that they write.
+      missing: values that they read and that must be kept longer -> the last slot that needs them now.
+      change: by slot, of the bytes that are live from there until the chain's slot.
+      freed_nbytes, kept_nbytes: live in the chain's slot no longer, and in addition.
+    """
+
+    def __init__(self, ledger: Ledger, slot: int) -> None:
+        self._ledger, self.slot = ledger, slot
+        self.operations: list[int] = []
+        self.made: set[int] = set()
+        self.missing: dict[int, int] = {}
+        self.change = np.zeros(slot + 1, np.int64)
+        self.freed_nbytes = self.kept_nbytes = 0
+        self._made_first = slot
+
+    @property
+    def first(self) -> int:
+        """The first slot whose bytes change."""
+        return (
+            min(self._made_first, *(last + 1 for last in self.missing.values())) if self.missing else self._made_first
+        )
+
+    def add(self, op: int) -> None:
+        ledger, slot, operation = self._ledger, self.slot, self._ledger.tape.operations[op]
+        self.operations.append(op)
+        for value in operation.writes:
+            nbytes = ledger.tape.nbytes[value]
+            self.made.add(value)
+            if (kept := self.missing.pop(value, None)) is not None:
+                self.change[kept + 1] -= nbytes
+                self.kept_nbytes -= nbytes
+            moment, last = ledger.version(value, slot)
+            if last < slot or moment == 2 * slot:
+                continue
+            if last > slot or ledger.read_by_own_work(value, slot):
+                self.freed_nbytes += nbytes
+            if (since := ledger.last_touch(value, slot) + 1) < slot:
+                self.change[since] -= nbytes
+                self._made_first = min(self._made_first, since)
+        for source in operation.reads:
+            if source in self.made or source in self.missing:
+                continue
+            _, last = ledger.version(source, slot)
+            if last < slot:
+                nbytes = ledger.tape.nbytes[source]
+                self.missing[source] = last
+                self.change[last + 1] += nbytes
+                self.kept_nbytes += nbytes
