@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from experiments.bench.steps import F32
-from models.train import Built
 
 Body = Callable[[Any, Any], tuple[Any, Any]]
 """(carry, slice) -> (carry, result), as `lax.scan` has it."""
+Made = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A step, and the shapes of its arguments."""
 
 
 def scanned(body: Body, carry: Any, slices: Any, trips: int, inner: int) -> Any:
@@ -24,7 +25,7 @@ def scanned(body: Body, carry: Any, slices: Any, trips: int, inner: int) -> Any:
     return jax.lax.scan(segment, carry, apart, length=trips // inner)[0]
 
 
-def wave(inner: int = 0, trips: int = 300, rows: int = 2000, columns: int = 400) -> Built:
+def wave(inner: int = 0, trips: int = 300, rows: int = 2000, columns: int = 400) -> Made:
     """A rollout of a nonlinear wave in two dimensions; the gradient is of one parameter of the medium."""
 
     def step(decay: jax.Array) -> Any:
@@ -36,14 +37,15 @@ def wave(inner: int = 0, trips: int = 300, rows: int = 2000, columns: int = 400)
                 return (u + 0.1 * w, speed * jnp.exp(-(w**2) * decay), w), None
 
             flat = jnp.zeros((rows, columns))
-            return sum(jnp.sum(one**2) for one in scanned(body, (flat + decay, flat + 1, flat), None, trips, inner))
+            ends = scanned(body, (flat + decay, flat + 1, flat), None, trips, inner)
+            return jnp.stack([jnp.sum(one**2) for one in ends]).sum()
 
         return jax.value_and_grad(loss)(decay)
 
     return step, (jax.ShapeDtypeStruct((), F32),)
 
 
-def gru(inner: int = 0, trips: int = 1000, batch: int = 256, width: int = 512) -> Built:
+def gru(inner: int = 0, trips: int = 1000, batch: int = 256, width: int = 512) -> Made:
     """A gated recurrent network over a sequence."""
 
     def step(weights: Any, xs: jax.Array, y: jax.Array) -> Any:
@@ -64,7 +66,7 @@ def gru(inner: int = 0, trips: int = 1000, batch: int = 256, width: int = 512) -
     return step, (weights, jax.ShapeDtypeStruct((trips, batch, width), F32), jax.ShapeDtypeStruct((batch, width), F32))
 
 
-def neural_ode(inner: int = 0, trips: int = 500, batch: int = 4096, width: int = 256, hidden: int = 1024) -> Built:
+def neural_ode(inner: int = 0, trips: int = 500, batch: int = 4096, width: int = 256, hidden: int = 1024) -> Made:
     """The classical Runge-Kutta method over a perceptron with one hidden layer."""
 
     def step(weights: Any, x: jax.Array, y: jax.Array) -> Any:
@@ -88,7 +90,7 @@ def neural_ode(inner: int = 0, trips: int = 500, batch: int = 4096, width: int =
     return step, (weights, rows, rows)
 
 
-def decoder(inner: int = 0, trips: int = 48, batch: int = 8, tokens: int = 1024, width: int = 1024) -> Built:
+def decoder(inner: int = 0, trips: int = 48, batch: int = 8, tokens: int = 1024, width: int = 1024) -> Made:
     """A decoder whose layers run as one scan; SGD."""
     heads = width // 64
 
@@ -120,7 +122,7 @@ LONG_SCANS = {"wave": (wave, 300), "gru": (gru, 1000), "neural_ode": (neural_ode
 """By name, a step, and the trips of its loop."""
 
 
-def nested(make: Callable[..., Built], trips: int) -> dict[int, Callable[[], Built]]:
+def nested(make: Callable[..., Made], trips: int) -> dict[int, Callable[[], Made]]:
     """By the trips of a segment, the step in two levels of `jax.checkpoint`."""
     return {inner: partial(make, inner) for inner in range(2, trips // 2 + 1) if not trips % inner}
 
