@@ -206,7 +206,9 @@ def _best(plain: Program, request: Request, notify: Notify, key: str = "") -> Ou
     same_step(processes, plain, (plain.options, request))
 
     def with_fewer_residuals(program: Program, excess_bytes: int, moves: bool) -> Program | None:
-        found = fewer_residuals(program, target.device, limits.host_bytes if moves else 0, excess_bytes)
+        # Of state on the host, each trip of a loop in one piece streams its layer.
+        host_bytes = limits.host_bytes if moves else 0
+        found = fewer_residuals(program, target.device, host_bytes, excess_bytes, may_segment=not held)
         return found and offload(found)
 
     def in_slabs(program: Program, seconds: float) -> Iterator[Program]:

@@ -1,6 +1,7 @@
 """Choose residuals: of all options of a step's pairs of loops, the fastest within the bytes that there are."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from memplan.errors import UnsupportedProgramError
 from memplan.hardware.device import Device
@@ -9,14 +10,19 @@ from memplan.program.loops.residuals import outer_loops, with_residuals
 from memplan.program.trace import Program
 
 
-def fewer_residuals(program: Program, device: Device, host_bytes: int, excess_bytes: int) -> Program | None:
+def fewer_residuals(
+    program: Program, device: Device, host_bytes: int, excess_bytes: int, may_segment: bool = True
+) -> Program | None:
     """The fastest program whose loops stack `excess_bytes` fewer bytes; if there is none, the one that stacks fewest.
+
+    Args:
+      may_segment: loops may run in segments, which take slices of whole stacks.
 
     None if no loop reads another's stacks, if residuals were chosen already, or if none are fewer.
     """
     original = program.original
     loops = _loops_of(original) if not program.loops else []
-    frontiers = [options(loop, device, host_bytes) for loop in loops]
+    frontiers = [options(loop if may_segment else replace(loop, turns=False), device, host_bytes) for loop in loops]
     now = sum(stacked_nbytes(loop, None) for loop in loops)
     choice = _fastest(frontiers, now - excess_bytes)
     return _written(original, loops, choice, device, host_bytes > 0) if _nbytes(choice) < now else None

@@ -21,10 +21,10 @@ from memplan.program.loops.pairs import LoopPair
 class WrittenPair:
     """A pair of loops, written with residuals.
 
-    Trips are counted by position: in the order of the forward loop. Its first trips may be in segments: the forward
-    loop keeps of a segment what is carried into it, the snapshot; the backward loop runs the segment again from there,
-    now with its residuals, before it runs the segment's own trips. The residuals of all other trips are stacked by the
-    forward loop. Slices are read from, and results written into, whole stacks by both loops, so that no segment copies
+    The first trips of the forward loop may be in segments: it keeps of a segment what is carried into it, the snapshot;
+    the backward loop runs the segment again from there, now with its residuals, before it runs the segment's own trips.
+    The residuals of all other trips are stacked by the forward loop. Trips in segments are counted by position, in the
+    order of the forward loop; slices are read from, and results written into, whole stacks, so that no segment copies
     its part of them.
 
     The forward body returns the new residuals after its own results; the backward body takes them, and the constants
@@ -59,11 +59,13 @@ class WrittenPair:
         """Replaces the forward equation; stacks that are gone are None."""
         consts, carried, stacks = self.forward.split(operands)
         self.given = consts, stacks
-        count = len(self.forward_body.out_avals) - len(self.residuals.stacked)
-        made = self._empty_stacks(self.forward_body.out_avals[self.forward.carries : count])
-        carried, made = self._sweep(carried, made)
-        first = self.residuals.segmented_trips
-        carried, made, self.stacked = self._run_again(first, self.forward.trips - first, carried, made)
+        if self.residuals.segments:
+            made = self._empty_stacks(self.forward_body.out_avals[self.forward.carries : self._own_results])
+            carried, made = self._sweep(carried, made)
+            first = self.residuals.segmented_trips
+            carried, made, self.stacked = self._run_again(first, self.forward.trips - first, carried, made)
+        else:
+            carried, made = self._run_forward(carried)
         left = iter(made)
         count = len(made) + len(self.pair.stacks)
         return [*carried, *(None if number in self.pair.stacks else next(left) for number in range(count))]
@@ -72,6 +74,8 @@ class WrittenPair:
         """Replaces the backward equation."""
         consts, carried, own = self.backward.split(operands)
         own = self._not_taken(own)
+        if not self.residuals.segments:
+            return self._run_backward(consts, carried, own)
         made = self._empty_stacks(self.backward_body.out_avals[self.backward.carries :])
         length, first = self.residuals.segment_trips, self.residuals.segmented_trips
         state = self._run_back(first, self.forward.trips - first, consts, own, self.stacked, (carried, made))
@@ -80,14 +84,43 @@ class WrittenPair:
             *_, stacked = self._run_again(number * length, length, snapshot, [])
             return self._run_back(number * length, length, consts, own, stacked, state), [], []
 
-        if self.residuals.segments:
-            state, _ = _scan(segment, state, self.snapshots, self.residuals.segments, reverse=True)
-        return [*state[0], *state[1]]
+        (carried, made), _ = _scan(segment, state, self.snapshots, self.residuals.segments, reverse=True)
+        return [*carried, *made]
+
+    def _run_forward(self, carried: list[Any]) -> tuple[list[Any], list[Any]]:
+        """The forward loop in one piece: what it carries, and its results. It stacks residuals by layer."""
+        count, on_host = self._own_results - self.forward.carries, self.residuals.stacked_on_host
+
+        def trip(_: Any, carried: list[Any], slices: list[Any]) -> Any:
+            carried, made, residuals = self._forward_trip(carried, slices)
+            far, near = _apart(residuals, on_host)
+            return carried, far, [*made, *near]
+
+        forward, backward = self.forward, self.backward
+        # The first trip writes a layer before its own, the last one that reads fetches one behind its own.
+        spare = int(not forward.reverse or backward.reverse), int(forward.reverse or not backward.reverse)
+        far, _ = _apart([self._var(value).aval for value in self.residuals.stacked], on_host)
+        hosts = [_empty_on_host(aval, forward.trips, spare) for aval in far]
+        carried, (hosts, kept) = _scan(
+            trip, carried, self.given[1], forward.trips, hosts, forward.reverse, forward.unroll
+        )
+        self.stacked = _together((hosts, kept[count:]), on_host)
+        return carried, kept[:count]
+
+    def _run_backward(self, consts: list[Any], carried: list[Any], own: list[Any]) -> list[Any]:
+        """The backward loop in one piece."""
+        count = len(own) + len(self.given[1])
+
+        def trip(_: Any, carried: list[Any], slices: list[Any]) -> Any:
+            carried, made = self._backward_trip(consts, carried, slices[:count], slices[count:])
+            return carried, [], made
+
+        stacks, scan = [*own, *self.given[1], *self.stacked], self.backward
+        carried, (_, made) = _scan(trip, carried, stacks, scan.trips, reverse=scan.reverse, unroll=scan.unroll)
+        return [*carried, *made]
 
     def _sweep(self, carried: list[Any], made: list[Any]) -> tuple[list[Any], list[Any]]:
         """The forward loop over the trips in segments, of which it keeps the snapshots."""
-        if not self.residuals.segments:
-            return carried, made
         length, on_host = self.residuals.segment_trips, self.residuals.snapshots_on_host
 
         def segment(number: Any, state: Any, _: Any) -> Any:
@@ -95,8 +128,8 @@ class WrittenPair:
             return tuple(after), *_apart(state[0], on_host)
 
         far, _ = _apart(carried, on_host)
-        hosts = [self._empty_on_host(one, self.residuals.segments) for one in far]
-        state, kept = _scan(segment, (carried, made), [], self.residuals.segments, hosts=hosts)
+        hosts = [_empty_on_host(one, self.residuals.segments, spare=(1, 0)) for one in far]
+        state, kept = _scan(segment, (carried, made), [], self.residuals.segments, hosts)
         self.snapshots = _together(kept, on_host)
         return state
 
@@ -110,37 +143,44 @@ class WrittenPair:
         """
         if not count:
             return carried, made, []
-        consts, stacks = self.given
-        carries, own = self.forward.carries, len(self.forward_body.out_avals) - len(self.residuals.stacked)
-        on_host = self.residuals.stacked_on_host
 
         def trip(position: Any, state: Any, _: Any) -> Any:
             layer, (carried, made) = self._layer(first + position), state
-            run = compat.jaxpr_as_fun(self.forward_body)
-            results = list(run(*consts, *carried, *_slices(stacks, layer)))
-            after = results[:carries], made and _written(made, results[carries:own], layer)
-            return after, *_apart(results[own:], on_host)
+            carried, results, residuals = self._forward_trip(carried, _slices(self.given[1], layer))
+            return (carried, made and _written(made, results, layer)), [], residuals
 
-        far, _ = _apart([self._var(value).aval for value in self.residuals.stacked], on_host)
-        hosts = [self._empty_on_host(aval, count) for aval in far]
-        (carried, made), kept = _scan(trip, (carried, made), [], count, hosts=hosts, unroll=self.forward.unroll)
-        return carried, made, _together(kept, on_host)
+        (carried, made), (_, kept) = _scan(trip, (carried, made), [], count, unroll=self.forward.unroll)
+        return carried, made, kept
 
     def _run_back(self, first: Any, count: int, consts: Any, own: Any, stacked: list[Any], state: Any) -> Any:
         """Trips of the backward loop over the forward loop's from position `first` on."""
         if not count:
             return state
-        theirs, stacks = self.given
-        carries = self.backward.carries
 
         def trip(position: Any, state: Any, residuals: list[Any]) -> Any:
             layer, (carried, made) = self._layer(first + position), state
-            run = compat.jaxpr_as_fun(self.backward_body)
-            slices = _slices([*own, *stacks], layer)
-            results = list(run(*theirs, *consts, *carried, *slices, *residuals))
-            return (results[:carries], _written(made, results[carries:], layer)), [], []
+            slices = _slices([*own, *self.given[1]], layer)
+            carried, results = self._backward_trip(consts, carried, slices, residuals)
+            return (carried, _written(made, results, layer)), [], []
 
-        return _scan(trip, state, stacked, count, reverse=self.loop.turns, unroll=self.backward.unroll)[0]
+        return _scan(trip, state, stacked, count, reverse=True, unroll=self.backward.unroll)[0]
+
+    @property
+    def _own_results(self) -> int:
+        """How many results the forward body has beside the residuals."""
+        return len(self.forward_body.out_avals) - len(self.residuals.stacked)
+
+    def _forward_trip(self, carried: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """What it carries, its own results, and the residuals."""
+        results = list(compat.jaxpr_as_fun(self.forward_body)(*self.given[0], *carried, *slices))
+        carries, own = self.forward.carries, self._own_results
+        return results[:carries], results[carries:own], results[own:]
+
+    def _backward_trip(
+        self, consts: list[Any], carried: list[Any], slices: list[Any], residuals: list[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        results = list(compat.jaxpr_as_fun(self.backward_body)(*self.given[0], *consts, *carried, *slices, *residuals))
+        return results[: self.backward.carries], results[self.backward.carries :]
 
     def _layer(self, position: Any) -> Any:
         """The index of a trip's slices in the stacks."""
@@ -181,10 +221,10 @@ class WrittenPair:
     def _empty_stacks(self, avals: Sequence[Any]) -> list[Any]:
         return [compat.empty((self.forward.trips, *one.shape), one.dtype, jax.memory.Space.Device) for one in avals]
 
-    def _empty_on_host(self, aval: Any, trips: int) -> HostArray:
-        """A stack in host memory. The first trip writes one before it, the last that reads it fetches one beyond."""
-        spare = (1, 0) if self.loop.turns else (1, 1)
-        return HostArray.empty((trips, *aval.shape), aval.dtype, dim=0, rows=1, trips=trips, spare=spare)
+
+def _empty_on_host(aval: Any, trips: int, spare: tuple[int, int]) -> HostArray:
+    """A stack in host memory, with a layer to spare where a trip writes or fetches one beyond."""
+    return HostArray.empty((trips, *aval.shape), aval.dtype, dim=0, rows=1, trips=trips, spare=spare)
 
 
 def _scan(

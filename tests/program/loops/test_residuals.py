@@ -106,10 +106,7 @@ def test_a_loop_of_layers_keeps_nothing_but_what_it_carries() -> None:
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("reverse", [False, True])
 def test_stacks_on_the_host_are_copied_at_the_right_places(reverse: bool, tmp_path: Path) -> None:
-    """By position, whichever end the loop begins at.
-
-    Some jaxlibs took what is at `n - 1 - i` from the other end (openxla/xla#46231).
-    """
+    """Some jaxlibs took what is at `n - 1 - i` from the other end (openxla/xla#46231)."""
 
     def loss(ws: Any, x: Any) -> Any:
         return (jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), None), x, ws, reverse=reverse)[0] ** 2).sum()
@@ -123,9 +120,9 @@ def test_stacks_on_the_host_are_copied_at_the_right_places(reverse: bool, tmp_pa
     layer = 4 * 4096 * 512
     found = re.findall(r'"byte_offset":"(\d+)","byte_stride":"(-?\d+)"', made.text)
     places = [(int(offset), int(stride)) for offset, stride in found if abs(int(stride)) == layer]
-    # A layer leaves when the next trip runs, and comes one trip before; there is a spare one before the first.
-    up, down = (0, layer), ((trips - 1) * layer, -layer)
-    assert places == [up, down]
+    # A layer leaves when the next trip runs, at first a spare one, and comes one trip before it is read.
+    out, back = ((trips * layer, -layer), (layer, layer)) if reverse else ((0, layer), ((trips - 1) * layer, -layer))
+    assert places == [out, back]
 
 
 def test_a_step_without_pairs_is_left_alone() -> None:
