@@ -22,6 +22,7 @@ MOST_TRIES = 3  # compilations of one program by one schedule, each corrected by
 _SLOW = 1.25  # times the bound: a plan that takes longer is compared with fewer residuals in its loops, and with slabs
 _USED = 0.8  # of the budget: where a program leaves more, its loops may keep more
 _ALL = 1 << 62  # bytes
+_STEP = 100  # where so little of the budget was missing, so much is asked for: what a trip stacks may be more
 _WAITS = 0.05  # of a step, for copies: less is no reason to compile a program without them
 _MOST_SLABS = 3  # programs in slabs that are compiled: the estimate orders them, the compiler decides
 
@@ -116,7 +117,8 @@ class Attempts:
                 best = made if best is None else min(best, made, key=_fastest if best.fits or made.fits else _smallest)
                 if missing == _ALL or (made.fits and made.device_bytes > _USED * made.limits.device_bytes):
                     break
-                missing += made.device_bytes - made.limits.device_bytes
+                beyond = made.device_bytes - made.limits.device_bytes
+                missing += beyond if made.fits else max(beyond, made.limits.device_bytes // _STEP)
             if not is_new or len(known) >= self.tries:
                 if missing == _ALL or best is None or best.fits:
                     break
