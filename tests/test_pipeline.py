@@ -81,7 +81,7 @@ class TestOnce:
     def test_all_compilations_count_where_the_first_is_kept(
         self, compiled: list[Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def same(program: Program, *_: Any) -> Any:
+        def same(program: Program, *_: Any, **__: Any) -> Any:
             return replace(program, rewritten=program.jaxpr)
 
         monkeypatch.setattr(pipeline, "fewer_residuals", same)
