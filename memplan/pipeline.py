@@ -106,7 +106,7 @@ def run(
       InfeasibleBudgetError: nothing that the compiler measured fits, and this was to be verified.
       PlanMismatchError: `request.plan` is for another program.
     """
-    plain = _traced(step, args, kwargs, options, request, notify)
+    plain = traced(step, args, kwargs, options, request, notify)
     key = _key(plain, request)
     if (known := kept.find(key) if key else None) is not None:
         notify("restoring what an earlier start compiled", None)
@@ -134,20 +134,7 @@ def best(
     notify: Notify = lambda stage, share: None,
 ) -> Outcome:
     """The outcome that fits, or else the smallest, planned now; raises like `run`, except if nothing fits."""
-    return _best(_traced(step, args, kwargs, options, request, notify), request, notify)
-
-
-def _traced(
-    step: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    options: Mapping[str, Any],
-    request: Request,
-    notify: Notify,
-) -> Program:
-    _ = limits_of(request, request.target)  # a request that makes no sense is refused first
-    notify("tracing", None)
-    return traced(step, *shapes_of(args, kwargs), options, request)
+    return _best(traced(step, args, kwargs, options, request, notify), request, notify)
 
 
 def _key(plain: Program, request: Request) -> str:
@@ -237,9 +224,16 @@ def traced(
     kwargs: Mapping[str, Any],
     options: Mapping[str, Any],
     request: Request,
+    notify: Notify = lambda stage, share: None,
 ) -> Program:
-    """The step as a program, on the machine that its partitions run on; raises like `trace`, and TopologyError."""
+    """The step as a program, on the machine that its partitions run on.
+
+    Raises like `trace`, BudgetError and UnknownDeviceError for a request that makes no sense, and TopologyError.
+    """
     target = request.target
+    _ = limits_of(request, target)  # a request that makes no sense is refused first
+    notify("tracing", None)
+    args, kwargs = shapes_of(args, kwargs)
     divided = data_parallel_of(step)
     if divided is not None and not kwargs and "in_shardings" not in options:  # so that arguments need not be placed
         options = {**options, "in_shardings": divided.shardings(*args)}

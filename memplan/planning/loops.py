@@ -188,9 +188,9 @@ class Option:
 
 
 def options(loop: Loop, device: Device, host_bytes: int) -> list[Option]:
-    """Residuals of which none is both smaller and faster than another, within so many bytes on the host.
+    """The Pareto frontier of device bytes and seconds, for choices that keep the limit of the host.
 
-    The fastest first, which have the most bytes.
+    Ordered from the fastest, which takes the most bytes, to the smallest.
     """
     found = sorted(_all_options(loop, device, host_bytes > 0), key=lambda option: (option.nbytes, option.seconds))
     best = list[Option]()

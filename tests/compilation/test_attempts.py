@@ -138,6 +138,15 @@ def test_loops_keep_fewer_residuals_by_what_was_missed_until_one_fits() -> None:
     assert found.program is others[1] and found.compilations == 3
 
 
+@pytest.mark.parametrize(("seconds", "taken"), [(0.5, 1), (2.0, 0)])
+def test_what_waits_for_the_host_is_compared_with_what_does_not_use_it(seconds: float, taken: int) -> None:
+    others = with_residuals(0), with_residuals(1)
+    waiting = outcome(others[0], 90, waits_s=0.06)
+    compiler = Fake([*misses((PROGRAM, 130)), waiting, outcome(others[1], 95, seconds=seconds)])
+    assert attempt(compiler, others=others).program is others[taken]
+    assert compiler.missing == [30, 30]
+
+
 def test_what_was_compiled_and_not_taken_is_told() -> None:
     others = with_residuals(0), with_residuals(1)
     found = attempt(Fake([*misses((PROGRAM, 130)), outcome(others[0], 60, seconds=2.0), 90]), others=others)

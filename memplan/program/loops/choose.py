@@ -41,9 +41,9 @@ def _nbytes(choice: Sequence[Option]) -> int:
 
 
 def _fastest(frontiers: Sequence[Sequence[Option]], nbytes: int) -> list[Option]:
-    """One option of every pair of loops, within so many bytes together if there are any, or else the smallest.
+    """The fastest choice of one option per pair of loops that takes at most `nbytes`, or else the smallest choice.
 
-    One price of a byte for all of them first; then every pair has what the others leave.
+    All pairs first pay the same price per byte. Then each pair in turn takes the room that the others leave.
     """
     found = [frontier[-1] for frontier in frontiers]
     if _nbytes(found) > nbytes:

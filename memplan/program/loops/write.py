@@ -246,13 +246,14 @@ def _scan(
     far = [one for one in stacks if isinstance(one, HostArray)]
     near = [one for one in stacks if not isinstance(one, HostArray)]
 
+    def position(trip: Any) -> Any:
+        return count - 1 - trip if reverse else trip
+
     def fetch(trip: Any) -> list[Any]:
-        position = count - 1 - trip if reverse else trip
-        return [host.rows(position, (0, 1))[0] for host in far]
+        return [host.rows(position(trip), (0, 1))[0] for host in far]
 
     def write(trip: Any, hosts: list[HostArray], leaving: list[Any]) -> list[HostArray]:
-        position = count - 1 - trip if reverse else trip
-        return [host.written(position, value[None]) for host, value in zip(hosts, leaving, strict=True)]
+        return [host.written(position(trip), value[None]) for host, value in zip(hosts, leaving, strict=True)]
 
     def trip(carry: Any, slices: Any) -> Any:
         number, state, hosts, leaving, arrived = carry
@@ -260,8 +261,7 @@ def _scan(
         hosts = write(number - 1, hosts, leaving)
         left, right = iter(arrived), iter(slices)
         mine = [next(left if isinstance(one, HostArray) else right) for one in stacks]
-        position = count - 1 - number if reverse else number
-        state, out, kept = body(position, state, mine)
+        state, out, kept = body(position(number), state, mine)
         return (number + 1, state, hosts, out, coming), kept
 
     empty = [compat.empty(one.array.shape[1:], one.array.dtype, jax.memory.Space.Device) for one in hosts]
