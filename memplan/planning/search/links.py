@@ -30,6 +30,7 @@ class Links:
         self.offloads: Busy = []
         self.prefetches: Busy = []
         self.on_host: dict[int, tuple[int, float]] = {}  # value -> the slot after which it is there, and when
+        self.waited_for: dict[Offload, float] = {}  # for how long kernels stall for an offload, in their order
         ends = np.cumsum(ledger.slot_seconds)
         self.ends = ends + np.cumsum(self._simulate(ends))  # by slot: end of its own work
         self.starts = np.concatenate([[0.0], self.ends[:-1]])  # by slot: start of its prelude
@@ -57,6 +58,8 @@ class Links:
                 self.on_host[value] = slot, now + stall_s
             else:
                 back_at[value, offload.prefetch] = self._copy(self.prefetches, value, now)
+            if stall_s:
+                self.waited_for[offload] = self.waited_for.get(offload, 0.0) + stall_s
             late += stall_s
             stalls_s[slot] += stall_s
         return stalls_s
@@ -119,11 +122,11 @@ class CopyScheduler:
     def refresh(self) -> None:
         """Update to the ledger's current plan."""
         self.links = Links(self._ledger, self._copy_s)
-        self._left = self._host_nbytes - sum(self._ledger.tape.nbytes[value] for value in self.links.on_host)
+        self.left_nbytes = self._host_nbytes - sum(self._ledger.tape.nbytes[value] for value in self.links.on_host)
 
     def may_offload(self, value: int) -> bool:
         """Does the value fit on the host?"""
-        return value in self.links.on_host or self._ledger.tape.nbytes[value] <= self._left
+        return value in self.links.on_host or self._ledger.tape.nbytes[value] <= self.left_nbytes
 
     def busy_s(self, value: int) -> float:
         """Seconds of a copy, one way."""
@@ -145,6 +148,11 @@ class CopyScheduler:
                 later[slot] = slot if there[slot + 1] else later[slot + 1]
             self._moments[level] = later, earlier
         return self._moments[level]
+
+    def moments_of(self, value: int) -> tuple[list[int], list[int]]:
+        """`moments` of the level on which a value is made."""
+        tape = self._ledger.tape
+        return self.moments(tape.operations[tape.values[value].maker].level)
 
     def placements(self, value: int, reader: int, crowded: tuple[int, int]) -> Iterator[Placement]:
         """Ways to have a value on the host before a slot reads it: without stalls, and through all crowded slots.

@@ -126,7 +126,7 @@ class NeighbourhoodSearch:
 
     def _seconds(self, decision: Decision) -> float:
         if isinstance(decision, Offload):
-            return 0.0 if self.scheduler is None else self.scheduler.busy_s(decision.value)
+            return 0.0 if self.scheduler is None else self.scheduler.links.waited_for.get(decision, 0.0)
         return self.ledger.tape.operations[decision[0]].seconds or 0.0
 
 

@@ -1,10 +1,12 @@
 """Finds the fastest schedule of a problem within a budget.
 
 1. Another order of the kernels costs no time: if the module's order or the one of `reorder` fits unchanged, it is used.
-2. Otherwise `reorder`'s order becomes a tape, and construction evicts on its ledger until the limit is kept, once for
-   each heuristic, with offloads that stall nobody; the fastest result, packed, is kept.
-3. If eviction gets stuck: offloads that stall kernels, neighbourhoods around slots above the limit, and empty slots
-   before these in which values may be recomputed or on the host, at most three times.
+2. Otherwise `reorder`'s order becomes a tape, and plans are constructed on its ledger: values are evicted until the
+   limit is kept, once for each heuristic, with offloads that stall nobody; what is left travels, and so does everything
+   (`travel`). Of each family the fastest result, packed, is kept.
+3. The best of these, then the other if it may be faster: if it is above the limit, offloads that stall kernels,
+   neighbourhoods around slots above the limit, and empty slots before these in which values may be recomputed or on the
+   host, at most three times.
 4. Packed bytes exceed live bytes: the limit is lowered by the difference to the budget, at most four times.
 5. Large-neighbourhood search for a plan that fits, then for a faster one, until `effort` gaps were evaluated.
 6. Only if nothing fits in this order, 2 to 5 in the module's own. If that fails too, the smallest plan found.
@@ -15,6 +17,7 @@ Effort is counted, never timed, so every machine finds the same plan.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,13 +25,15 @@ from memplan.planning.liveness import eliminate_dead
 from memplan.planning.packing import live_nbytes, pack
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import Action, CopySeconds, Kind, Schedule, Solution, rank, runs, seconds
-from memplan.planning.search.effort import DEFAULT, Effort, Heuristic
-from memplan.planning.search.evict import Eviction, prune
+from memplan.planning.search.chains import Excess
+from memplan.planning.search.effort import DEFAULT, Effort, Heuristic, Way
+from memplan.planning.search.evict import Eviction, prune, undo_offload
 from memplan.planning.search.ledger import Ledger, Offload, reconcile
 from memplan.planning.search.links import CopyScheduler, events, plan_seconds
 from memplan.planning.search.lns import NeighbourhoodSearch
 from memplan.planning.search.reorder import reorder
-from memplan.planning.search.tape import record
+from memplan.planning.search.tape import Tape, record
+from memplan.planning.search.travel import travel
 
 
 def plan(
@@ -75,11 +80,14 @@ class _Search:
         for one in searches:
             if one.may_fit() and (found := one.solution()).fits:
                 return found
+        if 0 < self.budget_nbytes < min(one.least_nbytes for one in searches):
+            return searches[0].solution()
         tried = list[Solution]()
         for one in reversed(searches):
             tried.append(one.run())
             if tried[-1].fits:
                 break
+            searches[0].heuristics = one.heuristics[:1]
         return min(tried, key=rank)
 
     def solution(self, schedule: Schedule) -> Solution:
@@ -91,6 +99,21 @@ class _Search:
         return self.latest
 
 
+_Decisions = tuple[list[tuple[int, int]], list[Offload]]
+"""What `Ledger.restore` takes."""
+_NOTHING: _Decisions = [], []
+
+
+class _Constructed(NamedTuple):
+    """A plan, ordered by its excess, then by its seconds."""
+
+    excess: float
+    seconds: float
+    number: int  # of all that are compared
+    way: Way
+    decisions: _Decisions
+
+
 class _OrderSearch:
     """Plans in one order of kernels."""
 
@@ -99,11 +122,15 @@ class _OrderSearch:
         self._budget_nbytes = search.budget_nbytes - self._problem.tables_nbytes  # without tables
         self._best: Solution | None = None
         offloads = search.copy_s and search.host_nbytes
-        self._heuristics: Sequence[Heuristic] = (
-            self._effort.heuristics if offloads else self._effort.heuristics_without_host
-        )
+        # to evict by, the best first
+        self.heuristics = self._effort.heuristics if offloads else self._effort.heuristics_without_host
         self._ledger = Ledger(reconcile(self._problem, record(self._problem, order)))
         self._scheduler = self._new_scheduler()
+
+    @property
+    def least_nbytes(self) -> int:
+        """No plan takes less in this order."""
+        return int(self._ledger.tape.least_nbytes.max()) + self._problem.tables_nbytes
 
     def may_fit(self) -> bool:
         """Does it fit unchanged, if the layout has no fragmentation?"""
@@ -128,50 +155,93 @@ class _OrderSearch:
         return found
 
     def run(self) -> Solution:
-        """Bring the bytes under the budget, with stalls for copies only if nothing else does; then search."""
-        self._limit = budget = max(1, self._budget_nbytes, int(self._ledger.tape.least_nbytes.max()))
-        heuristic = self._construct(budget)
-        if Eviction(self._ledger, budget, effort=self._effort).run() or self._relieve(budget):
-            spare = self._fit(heuristic)
-            limit = budget if spare < 0 else self._ledger.peak_nbytes + spare
-            self._neighbourhoods(limit).improve(self._over_nbytes, self._effort.evaluations)
+        """Construct plans; bring the best under the budget and search from there, then another that may be faster."""
+        budget, tape = max(1, self._budget_nbytes, int(self._ledger.tape.least_nbytes.max())), self._ledger.tape
+        evicted = self._evicted(budget)
+        families = [evicted] if self._scheduler is None else [evicted, self._travelling(evicted, budget)]
+        first, *others = sorted(self._packed(family, budget) for family in families)
+        self._improve(first, tape, budget)
+        for one in others:
+            best = self._best
+            if best is not None and not first.excess and (not best.fits or one.seconds < best.seconds):
+                self._improve(one, tape, budget)
         return self._best or self.solution()
 
-    def _construct(self, limit: int) -> Heuristic:
-        """Keep the best of several plans: with copies that stall nobody, by their price, and without.
+    def _improve(self, start: _Constructed, tape: Tape, budget: int) -> None:
+        """Bring a plan under the budget, with stalls for copies only if nothing else does; then search."""
+        self._limit, self._ledger = budget, Ledger(tape)
+        self._scheduler = self._new_scheduler()
+        self._ledger.restore(*start.decisions)
+        if Eviction(self._ledger, budget, effort=self._effort).run() or self._relieve(budget):
+            spare = self._fit(start.way)
+            limit = budget if spare < 0 else self._ledger.peak_nbytes + spare
+            self._neighbourhoods(limit).improve(self._over_nbytes, self._effort.evaluations)
+
+    def _evicted(self, limit: int) -> list[_Constructed]:
+        """Plans by eviction alone, one for each heuristic. Those that do not keep this limit are not tried again."""
+        found, evaluations = list[_Constructed](), 0
+        for heuristic in self.heuristics:
+            self._ledger.restore(*_NOTHING)
+            evaluations += self._carry_out(way := Way(evicts=heuristic), limit)
+            found.append(self._constructed(way, limit, len(found)))
+            if evaluations > self._effort.construction_evaluations and not found[-1].excess:
+                break
+        kept = [one.way.evicts for one in found if not one.excess and one.way.evicts]
+        self.heuristics = kept or self.heuristics[:1]
+        return found
+
+    def _travelling(self, evicted: Sequence[_Constructed], limit: int) -> list[_Constructed]:
+        """Plans in which values travel: all of them, or those that eviction leaves above the limit.
+
+        Where eviction leaves none, also those that it may add to copies that stall nobody.
+        """
+        effort, found = self._effort, list[_Constructed]()
+        whole = [*(Way(travels=one) for one in effort.travels), *(() if min(evicted).excess else effort.hidden)]
+        ways = [(way, way, _NOTHING) for way in whole]  # the way, the rest of it, and the plan that it begins with
+        for one in evicted:
+            for rest in (Way(travels=travels) for travels in effort.travels[:2] if one.excess):
+                ways.append((one.way._replace(travels=rest.travels), rest, one.decisions))
+        for way, rest, decisions in ways:
+            self._ledger.restore(*decisions)
+            self._carry_out(rest, limit)
+            found.append(self._constructed(way, limit, len(evicted) + len(found)))
+        return found
+
+    def _constructed(self, way: Way, limit: int, number: int) -> _Constructed:
+        """The ledger's plan."""
+        excess = Excess(limit).of(self._ledger.load)
+        return _Constructed(excess, plan_seconds(self._ledger, self._scheduler), number, way, self._decisions())
+
+    def _packed(self, ready: Sequence[_Constructed], limit: int) -> _Constructed:
+        """The best, once packed.
 
         One percent of packed bytes above the limit counts as one percent of time: when bytes came first, the 3D U-Net
-        on a P100 was 6 % slower at half its bytes. Heuristics that did not keep this limit are not tried again for a
-        lower one.
+        on a P100 was 6 % slower at half its bytes.
         """
-        tried, ready, evaluations = [], [], 0
-        for heuristic in self._heuristics:
-            self._ledger.restore(())
-            eviction = self._eviction(limit, heuristic)
-            eviction.run()
-            prune(self._ledger, limit)
-            ready.append(
-                (
-                    eviction.excess(),
-                    plan_seconds(self._ledger, self._scheduler),
-                    len(ready),
-                    heuristic,
-                    *self._decisions(),
-                )
-            )
-            evaluations += eviction.evaluations
-            if evaluations > self._effort.construction_evaluations and not eviction.excess():
-                break
-        for excess, took, number, heuristic, recomputations, offloads in sorted(ready, key=lambda one: one[:3]):
-            if tried and not excess and took >= min(tried)[1]:
+        tried = list[_Constructed]()
+        for one in sorted(ready):
+            if tried and (one.excess > tried[0].excess or one.seconds >= min(tried).seconds):
                 break  # packed, it can only be worse
-            self._ledger.restore(recomputations, offloads)
-            took *= 1 + self._over_nbytes() / limit
-            tried.append((excess, took, number, heuristic, recomputations, offloads))
-        *_, best, recomputations, offloads = min(tried)
-        self._ledger.restore(recomputations, offloads)
-        self._heuristics = [heuristic for excess, *_, heuristic, _, _ in ready if not excess] or [best]
-        return best
+            self._ledger.restore(*one.decisions)
+            tried.append(one._replace(seconds=one.seconds * (1 + self._over_nbytes() / limit)))
+        return min(tried)
+
+    def _carry_out(self, way: Way, limit: int) -> int:
+        """Bring the ledger's plan under the limit, as far as this way does it; returns the evaluations that it took."""
+        evaluations, ledger, scheduler, least = 0, self._ledger, self._scheduler, int(self._effort.least_share * limit)
+        if way.hides and scheduler:
+            travel(ledger, scheduler, limit, way.hides, least)
+            while waited_for := scheduler.links.waited_for:
+                undo_offload(ledger, next(iter(waited_for)))
+                scheduler.refresh()
+        if way.evicts:
+            eviction = self._eviction(limit, way.evicts)
+            eviction.run()
+            prune(ledger, limit)
+            evaluations = eviction.evaluations
+        if way.travels and scheduler and ledger.peak_nbytes > limit:
+            travel(ledger, scheduler, limit, way.travels, least)
+        return evaluations
 
     def _relieve(self, limit: int) -> bool:
         """If eviction alone gets stuck: other recomputations, copies that kernels stall for, empty slots."""
@@ -200,7 +270,7 @@ class _OrderSearch:
         self._ledger.restore(((op, at[slot] - (slot in slots)) for op, slot in recomputations), shifted)
         self._scheduler = self._new_scheduler()
 
-    def _fit(self, heuristic: Heuristic) -> int:
+    def _fit(self, way: Way) -> int:
         """Lower the limit until the packed bytes keep the budget; returns what the closest plan leaves of it."""
         tried = []
         for _ in range(self._effort.limits):
@@ -213,9 +283,14 @@ class _OrderSearch:
             least = int((self._ledger.tape.least_nbytes + self._ledger.slack).max())
             self._limit = max(1, least, min(self._limit, self._ledger.peak_nbytes) + spare)
             if -spare * self._effort.adjusted_part > self._search.budget_nbytes:
-                heuristic = self._construct(self._limit)
-            evicted = self._eviction(self._limit, heuristic).run()
-            if not evicted and not Eviction(self._ledger, self._limit, effort=self._effort).run():
+                if way.hides or way.travels:
+                    self._ledger.restore(*_NOTHING)
+                else:
+                    best = self._packed(self._evicted(self._limit), self._limit)
+                    self._ledger.restore(*best.decisions)
+                    way = best.way
+            self._carry_out(way._replace(travels=self._effort.travels[0]), self._limit)
+            if not Eviction(self._ledger, self._limit, effort=self._effort).run():
                 break
         over, _, recomputations, offloads = min(tried)
         self._ledger.restore(recomputations, offloads)
@@ -254,7 +329,7 @@ class _OrderSearch:
     def _neighbourhoods(self, limit: int) -> NeighbourhoodSearch:
         return NeighbourhoodSearch(self._ledger, limit, self._scheduler, effort=self._effort)
 
-    def _decisions(self) -> tuple[list[tuple[int, int]], list[Offload]]:
+    def _decisions(self) -> _Decisions:
         """The ledger's plan, for `Ledger.restore`."""
         return self._ledger.recomputations(), [self._ledger.offloads[key] for key in sorted(self._ledger.offloads)]
 
