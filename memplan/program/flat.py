@@ -1,5 +1,7 @@
 """A flat jaxpr and its derived facts: variables by number, their readers, its graph with costs."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -127,6 +129,21 @@ class Flat:
             )
 
         return Graph(tuple(map(value, self.values, names)), tuple(map(op, self.eqns)))
+
+    def inner(self, number: int, index: int) -> Flat:
+        """One of the computations of an equation (`compat.computations_of`); the same each time.
+
+        Raises:
+          IndexError: there is none.
+          UnsupportedProgramError: see `flatten`.
+        """
+        if (number, index) not in self._inner:
+            self._inner[number, index] = Flat(flatten(compat.computations_of(self.eqns[number])[index].body))
+        return self._inner[number, index]
+
+    @functools.cached_property
+    def _inner(self) -> dict[tuple[int, int], Flat]:
+        return {}
 
     def retraced(self, function: Callable[..., Any]) -> compat.ClosedJaxpr:
         """The jaxpr of another function with the same inputs."""

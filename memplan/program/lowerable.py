@@ -84,25 +84,24 @@ def _options_of_leaves(program: Program) -> dict[str, Any]:
 
 
 def channels_last(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
-    """The jaxpr with channels-last convolutions in its loops, for XLA:CPU.
+    """The jaxpr with channels-last convolutions in its loops and branches, for XLA:CPU.
 
-    XLA:CPU brings convolutions of the entry computation into this form and calls a library. In the body of a loop it
+    XLA:CPU brings convolutions of the entry computation into this form and calls a library. In other computations it
     does not, and computes those of another form, such as every gradient of a convolution, element by element: a small
     U-Net in slabs took three times as long.
     """
-    return _traced(closed, in_loop=False)
+    return _traced(closed, inside=False)
 
 
-def _traced(closed: compat.ClosedJaxpr, in_loop: bool) -> compat.ClosedJaxpr:
+def _traced(closed: compat.ClosedJaxpr, inside: bool) -> compat.ClosedJaxpr:
     avals = [compat.as_struct(var.aval) for var in closed.jaxpr.invars]
-    return jax.make_jaxpr(lambda *operands: interpret(closed, operands, partial(_run, in_loop)))(*avals)
+    return jax.make_jaxpr(lambda *operands: interpret(closed, operands, partial(_run, inside)))(*avals)
 
 
-def _run(in_loop: bool, eqn: compat.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
-    if eqn.primitive.name == "scan":
-        body = _traced(eqn.params["jaxpr"], in_loop=True)
-        return compat.bind(eqn.replace(params={**eqn.params, "jaxpr": body}), operands)
-    if in_loop and eqn.primitive.name == "conv_general_dilated" and eqn.params["batch_group_count"] == 1:
+def _run(inside: bool, eqn: compat.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+    for index, one in enumerate(compat.computations_of(eqn)):
+        eqn = compat.with_computation(eqn, index, _traced(one.body, inside=True))
+    if inside and eqn.primitive.name == "conv_general_dilated" and eqn.params["batch_group_count"] == 1:
         return [_convolution(eqn, *operands)]
     return compat.bind(eqn, operands)
 

@@ -91,18 +91,20 @@ class StateOnHost:
 
 @dataclass(frozen=True)
 class InSlabs:
-    """A transform: equations in loops over slabs (`slabs.write`)."""
+    """A transform: equations of one computation in loops over slabs (`slabs.write`)."""
 
     slabs: Slabs  # the decision
-    graph: SlabGraph  # of the program before it, rewritten for the axis
+    graph: SlabGraph  # of the computation before it, rewritten for the axis
     begins: int  # value of that graph at which the axis begins
-    loops: tuple[SlabLoop, ...]  # the resulting loops, by that graph; the name stack of the n-th begins with `scope(n)`
+    loops: tuple[SlabLoop, ...]  # the resulting loops, by that graph
     # ops of that graph that read arrays of the axis and cannot be split along it
     blocked: frozenset[int] = frozenset()
+    first: int = 1  # number of its first loop, of all loops of the program; a loop's name stack ends in `scope(number)`
+    where: str = ""  # the equation that the computation belongs to, with its `file:line`; "" for the program's own
 
     @staticmethod
     def scope(number: int) -> str:
-        """The name scope of a loop, counted from 1."""
+        """The name scope of a loop."""
         return f"slabs_{number}"
 
 

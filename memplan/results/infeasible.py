@@ -144,7 +144,8 @@ def longest_axis(program: Program) -> InSlabs | None:
 def axis_of(one: InSlabs) -> str:
     """The array and the dimension where an axis begins, as text."""
     array = one.graph.graph.values[one.begins]
-    return f"dimension {one.slabs.dim} of {shape(array.shape, array.dtype)}"
+    inside = f" in the {one.where}" if one.where else ""
+    return f"dimension {one.slabs.dim} of {shape(array.shape, array.dtype)}{inside}"
 
 
 def no_block(needed_bytes: int, room: local.Room) -> OutOfMemoryError:

@@ -229,23 +229,23 @@ def _slab_loops(outcome: Outcome, origins: Origins, moved: Mapping[str, tuple[in
     """
     program, blocks = outcome.program, outcome.planned.result.replay.blocks
     records = program.in_slabs
-    compiled = {origins.scope(name): name for name in moved} if len(records) == 1 else {}
+    compiled = {origins.scope(name).rpartition("/")[2]: name for name in moved}
     inputs = compat.input_names(program.traced.jaxpr) if records else ()  # names of the first values of every graph
 
     def array(one: InSlabs, value: int) -> SlabArray:
         known = one.graph.graph.values[value]
-        name = inputs[value] if value < len(inputs) else known.name
+        name = inputs[value] if value < len(inputs) and not one.slabs.inside else known.name
         on_host = value in one.slabs.on_host or value in program.on_host
         return SlabArray(name, known.shape, known.dtype, known.nbytes, "host" if on_host else "device")
 
-    numbered = [(one, number, loop) for one in records for number, loop in enumerate(one.loops, 1)]
-    for position, (one, number, loop) in enumerate(numbered, 1):
+    numbered = ((record, *each) for record in records for each in enumerate(record.loops, record.first))
+    for one, number, loop in numbered:
         graph, made = one.graph.graph, compiled.get(one.scope(number), "")
         copies, kernels = moved.get(made, (0, 0))
         spans = [(loop.spans[value], slab_rows(one.graph, one.slabs, value)) for value in loop.reads]
         largest = max((graph.ops[op] for op in loop.ops), key=lambda op: touched_nbytes(graph, op))
         yield SlabLoop(
-            number=position,
+            number=number,
             axis=axis_of(one),
             trips=trips_of(one.graph, one.slabs),
             rows=one.slabs.rows,

@@ -7,7 +7,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from memplan.errors import MemplanError
-from memplan.verify.expressions import Expressions, FusionMeanings, Meaning, ModuleExpressions, is_library, shapes_of
+from memplan.verify.expressions import (
+    Expressions,
+    FusionMeanings,
+    Meaning,
+    ModuleExpressions,
+    is_library,
+    is_same,
+    shapes_of,
+)
 from memplan.verify.overwrites import Place, Tree, Updates, Versions, first_result, places_in, tree_of
 from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array
@@ -139,6 +147,9 @@ class Dataflow:
         if op.opcode == "fusion" and not is_library(op):
             made = self._fusion(op, operands)
             expression = self._by_text.all.number(("fusion", *made))
+        elif op.operands and is_same(op, self._body.ops[op.operands[0]]):
+            made = [self._means[place] for place in places]
+            expression = self._by_text.all.number(("copy", *made))
         else:
             said = self._by_text.stated(op, self._called(op))
             expression = self._by_text.all.number((*said, tuple(self._means[place] for place in places)))

@@ -83,7 +83,7 @@ class ModuleExpressions:
             body, number, lines = self._module[name], dict[str, str](), list[object]()
             for op in body.ops.values():
                 operands = tuple(number[operand] for operand in op.operands)
-                if op.operands and _is_same(op, body.ops[op.operands[0]]):
+                if op.operands and is_same(op, body.ops[op.operands[0]]):
                     (number[op.name],) = operands
                     continue
                 called = tuple(self.body(one) for one in op.called)
@@ -116,7 +116,7 @@ class ModuleExpressions:
                 made = [self.all.view(str(one.shape), given[0][0], str(body.ops[one.operands[0]].shape))]
             elif one.opcode == "get-tuple-element":
                 made = [given[0][one.index]]
-            elif one.operands and _is_same(one, body.ops[one.operands[0]]):
+            elif one.operands and is_same(one, body.ops[one.operands[0]]):
                 made = given[0]
             elif one.opcode == "tuple":
                 made = [meaning for part in given for meaning in part]
@@ -163,7 +163,7 @@ def is_library(fusion: Instruction) -> bool:
     return fusion.attribute("kind") == "kCustom" and not _SLICE_EMITTER.search(fusion.attributes)
 
 
-def _is_same(copy: Instruction, source: Instruction) -> bool:
+def is_same(copy: Instruction, source: Instruction) -> bool:
     """A copy of a value within a computation, without change of layout."""
     return copy.opcode == "copy" and str(copy.shape) == str(source.shape)
 

@@ -61,11 +61,15 @@ class SlabGraph:
         return self.graph.ops[op].inputs.count(value) > sum(one == value for one, _ in self.along[op].reads)
 
 
+Place = tuple[tuple[int, int], ...]
+"""Of a computation: equations by number, each with the number of its computation, from outside to inside; () is a program."""
+
+
 @dataclass(frozen=True)
 class Slabs:
-    """The ops of a program that run in slabs, and the values that their loops write."""
+    """The ops of a computation that run in slabs, and the values that their loops write."""
 
-    # value, dim: where the axis begins: value id in the original program, dimension
+    # value, dim: where the axis begins: value id in the original computation, dimension
     value: int
     dim: int
     rows: int  # rows of that value in a slab
@@ -74,6 +78,7 @@ class Slabs:
     on_host: frozenset[int]  # written values that are in host memory
     # (stored value, level of a loop that recomputes it nevertheless)
     recomputed_in: frozenset[tuple[int, int]] = frozenset()
+    inside: Place = ()  # the computation; values and ops are numbered in its own jaxpr
 
 
 @dataclass(frozen=True, eq=False)

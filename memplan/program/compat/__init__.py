@@ -25,6 +25,7 @@ from memplan.program.compat.compiler import (
 )
 from memplan.program.compat.jaxprs import (
     ClosedJaxpr,
+    Computation,
     DropVar,
     JaxprEqn,
     Literal,
@@ -34,6 +35,7 @@ from memplan.program.compat.jaxprs import (
     aval_of,
     bind,
     call_body,
+    computations_of,
     consts_of,
     dce,
     discharge_references,
@@ -55,6 +57,7 @@ from memplan.program.compat.jaxprs import (
     sub_jaxprs,
     user_context,
     value_of,
+    with_computation,
     with_eqns,
 )
 from memplan.program.compat.tracing import (

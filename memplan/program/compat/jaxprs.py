@@ -212,6 +212,47 @@ def scan_of(eqn: JaxprEqn) -> Scan | None:
     return Scan(params["jaxpr"], consts, carries, params["length"], params["reverse"], params["unroll"])
 
 
+@dataclass(frozen=True)
+class Computation:
+    """A branch of a `lax.cond`, or the body of a loop."""
+
+    body: ClosedJaxpr
+    operands: Sequence[Any]  # of the equation, for the inputs of the body; of a stack it gets a slice
+    trips: int  # how often it runs, as far as that is known
+    sliced_nbytes: int  # of the slices that a trip reads and makes
+
+
+def computations_of(eqn: JaxprEqn) -> list[Computation]:
+    """The computations that an equation runs by choice or repeatedly; none for one that merely calls."""
+    params, operands = eqn.params, list(eqn.invars)
+    match eqn.primitive.name:
+        case "cond":
+            return [Computation(branch, operands[1:], 1, 0) for branch in params["branches"]]
+        case "while":
+            return [Computation(params["body_jaxpr"], operands[params["cond_nconsts"] :], 1, 0)]
+        case "scan":
+            scan, body = scan_of(eqn), params["jaxpr"]
+            assert scan is not None
+            slices = [*scan.split(body.jaxpr.invars)[2], *body.jaxpr.outvars[scan.carries :]]
+            return [Computation(body, operands, scan.trips, sum(nbytes_of(aval_of(one)) for one in slices))]
+    return []
+
+
+def with_computation(eqn: JaxprEqn, index: int, body: ClosedJaxpr) -> JaxprEqn:
+    """The equation with another jaxpr for one of its computations."""
+    params = eqn.params
+    match eqn.primitive.name:
+        case "cond":
+            branches = [*params["branches"]]
+            branches[index] = body
+            changed = {"branches": tuple(branches)}
+        case "while":
+            changed = {"body_jaxpr": body}
+        case _:
+            changed = {"jaxpr": body}
+    return eqn.replace(params={**params, **changed})
+
+
 def sub_jaxprs(eqn: JaxprEqn) -> list[Any]:
     """Every jaxpr in the equation's parameters (loop bodies, branches)."""
     return list(_core.jaxprs_in_params(eqn.params))

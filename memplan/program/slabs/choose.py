@@ -13,8 +13,8 @@ from memplan.errors import UnsupportedProgramError
 from memplan.hardware.device import Device
 from memplan.planning.slabs.choice import Choice
 from memplan.planning.slabs.price import Price, Pricer, SlabLimits
-from memplan.planning.slabs.slabs import SlabGraph, Slabs, Walls, least_rows, slab_rows, trips_of
-from memplan.program import compat
+from memplan.planning.slabs.slabs import Place, SlabGraph, Slabs, Walls, least_rows, slab_rows, trips_of
+from memplan.program import compat, places
 from memplan.program.flat import Flat
 from memplan.program.ops import shape_of
 from memplan.program.slabs.axis import SlabAxis
@@ -29,6 +29,7 @@ _LESS = 0.6  # of the room: also choose for this part of it, then refine for all
 _REFINED = 2  # of the best for each room, refined value by value: with 4 no U-Net of `bench slabs` gains a thousandth
 _PAIRED = 2  # of the best of these, refined by pairs of values: 304^3 takes 3.88 s so, 4.08 without
 _MOST_ELEMENTS = 1 << 31  # of an operand: above it, cuDNN's 3D kernels fail or ask for 27 to 110 GiB of workspace
+_ALIKE = 0.9  # of the most demanding kernel's bytes: computations with a kernel of as many are split, too
 _MARGIN = 0.95  # of the room: leaves space for what the estimate does not include (XLA's transposes, packing)
 
 
@@ -40,6 +41,10 @@ class Found:
     choice: Choice
     slabs: Slabs
     price: Price
+
+    def inside(self, place: Place) -> Found:
+        """The same of a computation at this place."""
+        return replace(self, slabs=replace(self.slabs, inside=place))
 
     def refined(self) -> Found:
         slabs, price = self.choice.refined(self.slabs)
@@ -63,6 +68,8 @@ def slab_programs(
 ) -> Iterator[Program]:
     """The step in slabs, for slabs expected to take at most this many seconds, the most likely to fit first.
 
+    The computations with the most demanding kernels are split: the program itself, branches, bodies of loops.
+
     Over a mesh, slabs go along dimensions that are whole on every device, and the bytes are those of one.
 
     Yields nothing for a step that writes into its arguments.
@@ -71,13 +78,25 @@ def slab_programs(
         flat = program.flat
     except UnsupportedProgramError:
         return
-    limits = SlabLimits(int(_MARGIN * device_bytes), host_bytes, _resident_bytes(program))
-    for found in frontier(flat, device, limits, _divided(program)):
-        if found.price.seconds <= seconds:
-            yield with_slabs(program, found.slabs, found.axis)
+    resident, most = _resident_bytes(program), int(_MARGIN * device_bytes)
+    there = list(places.computations(places.Inner((), flat, 1, 0, _divided(program))))
+    needs = max(one.largest_nbytes for one in there)
+    choices = list[list[Found]]()
+    for one in there:
+        if one.largest_nbytes >= min(_ALIKE * needs, most - resident):
+            limits = SlabLimits(most, host_bytes, resident + one.around_nbytes)
+            found = frontier(one.flat, device, limits, one.parts)
+            fast = (each.inside(one.place) for each in found if each.price.seconds * one.trips <= seconds)
+            choices += filter(None, [list(fast)])
+    for number in range(max(map(len, choices), default=0)):
+        made = program
+        for found in choices:
+            one = found[min(number, len(found) - 1)]
+            made = with_slabs(made, one.slabs, one.axis if made is program else None)
+        yield made
 
 
-def _divided(program: Program) -> Mapping[Any, tuple[int, ...]]:
+def _divided(program: Program) -> dict[Any, tuple[int, ...]]:
     """For each value that an input or a constraint divides over a mesh: into how many parts along each dimension."""
     division, flat, found = program.traced.division, program.flat, dict[Any, tuple[int, ...]]()
     told = [*zip(flat.invars, division.inputs, strict=False)] if division else []

@@ -19,8 +19,8 @@ from jax import lax
 
 from memplan.errors import PlanMismatchError
 from memplan.planning.graph import Span
-from memplan.planning.slabs.slabs import SlabLoop, Slabs, Walls, arrange, least_rows, spare_rows, trips_of
-from memplan.program import compat
+from memplan.planning.slabs.slabs import Place, SlabLoop, Slabs, Walls, arrange, least_rows, spare_rows, trips_of
+from memplan.program import compat, places
 from memplan.program.flat import Flat
 from memplan.program.host_memory import HostArray
 from memplan.program.interpret import bindings
@@ -53,32 +53,47 @@ def axis_at(flat: Flat, value: int, dim: int, banded: Flat | None = None) -> Sla
 
 
 def with_slabs(program: Program, slabs: Slabs, axis: SlabAxis | None = None) -> Program:
-    """The program with its ops in loops as planned, along their axis (`axis_at`), if it is known."""
-    axis = axis or axis_at(program.flat, slabs.value, slabs.dim)
+    """The program with ops of one of its computations in loops as planned, along their axis, if it is known."""
+    flat = places.at(program.flat, slabs.inside)
+    axis = axis or axis_at(flat, slabs.value, slabs.dim)
     loops = tuple(Walls(axis.graph, slabs.ops).loops(slabs))
-    begins = axis.flat.number_of[program.flat.values[slabs.value]]
-    record = InSlabs(slabs, axis.graph, begins, loops, axis.blocked)
-    return program.transform(record, in_slabs(axis, slabs))
+    begins = axis.flat.number_of[flat.values[slabs.value]]
+    first = 1 + sum(len(one.loops) for one in program.in_slabs)
+    record = InSlabs(slabs, axis.graph, begins, loops, axis.blocked, first, _where(program.flat, slabs.inside))
+    made = in_slabs(axis, slabs, first)
+    return program.transform(record, places.with_computation(program.flat, slabs.inside, made))
+
+
+def _where(flat: Flat, inside: Place) -> str:
+    if not inside:
+        return ""
+    eqn = places.at(flat, inside[:-1]).eqns[inside[-1][0]]
+    source = compat.relative(compat.source_of(eqn))
+    return f"{eqn.primitive.name} ({source})" if source else eqn.primitive.name
 
 
 def follow_slabs(program: Program, slabs: Sequence[Slabs]) -> Program:
     """The program with its ops in the loops of a plan.
 
     Raises:
-      PlanMismatchError: it has no such values or ops.
+      PlanMismatchError: it has no such computation, values or ops.
     """
     for one in slabs:
-        known = program.flat.values
+        try:
+            flat = places.at(program.flat, one.inside)
+        except LookupError:
+            raise _mismatch() from None
+        known = flat.values
         if not (0 <= one.value < len(known) and 0 <= one.dim < len(shape_of(known[one.value])) and one.rows > 0):
             raise _mismatch()
-        axis = axis_at(program.flat, one.value, one.dim)
+        axis = axis_at(flat, one.value, one.dim)
         graph = axis.graph
         values = frozenset(value for op in one.ops & graph.along.keys() for value in graph.graph.ops[op].outputs)
         whole_rows = one.ops and one.rows % least_rows(graph, one.ops & graph.along.keys()) == 0
         written = one.stored | one.on_host | {value for value, _ in one.recomputed_in}
         if not (one.ops <= graph.along.keys() and written <= values and whole_rows):
             raise _mismatch()
-        program = with_slabs(program, one, axis)
+        program = with_slabs(program, one)
     return program
 
 
@@ -89,14 +104,18 @@ def _mismatch() -> PlanMismatchError:
     )
 
 
-def in_slabs(axis: SlabAxis, slabs: Slabs) -> compat.ClosedJaxpr:
-    """The flat jaxpr of an axis with its ops in the loops of a plan."""
-    return compat.dce(axis.flat.retraced(lambda *operands: _run(axis, slabs, operands)))
+def in_slabs(axis: SlabAxis, slabs: Slabs, first: int = 1) -> compat.ClosedJaxpr:
+    """The flat jaxpr of an axis with its ops in the loops of a plan.
+
+    Args:
+      first: number of the first loop, for its name.
+    """
+    return compat.dce(axis.flat.retraced(lambda *operands: _run(axis, slabs, first, operands)))
 
 
-def _run(axis: SlabAxis, slabs: Slabs, operands: Sequence[Any]) -> list[Any]:
+def _run(axis: SlabAxis, slabs: Slabs, first: int, operands: Sequence[Any]) -> list[Any]:
     known: dict[Any, Any] = bindings(axis.flat.closed, operands)
-    numbers, order = itertools.count(1), arrange(axis.graph, slabs)
+    numbers, order = itertools.count(first), arrange(axis.graph, slabs)
     loops = [one for one in order if isinstance(one, SlabLoop)]
     for one in order:
         if isinstance(one, SlabLoop):

@@ -19,9 +19,9 @@ _NAMING = NAMING | {"opt-barrier", "tuple"}
 
 
 def copy_early(module: Module) -> Module:
-    """The module with the host copies in the loops of its entry moved, and nothing else changed."""
+    """The module with the host copies in its loops moved, and nothing else changed."""
     names, texts = Names(module), module.texts
-    loops = (op for op in module.entry.ops.values() if op.opcode == "while")
+    loops = (op for op in module.instructions.values() if op.opcode == "while")
     for name in dict.fromkeys(name for op in loops for name in op.called):  # in order, and so are new names
         places = _Places(module, module[name], names)
         body = Computation(name, module[name].text_with(places.lines()), module[name])
