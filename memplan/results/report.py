@@ -55,8 +55,9 @@ def report_of(outcome: Outcome) -> Report:
         lines = (line("unmodified step", memory),)
     else:
         lines = (line("unmodified step", timeline(unmodified, Origins(unmodified.module), {})),)
-    loops = [op for op in result.module.entry.ops.values() if op.opcode == "while"]
+    loops = [op for op in result.module.instructions.values() if op.opcode == "while"]
     moved = {loop.name: transfers(result.module, loop, result.device) for loop in loops}
+    of_outer = [moved[name] for name in result.module.entry.ops if name in moved]  # with those of loops inside
     return Report(
         device=outcome.target.device.name,
         runs_on=jax.devices()[0].device_kind,
@@ -90,8 +91,8 @@ def report_of(outcome: Outcome) -> Report:
         preparation_s=outcome.seconds,
         xla_limit_bytes=_xla_limit(outcome.target, unmodified or plain) if outcome.target.is_gpu else None,
         slab_loops=tuple(_slab_loops(outcome, origins, moved)),
-        loop_copies=sum(copies for copies, _ in moved.values()),
-        loop_kernels=sum(kernels for _, kernels in moved.values()),
+        loop_copies=sum(copies for copies, _ in of_outer),
+        loop_kernels=sum(kernels for _, kernels in of_outer),
         unsplit=unsplit(outcome.program.in_slabs, _MOST_ROWS),
         constant_bytes=outcome.executable.memory.constant_bytes,
         huge_arrays=_huge_arrays(unmodified) if unmodified and outcome.target.is_gpu else None,

@@ -23,6 +23,7 @@ from memplan.report.slabs import SlabArray
 from memplan.results.infeasible import longest_axis, unsplit
 from tests import vocabulary
 from tests.vocabulary import LOGITS_BYTES, TOKENS, WIDTH, WORDS
+from tests.within import WITHIN
 
 SIDE, CHANNELS, MIB = 512, 16, 2**20
 ARRAY_BYTES = 4 * SIDE * SIDE * CHANNELS
@@ -173,3 +174,24 @@ def test_what_cannot_be_split_is_named_with_its_line_once() -> None:
 
 def test_a_step_without_arrays_has_no_axis() -> None:
     assert longest_axis(trace(lambda x: x + 1, (jax.ShapeDtypeStruct((), jnp.float32),), {}, {})) is None
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.parametrize("name", WITHIN)
+def test_slabs_inside_of_branches_and_bodies_are_told(name: str) -> None:
+    """With their copies to the host, and where they are."""
+
+    def flat(kernels: Any, x: jax.Array) -> Any:
+        return images(kernels, x[None, :, :, None])
+
+    kernels, _ = image_shapes()
+    shapes = kernels, jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)
+    report = memplan.jit(WITHIN[name](flat), device="v100", budget=10 * MIB, donate_argnums=0).plan(*shapes).report
+    assert report.compiled_peak_bytes is not None and report.compiled_peak_bytes <= 10 * MIB < ARRAY_BYTES
+    assert [one.number for one in report.slab_loops] == list(range(1, len(report.slab_loops) + 1))
+    assert len(report.slab_loops) >= 3  # the norm and the loss are walls, and the gradient comes after them
+    where = "cond" if name == "branch" else "scan"
+    assert all(f" in the {where} (tests/within.py:" in one.axis for one in report.slab_loops)
+    on_host = [one for one in report.slab_loops for array in (*one.reads, *one.writes) if array.place == "host"]
+    assert all(one.copies + one.kernels for one in on_host)
+    assert all(one.seconds for one in report.slab_loops)

@@ -47,6 +47,17 @@ def test_an_output_means_the_same_in_another_order_recomputed_and_after_copies()
     assert swapped.outputs != plain.outputs
 
 
+def test_a_copy_without_change_of_layout_is_what_it_copies() -> None:
+    known = Expressions()
+    plain = dataflow(TANH, SINE, LAST, expressions=known).outputs
+    of_a, of_b = (f"%d = {ARRAY} copy(%{name})" for name in "ab")
+    last = LAST.replace("%a", "%d")
+    assert dataflow(TANH, SINE, of_a, last, expressions=known).outputs == plain
+    assert dataflow(TANH, SINE, of_b, last, expressions=known).outputs != plain
+    bent = of_a.replace("{0}", "{0:T(8)}")
+    assert dataflow(TANH, SINE, bent, last, expressions=known).outputs != plain
+
+
 @pytest.mark.parametrize(
     ("lines", "said"),
     [

@@ -62,7 +62,7 @@ class SlabGraph:
 
 
 Place = tuple[tuple[int, int], ...]
-"""Of a computation: equations by number, each with the number of its computation, from outside to inside; () is a program."""
+"""A computation, from outside to inside: the number of an equation, and which of its computations; () is a program."""
 
 
 @dataclass(frozen=True)

@@ -114,3 +114,24 @@ def test_the_compiler_takes_them() -> None:
     assert fills and found is not plain
     large = [op for op in found.entry.ops.values() if op.opcode == "fusion" and not op.operands and op.nbytes > 1 << 20]
     assert all(len(op.result) == 1 for op in large)
+
+
+@pytest.mark.gpu_aot
+def test_in_a_body_a_copy_of_a_fill_is_a_fill() -> None:
+    """XLA fills once there what two inner loops begin with, and copies it for one of them."""
+    x = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+
+    def step(x: jax.Array) -> jax.Array:
+        return lax.scan(lambda x, _: (two_loops(x), None), x, length=3)[0]
+
+    def rewrite(module: Module, _: Problem) -> Module:
+        return fill_late(module, 1 << 30)
+
+    def copies(module: Module) -> int:
+        large = [op for op in module.instructions.values() if op.opcode == "copy" and op.nbytes >= 8 << 22]
+        makers = {op.name: op for op in module.instructions.values()}
+        return sum(makers[op.operands[0]].opcode == "fusion" and not makers[op.operands[0]].operands for op in large)
+
+    _, plain, found = compile_rewritten(step, (x,), "memplan_test_late_fills_in_bodies", "v100", rewrite)
+    assert copies(plain) and not copies(found)
+    assert pack(problem_of(found, True)).nbytes < pack(problem_of(plain, True)).nbytes

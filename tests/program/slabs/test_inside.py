@@ -1,0 +1,120 @@
+"""Slabs inside of branches and bodies: the same numbers, chosen where the largest kernels are, followed from a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from memplan import io
+from memplan.errors import PlanMismatchError
+from memplan.hardware import catalog
+from memplan.planning.slabs.slabs import Slabs
+from memplan.program.lowerable import lowerable
+from memplan.program.places import Inner, computations
+from memplan.program.slabs.choose import slab_programs
+from memplan.program.slabs.write import follow_slabs
+from memplan.program.trace import Program, comparable, trace
+from tests import vocabulary
+from tests.within import WITHIN, Step, in_a_body
+
+TOKENS, V100 = 128, catalog.named("v100")
+LOGITS_BYTES = 4 * TOKENS * vocabulary.WORDS
+
+
+def step(weights: Any, x: jax.Array) -> Any:
+    return vocabulary.step(weights, x, jnp.arange(TOKENS) % vocabulary.WORDS)
+
+
+def two_branches(step: Step) -> Step:
+    """Both are a training step, as where two optimizers take turns."""
+
+    def other(weights: Any, x: jax.Array) -> Any:
+        return step(weights, 2 * x)
+
+    return lambda weights, x: jax.lax.cond(x[0, 0] > 9.0, step, other, weights, x)
+
+
+def counted(step: Step) -> Step:
+    """Two trips of a `while_loop`, by a bound that is not known before."""
+
+    def wrapped(weights: Any, x: jax.Array) -> Any:
+        bound = jnp.where(x[0, 0] < 9.0, 2, 0)
+        return jax.lax.fori_loop(0, bound, lambda _, state: step(state[0], x), (weights, jnp.float32(0)))
+
+    return wrapped
+
+
+PLACES: dict[str, tuple[Callable[[Step], Step], int]] = {
+    **{name: (within, 1) for name, within in WITHIN.items()},
+    "both branches": (two_branches, 2),
+    "while": (counted, 1),
+    "scan of two branches": (lambda step: in_a_body(two_branches(step)), 2),
+}
+
+
+def traced(name: str) -> Program:
+    weights, x, _ = vocabulary.shapes(TOKENS)
+    return trace(PLACES[name][0](step), (weights, x), {}, {"donate_argnums": 0})
+
+
+def in_slabs(program: Program) -> Program:
+    """Within what its arguments, gradients and a tenth of its logits take."""
+    room = sum(program.input_nbytes) * 2 + 2 * LOGITS_BYTES
+    return next(slab_programs(program, V100, room, 0, float("inf")))
+
+
+def numbers(program: Program) -> list[np.ndarray]:
+    weights, x, _ = vocabulary.arguments(TOKENS)
+    return [np.asarray(one) for one in jax.tree.leaves(jax.jit(lowerable(program, on_gpu=False).step)(weights, x))]
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_the_numbers_are_the_same(name: str) -> None:
+    program = traced(name)
+    made = in_slabs(program)
+    assert len(made.in_slabs) == PLACES[name][1]
+    assert all(one.slabs.inside and one.where for one in made.in_slabs)
+    loops = [number for one in made.in_slabs for number in range(one.first, one.first + len(one.loops))]
+    assert loops == list(range(1, len(loops) + 1))
+    for one, expected in zip(numbers(made), numbers(program), strict=True):
+        np.testing.assert_allclose(one, expected, rtol=2e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_no_array_of_a_split_computation_has_all_tokens(name: str) -> None:
+    made = in_slabs(traced(name))
+    places = {one.slabs.inside for one in made.in_slabs}
+    for one in computations(Inner((), made.flat, 1, 0, {})):
+        if any(one.place[: len(place)] == place for place in places):
+            shapes = {var.aval.shape for eqn in one.flat.eqns for var in eqn.outvars}
+            assert (TOKENS, vocabulary.WORDS) not in shapes
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_plan_is_followed(name: str) -> None:
+    program = traced(name)
+    made = in_slabs(program)
+    saved = io.encode([one.slabs for one in made.in_slabs])
+    slabs = io.decode(tuple[Slabs, ...], saved, complete=True)
+    assert slabs == tuple(one.slabs for one in made.in_slabs)
+    again = follow_slabs(program, slabs)
+    assert comparable(str(again.jaxpr)) == comparable(str(made.jaxpr))
+    for place in (((0, 7),), (*slabs[0].inside, (0, 0)), ((999, 0),)):
+        with pytest.raises(PlanMismatchError):
+            follow_slabs(program, [replace(slabs[0], inside=place)])
+
+
+def test_a_computation_whose_kernels_are_small_is_left_alone() -> None:
+    def both(weights: Any, x: jax.Array) -> Any:
+        small = jax.lax.scan(lambda carry, _: (jnp.tanh(carry @ weights[0]), None), x[:4], length=3)[0]
+        return step(weights, x + small.sum())
+
+    weights, x, _ = vocabulary.shapes(TOKENS)
+    made = in_slabs(trace(both, (weights, x), {}, {"donate_argnums": 0}))
+    assert [one.slabs.inside for one in made.in_slabs] == [()]

@@ -1,0 +1,93 @@
+"""Computations inside of a program: all are found, with what is around them, and can be replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from memplan.program import compat
+from memplan.program.flat import Flat, flatten
+from memplan.program.places import Inner, at, computations, with_computation
+from tests.within import WITHIN
+
+WEIGHTS, X = jnp.full((4, 4), 0.5), jnp.ones((8, 4))
+
+
+def step(weights: jax.Array, x: jax.Array) -> Any:
+    loss, gradient = jax.value_and_grad(lambda weights: jnp.tanh(x @ weights).sum())(weights)
+    return weights - 0.1 * gradient, loss
+
+
+def counted(weights: jax.Array, x: jax.Array) -> Any:
+    """In a `while_loop`, whose trips are not known."""
+    return jax.lax.while_loop(
+        lambda state: state[1] < 9.0, lambda state: (state[0], step(state[0], x)[1] + 9.0), (weights, 0.0)
+    )
+
+
+def flat_of(function: Callable[..., Any]) -> Flat:
+    return Flat(flatten(jax.make_jaxpr(function)(WEIGHTS, X)))
+
+
+def found_in(flat: Flat) -> list[Inner]:
+    return list(computations(Inner((), flat, 1, 0, {})))
+
+
+@pytest.mark.parametrize(
+    ("function", "trips"),
+    [
+        (step, [1]),
+        (counted, [1, 1]),
+        (WITHIN["branch"](step), [1, 1, 1]),
+        (WITHIN["body"](step), [1, 3]),
+        (WITHIN["body, branch, body"](step), [1, 3, 3, 3, 9]),
+    ],
+)
+def test_all_are_found(function: Callable[..., Any], trips: list[int]) -> None:
+    flat = flat_of(function)
+    found = found_in(flat)
+    assert sorted(one.trips for one in found) == trips
+    for one in found:
+        assert at(flat, one.place).eqns == one.flat.eqns
+    assert max((len(one.place), one.largest_nbytes) for one in found)[1] >= (8 * 4 * 2 + 4 * 4) * 4
+
+
+@pytest.mark.parametrize("function", [counted, *(within(step) for within in WITHIN.values())])
+def test_one_is_replaced(function: Callable[..., Any]) -> None:
+    """By itself, nothing changes; where all it makes is doubled, the results do."""
+    flat = flat_of(function)
+    innermost = max(found_in(flat), key=lambda one: (len(one.place), one.largest_nbytes))
+    plain = compat.jaxpr_as_fun(flat.closed)(WEIGHTS, X)
+    same = with_computation(flat, innermost.place, innermost.flat.closed)
+    other = innermost.flat.retraced(
+        lambda *operands: [2 * one for one in compat.jaxpr_as_fun(innermost.flat.closed)(*operands)]
+    )
+    doubled = with_computation(flat, innermost.place, other)
+    for one, expected in zip(jax.jit(compat.jaxpr_as_fun(same))(WEIGHTS, X), plain, strict=True):
+        assert jnp.array_equal(one, expected)
+    twice = jax.jit(compat.jaxpr_as_fun(doubled))(WEIGHTS, X)
+    assert not all(map(jnp.array_equal, twice, plain))
+
+
+def test_what_is_around_a_computation_is_counted_once() -> None:
+    def function(weights: jax.Array, x: jax.Array) -> Any:
+        hidden = x @ weights  # read behind the loop
+        gone = (x @ weights.T).sum()
+        carried, stack = jax.lax.scan(lambda carry, row: (carry + row @ weights, jnp.tanh(row)), x[0] + gone, x)
+        return carried, stack, hidden
+
+    (_, body) = found_in(flat_of(function))
+    hidden, carried, stack, row, made = 8 * 4, 4, 8 * 4, 4, 4
+    assert body.trips == 8
+    assert body.around_nbytes == 4 * (hidden + carried + stack + row + made)
+
+
+def test_there_is_none_where_none_was_said() -> None:
+    flat = flat_of(WITHIN["branch"](step))
+    for place in (((0, 0),), ((99, 0),), ((len(flat.eqns) - 1, 2),)):
+        with pytest.raises(LookupError):
+            at(flat, place)
