@@ -1,6 +1,6 @@
 """A lower bound on the bytes of every plan, in any order: those that the most demanding kernel needs by itself."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 from memplan.planning.problem import Kernel, Problem, Role
 
@@ -23,7 +23,6 @@ class _Bound:
         self._given = sorted(given, key=lambda place: (-self._sizes[place], place))
         temporary = {p for p, there in places.items() if all(buffers[one].role is Role.TEMPORARY for one in there)}
         self._in_heap = temporary - given
-        self._read = {one for kernel in problem.kernels for one in kernel.reads}
         self._through: dict[int, set[int]] = {}  # by block: places that it carries, or that its body reads from outside
         for block in {kernel.block for kernel in problem.kernels if kernel.block is not None}:
             inside = {number for number in range(len(problem.kernels)) if block in problem.blocks_around(number)}
@@ -35,7 +34,7 @@ class _Bound:
         """Least bytes of the heap while a kernel runs."""
         kernel = self._problem.kernels[number]
         over = {written: self._sources(kernel, written) for written in kernel.writes}
-        there = self._places((*kernel.reads, *self._apart(kernel, over)))
+        there = self._places((*kernel.reads, *(written for written, sources in over.items() if not sources)))
         for block in self._problem.blocks_around(number):
             there |= self._through[block]
         covering = {written for written, sources in over.items() if sources}
@@ -50,21 +49,12 @@ class _Bound:
         return needed
 
     def _sources(self, kernel: Kernel, written: int) -> list[int]:
-        """Operands that a result may alias; a tuple's element only in a given place, or if it can be the only one."""
+        """Operands that a result may alias; a tuple's element only in a given place."""
         problem, found = self._problem, list(kernel.may_alias.get(written, ()))
         for source in kernel.may_alias_elements.get(written, ()):
-            maker = problem.buffers[source].maker
-            placed = self._given and problem.buffers[source].nbytes <= self._sizes[self._given[0]]
-            if placed or (maker is not None and problem.kernels[maker].drops_dead_outputs):
+            if self._given and problem.buffers[source].nbytes <= self._sizes[self._given[0]]:
                 found.append(source)
         return found
-
-    def _apart(self, kernel: Kernel, over: Mapping[int, Sequence[int]]) -> Collection[int]:
-        """Results that alias no operand; if the kernel drops dead outputs, only the largest one that is read."""
-        apart = [written for written, sources in over.items() if not sources]
-        if not kernel.drops_dead_outputs or len(kernel.writes) == 1:
-            return apart
-        return sorted(self._read.intersection(apart), key=lambda one: self._problem.buffers[one].nbytes)[-1:]
 
     def _places(self, buffers: Iterable[int]) -> set[int]:
         return {self._problem.buffers[one].place for one in buffers}

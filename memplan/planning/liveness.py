@@ -28,9 +28,6 @@ class Version:
     start: int
     end: int
     nbytes: int
-    read: bool = False  # an action reads it, or it is an output
-    made: bool = True  # False for a dead output that its fusion drops
-    alone: bool = False  # the only live output of a run that could have several
 
 
 def eliminate_dead(problem: Problem, schedule: Schedule) -> Schedule:
@@ -121,7 +118,7 @@ class Liveness:
         written, sources = self.versions[new].buffer, ()
         if elements or not fetched:
             sources += tuple(kernel.may_alias.get(written, ()))
-        if elements or source.alone:
+        if elements:
             sources += tuple(kernel.may_alias_elements.get(written, ()))
         return source.buffer in sources
 
@@ -163,18 +160,12 @@ class Liveness:
             if action.kind is not Kind.RUN:
                 away[number].end, ended = time, reads
             for version in ended:
-                self.versions[version].end, self.versions[version].read = time, True
+                self.versions[version].end = time
             self.reads.append(reads)
             self.writes.append(writes)
         self.outputs = [current[number] for number in problem.outputs]  # versions of the results, in their order
         for number in self.outputs:
-            self.versions[number].end, self.versions[number].read = len(self._schedule), True
-        for time, written in enumerate(self.writes):
-            kernel = self.kernel(time)
-            if kernel is not None and kernel.drops_dead_outputs and len(written) > 1:
-                read = sum(self.versions[version].read for version in written)
-                for version in (self.versions[number] for number in written):
-                    version.made, version.alone = version.read or not read, read == 1
+            self.versions[number].end = len(self._schedule)
 
     def _ended(self, number: int, holds: Mapping[int, int], is_loop: bool) -> Iterator[int]:
         """The buffers whose values are live until a kernel runs.

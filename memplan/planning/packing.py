@@ -96,8 +96,7 @@ class _Layout:
             if action.kind in (Kind.OFFLOAD, Kind.PREFETCH):
                 found += self._problem.alignment
             elif action.kind is Kind.RUN:
-                results = [self._versions[number].made for number in self._live.writes[time]].count(True)
-                found += self._problem.alignment * (action.number in ran and results > 1)
+                found += self._problem.alignment * (action.number in ran and len(self._live.writes[time]) > 1)
                 ran.add(action.number)
         return found
 
@@ -118,8 +117,7 @@ class _Layout:
         return [Lifetime(one.buffer, one.start, one.end + 1, buffers[one.buffer].nbytes) for one in versions]
 
     def _nbytes(self, group: Iterable[int]) -> int:
-        versions = (self._versions[number] for number in group)
-        return max(version.made * version.nbytes for version in versions)
+        return max(self._versions[number].nbytes for number in group)
 
     def _reuse_places(self) -> tuple[int, list[list[int]]]:
         """Bytes placed in arguments and outputs, and the groups of versions that were not."""

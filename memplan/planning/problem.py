@@ -55,7 +55,6 @@ class Kernel:
       block: number of the kernel that stands for what contains it, and runs after it: a loop, a called computation, a
         conditional, the end of a branch.
       recomputable: it has no effect but its results, and updates nothing in place.
-      drops_dead_outputs: dead results are not written: XLA removes them from a fusion whose root is a tuple.
       trips: of a loop: how often its body runs.
       started_by: of the end of an asynchronous pair: number of the kernel that starts it, and writes its results. What
         runs again is the whole pair.
@@ -69,7 +68,6 @@ class Kernel:
     seconds: float = 0.0
     block: int | None = None
     recomputable: bool = True
-    drops_dead_outputs: bool = False
     trips: int = 1
     started_by: int | None = None
 

@@ -275,15 +275,9 @@ class _ProblemBuilder:
                 may_alias_elements or {},
                 block=block,
                 recomputable=not once and not in_pair,
-                drops_dead_outputs=self._on_gpu and self._has_many_results(op),
                 started_by=self._starts.get(op.operands[0]) if op.opcode.endswith("-done") else None,
             )
         )
-
-    def _has_many_results(self, op: Instruction) -> bool:
-        """Is it a fusion with several results, and not one instruction with several?"""
-        fused = op.opcode == "fusion" and "kind=kCustom" not in op.attributes
-        return fused and self._module[op.called[0]].root.opcode == "tuple"
 
     def _start(self, op: Instruction, operands: list[Tree], block: int | None) -> Tree:
         """The start of an asynchronous pair: its tuple names the operands, and holds the result."""

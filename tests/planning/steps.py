@@ -36,7 +36,6 @@ class Builder:
         block: int | None = None,
         recomputable: bool = True,
         over: bool = False,
-        drops_dead_outputs: bool = False,
         started_by: int | None = None,
     ) -> tuple[int, ...]:
         sizes = (nbytes,) if isinstance(nbytes, int) else nbytes
@@ -47,7 +46,7 @@ class Builder:
             self.buffers.append(Buffer(f"buffer{number}", size, role, len(self.kernels), taken))
         sources = {made[0]: tuple(r for r in reads if self.buffers[r].nbytes == sizes[0])} if over and made else {}
         name = f"kernel{len(self.kernels)}"
-        kernel = Kernel(name, reads, made, sources, {}, seconds, block, recomputable, drops_dead_outputs)
+        kernel = Kernel(name, reads, made, sources, {}, seconds, block, recomputable)
         self.kernels.append(replace(kernel, started_by=started_by))
         self.outputs.update(made if output else ())
         return made
@@ -64,7 +63,7 @@ def training(layers: int, seed: int, sharing: bool = True) -> Problem:
     """A chain forward and back again; each layer's argument is updated once its gradient is there.
 
     Args:
-      sharing: arguments are donated, operands written over, results that nobody reads left out.
+      sharing: arguments are donated, operands written over.
     """
     random, b = Random(seed), Builder()
     weights = [b.argument(MIB, donated=sharing) for _ in range(layers)]
@@ -79,9 +78,7 @@ def training(layers: int, seed: int, sharing: bool = True) -> Problem:
     made = [last]
     for weight in weights[1:]:
         scratch = (size(),) if random.random() < 0.3 else ()
-        last, *_ = b.kernel(
-            (weight, last), (size(), *scratch), took(), drops_dead_outputs=sharing and random.random() < 0.5
-        )
+        last, *_ = b.kernel((weight, last), (size(), *scratch), took())
         made.append(last)
         if random.random() < 0.5:
             (last,) = b.kernel((last,), b.buffers[last].nbytes, took(), over=sharing)

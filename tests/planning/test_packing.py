@@ -96,17 +96,12 @@ def test_a_kernel_that_runs_again_makes_room_in_between() -> None:
     assert 6 * KIB < again.nbytes < 6 * KIB + 4 * GPU_ALIGNMENT
 
 
-def test_results_that_nobody_reads_are_taken_out_of_a_fusion() -> None:
+def test_results_that_nobody_reads_are_written_all_the_same() -> None:
+    """XLA takes nothing out of a scheduled fusion: a ResNet-50 whose plan ran one four times took 86 MiB more."""
     buffers = [Buffer(f"pair{{{i}}}", KIB, Role.TEMPORARY, 0, i) for i in range(2)]
     last = Buffer("last", 8, Role.OUTPUT, 1, 2)
-
-    def of(drops_dead_outputs: bool) -> int:
-        pair = Kernel("pair", (), (0, 1), drops_dead_outputs=drops_dead_outputs)
-        reader = Kernel("last", (1,), (2,))
-        return pack(Problem((*buffers, last), (pair, reader), (2,), frozenset())).nbytes
-
-    assert of(drops_dead_outputs=False) == 2 * KIB
-    assert of(drops_dead_outputs=True) == KIB
+    kernels = Kernel("pair", (), (0, 1)), Kernel("last", (1,), (2,))
+    assert pack(Problem((*buffers, last), kernels, (2,), frozenset())).nbytes == 2 * KIB
 
 
 AWAY = ("run 0", "offload 0", "run 1", "offloaded 0", "run 2", "prefetch 0", "run 3", "prefetched 0", "run 4")

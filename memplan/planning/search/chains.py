@@ -105,10 +105,8 @@ class Chains:
         last_read = {value: number for number, op in enumerate(order) for value in tape.operations[op].reads}
         alive: list[int] = []
         for number, op in enumerate(tape.operations[one] for one in order):
-            for value in op.writes:
-                if not op.drops_dead_outputs or value in last_read or ledger.version(value, slot)[1] >= slot:
-                    here += tape.nbytes[value]
-                    alive.append(value)
+            here += sum(tape.nbytes[value] for value in op.writes)
+            alive += op.writes
             ended = [
                 value for value in alive if ledger.version(value, slot)[1] < slot and last_read.get(value, -1) <= number
             ]

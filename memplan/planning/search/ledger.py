@@ -231,14 +231,12 @@ class Ledger:
                 self._dirty.add(moment >> 1)
             if last >= 0 and (self.preludes[last] or self.tape.slots[last].may_alias):
                 self._dirty.add(last)
-        one = self.tape.values[value]
-        if self.tape.operations[one.maker].drops_dead_outputs:
-            self._dirty.add(one.first_slot)
 
     def _recount(self, slot: int) -> None:
         """Recompute the peak of a slot above the bytes that are live throughout."""
         tape, ops, work = self.tape, self.preludes[slot], self.tape.slots[slot]
-        beside = work.nbytes + sum(map(self._written, work.writes)) - self._written_over(work.may_alias, slot)
+        beside = work.nbytes - self._written_over(work.may_alias, slot)
+        beside += sum(tape.nbytes[value] for value in work.writes)
         if not ops:
             self._beside[slot] = beside
             return
@@ -253,7 +251,7 @@ class Ledger:
                 if last > slot or slot in self._own[value]:
                     beside += nbytes
                     change[number] += nbytes
-                elif value in last_read or not op.drops_dead_outputs:
+                else:
                     change[number] += nbytes
                     change[last_read.get(value, number) + 1] -= nbytes
         for value, number in last_read.items():
@@ -269,12 +267,6 @@ class Ledger:
             read_later = {it for it in sources if last_read[it] > number or slot in self._own[it]}
             most = max(most, here - self._written_over(op.may_alias, slot, read_later))
         self._beside[slot] = max(beside, most)
-
-    def _written(self, value: int) -> int:
-        """Bytes of a value that a slot's own work writes: none if it is dead and its operation drops dead outputs."""
-        one = self.tape.values[value]
-        left_out = self.tape.operations[one.maker].drops_dead_outputs and self._versions(value)[0][1] < 0
-        return 0 if left_out else one.nbytes
 
     def _written_over(self, over: Over, slot: int, read_later: Collection[int] = ()) -> int:
         """Bytes of results that overwrite operands at their last read in the slot, except prefetched operands.

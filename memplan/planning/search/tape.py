@@ -50,7 +50,6 @@ class Operation:
     seconds: float | None  # None: it may not be recomputed
     last_recompute_slot: int
     may_alias: Over = ()
-    drops_dead_outputs: bool = False  # dead results are not written
     level: int = -1  # the block that contains it, or -1
     kernel: int = -1  # number in the problem
     ready_slot: int = -1  # it may be recomputed after this slot; for an asynchronous pair, the slot that ends it
@@ -151,7 +150,6 @@ class _Recorder:
             and has_own_place(problem, buffer)
         ]
         self._value = {buffer: value for value, buffer in enumerate(self._buffers)}
-        self._read = problem.returned.union(*(kernel.reads for kernel in problem.kernels))
         self._first: dict[int, int] = {}  # by block: its first slot
         for slot, number in enumerate(order):
             for block in problem.blocks_around(number):
@@ -173,7 +171,6 @@ class _Recorder:
                     None if must_run_once(problem, number) else took,
                     self._last_recompute_slot(number),
                     may_alias,
-                    kernel.drops_dead_outputs and len(kernel.writes) > 1,
                     -1 if kernel.block is None else kernel.block,
                     number,
                     ready,
@@ -201,20 +198,11 @@ class _Recorder:
         found = []
         for buffer in kernel.writes:
             nbytes = self._problem.buffers[buffer].nbytes
-            sources = [source for source in kernel.may_alias.get(buffer, ()) if not self._is_only_output(source)]
-            sources += [source for source in kernel.may_alias_elements.get(buffer, ()) if self._is_only_output(source)]
+            sources = kernel.may_alias.get(buffer, ())
             fitting = [source for source in sources if self._problem.buffers[source].nbytes == nbytes]
             if buffer in self._value and (known := self._known(fitting)):
                 found.append((self._value[buffer], known))
         return tuple(found)
-
-    def _is_only_output(self, buffer: int) -> bool:
-        """Is a buffer the only result that is read of a kernel with several?"""
-        maker = self._problem.buffers[buffer].maker
-        if maker is None or not self._problem.kernels[maker].drops_dead_outputs:
-            return False
-        writes = self._problem.kernels[maker].writes
-        return len(writes) > 1 and len(self._read.intersection(writes)) == 1
 
     def _slot_reads(self) -> list[tuple[int, ...]]:
         """Values that each slot reads; a block reads those from outside in its first and its last slot."""

@@ -98,10 +98,8 @@ def _prefetch_early(ledger: Ledger, scheduler: CopyScheduler, limit: int) -> Non
         full = np.flatnonzero(_with(ledger, one.value, first + 1, one.prefetch + 1) > limit)
         begin = later[first + 1 + int(full[-1])] if full.size else first
         if begin < one.prefetch and (one.value, begin) not in ledger.offloads:
-            _replace(ledger, one, replace(one, prefetch=begin))
-        else:
-            begin = one.prefetch
-        free = wanted if begin <= first else float(ends[begin])
+            one = _replace(ledger, one, replace(one, prefetch=begin), limit)
+        free = wanted if one.prefetch <= first else float(ends[one.prefetch])
 
 
 def _offload_long(ledger: Ledger, scheduler: CopyScheduler, limit: int) -> None:
@@ -119,8 +117,8 @@ def _offload_long(ledger: Ledger, scheduler: CopyScheduler, limit: int) -> None:
         full = np.flatnonzero(_with(ledger, one.value, one.end + 1, last + 1) > limit)
         end = earlier[one.end + int(full[0])] if full.size else last
         if end > one.end:
-            _replace(ledger, one, replace(one, end=end))
-        late += max(0.0, free - late - float(ends[max(end, one.end)]))
+            one = _replace(ledger, one, replace(one, end=end), limit)
+        late += max(0.0, free - late - float(ends[one.end]))
 
 
 def _with(ledger: Ledger, value: int, first: int, end: int) -> np.ndarray:
@@ -128,6 +126,13 @@ def _with(ledger: Ledger, value: int, first: int, end: int) -> np.ndarray:
     return ledger.load[first:end] + ledger.tape.nbytes[value]
 
 
-def _replace(ledger: Ledger, old: Offload, new: Offload) -> None:
+def _replace(ledger: Ledger, old: Offload, new: Offload, limit: int) -> Offload:
+    """The new offload in place of the old one, if the limit is kept: a value that is made again may live longer."""
+    most = max(limit, ledger.peak_nbytes)
     ledger.undo_offload(old)
     ledger.offload(new)
+    if ledger.peak_nbytes <= most:
+        return new
+    ledger.undo_offload(new)
+    ledger.offload(old)
+    return old
