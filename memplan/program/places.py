@@ -29,17 +29,15 @@ class Inner:
     parts: dict[compat.Var, tuple[int, ...]]
 
     @property
-    def largest_nbytes(self) -> int:
-        """Bytes around it, and those of its own most demanding kernel."""
+    def kernel_nbytes(self) -> int:
+        """Bytes that its own most demanding kernel reads and writes."""
         graph = self.flat.graph
         kernels = (
             op
             for op, eqn in zip(graph.ops, self.flat.eqns, strict=True)
             if op.fusion == "kernel" and not compat.computations_of(eqn)
         )
-        return self.around_nbytes + max(
-            (sum(map(graph.nbytes, {*op.inputs, *op.outputs})) for op in kernels), default=0
-        )
+        return max((sum(map(graph.nbytes, {*op.inputs, *op.outputs})) for op in kernels), default=0)
 
 
 def computations(outer: Inner) -> Iterator[Inner]:

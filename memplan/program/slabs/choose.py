@@ -13,7 +13,7 @@ from memplan.errors import UnsupportedProgramError
 from memplan.hardware.device import Device
 from memplan.planning.slabs.choice import Choice
 from memplan.planning.slabs.price import Price, Pricer, SlabLimits
-from memplan.planning.slabs.slabs import Place, SlabGraph, Slabs, Walls, least_rows, slab_rows, trips_of
+from memplan.planning.slabs.slabs import SlabGraph, Slabs, Walls, least_rows, slab_rows, trips_of
 from memplan.program import compat, places
 from memplan.program.flat import Flat
 from memplan.program.ops import shape_of
@@ -29,7 +29,9 @@ _LESS = 0.6  # of the room: also choose for this part of it, then refine for all
 _REFINED = 2  # of the best for each room, refined value by value: with 4 no U-Net of `bench slabs` gains a thousandth
 _PAIRED = 2  # of the best of these, refined by pairs of values: 304^3 takes 3.88 s so, 4.08 without
 _MOST_ELEMENTS = 1 << 31  # of an operand: above it, cuDNN's 3D kernels fail or ask for 27 to 110 GiB of workspace
-_ALIKE = 0.9  # of the most demanding kernel's bytes: computations with a kernel of as many are split, too
+_ALIKE = (
+    0.9  # of the most demanding kernel's bytes: computations with such a kernel are split, too, as alike branches are
+)
 _MARGIN = 0.95  # of the room: leaves space for what the estimate does not include (XLA's transposes, packing)
 
 
@@ -41,10 +43,6 @@ class Found:
     choice: Choice
     slabs: Slabs
     price: Price
-
-    def inside(self, place: Place) -> Found:
-        """The same of a computation at this place."""
-        return replace(self, slabs=replace(self.slabs, inside=place))
 
     def refined(self) -> Found:
         slabs, price = self.choice.refined(self.slabs)
@@ -80,19 +78,21 @@ def slab_programs(
         return
     resident, most = _resident_bytes(program), int(_MARGIN * device_bytes)
     there = list(places.computations(places.Inner((), flat, 1, 0, _divided(program))))
-    needs = max(one.largest_nbytes for one in there)
-    choices = list[list[Found]]()
-    for one in there:
-        if one.largest_nbytes >= min(_ALIKE * needs, most - resident):
+    largest = max(one.kernel_nbytes for one in there)
+    choices = list[tuple[places.Inner, list[Found]]]()
+    for one in reversed(there):  # the innermost first: slabs change the numbers of what is around their own computation
+        if one.kernel_nbytes >= min(_ALIKE * largest, most - resident - one.around_nbytes):
             limits = SlabLimits(most, host_bytes, resident + one.around_nbytes)
-            found = frontier(one.flat, device, limits, one.parts)
-            fast = (each.inside(one.place) for each in found if each.price.seconds * one.trips <= seconds)
-            choices += filter(None, [list(fast)])
-    for number in range(max(map(len, choices), default=0)):
+            found = list(frontier(one.flat, device, limits, one.parts))
+            choices += [(one, found)] if found else []
+    for number in range(max((len(found) for _, found in choices), default=0)):
+        chosen = [(one, found[min(number, len(found) - 1)]) for one, found in choices]
+        if sum(found.price.seconds * one.trips for one, found in chosen) > seconds:
+            continue
         made = program
-        for found in choices:
-            one = found[min(number, len(found) - 1)]
-            made = with_slabs(made, one.slabs, one.axis if made is program else None)
+        for one, found in chosen:
+            slabs = replace(found.slabs, inside=one.place)
+            made = with_slabs(made, slabs, found.axis if made is program else None)
         yield made
 
 

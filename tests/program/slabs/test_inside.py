@@ -21,7 +21,7 @@ from memplan.program.slabs.choose import slab_programs
 from memplan.program.slabs.write import follow_slabs
 from memplan.program.trace import Program, comparable, trace
 from tests import vocabulary
-from tests.within import WITHIN, Step, in_a_body
+from tests.within import WITHIN, Step, in_a_body, in_a_branch
 
 TOKENS, V100 = 128, catalog.named("v100")
 LOGITS_BYTES = 4 * TOKENS * vocabulary.WORDS
@@ -50,11 +50,24 @@ def counted(step: Step) -> Step:
     return wrapped
 
 
+def around(step: Step) -> Step:
+    """A step, and three in a loop."""
+
+    def wrapped(weights: Any, x: jax.Array) -> Any:
+        weights, losses = in_a_body(step)(weights, x)
+        weights, loss = step(weights, x)
+        return weights, losses.sum() + loss
+
+    return wrapped
+
+
 PLACES: dict[str, tuple[Callable[[Step], Step], int]] = {
     **{name: (within, 1) for name, within in WITHIN.items()},
     "both branches": (two_branches, 2),
     "while": (counted, 1),
     "scan of two branches": (lambda step: in_a_body(two_branches(step)), 2),
+    "beside a scan": (around, 2),
+    "beside a scan, in a branch": (lambda step: in_a_branch(around(step)), 2),
 }
 
 
@@ -79,7 +92,7 @@ def test_the_numbers_are_the_same(name: str) -> None:
     program = traced(name)
     made = in_slabs(program)
     assert len(made.in_slabs) == PLACES[name][1]
-    assert all(one.slabs.inside and one.where for one in made.in_slabs)
+    assert all(bool(one.slabs.inside) == bool(one.where) for one in made.in_slabs)
     loops = [number for one in made.in_slabs for number in range(one.first, one.first + len(one.loops))]
     assert loops == list(range(1, len(loops) + 1))
     for one, expected in zip(numbers(made), numbers(program), strict=True):
