@@ -24,5 +24,6 @@ def test_modules_that_lost_an_order_are_found_wrong():
         raced = sum(first < line <= last for line in racing)
         assert raced or mutant["equal"] < mutant["arrays"], mutant
         compiled.append((mutant["way"], bool(raced)))
-    assert len(compiled) == 20
-    assert any(raced for _, raced in compiled)  # where the numbers may be right by luck
+    # No plan of this step reads a parameter after its new value left, so two of the four ways to lose an order are not
+    # there: the numbers of these two are wrong, whether they race or not.
+    assert len(compiled) == 8
