@@ -49,8 +49,8 @@ class Kernel:
     Attributes:
       reads, writes: numbers of buffers.
       may_alias: output -> inputs whose buffer it may take at their last read.
-      may_alias_elements: the same for elements of a tuple, if its others are dead or in buffers of arguments and
-        outputs; and for results of asynchronous pairs, in such buffers.
+      may_alias_elements: the same for elements of a tuple and results of asynchronous pairs, in buffers of arguments
+        and outputs.
       seconds: of one run.
       block: number of the kernel that stands for what contains it, and runs after it: a loop, a called computation, a
         conditional, the end of a branch.

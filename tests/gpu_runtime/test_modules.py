@@ -13,7 +13,7 @@ from tests.gpu_runtime.races import races
 def test_modules_that_lost_an_order_are_found_wrong():
     if reason := stand_in.missing():
         pytest.skip(reason)
-    ran = stand_in.run(programs.mutated_modules, 0.92, 20, schedule="late", device_mib=2048, timeout_s=900)
+    ran = stand_in.run(programs.mutated_modules, 0.7, 20, schedule="late", device_mib=2048, timeout_s=900)
     racing = [race.second.line for race in races(operations(ran.log))]
     compiled = []
     for mutant in ran.value["mutants"]:
@@ -24,6 +24,5 @@ def test_modules_that_lost_an_order_are_found_wrong():
         raced = sum(first < line <= last for line in racing)
         assert raced or mutant["equal"] < mutant["arrays"], mutant
         compiled.append((mutant["way"], bool(raced)))
-    # No plan of this step reads a parameter after its new value left, so two of the four ways to lose an order are not
-    # there: the numbers of these two are wrong, whether they race or not.
-    assert len(compiled) == 8
+    assert len(compiled) == 20
+    assert any(raced for _, raced in compiled)  # where the numbers may be right by luck

@@ -93,7 +93,7 @@ def follow_slabs(program: Program, slabs: Sequence[Slabs]) -> Program:
         written = one.stored | one.on_host | {value for value, _ in one.recomputed_in}
         if not (one.ops <= graph.along.keys() and written <= values and whole_rows):
             raise _mismatch()
-        program = with_slabs(program, one)
+        program = with_slabs(program, one, axis)
     return program
 
 
